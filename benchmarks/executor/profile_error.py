@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from benchmarks.machine import machine
 from optsched.arraypipe.job import Job
-from optsched.arraypipe.model.split import stage_names
 from optsched.arraypipe.profile.fit import Curve
-from optsched.arraypipe.profile.measure import measure
+from optsched.arraypipe.trainer import ArrayTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,12 +109,11 @@ def profile_of(name: str, sizes: tuple[int, ...], repeats: int) -> Profile:
     """Measure a model at the given sizes."""
     build, cuts = MODELS[name]
     job = Job(seed=0, batch_size=8, optimizer=lambda named: torch.optim.AdamW(named, lr=1e-3))
-    names = stage_names(build(), cuts, None)
 
     def batches(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         return data(name, job, start)
 
-    return measure(build, [job], ["job"], names, loss, batches, sizes=sizes, repeats=repeats)
+    return ArrayTrainer(build, [job], cuts, loss, batches).profile(sizes, repeats)
 
 
 def errors(profile: Profile, field: str, sizes: tuple[int, ...]) -> list[float]:

@@ -151,8 +151,9 @@ def _demo(
     )
     if schedule is None:
         schedule = schedule_for(trainer, time_limit=time_limit, say=say)
+    plan = trainer.plan(schedule)
     say(f"training {len(jobs)} jobs by the schedule")
-    result = trainer.run(schedule, steps)
+    result = trainer.run(plan, steps)
     if any(job.status == "stopped" for job in trainer.jobs):  # by Ctrl-C: nothing to compare
         raise KeyboardInterrupt
     say("training every job alone")

@@ -301,11 +301,8 @@ class ArrayTrainer:
 
         check_jobs(self.jobs)
         with global_state_kept():
-            self.last_profile = measure(
-                self.build_model, self.jobs, self.titles, self.stages, self.loss, self.data,
-                sizes=sizes, repeats=repeats,
-                devices=own_first(resolve(self.devices)),
-            )  # fmt: skip
+            devices = own_first(resolve(self.devices))
+            self.last_profile = measure(self, devices, sizes=sizes, repeats=repeats)
         return self.last_profile
 
     def problem(self, profile: Profile | None = None, **options: Any) -> JobArray:

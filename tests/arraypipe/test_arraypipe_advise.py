@@ -7,11 +7,12 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from depth import few_examples
 from hypothesis import given
@@ -410,3 +411,14 @@ def test_groups_use_no_device_twice() -> None:
     assert groupings(1, 4) == []
     assert groupings(8, 8) == [(1, 8), (2, 4), (4, 2)]
     assert groupings(8, 2) == [(4, 2)]
+
+
+def test_what_a_block_costs_counts_where_there_are_blocks() -> None:
+    """It makes arrays and pipelines slower, and no model that is whole on its device."""
+    given = profile(batches=(8,) * 4)
+    device = msgspec.structs.replace(given.device, block_overhead_ns=200_000)
+    bare, known = (advise(one, devices=4) for one in (given, replace(given, device=device)))
+    assert known["one job per GPU"].seconds == bare["one job per GPU"].seconds
+    slower = known["job array"].seconds - bare["job array"].seconds
+    assert slower == pytest.approx(4 * 2 * 200e-6, rel=0.05)
+    assert known["1F1B"].seconds > bare["1F1B"].seconds

@@ -19,7 +19,6 @@ from optsched.arraypipe.memory.engines import PCIE_4, HostLink  # noqa: E402
 from optsched.arraypipe.memory.residency import slot_bytes  # noqa: E402
 from optsched.arraypipe.memory.slots import layout_of  # noqa: E402
 from optsched.arraypipe.memory.types import State  # noqa: E402
-from optsched.arraypipe.profile.document import Link  # noqa: E402
 from optsched.arraypipe.runtime.state import JobRun  # noqa: E402
 from optsched.arraypipe.runtime.worker import Resident  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
@@ -134,8 +133,8 @@ def test_devices_on_one_gpu_share_its_context_and_its_link(monkeypatch: pytest.M
     assert sum(reserved(one, places) for _ in range(4)) == CUDA_CONTEXT + 4 * CUDA_STREAM
     assert reserved(two, places, 2**20) == CUDA_CONTEXT + 2**20 + CUDA_STREAM
     assert reserved(cpu, [cpu] * 2, 2**20) == 0
-    ways = [Link(bandwidth=b * 10**9, latency_ns=n) for b, n in ((40, 5000), (20, 7000))]
-    monkeypatch.setattr(manager, "measure_host", lambda device: ways)
+    ways = iter([(40.0, 5000.0), (20.0, 7000.0)])
+    monkeypatch.setattr(manager, "link_speed", lambda source, target, most: next(ways))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     assert manager._link_of(one, 4) == HostLink(10e9, 5e9, 7e-6)
     assert manager._link_of(cpu, 4) is PCIE_4

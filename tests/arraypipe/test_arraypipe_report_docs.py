@@ -47,7 +47,7 @@ def test_the_example_adds_up() -> None:
     devices = [times(line) for line in lines if line.startswith("cpu")]
     assert len(devices) == 2
     for parts in devices:
-        assert sum(parts) == pytest.approx(wall, rel=0.01)
+        assert sum(parts[:5]) == pytest.approx(wall, rel=0.01)  # messages are among them
 
 
 @pytest.mark.slow

@@ -378,6 +378,6 @@ def test_ranks_measure_on_their_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     from optsched.arraypipe.profile import measure
 
     monkeypatch.setattr(trainer_module, "own_first", lambda devices: ("its own", *devices))
-    monkeypatch.setattr(measure, "measure", lambda *given, devices, **more: devices)
+    monkeypatch.setattr(measure, "measure", lambda trainer, devices, **more: devices)
     found: Any = trainer([Job(0, 8, adamw)]).profile()
     assert found == ("its own", torch.device("cpu"))

@@ -215,7 +215,7 @@ def test_tensors_that_two_stages_hold() -> None:
     with pytest.raises(InputError, match=r"buffer '0.running_mean' of job a is used by stages 0"):
         cut(nn.Sequential(a, b), [1])
     layer, act = nn.Linear(4, 4), nn.ReLU()
-    with pytest.raises(InputError, match="'3' occurs twice"):
+    with pytest.raises(InputError, match="'0' of job a occurs twice"):
         cut(nn.Sequential(layer, act, nn.Linear(4, 4), layer), [2])
     with pytest.raises(InputError, match="'2' occurs twice"):  # its call would set two keys
         cut(nn.Sequential(layer, act, act), [2])

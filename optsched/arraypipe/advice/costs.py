@@ -246,8 +246,7 @@ def _costs(profile: Profile, asked: Asked, size: int) -> Costs:
     predicted = any(timed["F"][s].predicted for s in stages)
     spread = _spread(profile, size, job.precision)
     if predicted:
-        error = profile.fit_error
-        known = max(error.interpolated_max, error.extrapolated_max) if error.cases else NOISY
+        known = NOISY if profile.fit_error is None else profile.fit_error
         spread = max(spread, known)
     return Costs(
         forward=times["F"], backward=times["B"], recompute=times["R"], update=times["U"],

@@ -263,15 +263,15 @@ class Limits:
             return str(error)
         seats = tuple(self.like.get(job, job) for job in segment.seats)
         as_known = replace(segment, seats=seats)
+        beside = {
+            (seat, stage): row._replace(recompute=self._recomputes(segment, seat))
+            for seat, job in enumerate(seats)
+            for stage in range(segment.plan.n_stages)
+            if (row := self.known.get((job, stage)))
+        }
         for device, room in enumerate(self.rooms):
             if room is not None:
                 held = None if messages is None else messages(as_known, device)
-                beside = {
-                    (seat, stage): row._replace(recompute=self._recomputes(segment, seat))
-                    for seat, job in enumerate(seats)
-                    for stage in range(segment.plan.n_stages)
-                    if (row := self.known.get((job, stage)))
-                }
                 needed = room.needs(segment.plan, device, beside, held, live).total
                 if sentence := self._short(segment, live, device, room, needed):
                     return sentence

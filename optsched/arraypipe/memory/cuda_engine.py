@@ -1,9 +1,11 @@
-"""The copy engine of a GPU: one stream per direction beside the stream of the blocks."""
+"""The copy engine of a GPU: one stream per direction beside that of the blocks; speed of links."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -106,3 +108,37 @@ class CudaEngine:
     def _count(self) -> None:
         begin, end = self.waits.popleft()
         self.exposed += begin.elapsed_time(end) * 1e6  # from milliseconds
+
+
+_SMALL: Final = 4 * 2**10
+_LARGE: Final = 16 * 2**20
+_LARGE_GPU: Final = 256 * 2**20  # within a GPU less is over before the host has noticed
+_REPEATS: Final = 20
+
+
+def link_speed(
+    source: torch.device, target: torch.device, most: int | None = None
+) -> tuple[float, float]:
+    """Bytes per nanosecond and the latency of copies, from a small and from a large one."""
+    most = most or (_LARGE_GPU if "cuda" in (source.type, target.type) else _LARGE)
+    small, large = (_copy_time(source, target, size) for size in (_SMALL, most))
+    # what a byte costs, from the difference: the latency is in both
+    per_byte = max(large - small, 1.0) / (most - _SMALL)
+    return 1 / per_byte, max(0.0, small - _SMALL * per_byte)
+
+
+def _copy_time(source: torch.device, target: torch.device, size: int) -> float:
+    """Median nanoseconds of a copy that is over, not only begun."""
+    pinned = {source.type, target.type} == {"cpu", "cuda"}
+    there, here = (
+        torch.zeros(size, dtype=torch.uint8, device=d, pin_memory=pinned and d.type == "cpu")
+        for d in (source, target)
+    )
+    times = []
+    for _ in range(3 + _REPEATS):
+        began = time.perf_counter_ns()
+        here.copy_(there, non_blocking=True)
+        for device in {t.device for t in (there, here) if t.is_cuda}:
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter_ns() - began)
+    return float(median(times[3:]))

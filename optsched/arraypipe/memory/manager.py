@@ -11,7 +11,7 @@ import torch
 
 from optsched.arraypipe.memory.budget import Limits, Room, check_limit, reserved
 from optsched.arraypipe.memory.copies import Replacement, Transfers
-from optsched.arraypipe.memory.cuda_engine import CudaEngine
+from optsched.arraypipe.memory.cuda_engine import CudaEngine, link_speed
 from optsched.arraypipe.memory.engines import IN, OUT, PCIE_4, HostEngine, HostLink
 from optsched.arraypipe.memory.residency import ResidencyPlan
 from optsched.arraypipe.memory.slots import MovingState, flat_bytes, layout_of
@@ -28,7 +28,6 @@ from optsched.arraypipe.memory.types import (
 )
 from optsched.arraypipe.plan.segments import device_stream
 from optsched.arraypipe.plan.types import Copied
-from optsched.arraypipe.profile.measure import measure_host
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.worker import Resident
 from optsched.errors import InputError, InternalError
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.types import Pause
 
 
+_PAGE_LOCKED: Final = 64 * 2**20  # bytes to measure a link with: little to page-lock
 _SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -211,7 +211,7 @@ class PerDevice:
         criterion: MakeCriterion,
         share: Share | None = None,
     ) -> None:
-        self.runs, self.segments, self.share = runs, segments, share
+        self.runs, self.segments = runs, segments
         self.resident = Resident(runs)
         self.slotted: dict[int, Slotted] = {}  # by device; the states of others are resident
         self.home: dict[tuple[int, int], Slotted | None] = {}  # by (job, stage)
@@ -429,10 +429,12 @@ def _link_of(device: torch.device, shared: int) -> HostLink:
     """The part of a GPU's link that each of so many devices on it has, both ways at once."""
     if device.type != "cuda":
         return PCIE_4
-    inward, outward = measure_host(device)
+    host = torch.device("cpu")
+    (inward, there), (outward, back) = (
+        link_speed(*pair, _PAGE_LOCKED) for pair in ((host, device), (device, host))
+    )
     torch.cuda.empty_cache()  # the streams of the blocks cannot use what this one has left
-    latency = max(inward.latency_ns, outward.latency_ns) / 1e9
-    return HostLink(inward.bandwidth / shared, outward.bandwidth / shared, latency)
+    return HostLink(inward * 1e9 / shared, outward * 1e9 / shared, max(there, back) / 1e9)
 
 
 def _graphs(stage: JobStage) -> bool:

@@ -19,6 +19,8 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from optsched.arraypipe.job import Tensors
+
 
 def compare(
     model: nn.Module,
@@ -27,21 +29,10 @@ def compare(
     sample: Any,
     sentence: str = "",
 ) -> None:
-    """Run the model and its stages on a sample, with the same random numbers.
+    """Run the model and its stages on a sample, with the same random numbers; refuse other values.
 
-    Finds what tracing does not see, such as ``isinstance(x, Tensor)`` or ``x is None``.
-
-    Parameters
-    ----------
-    points
-        First module of the second, third, ... stage.
-    sentence
-        Of the error; by default it is about a traced model.
-
-    Raises
-    ------
-    InputError
-        The outputs differ.
+    Finds what tracing does not see, such as ``isinstance(x, Tensor)`` or ``x is None``. `points`
+    are the first modules of the second, third, ... stage.
     """
     whole = _flat(_run_whole(model, points, sample))
     parts = _flat(_run_stages(model, stages, sample))
@@ -73,7 +64,7 @@ def _run_whole(model: nn.Module, points: Sequence[str], sample: Any) -> Any:
         for stage, name in enumerate(["", *points])
     ]
     try:
-        with _copies_of_buffers(model), attributes_kept([model]):
+        with _unchanged(model):
             return model(_copied(sample))
     finally:
         for handle in handles:
@@ -82,26 +73,41 @@ def _run_whole(model: nn.Module, points: Sequence[str], sample: Any) -> Any:
 
 def _run_stages(model: nn.Module, stages: Sequence[nn.Module], sample: Any) -> Any:
     x = _copied(sample)
-    with _copies_of_buffers(model), attributes_kept([model]):
+    with _unchanged(model):
         for s, stage in enumerate(stages):
             seed_generator(s, torch.device("cpu"))
             x = _copied(stage(x)) if s + 1 < len(stages) else stage(x)  # as if sent
     return x
 
 
+def copied(buffers: Tensors) -> Tensors:
+    """Copies of buffers; one that hangs in several places is one tensor there again."""
+    copies = {id(buffer): buffer.clone() for buffer in buffers}
+    return tuple(copies[id(buffer)] for buffer in buffers)
+
+
 @contextmanager
-def _copies_of_buffers(model: nn.Module) -> Iterator[None]:
-    """Let a forward change copies of the buffers."""
-    places = [(module._buffers, name) for module, name in buffer_holders([model])]
-    own = [buffers[name] for buffers, name in places]
-    for (buffers, name), buffer in zip(places, own, strict=True):
-        assert buffer is not None
-        buffers[name] = buffer.clone()
+def buffers_at(
+    holders: Sequence[tuple[nn.Module, str]], values: Sequence[Tensor]
+) -> Iterator[None]:
+    """Point modules at other buffers for a while, and then back at their own."""
+    own = [module._buffers[name] for module, name in holders]
+    for (module, name), value in zip(holders, values, strict=True):
+        module._buffers[name] = value
     try:
         yield
     finally:
-        for (buffers, name), buffer in zip(places, own, strict=True):
-            buffers[name] = buffer
+        for (module, name), buffer in zip(holders, own, strict=True):
+            module._buffers[name] = buffer
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Let a forward change copies of the buffers, and put back its attributes."""
+    holders = buffer_holders([model])
+    own = tuple(module._buffers[name] for module, name in holders)
+    with buffers_at(holders, copied(own)), attributes_kept([model]):  # type: ignore[arg-type]
+        yield
 
 
 def _copied(sample: Any) -> Any:
@@ -188,13 +194,8 @@ Owners: TypeAlias = "dict[int, tuple[weakref.ref[Tensor], str]]"
 def check_apart(model: nn.Module, title: str, owners: Owners, frozen: bool) -> None:
     """Refuse a model that has a tensor of another job's, and note whose its tensors are.
 
-    Jobs would train each other's weights, each in its turn. Frozen parameters may be shared, as a
-    backbone that is loaded once, unless `frozen`: where they are moved or cast, they may not.
-
-    Raises
-    ------
-    InputError
-        The sentence names both jobs and the first tensor that they share.
+    Frozen parameters may be shared, as a backbone that is loaded once, unless `frozen`: where they
+    are moved or cast, they may not.
     """
     buffers = list(model.named_buffers())
     own = {id(buffer) for _, buffer in buffers}
@@ -217,15 +218,7 @@ def shapes_of(model: nn.Module) -> Shapes:
 
 
 def check_sibling(shapes: Shapes, title: str, first: Shapes, first_title: str) -> None:
-    """Refuse a job whose tensors differ from those of the first job in name or shape.
-
-    Values, types and what is trained may differ.
-
-    Raises
-    ------
-    InputError
-        The sentence names the job, the first tensor that differs, and both shapes.
-    """
+    """Refuse a job whose tensors differ from those of the first job in name or shape."""
     if shapes == first:
         return
     name = next(name for name in [*first, *shapes] if first.get(name) != shapes.get(name))

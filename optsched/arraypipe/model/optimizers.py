@@ -32,13 +32,6 @@ class Group(NamedTuple):
     settings: dict[str, Any]
 
 
-class Whole(NamedTuple):
-    """What is known of one optimizer over all parameters of a job."""
-
-    makers: dict[str, dict[str, Any]]
-    groups: list[Group]
-
-
 def make_optimizer(
     make: MakeOptimizer,
     parameters: NamedParameters,
@@ -47,9 +40,8 @@ def make_optimizer(
 ) -> optim.Optimizer | None:
     """The optimizer of one stage, None for a stage without parameters; refuses foreign tensors.
 
-    `unsplit` are the parameters of all stages: of these it is made, and those of other stages taken
-    out again, where it cannot be made of this stage's alone. A group may have none of them
-    (the head's; what is not frozen), and torch makes no optimizer without parameters.
+    Where it cannot be made of this stage's alone, because a group has none of them, it is made of
+    all, `unsplit`, and those of other stages taken out again.
     """
     if not parameters:
         return None
@@ -66,37 +58,32 @@ def make_optimizer(
     return optimizer
 
 
-def check_per_tensor(make: MakeOptimizer, parameters: NamedParameters, job: str) -> Whole:
-    """Refuse an optimizer that looks across tensors; a class not known is tried on two tensors.
+def check_per_tensor(make: MakeOptimizer, parameters: NamedParameters, job: str) -> list[Group]:
+    """Refuse an optimizer that looks across tensors; the groups of one over all parameters.
 
-    Returns class and settings of every parameter in one optimizer over all (`makers_by_name`), and
-    its groups.
-
-    The trial runs three steps on the first and the last parameter, with random values and
-    gradients, together in one optimizer and apart in two, and compares the bits.
+    A class not known is tried: three steps on the first and the last parameter, with random values
+    and gradients, together in one optimizer and apart in two, have to give the same bits.
     """
-    copies = _copies(parameters)
+    copies = [(name, nn.Parameter(p.detach().clone(), p.requires_grad)) for name, p in parameters]
     try:
         sample = make(list(copies))
     except Exception as error:
         raise InputError(f"job {job}: the optimizer cannot be made ({error})") from error
     if not isinstance(sample, optim.Optimizer):
         raise InputError(f"job {job}: optimizer returned {type(sample).__name__}, no Optimizer")
-    kind = type(sample)
     own = {id(parameter) for _, parameter in copies}
     foreign = any(id(p) not in own for group in sample.param_groups for p in group["params"])
-    makers = {} if foreign else makers_by_name([sample], [copies])  # foreign: refused per stage
-    whole = Whole(makers, [] if foreign else groups_of(sample, copies))
+    groups = [] if foreign else groups_of(sample, copies)  # foreign tensors: refused per stage
     hooked = sample._optimizer_step_pre_hooks or sample._optimizer_step_post_hooks
-    if kind in PER_TENSOR and not hooked:
-        return whole
-    sentence = f"job {job}: optimizer {kind.__name__}"
+    if type(sample) in PER_TENSOR and not hooked:
+        return groups
+    sentence = f"job {job}: optimizer {type(sample).__name__}"
     if isinstance(sample, optim.LBFGS):
         raise InputError(f"{sentence} looks across tensors, so stages cannot update one by one")
-    held = {name for group in whole.groups for name in group.names}
+    held = {name for group in groups for name in group.names}
     trained = [entry for entry in parameters if entry[0] in held]
     if len(trained) < 2:
-        return whole
+        return groups
     # one of the first stage and one of the last: what is tried is what will be apart
     pair = [trained[0], trained[-1]]
     try:
@@ -111,35 +98,50 @@ def check_per_tensor(make: MakeOptimizer, parameters: NamedParameters, job: str)
             f"{sentence} looks across tensors: two updated together and apart differ, so stages "
             f"cannot update one by one"
         )
-    return whole
+    return groups
 
 
 def check_same_settings(
-    whole: Mapping[str, Mapping[str, Any]],
+    groups: Sequence[Group],
     optimizers: Sequence[optim.Optimizer | None],
     parameters: Sequence[NamedParameters],
     job: str,
 ) -> None:
-    """Refuse a function that treats a parameter otherwise in a stage than in the whole model.
+    """Refuse a function that treats a parameter otherwise in a stage than in the whole model."""
+    stages = zip(optimizers, parameters, strict=True)
+    rows = [g for made, row in stages if made is not None for g in groups_of(made, row)]
+    whole, apart = (
+        {name: group.settings for group in found for name in group.names}
+        for found in (groups, rows)
+    )
+    found = _difference(whole, apart) if groups else None
+    if found is None:
+        return
+    name, key, a, b = found
+    if key is None:
+        here, there = ("the whole model", "its stage")[:: 1 if a else -1]
+        raise InputError(
+            f"job {job}: the optimizer trains {name!r} in {here}, but not in {there}; let it "
+            f"depend on names, not on places in the list"
+        )
+    raise InputError(
+        f"job {job}: the optimizer gives {name!r} {key} {a!r} in the whole model, and {b!r} in its "
+        f"stage; let it depend on names, not on places in the list"
+    )
 
-    `whole` is `Whole.makers`, from `check_per_tensor`.
-    """
-    apart = makers_by_name(optimizers, parameters)
-    for name in (*whole, *(name for name in apart if name not in whole)) if whole else ():
-        if name not in whole or name not in apart:
-            here, there = ("its stage", "the whole model")[:: 1 if name in apart else -1]
-            raise InputError(
-                f"job {job}: the optimizer trains {name!r} in {here}, but not in {there}; let it "
-                f"depend on names, not on places in the list"
-            )
-        maker = apart[name]
-        for key in maker["settings"].keys() | whole[name]["settings"].keys():
-            a, b = (m["settings"].get(key, _UNSET) for m in (whole[name], maker))
+
+def _difference(
+    one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, str | None, Any, Any] | None:
+    """Parameter, setting and both values that differ; no setting: which of the two train it."""
+    for name in dict.fromkeys([*one, *other]):
+        if name not in one or name not in other:
+            return name, None, name in one, name in other
+        for key in dict.fromkeys([*one[name], *other[name]]):
+            a, b = one[name].get(key, _UNSET), other[name].get(key, _UNSET)
             if not same(a, b):
-                raise InputError(
-                    f"job {job}: the optimizer gives {name!r} {key} {a!r} in the whole model, and "
-                    f"{b!r} in its stage; let it depend on names, not on places in the list"
-                )
+                return name, key, a, b
+    return None
 
 
 def groups_of(optimizer: optim.Optimizer, parameters: NamedParameters) -> list[Group]:
@@ -154,11 +156,9 @@ def groups_of(optimizer: optim.Optimizer, parameters: NamedParameters) -> list[G
 def align_groups(
     optimizer: optim.Optimizer | None, parameters: NamedParameters, groups: Sequence[Group]
 ) -> None:
-    """Give the optimizer of a stage these groups of one over more parameters, some of them empty.
+    """Give the optimizer of a stage all groups of the unsplit one, some of them empty.
 
-    Schedulers with one value per group go by the number of a group, and a function that makes an
-    optimizer may leave out those that have no parameter on a stage, or make them in another order.
-    Parameters must have the settings that they have in these groups (`check_same_settings`).
+    Schedulers with one value per group go by the number of a group.
     """
     if optimizer is None or not groups:
         return
@@ -197,11 +197,7 @@ def states_by_name(
 def makers_by_name(
     optimizers: Sequence[optim.Optimizer | None], parameters: Sequence[NamedParameters]
 ) -> dict[str, dict[str, Any]]:
-    """Class and settings of the optimizer of every parameter, as they are now (copies).
-
-    Taken right after the optimizers are made, it tells what they were made with: some classes
-    change their own settings while they train.
-    """
+    """Class and settings of the optimizer of every parameter, as they are now (copies)."""
     names = {id(p): name for stage in parameters for name, p in stage}
     return {
         names[id(parameter)]: {
@@ -218,20 +214,24 @@ def check_same_makers(
     saved: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], place: str
 ) -> None:
     """Refuse an optimizer of another class or with other settings than the checkpoint's."""
-    for name in (*now, *(name for name in saved if name not in now)):
-        if name not in saved or name not in now:
-            side = "the checkpoint" if name not in saved else "the job"
-            raise InputError(f"{place}: the optimizer of {side} does not train {name!r}")
-        pairs = {"class": (saved[name]["class"], now[name]["class"])}
-        before, after = saved[name]["settings"], now[name]["settings"]
-        for key in (*before, *(key for key in after if key not in before)):
-            pairs[f"setting {key!r}"] = (before.get(key, _UNSET), after.get(key, _UNSET))
-        for key, (a, b) in pairs.items():
-            if not same(a, b):
-                raise InputError(
-                    f"{place}: was written with optimizer {key} {a!r} for {name!r}, the job "
-                    f"has {b!r}"
-                )
+    before, after = (
+        {
+            name: {"class": row["class"]}
+            | {f"setting {key!r}": value for key, value in row["settings"].items()}
+            for name, row in makers.items()
+        }
+        for makers in (saved, now)
+    )
+    found = _difference(before, after)
+    if found is None:
+        return
+    name, key, a, b = found
+    if key is None:
+        side = "the job" if a else "the checkpoint"
+        raise InputError(f"{place}: the optimizer of {side} does not train {name!r}")
+    raise InputError(
+        f"{place}: was written with optimizer {key} {a!r} for {name!r}, the job has {b!r}"
+    )
 
 
 def restore_states(
@@ -297,13 +297,6 @@ def _part_of_whole(
     for parameter in [p for p in optimizer.state if id(p) not in here]:
         del optimizer.state[parameter]
     return optimizer
-
-
-def _copies(parameters: NamedParameters) -> NamedParameters:
-    return [
-        (name, nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad))
-        for name, p in parameters
-    ]
 
 
 def _trial(make: MakeOptimizer, groups: Sequence[NamedParameters], job: str) -> list[Tensor]:

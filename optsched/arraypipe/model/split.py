@@ -67,23 +67,9 @@ def build(build_model: BuildModel, job: Job) -> nn.Module:
 def stage_names(model: nn.Module, stages: Stages, sample: Any) -> Names:
     """Names of the modules of every stage, from any of the forms that `ArrayTrainer` takes.
 
-    Parameters
-    ----------
-    model
-        An `nn.Sequential` for cut indices; the model is not changed, except that a forward may
-        update its buffers.
-    stages
-        A number of stages (balanced by counted floating point operations, which unlike times give
-        the same cuts in every run), the indices that start the second, third, ... stage, the
-        names of the modules of every stage, or a `SplitPoint` for every cut.
-    sample
-        An input of the model, for counting, and for comparing a traced model with itself; None
-        leaves out the comparison.
-
-    Raises
-    ------
-    InputError
-        The stages do not fit the model, or it cannot be traced.
+    A number of stages is balanced by counted floating point operations, which unlike times give the
+    same cuts in every run. `sample` is an input of the model, for counting, and for comparing a
+    traced model with itself; None leaves out the comparison.
     """
     if isinstance(stages, (bool, str, bytes, Mapping, SplitPoint)):
         raise InputError(
@@ -130,12 +116,12 @@ def split(model: nn.Module, names: Names, job: Job, title: str) -> list[ModelSta
     parameters, borrowed = share_out(model, modules, title)
     owned = {name for row in parameters for name, _ in row}
     unsplit = [entry for entry in model.named_parameters() if entry[0] in owned]
-    whole = check_per_tensor(job.optimizer, unsplit, title)
+    groups = check_per_tensor(job.optimizer, unsplit, title)
     optimizers = [make_optimizer(job.optimizer, row, title, unsplit) for row in parameters]
-    check_same_settings(whole.makers, optimizers, parameters, title)
+    check_same_settings(groups, optimizers, parameters, title)
     if job.scheduler is not None:
         for optimizer, row in zip(optimizers, parameters, strict=True):
-            align_groups(optimizer, row, whole.groups)
+            align_groups(optimizer, row, groups)
     return [
         ModelStage(
             index=s,
@@ -244,15 +230,12 @@ def _by_number(model: nn.Module, stages: int, sample: Any) -> Names:
 
 def _check_beginnings(model: nn.Module, names: Names) -> None:
     """A stage must begin with a module that is called nowhere else: there the random key is set."""
-    called = [(s, name, model.get_submodule(name)) for s, row in enumerate(names) for name in row]
-    home: dict[nn.Module, int] = {}
-    for s, name, module in called:
-        has_tensors = next(module.parameters(), next(module.buffers(), None)) is not None
-        first = name == names[s][0] and s > 0 and sum(m is module for _, _, m in called) > 1
-        if first or (has_tensors and home.setdefault(module, s) != s):
+    called = [model.get_submodule(name) for row in names for name in row]
+    for s, row in enumerate(names[1:], 1):
+        if sum(module is model.get_submodule(row[0]) for module in called) > 1:
             raise InputError(
-                f"stages: module {name!r} occurs twice in the model, and once in stage {s}; make "
-                f"one for each place (they may share weights)"
+                f"stages: module {row[0]!r} occurs twice in the model, and once begins "
+                f"stage {s}; make one for each place (they may share weights)"
             )
 
 
@@ -279,16 +262,9 @@ def balanced_cuts(costs: Sequence[int], stages: int) -> list[int]:
 def counted_costs(model: nn.Module, modules: Sequence[nn.Module], sample: Any) -> list[int]:
     """Work from the call of each module to the call of the next one, on a sample.
 
-    Counted floating point operations, unlike times, are the same in every run. To them the size of
-    the module's output is added, so that no module is free.
-
-    Parameters
-    ----------
-    model
-        Called once with the sample; its buffers may change.
-    modules
-        Parts of the model, in the order in which it calls them. What the model does before the
-        first call counts with the first.
+    `modules` are in the order in which the model calls them; what it does before the first call
+    counts with the first. To the operations the size of the module's output is added, so that no
+    module is free.
     """
     from torch.utils.flop_counter import FlopCounterMode
 

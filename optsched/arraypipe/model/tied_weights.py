@@ -64,20 +64,8 @@ class Shares(NamedTuple):
 def share_out(model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str) -> Shares:
     """Give every parameter to the earliest stage that uses it, and later users a copy.
 
-    The copies are put into the modules, one copy for all places of a stage; `restore_ties` puts
-    the shared parameter back.
-
-    Parameters
-    ----------
-    modules
-        Those of every stage.
-    title
-        Of the job, for messages.
-
-    Raises
-    ------
-    InputError
-        A tensor belongs to no stage; a buffer, or a module with tensors, is used by two stages.
+    The copies are put into the modules, one copy for all places of a stage; `restore_ties` puts the
+    shared parameter back.
     """
     _check_modules(model, modules, title)
     parameters: dict[int, dict[int, list[tuple[nn.Module, str]]]] = {}  # id -> stage -> places

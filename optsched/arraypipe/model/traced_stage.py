@@ -120,48 +120,24 @@ class Part(nn.Module):
 
 
 class Program(NamedTuple):
-    """What a stage does in one mode of the model.
-
-    `outputs` names the values that cross the next cut, for messages.
-    """
+    """What a stage does in one mode of the model."""
 
     function: Callable[..., Any]
     inputs: int
-    outputs: tuple[str, ...]
+    outputs: tuple[str, ...]  # names of the values that cross the next cut, for messages
 
 
 class Plan(NamedTuple):
-    """What is known of a traced stage beside its modules.
-
-    Parameters
-    ----------
-    stage
-        Its index.
-    looked_into
-        The modules whose forward was traced; their modes choose the program.
-    programs, refusals
-        By those modes: what to do, or why there is no trace.
-    prefixes
-        Of the unsplit names of all that the stage calls and reads.
-    """
+    """What is known of a traced stage beside its modules."""
 
     stage: int
-    looked_into: tuple[nn.Module, ...]
-    programs: dict[tuple[bool, ...], Program]
-    refusals: dict[tuple[bool, ...], str]
-    prefixes: tuple[str, ...]
+    looked_into: tuple[nn.Module, ...]  # traced; their modes choose the program
+    programs: dict[tuple[bool, ...], Program | str]  # by those modes, or why there is no trace
+    prefixes: tuple[str, ...]  # of the unsplit names of all that the stage calls and reads
 
 
 class TracedStage(Part):
-    """One stage of a traced model.
-
-    Parameters
-    ----------
-    whole
-        The model of the user, which keeps all its tensors.
-    plan
-        What to do.
-    """
+    """One stage of a traced model, which keeps all its tensors."""
 
     def __init__(self, whole: nn.Module, plan: Plan) -> None:
         super().__init__(whole)
@@ -171,11 +147,10 @@ class TracedStage(Part):
         """The stage on its input: the model's, or what crosses the cut before it."""
         plan = self._plan
         mode = tuple([module.training for module in plan.looked_into])
-        program = plan.programs.get(mode)
-        if program is None:
-            other = "some of its modules are in train mode and some in eval mode"
-            reason = plan.refusals.get(mode, other)
-            raise InputError(f"stages: the traced model changed its mode: {reason}")
+        other = "some of its modules are in train mode and some in eval mode"
+        program = plan.programs.get(mode, other)
+        if isinstance(program, str):
+            raise InputError(f"stages: the traced model changed its mode: {program}")
         row = _known_again(x) if program.inputs > 1 else (x,)
         output = program.function(self, *row)
         if not program.outputs:
@@ -194,9 +169,8 @@ class TracedStage(Part):
 def _sent_once(values: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Replace a tensor that is one of those before it by a note that says which.
 
-    Dropout in eval mode, `contiguous` and others return their input itself. Sent twice it would
-    be two tensors: gradients would be summed in another order, and a change in place of one would
-    not be seen in the other.
+    Layers may return their input itself. Sent twice it would be two tensors: gradients would be
+    summed in another order, and a change in place of one not seen in the other.
     """
     first: dict[int, int] = {}
     return tuple(

@@ -44,23 +44,8 @@ _SHELL: Final = "model"
 def trace(model: nn.Module, points: Sequence[str], title: str) -> fx.Graph:
     """Trace a model once; every node says in ``meta["stage"]`` to which stage it belongs.
 
-    Parameters
-    ----------
-    points
-        Names of the modules before whose calls the model is cut, in the order of the calls.
-    title
-        Of the job, for messages.
-
-    Returns
-    -------
-    fx.Graph
-        Targets are names of the model's modules and tensors; ``meta["constant"]`` has the value
-        of a constant that has no name.
-
-    Raises
-    ------
-    InputError
-        The forward cannot be traced, or does not call the modules once each in this order.
+    `points` are the modules before whose calls the model is cut, in the order of the calls. Targets
+    are names of the model; ``meta["constant"]`` has the value of a constant without a name.
     """
     shell = _Shell(model)
     tracer = _Tracer(model, points, title)
@@ -337,21 +322,17 @@ _NOT_IN_PLACE: Final = frozenset((operator.and_, operator.or_, operator.not_, op
 def traced_stages(model: nn.Module, points: Sequence[str], title: str) -> list[TracedStage]:
     """The stages of a model that is cut before the calls of these modules.
 
-    The model is traced in the mode it is in, in train mode and in eval mode, so that `train()` and
+    It is traced in the mode it is in, in train mode and in eval mode, so that `train()` and
     `eval()` work afterwards. Its modules and tensors stay where they are: the stages call and read
     the same objects.
-
-    Raises
-    ------
-    InputError
-        The model cannot be traced in the mode it is in, or a stage would be empty.
     """
     names = looked_into(points)
     now = [(module, module.training) for module in model.modules()]
     whole = [model.get_submodule(name) for name in names]
     mode = tuple(module.training for module in whole)
-    cuts = {mode: _Cut(model, trace(model, points, title), len(points) + 1, title, points)}
-    refusals: dict[tuple[bool, ...], str] = {}
+    cuts: dict[tuple[bool, ...], _Cut | str] = {
+        mode: _Cut(model, trace(model, points, title), title, points)
+    }
     try:
         for flag in (True, False):
             other = (flag,) * len(whole)
@@ -359,15 +340,19 @@ def traced_stages(model: nn.Module, points: Sequence[str], title: str) -> list[T
                 module.training = flag
             if other not in cuts:
                 try:
-                    graph = trace(model, points, title)
-                    cuts[other] = _Cut(model, graph, len(points) + 1, title, points)
+                    cuts[other] = _Cut(model, trace(model, points, title), title, points)
                 except InputError as error:
-                    refusals[other] = str(error)
+                    cuts[other] = str(error)
     finally:
         for module, flag in now:
             module.training = flag
     stages = [
-        _stage(model, s, names, {key: cut.pieces[s] for key, cut in cuts.items()}, refusals)
+        _stage(
+            model,
+            s,
+            names,
+            {key: cut if isinstance(cut, str) else cut.pieces[s] for key, cut in cuts.items()},
+        )
         for s in range(len(points) + 1)
     ]
     # what the forward does not read never changes, and trains as it would alone: not at all
@@ -395,8 +380,9 @@ class _Cut:
     """
 
     def __init__(
-        self, model: nn.Module, graph: fx.Graph, stages: int, title: str, points: Sequence[str]
+        self, model: nn.Module, graph: fx.Graph, title: str, points: Sequence[str]
     ) -> None:
+        stages = len(points) + 1
         self.buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         self.title = title
         _merge_constants(graph)
@@ -497,20 +483,22 @@ def _stage(
     model: nn.Module,
     index: int,
     names: tuple[str, ...],
-    pieces: dict[tuple[bool, ...], _Piece],
-    refusals: dict[tuple[bool, ...], str],
+    pieces: dict[tuple[bool, ...], _Piece | str],
 ) -> TracedStage:
     """Compile the pieces, and give the stage the modules and tensors they name."""
-    programs = {
-        mode: Program(_compiled(piece.graph, model, index), piece.inputs, piece.outputs)
-        for mode, piece in pieces.items()
-    }
-    nodes = [node for piece in pieces.values() for node in piece.graph.nodes]
+    programs: dict[tuple[bool, ...], Program | str] = {}
+    nodes: list[fx.Node] = []
+    for mode, piece in pieces.items():
+        if isinstance(piece, str):
+            programs[mode] = piece
+            continue
+        programs[mode] = Program(_compiled(piece.graph, model, index), piece.inputs, piece.outputs)
+        nodes += piece.graph.nodes
     called = sorted({str(n.target) for n in nodes if n.op == "call_module"})  # parents first
     read = sorted({str(n.target) for n in nodes if n.op == "get_attr"})
     prefixes = (*(f"{target}." for target in called), *read)
     whole = tuple(model.get_submodule(name) for name in names)
-    stage = TracedStage(model, Plan(index, whole, programs, refusals, prefixes))
+    stage = TracedStage(model, Plan(index, whole, programs, prefixes))
     for target in called:
         stage.hold_module(target)
     for node in nodes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 
 import msgspec
 
-from optsched.arraypipe.profile.fit import Curve, FitError, fit_error
+from optsched.arraypipe.profile.fit import Curve
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, check_format, decode, format_json, parse
 from optsched.io.values import label
@@ -20,7 +20,7 @@ from optsched.model.document import Count  # noqa: TC001 (msgspec reads the anno
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray
@@ -156,15 +156,13 @@ class Duration(NamedTuple):
     predicted: bool
 
 
-_Case = tuple[int, int, str]  # stage, micro-batch size, dtype
-
-
 def check(profile: Profile) -> None:
     """Refuse a profile that could not answer for all its jobs; the sentence names the field."""
-    for key, entries in (("stages", profile.stages), ("jobs", profile.jobs)):
-        if not entries:
+    named = {"stages": [s.name for s in profile.stages], "jobs": [j.name for j in profile.jobs]}
+    for key, row in named.items():
+        if not row:
             raise InputError(f"{key}: expected at least one, got none")
-        _distinct(key, [entry.name for entry in entries])
+        _once({f"{key}[{k}].name": label(f"{key}[{k}].name", name) for k, name in enumerate(row)})
     for key in ("name", "torch", "date", "optsched"):
         label(f"device.{key}", getattr(profile.device, key))
     try:
@@ -174,6 +172,7 @@ def check(profile: Profile) -> None:
             f"device.date: expected a date such as 2025-01-31T12:00:00+00:00, "
             f"got {format_json(profile.device.date)}"
         ) from None
+    names = {job.name for job in profile.jobs}
     for j, job in enumerate(profile.jobs):
         label(f"jobs[{j}].optimizer", job.optimizer, 1000)
         if job.microbatches > job.batch_size:
@@ -181,96 +180,83 @@ def check(profile: Profile) -> None:
                 f"jobs[{j}].microbatches: expected 1..{job.batch_size} (the batch size), "
                 f"got {job.microbatches}"
             )
-    _check_states(profile)
-    _check_blocks(profile)
-    cases = {(b.stage, b.batch, b.dtype) for b in profile.blocks if b.kind == "F"}
-    _check_bytes("boundaries", [(e.stage, e.batch, e.dtype) for e in profile.boundaries], cases)
-    _check_bytes("saved", [(e.stage, e.batch, e.dtype) for e in profile.saved], cases)
-
-
-def _check_states(profile: Profile) -> None:
-    names = [job.name for job in profile.jobs]
     for s, stage in enumerate(profile.stages):
-        for name in names:
-            if name not in stage.state:
-                raise InputError(f"stages[{s}].state: job {format_json(name)} is missing")
-        for name in stage.state:
+        for name in sorted(names ^ stage.state.keys()):
+            fault = f"job {format_json(name)} is missing"
             if name not in names:
-                raise InputError(f"stages[{s}].state: there is no job {format_json(name)}")
+                fault = f"there is no job {format_json(name)}"
+            raise InputError(f"stages[{s}].state: {fault}")
+    for i, block in enumerate(profile.blocks):
+        _check_block(profile, f"blocks[{i}]", block)
+    _check_cases(profile)
 
 
-def _check_blocks(profile: Profile) -> None:
-    """Every stage has the same measured sizes for F, R and B, and U of every optimizer."""
-    n_stages, n_jobs = len(profile.stages), len(profile.jobs)
-    seen: dict[tuple[object, ...], int] = {}
-    for i, b in enumerate(profile.blocks):
-        _in_range(f"blocks[{i}].stage", b.stage, n_stages)
-        if b.kind == "U":
-            _in_range(f"blocks[{i}].job", b.job, n_jobs)
-            key = ("U", b.stage, b.dtype, profile.jobs[b.job].optimizer)
-            if b.batch:
-                raise InputError(f"blocks[{i}].batch: an update has none, expected 0")
-            if b.dtype != profile.jobs[b.job].precision:
-                raise InputError(
-                    f"blocks[{i}].dtype: expected {profile.jobs[b.job].precision} (the precision "
-                    f"of job {b.job}), got {b.dtype}"
-                )
-        else:
-            key = (b.kind, b.stage, b.dtype, b.batch)  # type: ignore[assignment]
-            if b.job != -1:
-                raise InputError(f"blocks[{i}].job: expected -1 for {b.kind}, got {b.job}")
-            if not b.batch:
-                raise InputError(f"blocks[{i}].batch: expected an integer >= 1, got 0")
-        if b.minimum_ns > b.median_ns:
-            raise InputError(
-                f"blocks[{i}].minimum_ns: {b.minimum_ns} is above the median {b.median_ns}"
-            )
-        if seen.setdefault(key, i) != i:
-            raise InputError(f"blocks[{i}]: the same case as blocks[{seen[key]}]")
-    sizes = {(b.dtype, b.batch) for b in profile.blocks if b.kind != "U"}
-    for j, job in enumerate(profile.jobs):
-        if job.precision not in {dtype for dtype, _ in sizes}:
+def _check_block(profile: Profile, place: str, b: BlockEntry) -> None:
+    """A block by itself."""
+    if not 0 <= b.stage < len(profile.stages):
+        raise InputError(f"{place}.stage: expected 0..{len(profile.stages) - 1}, got {b.stage}")
+    if b.kind != "U":
+        if b.job != -1:
+            raise InputError(f"{place}.job: expected -1 for {b.kind}, got {b.job}")
+        if not b.batch:
+            raise InputError(f"{place}.batch: expected an integer >= 1, got 0")
+    elif not 0 <= b.job < len(profile.jobs):
+        raise InputError(f"{place}.job: expected 0..{len(profile.jobs) - 1}, got {b.job}")
+    elif b.batch:
+        raise InputError(f"{place}.batch: expected 0 for U, got {b.batch}")
+    elif b.dtype != (precision := profile.jobs[b.job].precision):
+        raise InputError(
+            f"{place}.dtype: expected {precision} (the precision of job {b.job}), got {b.dtype}"
+        )
+    if b.minimum_ns > b.median_ns:
+        raise InputError(f"{place}.minimum_ns: {b.minimum_ns} is above the median {b.median_ns}")
+
+
+def _check_cases(profile: Profile) -> None:
+    """Every stage has the same measured sizes for F, R and B, and U of every optimizer; once."""
+    blocks, jobs, stages = profile.blocks, profile.jobs, range(len(profile.stages))
+    there = _once({
+        f"blocks[{i}]": (
+            f"{b.kind} of stage {b.stage} for {jobs[b.job].optimizer} in {b.dtype}"
+            if b.kind == "U"
+            else f"{b.kind} of stage {b.stage} at micro-batch {b.batch} in {b.dtype}"
+        )
+        for i, b in enumerate(blocks)
+    })  # fmt: skip
+    sizes = {(b.batch, b.dtype) for b in blocks if b.kind != "U"}
+    cases = [f"stage {s} at micro-batch {n} in {t}" for s in stages for n, t in sorted(sizes)]
+    for j, job in enumerate(jobs):
+        if job.precision not in {dtype for _, dtype in sizes}:
             raise InputError(f"blocks: there are none in {job.precision}, as job {j} needs")
-        for s in range(n_stages):
-            if ("U", s, job.precision, job.optimizer) not in seen:
+        for s in stages:
+            if f"U of stage {s} for {job.optimizer} in {job.precision}" not in there:
                 raise InputError(f"blocks: U of stage {s} for job {j} is missing")
-    for kind in "FRB":
-        for s in range(n_stages):
-            for dtype, size in sorted(sizes):
-                if (kind, s, dtype, size) not in seen:
-                    raise InputError(
-                        f"blocks: {kind} of stage {s} at micro-batch {size} in {dtype} is missing"
-                    )
+    _complete("blocks", [f"{kind} of {case}" for kind in "FRB" for case in cases], there)
+    told = {
+        "boundaries": [(e.stage, e.batch, e.dtype) for e in profile.boundaries],
+        "saved": [(e.stage, e.batch, e.dtype) for e in profile.saved],
+    }
+    for key, rows in told.items():
+        names = [f"stage {s} at micro-batch {n} in {t}" for s, n, t in rows]
+        found = _once({f"{key}[{i}]": name for i, name in enumerate(names)})
+        for case in sorted(found - {*cases}):
+            raise InputError(f"{key}: there is no block of {case}")
+        _complete(key, cases, found)
 
 
-def _check_bytes(key: str, entries: Sequence[_Case], cases: Iterable[_Case]) -> None:
-    """One entry for every case that was timed."""
-    known = set(cases)
-    seen: dict[_Case, int] = {}
-    for i, case in enumerate(entries):
-        if case not in known:
-            raise InputError(
-                f"{key}[{i}]: no block of stage {case[0]} at micro-batch {case[1]} in {case[2]}"
-            )
-        if seen.setdefault(case, i) != i:
-            raise InputError(f"{key}[{i}]: the same case as {key}[{seen[case]}]")
-    for s, size, dtype in sorted(known - set(seen)):
-        raise InputError(f"{key}: stage {s} at micro-batch {size} in {dtype} is missing")
+def _once(named: Mapping[str, str]) -> set[str]:
+    """Values that must differ, by their place."""
+    seen: dict[str, str] = {}
+    for place, value in named.items():
+        if seen.setdefault(value, place) != place:
+            raise InputError(f"{place}: {format_json(value)} is also in {seen[value]}")
+    return {*seen}
 
 
-def _distinct(key: str, names: Sequence[str]) -> None:
-    seen: dict[str, int] = {}
-    for k, name in enumerate(names):
-        label(f"{key}[{k}].name", name)
-        if seen.setdefault(name, k) != k:
-            raise InputError(
-                f"{key}[{k}].name: {format_json(name)} is also the name of {key}[{seen[name]}]"
-            )
-
-
-def _in_range(place: str, value: int, count: int) -> None:
-    if not 0 <= value < count:
-        raise InputError(f"{place}: expected 0..{count - 1}, got {value}")
+def _complete(key: str, needed: Iterable[str], there: Collection[str]) -> None:
+    for case in needed:
+        if case not in there:
+            raise InputError(f"{key}: {case} is missing")
 
 
 FORMAT: Final = "optsched.profile/1"
@@ -350,8 +336,6 @@ class Profile:
 
         write_atomic(path, to_bytes(self))
 
-    save = write
-
     @cached_property
     def sha256(self) -> str:
         """Hash of the canonical document; the problem's name carries its beginning."""
@@ -392,14 +376,6 @@ class Profile:
             return Duration(found, False)
         return _at(self._curve(kind, stage, job), batch)
 
-    def kept(self, stage: int, batch: int, job: int = 0) -> tuple[int, int]:
-        """Bytes from F to B without and with recomputation, measured or predicted."""
-        self._known(stage, job)
-        precision = self.jobs[job].precision
-        return self.bytes_of("saved", stage, batch, precision), self.bytes_of(
-            "input", stage, batch, precision
-        )
-
     def bytes_of(self, what: str, stage: int, batch: int, precision: str) -> int:
         """Bytes at a micro-batch size: ``"output"``, ``"gradient"``, ``"saved"``, ``"input"``."""
         curve = self._curves.get((what, stage, precision))
@@ -423,9 +399,10 @@ class Profile:
         return bool(sizes) and not sizes[0] <= batch <= sizes[-1]
 
     @cached_property
-    def fit_error(self) -> FitError:
-        """How well the sizes that were measured predict each other (each left out once)."""
-        return fit_error([c for (what, _, _), c in self._curves.items() if what in "FRB"])
+    def fit_error(self) -> float | None:
+        """Largest relative error of a measured size that the others predict; None: under three."""
+        curves = [c for (what, _, _), c in self._curves.items() if what in "FRB"]
+        return max((error for c in curves for error in c.left_out()), default=None)
 
     def noisy(self) -> list[str]:
         """A sentence per case whose IQR is above a quarter of its median, the worst first."""

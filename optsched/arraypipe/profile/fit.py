@@ -8,32 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-class FitError(NamedTuple):
-    """Relative errors of predicting each measured size from the others.
-
-    `interpolated` is for sizes between two others, `extrapolated` for the smallest and the largest.
-    """
-
-    interpolated_mean: float
-    interpolated_max: float
-    extrapolated_mean: float
-    extrapolated_max: float
-    cases: int
-
-    def __str__(self) -> str:
-        if not self.cases:
-            return "fewer than 3 sizes: the error of predicted sizes is not known"
-        return (
-            f"sizes left out: mean {self.interpolated_mean:.1%}, max {self.interpolated_max:.1%} "
-            f"between measured ones; mean {self.extrapolated_mean:.1%}, max "
-            f"{self.extrapolated_max:.1%} beyond them"
-        )
 
 
 class Curve:
@@ -71,8 +49,8 @@ class Curve:
         part = Fraction(size - sizes[k - 1], sizes[k] - sizes[k - 1])
         return values[k - 1] + part * (values[k] - values[k - 1])
 
-    def left_out(self) -> list[tuple[int, float, bool]]:
-        """Per measured size: its relative error when the others predict it, and if from within.
+    def left_out(self) -> list[float]:
+        """Per measured size its relative error when the others predict it.
 
         Empty with fewer than three sizes, where a prediction would rest on a single one.
         """
@@ -81,27 +59,8 @@ class Curve:
         found = []
         for k, (size, value) in enumerate(self.points):
             predicted = Curve([*self.points[:k], *self.points[k + 1 :]])(size)
-            within = 0 < k < len(self.points) - 1
-            found.append((size, float(abs(predicted - value) / max(value, 1)), within))
+            found.append(float(abs(predicted - value) / max(value, 1)))
         return found
-
-
-def fit_error(curves: Sequence[Curve]) -> FitError:
-    """Errors of all sizes of all curves, each left out once."""
-    within: list[float] = []
-    beyond: list[float] = []
-    for curve in curves:
-        for _, error, inner in curve.left_out():
-            (within if inner else beyond).append(error)
-    if not within:
-        return FitError(0.0, 0.0, 0.0, 0.0, 0)
-    return FitError(
-        sum(within) / len(within),
-        max(within),
-        sum(beyond) / len(beyond),
-        max(beyond),
-        len(within) + len(beyond),
-    )
 
 
 def monotone(values: Sequence[int]) -> list[Fraction]:

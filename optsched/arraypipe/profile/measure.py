@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
+from optsched.arraypipe.memory.cuda_engine import link_speed
 from optsched.arraypipe.memory.stage_bytes import (
     boundary_bytes,
     gradients_bytes,
@@ -46,13 +47,12 @@ from optsched.io.strict_json import MAX_INTEGER
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from torch import Tensor
-
-    from optsched.arraypipe.job import BuildModel, Data, Job, Loss, Tensors
+    from optsched.arraypipe.job import Job, Tensors
     from optsched.arraypipe.model.checks import Shapes
     from optsched.arraypipe.runtime.state import JobStage
+    from optsched.arraypipe.trainer import ArrayTrainer
 
 
 T = TypeVar("T")
@@ -210,14 +210,6 @@ def iqr(times: Sequence[int]) -> float:
     return high - low
 
 
-SMALL: Final = 4 * 2**10
-LARGE: Final = 16 * 2**20
-LARGE_GPU: Final = 256 * 2**20  # within a GPU less is over before the host has noticed
-LARGE_HOST: Final = 64 * 2**20  # little to page-lock at the beginning of a run
-_REPEATS: Final = 20
-_HOST: Final = torch.device("cpu")
-
-
 def measure_links(devices: Sequence[torch.device]) -> Links:
     """Copies of a small and of a large block, medians.
 
@@ -228,45 +220,12 @@ def measure_links(devices: Sequence[torch.device]) -> Links:
         on the CPU one within the host's.
     """
     first, second = devices[0], devices[min(1, len(devices) - 1)]
-    return Links(activation=_link(first, second), host=_link(_HOST, first))
-
-
-def measure_host(device: torch.device) -> tuple[Link, Link]:
-    """From page-locked memory of the host to a GPU, and back."""
-    return _link(_HOST, device, LARGE_HOST), _link(device, _HOST, LARGE_HOST)
-
-
-def _link(source: torch.device, target: torch.device, most: int = 0) -> Link:
-    most = most or (LARGE_GPU if "cuda" in (source.type, target.type) else LARGE)
-    small, large = (_time(_blocks(source, target, size)) for size in (SMALL, most))
-    # what a byte costs, from the difference: the latency is in both
-    per_byte = max(large - small, 1.0) / (most - SMALL)
-    return Link(
-        bandwidth=max(1, round(1e9 / per_byte)), latency_ns=max(0, round(small - SMALL * per_byte))
-    )
-
-
-def _blocks(source: torch.device, target: torch.device, size: int) -> tuple[Tensor, Tensor]:
-    pinned = {source.type, target.type} == {"cpu", "cuda"}
-
-    def block(device: torch.device) -> Tensor:
-        locked = pinned and device.type == "cpu"
-        return torch.zeros(size, dtype=torch.uint8, device=device, pin_memory=locked)
-
-    return block(source), block(target)
-
-
-def _time(blocks: tuple[Tensor, Tensor]) -> float:
-    """Median nanoseconds of a copy that is over, not only begun."""
-    source, target = blocks
-    times = []
-    for _ in range(3 + _REPEATS):
-        began = perf_counter_ns()
-        target.copy_(source, non_blocking=True)
-        for device in {t.device for t in blocks if t.is_cuda}:
-            torch.cuda.synchronize(device)
-        times.append(perf_counter_ns() - began)
-    return float(median(times[3:]))
+    pairs = {"activation": (first, second), "host": (torch.device("cpu"), first)}
+    found = {}
+    for name, pair in pairs.items():
+        bandwidth, latency = link_speed(*pair)
+        found[name] = Link(bandwidth=max(1, round(1e9 * bandwidth)), latency_ns=round(latency))
+    return Links(**found)
 
 
 WARM_UPS: Final = 3
@@ -283,35 +242,26 @@ _COST_FREE: Final = (
 
 
 def measure(
-    build_model: BuildModel,
-    jobs: Sequence[Job],
-    titles: Sequence[str],
-    names: Any,
-    loss: Loss,
-    data: Data,
+    trainer: ArrayTrainer,
+    devices: Sequence[torch.device],
     *,
     sizes: Sequence[int] | None = None,
     repeats: int = LEAST_REPEATS,
-    devices: Sequence[torch.device | str] | None = None,
 ) -> Profile:
     """Measure forward, backward, recompute and update of every stage, and the bytes they keep.
 
     Parameters
     ----------
-    build_model, jobs, loss, data
-        As `ArrayTrainer` has them.
-    titles
-        Names of the jobs.
-    names
-        The stages, as `split` takes them.
+    trainer
+        Its model, stages, jobs, loss and data; neither they nor its models change.
+    devices
+        Blocks are measured on the first; the link is the one between the first two.
     sizes
         Micro-batch sizes to measure, with data of jobs of that batch size; by default the largest
         micro-batch of every job. Others are predicted.
     repeats
         Of every case, after three to warm up; at least 10. While the IQR of a case is above a
         quarter of its median there are more, up to 50 and for up to 10 seconds.
-    devices
-        Blocks are measured on the first; the link is the one between the first two.
 
     Raises
     ------
@@ -319,20 +269,20 @@ def measure(
         An argument is wrong, or the data do not follow the batch size.
     """
     _check(sizes, repeats)
-    where = [torch.device(device) for device in devices or ("cpu",)]
-    bench = _Bench(build_model, list(jobs), list(titles), names, loss, data, where[0])
-    with torch.cuda.device(where[0]) if on_gpu(where[0]) else nullcontext():
+    bench = _Bench(trainer, devices[0])
+    with torch.cuda.device(devices[0]) if on_gpu(devices[0]) else nullcontext():
         bench.set_up(None if sizes is None else sorted(set(sizes)))
-        bench.weigh()
+        for chain in bench.chains:
+            chain.weigh()
         bench.repeat(repeats)
     profile = Profile(
-        device=_device(where[0], len(names)),
+        device=_device(devices[0], len(trainer.stages)),
         stages=bench.stage_entries(),
         jobs=bench.job_entries(),
         blocks=tuple(bench.block_entries()),
         boundaries=tuple(entry for chain in bench.chains for entry in chain.boundaries),
         saved=tuple(entry for chain in bench.chains for entry in chain.saved),
-        links=measure_links(where),
+        links=measure_links(devices),
     )
     if noisy := profile.noisy():
         more = f" (and {len(noisy) - _TOLD} more)" if len(noisy) > _TOLD else ""
@@ -345,33 +295,26 @@ def measure(
     return profile
 
 
+@dataclass(eq=False)
 class _Bench:
     """Everything that is measured, set up once and repeated."""
 
-    def __init__(
-        self,
-        build_model: BuildModel,
-        jobs: list[Job],
-        titles: list[str],
-        names: Any,
-        loss: Loss,
-        data: Data,
-        device: torch.device,
-    ) -> None:
-        self.build_model, self.jobs, self.titles, self.names = build_model, jobs, titles, names
-        self.loss, self.data, self.device = loss, data, device
-        self.clock = Clock(device)
-        self.chains: list[Chain] = []
-        self.updaters: dict[tuple[str, str], Updater] = {}  # by precision and optimizer
-        self.optimizers: list[str] = []
-        self.metrics: list[bool] = []
-        self.rounds = 0
-        self.shapes: Shapes = {}  # of the first job
+    trainer: ArrayTrainer
+    device: torch.device
+    chains: list[Chain] = field(default_factory=list)
+    updaters: dict[tuple[str, str], Updater] = field(default_factory=dict)  # precision, optimizer
+    optimizers: list[str] = field(default_factory=list)  # of every job
+    metrics: list[bool] = field(default_factory=list)  # whether its scheduler looks at the loss
+    shapes: Shapes = field(default_factory=dict)  # of the first job's model
+    rounds: int = 0
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.device)
 
     def set_up(self, sizes: Sequence[int] | None) -> None:
         """Build one model per precision and optimizer, and the batches."""
         models: dict[str, list[JobStage]] = {}
-        for j, job in enumerate(self.jobs):
+        for j, job in enumerate(self.trainer.jobs):
             stages = self._split(j)
             self.metrics.append(any(stage.needs_metric for stage in stages))
             for stage in stages:  # one with a fixed number of steps would run out of them
@@ -384,11 +327,6 @@ class _Bench:
                 self.updaters[job.precision, label] = updater
         for precision, stages in models.items():
             self._add_chains(precision, stages, sizes)
-
-    def weigh(self) -> None:
-        """Count bytes, one chain at a time."""
-        for chain in self.chains:
-            chain.weigh()
 
     def repeat(self, repeats: int) -> None:
         """Warm up, repeat all cases in turn, and go on with those that scatter."""
@@ -418,9 +356,7 @@ class _Bench:
                 gradients_bytes=max(gradients_bytes(row[s]) for row in rows),
                 state={
                     title: state_bytes(self.updaters[job.precision, label].stages[s])
-                    for title, job, label in zip(
-                        self.titles, self.jobs, self.optimizers, strict=True
-                    )
+                    for title, job, label in self._jobs()
                 },
             )
             for s in range(len(rows[0]))
@@ -438,9 +374,7 @@ class _Bench:
                 optimizer=label,
                 update="global" if job.clip_norm is not None or metric else "fused",
             )
-            for title, job, label, metric in zip(
-                self.titles, self.jobs, self.optimizers, self.metrics, strict=True
-            )
+            for (title, job, label), metric in zip(self._jobs(), self.metrics, strict=True)
         )
 
     def block_entries(self) -> Iterable[BlockEntry]:
@@ -460,29 +394,38 @@ class _Bench:
             part.run(self.clock)
         self.clock.settle()
 
+    def _jobs(self) -> Iterator[tuple[str, Job, str]]:
+        """Title, job and optimizer."""
+        return zip(self.trainer.titles, self.trainer.jobs, self.optimizers, strict=True)
+
     def _split(self, j: int) -> list[JobStage]:
-        model = fresh_model(self.build_model, self.jobs[j])
+        trainer, job, title = self.trainer, self.trainer.jobs[j], self.trainer.titles[j]
+        model = fresh_model(trainer.build_model, job)
         shapes = shapes_of(model)
         self.shapes = shapes if j == 0 else self.shapes
-        check_sibling(shapes, self.titles[j], self.shapes, self.titles[0])
-        where = [self.device] * len(self.names)
-        return fresh_stages(model, self.names, self.jobs[j], j, self.titles[j], where)
+        check_sibling(shapes, title, self.shapes, trainer.titles[0])
+        where = [self.device] * len(trainer.stages)
+        return fresh_stages(model, trainer.stages, job, j, title, where)
 
     def _add_chains(
         self, precision: str, stages: list[JobStage], sizes: Sequence[int] | None
     ) -> None:
         """A chain per size, each with the batch of the first job that has it."""
-        of = [j for j, job in enumerate(self.jobs) if job.precision == precision]
-        largest = {j: -(-self.jobs[j].batch_size // self.jobs[j].microbatches) for j in of}
-        accumulating = {size for j, size in largest.items() if self.jobs[j].microbatches > 1}
+        trainer = self.trainer
+        rows = zip(trainer.jobs, trainer.titles, strict=True)
+        of = [(job, title) for job, title in rows if job.precision == precision]
+        cases: dict[int, tuple[Job, str]] = {}
+        accumulating = set()
+        for job, title in of:
+            size = -(-job.batch_size // job.microbatches)
+            cases.setdefault(size, (job, title))
+            accumulating |= {size} if job.microbatches > 1 else set()
+        if sizes is not None:
+            job, title = of[0]
+            cases = {n: (replace(job, batch_size=n, microbatches=1), title) for n in sizes}
         shapes: dict[Any, int] = {}
-        for size in sorted(set(largest.values())) if sizes is None else sizes:
-            if sizes is None:
-                j = next(j for j in of if largest[j] == size)
-                feed = Feed(self.data, self.jobs[j], self.titles[j], 0)
-            else:
-                job = replace(self.jobs[of[0]], batch_size=size, microbatches=1)
-                feed = Feed(self.data, job, self.titles[of[0]], 0)
+        for size, (job, title) in sorted(cases.items()):
+            feed = Feed(trainer.data, job, title, 0)
             feed.draw(0)
             x = feed.input(0, self.device)
             shape = tuple(t.shape for t in tensors_of(x, "data: the input"))
@@ -491,7 +434,7 @@ class _Bench:
                     f"sizes: data gives inputs of one shape for batch sizes {shapes[shape]} and "
                     f"{size}; it must follow job.batch_size"
                 )
-            end = blocks.Criterion(self.loss, feed.target(0, self.device), feed.shares[0])
+            end = blocks.Criterion(trainer.loss, feed.target(0, self.device), feed.shares[0])
             self._rehearse(stages, x, end)
             row = tensors_of(x, "data: the input")
             self.chains.append(Chain(stages, size, precision, row, end, size in accumulating))

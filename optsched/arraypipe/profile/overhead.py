@@ -55,7 +55,8 @@ def block_overhead(n_stages: int) -> int:
     plan = compile(one_f_one_b(JobArray([[1] * n], [[2] * n])))
     segment = Segment(plan, routes(plan), (0,), [0], [_CYCLES])
     run, bare = _job(n), _job(n)
-    worker = Worker([run], Resident([run]), nn.functional.mse_loss, *[lambda *_: None] * 2)
+    quiet: Any = lambda *_: None  # noqa: E731
+    worker = Worker([run], Resident([run]), nn.functional.mse_loss, quiet, quiet)
     capacity = Capacity()
     capacity.measure(run, worker)
     Capacity().measure(bare, worker)

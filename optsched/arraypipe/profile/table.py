@@ -33,8 +33,9 @@ def table(profile: Profile) -> str:
                 ("host to device", profile.links.host),
             )
         ),
-        str(profile.fit_error),
     ]
+    if (error := profile.fit_error) is not None:
+        lines.append(f"sizes left out are predicted within {error:.1%}")
     if device.block_overhead_ns:
         lines.append(f"every block costs {_time(device.block_overhead_ns)} beside its computation")
     if noisy := len(profile.noisy()):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from optsched.arraypipe.job import Loss, Tensors, seed_generator
-from optsched.arraypipe.model.checks import attributes_kept
+from optsched.arraypipe.model.checks import attributes_kept, buffers_at, copied
 from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.arraypipe.runtime.types import Kept, Norms, tensors_of
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch.autograd.graph import Node
 
@@ -52,15 +54,10 @@ def take_borrowed(stage: JobStage) -> dict[str, Tensor | None]:
 def tied_roots(
     run: JobRun, stage: JobStage, tied: Sequence[tuple[int, Sequence[Tensor | None]]]
 ) -> list[tuple[nn.Parameter, Tensor]]:
-    """Weights that later stages borrow, with the gradients that have come from there.
+    """Weights that later stages borrow, with the gradients that come from there, by user stage.
 
     They become roots of this stage's backward, so that autograd adds them before the stage's own
     uses, as it does alone: sums of floating point numbers depend on the order.
-
-    Parameters
-    ----------
-    tied
-        Pairs (user stage, gradients of its copies), of one micro-batch or summed over all.
     """
     return [
         (stage.weight(name), gradient)
@@ -83,7 +80,7 @@ def own_norms(stage: JobStage, later: Norms) -> Norms:
         else [torch.linalg.vector_norm(g) for g in present]
     )
     rest = iter(norms)
-    like = present[0] if present else gradients_like(stage)
+    like = present[0] if present else stage.trained[0][1].detach()
     nothing = torch.zeros((), dtype=like.dtype, device=like.device)
     vector = torch.stack([nothing if g is None else next(rest) for g in gradients])
     absent = [k for k, g in enumerate(gradients) if g is None]
@@ -113,32 +110,13 @@ def gradients_of(stage: JobStage) -> list[Tensor | None]:
     return [g if g is None else g.float() for g in rows]
 
 
-def gradients_like(stage: JobStage) -> Tensor:
-    """A tensor with the type and the device of the gradients that the optimizer will see."""
-    return stage.trained[0][1].detach()
-
-
-def load_masters(stage: JobStage) -> None:
-    """Give the float32 masters the gradients of the bfloat16 weights."""
-    assert stage.masters is not None
-    for (_, master), gradient in zip(stage.masters, gradients_of(stage), strict=True):
-        master.grad = gradient
-
-
-def store_masters(stage: JobStage) -> None:
-    """Round the masters into the weights."""
-    assert stage.masters is not None
-    with torch.no_grad():
-        for (_, parameter), (_, master) in zip(stage.parameters, stage.masters, strict=True):
-            parameter.copy_(master)
-            master.grad = None
-
-
+@dataclass(frozen=True, eq=False)
 class Criterion:
     """The end of the last stage: the loss of a micro-batch, weighted by its share of the batch."""
 
-    def __init__(self, loss: Loss, target: Any, share: float) -> None:
-        self.loss, self.target, self.share = loss, target, share
+    loss: Loss
+    target: Any
+    share: float
 
     def __call__(self, output: Any) -> Tensor:
         """Part of the iteration's loss."""
@@ -153,34 +131,24 @@ def forward(
 ) -> Tensors:
     """Run the stage on one micro-batch and keep what the backward needs.
 
-    Parameters
-    ----------
-    x
-        Output of the stage before; the input of the model on stage 0.
-    key
-        Seed of the random numbers (`Job.key`).
-    end
-        Turns the output into the loss, on the last stage.
-    recompute
-        Keep the inputs only.
-
-    Returns
-    -------
-    Tensors
-        The output, cut off the graph; on the last stage the weighted loss.
+    `key` seeds the random numbers, `end` turns the output of the last stage into the loss; with
+    `recompute` only the inputs are kept. The output is cut off the graph.
     """
-    leaves = zip(x, stage.needs_gradient, strict=True)
-    kept = Kept(tuple(t.detach().requires_grad_(need) for t, need in leaves), key, end)
+    if len(x) != len(stage.needs_gradient):
+        raise InputError(
+            f"stage {stage.index} had {len(stage.needs_gradient)} inputs, now {len(x)}"
+        )
+    leaves = map(Tensor.requires_grad_, map(Tensor.detach, x), stage.needs_gradient)
+    kept = Kept(tuple(leaves), key, end)
     if recompute:
-        kept.buffers = _copied(stage.buffers())
+        kept.buffers = copied(stage.buffers())
     # with a graph even if it is thrown away: kernels may depend on whether there is one
     output = _run(stage, kept)
     if not recompute:
         kept.roots = output
     stage.kept[microbatch] = kept
-    if stage.clones_output:
-        return tuple(t.detach().clone() for t in output)
-    return tuple(t.detach() for t in output)
+    sent = tuple(map(Tensor.detach, output))
+    return tuple(map(Tensor.clone, sent)) if stage.clones_output else sent
 
 
 def recompute(stage: JobStage, microbatch: int) -> None:
@@ -189,7 +157,7 @@ def recompute(stage: JobStage, microbatch: int) -> None:
     The statistics of normalisation layers were updated by F: here the modules point at copies.
     """
     kept = stage.kept[microbatch]
-    with _borrowed(stage, kept.buffers):
+    with buffers_at(stage.holders, kept.buffers):
         kept.roots = _run(stage, kept)
     kept.buffers = ()
 
@@ -203,44 +171,40 @@ def backward(
     """Backward of one micro-batch; parameters accumulate, gradients of the inputs are returned.
 
     `gradients` are those of the outputs, None on the last stage; `tied` those of weights that later
-    stages borrow. The gradients of the inputs are
-    caught before autograd stores them, because storing copies them and may change their strides,
-    and with them the kernels that the stage before would run.
+    stages borrow. The gradients of the inputs are caught before autograd stores them: storing
+    copies them and may change their strides, and with them the kernels of the stage before.
     """
     kept = stage.kept.pop(microbatch)
     assert kept.roots is not None, "backward before recompute"
     found: dict[int, Tensor] = {}
-    # kept here, because a leaf that no graph uses would lose its node, and the hook with it
-    nodes = [_accumulator(t) if t.requires_grad else None for t in kept.inputs]
-    for i, node in enumerate(nodes):
-        if node is not None:
-            node.register_prehook(_Catch(found, i))
+    nodes = []  # kept here: a leaf that no graph uses would lose its node, and the hook with it
+    for i, leaf in enumerate(kept.inputs):
+        if leaf.requires_grad:
+            nodes.append(_accumulator(leaf))
+            nodes[-1].register_prehook(partial(_catch, found, i))
     if gradients is None:
         torch.autograd.backward(kept.roots[0])
     else:
-        pairs = [
-            (root, gradient)
-            for root, gradient in (*zip(kept.roots, gradients, strict=True), *tied)
-            if gradient is not None and root.requires_grad
-        ]
-        if pairs:
-            torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
-    return tuple(found.get(i) for i in range(len(kept.inputs)))
+        roots, given = [], []
+        for root, gradient in chain(zip(kept.roots, gradients, strict=True), tied):
+            if gradient is not None and root.requires_grad:
+                roots.append(root)
+                given.append(gradient)
+        if roots:
+            torch.autograd.backward(roots, given)
+    return tuple(map(found.get, range(len(kept.inputs))))
 
 
 def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: float) -> None:
     """Step of the stage's optimizer and scheduler, after its last micro-batch.
 
-    Parameters
-    ----------
-    clip_norm, norm
-        Clip to this norm; the norm that all gradients of the job have.
-    loss
-        Of the iteration, for a scheduler that looks at it.
+    Gradients are clipped to `clip_norm` by the `norm` that all of the job have; `loss` is for a
+    scheduler that looks at it.
     """
     if stage.optimizer is not None:
         if stage.masters is not None:
-            load_masters(stage)
+            for (_, master), gradient in zip(stage.masters, gradients_of(stage), strict=True):
+                master.grad = gradient
         if clip_norm is not None:
             assert norm is not None
             nn.utils.clip_grads_with_norm_([p for _, p in stage.trained], clip_norm, norm)
@@ -248,7 +212,12 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
         if stage.scheduler is not None:
             stage.scheduler.step(loss) if stage.needs_metric else stage.scheduler.step()
         if stage.masters is not None:
-            store_masters(stage)
+            with torch.no_grad():
+                for (_, parameter), (_, master) in zip(
+                    stage.parameters, stage.masters, strict=True
+                ):
+                    parameter.copy_(master)
+                    master.grad = None
     for _, parameter in stage.parameters:
         parameter.grad = None
 
@@ -256,19 +225,14 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
 def rehearse(stage: JobStage, x: Any, needs: Sequence[bool], end: Criterion | None) -> Any:
     """One forward of a stage that changes nothing of it, to see what its boundary looks like.
 
-    Finds whether the stage changes its input in place: it gets a copy from then on, because a
-    leaf of the graph must not change, and recompute would start from a destroyed input.
-
-    Returns
-    -------
-    Any
-        The output, still on the graph; `InputError` if it is not a tensor or a tuple of tensors.
+    A stage that changes its input in place gets a copy from then on: a leaf of the graph must not
+    change, and recompute would start from a destroyed input. The output is still on the graph.
     """
     stage.packed = isinstance(x, tuple)
     stage.needs_gradient = tuple(needs)
-    leaves = zip(tensors_of(x, "data: the input"), needs, strict=True)
-    fresh = _copied(stage.buffers())
-    with _borrowed(stage, fresh), attributes_kept(stage.modules):
+    given = tensors_of(x, "data: the input")
+    leaves = zip(given, needs, strict=True)
+    with buffers_at(stage.holders, copied(stage.buffers())), attributes_kept(stage.modules):
         copies = tuple(t.detach().requires_grad_(need).clone() for t, need in leaves)
         versions = [copy._version for copy in copies]
         output = stage.run(copies)
@@ -279,7 +243,7 @@ def rehearse(stage: JobStage, x: Any, needs: Sequence[bool], end: Criterion | No
             isinstance(t, Tensor) and t.untyped_storage().data_ptr() in own for t in row
         )
     stage.clones_input = any(c._version != v for c, v in zip(copies, versions, strict=True))
-    if stage.clones_input and _share_storage(tensors_of(x, "data: the input")):
+    if stage.clones_input and len({t.untyped_storage().data_ptr() for t in given}) < len(given):
         raise InputError(
             f"stages: stage {stage.index} changes its input in place, and two of its inputs are "
             f"views of one tensor; put the in-place layer before the cut, or make it inplace=False"
@@ -302,34 +266,13 @@ def _check_buffers(stage: JobStage) -> None:
             )
 
 
-def _share_storage(row: Tensors) -> bool:
-    return len({t.untyped_storage().data_ptr() for t in row}) < len(row)
-
-
 def _run(stage: JobStage, kept: Kept) -> Tensors:
-    seed_generator(kept.key, stage.device)
-    inputs = tuple(t.clone() for t in kept.inputs) if stage.clones_input else kept.inputs
+    seed_generator(kept.key, stage.place or stage.device)
+    inputs = tuple(map(Tensor.clone, kept.inputs)) if stage.clones_input else kept.inputs
     output = stage.run(inputs)
     if kept.end is not None:
         return (kept.end(output),)
     return tensors_of(output, f"stages: the output of stage {stage.index}")
-
-
-def _copied(buffers: Tensors) -> Tensors:
-    """Copies of buffers; one that hangs in several places is one tensor there again."""
-    copies = {id(buffer): buffer.clone() for buffer in buffers}
-    return tuple(copies[id(buffer)] for buffer in buffers)
-
-
-@contextmanager
-def _borrowed(stage: JobStage, values: Sequence[Tensor]) -> Iterator[None]:
-    """Point the modules at other buffers for a while, and then back at their own."""
-    own = stage.buffers()
-    stage.set_buffers(values)
-    try:
-        yield
-    finally:
-        stage.set_buffers(own)
 
 
 def _accumulator(leaf: Tensor) -> Node:
@@ -341,13 +284,8 @@ def _accumulator(leaf: Tensor) -> Node:
     return node
 
 
-class _Catch:
+def _catch(found: dict[int, Tensor], index: int, gradients: tuple[Tensor | None, ...]) -> Any:
     """Hook before `AccumulateGrad` that takes the gradient, so that nothing is stored."""
-
-    def __init__(self, found: dict[int, Tensor], index: int) -> None:
-        self.found, self.index = found, index
-
-    def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[None]:
-        if gradients[0] is not None:
-            self.found[self.index] = gradients[0]
-        return (None,)
+    if gradients[0] is not None:
+        found[index] = gradients[0]
+    return (None,)

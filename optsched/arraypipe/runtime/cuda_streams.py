@@ -20,14 +20,9 @@ if TYPE_CHECKING:
 
 
 class Late:
-    """The value of a tensor with one element, copied behind what its stream has been given so far.
+    """The value of a tensor on a GPU, copied behind what its stream has been given so far.
 
     Reading it waits for that alone, on whichever stream and at whatever time it is read.
-
-    Parameters
-    ----------
-    value
-        On a GPU, made on its current stream.
     """
 
     def __init__(self, value: Tensor) -> None:
@@ -42,13 +37,7 @@ class Late:
 
 
 def page_locked_like(value: Tensor) -> Tensor:
-    """Host memory for a tensor, with its strides; a copy to any other would make the host wait.
-
-    Raises
-    ------
-    torch.OutOfMemoryError
-        There is not so much, which a GPU is none the worse for.
-    """
+    """Host memory for a tensor, with its strides; a copy to any other would make the host wait."""
     try:
         return torch.empty_like(value, device="cpu", pin_memory=True)
     except RuntimeError as error:  # torch takes it for an error of the GPU
@@ -74,11 +63,6 @@ class GpuClock:
 
     Events of two GPUs cannot be subtracted, so each is compared with the host once: they agree up
     to the time that the host needs to notice that an event is over.
-
-    Parameters
-    ----------
-    device
-        A CUDA device; the host waits for it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -157,14 +141,9 @@ class Posted(NamedTuple):
 
 
 class Lanes:
-    """One stream per device of the schedule.
+    """One stream per device of the schedule, whose GPUs may repeat.
 
-    Parameters
-    ----------
-    devices
-        The GPU of every device of the schedule; entries may repeat.
-    pauses
-        Gives the events around what the block that is launched has to wait for.
+    `pauses` gives the events around what the block that is launched has to wait for.
     """
 
     def __init__(

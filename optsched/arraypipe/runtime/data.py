@@ -15,7 +15,7 @@ from optsched.arraypipe.runtime.types import tensors_of
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.arraypipe.job import Data, Job, Tensors
+    from optsched.arraypipe.job import Data, Job
 
 
 class DataEnded(InputError):
@@ -94,14 +94,13 @@ class Feed:
             self.inputs, self.targets, self.shares = [x], [target], [1.0]
             return
         targets = tensors_of(target, f"{place}: the target")
-        size = _length(inputs[0])
-        if any(_length(t) != size for t in (*inputs, *targets)):
+        if len({t.shape[:1] for t in (*inputs, *targets)}) > 1:
             raise InputError(f"{place}: inputs and targets differ in their first dimension")
+        size = inputs[0].shape[0] if inputs[0].dim() else 0
         if size < parts:
             raise InputError(f"{place}: {size} samples cannot be cut into {parts} micro-batches")
-        self.inputs, self.targets = _split(x, inputs, parts), _split(target, targets, parts)
-        lengths = [_length(t) for t in torch.tensor_split(inputs[0], parts)]
-        self.shares = [length / size for length in lengths]
+        self.inputs, self.targets = _split(x, parts), _split(target, parts)
+        self.shares = [len(part) / size for part in inputs[0].tensor_split(parts)]
 
 
 def brought(value: Any, device: torch.device) -> Any:
@@ -147,18 +146,12 @@ def cast(x: Any, precision: str) -> Any:
         return x
     if isinstance(x, tuple):
         return tuple(cast(t, precision) for t in x)
-    return x.to(PRECISIONS[precision]) if _is_float(x) else x
+    is_float = isinstance(x, Tensor) and x.is_floating_point()
+    return x.to(PRECISIONS[precision]) if is_float else x
 
 
-def _is_float(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
-
-
-def _length(t: Tensor) -> int:
-    return t.shape[0] if t.dim() else 0
-
-
-def _split(whole: Any, tensors: Tensors, parts: int) -> list[Any]:
+def _split(whole: Any, parts: int) -> list[Any]:
     """Micro-batches in the form of the whole: a tensor, or a tuple of tensors."""
-    pieces = list(zip(*(torch.tensor_split(t, parts) for t in tensors), strict=True))
-    return pieces if isinstance(whole, tuple) else [piece[0] for piece in pieces]
+    if not isinstance(whole, tuple):
+        return list(whole.tensor_split(parts))
+    return list(zip(*[t.tensor_split(parts) for t in whole], strict=True))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from optsched.arraypipe.plan.segments import places
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,20 +61,10 @@ def check_devices(devices: Sequence[str | torch.device] | None) -> None:
 def resolve(
     devices: Sequence[str | torch.device] | None, names: Sequence[str] | None = None
 ) -> tuple[torch.device, ...]:
-    """The torch device of every device of a schedule; entries may repeat (logical devices).
+    """The torch device of every device of a schedule, by position; entries may repeat.
 
-    Parameters
-    ----------
-    devices
-        One for each, by position; None: the GPUs of the host, one GPU for all if there is but one,
-        else the CPU.
-    names
-        Of the schedule's devices; None: there is no schedule yet, all that there are.
-
-    Raises
-    ------
-    InputError
-        There are fewer devices than the schedule has, or one does not exist.
+    None: the GPUs of the host, one GPU for all if there is but one, else the CPU. `names` are those
+    of the schedule's devices; without them there is no schedule yet, and all are given.
     """
     n = 1 if names is None else len(names)
     if devices is None:
@@ -105,11 +96,7 @@ def stage_devices(
     plan: ExecutionPlan, seat: int, devices: Sequence[torch.device]
 ) -> list[torch.device]:
     """The torch device of every stage of the job on a seat."""
-    found = [devices[0]] * plan.n_stages
-    for block in plan.blocks:
-        if block.job == seat and block.device >= 0:
-            found[block.stage] = devices[block.device]
-    return found
+    return [devices[place] for place in places(plan, seat)]
 
 
 def check_seats_alike(plan: ExecutionPlan, devices: Sequence[torch.device]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,7 @@ Row = tuple[int, int, int, int, int, int, int]
 """A block as in `Record`; plain, because there are many."""
 
 
+@dataclass(eq=False)
 class Past:
     """Blocks from a cycle on, in the order in which they were run here.
 
@@ -42,21 +44,20 @@ class Past:
     block costs the same however long the run is.
     """
 
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.exposed: list[int] = []  # of every row, where states move: waited for copies before
-        self.cut: Moment = (0, 0)  # everything before it has been left out
-        self.left_out = 0  # blocks
-        self._limit = MOST
+    rows: list[Row] = field(default_factory=list)
+    exposed: list[int] = field(default_factory=list)  # of every row: waited for copies before
+    cut: Moment = (0, 0)  # everything before it has been left out
+    left_out: int = 0  # blocks
+    limit: int = field(default_factory=lambda: MOST)
 
     def trim(self) -> list[int] | None:
         """Forget the older half if there are too many; which rows stay, None if all do."""
-        if len(self.rows) < self._limit:
+        if len(self.rows) < self.limit:
             return None
         segment, _, cycle, *_ = self.rows[-(MOST // 2)]
         self.cut = max(self.cut, (segment, cycle))
         kept = self.close()
-        self._limit = max(MOST, 2 * len(self.rows))
+        self.limit = max(MOST, 2 * len(self.rows))
         return kept
 
     def close(self) -> list[int] | None:
@@ -87,38 +88,18 @@ def since(cut: Moment, records: Sequence[Record]) -> list[Record]:
     return [r for r in records if (r.segment, r.cycle) >= cut]
 
 
+@dataclass(eq=False)
 class InlineBackend:
-    """Runs a course in this process; on a CPU devices are logical and time is serial.
+    """Runs a course in this process; on a CPU devices are logical and time is serial."""
 
-    Parameters
-    ----------
-    course
-        What to run.
-    runs
-        All jobs, in the order of the trainer's.
-    worker
-        Executes the blocks.
-    planner
-        May change plan and seats on the way.
-    strict
-        Raise when a job fails.
-    lanes
-        Streams of the devices, on GPUs.
-    """
-
-    def __init__(
-        self,
-        course: Course,
-        runs: Sequence[JobRun],
-        worker: Worker,
-        planner: Planner,
-        strict: bool = False,
-        lanes: Lanes | None = None,
-    ) -> None:
-        self.course, self.runs, self.worker, self.planner = course, runs, worker, planner
-        self.strict, self.lanes = strict, lanes
-        self.past = Past()
-        self.interrupted = False  # let every job end with the iteration that it is in
+    course: Course
+    runs: Sequence[JobRun]  # all jobs, in the order of the trainer's
+    worker: Worker
+    planner: Planner  # may change plan and seats on the way
+    strict: bool = False  # raise when a job fails
+    lanes: Lanes | None = None  # streams of the devices, on GPUs
+    past: Past = field(default_factory=Past)
+    interrupted: bool = False  # let every job end with the iteration that it is in
 
     @property
     def copies(self) -> Sequence[Copied]:

@@ -50,12 +50,8 @@ def fresh_stages(
 ) -> list[JobStage]:
     """The stages of a model with everything that trains them.
 
-    Parameters
-    ----------
-    devices
-        Of every stage; none = where the model is.
-    away
-        Leave the tensors on the host for now.
+    `devices` has that of every stage; none: where the model is. `away` leaves the tensors on the
+    host for now.
     """
     stages = [
         JobStage(**vars(part), job=index, last=part.index == len(names) - 1)

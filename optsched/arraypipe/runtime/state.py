@@ -92,34 +92,20 @@ class NotFinite(ArithmeticError):
 
 @dataclass(eq=False)
 class JobRun:
-    """One job of a run.
-
-    Parameters
-    ----------
-    stages
-        All stages; in a run of several processes those of other devices have no tensors.
-    start
-        Iterations that it had at the beginning.
-    target
-        Iterations that it is to have at the end.
-    feed
-        Its batches, where a first or last stage needs them.
-    """
+    """One job of a run."""
 
     job: Job
     index: int
     title: str
     model: nn.Module
-    stages: list[JobStage]
-    start: int
-    target: int
-    feed: Feed | None
+    stages: list[JobStage]  # all; in a run on ranks those of other devices have no tensors
+    start: int  # iterations that it had at the beginning
+    target: int  # and is to have at the end
+    feed: Feed | None  # its batches, where a first or last stage needs them
     begin: int = -1  # first iteration that no segment has run yet
     end: int = -1  # first iteration that will not be run
     losses: list[float] = field(default_factory=list)
-    unread: list[Tensor | Late] = field(
-        default_factory=list
-    )  # parts of the loss not read from the device
+    unread: list[Tensor | Late] = field(default_factory=list)  # parts of the loss on the device
     reported: int = -1  # last iteration whose loss was told to the caller
     updates: int = 0  # of stages, in this process
     total_norm: Tensor | None = None  # of all gradients of the iteration

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 from traceback import format_tb
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -101,35 +102,18 @@ class Resident:
         """Nothing to do."""
 
 
+@dataclass(eq=False)
 class Worker:
-    """Executes blocks; which ones and in which order is the business of a backend.
+    """Executes blocks; which ones and in which order is the business of a backend."""
 
-    Parameters
-    ----------
-    runs
-        All jobs.
-    memory
-        Where their states are.
-    loss
-        ``loss(output, target)``.
-    on_update
-        Called with ``(run, stage, iteration)`` after every update of a stage.
-    on_loss
-        Called with ``(run, iteration, loss)`` when the loss of an iteration is known, before its
-        backward: what the caller decides now holds for the next iteration.
-    """
-
-    def __init__(
-        self,
-        runs: Sequence[JobRun],
-        memory: Memory,
-        loss: Loss,
-        on_update: Callable[[JobRun, int, int], None],
-        on_loss: Callable[[JobRun, int, float], None],
-    ) -> None:
-        self.runs, self.memory, self.loss = runs, memory, loss
-        self.on_update, self.on_loss = on_update, on_loss
-        self.aside = 0  # nanoseconds of the last block for batches and callbacks, not its work
+    runs: Sequence[JobRun]  # all jobs
+    memory: Memory  # where their states are
+    loss: Loss
+    on_update: Callable[[JobRun, int, int], None]  # after every update: run, stage, iteration
+    # when the loss of an iteration is known, before its backward: what the caller decides now holds
+    # for the next iteration
+    on_loss: Callable[[JobRun, int, float], None]
+    aside: int = 0  # nanoseconds of the last block for batches and callbacks, not its work
 
     def execute(
         self, segment: Segment, now: Instance, received: Mapping[int, Parcel]
@@ -162,7 +146,8 @@ class Worker:
                     began = time.perf_counter_ns()
                     self._report(block, run, iteration)
                     self.aside += time.perf_counter_ns() - began
-                memory.leave(run.index, place, kind)
+                if memory.moves:
+                    memory.leave(run.index, place, kind)
                 return sent
         tombstone = Parcel((), run.last_word())
         return dict.fromkeys(segment.routes.outputs[operation], tombstone)
@@ -223,7 +208,8 @@ class Worker:
                 run.feed.draw(iteration)
                 self.aside += time.perf_counter_ns() - began
             if index == 0:
-                x = tensors_of(run.feed.input(m, stage.device), "data: the input")
+                x = run.feed.input(m, stage.device)
+                x = x if isinstance(x, tuple) else (x,)
         recomputed = run.job.recompute or (block.job, index) in segment.plan.recomputed
         key = run.job.key(iteration, m, index)
         end = self.criterion(run, stage, m) if last else None
@@ -247,8 +233,7 @@ class Worker:
     def _backward(self, visit: _Visit, stage: JobStage) -> dict[int, Parcel]:
         segment, now, block, run, received = visit
         m, messages = block.microbatch, segment.routes.messages
-        last_backwards = segment.plan.last_backwards
-        ends = now.operation in last_backwards
+        ends = now.operation in segment.plan.last_backwards
         clips = run.job.clip_norm is not None
         gradients: Any = None
         if stage.last and ends:
@@ -260,16 +245,17 @@ class Worker:
                 tied.append((segment.plan.blocks[message.producer].stage, parcel.tensors))
                 continue
             gradients = parcel.tensors
-            if message.producer in last_backwards:  # this B need not be the last one here
+            if ends:
                 run.metric = parcel.loss
                 if clips:
                     *gradients, vector = gradients
                     stage.later_norms = Norms(vector, parcel.absent)
         if stage.kept[m].roots is None:
             blocks.recompute(stage, m)
-        returned = blocks.backward(stage, m, gradients, tied_roots(run, stage, tied))
-        summed = segment.routes.summed
-        borrowed = take_borrowed(stage) if ends or not summed else {}
+        roots = tied_roots(run, stage, tied) if tied else ()
+        returned = blocks.backward(stage, m, gradients, roots)
+        whole = stage.borrowed and (ends or not segment.routes.summed)
+        borrowed = take_borrowed(stage) if whole else {}
         norms = Norms()
         if ends and clips:
             norms = own_norms(stage, stage.later_norms)
@@ -348,13 +334,8 @@ def reason(error: BaseException) -> str:
 def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
     """Run the first micro-batch through all stages; the outputs of each, the loss of the last.
 
-    Raises
-    ------
-    InputError
-        A boundary is not a tensor or a tuple of tensors, or there is not even a first batch.
-    JobFailed
-        The iterator of the data or the forward raised, or the data end where a checkpoint was
-        written: alone the job would have failed there.
+    `InputError`: a boundary is not a tensor or a tuple of tensors, or there is not even a first
+    batch. `JobFailed`: alone the job would have failed there too.
     """
     if run.feed is None:
         return []
@@ -371,8 +352,9 @@ def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
                 x = blocks.rehearse(stage, x, needs, worker.criterion(run, stage, 0))
             needs = tuple(t.requires_grad for t in (x if isinstance(x, tuple) else (x,)))
             # the graph goes with its stage
-            x = tuple(t.detach() for t in x) if isinstance(x, tuple) else x.detach()
-            outputs.append(x if isinstance(x, tuple) else (x,))
+            row = tuple(t.detach() for t in (x if isinstance(x, tuple) else (x,)))
+            x = row if isinstance(x, tuple) else row[0]
+            outputs.append(row)
     except DataEnded as error:
         if not run.start:
             raise
