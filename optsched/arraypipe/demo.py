@@ -146,7 +146,9 @@ def _demo(
 ) -> DemoResult:
     data = batches_of(corpus(), SIZE.context)
     jobs = demo_jobs()
-    trainer = ArrayTrainer(partial(build_gpt, SIZE), jobs, CUTS, next_byte_loss, data)
+    trainer = ArrayTrainer(
+        partial(build_gpt, SIZE), data, jobs=jobs, stages=CUTS, loss=next_byte_loss
+    )
     if schedule is None:
         schedule = schedule_for(trainer, time_limit=time_limit, say=say)
     plan = trainer.plan(schedule)

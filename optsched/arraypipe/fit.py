@@ -7,14 +7,12 @@ import sys
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
 from optsched.arraypipe.callbacks import Callback, FitInfo
 from optsched.arraypipe.checkpoint.files import load
-from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 from optsched.arraypipe.evaluation import Evaluation, measure_of
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.plan.plan import ExecutionPlan
@@ -63,13 +61,17 @@ class Fit:
     def __post_init__(self) -> None:
         config = self.config
         torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-        self.backend = config.backend or ("process" if torchrun else "inline")
+        self.on_ranks = torchrun if config.backend is None else config.backend == "process"
         if not isinstance(self.callbacks, (list, tuple)):
             raise InputError(f"callbacks: expected a list, got {self.callbacks!r:.60}")
         for k, callback in enumerate(self.callbacks):
             if not isinstance(callback, Callback):
                 raise InputError(f"callbacks[{k}]: expected a Callback, got {callback!r:.60}")
-        self.is_first = self.backend == "inline" or os.environ.get("RANK", "0") == "0"
+        self.is_first = not self.on_ranks or os.environ.get("RANK", "0") == "0"
+        self.every = None if self.checkpoint is None else config.every
+        self.folder = self.trainer._folder(
+            self.steps, self.checkpoint, self.every, self.resume, config.keep
+        )
         self.ended: set[Job] = set()
         self.problem: JobArray | None = None  # what the schedule was made for
         self.progress: RunProgress
@@ -79,29 +81,27 @@ class Fit:
     def run(self) -> RunResult:
         """All of it."""
         trainer, config = self.trainer, self.config
-        every = None if self.checkpoint is None else config.every
-        trainer._folder(self.steps, self.checkpoint, every, self.resume, config.keep)  # refuses
         self.evaluation = self._evaluation()
-        inline = self.backend == "inline"
         plan = self._plan()
         queue = plan.n_jobs < len(trainer.jobs)
         refills = any(type(c).on_end is not Callback.on_end for c in self.callbacks)
-        info = self._info(every)
+        info = self._info()
         self.evaluated = dict(info.starts)
         try:
             for callback in self.callbacks:
                 callback.on_start(info)
             with self._progress(plan):
                 result = trainer.run(
-                    plan, self.steps, checkpoint=self.checkpoint, checkpoint_every=every,
+                    plan, self.steps, checkpoint=self.checkpoint, checkpoint_every=self.every,
                     keep=config.keep, resume=self.resume, on_step=self._on_step,
                     on_error=config.on_error, queue=queue, refill=self._on_end if refills else None,
-                    replan=self.problem if config.replan else None, backend=self.backend,
+                    replan=self.problem if config.replan else None,
+                    backend="process" if self.on_ranks else "inline",
                     window=config.window, timeout=config.timeout,
-                    evaluation=self.evaluation if inline else None,
+                    evaluation=None if self.on_ranks else self.evaluation,
                 )  # fmt: skip
             for job in trainer.jobs:
-                if not inline and self.is_first and self.evaluation is not None:
+                if self.is_first:
                     self._evaluate_latest(job)
                 if job not in self.ended:
                     self._on_end(job)
@@ -113,7 +113,7 @@ class Fit:
     def _evaluation(self) -> Evaluation | None:
         if self.evaluate is None:
             return None
-        if self.backend == "process" and self.checkpoint is None:
+        if self.on_ranks and self.checkpoint is None:
             raise InputError(
                 "evaluate: a rank has only its stages of the model, so that checkpoints are "
                 "evaluated; expected checkpoint=..."
@@ -127,17 +127,15 @@ class Fit:
 
     def _evaluate_latest(self, job: Job) -> None:
         """On ranks: evaluate the newest checkpoint of a job, on the host, if that is not done."""
-        trainer = self.trainer
-        title = trainer.titles[trainer.jobs.index(job)]
-        folder = CheckpointFolder(Path(str(self.checkpoint)), trainer.stages, None)
-        done = folder.latest(title)
-        if done <= self.evaluated.get(title, 0):
+        if not self.on_ranks or self.evaluation is None or self.folder is None:
             return
-        assert self.evaluation is not None
-        self.evaluated[title] = done
-        place = folder.folder / title / str(done)
-        states, buffers = load(place / "model.pt"), load(place / "train.pt")["buffers"]
-        self.evaluation.evaluate(job, done - 1, states, buffers, torch.device("cpu"))
+        title = self.trainer.titles[self.trainer.jobs.index(job)]
+        done = self.folder.latest(title)
+        if done > self.evaluated.get(title, 0):
+            self.evaluated[title] = done
+            place = self.folder.folder / title / str(done)
+            states, buffers = load(place / "model.pt"), load(place / "train.pt")["buffers"]
+            self.evaluation.evaluate(job, done - 1, states, buffers, torch.device("cpu"))
 
     def _plan(self) -> ExecutionPlan:
         """The plan to train by, on all ranks, when it has been checked."""
@@ -149,9 +147,8 @@ class Fit:
             trainer._check(plan, queue=plan.n_jobs < len(trainer.jobs))
             if self.config.replan:
                 raise InputError("replan: expected no schedule, so that its problem is known")
-        count = _devices(trainer)
-        if self.backend == "inline":
-            schedule, self.problem = self._prepare(plan, count)
+        if not self.on_ranks:
+            schedule, self.problem = self._prepare(plan, _devices(trainer))
         else:
             import torch.distributed as dist
 
@@ -185,7 +182,7 @@ class Fit:
             self._say('not checked: tied="sum" gives up the last bits')
             return
         checked, there = trainer.with_jobs(trainer.jobs[:seats]), resolve(trainer.devices)
-        if self.backend == "process":  # all stages are here for once
+        if self.on_ranks:  # all stages are here for once
             there, checked.memory = own_first(there)[:1], None
         checked.devices = (there * len(trainer.stages))[: len(trainer.stages)]
         try:
@@ -201,9 +198,8 @@ class Fit:
             )
         self._say(f"checked: the bits of training alone, over {steps} iterations")
 
-    def _info(self, every: int | None) -> FitInfo:
-        trainer = self.trainer
-        folder = trainer._folder(self.steps, self.checkpoint, every, self.resume, self.config.keep)
+    def _info(self) -> FitInfo:
+        trainer, folder = self.trainer, self.folder
         starts = {
             title: folder.latest(title) if folder is not None and self.resume else 0
             for title in trainer.titles
@@ -217,8 +213,7 @@ class Fit:
         from optsched.arraypipe.cli.output import RunProgress
 
         trainer, last = self.trainer, plan.n_jobs - 1
-        inline = self.backend == "inline"
-        devices = resolve(trainer.devices, plan.devices) if inline else ()
+        devices = () if self.on_ranks else resolve(trainer.devices, plan.devices)
         self.progress = RunProgress(
             trainer.jobs, trainer.titles, self.steps,
             copies=[plan.copies[min(j, last)] for j in range(len(trainer.jobs))],
@@ -232,8 +227,7 @@ class Fit:
         self.progress(job, iteration, loss)
         for callback in self.callbacks:
             callback.on_step(job, iteration, loss)
-        if self.backend == "process" and self.evaluation is not None:
-            self._evaluate_latest(job)
+        self._evaluate_latest(job)
 
     def _on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
         for callback in self.callbacks:

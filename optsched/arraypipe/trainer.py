@@ -118,7 +118,7 @@ class ArrayTrainer:
     """Trains a job array in the order of a schedule.
 
     ``ArrayTrainer(build_model, data, stages=..., loss=...)``, with ``jobs=...`` or with jobs for
-    `fit`; or all by position, ``ArrayTrainer(build_model, jobs, stages, loss, data)``.
+    `fit`; or in the order of a schedule's parts, ``(build_model, jobs, stages, loss, data)``.
 
     Parameters
     ----------
@@ -180,10 +180,10 @@ class ArrayTrainer:
             given = dict(zip(("jobs", "stages", "loss", "data"), parts, strict=False))
             jobs, stages = given.get("jobs", jobs), given.get("stages", stages)
             loss, data = given.get("loss", loss), given.get("data", data)
-        if stages is None or data is None:
+        if stages is None or data is None or len(parts) > 4:
             raise InputError(
                 "expected ArrayTrainer(build_model, data, stages=..., loss=...), and jobs=... "
-                f"unless fit gets them; {'stages' if stages is None else 'data'} is missing"
+                "unless fit gets them"
             )
         if not callable(build_model):
             raise InputError(f"build_model: expected a function, got {build_model!r:.60}")

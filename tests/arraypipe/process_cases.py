@@ -184,10 +184,10 @@ def outputs(ranks: int) -> list[str]:
         jobs = [Job(0, 6, sgd, microbatches=2), Job(1, 5, adamw, recompute=True)]
         array = ArrayTrainer(
             partial(models.Named, kind),
-            jobs,
-            [SplitPoint("second")],
-            models.named_loss,
             models.rows,
+            jobs=jobs,
+            stages=[SplitPoint("second")],
+            loss=models.named_loss,
         )
         result = array.run(random_schedule([2, 1], 2, seed=1), STEPS, on_error="raise", **PROCESSES)
         for j, trained in enumerate(result.trained):

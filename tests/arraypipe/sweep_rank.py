@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def main() -> None:
         "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
-    make_trainer = partial(ArrayTrainer, build_model, stages=CUTS[ranks], loss=loss, data=data)
+    make_trainer = ArrayTrainer(build_model, data, stages=CUTS[ranks], loss=loss).with_jobs
     names = ("0", *map(str, CUTS[ranks]))
 
     def differing(result: SweepResult, make: Any = suggest) -> list[str]:

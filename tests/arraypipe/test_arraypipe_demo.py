@@ -34,7 +34,7 @@ def test_demo_solves_trains_and_compares(tmp_path: Path, monkeypatch: pytest.Mon
     assert verify(replay) == []
     assert replay.makespan == result.result.report.replayed < trace.makespan
     assert str(result).count("bit-identical") == 4
-    assert {"measuring", "solving", "period", "training"} <= {line.split()[0] for line in lines}
+    assert {"measuring", "solving", "predicted:", "training"} <= {line.split()[0] for line in lines}
     for name in ("demo.schedule.json", "replay.html", "replay.trace.json", "demo.profile.json"):
         assert (tmp_path / "out" / name).stat().st_size > 1000
     for part in ("cpu3 |", "with measured durations", "one job per GPU", "bit-identical"):

@@ -300,7 +300,9 @@ def test_slots_change_no_bit_of_sums(recompute: bool, seed: int, memory: int) ->
     schedule = random_schedule([3, 2, 1], 4, place=[0, 0, 0, 0], seed=seed)
     rows = []
     for limit in (None, memory):
-        array = ArrayTrainer(Language, jobs, NAMES, token_loss, tokens, memory=limit, tied="sum")
+        array = ArrayTrainer(
+            Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss, memory=limit, tied="sum"
+        )
         rows.append(array.run(schedule, STEPS, on_error="raise"))
     for j in range(3):
         assert differences(rows[0].trained[j], rows[1].trained[j]) == []

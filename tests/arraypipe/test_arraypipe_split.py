@@ -101,7 +101,11 @@ def test_outputs_keep_their_type(kind: type) -> None:
         return models.named_loss(output, target)
 
     array = ArrayTrainer(
-        lambda: models.Named(kind), JOBS, points("second", "head"), loss, models.rows
+        lambda: models.Named(kind),
+        models.rows,
+        jobs=JOBS,
+        stages=points("second", "head"),
+        loss=loss,
     )
     assert array.check_exact(3) == []
     assert set(kinds) == {(kind, models.Attributes)}
@@ -119,7 +123,7 @@ def test_named_stages_give_the_type_that_the_model_gives() -> None:
             return models.Output(self.b(self.a(x)))
 
     with pytest.raises(InputError, match="do not give what the forward of Whole gives"):
-        ArrayTrainer(Whole, JOBS, [["a"], ["b"]], models.loss, models.rows)
+        ArrayTrainer(Whole, models.rows, jobs=JOBS, stages=[["a"], ["b"]], loss=models.loss)
 
 
 def chain() -> nn.Sequential:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-make_trainer = partial(ArrayTrainer, build_model, stages=CUTS, loss=loss, data=data)
+make_trainer = ArrayTrainer(build_model, data, stages=CUTS, loss=loss).with_jobs
 NAMES = ("0", "4", "6")
 STEPS = 6
 

@@ -214,8 +214,7 @@ class RunProgress:
 
     def add(self, job: Job, title: str) -> None:
         """A job joins."""
-        self.rows.append(Row(job, title, 1))
-        self.by_job[id(job)] = self.rows[-1]
+        self.rows[id(job)] = Row(job, title, 1)
 
     def __call__(self, job: Job, iteration: int, loss: float) -> None:
         """Note a loss, and show the state if it is time to."""

@@ -94,9 +94,8 @@ class ArraySweep:
     Parameters
     ----------
     trainer
-        Whose model, stages, loss and data are used; its jobs are examples and are not trained. Or a
-        function that makes the trainer of the first jobs, such as
-        ``functools.partial(ArrayTrainer, build_model, stages=4, loss=loss, data=data)``.
+        Whose model, stages, loss and data are used; jobs that it has are not trained. Or a function
+        that makes the trainer of the first jobs.
     study
         An Optuna study of one objective, with any sampler and pruner.
     suggest
