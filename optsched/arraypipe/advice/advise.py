@@ -7,7 +7,6 @@ equally often. All times are per round, in the steady state of long training.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +23,7 @@ from optsched.pipelines.profiles import bytes_of
 from optsched.problems.jobarray.reports import epoch_multiplicity
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable
 
 
