@@ -358,7 +358,7 @@ def test_bad_arguments_are_named() -> None:
         ({"fused": {}}, "fused"),
         ({"link": {"speed": 1}}, "link: expected"), ({"link": 5}, "link: expected"),
         ({"link": {"bandwidth": 0}}, "link.bandwidth: expected at least 1"),
-        ({"samples": 0}, "samples"), ({"profile": 7}, "profile"),
+        ({"samples": 0}, "samples"), ({"profile": 7}, "path: "),
     ]  # fmt: skip
     for changes, sentence in cases:
         arguments = {"profile": profile(batches=(4, 8)), **changes}

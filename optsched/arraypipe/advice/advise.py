@@ -7,7 +7,6 @@ equally often. All times are per round, in the steady state of long training.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +23,7 @@ from optsched.pipelines.profiles import bytes_of
 from optsched.problems.jobarray.reports import epoch_multiplicity
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable
 
 
@@ -78,7 +78,7 @@ def advise(
     InputError
         Naming the argument, its value and what was expected.
     """
-    known = profile if isinstance(profile, Profile) else _read(profile)
+    known = profile if isinstance(profile, Profile) else Profile.read(profile)
     situation = _situation(known, jobs, devices, memory, link, samples)
     stacks = None if fused is None else _stacks(fused)
     options = [*one_at_a_time(situation), job_array(situation), stacked(situation, stacks)]
@@ -90,14 +90,6 @@ def advise(
         tuple(one.iterations for one in situation.jobs),
         tuple(_notes(situation, link)),
     )
-
-
-def _read(path: Any) -> Profile:
-    if not isinstance(path, (str, os.PathLike)):
-        raise InputError(
-            f"profile: expected a Profile or the path of one, got {format_value(path)}"
-        )
-    return Profile.read(path)
 
 
 def _situation(
