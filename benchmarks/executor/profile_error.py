@@ -113,7 +113,7 @@ def profile_of(name: str, sizes: tuple[int, ...], repeats: int) -> Profile:
     def batches(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         return data(name, job, start)
 
-    return ArrayTrainer(build, [job], cuts, loss, batches).profile(sizes, repeats)
+    return ArrayTrainer(build, batches, jobs=[job], stages=cuts, loss=loss).profile(sizes, repeats)
 
 
 def errors(profile: Profile, field: str, sizes: tuple[int, ...]) -> list[float]:

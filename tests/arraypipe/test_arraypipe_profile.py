@@ -32,10 +32,10 @@ def profile_of(
 ) -> Profile:
     """Measure, whatever the machine's noise."""
     devices = given.pop("devices", None)
-    options = {"loss": given.pop("loss", loss), "data": given.pop("data", data)}
+    options = {"loss": given.pop("loss", loss), "data": given.pop("data", data), "stages": cuts}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ArrayTrainer(model, jobs, cuts, devices=devices, **options).profile(**given)
+        return ArrayTrainer(model, jobs=jobs, devices=devices, **options).profile(**given)
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +261,7 @@ def test_a_case_that_scatters_is_repeated_and_named() -> None:
     jobs = [Job(seed=1, batch_size=4, optimizer=sgd)]
     named = r"F of stage 1 \(1\), micro-batch 4, fp32: IQR [^;]* after 50 repeats"
     with pytest.warns(UserWarning, match=named):
-        found = ArrayTrainer(build, jobs, [1], loss, data).profile()
+        found = ArrayTrainer(build, data, jobs=jobs, stages=[1], loss=loss).profile()
     (block,) = (b for b in found.blocks if (b.kind, b.stage) == ("F", 1))
     assert block.n == 50
     assert block.noisy
