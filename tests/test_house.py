@@ -24,10 +24,10 @@ FLOORS = (
 
 MOST: dict[str, dict[str, int]] = {
     "lines": {
-        "analysis": 1000, "arraypipe": 21550, "bandwidth": 11200, "bench": 1200, "cli": 4100,
+        "analysis": 1000, "arraypipe": 20150, "bandwidth": 11200, "bench": 1200, "cli": 4100,
         "cluster": 13000, "elastic": 2600, "errors": 100, "formats": 4000, "io": 800,
         "kernels": 1500, "model": 2600, "optsched": 200, "optsched_solvers": 17200,
-        "pipelines": 1800, "plots": 1400, "problems": 7700, "serving": 4000, "solving": 1400,
+        "pipelines": 1800, "plots": 1425, "problems": 7700, "serving": 4000, "solving": 1400,
         "testing": 3100, "version": 100,
     },
     "files over 700 lines": {},
@@ -35,13 +35,13 @@ MOST: dict[str, dict[str, int]] = {
         "optsched/bandwidth": 56, "optsched/cluster": 53,
     },
     "imports upward": {"cluster -> formats": 1, "problems -> bandwidth": 24},
-    "modules in circles of imports": {"arraypipe": 2, "cluster": 8},
+    "modules in circles of imports": {"cluster": 8},
     "compiled entries": {
         "bandwidth": 11, "cluster": 26, "kernels": 4, "optsched_solvers": 20,
         "serving": 3,
     },
     "functions of too many parameters": {
-        "arraypipe": 8, "bandwidth": 7, "cli": 11, "cluster": 6, "elastic": 1, "formats": 1,
+        "arraypipe": 1, "bandwidth": 7, "cli": 11, "cluster": 6, "elastic": 1, "formats": 1,
         "optsched_solvers": 2, "pipelines": 2, "problems": 3, "solving": 1,
     },
 }  # fmt: skip
