@@ -11,6 +11,7 @@ import numpy as np
 from optsched.analysis.occupancy import peak_memory
 from optsched.arraypipe.advice.costs import Cut, groupings, longest_first, rolling_array, window
 from optsched.arraypipe.advice.options import Option
+from optsched.arraypipe.memory.budget import standing
 from optsched.io.text import bytes_text
 from optsched.pipelines import interleaved, one_f_one_b, wrapped
 from optsched.solving.solve import solve
@@ -319,9 +320,10 @@ def _rolling(situation: Situation, jobs: Sequence[Cut]) -> Rolling | None:
     costs, load = [one.costs for one in jobs], _load(jobs)
     # with one micro-batch and a fused update a gradient lives in its own block only
     alone = all(one.microbatches == 1 and one.asked.job.update == "fused" for one in jobs)
-    gradients = np.array([one.gradients for one in costs])
-    held = np.sum([one.state for one in costs], axis=0) + window(costs)
-    held += gradients.max(axis=0) if alone else gradients.sum(axis=0)
+    states, gradients = (
+        np.array([getattr(one, key) for one in costs]) for key in ("state", "gradients")
+    )
+    held = standing(states, gradients, alone) + window(costs)
     if situation.room is not None and held.max() >= situation.room:
         return None
     most = max(4, _ARRAY_BLOCKS // (2 * len(jobs) * len(held)))
