@@ -23,7 +23,7 @@ from optsched.arraypipe.distributed.collect import (
     read_clocks,
     to_first,
 )
-from optsched.arraypipe.distributed.group import Group, join
+from optsched.arraypipe.distributed.group import Group
 from optsched.arraypipe.distributed.mailbox import Capacity
 from optsched.arraypipe.distributed.transport import CreditedLinks, GlooLinks, PeerLost
 from optsched.arraypipe.memory.budget import CUDA_CONTEXT
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """The ranks of one run; rank d is device d of the plan. Collective.
+    """The ranks of one run, as many as `check_size` wants; rank d is device d. Collective.
 
     Parameters
     ----------
@@ -59,11 +59,6 @@ class Ranks:
         Seconds after which a message counts as lost.
     devices
         CPUs, if they are meant although there are GPUs.
-
-    Raises
-    ------
-    InputError
-        There is no process group, or it has not one rank per device.
     """
 
     def __init__(
@@ -74,8 +69,6 @@ class Ranks:
         timeout: float = 600.0,
         devices: Sequence[str | torch.device] | None = None,
     ) -> None:
-        join()
-        check_size(len(plan.devices))
         self.capacity = Capacity(window)
         self.links = links(routes, timeout, devices)
         self.group = Group(self.links.group, timeout)
