@@ -35,14 +35,18 @@ class Evaluation:
     measure: Measure
     every: int | None  # iterations between two; None: only after the last one
     tell: Callable[[Job, int, float, nn.Module], object]
+    sign: float = 1.0  # -1 if larger values are better
     on_host: bool = False  # the memory of the devices is counted
     noted: dict[tuple[int, int], dict[int, _Part]] = field(default_factory=dict)
 
-    def note(self, run: JobRun, stage: int, iteration: int) -> None:
-        """A stage has just finished an iteration; what this raises ends the run."""
+    def note(self, run: JobRun, stage: int, iteration: int) -> float | None:
+        """A stage has just finished an iteration; the value of the job if it was the last one.
+
+        What evaluating raises ends the run.
+        """
         done = iteration + 1
         if done != run.target and (self.every is None or done % self.every):
-            return
+            return None
         device = run.stages[stage].device
         parts = self.noted.setdefault((run.index, iteration), {})
         parts[stage] = (
@@ -51,14 +55,15 @@ class Evaluation:
         )
         if on_gpu(device):
             torch.cuda.current_stream(device).synchronize()
-        if len(parts) == len(run.stages):
-            del self.noted[run.index, iteration]
-            states, buffers = (
-                {name: x for part in row for name, x in part.items()}
-                for row in zip(*parts.values(), strict=True)
-            )
-            place = torch.device("cpu") if self.on_host else run.stages[0].device
-            self.evaluate(run.job, iteration, states, buffers, place)
+        if len(parts) < len(run.stages):
+            return None
+        del self.noted[run.index, iteration]
+        states, buffers = (
+            {name: x for part in row for name, x in part.items()}
+            for row in zip(*parts.values(), strict=True)
+        )
+        place = torch.device("cpu") if self.on_host else run.stages[0].device
+        return self.evaluate(run.job, iteration, states, buffers, place)
 
     def evaluate(
         self,
@@ -67,7 +72,7 @@ class Evaluation:
         states: dict[str, Any],
         buffers: dict[str, Any],
         place: torch.device,
-    ) -> None:
+    ) -> float:
         """Make the model of a state dict, and of buffers that are not in it, and tell its value."""
         with global_state_kept():
             model = fresh_model(self.build_model, job)
@@ -79,6 +84,7 @@ class Evaluation:
             with torch.no_grad():
                 value = float(self.measure(job, model, place))
         self.tell(job, iteration, value, model)
+        return value
 
 
 def measure_of(given: Any, loss: Loss) -> Measure:

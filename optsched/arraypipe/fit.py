@@ -122,7 +122,7 @@ class Fit:
         measure = measure_of(self.evaluate, trainer.loss)
         return Evaluation(
             trainer.build_model, measure, self.config.every, self._on_evaluate,
-            on_host=trainer.memory is not None,
+            sign=1.0 if self.config.mode == "min" else -1.0, on_host=trainer.memory is not None,
         )  # fmt: skip
 
     def _evaluate_latest(self, job: Job) -> None:

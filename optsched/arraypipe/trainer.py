@@ -72,8 +72,9 @@ class RunConfig:
         Look for a better order when a job has ended and nobody takes its seat.
     every
         Iterations between two evaluations, and between two checkpoints. None: at the end only.
-    keep
-        Newest checkpoints of a job that are not removed.
+    keep, mode
+        Newest checkpoints of a job that are not removed; nor is, inline, the one with the lowest
+        (``"min"``) or highest (``"max"``) value of `evaluate`, which ``<job>/best`` names.
     check
         Iterations over which the jobs are compared with training alone first; 0: none.
     verbose
@@ -90,6 +91,7 @@ class RunConfig:
     replan: bool = False
     every: int | None = None
     keep: int = 2
+    mode: Literal["min", "max"] = "min"
     check: int = 2
     verbose: bool = True
 
@@ -99,6 +101,8 @@ class RunConfig:
             raise InputError(f'backend: expected "inline" or "process", got {self.backend!r:.60}')
         if self.tied not in (None, "exact", "sum"):
             raise InputError(f'tied: expected "exact" or "sum", got {self.tied!r:.60}')
+        if self.mode not in ("min", "max"):
+            raise InputError(f'mode: expected "min" or "max", got {self.mode!r:.60}')
         for key, least in (("every", 1), ("keep", 1), ("check", 0)):
             value = getattr(self, key)
             if value is None and key == "every":

@@ -429,7 +429,10 @@ class ArrayRun:
         if self.folder is not None:
             self.folder.note(run, stage, iteration)
         if self.settings.evaluation is not None:
-            self.settings.evaluation.note(run, stage, iteration)
+            value = self.settings.evaluation.note(run, stage, iteration)
+            if value is not None and self.folder is not None:
+                value *= self.settings.evaluation.sign
+                self.folder.mark_best(run, iteration + 1, value)
 
     def _on_loss(self, run: JobRun, iteration: int, loss: float) -> None:
         told = self.settings.on_step

@@ -124,6 +124,23 @@ def test_lazy_names() -> None:
     assert optsched.Job is Job and optsched.ArrayTrainer is ArrayTrainer
 
 
+@pytest.mark.parametrize(("mode", "best"), [("min", 2), ("max", 4)])
+def test_the_best_checkpoint_stays(tmp_path: Path, mode: Any, best: int) -> None:
+    """Beside the newest ones, of which here one is kept."""
+    values = {1: 3.0, 2: 1.0, 3: 2.0, 4: 5.0, 5: 2.5, 6: 2.5}
+    seen: list[int] = []
+
+    def value(model: nn.Module) -> float:
+        seen.append(1)
+        return values[len(seen)]
+
+    config = RunConfig(check=0, verbose=False, every=1, keep=1, mode=mode)
+    array().fit(jobs_of()[:1], 6, checkpoint=tmp_path, evaluate=value, config=config)
+    left = {place.name for place in (tmp_path / "job0").iterdir() if place.is_dir()}
+    assert left == {str(best), "6"}
+    assert (tmp_path / "job0" / "best").read_text().split()[0] == str(best)
+
+
 @pytest.mark.parametrize("memory", [None, 16_000])
 def test_evaluation_changes_no_bit(memory: int | None) -> None:
     """With and without the same tensors; the values are those of the model at that iteration."""
