@@ -23,7 +23,7 @@ from streams_model import Machine, streams  # noqa: E402
 from optsched.arraypipe.job import Job, Norms  # noqa: E402
 from optsched.arraypipe.memory import slots  # noqa: E402
 from optsched.arraypipe.model.split import split  # noqa: E402
-from optsched.arraypipe.profile import measure  # noqa: E402
+from optsched.arraypipe.profile.links import measure_links  # noqa: E402
 from optsched.arraypipe.runtime import cuda_streams  # noqa: E402
 from optsched.arraypipe.runtime.blocks import own_norms, total_norm  # noqa: E402
 from optsched.arraypipe.runtime.cuda_streams import Late, page_locked_like  # noqa: E402
@@ -377,7 +377,7 @@ def test_the_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_gpu
 def test_links_of_a_gpu() -> None:
     """Within a GPU is quicker than from the host."""
-    links = measure.measure_links([torch.device("cuda:0")])
+    links = measure_links([torch.device("cuda:0")])
     assert links.activation.bandwidth > links.host.bandwidth > 10**9
 
 

@@ -29,7 +29,7 @@ from optsched.arraypipe.memory.types import (
 )
 from optsched.arraypipe.plan.segments import device_stream
 from optsched.arraypipe.plan.types import Copied
-from optsched.arraypipe.profile.measure import measure_host
+from optsched.arraypipe.profile.links import measure_host
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.worker import Resident
 from optsched.errors import InputError, InternalError
