@@ -72,14 +72,14 @@ def without_torch(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_plan_explains(shop: Cli) -> None:
-    """Headline, period, bound, device lists, channels and bytes."""
+    """Headline, period, bound, device lists and channels."""
     ran = shop("arraypipe", "plan", "x.schedule.json")
     assert ran.code == 0 and ran.out.count("\n") == 1
     assert "can be run: 3 jobs in 2 stages on 2 devices" in ran.out
     text = shop("arraypipe", "plan", "x.schedule.json", "--explain", "--window", 3).out
     for part in (
         "predicted period", "bound", "longest chain", "device0: stage 0, 6 blocks",
-        "device0 -> device1  activation 3 messages", "3 posted ahead", "limit",
+        "device0 -> device1  activation 3 messages", "3 posted ahead",
     ):  # fmt: skip
         assert part in text, part
     again = shop("arraypipe", "plan", "x.schedule.json", "--explain", "--barrier").out
