@@ -294,7 +294,7 @@ def test_queues_are_set_in_processes_of_torchrun() -> None:
 
 def test_blocks_have_the_times_of_their_gpu() -> None:
     """When they are over; and what they waited for their state is not theirs."""
-    rows = [(0, 1, 2, 3, 50, 60), (0, 1, 3, 4, 61, 62)]
+    rows = [(0, 1, 2, 3, 50, 60, 4), (0, 1, 3, 4, 61, 62, 5)]
     flying = [(0, 500, 900, 7), None]
     backend: Any = object.__new__(ProcessBackend)
 
@@ -310,9 +310,9 @@ def test_blocks_have_the_times_of_their_gpu() -> None:
         worker=SimpleNamespace(memory=SimpleNamespace(moves=True)),
     )  # fmt: skip
     backend._land(1)
-    assert rows[0] == (0, 1, 2, 3, 500, 900) and backend.past.exposed == [7, 0]
+    assert rows[0] == (0, 1, 2, 3, 500, 900, 4) and backend.past.exposed == [7, 0]
     backend._land(0)
-    assert not flying and rows[1] == (0, 1, 3, 4, 61, 62)
+    assert not flying and rows[1] == (0, 1, 3, 4, 61, 62, 5)
 
 
 def test_a_plan_without_its_channels_is_not_adopted() -> None:

@@ -94,22 +94,6 @@ def test_models_of_equal_shapes_may_differ() -> None:
         assert differences(result.trained[j], array.train_alone(j, 3)) == []
 
 
-def test_an_addition_of_another_shape_fails_alone() -> None:
-    """The caller gets the sentence, the others go on as if nothing had been."""
-    jobs, late = [Job(0, 8, adamw), Job(1, 8, sgd)], wide(7)
-    array = trainer(jobs)
-
-    def on_step(job: Job, iteration: int, loss: float) -> None:
-        if (job.seed, iteration) == (0, 0):
-            with pytest.raises(InputError, match=SENTENCE):
-                array.add(late)
-
-    result = array.run(random_schedule([1, 1], 3), 3, on_step=on_step)
-    assert late.status == "failed" and array.titles == ["job0", "job1"]
-    for j in range(2):
-        assert differences(result.trained[j], array.train_alone(j, 3)) == []
-
-
 def test_a_refill_of_another_shape_fails_alone() -> None:
     """The next one takes the seat."""
     first, late = Job(0, 8, adamw), [wide(7), Job(8, 8, sgd, name="other")]
