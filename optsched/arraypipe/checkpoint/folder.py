@@ -283,6 +283,9 @@ class CheckpointFolder:
                 claim.mkdir()
             except FileExistsError:
                 return
+            except OSError:
+                check_writable(place)  # says so
+                raise
             try:
                 for t in complete:
                     self._merge(run, t)
