@@ -139,7 +139,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.end()
         return 130
     finally:
-        faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGINT, before)
     return int(table.end() > 0)
 
@@ -151,16 +150,19 @@ def _interrupt(number: int, frame: Any) -> NoReturn:
 def run(table: Table, parts: Sequence[str], sizes: Sizes) -> None:
     """All checks of the parts, until the device is unusable."""
     clocks: list[Check] = [("clock", clock)] if sizes.cuda else []
-    for k, part in enumerate(parts):
-        for name, rows in (*clocks[: k == 0], *PARTS[part](sizes), *clocks):
-            table.begin(part, name)
-            faulthandler.dump_traceback_later(LIMIT, exit=True, file=2)
-            kernels(part in ("exact", "ranks"))
-            if not checked(table, part, name, rows):
-                sentence = "the device can do nothing more; the checks behind this were not run"
-                table.add(part, Row("all others", sentence, "are run", False))
-                return
-    table.running = ""
+    try:
+        for k, part in enumerate(parts):
+            for name, rows in (*clocks[: k == 0], *PARTS[part](sizes), *clocks):
+                table.begin(part, name)
+                faulthandler.dump_traceback_later(LIMIT, exit=True, file=2)
+                kernels(part in ("exact", "ranks"))
+                if not checked(table, part, name, rows):
+                    sentence = "the device can do nothing more; the checks behind this were not run"
+                    table.add(part, Row("all others", sentence, "are run", False))
+                    return
+        table.running = ""
+    finally:  # or whoever has called this would be ended later
+        faulthandler.cancel_dump_traceback_later()
 
 
 def checked(table: Table, part: str, name: str, rows: Callable[[], Iterable[Row]]) -> bool:

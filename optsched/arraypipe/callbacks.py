@@ -30,8 +30,10 @@ class FitInfo:
     steps: int
     evaluates: bool
     """Whether there will be values."""
-    starts: Mapping[str, int]
-    """Iterations that the checkpoints of the jobs have."""
+    start: Callable[[str], int]
+    """Iterations that the checkpoint has that a job of this name goes on from."""
+    resumes: bool
+    """Whether jobs go on from their checkpoints."""
     is_first: bool
     """False on ranks above 0."""
 
@@ -170,9 +172,6 @@ class BestCheckpoint(Listener):
         if not fit.evaluates:
             raise InputError("BestCheckpoint: expected fit to have evaluate=...")
         check_writable(self.folder)
-        for name in [name for name, start in fit.starts.items() if start]:
-            if (path := self.path(name)).exists():
-                self.best[name] = float(load(path)["value"])
 
     def path(self, name: str) -> Path:
         """The file of a job."""
@@ -181,7 +180,11 @@ class BestCheckpoint(Listener):
     def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
         """Write the model if it is the best so far."""
         name = self.fit.name(job)
-        if self.sign * value < self.sign * self.best.get(name, self.sign * math.inf):
+        if name not in self.best:  # one that is resumed has a best value already
+            there = self.fit.resumes and self.path(name).exists()
+            worst = self.sign * math.inf
+            self.best[name] = float(load(self.path(name))["value"]) if there else worst
+        if self.sign * value < self.sign * self.best[name]:
             self.best[name] = value
             content = {"iteration": iteration, "value": value, "model": model.state_dict()}
             replace_file(self.path(name), content)
@@ -204,7 +207,7 @@ class RunLog(Listener):
         super().on_start(fit)
         lines = [] if self.path.suffix == ".jsonl" else [",".join(_COLUMNS)]
         try:
-            if any(fit.starts.values()) and self.path.exists():
+            if fit.resumes and self.path.exists():
                 text = self.path.read_text(encoding="utf-8").splitlines()
                 lines += [line for line in text if self._is_kept(line)]
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -232,7 +235,7 @@ class RunLog(Listener):
         """Not what a killed run has left after its checkpoint, or half written."""
         try:
             row = json.loads(line) if self.path.suffix == ".jsonl" else _row(line)
-            return bool(int(row["iteration"]) < self.fit.starts[row["job"]])
+            return bool(int(row["iteration"]) < self.fit.start(row["job"]))
         except (KeyError, TypeError, ValueError):
             return False
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from optsched.arraypipe.callbacks import Callback, FitInfo
+from optsched.arraypipe.checkpoint.batches import difference, sample_of
 from optsched.arraypipe.checkpoint.files import load
 from optsched.arraypipe.evaluation import Evaluation, measure_of
 from optsched.arraypipe.job import JobFailed
@@ -19,7 +20,8 @@ from optsched.arraypipe.plan.plan import ExecutionPlan
 from optsched.arraypipe.report.executed import unit
 from optsched.arraypipe.report.explain import predict
 from optsched.arraypipe.report.report import duration
-from optsched.arraypipe.runtime.environment import own_first, resolve
+from optsched.arraypipe.runtime.environment import global_state_kept, own_first, resolve
+from optsched.arraypipe.runtime.stages import fresh_model
 from optsched.arraypipe.train_alone import NotIdentical
 from optsched.errors import InputError, InternalError, OptschedError
 
@@ -76,6 +78,7 @@ class Fit:
         self.problem: JobArray | None = None  # what the schedule was made for
         self.progress: RunProgress
         self.evaluation: Evaluation | None = None
+        self.starts: dict[str, int] = {}  # by title, as checkpoints were before the run
         self.evaluated: dict[str, int] = {}  # newest checkpoint of every job that has been
 
     def run(self) -> RunResult:
@@ -86,7 +89,7 @@ class Fit:
         queue = plan.n_jobs < len(trainer.jobs)
         refills = any(type(c).on_end is not Callback.on_end for c in self.callbacks)
         info = self._info()
-        self.evaluated = dict(info.starts)
+        self.evaluated = {title: self._start(title) for title in trainer.titles}
         try:
             for callback in self.callbacks:
                 callback.on_start(info)
@@ -155,6 +158,7 @@ class Fit:
             from optsched.arraypipe.distributed.group import agree, join
 
             join()
+            self._check_same_data()
             count, first = dist.get_world_size(), dist.get_rank() == 0
             schedule, self.problem = agree(
                 lambda: self._prepare(plan, count) if first else (None, None), _PATIENCE, True
@@ -165,9 +169,55 @@ class Fit:
             self._say(_predicted(found.period * unit(plan), found.bound * unit(plan)))
         return plan
 
+    def _check_same_data(self) -> None:
+        """Refuse ranks whose data differ: inputs are taken on one, targets on another."""
+        import torch.distributed as dist
+
+        from optsched.arraypipe.distributed.group import Group, agree
+
+        trainer = self.trainer
+
+        def first_batches() -> list[Any]:
+            with global_state_kept():
+                return [sample_of(next(iter(trainer.data(job, 0)))) for job in trainer.jobs]
+
+        own, group = agree(first_batches), dist.new_group(backend="gloo")
+        rows = Group(group).all(own)
+        dist.destroy_process_group(group)
+        for rank, row in enumerate(rows):
+            for title, expected, found in zip(trainer.titles, rows[0], row, strict=True):
+                if what := difference(expected, found):
+                    raise InputError(
+                        f"data: rank {rank} has another first batch of job {title} than rank 0 "
+                        f"({what}); every rank has to make the same data, so seed what is random"
+                    )
+
+    def _try_evaluation(self) -> None:
+        """Refuse at once what would raise after the training."""
+        trainer, evaluation = self.trainer, self.evaluation
+        if evaluation is None:
+            return
+        with global_state_kept(), torch.no_grad():
+            model = fresh_model(trainer.build_model, trainer.jobs[0]).eval()
+            try:
+                float(evaluation.measure(trainer.jobs[0], model, torch.device("cpu")))
+            except InputError:
+                raise
+            except Exception as error:
+                raise InputError(f"evaluate: {type(error).__name__}: {error}") from error
+
     def _prepare(
         self, plan: ExecutionPlan | None, devices: int
     ) -> tuple[Schedule | None, JobArray | None]:
+        for title in self.trainer.titles:
+            if self.folder is not None and not self.resume:
+                self.folder.check_unused(title)
+            if (done := self._start(title)) > self.steps:
+                raise InputError(
+                    f"steps: job {title} has already done {done} iterations, got {self.steps}"
+                )
+        if self.config.check:
+            self._try_evaluation()
         schedule = problem = None
         if plan is None:
             schedule, problem = solved(self.trainer, devices, None, self._say, self.steps)
@@ -199,15 +249,19 @@ class Fit:
         self._say(f"checked: the bits of training alone, over {steps} iterations")
 
     def _info(self) -> FitInfo:
-        trainer, folder = self.trainer, self.folder
-        starts = {
-            title: folder.latest(title) if folder is not None and self.resume else 0
-            for title in trainer.titles
-        }
+        trainer = self.trainer
+        resumes = self.folder is not None and self.resume
         return FitInfo(
             lambda job: trainer.titles[trainer.jobs.index(job)], self.steps,
-            self.evaluate is not None, starts, self.is_first,
+            self.evaluate is not None, self._start, resumes, self.is_first,
         )  # fmt: skip
+
+    def _start(self, title: str) -> int:
+        """Iterations that a job has done before."""
+        if title not in self.starts:
+            resumed = self.folder if self.resume else None
+            self.starts[title] = 0 if resumed is None else resumed.latest(title)
+        return self.starts[title]
 
     def _progress(self, plan: ExecutionPlan) -> RunProgress:
         from optsched.arraypipe.cli.output import RunProgress

@@ -279,9 +279,10 @@ class ArrayTrainer:
         evaluate
             A function ``evaluate(model) -> float``; or a dataset or DataLoader of pairs, on which
             the mean of the loss is taken; or ``(dataset, metric)`` with another
-            ``metric(output, target)``. Called with the merged model in evaluation mode, after
-            every `RunConfig.every` iterations and the last one; `Callback.on_evaluate` gets the
-            value. On ranks the newest checkpoint is evaluated, so that some may be left out.
+            ``metric(output, target)``. Called with the merged model in evaluation mode, once
+            before the training, after every `RunConfig.every` iterations and the last of `steps`;
+            `Callback.on_evaluate` gets the value. On ranks the newest checkpoint is evaluated, so
+            that some may be left out.
         config
             How it runs.
 

@@ -294,21 +294,21 @@ def test_data_that_are_the_same_are_gone_on_with(tmp_path: Path) -> None:
 
 def test_parts_of_a_batch_that_are_compared() -> None:
     """Tensors and plain values wherever they are; floats as another processor may round them."""
-    from optsched.arraypipe.checkpoint.batches import _difference, _sample
+    from optsched.arraypipe.checkpoint.batches import difference, sample_of
 
     x = torch.rand(1000, 3)
     batch = ({"a": x.t(), "b": [torch.arange(9), "text", 3]}, None)
-    before = _sample(batch)
+    before = sample_of(batch)
     assert len(before) == 5 and len(before[0]["values"]) <= 128
-    assert _difference(before, _sample(({"a": x.t() * (1 + 1e-6), **_rest(batch)}, None))) == ""
-    assert "parts" in _difference(before, _sample((batch[0], None, 1)))
-    assert "shape 4, not 3" in _difference(
-        before, _sample(({**batch[0], "b": [torch.arange(9), "text", 4]}, None))
+    assert difference(before, sample_of(({"a": x.t() * (1 + 1e-6), **_rest(batch)}, None))) == ""
+    assert "parts" in difference(before, sample_of((batch[0], None, 1)))
+    assert "shape 4, not 3" in difference(
+        before, sample_of(({**batch[0], "b": [torch.arange(9), "text", 4]}, None))
     )
-    assert _difference(_sample(torch.arange(9)), _sample(torch.arange(1, 10))) == (
+    assert difference(sample_of(torch.arange(9)), sample_of(torch.arange(1, 10))) == (
         "part 0 has 1 where it had 0"
     )
-    assert _difference(_sample(torch.tensor([float("nan")])), _sample(torch.tensor([1.0])))
+    assert difference(sample_of(torch.tensor([float("nan")])), sample_of(torch.tensor([1.0])))
 
 
 def _rest(batch: Any) -> dict[str, Any]:

@@ -429,3 +429,79 @@ def test_killed_and_resumed(tmp_path: Path, ranks: int) -> None:
             with torch.no_grad():
                 found = measure_of(DATA, loss)(made.jobs[j], model.eval(), torch.device("cpu"))
             assert float(value) == found
+
+
+OTHER_DATA = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import torch
+from torch.utils.data import TensorDataset
+from test_arraypipe_fit import *
+
+x = torch.randn(40, 6, generator=torch.Generator().manual_seed(int(os.environ["RANK"])))
+dataset = TensorDataset(x, (x.sum(1) > 0).long())
+try:
+    trainer = ArrayTrainer(build_model, dataset, stages=CUTS, loss=loss)
+    trainer.fit(jobs_of(), 2, config=RunConfig(timeout=60))
+except InputError as error:
+    print("refused:", error)
+"""
+
+
+def test_ranks_with_other_data_are_refused(tmp_path: Path) -> None:
+    """Inputs are taken on one rank and targets on another: data without a seed are no data."""
+    script = tmp_path / "train.py"
+    script.write_text(OTHER_DATA.format(tests=str(Path(__file__).parent)))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         str(script)], capture_output=True, text=True, timeout=200, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count("refused:") == 2, done.stderr
+    assert done.stdout.count("rank 1 has another first batch of job job0 than rank 0") == 2
+
+
+def test_refused_before_a_file_is_touched(tmp_path: Path) -> None:
+    """Without resume, with fewer steps than are done, with an evaluation that raises."""
+    log = tmp_path / "run.csv"
+    how: dict[str, Any] = {"checkpoint": tmp_path / "c", "callbacks": [RunLog(log)]}
+    array().fit(jobs_of(), 3, config=QUICK, **how)
+    before = log.read_bytes()
+    assert before.count(b"\n") == 7
+    with pytest.raises(InputError, match="already has checkpoints"):
+        array().fit(jobs_of(), 3, **how)
+    with pytest.raises(InputError, match="has already done 3 iterations, got 2"):
+        array().fit(jobs_of(), 2, resume=True, **how)
+
+    def broken(model: nn.Module) -> float:
+        raise AttributeError("no such layer")
+
+    with pytest.raises(InputError, match="evaluate: AttributeError: no such layer"):
+        array().fit(jobs_of(), 5, resume=True, evaluate=broken, **how)
+    assert log.read_bytes() == before
+
+
+def test_jobs_that_came_later_keep_rows_and_best_on_resume(tmp_path: Path) -> None:
+    """A job that a callback has given is known to be resumed, too."""
+    values = iter([5.0, 4.0, 3.0, 9.0, 9.0, 9.0, 9.0])
+
+    class Gives(Callback):
+        def on_end(self, job: Job) -> Job | None:
+            return Job(7, 8, jobs_of()[0].optimizer, name="late") if job.name != "late" else None
+
+    def call(steps: int) -> None:
+        array().fit(
+            jobs_of()[:1], steps, schedule=by(1), checkpoint=tmp_path / "c", resume=True,
+            evaluate=lambda model: next(values), config=QUICK,
+            callbacks=[Gives(), RunLog(tmp_path / "run.csv"), BestCheckpoint(tmp_path / "best")],
+        )  # fmt: skip
+
+    call(3)
+    best = torch.load(tmp_path / "best" / "late.best.pt", weights_only=True)
+    assert best["value"] == 4.0
+    values = iter([3.0, 9.0, 9.0])
+    call(5)
+    again = torch.load(tmp_path / "best" / "late.best.pt", weights_only=True)
+    assert (again["value"], again["iteration"]) == (4.0, best["iteration"])
+    rows = list(csv.DictReader((tmp_path / "run.csv").read_text().splitlines()))
+    assert [int(r["iteration"]) for r in rows if r["job"] == "late" and r["loss"]] == [*range(5)]

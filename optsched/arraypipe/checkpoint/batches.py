@@ -36,7 +36,7 @@ class Seen:
 
     def check(self, pair: Any) -> None:
         """Refuse data that give another batch than before for the last iteration."""
-        what, t = _difference(self.expected["parts"], _sample(pair)), self.start - 1
+        what, t = difference(self.expected["parts"], sample_of(pair)), self.start - 1
         if what:
             raise InputError(
                 f"data: job {self.title}: data(job, {t}) begins with another batch than the one of "
@@ -67,16 +67,16 @@ def _followed(
             seen.check(pair)
             continue
         if samples():  # before a forward can change the batch in place
-            seen.iteration, seen.parts = iteration, _sample(pair)
+            seen.iteration, seen.parts = iteration, sample_of(pair)
         yield pair
 
 
-def _sample(value: Any) -> list[dict[str, Any]]:
+def sample_of(value: Any) -> list[dict[str, Any]]:
     """Shapes, types and a few values of all tensors of a batch, wherever they are in it."""
     if isinstance(value, dict):
-        return [part for key in value for part in _sample(value[key])]
+        return [part for key in value for part in sample_of(value[key])]
     if isinstance(value, (list, tuple)):
-        return [part for inner in value for part in _sample(inner)]
+        return [part for inner in value for part in sample_of(inner)]
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         return [{"kind": kind, "shape": repr(value) if isinstance(value, _PLAIN) else ""}]
@@ -87,7 +87,7 @@ def _sample(value: Any) -> list[dict[str, Any]]:
     return [found]
 
 
-def _difference(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
+def difference(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
     """The first one, in words; values may differ as much as another processor rounds them."""
     if len(before) != len(now):
         return f"it has {len(now)} parts, not {len(before)}"

@@ -101,11 +101,8 @@ class CheckpointFolder:
         for title in titles:
             place = self.folder / title
             check_writable(place)
-            if not resume and (place / "latest").exists():
-                raise InputError(
-                    f"checkpoint: {place} already has checkpoints; choose another folder, or "
-                    f"resume=True to go on from them"
-                )
+            if not resume:
+                self.check_unused(title)
             if not self.is_first:
                 continue
             if title in self.fallen_back:
@@ -115,6 +112,15 @@ class CheckpointFolder:
                 replace_file(place / "latest", f"{at}\n")
             self._tidy(place)
             sweep(place)
+
+    def check_unused(self, title: str) -> None:
+        """Refuse a job that has checkpoints already."""
+        place = self.folder / title
+        if (place / "latest").exists():
+            raise InputError(
+                f"checkpoint: {place} already has checkpoints; choose another folder, or "
+                f"resume=True to go on from them"
+            )
 
     def latest(self, title: str) -> int:
         """Iteration of the newest checkpoint of a job that can be read, 0 if it has none.
