@@ -15,7 +15,7 @@ from optsched.arraypipe.callbacks import Callback, FitInfo
 from optsched.arraypipe.checkpoint.batches import difference, sample_of
 from optsched.arraypipe.checkpoint.files import load
 from optsched.arraypipe.evaluation import Evaluation, measure_of
-from optsched.arraypipe.job import JobFailed
+from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.plan.plan import ExecutionPlan
 from optsched.arraypipe.report.executed import unit
 from optsched.arraypipe.report.explain import predict
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from optsched.arraypipe.cli.output import RunProgress
-    from optsched.arraypipe.job import Job
     from optsched.arraypipe.trainer import ArrayTrainer, RunConfig
     from optsched.arraypipe.training_run import RunResult
     from optsched.model.schedule import Schedule
@@ -293,6 +292,8 @@ class Fit:
         given = [callback.on_end(job) for callback in self.callbacks]
         following = next((other for other in given if other is not None), None)
         if following is not None:
+            if not isinstance(following, Job) or following in self.trainer.jobs:
+                raise InputError(f"on_end: expected a new Job or None, got {following!r:.60}")
             self.progress.add(following, following.name or f"job{len(self.trainer.jobs)}")
         return following
 

@@ -297,7 +297,9 @@ class ArrayTrainer:
         """
         from optsched.arraypipe.fit import Fit
 
-        config = config or RunConfig()
+        config = RunConfig() if config is None else config
+        if not isinstance(config, RunConfig):
+            raise InputError(f"config: expected a RunConfig, got {config!r:.60}")
         made = self.with_jobs(jobs)
         made.devices = config.devices or made.devices
         made.memory = made.memory if config.memory is None else _bytes(config.memory)

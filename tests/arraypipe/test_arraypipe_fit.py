@@ -461,6 +461,20 @@ def test_ranks_with_other_data_are_refused(tmp_path: Path) -> None:
     assert done.stdout.count("rank 1 has another first batch of job job0 than rank 0") == 2
 
 
+@pytest.mark.parametrize("given", [5, "the same"])
+def test_what_takes_a_seat_is_a_new_job(given: Any) -> None:
+    """A job that has ended would be trained again as another one."""
+
+    class Gives(Callback):
+        def on_end(self, job: Job) -> Any:
+            return job if given == "the same" else given
+
+    with pytest.raises(InputError, match="on_end: expected a new Job or None"):
+        array().fit(jobs_of(1), 2, config=QUICK, callbacks=[Gives()])
+    with pytest.raises(InputError, match="config: expected a RunConfig, got"):
+        array().fit(jobs_of(1), 2, config={"every": 3})  # type: ignore[arg-type]
+
+
 def test_refused_before_a_file_is_touched(tmp_path: Path) -> None:
     """Without resume, with fewer steps than are done, with an evaluation that raises."""
     log = tmp_path / "run.csv"
