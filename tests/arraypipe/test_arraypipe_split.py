@@ -21,7 +21,6 @@ from torch.nn import functional  # noqa: E402
 
 from optsched import InputError  # noqa: E402
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule  # noqa: E402
-from optsched.arraypipe.job import seed_generator  # noqa: E402
 from optsched.arraypipe.model import split as cutting  # noqa: E402
 from optsched.arraypipe.model import tied_weights  # noqa: E402
 from optsched.arraypipe.model.split import (  # noqa: E402
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.state import JobStage
 
 pytestmark = pytest.mark.torch
-
-CPU = torch.device("cpu")
 
 JOBS = [Job(0, 6, adamw, microbatches=2), Job(1, 5, sgd, recompute=True)]
 
@@ -186,7 +183,7 @@ def test_any_skips_are_exact(drawn: tuple[list[tuple[int, int, int]], list[int]]
 def test_skips_ride_through_the_stages_between() -> None:
     """What crosses a cut is what later stages use, once each; shapes are read again."""
     stages = traced_stages(models.UNet(), ["down2", "middle", "up2", "up1"], "a")
-    crossing = [stage._plan.programs[(True,)].outputs for stage in stages[:-1]]
+    crossing = [stage._program.outputs for stage in stages[:-1]]
     a, b, image = "relu_", "relu", "x"
     assert [set(row) & {a, b, image} for row in crossing] == [
         {a, image},  # the image for its size
@@ -378,34 +375,6 @@ def test_replaced_tensors_are_replaced_for_stage_and_model() -> None:
     stage.to(torch.float64)
     assert model.pos.dtype == torch.float64
     assert model.head.weight.dtype == torch.float32  # in another stage
-
-
-def test_train_and_eval_mode_of_traced_stages() -> None:
-    """Either mode is that of the model, at any time; a mixture that was never traced is refused."""
-    model = models.Gpt()
-    stages = traced_stages(model, ["blocks.1", "blocks.2"], "a")
-    tokens = torch.randint(0, 11, (2, 5))
-
-    def run(seed: int) -> Tensor:
-        seed_generator(seed, CPU)
-        x: Any = tokens
-        for stage in stages:
-            x = stage(x)
-        return x
-
-    for mode in (True, False, True):
-        model.train(mode)
-        assert all(stage.training is mode for stage in stages)
-        seed_generator(5, CPU)
-        expected = model(tokens)
-        assert torch.equal(run(5), expected)
-        assert torch.equal(run(6), expected) is not mode
-    stages[0].eval()  # from the side of a stage
-    assert not model.training
-    inner = traced_stages(models.Residual(), ["stem.1"], "a")
-    inner[0]._plan.looked_into[0].training = False
-    with pytest.raises(InputError, match="some of its modules are in train mode"):
-        inner[0](torch.randn(1, 2, 8, 8))
 
 
 def test_what_the_forward_does_not_use_goes_along() -> None:

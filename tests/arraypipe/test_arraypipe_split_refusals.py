@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "tuple": (Tuples, points("b", "c"), "'chunk', a tuple, crosses the cut after stage 0"),
     "views": (Views, points("b"), "a view changed in place"),
     "too many": (Plain, 4, "calls 3 modules once each, too few for 4 stages"),
-    "cannot be counted": (Flow, 2, "no nn.Sequential and its forward cannot be traced"),
+    "cannot be counted": (Flow, 2, "the forward of Flow .* cannot be traced"),
     "indices": (Plain, [1], "no nn.Sequential; name the modules .*SplitPoint"),
     "whole": (Plain, [[""], ["c"]], "'' is the whole model"),
     "not named": (Plain, [["a"], ["b"]], "c.weight of job a belongs to no stage"),

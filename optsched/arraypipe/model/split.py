@@ -108,7 +108,7 @@ def split(model: nn.Module, names: Names, job: Job, title: str) -> list[ModelSta
         points = [_module_name(model, row[0], title) for row in names[1:]]
         traced = traced_stages(model, points, title)
         modules: list[tuple[nn.Module, ...]] = [(stage,) for stage in traced]
-        prefixes = [stage._plan.prefixes for stage in traced]
+        prefixes = [stage._program.prefixes for stage in traced]
     else:
         modules = [tuple(_module(model, name, title) for name in row) for row in names]
         prefixes = [tuple(f"{name}." for name in row) for row in names]

@@ -64,7 +64,7 @@ class Part(nn.Module):
     """What one stage uses of a module whose other uses are in other stages.
 
     Its children are the modules of the user, or parts of them, under the same names, so that
-    everything has its unsplit name; its mode (`training`) is that of the whole module.
+    everything has its unsplit name.
     """
 
     def __init__(self, whole: nn.Module) -> None:
@@ -73,84 +73,48 @@ class Part(nn.Module):
         self._parameters: Any = Share(whole._parameters)
         self._buffers: Any = Share(whole._buffers)
 
-    @property
-    def training(self) -> bool:
-        """Mode of the whole module."""
-        return bool(self.__dict__["_whole"].training)
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        if "_whole" in self.__dict__:
-            self.__dict__["_whole"].training = mode
-
     def detach_parameter(self, name: str) -> None:
         """Keep this parameter here from now on: replacing it does not change the whole module."""
         self._parameters.own[name] = self._parameters[name]
 
-    def hold_module(self, path: str) -> None:
-        """Take in a module that this stage calls; `path` begins at this part."""
-        first, _, rest = path.partition(".")
-        if not rest:
-            self._modules[first] = self.__dict__["_whole"].get_submodule(first)
-            return
-        child = self._child(first)
-        if isinstance(child, Part):
-            child.hold_module(rest)
-
-    def hold_tensor(self, path: str) -> None:
-        """Take in a parameter, buffer or other tensor that this stage reads."""
+    def hold(self, path: str) -> None:
+        """Take in what this stage calls or reads: a module, parameter, buffer or other tensor."""
+        whole: nn.Module = self.__dict__["_whole"]
         first, _, rest = path.partition(".")
         if rest:
-            child = self._child(first)
+            child = self._modules.setdefault(first, Part(whole.get_submodule(first)))
             if isinstance(child, Part):
-                child.hold_tensor(rest)
-            return
-        for share in (self._parameters, self._buffers):
-            if first in share.whole:
-                share.names[first] = None
-                return
-        self.__dict__[first] = getattr(self.__dict__["_whole"], first)
-
-    def _child(self, name: str) -> nn.Module:
-        if name not in self._modules:
-            self._modules[name] = Part(self.__dict__["_whole"].get_submodule(name))
-        child = self._modules[name]
-        assert child is not None
-        return child
+                child.hold(rest)
+        elif first in whole._modules:
+            self._modules[first] = whole._modules[first]
+        elif first in whole._parameters:
+            self._parameters.names[first] = None
+        elif first in whole._buffers:
+            self._buffers.names[first] = None
+        else:
+            self.__dict__[first] = getattr(whole, first)
 
 
 class Program(NamedTuple):
-    """What a stage does in one mode of the model."""
-
-    function: Callable[..., Any]
-    inputs: int
-    outputs: tuple[str, ...]  # names of the values that cross the next cut, for messages
-
-
-class Plan(NamedTuple):
-    """What is known of a traced stage beside its modules."""
+    """What a stage does."""
 
     stage: int
-    looked_into: tuple[nn.Module, ...]  # traced; their modes choose the program
-    programs: dict[tuple[bool, ...], Program | str]  # by those modes, or why there is no trace
+    function: Callable[..., Any]
+    inputs: int
+    outputs: Sequence[str]  # names of the values that cross the next cut, for messages
     prefixes: tuple[str, ...]  # of the unsplit names of all that the stage calls and reads
 
 
 class TracedStage(Part):
     """One stage of a traced model, which keeps all its tensors."""
 
-    def __init__(self, whole: nn.Module, plan: Plan) -> None:
+    def __init__(self, whole: nn.Module, program: Program) -> None:
         super().__init__(whole)
-        self._plan = plan  # with an underscore: any other name may be that of a module
+        self._program = program  # with an underscore: any other name may be that of a module
 
     def forward(self, x: Any) -> Any:
         """The stage on its input: the model's, or what crosses the cut before it."""
-        plan = self._plan
-        mode = tuple([module.training for module in plan.looked_into])
-        other = "some of its modules are in train mode and some in eval mode"
-        program = plan.programs.get(mode, other)
-        if isinstance(program, str):
-            raise InputError(f"stages: the traced model changed its mode: {program}")
+        program = self._program
         row = _known_again(x) if program.inputs > 1 else (x,)
         output = program.function(self, *row)
         if not program.outputs:
@@ -160,7 +124,7 @@ class TracedStage(Part):
             if not isinstance(value, Tensor):
                 raise InputError(
                     f"stages: {name!r}, a {type(value).__name__}, crosses the cut after stage "
-                    f"{plan.stage}, where only tensors can; take it apart before the cut "
+                    f"{program.stage}, where only tensors can; take it apart before the cut "
                     f"(a, b = ...), or cut elsewhere"
                 )
         return _sent_once(values) if len(values) > 1 else output

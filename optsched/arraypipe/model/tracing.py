@@ -12,16 +12,16 @@ import operator
 import random
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch import fx, nn
 
-from optsched.arraypipe.model.traced_stage import Plan, Program, TracedStage
+from optsched.arraypipe.model.traced_stage import Program, TracedStage
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,16 +41,27 @@ _WAY_OUT: Final = (
 _SHELL: Final = "model"
 
 
-def trace(model: nn.Module, points: Sequence[str], title: str) -> fx.Graph:
+def trace(
+    model: nn.Module, points: Sequence[str], title: str, opened: Iterable[nn.Module] = ()
+) -> fx.Graph:
     """Trace a model once; every node says in ``meta["stage"]`` to which stage it belongs.
 
-    `points` are the modules before whose calls the model is cut, in the order of the calls. Targets
-    are names of the model; ``meta["constant"]`` has the value of a constant without a name.
+    `points` are the modules before whose calls the model is cut, in the order of the calls; beside
+    what contains them the modules `opened` are looked into. Targets are names of the model;
+    ``meta["constant"]`` has the value of a constant without a name.
     """
     shell = _Shell(model)
-    tracer = _Tracer(model, points, title)
-    what = f"the forward of {type(model).__name__} (job {title}) cannot be traced"
-    graph = _traced(tracer, shell, title, what)
+    tracer = _Tracer(model, points, title, opened)
+    with _unchanged(model, title), _factories_traced(tracer):
+        try:
+            graph = tracer.trace(shell)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"stages: the forward of {type(model).__name__} (job {title}) cannot be traced: "
+                f"{error}{_place(error)}; {_WAY_OUT}"
+            ) from error
     if tracer.stage < len(points):
         raise InputError(
             f"stages: the forward of job {title} does not call {points[tracer.stage]!r}, the "
@@ -67,21 +78,17 @@ def trace(model: nn.Module, points: Sequence[str], title: str) -> fx.Graph:
 
 def called_modules(model: nn.Module, title: str) -> list[str]:
     """Names of the modules that the forward calls, in order; plain `nn.Sequential` are opened."""
-    tracer = _Tracer(model, (), title)
-    tracer.looked_into |= _plain_sequentials(model)
-    what = f"a {type(model).__name__} is no nn.Sequential and its forward cannot be traced"
-    graph = _traced(tracer, _Shell(model), title, what)
-    targets = [str(node.target) for node in graph.nodes if node.op == "call_module"]
-    return [target.removeprefix(f"{_SHELL}.") for target in targets]
-
-
-def looked_into(points: Sequence[str]) -> tuple[str, ...]:
-    """Names of all modules that contain one of the points; the model itself is ``""``."""
-    found = {""}
-    for point in points:
-        names = point.split(".")
-        found.update(".".join(names[:k]) for k in range(1, len(names)))
-    return tuple(sorted(found))
+    opened: list[nn.Module] = []
+    waiting = [model]
+    while waiting:
+        for child in waiting.pop().children():
+            if type(child).forward is nn.Sequential.forward:
+                opened.append(child)
+                waiting.append(child)
+            elif isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+                waiting.append(child)
+    graph = trace(model, (), title, opened)
+    return [str(node.target) for node in graph.nodes if node.op == "call_module"]
 
 
 class _Shell(nn.Module):
@@ -100,11 +107,16 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, model: nn.Module, points: Sequence[str], title: str) -> None:
+    def __init__(
+        self, model: nn.Module, points: Sequence[str], title: str, opened: Iterable[nn.Module]
+    ) -> None:
         super().__init__()
         self.points = [model.get_submodule(name) for name in points]
         self.names, self.title, self.stage = list(points), title, 0
-        self.looked_into = {model.get_submodule(name) for name in looked_into(points)}
+        self.looked_into = {model, *opened}
+        for name in points:
+            while name := name.rpartition(".")[0]:
+                self.looked_into.add(model.get_submodule(name))
         self.mode = _context()
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
@@ -117,9 +129,14 @@ class _Tracer(fx.Tracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        for k, point in enumerate(self.points):
-            if point is m:
-                self._come_by(k)
+        for k, (point, name) in enumerate(zip(self.points, self.names, strict=True)):
+            if point is m and k != self.stage:
+                wrong = "twice" if k < self.stage else f"before {self.names[self.stage]!r}"
+                raise InputError(
+                    f"stages: the forward of job {self.title} calls {name!r} {wrong}; a SplitPoint "
+                    f"needs a module that is called once, and they stand in the order of the calls"
+                )
+        self.stage += any(point is m for point in self.points)
         return super().call_module(m, forward, args, kwargs)
 
     def create_arg(self, a: Any) -> Any:
@@ -131,7 +148,8 @@ class _Tracer(fx.Tracer):
         value: Any = a  # taken apart as `copy.copy` does it, whatever its class
         make, *rest = value.__reduce_ex__(4)
         parts = tuple(list(part) if isinstance(part, Iterator) else part for part in rest)
-        return self.create_node("call_function", _making(make), (self.create_arg(parts),), {})
+        made = self.create_node("call_function", _constant(make), (), {})
+        return self.create_node("call_function", _made, (made, self.create_arg(parts)), {})
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -152,29 +170,6 @@ class _Tracer(fx.Tracer):
         self.create_proxy("call_function", torch._assert, (obj, "an assert of the forward"), {})
         return True
 
-    def _come_by(self, k: int) -> None:
-        if k == self.stage:
-            self.stage += 1
-            return
-        now = self.names[k]
-        wrong = "twice" if k < self.stage else f"before {self.names[self.stage]!r}"
-        raise InputError(
-            f"stages: the forward of job {self.title} calls {now!r} {wrong}; a SplitPoint needs a "
-            f"module that is called once, and they stand in the order of the calls"
-        )
-
-
-def _traced(tracer: _Tracer, shell: _Shell, title: str, what: str) -> fx.Graph:
-    """The graph of the model's forward; `what` begins the sentence if there is none."""
-    model: nn.Module = shell.model
-    with _unchanged(model, title), _factories_traced(tracer):
-        try:
-            return tracer.trace(shell)
-        except InputError:
-            raise
-        except Exception as error:
-            raise InputError(f"stages: {what}: {error}{_place(error)}; {_WAY_OUT}") from error
-
 
 def _constant(value: Any) -> Callable[[], Any]:
     """A function that returns a value which no graph can spell."""
@@ -185,13 +180,9 @@ def _constant(value: Any) -> Callable[[], Any]:
     return constant
 
 
-def _making(make: Callable[..., Any]) -> Callable[[Any], Any]:
-    """A function that makes an object of what `__reduce_ex__` has of it beside `make`."""
-
-    def made(parts: tuple[Any, ...]) -> Any:
-        return copy.copy(_Parts((make, *parts)))
-
-    return made
+def _made(make: Callable[..., Any], parts: tuple[Any, ...]) -> Any:
+    """An object of what its `__reduce_ex__` gives, the first of which is `make`."""
+    return copy.copy(_Parts((make, *parts)))
 
 
 class _Parts:
@@ -280,20 +271,6 @@ def _generators() -> tuple[Any, ...]:
     return torch_state, random.getstate(), legacy[1].tobytes(), legacy[2]
 
 
-def _plain_sequentials(model: nn.Module) -> set[nn.Module]:
-    """Sequentials that are reached through sequentials and lists alone."""
-    found: set[nn.Module] = set()
-    waiting = [model]
-    while waiting:
-        for child in waiting.pop().children():
-            if type(child).forward is nn.Sequential.forward:
-                found.add(child)
-                waiting.append(child)
-            elif isinstance(child, (nn.ModuleList, nn.ModuleDict)):
-                waiting.append(child)
-    return found
-
-
 def _place(error: Exception) -> str:
     """Where in the caller's code a trace broke off."""
     torch_folder = torch.__path__[0]
@@ -322,54 +299,17 @@ _NOT_IN_PLACE: Final = frozenset((operator.and_, operator.or_, operator.not_, op
 def traced_stages(model: nn.Module, points: Sequence[str], title: str) -> list[TracedStage]:
     """The stages of a model that is cut before the calls of these modules.
 
-    It is traced in the mode it is in, in train mode and in eval mode, so that `train()` and
-    `eval()` work afterwards. Its modules and tensors stay where they are: the stages call and read
-    the same objects.
+    It is traced in the mode it is in. Its modules and tensors stay where they are: the stages call
+    and read the same objects.
     """
-    names = looked_into(points)
-    now = [(module, module.training) for module in model.modules()]
-    whole = [model.get_submodule(name) for name in names]
-    mode = tuple(module.training for module in whole)
-    cuts: dict[tuple[bool, ...], _Cut | str] = {
-        mode: _Cut(model, trace(model, points, title), title, points)
-    }
-    try:
-        for flag in (True, False):
-            other = (flag,) * len(whole)
-            for module in whole:
-                module.training = flag
-            if other not in cuts:
-                try:
-                    cuts[other] = _Cut(model, trace(model, points, title), title, points)
-                except InputError as error:
-                    cuts[other] = str(error)
-    finally:
-        for module, flag in now:
-            module.training = flag
-    stages = [
-        _stage(
-            model,
-            s,
-            names,
-            {key: cut if isinstance(cut, str) else cut.pieces[s] for key, cut in cuts.items()},
-        )
-        for s in range(len(points) + 1)
-    ]
+    cut = _Cut(model, trace(model, points, title), title, points)
+    stages = [cut.stage(s) for s in range(len(points) + 1)]
     # what the forward does not read never changes, and trains as it would alone: not at all
     read = {id(t) for stage in stages for t in (*stage.parameters(), *stage.buffers())}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if id(tensor) not in read:
-            stages[0].hold_tensor(name)
+            stages[0].hold(name)
     return stages
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """One stage of one trace."""
-
-    graph: fx.Graph
-    inputs: int
-    outputs: tuple[str, ...]
 
 
 class _Cut:
@@ -382,17 +322,15 @@ class _Cut:
     def __init__(
         self, model: nn.Module, graph: fx.Graph, title: str, points: Sequence[str]
     ) -> None:
-        stages = len(points) + 1
+        self.model, self.title = model, title
         self.buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-        self.title = title
         _merge_constants(graph)
         self.nodes = list(graph.nodes)
         self.changed = {_changed_in_place(node) for node in self.nodes}
         self.again = {node for node in self.nodes if self._is_read_again(node)}
         self.home = {node: node.meta["stage"] for node in self.nodes}
-        crossing = self._crossing(stages)
-        self._check(crossing, points)
-        self.pieces = [self._piece(s, stages, crossing) for s in range(stages)]
+        self.crossing = self._crossing(len(points) + 1)
+        self._check(points)
 
     def _is_read_again(self, node: fx.Node) -> bool:
         """Whether a stage that needs the value makes it itself."""
@@ -422,12 +360,12 @@ class _Cut:
             else:
                 yield value
 
-    def _check(self, crossing: Sequence[Sequence[fx.Node]], points: Sequence[str]) -> None:
+    def _check(self, points: Sequence[str]) -> None:
         at_work = {
             self.home[n] for n in self.nodes if n not in self.again and n.op.startswith("call_")
         }
-        for s in range(len(crossing)):
-            if s not in at_work or (s > 0 and not crossing[s]):
+        for s, values in enumerate(self.crossing):
+            if s not in at_work or (s > 0 and not values):
                 point = points[max(s - 1, 0)]
                 raise InputError(
                     f"stages: the cut before {point!r} of job {self.title} leaves stage {s} with "
@@ -446,67 +384,51 @@ class _Cut:
                     f"{self.home[node]} and read in stage {self.home[target]}; cut elsewhere"
                 )
 
-    def _piece(self, s: int, stages: int, crossing: Sequence[Sequence[fx.Node]]) -> _Piece:
+    def stage(self, s: int) -> TracedStage:
+        """The code of a stage, with the modules and tensors that it names."""
         graph = fx.Graph()
         twins: dict[fx.Node, fx.Node] = {}
 
         def twin(node: fx.Node) -> fx.Node:
             if node not in twins:
                 assert node in self.again or node.op == "get_attr", node
-                twins[node] = self._copied(graph, node, twin)
+                copied = graph.node_copy(node, twin)
+                # made anew, as the model would, in case it is changed in place
+                constant = "constant" in node.meta
+                twins[node] = graph.call_method("clone", (copied,)) if constant else copied
             return twins[node]
 
-        sources = crossing[s] if s > 0 else [n for n in self.nodes if n.op == "placeholder"]
+        sources = self.crossing[s] if s > 0 else [n for n in self.nodes if n.op == "placeholder"]
         for node in sources:
             twins[node] = graph.placeholder(node.name)
         for node in self.nodes:
             if self.home[node] == s and node not in self.again and node.op.startswith("call_"):
                 twins[node] = graph.node_copy(node, twin)
-        if s + 1 == stages:
-            final = next(node for node in self.nodes if node.op == "output")
-            graph.output(fx.node.map_arg(final.args[0], twin))
-            outputs: tuple[str, ...] = ()
+        row: list[fx.Node] = []
+        if s + 1 == len(self.crossing):
+            graph.output(fx.node.map_arg(self.nodes[-1].args[0], twin))
         else:
-            row = [twin(node) for node in crossing[s + 1]]
-            graph.output(row[0] if len(row) == 1 else tuple(row))
-            outputs = tuple(_title_of(node) for node in crossing[s + 1])
-        return _Piece(graph, len(sources), outputs)
-
-    def _copied(self, graph: fx.Graph, node: fx.Node, twin: Any) -> fx.Node:
-        copied = graph.node_copy(node, twin)
-        if "constant" in node.meta:  # made anew, as the model would, in case it is changed in place
-            return graph.call_method("clone", (copied,))
-        return copied
-
-
-def _stage(
-    model: nn.Module,
-    index: int,
-    names: tuple[str, ...],
-    pieces: dict[tuple[bool, ...], _Piece | str],
-) -> TracedStage:
-    """Compile the pieces, and give the stage the modules and tensors they name."""
-    programs: dict[tuple[bool, ...], Program | str] = {}
-    nodes: list[fx.Node] = []
-    for mode, piece in pieces.items():
-        if isinstance(piece, str):
-            programs[mode] = piece
-            continue
-        programs[mode] = Program(_compiled(piece.graph, model, index), piece.inputs, piece.outputs)
-        nodes += piece.graph.nodes
-    called = sorted({str(n.target) for n in nodes if n.op == "call_module"})  # parents first
-    read = sorted({str(n.target) for n in nodes if n.op == "get_attr"})
-    prefixes = (*(f"{target}." for target in called), *read)
-    whole = tuple(model.get_submodule(name) for name in names)
-    stage = TracedStage(model, Plan(index, whole, programs, prefixes))
-    for target in called:
-        stage.hold_module(target)
-    for node in nodes:
-        if node.op == "get_attr" and "constant" in node.meta:
-            stage.__dict__[str(node.target)] = node.meta["constant"]
-        elif node.op == "get_attr":
-            stage.hold_tensor(str(node.target))
-    return stage
+            row = self.crossing[s + 1]
+            values = tuple(map(twin, row))
+            graph.output(values[0] if len(values) == 1 else values)
+        outputs = [str(n.target) if n.op in ("call_module", "get_attr") else n.name for n in row]
+        called = sorted({str(n.target) for n in graph.nodes if n.op == "call_module"})
+        read = {str(n.target): n for n in graph.nodes if n.op == "get_attr"}
+        code = graph.python_code("self")
+        names = dict(code.globals)
+        exec(compile(code.src, f"<stage {s} of {type(self.model).__name__}>", "exec"), names)
+        prefixes = (*(f"{target}." for target in called), *read)
+        stage = TracedStage(
+            self.model, Program(s, names["forward"], len(sources), outputs, prefixes)
+        )
+        for target in called:  # parents first
+            stage.hold(target)
+        for target, node in read.items():
+            if "constant" in node.meta:
+                stage.__dict__[target] = node.meta["constant"]
+            else:
+                stage.hold(target)
+        return stage
 
 
 def _merge_constants(graph: fx.Graph) -> None:
@@ -516,13 +438,6 @@ def _merge_constants(graph: fx.Graph) -> None:
         if "constant" in node.meta and first.setdefault(node.target, node) is not node:
             node.replace_all_uses_with(first[node.target])
             graph.erase_node(node)
-
-
-def _compiled(graph: fx.Graph, model: nn.Module, index: int) -> Any:
-    code = graph.python_code("self")
-    names = dict(code.globals)
-    exec(compile(code.src, f"<stage {index} of {type(model).__name__}>", "exec"), names)
-    return names["forward"]
 
 
 def _is_plain(node: fx.Node) -> bool:
@@ -548,7 +463,3 @@ def _changed_in_place(node: fx.Node) -> fx.Node | None:
     by_name = name.endswith("_") and not name.endswith("__") and node.target not in _NOT_IN_PLACE
     changed = by_name or node.target in _IN_PLACE or node.kwargs.get("inplace") is True
     return node.args[0] if changed and isinstance(node.args[0], fx.Node) else None
-
-
-def _title_of(node: fx.Node) -> str:
-    return str(node.target) if node.op in ("call_module", "get_attr") else node.name
