@@ -447,3 +447,15 @@ def test_counted_costs() -> None:
     assert costs == [2 * 5 * 4 * 4 + 20] * 2 + [2 * 5 * 4 * 3 + 15]
     assert stage_names(own, 3, x) == (("",), ("layers.1",), ("head",)) == stage_names(own, 3, x)
     assert stage_names(own, 1, x) == (("",),)
+
+
+def test_another_mode_of_a_traced_model_is_refused() -> None:
+    """What its own forward does by its mode is fixed by the trace; modules go by theirs."""
+    model = models.Gpt()
+    stage = traced_stages(model, ["blocks.1"], "a")[0]
+    tokens = torch.randint(0, 11, (2, 5))
+    model.embed.eval()
+    stage(tokens)
+    model.eval()
+    with pytest.raises(InputError, match="changed its mode"):
+        stage(tokens)

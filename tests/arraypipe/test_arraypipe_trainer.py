@@ -146,7 +146,7 @@ BAD_STAGES: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"stages": "abc"}, "expected a number"),
     "names": ({"stages": [["0"], ["nine"]]}, "no module 'nine'"),
     "twice": ({"stages": [["0"], ["0"]]}, "named twice"),
-    "no sequence": ({"build_model": Tied, "stages": 2}, "no nn.Sequential"),
+    "no sequence": ({"build_model": Tied, "stages": 2}, "forward of Tied .* cannot be traced"),
     "no module": ({"build_model": lambda: 3}, "expected an nn.Module"),
     "shared": ({"build_model": shared, "stages": [2]}, "occurs twice"),
 }

@@ -11,9 +11,9 @@ from torch import Tensor, nn, optim
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from optsched.arraypipe.job import MakeOptimizer, NamedParameters
+    from optsched.arraypipe.job import Job, MakeOptimizer, NamedParameters
 
 
 PER_TENSOR: Final = (
@@ -32,102 +32,137 @@ class Group(NamedTuple):
     settings: dict[str, Any]
 
 
-def make_optimizer(
-    make: MakeOptimizer,
-    parameters: NamedParameters,
-    job: str,
-    unsplit: NamedParameters | None = None,
-) -> optim.Optimizer | None:
-    """The optimizer of one stage, None for a stage without parameters; refuses foreign tensors.
+def stage_optimizers(
+    job: Job, stages: Sequence[NamedParameters], unsplit: NamedParameters, title: str
+) -> list[optim.Optimizer | None]:
+    """The optimizer of every stage, None for one without parameters.
 
-    Where it cannot be made of this stage's alone, because a group has none of them, it is made of
-    all, `unsplit`, and those of other stages taken out again.
+    Refuses those that look across tensors, and functions that treat a parameter otherwise in a
+    stage than in the whole model. Where a scheduler may have a value for every group, a stage has
+    all groups of the unsplit optimizer, some of them empty.
     """
-    if not parameters:
-        return None
+    sentence = f"job {title}: the optimizer"
+    apart = [(name, nn.Parameter(p.detach(), p.requires_grad)) for name, p in unsplit]
     try:
-        optimizer = make(list(parameters))
-    except Exception:
-        if not unsplit:
-            raise
-        optimizer = _part_of_whole(make, dict(parameters), unsplit)
-    own = {id(parameter) for _, parameter in parameters}
-    for group in optimizer.param_groups:
-        if any(id(parameter) not in own for parameter in group["params"]):
-            raise InputError(f"job {job}: the optimizer holds tensors that it was not given")
-    return optimizer
+        sample = job.optimizer(list(apart))
+    except Exception as error:
+        raise InputError(f"{sentence} cannot be made ({' '.join(str(error).split())})") from error
+    if not isinstance(sample, optim.Optimizer):
+        raise InputError(f"job {title}: optimizer returned {type(sample).__name__}, no Optimizer")
+    groups = _groups_of(sample, apart, sentence)
+    whole = {name: group.settings for group in groups for name in group.names}
+    _check_per_tensor(job.optimizer, sample, [e for e in unsplit if e[0] in whole], title)
+    optimizers: list[optim.Optimizer | None] = []
+    for row in stages:
+        if not row:
+            optimizers.append(None)
+            continue
+        optimizer, names = _made(job.optimizer, row, unsplit), dict(row).keys()
+        own = _groups_of(optimizer, row, sentence)
+        found = _difference(
+            {name: settings for name, settings in whole.items() if name in names},
+            {name: group.settings for group in own for name in group.names},
+        )
+        if found is not None:
+            name, key, a, b = found
+            raise InputError(
+                f"{sentence} {_told(name, key, a, b)}; let it depend on names, not on places in "
+                f"the list"
+            )
+        if job.scheduler is not None and (
+            [set(group.names) for group in own] != [names & set(group.names) for group in groups]
+        ):
+            optimizer = _part_of_whole(job.optimizer, row, unsplit)
+        optimizers.append(optimizer)
+    return optimizers
 
 
-def check_per_tensor(make: MakeOptimizer, parameters: NamedParameters, job: str) -> list[Group]:
-    """Refuse an optimizer that looks across tensors; the groups of one over all parameters.
+def _told(name: str, key: str | None, a: Any, b: Any) -> str:
+    if key is not None:
+        return f"gives {name!r} {key} {a} in the whole model, and {b} in its stage"
+    here, there = ("the whole model", "its stage")[:: 1 if a else -1]
+    return f"trains {name!r} in {here}, but not in {there}"
+
+
+def _check_per_tensor(
+    make: MakeOptimizer, sample: optim.Optimizer, trained: NamedParameters, title: str
+) -> None:
+    """Refuse an optimizer that looks across tensors.
 
     A class not known is tried: three steps on the first and the last parameter, with random values
     and gradients, together in one optimizer and apart in two, have to give the same bits.
     """
-    copies = [(name, nn.Parameter(p.detach().clone(), p.requires_grad)) for name, p in parameters]
-    try:
-        sample = make(list(copies))
-    except Exception as error:
-        raise InputError(f"job {job}: the optimizer cannot be made ({error})") from error
-    if not isinstance(sample, optim.Optimizer):
-        raise InputError(f"job {job}: optimizer returned {type(sample).__name__}, no Optimizer")
-    own = {id(parameter) for _, parameter in copies}
-    foreign = any(id(p) not in own for group in sample.param_groups for p in group["params"])
-    groups = [] if foreign else groups_of(sample, copies)  # foreign tensors: refused per stage
     hooked = sample._optimizer_step_pre_hooks or sample._optimizer_step_post_hooks
     if type(sample) in PER_TENSOR and not hooked:
-        return groups
-    sentence = f"job {job}: optimizer {type(sample).__name__}"
+        return
+    sentence = f"job {title}: optimizer {type(sample).__name__}"
     if isinstance(sample, optim.LBFGS):
         raise InputError(f"{sentence} looks across tensors, so stages cannot update one by one")
-    held = {name for group in groups for name in group.names}
-    trained = [entry for entry in parameters if entry[0] in held]
     if len(trained) < 2:
-        return groups
+        return
     # one of the first stage and one of the last: what is tried is what will be apart
     pair = [trained[0], trained[-1]]
     try:
-        together = _trial(make, [pair], job)
-        apart = _trial(make, [[entry] for entry in pair], job)
+        together, apart = _trial(make, [pair]), _trial(make, [[entry] for entry in pair])
     except Exception as error:
+        reason = " ".join(str(error).split())
         raise InputError(
-            f"{sentence} cannot be tried on two tensors, together and apart ({error})"
+            f"{sentence} cannot be tried on two tensors, together and apart ({reason})"
         ) from error
-    if not all(torch.equal(a, b) for a, b in zip(together, apart, strict=True)):
+    if not all(map(torch.equal, together, apart)):
         raise InputError(
             f"{sentence} looks across tensors: two updated together and apart differ, so stages "
             f"cannot update one by one"
         )
-    return groups
 
 
-def check_same_settings(
-    groups: Sequence[Group],
-    optimizers: Sequence[optim.Optimizer | None],
-    parameters: Sequence[NamedParameters],
-    job: str,
-) -> None:
-    """Refuse a function that treats a parameter otherwise in a stage than in the whole model."""
-    stages = zip(optimizers, parameters, strict=True)
-    rows = [g for made, row in stages if made is not None for g in groups_of(made, row)]
-    whole, apart = (
-        {name: group.settings for group in found for name in group.names}
-        for found in (groups, rows)
+def _trial(make: MakeOptimizer, groups: Sequence[NamedParameters]) -> list[Tensor]:
+    """Values of the parameters after three steps with one optimizer per group."""
+    draw = torch.Generator().manual_seed(0)
+
+    def random(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=draw).to(like.dtype)
+
+    copies = [[(name, nn.Parameter(random(p))) for name, p in group] for group in groups]
+    pair = [entry for group in copies for entry in group]
+    optimizers = [_made(make, group, pair) for group in copies]
+    for _ in range(3):
+        for _, parameter in pair:
+            parameter.grad = random(parameter)
+        for optimizer in optimizers:
+            optimizer.step()
+    return [parameter.detach() for _, parameter in pair]
+
+
+def _made(
+    make: MakeOptimizer, parameters: NamedParameters, unsplit: NamedParameters
+) -> optim.Optimizer:
+    """The optimizer of a stage; where a group would have nothing of it, a part of the whole."""
+    try:
+        return make(list(parameters))
+    except Exception:
+        return _part_of_whole(make, parameters, unsplit)
+
+
+def _part_of_whole(
+    make: MakeOptimizer, parameters: NamedParameters, unsplit: NamedParameters
+) -> optim.Optimizer:
+    """An optimizer over stand-ins for all parameters but these, without the stand-ins then."""
+    own = dict(parameters)
+    here = set(map(id, own.values()))
+    optimizer = make(
+        [
+            (name, own[name] if name in own else nn.Parameter(p.detach(), p.requires_grad))
+            for name, p in unsplit
+        ]
     )
-    found = _difference(whole, apart) if groups else None
-    if found is None:
-        return
-    name, key, a, b = found
-    if key is None:
-        here, there = ("the whole model", "its stage")[:: 1 if a else -1]
-        raise InputError(
-            f"job {job}: the optimizer trains {name!r} in {here}, but not in {there}; let it "
-            f"depend on names, not on places in the list"
-        )
-    raise InputError(
-        f"job {job}: the optimizer gives {name!r} {key} {a!r} in the whole model, and {b!r} in its "
-        f"stage; let it depend on names, not on places in the list"
-    )
+    for group in optimizer.param_groups:
+        kept = [k for k, parameter in enumerate(group["params"]) if id(parameter) in here]
+        for key in {"params", "param_names"} & group.keys():
+            group[key] = [group[key][k] for k in kept]
+    for parameter in [p for p in optimizer.state if id(p) not in here]:
+        del optimizer.state[parameter]
+    return optimizer
 
 
 def _difference(
@@ -140,73 +175,57 @@ def _difference(
         for key in dict.fromkeys([*one[name], *other[name]]):
             a, b = one[name].get(key, _UNSET), other[name].get(key, _UNSET)
             if not same(a, b):
+                a, b = (" ".join(f"{value!r:.200}".split()) for value in (a, b))
                 return name, key, a, b
     return None
 
 
-def groups_of(optimizer: optim.Optimizer, parameters: NamedParameters) -> list[Group]:
-    """Names and settings of the groups of an optimizer (copies)."""
+def _groups_of(
+    optimizer: optim.Optimizer, parameters: NamedParameters, sentence: str
+) -> list[Group]:
+    """Names and settings of the groups of an optimizer (copies); refuses foreign tensors."""
     names = {id(p): name for name, p in parameters}
+    if any(id(p) not in names for group in optimizer.param_groups for p in group["params"]):
+        raise InputError(f"{sentence} holds tensors that it was not given")
     return [
         Group([names[id(p)] for p in group["params"]], copy.deepcopy(_settings(group)))
         for group in optimizer.param_groups
     ]
 
 
-def align_groups(
-    optimizer: optim.Optimizer | None, parameters: NamedParameters, groups: Sequence[Group]
-) -> None:
-    """Give the optimizer of a stage all groups of the unsplit one, some of them empty.
-
-    Schedulers with one value per group go by the number of a group.
-    """
-    if optimizer is None or not groups:
-        return
-    own = dict(parameters)
-    current = groups_of(optimizer, parameters)
-    wanted = [[name for name in group.names if name in own] for group in groups]
-    if [set(group.names) for group in current] == list(map(set, wanted)):
-        return
-    named = any("param_names" in group for group in optimizer.param_groups)
-    optimizer.param_groups[:] = [
-        {
-            "params": [own[name] for name in row],
-            **copy.deepcopy(group.settings),
-            **({"param_names": row} if named else {}),
-        }
-        for row, group in zip(wanted, groups, strict=True)
-    ]
+def _entries(
+    optimizer: optim.Optimizer | None, parameters: NamedParameters
+) -> Iterator[tuple[str, nn.Parameter, dict[str, Any]]]:
+    """Unsplit name, parameter and group of all that an optimizer updates."""
+    names = {id(p): name for name, p in parameters}
+    for group in optimizer.param_groups if optimizer is not None else ():
+        for parameter in group["params"]:
+            yield names[id(parameter)], parameter, group
 
 
 def states_by_name(
     optimizers: Sequence[optim.Optimizer | None], parameters: Sequence[NamedParameters]
 ) -> dict[str, dict[str, Any]]:
     """State and settings of every parameter under its unsplit name (references, not copies)."""
-    names = {id(p): name for stage in parameters for name, p in stage}
-    found: dict[str, dict[str, Any]] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups if optimizer is not None else ():
-            settings = _settings(group)
-            for parameter in group["params"]:
-                assert optimizer is not None
-                state = dict(optimizer.state.get(parameter, {}))
-                found[names[id(parameter)]] = {"state": state, "settings": settings}
-    return found
+    return {
+        name: {"state": dict(optimizer.state.get(p, {})), "settings": _settings(group)}
+        for optimizer, row in zip(optimizers, parameters, strict=True)
+        if optimizer is not None
+        for name, p, group in _entries(optimizer, row)
+    }
 
 
 def makers_by_name(
     optimizers: Sequence[optim.Optimizer | None], parameters: Sequence[NamedParameters]
 ) -> dict[str, dict[str, Any]]:
     """Class and settings of the optimizer of every parameter, as they are now (copies)."""
-    names = {id(p): name for stage in parameters for name, p in stage}
     return {
-        names[id(parameter)]: {
+        name: {
             "class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
             "settings": copy.deepcopy(_settings(group)),
         }
-        for optimizer in optimizers
-        for group in (optimizer.param_groups if optimizer is not None else ())
-        for parameter in group["params"]
+        for optimizer, row in zip(optimizers, parameters, strict=True)
+        for name, _, group in _entries(optimizer, row)
     }
 
 
@@ -229,9 +248,7 @@ def check_same_makers(
     if key is None:
         side = "the job" if a else "the checkpoint"
         raise InputError(f"{place}: the optimizer of {side} does not train {name!r}")
-    raise InputError(
-        f"{place}: was written with optimizer {key} {a!r} for {name!r}, the job has {b!r}"
-    )
+    raise InputError(f"{place}: was written with optimizer {key} {a} for {name!r}, the job has {b}")
 
 
 def restore_states(
@@ -241,26 +258,23 @@ def restore_states(
     place: str,
 ) -> None:
     """Give an optimizer the saved states; assigned as they are, so that no cast changes a bit."""
-    names = {id(p): name for name, p in parameters}
-    for group in optimizer.param_groups if optimizer is not None else ():
-        for parameter in group["params"]:
-            name = names[id(parameter)]
-            if name not in saved:
-                raise InputError(f"{place}: there is no optimizer state of parameter {name!r}")
-            assert optimizer is not None
-            if saved[name]["state"]:
-                # as in `load_state_dict`: counters stay on the CPU unless kernels read them
-                settings = saved[name]["settings"]
-                counts = bool(settings.get("capturable") or settings.get("fused"))
-                optimizer.state[parameter] = {
-                    key: value.to(
-                        "cpu" if key == "step" and not counts else parameter.device, copy=True
-                    )
-                    if isinstance(value, Tensor)
-                    else value
-                    for key, value in saved[name]["state"].items()
-                }
-            group.update(saved[name]["settings"])
+    for name, parameter, group in _entries(optimizer, parameters):
+        if name not in saved:
+            raise InputError(f"{place}: there is no optimizer state of parameter {name!r}")
+        assert optimizer is not None
+        if saved[name]["state"]:
+            # as in `load_state_dict`: counters stay on the CPU unless kernels read them
+            settings = saved[name]["settings"]
+            counts = bool(settings.get("capturable") or settings.get("fused"))
+            optimizer.state[parameter] = {
+                key: value.to(
+                    "cpu" if key == "step" and not counts else parameter.device, copy=True
+                )
+                if isinstance(value, Tensor)
+                else value
+                for key, value in saved[name]["state"].items()
+            }
+        group.update(saved[name]["settings"])
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,43 +291,3 @@ def same(a: Any, b: Any) -> bool:
         both = isinstance(a, Tensor) and isinstance(b, Tensor)
         return both and a.dtype == b.dtype and torch.equal(a, b)
     return bool(a == b) or (a != a and b != b)  # not a number is the same setting too
-
-
-def _part_of_whole(
-    make: MakeOptimizer, own: Mapping[str, nn.Parameter], unsplit: NamedParameters
-) -> optim.Optimizer:
-    """An optimizer over stand-ins for all parameters but these, without the stand-ins then."""
-    optimizer = make(
-        [
-            (n, own[n] if n in own else nn.Parameter(torch.empty_like(p), p.requires_grad))
-            for n, p in unsplit
-        ]
-    )
-    here = {id(parameter) for parameter in own.values()}
-    for group in optimizer.param_groups:
-        kept = [k for k, parameter in enumerate(group["params"]) if id(parameter) in here]
-        for key in {"params", "param_names"} & group.keys():
-            group[key] = [group[key][k] for k in kept]
-    for parameter in [p for p in optimizer.state if id(p) not in here]:
-        del optimizer.state[parameter]
-    return optimizer
-
-
-def _trial(make: MakeOptimizer, groups: Sequence[NamedParameters], job: str) -> list[Tensor]:
-    """Values of the parameters after three steps with one optimizer per group."""
-    draw = torch.Generator().manual_seed(0)
-    copies = [[(name, _random(p, draw)) for name, p in group] for group in groups]
-    pair = [entry for group in copies for entry in group]
-    optimizers = [make_optimizer(make, group, job, pair) for group in copies]
-    for _ in range(3):
-        for group in copies:
-            for _, parameter in group:
-                parameter.grad = _random(parameter, draw).detach()
-        for optimizer in optimizers:
-            assert optimizer is not None
-            optimizer.step()
-    return [parameter.detach() for group in copies for _, parameter in group]
-
-
-def _random(like: Tensor, draw: torch.Generator) -> nn.Parameter:
-    return nn.Parameter(torch.randn(like.shape, generator=draw).to(like.dtype))

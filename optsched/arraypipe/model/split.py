@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from optsched.arraypipe.model.optimizers import (
-    align_groups,
-    check_per_tensor,
-    check_same_settings,
-    make_optimizer,
-)
+from optsched.arraypipe.model.optimizers import stage_optimizers
 from optsched.arraypipe.model.tied_weights import (
     ModelStage,
     buffer_holders,
@@ -114,19 +109,20 @@ def split(model: nn.Module, names: Names, job: Job, title: str) -> list[ModelSta
         prefixes = [tuple(f"{name}." for name in row) for row in names]
     check_hooks(model, modules, title)
     parameters, borrowed = share_out(model, modules, title)
-    owned = {name for row in parameters for name, _ in row}
-    unsplit = [entry for entry in model.named_parameters() if entry[0] in owned]
-    groups = check_per_tensor(job.optimizer, unsplit, title)
-    optimizers = [make_optimizer(job.optimizer, row, title, unsplit) for row in parameters]
-    check_same_settings(groups, optimizers, parameters, title)
-    if job.scheduler is not None:
-        for optimizer, row in zip(optimizers, parameters, strict=True):
-            align_groups(optimizer, row, groups)
+    masters = [
+        [(n, nn.Parameter(p.detach().float(), p.requires_grad)) for n, p in row]
+        for row in (parameters if job.precision == "bf16" else ())
+    ]
+    trained = masters or parameters
+    by_name = {name: p for row in trained for name, p in row}
+    unsplit = [(name, by_name[name]) for name, _ in model.named_parameters() if name in by_name]
+    optimizers = stage_optimizers(job, trained, unsplit, title)
     return [
         ModelStage(
             index=s,
             modules=modules[s],
             parameters=parameters[s],
+            masters=masters[s] if masters else None,
             prefixes=prefixes[s],
             optimizer=optimizers[s],
             holders=buffer_holders(modules[s]),

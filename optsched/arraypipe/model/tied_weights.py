@@ -34,6 +34,7 @@ class ModelStage:
     index: int
     modules: tuple[nn.Module, ...]
     parameters: NamedParameters
+    masters: NamedParameters | None  # float32, what the optimizer of a bf16 job updates
     prefixes: tuple[str, ...]  # of the names of all that it holds
     optimizer: Optimizer | None
     holders: tuple[tuple[nn.Module, str], ...]  # where the buffers hang

@@ -103,6 +103,8 @@ class Program(NamedTuple):
     inputs: int
     outputs: Sequence[str]  # names of the values that cross the next cut, for messages
     prefixes: tuple[str, ...]  # of the unsplit names of all that the stage calls and reads
+    traced: tuple[nn.Module, ...]  # looked into
+    modes: list[bool]  # whether they were in train mode then
 
 
 class TracedStage(Part):
@@ -115,6 +117,10 @@ class TracedStage(Part):
     def forward(self, x: Any) -> Any:
         """The stage on its input: the model's, or what crosses the cut before it."""
         program = self._program
+        if [module.training for module in program.traced] != program.modes:
+            raise InputError(
+                "stages: the traced model changed its mode: it is traced once, when its job begins"
+            )
         row = _known_again(x) if program.inputs > 1 else (x,)
         output = program.function(self, *row)
         if not program.outputs:

@@ -91,6 +91,12 @@ def called_modules(model: nn.Module, title: str) -> list[str]:
     return [str(node.target) for node in graph.nodes if node.op == "call_module"]
 
 
+def _looked_into(model: nn.Module, points: Sequence[str]) -> set[nn.Module]:
+    """All modules that contain one of the points."""
+    names = [point.split(".")[:k] for point in points for k in range(point.count(".") + 1)]
+    return {model, *(model.get_submodule(".".join(row)) for row in names)}
+
+
 class _Shell(nn.Module):
     """Calls the model as the executor does, with one argument; constants of the trace hang here."""
 
@@ -113,10 +119,7 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.points = [model.get_submodule(name) for name in points]
         self.names, self.title, self.stage = list(points), title, 0
-        self.looked_into = {model, *opened}
-        for name in points:
-            while name := name.rpartition(".")[0]:
-                self.looked_into.add(model.get_submodule(name))
+        self.looked_into = {*_looked_into(model, points), *opened}
         self.mode = _context()
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
@@ -323,6 +326,7 @@ class _Cut:
         self, model: nn.Module, graph: fx.Graph, title: str, points: Sequence[str]
     ) -> None:
         self.model, self.title = model, title
+        self.traced = tuple(_looked_into(model, points))
         self.buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         _merge_constants(graph)
         self.nodes = list(graph.nodes)
@@ -418,9 +422,9 @@ class _Cut:
         names = dict(code.globals)
         exec(compile(code.src, f"<stage {s} of {type(self.model).__name__}>", "exec"), names)
         prefixes = (*(f"{target}." for target in called), *read)
-        stage = TracedStage(
-            self.model, Program(s, names["forward"], len(sources), outputs, prefixes)
-        )
+        modes = [module.training for module in self.traced]
+        program = Program(s, names["forward"], len(sources), outputs, prefixes, self.traced, modes)
+        stage = TracedStage(self.model, program)
         for target in called:  # parents first
             stage.hold(target)
         for target, node in read.items():

@@ -11,7 +11,6 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from optsched.arraypipe.job import PRECISIONS
-from optsched.arraypipe.model.optimizers import align_groups, groups_of, make_optimizer
 from optsched.arraypipe.model.split import build, split
 from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.arraypipe.runtime.environment import on_gpu
@@ -57,22 +56,7 @@ def fresh_stages(
         JobStage(**vars(part), job=index, last=part.index == len(names) - 1)
         for part in split(model, names, job, title)
     ]
-    owned = {name for stage in stages for name, _ in stage.parameters}
     for stage in stages:
-        if job.precision == "bf16":
-            stage.masters = [
-                (name, nn.Parameter(p.detach().float(), requires_grad=p.requires_grad))
-                for name, p in stage.parameters
-            ]
-            before = stage.optimizer
-            unsplit = [
-                (name, nn.Parameter(torch.empty_like(p, dtype=torch.float32), p.requires_grad))
-                for name, p in model.named_parameters()
-                if name in owned
-            ]
-            stage.optimizer = make_optimizer(job.optimizer, stage.masters, title, unsplit)
-            if job.scheduler is not None and before is not None:
-                align_groups(stage.optimizer, stage.masters, groups_of(before, stage.parameters))
         if job.scheduler is not None and stage.optimizer is not None:
             stage.scheduler = _scheduler(job, stage, title)
         if devices and away:

@@ -30,7 +30,6 @@ class JobStage(ModelStage):
     job: int
     last: bool
     scheduler: Any = None
-    masters: NamedParameters | None = None  # float32, what the optimizer of a bf16 job updates
     place: torch.device | None = None  # of its blocks
     away: bool = False  # its tensors are on the host, not in their place
     packed: bool = False  # whether its input is a tuple
