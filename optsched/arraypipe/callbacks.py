@@ -182,12 +182,19 @@ class BestCheckpoint(Listener):
         name = self.fit.name(job)
         if name not in self.best:  # one that is resumed has a best value already
             there = self.fit.resumes and self.path(name).exists()
-            worst = self.sign * math.inf
-            self.best[name] = float(load(self.path(name))["value"]) if there else worst
+            self.best[name] = self._value(self.path(name)) if there else self.sign * math.inf
         if self.sign * value < self.sign * self.best[name]:
             self.best[name] = value
             content = {"iteration": iteration, "value": value, "model": model.state_dict()}
             replace_file(self.path(name), content)
+
+    def _value(self, path: Path) -> float:
+        saved = load(path)
+        if not isinstance(saved, dict) or not isinstance(saved.get("value"), float):
+            raise InputError(
+                f"{path}: is no file of BestCheckpoint; choose another folder, or remove it"
+            )
+        return float(saved["value"])
 
 
 _COLUMNS: Final = ("job", "iteration", "loss", "value")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from optsched.arraypipe.callbacks import Callback, FitInfo
-from optsched.arraypipe.checkpoint.batches import difference, sample_of
 from optsched.arraypipe.checkpoint.files import load
+from optsched.arraypipe.checkpoint.states import difference, sample_of
 from optsched.arraypipe.evaluation import Evaluation, measure_of
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.plan.plan import ExecutionPlan

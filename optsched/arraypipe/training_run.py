@@ -301,7 +301,8 @@ class ArrayRun:
         stages = fresh_stages(model, trainer.stages, job, index, title, places, away)
         run = JobRun(job, index, title, model, stages, 0, steps, None)
         if self.folder is not None:
-            run.start = self.folder.begin(run, at)
+            self.folder.begin(run, at)
+            run.start = at
             if run.start > steps:
                 raise InputError(
                     f"steps: job {title} has already done {run.start} iterations, got {steps}"

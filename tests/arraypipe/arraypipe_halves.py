@@ -21,18 +21,14 @@ class Halves(CheckpointFolder):
         super().prepare(titles, resume)
         self.other.prepare(titles, resume)
 
-    def begin(self, run: Any, at: int) -> int:
+    def begin(self, run: Any, at: int) -> None:
         """Both."""
         super().begin(run, at)
-        return self.other.begin(run, at)
+        self.other.begin(run, at)
 
     def watched(self, run: Any, data: Any) -> Any:
         """The one that has the first stage; here there is one iterator."""
         return self.other.watched(run, data)
-
-    def mark_best(self, run: Any, done: int, value: float) -> None:
-        """One that may not be the one that writes."""
-        self.other.mark_best(run, done, value)
 
     def note(self, run: Any, stage: int, iteration: int) -> None:
         """The one that has the stage."""

@@ -9,6 +9,7 @@ import torch
 from arraypipe_models import adamw, build_model, data, loss, sgd
 
 from optsched.arraypipe import Job
+from optsched.arraypipe.checkpoint.files import numbered
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 
 if TYPE_CHECKING:
@@ -41,9 +42,12 @@ def same(got: Trained, j: int, steps: int, start: int = 0) -> bool:
 
 
 def saved_is_exact(folder: Path, j: int, title: str = "") -> int:
-    """Compare the newest checkpoint of a job with the reference; its iteration."""
+    """Compare the newest checkpoint of a job with the reference; its iteration, 0 without one."""
     place = folder / (title or f"job{j}")
-    done = int((place / "latest").read_text())
+    pointer = place / "latest"  # a kill right before it is written leaves a whole checkpoint
+    done = int(pointer.read_text()) if pointer.exists() else max(numbered(place), default=0)
+    if not done:
+        return 0
     model = torch.load(place / str(done) / "model.pt", weights_only=True)
     train = torch.load(place / str(done) / "train.pt", weights_only=True)
     reference = alone(j, done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 import warnings
@@ -202,7 +203,7 @@ def test_jobs_resume_from_different_iterations(tmp_path: Path) -> None:
     array = trainer(JOBS)
     array.run(random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
     (tmp_path / "first" / "latest").write_text("1\n")
-    (tmp_path / "job2" / "latest").unlink()
+    shutil.rmtree(tmp_path / "job2")
     result = trainer(JOBS).run(random_schedule(**ORDER), 4, checkpoint=tmp_path, resume=True)
     assert [len(row) for row in result.losses] == [3, 1, 4]
     for j in range(3):
@@ -228,7 +229,7 @@ def test_a_trace_without_a_complete_job_is_no_plan(tmp_path: Path) -> None:
     """The sentence says which job, and why a trace may have no block of it."""
     trainer(JOBS).run(random_schedule(**ORDER), 2, checkpoint=tmp_path)
     for title in ("first", "job2"):
-        (tmp_path / title / "latest").unlink()
+        shutil.rmtree(tmp_path / title)
     run = trainer(JOBS).run(random_schedule(**ORDER), 2, checkpoint=tmp_path, resume=True)
     with pytest.raises(InputError, match=r"no block of job 1, but one of 2; a trace .* complete"):
         trainer(JOBS).plan(run.trace)

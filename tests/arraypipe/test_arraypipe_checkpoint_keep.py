@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import warnings
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,8 +19,9 @@ from hypothesis import strategies as st  # noqa: E402
 from test_arraypipe_kills import CALLS  # noqa: E402
 
 from optsched import InputError  # noqa: E402
-from optsched.arraypipe import Job, random_schedule  # noqa: E402
+from optsched.arraypipe import Job, RunConfig, random_schedule  # noqa: E402
 from optsched.arraypipe import trainer as trainer_module  # noqa: E402
+from optsched.arraypipe.callbacks import BestCheckpoint  # noqa: E402
 from optsched.arraypipe.checkpoint.files import numbered  # noqa: E402
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder  # noqa: E402
 
@@ -35,13 +35,18 @@ ORDER = random_schedule([1], 3, seed=2)
 
 
 def marked(values: list[float], halves: bool) -> type[CheckpointFolder]:
-    """A folder that is told of a value when the first stage has done an iteration."""
+    """A folder that is told of a value when the last stage has done an iteration."""
+    if halves:
+        return Halves
 
-    class Marked(Halves if halves else CheckpointFolder):  # type: ignore[misc]
+    class Marked(CheckpointFolder):
         def note(self, run: Any, stage: int, iteration: int) -> None:
             super().note(run, stage, iteration)
-            if stage == 0:
+            seen.append(iteration)
+            if seen.count(iteration) == len(run.stages):
                 self.mark_best(run, iteration + 1, values[iteration])
+
+    seen: list[int] = []
 
     return Marked
 
@@ -72,13 +77,14 @@ def check_foreign(made: list[Path]) -> None:
 def test_the_newest_and_the_best_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int, halves: bool
 ) -> None:
-    """However many processes write; a value that is no number is the worst."""
+    """However many processes write; a value that is no number is the worst; only one marks."""
     made = foreign(tmp_path)
     values = [0.5, float("nan"), 0.25, 0.25, 0.75]
     monkeypatch.setattr(trainer_module, "CheckpointFolder", marked(values, halves))
     train(tmp_path, keep=keep)
-    assert numbered(tmp_path / "job0") == sorted({3, *range(STEPS + 1 - keep, STEPS + 1)})
-    assert (tmp_path / "job0" / "best").read_text() == "3 0.25\n"
+    newest = range(STEPS + 1 - keep, STEPS + 1)
+    assert numbered(tmp_path / "job0") == sorted({*newest} if halves else {3, *newest})
+    assert halves or (tmp_path / "job0" / "best").read_text() == "3 0.25\n"
     check_foreign(made)
     assert not list(tmp_path.rglob(".*"))
     values.append(0.125)
@@ -86,13 +92,11 @@ def test_the_newest_and_the_best_stay(
     assert numbered(tmp_path / "job0") == [STEPS + 1]
 
 
-def test_only_a_checkpoint_can_be_the_best(tmp_path: Path) -> None:
+def test_only_a_checkpoint_can_be_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of iterations that are not written are passed over."""
-    folder = CheckpointFolder(tmp_path, trainer(jobs_of(1)).stages, 4)
-    run: Any = SimpleNamespace(end=99)
-    assert [done for done in range(90, 101) if folder._is_due(run, done)] == [92, 96, 99, 100]
-    folder.mark_best(run, 5, 0.0)
-    assert folder.writer is None
+    monkeypatch.setattr(trainer_module, "CheckpointFolder", marked([1.0, 3.0, 0.0, 4.0], False))
+    train(tmp_path, 4, checkpoint_every=2)
+    assert (tmp_path / "job0" / "best").read_text() == "2 3.0\n"
 
 
 @pytest.mark.parametrize("keep", [0, True, 1.5, None])
@@ -133,9 +137,6 @@ def kill(moment: int, place: Path, keep: int, values: list[float], halves: bool)
 
 def check_killed(place: Path, before: int) -> int:
     """The newest checkpoint is whole and no older than before, and so is the best; its number."""
-    if not (place / "job0" / "latest").exists():
-        assert before == 0
-        return 0
     done = saved_is_exact(place, 0)
     assert done >= before
     if (place / "job0" / "best").exists():
@@ -228,6 +229,48 @@ def test_a_pointer_without_its_checkpoint(tmp_path: Path) -> None:
         train(tmp_path, 9)
 
 
+def test_a_damaged_checkpoint_is_told_once(tmp_path: Path) -> None:
+    """Also by `fit`, which looks at the folder before the run does."""
+    config = RunConfig(every=1, check=0, verbose=False)
+    trainer(jobs_of(1)).fit(jobs_of(1), 3, schedule=ORDER, checkpoint=tmp_path, config=config)
+    (tmp_path / "job0" / "3" / "model.pt").write_bytes(b"half")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer(jobs_of(1)).fit(
+            jobs_of(1), 4, schedule=ORDER, checkpoint=tmp_path, resume=True, config=config
+        )
+    assert ["goes on from iteration 2" in str(one.message) for one in told] == [True]
+
+
+def test_checkpoints_without_a_pointer(tmp_path: Path) -> None:
+    """Somebody has removed `latest`: the newest that is there is gone on from, or refused."""
+    train(tmp_path, 3)
+    (tmp_path / "job0" / "latest").unlink()
+    with pytest.raises(InputError, match="already has checkpoints"):
+        train(tmp_path, resume=False)
+    assert same(train(tmp_path).trained[0], 0, STEPS, start=3)
+
+
+def test_a_foreign_best_file_is_a_sentence(tmp_path: Path) -> None:
+    """`<job>.best.pt` of somebody else, and a `best` of somebody else, which is passed over."""
+    best = BestCheckpoint(tmp_path)
+    config = RunConfig(every=1, check=0, verbose=False)
+
+    def fit(steps: int) -> None:
+        trainer(jobs_of(1)).fit(
+            jobs_of(1), steps, schedule=ORDER, checkpoint=tmp_path, resume=True, callbacks=[best],
+            evaluate=lambda model: 1.0, config=config,
+        )  # fmt: skip
+
+    fit(1)
+    (tmp_path / "job0" / "best").write_text("of somebody else")
+    fit(2)
+    torch.save({"epoch": 3}, tmp_path / "job0.best.pt")
+    best.best.clear()
+    with pytest.raises(InputError, match=r"job0\.best\.pt: is no file of BestCheckpoint"):
+        fit(3)
+
+
 # data
 
 
@@ -294,7 +337,7 @@ def test_data_that_are_the_same_are_gone_on_with(tmp_path: Path) -> None:
 
 def test_parts_of_a_batch_that_are_compared() -> None:
     """Tensors and plain values wherever they are; floats as another processor may round them."""
-    from optsched.arraypipe.checkpoint.batches import difference, sample_of
+    from optsched.arraypipe.checkpoint.states import difference, sample_of
 
     x = torch.rand(1000, 3)
     batch = ({"a": x.t(), "b": [torch.arange(9), "text", 3]}, None)

@@ -41,10 +41,7 @@ def write_many(folder: Path) -> None:
 
 def check_killed(folder: Path) -> list[int]:
     """Every job has a complete checkpoint, or none; their iterations."""
-    return [
-        saved_is_exact(folder, j) if (folder / f"job{j}" / "latest").exists() else 0
-        for j in range(JOBS)
-    ]
+    return [saved_is_exact(folder, j) for j in range(JOBS)]
 
 
 def finish_killed(folder: Path) -> None:
@@ -113,8 +110,7 @@ def kill_everywhere(folder: Path, moments: range, halves: bool) -> None:
         if not kill_at(moment, place, halves):
             assert moment > 20
             return
-        latest = place / "job0" / "latest"
-        done = saved_is_exact(place, 0) if latest.exists() else 0
+        done = saved_is_exact(place, 0)
         result = trainer(jobs_of(1)).run(random_schedule([1], 3), 3, checkpoint=place, resume=True)
         assert same(result.trained[0], 0, 3, start=done)
         assert not list(place.rglob(".*"))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import zipfile
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -18,21 +17,22 @@ from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 
 NAMES: Final = frozenset({"model.pt", "train.pt"})
 """Files of a checkpoint."""
-_HALF_DONE: Final = (".tmp-", ".parts-", ".merging", ".value-")
+_HALF_DONE: Final = (".tmp-", ".parts-", ".merging")
 
 
 def numbered(place: Path) -> list[int]:
-    """Iterations of the checkpoints in a folder, ascending.
+    """Iterations of the checkpoints in a folder, ascending; none if there is no such folder.
 
     Folders that are named otherwise, or have anything else in them, are not ours.
     """
     return sorted(
         int(entry.name)
-        for entry in place.iterdir()
+        for entry in (place.iterdir() if place.is_dir() else ())
         if entry.name.isdecimal()
         and entry.name == str(int(entry.name))
         and not entry.is_symlink()
@@ -43,11 +43,12 @@ def numbered(place: Path) -> list[int]:
 
 def damage(checkpoint: Path) -> str:
     """Why a checkpoint cannot be read, found without loading it; "" if it can."""
+    checked = getattr(torch.serialization, "get_crc32_options", lambda: True)()  # torch >= 2.6
     for name in sorted(NAMES):
         try:
             with zipfile.ZipFile(checkpoint / name) as archive:
                 # reads all and compares the checksums, which `torch.load` does not look at
-                damaged = archive.testzip() if _checksums() else None
+                damaged = archive.testzip() if checked else None
             torch.load(checkpoint / name, weights_only=True, map_location="meta")  # as it reads it
         except FileNotFoundError:
             return f"{name}: no such file"
@@ -58,53 +59,32 @@ def damage(checkpoint: Path) -> str:
     return ""
 
 
-def _checksums() -> bool:
-    made = getattr(torch.serialization, "get_crc32_options", None)  # from torch 2.6 on
-    return made is None or bool(made())
-
-
-def remove(checkpoint: Path) -> None:
-    """Take a checkpoint away: its name at once, then its files, and nothing else."""
-    with _as_input_error(checkpoint.parent):
-        aside = checkpoint.with_name(f".tmp-old-{checkpoint.name}")
-        checkpoint.rename(aside)
-        for name in NAMES:
-            (aside / name).unlink()
-        with suppress(OSError):  # somebody has put a file there in between
-            aside.rmdir()
-
-
 def write_folder(target: Path, contents: Mapping[str, Any]) -> None:
     """Make a folder of `torch.save` files; it appears under its name with all of them, or not.
 
     A folder of that name is replaced: it was left by a run that was killed before it moved the
-    pointer. `InputError` if it cannot be written.
+    pointer.
     """
-    place = target.parent
-    with _as_input_error(place):
-        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=place))
-        try:
-            for name, value in contents.items():
-                save(value, temporary / name)
-            temporary.chmod(0o777 & ~_mask())
-            sync_folder(temporary)
-            if target.exists():
-                shutil.rmtree(target)
-            temporary.rename(target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        sync_folder(place)
+    temporary = _temporary(target.parent)
+    try:
+        temporary.mkdir()
+        for name, value in contents.items():
+            save(value, temporary / name)
+        sync_folder(temporary)
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    sync_folder(target.parent)
 
 
 def replace_file(target: Path, value: Any) -> None:
     """Write one file by way of a temporary neighbour: a string as text, else by `torch.save`."""
-    with _as_input_error(target.parent):
-        handle, name = tempfile.mkstemp(prefix=".tmp-", dir=target.parent)
-        os.close(handle)
-        temporary = Path(name)
+    with writing(target.parent):
+        temporary = _temporary(target.parent)
         try:
             save(value, temporary)
-            temporary.chmod(0o666 & ~_mask())
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -134,26 +114,20 @@ def load(path: Path) -> Any:
 
 def check_writable(place: Path) -> None:
     """Make a folder and try to write in it."""
-    with _as_input_error(place):
+    with writing(place):
         place.mkdir(parents=True, exist_ok=True)
-        probe = tempfile.mkdtemp(prefix=".tmp-", dir=place)
+        probe = _temporary(place)
+        probe.mkdir()
         with suppress(FileNotFoundError):  # another process tidies up at this moment
-            os.rmdir(probe)
-
-
-def make_folder(place: Path) -> None:
-    """Make a folder, unless somebody else just has."""
-    with _as_input_error(place):
-        place.mkdir(exist_ok=True)
+            probe.rmdir()
 
 
 def sweep(place: Path) -> None:
     """Remove what a killed run has left half done."""
-    with _as_input_error(place):
-        for entry in [*place.iterdir()]:
-            if entry.name.startswith(_HALF_DONE):
-                with suppress(FileNotFoundError):  # the probe of another process
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    for entry in [*place.iterdir()]:
+        if entry.name.startswith(_HALF_DONE):
+            with suppress(FileNotFoundError):  # the probe of another process
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 def copied(value: Any) -> Any:
@@ -200,17 +174,16 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _mask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 @contextmanager
-def _as_input_error(place: Path) -> Iterator[None]:
+def writing(place: Path) -> Iterator[None]:
+    """What the file system refuses is an `InputError` that names the folder."""
     try:
         yield
     except OSError as error:
         raise InputError(
             f"checkpoint: {place} cannot be written ({error.strerror or error})"
         ) from None
+
+
+def _temporary(place: Path) -> Path:
+    return place / f".tmp-{uuid4().hex}"

@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from optsched.arraypipe.checkpoint.batches import Seen, watched
 from optsched.arraypipe.checkpoint.files import (
-    check_plain,
     check_writable,
     damage,
     load,
-    make_folder,
     numbered,
-    remove,
     replace_file,
+    save,
     sweep,
     write_folder,
+    writing,
 )
 from optsched.arraypipe.checkpoint.states import (
+    Seen,
     check_same_arguments,
     check_same_model,
     check_same_scheduler,
@@ -34,6 +33,7 @@ from optsched.arraypipe.checkpoint.states import (
     model_arguments,
     restore,
     shard_of,
+    watched,
 )
 from optsched.arraypipe.model.optimizers import check_same_makers
 from optsched.arraypipe.runtime.environment import on_gpu
@@ -41,7 +41,7 @@ from optsched.errors import InputError
 from optsched.io.files import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -60,12 +60,10 @@ class _JobState:
     """What the folder knows of a job of this run."""
 
     makers: dict[str, Any]  # what its optimizers and scheduler were made with
-    arguments: dict[str, Any]  # those of `Job.model` that are plain
     order: list[str]  # of the entries of its state dict
-    kept: int  # newest iteration whose stages of this process are copied
     seen: Seen  # its newest batch
+    kept: int  # newest iteration whose stages of this process are copied
     noted: dict[int, dict[int, _Noted]] = field(default_factory=dict)  # copies: iteration, stage
-    writing: int = 0  # iteration that the thread was last given
     given: list[Future[None]] = field(default_factory=list)  # to be written
 
 
@@ -89,9 +87,11 @@ class CheckpointFolder:
     is_first: bool = True  # of the processes: it tidies up, and no other may write before
     stages_of: Callable[[JobRun], Collection[int]] | None = None  # trained here; None: all
     jobs: dict[int, _JobState] = field(default_factory=dict)
-    fallen_back: dict[str, tuple[int, int]] = field(default_factory=dict)  # by title: from, to
-    writer: ThreadPoolExecutor | None = None
+    fallen_back: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # by title
     threads: int = field(default_factory=torch.get_num_threads)
+
+    def __post_init__(self) -> None:
+        self.writer = ThreadPoolExecutor(1, "optsched-checkpoint")
 
     def prepare(self, titles: Iterable[str], resume: bool) -> None:
         """Make the folders; refuse one that cannot be written, or that has another run in it.
@@ -105,18 +105,15 @@ class CheckpointFolder:
                 self.check_unused(title)
             if not self.is_first:
                 continue
-            if title in self.fallen_back:
-                newest, at = self.fallen_back.pop(title)
-                if (place / str(newest)).exists():
-                    (place / str(newest)).replace(place / f"{newest}.damaged")
-                replace_file(place / "latest", f"{at}\n")
-            self._tidy(place)
-            sweep(place)
+            with writing(place):
+                sweep(place)
+                self._set_aside(title)
+                self._tidy(place)
 
     def check_unused(self, title: str) -> None:
         """Refuse a job that has checkpoints already."""
         place = self.folder / title
-        if (place / "latest").exists():
+        if _newest(place):
             raise InputError(
                 f"checkpoint: {place} already has checkpoints; choose another folder, or "
                 f"resume=True to go on from them"
@@ -129,45 +126,34 @@ class CheckpointFolder:
         """
         place = self.folder / title
         newest = _newest(place)
-        if newest == 0:
-            return 0
-        reason = damage(place / str(newest))
+        reason = damage(place / str(newest)) if newest else ""
         if not reason:
             return newest
         for at in reversed(numbered(place)):
             if at < newest and not damage(place / str(at)):
-                warnings.warn(
-                    f"{place / str(newest)}: {reason}; job {title} goes on from iteration {at}, "
-                    f"and what is left of iteration {newest} becomes {newest}.damaged",
-                    stacklevel=2,
-                )
-                self.fallen_back[title] = (newest, at)
+                self.fallen_back[title] = (newest, at, reason)
                 return at
         raise InputError(
             f"{place / str(newest)}: {reason}, and there is no older checkpoint; remove {place} to "
             f"train the job from its seed"
         )
 
-    def begin(self, run: JobRun, at: int) -> int:
+    def begin(self, run: JobRun, at: int) -> None:
         """Take in a job with fresh stages, and go on from its checkpoint of iteration `at`, if > 0.
 
         Notes what the optimizers and schedulers were made with; some change their own settings
-        while they train. Returns `at`.
+        while they train.
         """
-        state = self.jobs[run.index] = _JobState(
-            makers(run), model_arguments(run.job.model), list(run.model.state_dict()), at,
-            Seen(at, run.title),
-        )  # fmt: skip
-        if at > 0:
-            place = self.folder / run.title / str(at)
-            try:
-                state.seen.expected = self._restore(run, at, place)
-            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-                if isinstance(error, (InputError, torch.OutOfMemoryError)):
-                    raise
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                raise InputError(f"{place}: is damaged, or no checkpoint ({reason})") from error
-        return at
+        order = list(run.model.state_dict())
+        state = self.jobs[run.index] = _JobState(makers(run), order, Seen(at, run.title), at)
+        place = self.folder / run.title / str(at)
+        try:
+            state.seen.expected = self._restore(run, at, place) if at else {}
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, (InputError, torch.OutOfMemoryError)):
+                raise
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise InputError(f"{place}: is damaged, or no checkpoint ({reason})") from error
 
     def watched(self, run: JobRun, data: Data) -> Data:
         """The data of a job, compared with those that its checkpoint was trained on."""
@@ -176,17 +162,17 @@ class CheckpointFolder:
 
     def note(self, run: JobRun, stage: int, iteration: int) -> None:
         """Copy a stage that has just finished an iteration, if that iteration is to be kept."""
-        if self._is_due(run, iteration + 1):
-            self._take(run, stage, iteration + 1)
+        done = iteration + 1
+        if done == run.end or (self.every is not None and done % self.every == 0):
+            self._take(run, stage, done)
 
     def mark_best(self, run: JobRun, done: int, value: float) -> None:
         """Note how good a job is after so many iterations; its lowest value is never removed.
 
-        Called in one process, always the same, and before `keep` newer checkpoints are written. An
-        iteration that has no checkpoint, and a value that is no number, are passed over.
+        Called when all stages have been noted, in one process that has them all. An iteration that
+        has no checkpoint, and a value that is no number, are passed over.
         """
-        if self._is_due(run, done) and not math.isnan(value):
-            self._submit(run, partial(self._mark, run, done, float(value)))
+        self._submit(run, partial(self._mark, self.folder / run.title, done, float(value)))
 
     def finish(self, run: JobRun) -> None:
         """After the run: write the last iteration of a job if that is not done yet.
@@ -196,7 +182,7 @@ class CheckpointFolder:
         """
         state = self.jobs[run.index]
         done = min(run.begin, run.end)  # other processes run tombstones to the end of a segment
-        if run.job.status != "failed" and done > max(run.start, state.kept):
+        if run.job.status != "failed" and done > state.kept:
             for stage in self._here(run):
                 if stage not in state.noted.get(done, ()):
                     self._take(run, stage, done)
@@ -205,9 +191,7 @@ class CheckpointFolder:
 
     def close(self) -> None:
         """Wait until all is written; what that raises has been raised by `finish`."""
-        if self.writer is not None:
-            self.writer.shutdown()
-            self.writer = None
+        self.writer.shutdown()
 
     def settle(self, job: int) -> None:
         """Wait until all that a job has given to be written is there, from this process."""
@@ -218,127 +202,85 @@ class CheckpointFolder:
     def _here(self, run: JobRun) -> Collection[int]:
         return range(len(self.names)) if self.stages_of is None else self.stages_of(run)
 
-    def _is_due(self, run: JobRun, done: int) -> bool:
-        return done == run.end or (self.every is not None and done % self.every == 0)
-
     def _submit(self, run: JobRun, write: Callable[[], None]) -> None:
-        self.writer = self.writer or ThreadPoolExecutor(1, "optsched-checkpoint")
-        self.jobs[run.index].given.append(self.writer.submit(write))
+        def written() -> None:
+            with writing(self.folder / run.title):
+                write()
 
-    def _give(self, run: JobRun, done: int, write: Callable[[], None]) -> None:
-        """Have the thread write; one checkpoint of a job at a time, as they take memory."""
-        state = self.jobs[run.index]
-        if state.given and state.writing != done:
-            self.settle(run.index)
-        state.writing = done
-        self._submit(run, write)
+        self.jobs[run.index].given.append(self.writer.submit(written))
 
     def _take(self, run: JobRun, stage: int, done: int) -> None:
-        state = self.jobs[run.index]
-        shards = state.noted.setdefault(done, {})
-        shard, device = shard_of(run, stage), run.stages[stage].device
+        """Copy a stage; with the last one of this process the thread has all of them to write."""
+        state, device = self.jobs[run.index], run.stages[stage].device
+        shard = shard_of(run, stage)
         shard["batch"] = state.seen.batch(done - 1) if stage == 0 else {}
         there = torch.cuda.current_stream(device).record_event() if on_gpu(device) else None
-        here = self._here(run)
-        alone = len(here) == len(self.names)
-        if alone:
-            shards[stage] = _Noted(shard, there)
-        else:
-            check_plain(shard, f"checkpoint of job {run.title}")
-            self._give(run, done, partial(self._write_part, run, stage, done, _Noted(shard, there)))
-            shards[stage] = _Noted({}, None)  # only that it is noted
-        if len(shards) < len(here):
-            return
-        state.kept = done
-        del state.noted[done]
-        if alone:
-            noted = [shards[s] for s in sorted(shards)]
-            files = self._files(run, done, [row.shard for row in noted])
-            place = self.folder / run.title
-            self._give(run, done, partial(self._write_alone, place, done, files, noted))
+        noted = state.noted.setdefault(done, {})
+        noted[stage] = _Noted(shard, there)
+        if len(noted) == len(self._here(run)):
+            state.kept = done
+            self.settle(run.index)  # one checkpoint of a job at a time, as they take memory
+            self._submit(run, partial(self._write, run, done, state.noted.pop(done)))
 
-    def _write_alone(
-        self, place: Path, done: int, files: Mapping[str, Any], noted: Iterable[_Noted]
-    ) -> None:
-        for row in noted:
+    def _write(self, run: JobRun, done: int, noted: Mapping[int, _Noted]) -> None:
+        """Write a checkpoint; or leave its parts, unless they are the last ones that were missing.
+
+        A process leaves the next parts only when it is done with these, so that no two processes
+        write the same job at one time.
+        """
+        place = self.folder / run.title
+        merging = place / f".merging-{done}"
+        for row in noted.values():
             row.wait()
-        _write(place, done, files)
+        shards = {stage: row.shard for stage, row in noted.items()}
+        if len(shards) < len(self.names):
+            parts = place / f".parts-{done}"
+            parts.mkdir(exist_ok=True)
+            for stage, shard in shards.items():
+                save(shard, parts / f"{stage}.tmp")
+                (parts / f"{stage}.tmp").rename(parts / f"{stage}.pt")
+            try:
+                if sum(entry.suffix == ".pt" for entry in parts.iterdir()) < len(self.names):
+                    return
+                parts.rename(merging)
+            except FileNotFoundError:  # another process has seen that they are all there
+                return
+            shards = {s: load(merging / f"{s}.pt") for s in range(len(self.names))}
+        files = self._files(run, done, [shards[s] for s in sorted(shards)])
+        write_folder(place / str(done), files)
+        replace_file(place / "latest", f"{done}\n")
+        shutil.rmtree(merging, ignore_errors=True)
         self._tidy(place)
 
-    def _write_part(self, run: JobRun, stage: int, done: int, noted: _Noted) -> None:
-        """Leave a stage where all processes find it; write every job whose stages are all there."""
-        noted.wait()
-        place = self.folder / run.title
-        parts = place / f".parts-{done}"
-        make_folder(parts)
-        replace_file(parts / _part(stage), noted.shard)
-        self._attend(run, place)
-
-    def _mark(self, run: JobRun, done: int, value: float) -> None:
-        """Leave a value where the process that writes the checkpoint finds it."""
-        place = self.folder / run.title
-        replace_file(place / f".value-{done}", repr(value))
-        self._attend(run, place)
-
-    def _attend(self, run: JobRun, place: Path) -> None:
-        """Write what is complete, and look at the values of what is written."""
-        # who makes this folder does so; the others leave, because it looks again after removing it
-        claim = place / ".merging"
-        while (complete := self._complete(place)) or _values(place):
-            try:
-                claim.mkdir()
-            except FileExistsError:
-                return
-            except OSError:
-                check_writable(place)  # says so
-                raise
-            try:
-                for t in complete:
-                    self._merge(run, t)
-                self._tidy(place)
-            finally:
-                claim.rmdir()
-
-    def _complete(self, place: Path) -> list[int]:
-        """Iterations of which the parts of all stages are there, ascending."""
-        wanted = {_part(stage) for stage in range(len(self.names))}
-        found = []
-        for parts in place.glob(".parts-*"):
-            try:
-                there = {entry.name for entry in parts.iterdir()}
-            except FileNotFoundError:  # another process has just removed it
-                continue
-            if wanted <= there:
-                found.append(int(parts.name.removeprefix(".parts-")))
-        return sorted(found)
-
-    def _merge(self, run: JobRun, done: int) -> None:
-        place = self.folder / run.title
-        parts = place / f".parts-{done}"
-        if not parts.exists():  # written by another process since we looked
+    def _set_aside(self, title: str) -> None:
+        """Let the checkpoint that is gone on from be the newest, and say so."""
+        if title not in self.fallen_back:
             return
-        shards = [load(parts / _part(s)) for s in range(len(self.names))]
-        _write(place, done, self._files(run, done, shards))
-        shutil.rmtree(parts)
+        place, (newest, at, reason) = self.folder / title, self.fallen_back.pop(title)
+        warnings.warn(
+            f"{place / str(newest)}: {reason}; job {title} goes on from iteration {at}, "
+            f"and what is left of iteration {newest} becomes {newest}.damaged",
+            stacklevel=2,
+        )
+        if (place / str(newest)).exists():
+            (place / str(newest)).replace(place / f"{newest}.damaged")
+        replace_file(place / "latest", f"{at}\n")
+
+    def _mark(self, place: Path, done: int, value: float) -> None:
+        if value < _best(place)[1] and done in numbered(place):
+            replace_file(place / "best", f"{done} {value!r}\n")
+            self._tidy(place)
 
     def _tidy(self, place: Path) -> None:
-        """Note the best checkpoint; remove those that are neither that nor among the newest."""
-        newest = _newest(place)
-        there = [done for done in numbered(place) if done <= newest]
-        best, lowest = _best(place)
-        for done in _values(place):
-            noted = place / f".value-{done}"
-            value = float(read_text(noted))
-            if done in there and value < lowest:
-                best, lowest = done, value
-                replace_file(place / "best", f"{best} {lowest!r}\n")
-            noted.unlink()
-        for done in there[: -self.keep]:
-            if done != best:
-                remove(place / str(done))
+        """Remove the checkpoints that are neither the best nor among the newest."""
+        newest, best = _newest(place), _best(place)[0]
+        for done in [done for done in numbered(place) if done <= newest][: -self.keep]:
+            if done != best:  # its name goes at once
+                old = (place / str(done)).rename(place / f".tmp-old-{done}")
+                shutil.rmtree(old)
 
     def _files(
-        self, run: JobRun, done: int, shards: Iterable[Mapping[str, Any]]
+        self, run: JobRun, done: int, shards: Sequence[Mapping[str, Any]]
     ) -> dict[str, dict[str, Any]]:
         """What a checkpoint consists of, by the names of its files; no tensor is read."""
         state = self.jobs[run.index]
@@ -347,7 +289,7 @@ class CheckpointFolder:
             "format": _FORMAT,
             "iteration": done,
             **{key: getattr(run.job, key) for key in _MUST_AGREE},
-            **state.arguments,
+            **model_arguments(run.job.model),
             "stages": [list(row) for row in self.names],
             **{key: whole[key] for key in ("parameters", "buffers", "masters", "batch")},
             "optimizer": state.makers["optimizer"],
@@ -355,7 +297,6 @@ class CheckpointFolder:
             "threads": self.threads,
             "torch": str(torch.__version__),
         }
-        check_plain(train, f"checkpoint of job {run.title}")
         return {"model.pt": {name: whole["model"][name] for name in state.order}, "train.pt": train}
 
     def _restore(self, run: JobRun, at: int, place: Path) -> dict[str, Any]:
@@ -412,20 +353,11 @@ class _Noted(NamedTuple):
             self.there.synchronize()
 
 
-def _part(stage: int) -> str:
-    return f"stage{stage}.pt"
-
-
-def _write(place: Path, done: int, files: Mapping[str, Any]) -> None:
-    write_folder(place / str(done), files)
-    replace_file(place / "latest", f"{done}\n")
-
-
 def _newest(place: Path) -> int:
-    """The iteration that `latest` has, 0 if it is not there."""
+    """The iteration that `latest` has; if that is not there, of the newest checkpoint that is."""
     pointer = place / "latest"
     if not pointer.exists():
-        return 0
+        return max(numbered(place), default=0)
     text = read_text(pointer).strip()
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
         raise InputError(f"{pointer}: expected the number of an iteration, got {text[:40]!r}")
@@ -439,9 +371,3 @@ def _best(place: Path) -> tuple[int, float]:
         return (int(done), float(value)) if (place / done).is_dir() else (0, math.inf)
     except (InputError, ValueError):
         return 0, math.inf
-
-
-def _values(place: Path) -> list[int]:
-    """Iterations with a value of which it is known whether they have a checkpoint."""
-    noted = [int(entry.name.removeprefix(".value-")) for entry in place.glob(".value-*")]
-    return sorted(done for done in noted if done <= _newest(place)) if noted else []

@@ -1,27 +1,33 @@
-"""What one stage of a job brings to a checkpoint, and how a job is put back from all of it."""
+"""What a checkpoint has of a job, and how the job is put back from it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from optsched.arraypipe.checkpoint.files import copied
-from optsched.arraypipe.model.optimizers import makers_by_name, restore_states, same, states_by_name
+from optsched.arraypipe.checkpoint.files import check_plain, copied
+from optsched.arraypipe.model.optimizers import (
+    first_difference,
+    makers_by_name,
+    restore_states,
+    states_by_name,
+)
 from optsched.arraypipe.model.tied_weights import passing_buffers, shard
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from optsched.arraypipe.job import NamedParameters
+    from optsched.arraypipe.job import Data, Job
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
 _PLAIN: Final = (str, int, float, bool, type(None))
-PARTS: Final = ("model", "buffers", "parameters", "masters", "batch")
+_VALUES: Final = 64  # of a tensor that are compared
 
 
 def model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,17 +42,15 @@ def model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_same_arguments(train: Mapping[str, Any], given: Mapping[str, Any], place: Path) -> None:
     """Refuse a job whose arguments are not those of its checkpoint, if plain on both sides."""
-    before, now = train["model"], model_arguments(given)
+    now = model_arguments(given)
     apart = {*train["model_other"], *now["model_other"]}
-    sides = (before, now["model"])
-    for name in [*before, *now["model"]]:
-        there = all(name in side for side in sides)
-        if name in apart or (there and same(*(side[name] for side in sides))):
-            continue
-        told = [f"{side[name]!r:.200}" if name in side else "no such entry" for side in sides]
-        raise InputError(
-            f"{place}: was written with model[{name!r}] {told[0]}, the job has {told[1]}"
-        )
+    sides = [
+        {name: value for name, value in side.items() if name not in apart}
+        for side in (train["model"], now["model"])
+    ]
+    if found := first_difference(*sides):
+        name, old, new = found
+        raise InputError(f"{place}: was written with model[{name!r}] {old}, the job has {new}")
 
 
 def _is_plain(value: Any) -> bool:
@@ -66,64 +70,58 @@ def shard_of(run: JobRun, stage: int) -> dict[str, dict[str, Any]]:
     """
     part = run.stages[stage]
     own = part.trained
-    return {
-        "model": copied(shard(run.model, run.stages, stage)),
+    found = {
         "buffers": copied(passing_buffers(run.model, run.stages, stage)),
         "parameters": copied(states_by_name([part.optimizer], [own])),
         "masters": copied(dict(own)) if part.masters is not None else {},
         "scheduler": _scheduler_state(part, run.title),
     }
+    check_plain(found, f"checkpoint of job {run.title}")
+    return {"model": copied(shard(run.model, run.stages, stage)), **found}
 
 
-def joined(shards: Iterable[Mapping[str, Mapping[str, Any]]], title: str) -> dict[str, Any]:
+def joined(shards: Sequence[Mapping[str, Mapping[str, Any]]], title: str) -> dict[str, Any]:
     """The shards of all stages as one.
 
     The optimizers of all stages have the same groups (`align_groups`), so their schedulers have the
     same state, which is kept once.
     """
-    whole: dict[str, dict[str, Any]] = {part: {} for part in (*PARTS, "scheduler")}
-    for row in shards:
-        for part in PARTS:
-            whole[part].update(row[part])
-        state, first = row["scheduler"], whole["scheduler"]
-        if state and first and not same(state, first):
-            key = next(
-                key for key in {**first, **state} if not same(first.get(key), state.get(key))
-            )
+    states = [row["scheduler"] for row in shards if row["scheduler"]]
+    for state in states:
+        if found := first_difference(states[0], state):
             raise InputError(
-                f"checkpoint: the scheduler of job {title} has another {key!r} on every stage, so "
-                f"it cannot be kept: {first.get(key)!r:.60} and {state.get(key)!r:.60}"
+                f"checkpoint: the scheduler of job {title} has another {found[0]!r} on every "
+                f"stage, so it cannot be kept: {found[1]} and {found[2]}"
             )
-        whole["scheduler"] = first or dict(state)
-    return whole
+    return {
+        part: {name: value for row in shards for name, value in row[part].items()}
+        for part in shards[0]
+    }
 
 
 def makers(run: JobRun) -> dict[str, dict[str, Any]]:
     """What the optimizers and the scheduler of a job are made with, as long as they are fresh."""
+    stage = next((stage for stage in run.stages if stage.scheduler is not None), None)
+    found = {}
+    if stage is not None:
+        kind = type(stage.scheduler)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        found = {"class": name, "made": _scheduler_state(stage, run.title)}
     own = [stage.trained for stage in run.stages]
-    found: dict[str, Any] = {}
-    for stage in run.stages:
-        if not found and stage.scheduler is not None:
-            kind = type(stage.scheduler)
-            state = _scheduler_state(stage, run.title)
-            found = {"class": f"{kind.__module__}.{kind.__qualname__}", "made": state}
     optimizers = [stage.optimizer for stage in run.stages]
     return {"optimizer": makers_by_name(optimizers, own), "scheduler": found}
 
 
 def check_same_scheduler(saved: Mapping[str, Any], now: Mapping[str, Any], place: str) -> None:
     """Refuse a scheduler of another class or with other settings than the checkpoint's."""
-    kinds = [side.get("class", "none") for side in (saved, now)]
-    if kinds[0] != kinds[1]:
-        raise InputError(f"{place}: was written with scheduler {kinds[0]}, the job has {kinds[1]}")
-    if not now:
-        return
-    for key in {**saved["made"], **now["made"]}:
-        a, b = saved["made"].get(key), now["made"].get(key)
-        if not same(a, b):
-            raise InputError(
-                f"{place}: was written with scheduler setting {key!r} {a!r}, the job has {b!r}"
-            )
+    before, after = (
+        {"": side.get("class", "none")}
+        | {f"setting {key!r} ": value for key, value in side.get("made", {}).items()}
+        for side in (saved, now)
+    )
+    if found := first_difference(before, after):
+        key, old, new = found
+        raise InputError(f"{place}: was written with scheduler {key}{old}, the job has {new}")
 
 
 def _scheduler_state(stage: JobStage, title: str) -> dict[str, Any]:
@@ -170,29 +168,99 @@ def restore(run: JobRun, model: Any, train: Mapping[str, Any], place: Path) -> N
     """Give a job with fresh stages all that its checkpoint has (`check_same_model` first)."""
     run.model.load_state_dict(model)
     for name, value in train["buffers"].items():
-        _set_buffer(run.model, name, value, place / "train.pt")
+        owner, _, last = name.rpartition(".")
+        buffers = run.model.get_submodule(owner)._buffers
+        # assigned as it is, so that no cast changes a bit
+        buffers[last] = value if (old := buffers[last]) is None else value.to(old.device)
     for stage in run.stages:
-        own = stage.trained
-        restore_states(stage.optimizer, own, train["parameters"], str(place))
-        if stage.masters is not None:
-            _restore_masters(own, train["masters"], place / "train.pt")
+        restore_states(stage.optimizer, stage.trained, train["parameters"], str(place))
+        for name, master in stage.masters or ():
+            with torch.no_grad():
+                master.copy_(train["masters"][name])
         _restore_scheduler(stage, train["scheduler"])
 
 
-def _restore_masters(own: NamedParameters, saved: Mapping[str, Tensor], place: Path) -> None:
-    with torch.no_grad():
-        for name, master in own:
-            if name not in saved:
-                raise InputError(f"{place}: there is no float32 copy of {name!r}")
-            master.copy_(saved[name])
+@dataclass
+class Seen:
+    """The newest batch of a job, and the one that its checkpoint was trained on last."""
+
+    start: int  # iteration that the job goes on with
+    title: str
+    expected: Mapping[str, Any] = field(default_factory=dict)  # `batch` of the checkpoint
+    iteration: int = -1  # of the newest batch
+    parts: list[dict[str, Any]] = field(default_factory=list)  # its sample
+
+    def batch(self, iteration: int) -> dict[str, Any]:
+        """What a checkpoint notes of the batch of its last iteration; nothing if that is gone."""
+        return {"iteration": iteration, "parts": self.parts} if self.iteration == iteration else {}
+
+    def check(self, pair: Any) -> None:
+        """Refuse data that give another batch than before for the last iteration."""
+        what, t = difference(self.expected["parts"], sample_of(pair)), self.start - 1
+        if what:
+            raise InputError(
+                f"data: job {self.title}: data(job, {t}) begins with another batch than the one of "
+                f"iteration {t} that the checkpoint was trained on ({what}); data(job, start) must "
+                f"begin with the batch of iteration start and depend on nothing else, such as the "
+                f"global random state; to train on other data begin a new job with init=model.pt"
+            )
 
 
-def _set_buffer(model: nn.Module, name: str, value: Tensor, place: Path) -> None:
-    """Hang a buffer into the model; assigned as it is, so that no cast changes a bit."""
-    owner, _, last = name.rpartition(".")
-    try:
-        buffers = model.get_submodule(owner)._buffers
-        before = buffers[last]
-    except (AttributeError, KeyError):
-        raise InputError(f"{place}: the model has no buffer {name!r}") from None
-    buffers[last] = value if before is None else value.to(before.device)
+def watched(data: Data, seen: Seen, samples: Callable[[], bool]) -> Data:
+    """Data that begin one batch earlier, which is compared, and of which samples are taken.
+
+    So data that ignore `start` are found, unless all their batches are equal.
+    """
+
+    def batches(job: Job, start: int) -> Iterator[Any]:
+        first = start - bool(seen.expected)
+        return _followed(iter(data(job, first)), first, seen, samples)
+
+    return batches
+
+
+def _followed(
+    source: Iterator[Any], first: int, seen: Seen, samples: Callable[[], bool]
+) -> Iterator[Any]:
+    for iteration, pair in enumerate(source, first):
+        if iteration < seen.start:
+            seen.check(pair)
+            continue
+        if samples():  # before a forward can change the batch in place
+            seen.iteration, seen.parts = iteration, sample_of(pair)
+        yield pair
+
+
+def sample_of(value: Any) -> list[dict[str, Any]]:
+    """Shapes, types and a few values of all tensors of a batch, wherever they are in it."""
+    if isinstance(value, dict):
+        return [part for key in value for part in sample_of(value[key])]
+    if isinstance(value, (list, tuple)):
+        return [part for inner in value for part in sample_of(inner)]
+    if not isinstance(value, Tensor):
+        kind = type(value).__name__
+        return [{"kind": kind, "shape": repr(value) if isinstance(value, _PLAIN) else ""}]
+    found: dict[str, Any] = {"kind": str(value.dtype), "shape": str(tuple(value.shape))}
+    if value.device.type == "cpu" and value.layout == torch.strided:  # a GPU is not waited for
+        places = torch.arange(0, value.numel(), max(1, value.numel() // _VALUES))
+        found["values"] = value.detach().take(places)
+    return [found]
+
+
+def difference(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
+    """The first one, in words; values may differ as much as another processor rounds them."""
+    if len(before) != len(now):
+        return f"it has {len(now)} parts, not {len(before)}"
+    for k, (a, b) in enumerate(zip(before, now, strict=True)):
+        for key in ("kind", "shape"):
+            if a[key] != b[key]:
+                return f"part {k} has {key} {b[key]}, not {a[key]}"
+        x, y = a.get("values"), b.get("values")
+        if x is None or y is None:
+            continue
+        floats = x.is_floating_point()
+        equal = torch.isclose(x, y, rtol=1e-3, atol=1e-5, equal_nan=True) if floats else x == y
+        if not equal.all():
+            place = int(equal.logical_not().nonzero()[0])
+            return f"part {k} has {y[place].item():.6g} where it had {x[place].item():.6g}"
+    return ""

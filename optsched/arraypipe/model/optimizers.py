@@ -172,11 +172,19 @@ def _difference(
     for name in dict.fromkeys([*one, *other]):
         if name not in one or name not in other:
             return name, None, name in one, name in other
-        for key in dict.fromkeys([*one[name], *other[name]]):
-            a, b = one[name].get(key, _UNSET), other[name].get(key, _UNSET)
-            if not same(a, b):
-                a, b = (" ".join(f"{value!r:.200}".split()) for value in (a, b))
-                return name, key, a, b
+        if found := first_difference(one[name], other[name]):
+            return name, *found
+    return None
+
+
+def first_difference(
+    one: Mapping[str, Any], other: Mapping[str, Any]
+) -> tuple[str, str, str] | None:
+    """The first entry that is not the same in both, with its two values in words."""
+    for key in {**one, **other}:
+        a, b = one.get(key, _UNSET), other.get(key, _UNSET)
+        if not same(a, b):
+            return key, *(" ".join(f"{value!r:.200}".split()) for value in (a, b))
     return None
 
 
