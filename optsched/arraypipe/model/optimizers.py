@@ -184,7 +184,8 @@ def first_difference(
     for key in {**one, **other}:
         a, b = one.get(key, _UNSET), other.get(key, _UNSET)
         if not same(a, b):
-            return key, *(" ".join(f"{value!r:.200}".split()) for value in (a, b))
+            old, new = (" ".join(f"{value!r:.200}".split()) for value in (a, b))
+            return key, old, new
     return None
 
 
