@@ -33,7 +33,7 @@ class Evaluation:
 
     build_model: BuildModel
     measure: Measure
-    every: int | None  # iterations between two; None: only after the last one
+    due: Callable[[int], bool]  # after so many iterations, besides the last one
     tell: Callable[[Job, int, float, nn.Module], object]
     sign: float = 1.0  # -1 if larger values are better
     on_host: bool = False  # the memory of the devices is counted
@@ -45,7 +45,7 @@ class Evaluation:
         What evaluating raises ends the run.
         """
         done = iteration + 1
-        if done != run.target and (self.every is None or done % self.every):
+        if done != run.target and not self.due(done):
             return None
         device = run.stages[stage].device
         parts = self.noted.setdefault((run.index, iteration), {})

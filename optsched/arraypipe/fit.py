@@ -123,9 +123,12 @@ class Fit:
         trainer = self.trainer
         measure = measure_of(self.evaluate, trainer.loss)
         return Evaluation(
-            trainer.build_model, measure, self.config.every, self._on_evaluate,
+            trainer.build_model, measure, self._is_due, self._on_evaluate,
             sign=1.0 if self.config.mode == "min" else -1.0, on_host=trainer.memory is not None,
         )  # fmt: skip
+
+    def _is_due(self, done: int) -> bool:
+        return self.config.every is not None and done % self.config.every == 0
 
     def _evaluate_latest(self, job: Job) -> None:
         """On ranks: evaluate the newest checkpoint of a job, on the host, if that is not done."""

@@ -24,6 +24,7 @@ from test_arraypipe_sweep import (  # noqa: E402
     STEPS,
     Doomed,
     assert_alone,
+    held_out_loss,
     make_trainer,
     states,
     study_of,
@@ -138,6 +139,28 @@ def test_a_trial_at_its_last_rung_is_not_pruned_by_a_resume(tmp_path: Path) -> N
     assert states(study) == ["RUNNING"] and STEPS in study.trials[0].intermediate_values
     sweep.run(1, resume=True, **how)
     assert states(study) == ["COMPLETE"]
+
+
+def test_an_evaluated_trial_goes_on_after_a_crash(tmp_path: Path) -> None:
+    """Also one whose last evaluation raised: the study gets the values of an undisturbed sweep."""
+    calls = []
+
+    def stumble(model: Any) -> float:
+        calls.append(held_out_loss(model))
+        if len(calls) == 3:  # after rungs 2 and 4
+            raise RuntimeError("stumbled")
+        return calls[-1]
+
+    how: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": 2}
+    study, whole = study_of(), study_of()
+    with pytest.raises(RuntimeError, match="stumbled"):
+        ArraySweep(make_trainer, study, suggest, 1, STEPS, [2, 4], evaluate=stumble).run(1, **how)
+    assert states(study) == ["RUNNING"]
+    sweep = ArraySweep(make_trainer, study, suggest, 1, STEPS, [2, 4], evaluate=held_out_loss)
+    sweep.run(1, resume=True, **how)
+    ArraySweep(make_trainer, whole, suggest, 1, STEPS, [2, 4], evaluate=held_out_loss).run(1)
+    assert [t.value for t in study.trials] == [t.value for t in whole.trials]
+    assert study.trials[0].intermediate_values == whole.trials[0].intermediate_values
 
 
 def test_trials_of_others_are_left_alone(tmp_path: Path) -> None:

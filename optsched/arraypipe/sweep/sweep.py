@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from optsched.arraypipe.plan.edits import without
 from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.errors import InputError, MissingExtra
+from optsched.io.values import integer, number, one_of
 from optsched.model.schedule import Schedule
 from optsched.solving.solve import solve
 
@@ -27,7 +27,8 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtra("ArraySweep", "sweep") from None
 
-from optsched.arraypipe.sweep.trials import Asked, TrialFiles, Trials, mean_of_last
+from optsched.arraypipe.sweep.supply import Supply, check_hears
+from optsched.arraypipe.sweep.trials import TrialFiles, Trials, mean_of_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
     from torch import nn
 
+    from optsched.arraypipe.evaluation import Evaluation
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.sweep.trials import Entry, Offer, Suggest, Supply, Value
+    from optsched.arraypipe.sweep.trials import Entry, Suggest, Value
     from optsched.arraypipe.train_alone import Trained
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.arraypipe.training_run import RunResult
@@ -114,6 +116,9 @@ class ArraySweep:
     value
         ``value(job, losses) -> float`` of the losses so far: reported at rungs, told at the end.
         By default the mean of the last ten losses.
+    evaluate
+        Instead of `value`: what `ArrayTrainer.fit` takes as `evaluate`, called with the merged
+        model at rungs and at the end. In one process only.
 
     Raises
     ------
@@ -132,6 +137,7 @@ class ArraySweep:
         *,
         schedule: Schedule | None = None,
         value: Value | None = None,
+        evaluate: Any = None,
     ) -> None:
         make_trainer = getattr(trainer, "with_jobs", trainer)
         if not callable(make_trainer):
@@ -142,21 +148,26 @@ class ArraySweep:
         for key, function in (("suggest", suggest), ("value", value or mean_of_last)):
             if not callable(function):
                 raise InputError(f"{key}: expected a function, got {function!r:.60}")
+        if evaluate is not None and value is not None:
+            raise InputError("value: expected none beside evaluate, which is what trials are told")
         if study is not None or not _is_follower():
             _check_study(study)
-        for key, number in (("width", width), ("steps", steps)):
-            _check_count(key, number)
         if isinstance(rungs, (str, bytes)) or not isinstance(rungs, Iterable):
             raise InputError(f"rungs: expected a list of iterations, got {rungs!r:.60}")
-        rungs = tuple(rungs)
-        for number in rungs:
-            _check_count("rungs", number, steps)
-            if rungs.count(number) > 1:
-                raise InputError(f"rungs: expected each once, got {number} twice")
-        _check_schedule(schedule, width)
         self.make_trainer, self.study, self.suggest = make_trainer, study, suggest
-        self.width, self.steps, self.rungs = width, steps, rungs
-        self.schedule, self.value = schedule, value or mean_of_last
+        self.width, self.steps = integer("width", width, 1), integer("steps", steps, 1)
+        self.rungs = tuple(integer("rungs", rung, 1, steps) for rung in rungs)
+        for rung in self.rungs:
+            if self.rungs.count(rung) > 1:
+                raise InputError(f"rungs: expected each once, got {rung} twice")
+        if schedule is not None:
+            if not isinstance(schedule, Schedule):
+                raise InputError(f"schedule: expected a Schedule, got {schedule!r}")
+            if (n_jobs := int(schedule.job.max(initial=-1)) + 1) != width:
+                raise InputError(
+                    f"schedule: has {n_jobs} jobs, expected as many as the width, {width}"
+                )
+        self.schedule, self.value, self.evaluate = schedule, value or mean_of_last, evaluate
 
     def run(
         self,
@@ -201,33 +212,33 @@ class ArraySweep:
         InputError
             An argument is wrong, or `suggest` or `value` gave something that cannot be used.
         """
-        _check_end(n_trials, timeout)
-        if backend not in ("inline", "process"):
-            raise InputError(f'backend: expected "inline" or "process", got {backend!r}')
+        if n_trials is None and timeout is None:
+            raise InputError("n_trials: expected a number of trials, or a timeout in seconds")
+        if n_trials is not None:
+            integer("n_trials", n_trials, 1)
+        if timeout is not None:
+            number("timeout", timeout, above=True, what="seconds")
+        one_of("backend", backend, ("inline", "process"))
+        if self.evaluate is not None and backend == "process":
+            raise InputError(
+                'evaluate: expected backend="inline"; a rank has only its stages of a model'
+            )
         options = {
             "checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "keep": keep,
-            "resume": resume,
-            "backend": backend,
+            "resume": resume, "backend": backend,
         }  # fmt: skip
         begin = partial(self._trials, checkpoint, checkpoint_every, resume)
-        if backend == "inline":
-            trials: Trials | None = begin()
-        else:
+        if on_ranks := backend == "process":
             trials = _on_all_ranks(lambda: None if _is_follower() else begin())
-        supply: Supply | None = None
-        if trials is not None:
-            supply = Asked(trials, n_trials, timeout, resume)
-        if backend == "process":
-            from optsched.arraypipe.sweep.ranks import SupplyOfRanks
-
-            supply = SupplyOfRanks(self.suggest, supply)
-        assert supply is not None
+        else:
+            trials = begin()
+        supply = Supply(self.suggest, trials, n_trials, timeout, on_ranks)
         if trials is None:
-            _, run = self._train(supply, None, on_step, options)
-            return SweepResult((), None, run)
+            return SweepResult((), None, self._train(supply, None, on_step, options)[1])
         try:
             jobs, run = self._train(supply, trials, on_step, options)
-            trials.close("interrupted")
+            models = {} if run is None else dict(zip(jobs, run.models, strict=False))
+            trials.close(models)
         except BaseException as error:
             trials.abandon(f"{type(error).__name__}: {error}")
             raise
@@ -258,9 +269,9 @@ class ArraySweep:
     ) -> tuple[Sequence[Job], RunResult | None]:
         """Run the array; jobs of the run in its order. Only the first rank has `trials`."""
 
-        def hear(job: Job, iteration: int, loss: float) -> None:
+        def on_loss(job: Job, iteration: int, loss: float) -> None:
             if trials is not None:
-                trials.hear(job, iteration, loss)
+                trials.on_loss(job, iteration, loss)
             if on_step is not None:
                 on_step(job, iteration, loss)
 
@@ -268,7 +279,7 @@ class ArraySweep:
             if trials is not None:
                 trials.settle(ended)
 
-        jobs = [offer.job for offer in supply.first(self.width)]
+        jobs = [entry.job for entry in supply.take(self.width)]
         while jobs:
             make = partial(self._made, jobs, options["backend"])
             trainer, plan = make() if options["backend"] == "inline" else _on_all_ranks(make)
@@ -280,23 +291,37 @@ class ArraySweep:
                 settle(ended)
                 if (newest := next(reversed(seats))).error is not None:  # it could not be made
                     settle(newest)
-                offer = supply.next()
-                if offer is None:
+                entry = supply.next()
+                if entry is None:
                     return None
-                _check_fits(offer, plan, seats[ended])
-                seats[offer.job] = seats[ended]
-                return offer.job
+                _check_fits(entry, plan, seats[ended])
+                seats[entry.job] = seats[ended]
+                return entry.job
 
             try:
-                run = trainer.run(plan, self.steps, on_step=hear, refill=refill, **options)
+                run = trainer.run(
+                    plan, self.steps, on_step=on_loss, refill=refill,
+                    evaluation=self._evaluation(trials, trainer), **options,
+                )  # fmt: skip
             except JobFailed as error:
                 # only a first forward of the first jobs raises: nothing has been trained
                 settle(jobs.pop(error.job))
-                following = supply.instead()
-                jobs += [] if following is None else [following.job]
+                jobs += [entry.job for entry in supply.take(1)]
             else:
                 return trainer.jobs, run
         return (), None
+
+    def _evaluation(self, trials: Trials | None, trainer: ArrayTrainer) -> Evaluation | None:
+        if self.evaluate is None or trials is None:
+            return None
+        from optsched.arraypipe.evaluation import Evaluation, measure_of
+
+        trials.measure = measure_of(self.evaluate, trainer.loss)
+        return Evaluation(
+            trainer.build_model, trials.measure, lambda done: done in self.rungs,
+            lambda job, iteration, value, model: trials.on_value(job, iteration, value),
+            on_host=trainer.memory is not None,
+        )  # fmt: skip
 
     def _made(self, jobs: Sequence[Job], backend: str) -> tuple[ArrayTrainer, ExecutionPlan]:
         """A trainer of these jobs, and the plan for it."""
@@ -307,8 +332,6 @@ class ArraySweep:
             raise InputError(f"trainer: expected to get an ArrayTrainer, got {trainer!r:.60}")
         plan = plan_of(trainer, self.schedule, self.width)
         if backend == "process":
-            from optsched.arraypipe.sweep.ranks import check_hears
-
             check_hears(plan)
         return trainer, plan
 
@@ -368,31 +391,21 @@ def plan_of(trainer: ArrayTrainer, schedule: Schedule | None, width: int) -> Exe
     return compile(schedule, together=seats)
 
 
-def _check_fits(offer: Offer, plan: ExecutionPlan, seat: int) -> None:
-    job, wanted = offer.job, plan.microbatches[seat]
+def _check_fits(entry: Entry, plan: ExecutionPlan, seat: int) -> None:
+    job, wanted = entry.job, plan.microbatches[seat]
     if fits_seat(job, plan, seat):
         return
     if job.microbatches != wanted:
         raise InputError(
-            f"suggest: trial {offer.number} has {job.microbatches} micro-batches, and the seat "
-            f"that is free has {wanted}; all jobs of a sweep must have equally many"
+            f"suggest: trial {entry.trial.number} has {job.microbatches} micro-batches, and the "
+            f"seat that is free has {wanted}; all jobs of a sweep must have equally many"
         )
     raise InputError(
-        f"suggest: trial {offer.number} clips its gradients or adapts its learning rate to the "
-        f"loss, and the seat that is free has no update blocks that wait for all stages; let the "
-        f"first {plan.n_jobs} trials do so too, or give a schedule of a JobArray with "
+        f"suggest: trial {entry.trial.number} clips its gradients or adapts its learning rate to "
+        f"the loss, and the seat that is free has no update blocks that wait for all stages; let "
+        f"the first {plan.n_jobs} trials do so too, or give a schedule of a JobArray with "
         f'update_mode="global" and clip by a large norm instead of not at all'
     )
-
-
-def _check_schedule(schedule: Schedule | None, width: int) -> None:
-    if schedule is None:
-        return
-    if not isinstance(schedule, Schedule):
-        raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
-    n_jobs = int(schedule.job.max(initial=-1)) + 1
-    if n_jobs != width:
-        raise InputError(f"schedule: has {n_jobs} jobs, expected as many as the width, {width}")
 
 
 def _best(rows: Sequence[TrialResult], study: Study) -> TrialResult | None:
@@ -424,18 +437,3 @@ def _check_study(study: Any) -> None:
             f"study: has {len(study.directions)} objectives, and pruning knows only one; make a "
             f"study with one direction, or fold them into one in value()"
         )
-
-
-def _check_count(key: str, value: Any, most: int = 2**53) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        span = f"in 1..{most}" if most < 2**53 else ">= 1"
-        raise InputError(f"{key}: expected an integer {span}, got {value!r:.60}")
-
-
-def _check_end(n_trials: int | None, timeout: float | None) -> None:
-    if n_trials is None and timeout is None:
-        raise InputError("n_trials: expected a number of trials, or a timeout in seconds")
-    if n_trials is not None:
-        _check_count("n_trials", n_trials)
-    if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout < math.inf):
-        raise InputError(f"timeout: expected seconds > 0, got {timeout!r:.60}")

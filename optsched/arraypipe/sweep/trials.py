@@ -1,27 +1,32 @@
-"""The trials of a sweep: where they come from, how they are judged, what is kept of them."""
+"""The trials of a sweep: how they are judged, what the study is told, what is kept of them."""
 
 from __future__ import annotations
 
 import json
 import math
-import time
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import torch
 from optuna import TrialPruned
 from optuna.trial import Trial, TrialState
 
 from optsched.arraypipe.job import Job
+from optsched.arraypipe.runtime.environment import global_state_kept
 from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from optuna.study import Study
     from optuna.trial import BaseTrial
+    from torch import nn
+
+    from optsched.arraypipe.evaluation import Measure
 
 
 _FORMAT: Final = "optsched.sweep/1"
@@ -53,10 +58,6 @@ class TrialFiles:
         """Of the file of a trial."""
         return self.folder / f"trial{number}.sweep.json"
 
-    def due(self, done: int, steps: int) -> bool:
-        """Whether a checkpoint is written after so many iterations."""
-        return done == steps or (self.every is not None and done % self.every == 0)
-
     def write(self, number: int, losses: Sequence[float]) -> None:
         """Keep the losses of a trial."""
         row = {"format": _FORMAT, "study": self.study, "trial": number, "losses": list(losses)}
@@ -86,9 +87,10 @@ class TrialFiles:
 class Entry:
     """A trial and its job."""
 
-    trial: Trial
+    trial: Any  # of Optuna; on ranks above 0 a `FixedTrial`
     job: Job
     losses: list[float] = field(default_factory=list)  # of all iterations, before a resume too
+    values: dict[int, float] = field(default_factory=dict)  # of `evaluate`, by iterations done
     reported: set[int] = field(default_factory=set)  # iterations
     told: bool = False  # the study knows how it has ended
 
@@ -103,6 +105,7 @@ class Trials:
     rungs: Sequence[int]  # iterations after which the pruner is asked
     value: Value  # of a job and its losses so far; reported at rungs and told at the end
     files: TrialFiles | None  # where losses are kept for a resume
+    measure: Measure | None = None  # of a job and its model, instead of `value`
     entries: dict[Job, Entry] = field(default_factory=dict)  # as they were begun
 
     def ask(self) -> Entry | None:
@@ -133,13 +136,14 @@ class Trials:
             if 0 < last < self.steps and trial.should_prune():
                 self.study.tell(trial, state=TrialState.PRUNED)
                 continue
-            job = made(self.suggest, trial, trial.number)
-            losses = self.files.read(trial.number)
-            found.append(self._enter(Entry(trial, job, losses, {*frozen.intermediate_values})))
+            entry = Entry(trial, made(self.suggest, trial, trial.number))
+            entry.losses = self.files.read(trial.number)
+            entry.reported |= frozen.intermediate_values.keys()
+            found.append(self._enter(entry))
         return found
 
-    def hear(self, job: Job, iteration: int, loss: float) -> None:
-        """Take the loss of an iteration; at a rung report, and stop the job if it is pruned."""
+    def on_loss(self, job: Job, iteration: int, loss: float) -> None:
+        """Take the loss of an iteration, by which the job is judged if nothing is evaluated."""
         entry, done = self.entries[job], iteration + 1
         if len(entry.losses) < iteration:
             raise InputError(
@@ -148,46 +152,65 @@ class Trials:
             )
         del entry.losses[iteration:]  # those behind the checkpoint that it goes on from
         entry.losses.append(loss)
-        if self.files is not None and self.files.due(done, self.steps):
+        every = self.files and self.files.every
+        if self.files is not None and (done == self.steps or (every and done % every == 0)):
             self.files.write(entry.trial.number, entry.losses)
-        if done not in self.rungs:
-            return
+        if self.measure is None and done in self.rungs:
+            self._judge(entry, done)
+
+    def on_value(self, job: Job, iteration: int, value: float) -> None:
+        """Take the value of the model after an iteration."""
+        entry, done = self.entries[job], iteration + 1
+        entry.values[done] = value
+        if done in self.rungs and not entry.told:
+            self._judge(entry, done)
+
+    def _judge(self, entry: Entry, done: int) -> None:
+        """Report at a rung, and stop the job if it is pruned."""
         if done not in entry.reported:  # a resumed job passes some rungs a second time
-            entry.trial.report(self._value(entry), done)
+            entry.trial.report(self._value(entry, done), done)
             entry.reported.add(done)
         if done < self.steps and entry.trial.should_prune():
-            job.stop()
+            entry.job.stop()
             self._tell(entry, TrialState.PRUNED)
 
-    def settle(self, job: Job) -> None:
+    def settle(self, job: Job, model: nn.Module | None = None) -> None:
         """Tell the study of a job that has ended, as far as it is known how.
 
-        On a GPU the last loss is read late; a job that lacks it is settled by `close`.
+        On a GPU the last loss is read late, and a job that was stopped has not been evaluated: then
+        it is settled by `close`, with its `model`.
         """
         entry = self.entries[job]
+        done = len(entry.losses)
         if entry.told:
             return
         if job.status == "failed":
             self._fail(entry, str(job.error or "failed on another device"))
-        elif len(entry.losses) == self.steps or job.life.stopping:
-            value = self._value(entry)
+        elif done == self.steps or job.life.stopping:
+            if self.measure is not None and done not in entry.values:
+                if model is None:
+                    return
+                with global_state_kept(), torch.no_grad():
+                    copy = deepcopy(model).eval()  # a tensor of the result may not change
+                    entry.values[done] = float(self.measure(job, copy, torch.device("cpu")))
+            value = self._value(entry, done)
             if math.isnan(value):
                 self._fail(entry, "its value is not a number")
             else:
                 self._tell(entry, TrialState.COMPLETE, value)
 
-    def close(self, reason: str) -> None:
+    def close(self, models: Mapping[Job, nn.Module]) -> None:
         """After the run: settle what is left.
 
-        Jobs that were interrupted fail for this reason; with files their trials stay unfinished
-        instead, for a resume.
+        Jobs that were interrupted fail; with files their trials stay unfinished instead, for a
+        resume.
         """
         for entry in self.entries.values():
-            self.settle(entry.job)
+            self.settle(entry.job, models.get(entry.job))
             if not entry.told and self.files is not None:
                 self.files.write(entry.trial.number, entry.losses)
             elif not entry.told:
-                self._fail(entry, reason)
+                self._fail(entry, "interrupted")
 
     def abandon(self, reason: str) -> None:
         """After an exception: as `close`, but nothing is computed any more.
@@ -205,7 +228,9 @@ class Trials:
             self.files.write(entry.trial.number, entry.losses)
         return entry
 
-    def _value(self, entry: Entry) -> float:
+    def _value(self, entry: Entry, done: int) -> float:
+        if self.measure is not None:
+            return entry.values[done]
         found = self.value(entry.job, tuple(entry.losses))
         try:
             return float(found)
@@ -236,62 +261,3 @@ def mean_of_last(job: Job, losses: Sequence[float]) -> float:
     """Mean of the last ten losses, or of all if there are fewer."""
     last = losses[-LAST:]
     return math.fsum(last) / len(last) if last else math.nan
-
-
-class Offer(NamedTuple):
-    """A job for a seat: the number of its trial and the parameters that make it."""
-
-    job: Job
-    number: int
-    params: dict[str, Any]
-
-
-class Supply(Protocol):
-    """Gives jobs until there are no more."""
-
-    def first(self, width: int) -> list[Offer]:
-        """Jobs for so many seats, fewer if there are no more."""
-
-    def instead(self) -> Offer | None:
-        """One for a first job that cannot run."""
-
-    def next(self) -> Offer | None:
-        """One for a seat that has become free during the run."""
-
-
-class Asked:
-    """Jobs of trials that the study is asked for.
-
-    With `resume` those come first that a former run has left.
-    """
-
-    def __init__(
-        self, trials: Trials, n_trials: int | None, timeout: float | None, resume: bool
-    ) -> None:
-        self.trials = trials
-        self.until = math.inf if timeout is None else time.monotonic() + timeout
-        self.left: float = math.inf if n_trials is None else n_trials
-        self.waiting: list[Entry] = []
-        if resume:
-            assert trials.files is not None
-            self.left -= trials.files.count
-            self.waiting = trials.adopt()
-
-    def first(self, width: int) -> list[Offer]:
-        """See `Supply`."""
-        found: list[Offer] = []
-        while len(found) < width and (offer := self.next()) is not None:
-            found.append(offer)
-        return found
-
-    def next(self) -> Offer | None:
-        """See `Supply`."""
-        entry = self.waiting.pop(0) if self.waiting else None
-        while entry is None and self.left > 0 and time.monotonic() < self.until:
-            self.left -= 1
-            entry = self.trials.ask()
-        if entry is None:
-            return None
-        return Offer(entry.job, entry.trial.number, entry.trial.params)
-
-    instead = next
