@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 from optsched.arraypipe.checkpoint.files import check_writable, load, replace_file
 from optsched.errors import InputError, OptschedError
 from optsched.io.files import write_atomic
+from optsched.io.values import integer, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,9 +89,7 @@ class Listener(Callback):
 
 
 def _sign(mode: str) -> int:
-    if mode not in ("min", "max"):
-        raise InputError(f'mode: expected "min" or "max", got {mode!r:.60}')
-    return 1 if mode == "min" else -1
+    return 1 if one_of("mode", mode, ("min", "max")) == "min" else -1
 
 
 class EarlyStopping(Listener):
@@ -109,9 +108,8 @@ class EarlyStopping(Listener):
     def __init__(
         self, patience: int, mode: Literal["min", "max"] = "min", min_delta: float = 0.0
     ) -> None:
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise InputError(f"patience: expected an integer >= 1, got {patience!r:.60}")
-        self.patience, self.sign, self.min_delta = patience, _sign(mode), min_delta
+        self.patience, self.sign = integer("patience", patience, 1, None), _sign(mode)
+        self.min_delta = min_delta
         self.best: dict[Job, tuple[float, int]] = {}  # value, values since
 
     def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:

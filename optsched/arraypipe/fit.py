@@ -23,7 +23,9 @@ from optsched.arraypipe.report.report import duration
 from optsched.arraypipe.runtime.environment import global_state_kept, own_first, resolve
 from optsched.arraypipe.runtime.stages import fresh_model
 from optsched.arraypipe.train_alone import NotIdentical
+from optsched.arraypipe.training_run import RunOptions
 from optsched.errors import InputError, InternalError, OptschedError
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,8 +72,9 @@ class Fit:
                 raise InputError(f"callbacks[{k}]: expected a Callback, got {callback!r:.60}")
         self.is_first = not self.on_ranks or os.environ.get("RANK", "0") == "0"
         self.every = None if self.checkpoint is None else config.every
-        self.folder = self.trainer._folder(
-            self.steps, self.checkpoint, self.every, self.resume, config.keep
+        integer("steps", self.steps, 1, None)
+        self.folder = self.trainer.folder(
+            RunOptions(self.checkpoint, self.every, config.keep, self.resume)
         )
         self.ended: set[Job] = set()
         self.problem: JobArray | None = None  # what the schedule was made for

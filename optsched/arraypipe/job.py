@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optsched.errors import InputError, OptschedError
+from optsched.io.values import boolean, format_value, integer, number, one_of
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 NamedParameters: TypeAlias = list[tuple[str, nn.Parameter]]
@@ -85,32 +85,17 @@ class Job:
     life: JobLife = field(default_factory=lambda: JobLife(), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for key, least, most in (
-            ("seed", 0, 2**63 - 1),
-            ("batch_size", 1, 2**53),
-            ("microbatches", 1, self.batch_size),
-        ):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                samples = ", the samples of a batch" if key == "microbatches" else ""
-                raise InputError(
-                    f"{key}: expected an integer in {least}..{most}{samples}, got {value!r}"
-                )
+        integer("seed", self.seed, 0, 2**63 - 1)
+        integer("batch_size", self.batch_size, 1)
+        integer("microbatches", self.microbatches, 1, self.batch_size)
         if not callable(self.optimizer):
-            raise InputError(f"optimizer: expected a function, got {self.optimizer!r}")
+            raise InputError(f"optimizer: expected a function, got {format_value(self.optimizer)}")
         if self.scheduler is not None and not callable(self.scheduler):
-            raise InputError(f"scheduler: expected a function, got {self.scheduler!r}")
-        if self.precision not in PRECISIONS:
-            raise InputError(
-                f"precision: expected one of {', '.join(PRECISIONS)}, got {self.precision!r}"
-            )
-        clip = self.clip_norm
-        if clip is not None and (
-            isinstance(clip, bool) or not isinstance(clip, (int, float)) or not 0 < clip < math.inf
-        ):
-            raise InputError(f"clip_norm: expected a number > 0, got {clip!r}")
-        if not isinstance(self.recompute, bool):
-            raise InputError(f"recompute: expected True or False, got {self.recompute!r}")
+            raise InputError(f"scheduler: expected a function, got {format_value(self.scheduler)}")
+        one_of("precision", self.precision, tuple(PRECISIONS))
+        if self.clip_norm is not None:
+            number("clip_norm", self.clip_norm, above=True)
+        boolean("recompute", self.recompute)
         if not isinstance(self.model, Mapping):
             raise InputError(f"model: expected arguments by name, got {self.model!r}")
         if self.init is not None and not isinstance(self.init, (str, PathLike)):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -35,20 +33,21 @@ from optsched.arraypipe.runtime.environment import (
 )
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
-from optsched.arraypipe.training_run import ArrayRun, Settings
+from optsched.arraypipe.training_run import ArrayRun, RunOptions, check_timeout
 from optsched.errors import InputError
+from optsched.io.values import boolean, integer, one_of
 from optsched.model.schedule import Schedule
 from optsched.pipelines.profiles import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from os import PathLike
 
     import torch
     from torch.utils.data import DataLoader, Dataset
 
     from optsched.arraypipe.callbacks import Callback
     from optsched.arraypipe.distributed.ranks import Ranks
-    from optsched.arraypipe.evaluation import Evaluation
     from optsched.arraypipe.job import BuildModel, Data, Loss
     from optsched.arraypipe.plan.types import Routes
     from optsched.arraypipe.training_run import RunResult
@@ -97,24 +96,20 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_devices(self.devices)
-        if self.backend not in (None, "inline", "process"):
-            raise InputError(f'backend: expected "inline" or "process", got {self.backend!r:.60}')
-        if self.tied not in (None, "exact", "sum"):
-            raise InputError(f'tied: expected "exact" or "sum", got {self.tied!r:.60}')
-        if self.mode not in ("min", "max"):
-            raise InputError(f'mode: expected "min" or "max", got {self.mode!r:.60}')
-        for key, least in (("every", 1), ("keep", 1), ("check", 0)):
-            value = getattr(self, key)
-            if value is None and key == "every":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{key}: expected an integer >= {least}, got {value!r:.60}")
-        for key in ("replan", "verbose"):
-            if not isinstance(getattr(self, key), bool):
-                raise InputError(f"{key}: expected True or False, got {getattr(self, key)!r:.60}")
+        if self.backend is not None:
+            one_of("backend", self.backend, ("inline", "process"))
+        if self.tied is not None:
+            one_of("tied", self.tied, ("exact", "sum"))
+        one_of("mode", self.mode, ("min", "max"))
+        if self.every is not None:
+            integer("every", self.every, 1, None)
+        integer("keep", self.keep, 1, None)
+        integer("check", self.check, 0, None)
+        boolean("replan", self.replan)
+        boolean("verbose", self.verbose)
 
 
-Checked: TypeAlias = "tuple[ExecutionPlan, CheckpointFolder | None, Settings]"
+Checked: TypeAlias = "tuple[ExecutionPlan, CheckpointFolder | None, RunOptions]"
 """What a run is given, when it has been looked at."""
 
 
@@ -352,25 +347,7 @@ class ArrayTrainer:
         self._check(plan, queue=False)
         return plan
 
-    def run(
-        self,
-        schedule: Schedule | ExecutionPlan,
-        steps: int,
-        *,
-        checkpoint: str | PathLike[str] | None = None,
-        checkpoint_every: int | None = None,
-        keep: int = 2,
-        resume: bool = False,
-        on_step: Callable[[Job, int, float], object] | None = None,
-        on_error: Literal["continue", "raise"] = "continue",
-        queue: bool = False,
-        refill: Callable[[Job], Job | None] | None = None,
-        replan: JobArray | None = None,
-        backend: Literal["inline", "process"] = "inline",
-        window: int = 2,
-        timeout: float = 600.0,
-        evaluation: Evaluation | None = None,
-    ) -> RunResult:
+    def run(self, schedule: Schedule | ExecutionPlan, steps: int, **options: Any) -> RunResult:
         """Train every job until it has done `steps` iterations.
 
         Parameters
@@ -381,45 +358,8 @@ class ArrayTrainer:
             Its order is binding; its starts are a prediction.
         steps
             Iterations of every job, counted from its seed (not from the checkpoint).
-        checkpoint
-            Folder for checkpoints; each job writes its last state there.
-        checkpoint_every
-            Also write after every so many iterations of the job.
-        keep
-            Newest checkpoints of a job that stay; when one is whole on the disk, those before them
-            are removed.
-        resume
-            Go on from the latest checkpoints in that folder, where there are any; from the one
-            before, with a warning, if that is damaged. Job settings that change the bits, the
-            optimizers' included, must be those of the checkpoints, and so must the data.
-        on_step
-            Called with ``(job, iteration, loss)`` when the loss of an iteration is known; after
-            ``job.stop()`` this iteration is the job's last (on a GPU the next one).
-        on_error
-            ``"continue"``: a job that raises or whose loss is not finite ends, `Job.error` says
-            why, and the others go on; ``"raise"``: so does the run.
-        queue
-            Let the schedule have fewer jobs than the trainer: the others wait, and take the seats
-            of those that have ended.
-        refill
-            Called with every job that has ended when none is waiting; a job that it returns takes
-            the seat. In a run on several ranks it is called on the first one, and, if it returned a
-            job there, with the same ended job on all others, where it has to return the same.
-        replan
-            The job array that the schedule was made for: when a job has ended and nobody takes its
-            seat, a solver in another process looks for a better order of the rest, to which the
-            run changes over if that pays.
-        backend
-            ``"inline"``: all devices in this process; ``"process"``: every device is a rank of a
-            `torch.distributed` process group, all ranks call `run` alike, and rank 0 gets the
-            result (the others one without models and losses, with a trace and a report of their own
-            blocks). `on_step` is called on rank 0, or, if it has no
-            stage of the job, on the rank of the last stage.
-        window, timeout
-            Of the process backend: blocks whose messages are received ahead, and seconds after
-            which a message counts as lost.
-        evaluation
-            As `fit` makes it.
+        options
+            Those of `RunOptions`: ``checkpoint``, ``resume``, ``on_step``, ``backend``, ...
 
         Raises
         ------
@@ -428,50 +368,30 @@ class ArrayTrainer:
         JobFailed
             The first forward of all jobs raised; with ``on_error="raise"`` any block.
         """
-        if backend not in ("inline", "process"):
-            raise InputError(f'backend: expected "inline" or "process", got {backend!r}')
+        backend = one_of("backend", options.get("backend", "inline"), ("inline", "process"))
 
         def checked() -> Checked:
-            for key, given in (("on_step", on_step), ("refill", refill)):
-                if given is not None and not callable(given):
-                    raise InputError(f"{key}: expected a function, got {given!r}")
-            for key, flag in (("resume", resume), ("queue", queue)):
-                if not isinstance(flag, bool):
-                    raise InputError(f"{key}: expected True or False, got {flag!r}")
-            check_waiting(window, timeout)
-            if on_error not in ("continue", "raise"):
-                raise InputError(f'on_error: expected "continue" or "raise", got {on_error!r}')
+            integer("steps", steps, 1, None)
+            given = RunOptions(**options)
             plan = schedule if isinstance(schedule, ExecutionPlan) else self._compile(schedule)
-            self._check(plan, queue)
-            if replan is not None:
-                check_problem(replan, plan)
-            folder = self._folder(steps, checkpoint, checkpoint_every, resume, keep)
-            settings = Settings(
-                steps, resume, on_error == "raise", on_step, refill, replan, evaluation
-            )
-            return plan, folder, settings
+            self._check(plan, given.queue)
+            if given.replan is not None:
+                check_problem(given.replan, plan)
+            return plan, self.folder(given), given
 
         if backend == "inline":
-            plan, folder, settings = checked()
+            plan, folder, given = checked()
         else:
-            plan, folder, settings = _checked_on_ranks(checked, self.devices, timeout)
+            plan, folder, given = _checked_on_ranks(checked, options.get("timeout"))
         self._warn_of_other_times(plan.schedule)
         with global_state_kept():  # the links of a rank choose its GPU
-            ranks = self._ranks(plan, window, timeout) if backend == "process" else None
+            ranks = self._ranks(plan, steps, given) if backend == "process" else None
             try:
-                if ranks is not None:
-                    saves = {
-                        "checkpoint": "given" if folder else "not given",
-                        "checkpoint_every": checkpoint_every,
-                        "keep": keep,
-                        "resume": resume,
-                    }
-                    ranks.agree(self._description(plan, steps, queue, on_error) | saves)
                 devices = resolve(self.devices, plan.devices) if ranks is None else ranks.devices
                 deterministic(devices)
-                if queue or refill is not None:
+                if given.queue or given.refill is not None:
                     check_seats_alike(plan, devices)
-                return ArrayRun(self, plan, devices, ranks, folder, settings).train()
+                return ArrayRun(self, plan, devices, ranks, folder, steps, given).train()
             finally:
                 if ranks is not None:
                     ranks.leave()
@@ -484,13 +404,8 @@ class ArrayTrainer:
         InputError
             There is no such job, or `steps` is no number of iterations.
         """
-        n = len(self.jobs)
-        if isinstance(job, bool) or not isinstance(job, int) or not 0 <= job < n:
-            raise InputError(
-                f"job: expected 0..{n - 1}, a number of the trainer's jobs, got {job!r}"
-            )
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-            raise InputError(f"steps: expected an integer >= 0, got {steps!r}")
+        integer("job", job, 0, len(self.jobs) - 1)
+        integer("steps", steps, 0, None)
         device = resolve(self.devices, ("",))[0]
         return train_alone(
             self.build_model, self.jobs[job], self.cuts, self.loss, self.data, steps, device
@@ -516,27 +431,13 @@ class ArrayTrainer:
             for sentence in differences(result.trained[j], self.train_alone(j, steps))
         ]
 
-    def _folder(
-        self,
-        steps: int,
-        checkpoint: str | PathLike[str] | None,
-        every: int | None,
-        resume: bool,
-        keep: int = 2,
-    ) -> CheckpointFolder | None:
-        for key, value in (("steps", steps), ("checkpoint_every", every), ("keep", keep)):
-            if key == "checkpoint_every" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{key}: expected an integer >= 1, got {value!r}")
-        if checkpoint is None:
-            if every is not None or resume:
-                raise InputError("checkpoint: expected a folder to write to or resume from")
+    def folder(self, options: RunOptions) -> CheckpointFolder | None:
+        """Where checkpoints of a run are written and read, if that is asked for."""
+        if options.checkpoint is None:
             return None
-        if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
-            raise InputError(f"checkpoint: expected a folder, got {checkpoint!r}")
         check_resumable(self.data)
-        return CheckpointFolder(Path(checkpoint), self.stages, every, keep)
+        folder = Path(options.checkpoint)
+        return CheckpointFolder(folder, self.stages, options.checkpoint_every, options.keep)
 
     def routes(self, plan: ExecutionPlan) -> Routes:
         """The messages that a plan of these jobs sends."""
@@ -552,16 +453,6 @@ class ArrayTrainer:
             raise InputError(f"jobs[{place}].name: {title!r} is also the name of another job")
         self.jobs = (*self.jobs, job)
         self.titles.append(title)
-
-    def _ranks(
-        self,
-        plan: ExecutionPlan,
-        window: int,
-        timeout: float,
-    ) -> Ranks:
-        from optsched.arraypipe.distributed.ranks import Ranks
-
-        return Ranks(plan, self.routes(plan), window, timeout, self.devices)
 
     def _compile(self, schedule: Schedule, barrier: bool = False) -> ExecutionPlan:
         if not isinstance(schedule, Schedule):
@@ -591,24 +482,39 @@ class ArrayTrainer:
                     f"{job.microbatches} micro-batches, and there is none"
                 )
 
-    def _description(
-        self, plan: ExecutionPlan, steps: int, queue: bool, on_error: str
-    ) -> dict[str, object]:
-        """What all ranks of a run must have been given alike."""
-        return {
-            "schedule": plan.schedule.sha256,
-            "barrier": plan.barrier,
-            "steps": steps,
-            "queue": queue,
-            "on_error": on_error,
-            "memory": self.memory,
-            "stages": self.stages,
-            "tied": self.tied,
-            "jobs": [
-                (title, j.seed, j.batch_size, j.microbatches, j.precision, j.clip_norm, j.recompute)
-                for title, j in zip(self.titles, self.jobs, strict=True)
-            ],
-        }
+    def _ranks(self, plan: ExecutionPlan, steps: int, options: RunOptions) -> Ranks:
+        """The group of this run, when all of it have been given the same."""
+        from optsched.arraypipe.distributed.ranks import Ranks
+
+        ranks = Ranks(plan, self.routes(plan), options.window, options.timeout, self.devices)
+        try:
+            ranks.agree(
+                {
+                    "schedule": plan.schedule.sha256,
+                    "barrier": plan.barrier,
+                    "steps": steps,
+                    "queue": options.queue,
+                    "on_error": options.on_error,
+                    "memory": self.memory,
+                    "stages": self.stages,
+                    "tied": self.tied,
+                    "jobs": [
+                        (
+                            title, j.seed, j.batch_size, j.microbatches, j.precision, j.clip_norm,
+                            j.recompute,
+                        )
+                        for title, j in zip(self.titles, self.jobs, strict=True)
+                    ],
+                    "checkpoint": "not given" if options.checkpoint is None else "given",
+                    "checkpoint_every": options.checkpoint_every,
+                    "keep": options.keep,
+                    "resume": options.resume,
+                }
+            )  # fmt: skip
+        except BaseException:
+            ranks.leave()
+            raise
+        return ranks
 
     def _warn_of_other_times(self, schedule: Schedule) -> None:
         profile = self.last_profile or self.problem_profile
@@ -616,9 +522,7 @@ class ArrayTrainer:
             warnings.warn(gap, stacklevel=3)
 
 
-def _checked_on_ranks(
-    checked: Callable[[], Checked], devices: Sequence[str | torch.device] | None, timeout: float
-) -> Checked:
+def _checked_on_ranks(checked: Callable[[], Checked], timeout: Any) -> Checked:
     """On all ranks or on none: the others would wait for one that has been refused."""
     from optsched.arraypipe.distributed.group import agree
     from optsched.arraypipe.distributed.ranks import check_size
@@ -629,20 +533,10 @@ def _checked_on_ranks(
         return found
 
     try:
-        check_waiting(1, timeout)
-    except InputError:  # which `checked` says
+        check_timeout(timeout)
+    except InputError:  # none was given, or `checked` says what is wrong
         return agree(checked_here)
     return agree(checked_here, timeout)
-
-
-def check_waiting(window: int, timeout: float) -> None:
-    """Refuse a window or a timeout of the process backend that is none."""
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise InputError(f"window: expected an integer >= 1, got {window!r}")
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise InputError(f"timeout: expected seconds, got {timeout!r}")
-    if not 0 < timeout <= 10**6 or math.isnan(timeout):
-        raise InputError(f"timeout: expected seconds in 0..1000000, got {timeout!r}")
 
 
 def _bytes(memory: int | str) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 
@@ -33,6 +34,7 @@ from optsched.arraypipe.runtime.state import JobRun
 from optsched.arraypipe.runtime.worker import Resident, Worker, reason, rehearse, unbound
 from optsched.arraypipe.train_alone import Trained
 from optsched.errors import InputError
+from optsched.io.values import boolean, format_value, integer, number, one_of
 from optsched.version import __version__
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ class RunResult:
 
     Parameters
     ----------
+    jobs
+        All that were trained, those that came later too; `Job.status` says how each has ended.
     models
         The trained unsplit model of every job.
     trained
@@ -72,6 +76,7 @@ class RunResult:
         are asked for.
     """
 
+    jobs: tuple[Job, ...]
     models: tuple[nn.Module, ...]
     trained: tuple[Trained, ...]
     log: RunLog
@@ -117,16 +122,88 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Arguments of `ArrayTrainer.run` that say how a run goes on."""
+class RunOptions:
+    """Options of `ArrayTrainer.run`.
 
-    steps: int
-    resume: bool
-    strict: bool  # raise when a job fails
-    on_step: Callable[[Job, int, float], object] | None
-    refill: Callable[[Job], Job | None] | None
-    replan: JobArray | None
+    Parameters
+    ----------
+    checkpoint
+        Folder for checkpoints; each job writes its last state there.
+    checkpoint_every
+        Also write after every so many iterations of the job.
+    keep
+        Newest checkpoints of a job that stay; when one is whole on the disk, those before them are
+        removed.
+    resume
+        Go on from the latest checkpoints in that folder, where there are any; from the one before,
+        with a warning, if that is damaged. Job settings that change the bits, the optimizers'
+        included, must be those of the checkpoints, and so must the data.
+    on_step
+        Called with ``(job, iteration, loss)`` when the loss of an iteration is known; after
+        ``job.stop()`` this iteration is the job's last (on a GPU the next one).
+    on_error
+        ``"continue"``: a job that raises or whose loss is not finite ends, `Job.error` says why,
+        and the others go on; ``"raise"``: so does the run.
+    queue
+        Let the schedule have fewer jobs than the trainer: the others wait, and take the seats of
+        those that have ended.
+    refill
+        Called with every job that has ended when none is waiting; a job that it returns takes the
+        seat. In a run on several ranks it is called on the first one, and, if it returned a job
+        there, with the same ended job on all others, where it has to return the same.
+    replan
+        The job array that the schedule was made for: when a job has ended and nobody takes its
+        seat, a solver in another process looks for a better order of the rest, to which the run
+        changes over if that pays.
+    backend
+        ``"inline"``: all devices in this process; ``"process"``: every device is a rank of a
+        `torch.distributed` process group, all ranks call `run` alike, and rank 0 gets the result
+        (the others one without models and losses, with a trace and a report of their own blocks).
+        `on_step` is called on rank 0, or, if it has no stage of the job, on the rank of the last
+        stage.
+    window, timeout
+        Of the process backend: blocks whose messages are received ahead, and seconds after which a
+        message counts as lost.
+    evaluation
+        As `fit` makes it.
+    """
+
+    checkpoint: str | PathLike[str] | None = None
+    checkpoint_every: int | None = None
+    keep: int = 2
+    resume: bool = False
+    on_step: Callable[[Job, int, float], object] | None = None
+    on_error: Literal["continue", "raise"] = "continue"
+    queue: bool = False
+    refill: Callable[[Job], Job | None] | None = None
+    replan: JobArray | None = None
+    backend: Literal["inline", "process"] = "inline"
+    window: int = 2
+    timeout: float = 600.0
     evaluation: Evaluation | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("on_step", "refill"):
+            if (given := getattr(self, key)) is not None and not callable(given):
+                raise InputError(f"{key}: expected a function, got {format_value(given)}")
+        boolean("resume", self.resume)
+        boolean("queue", self.queue)
+        integer("window", self.window, 1, None)
+        check_timeout(self.timeout)
+        one_of("on_error", self.on_error, ("continue", "raise"))
+        integer("keep", self.keep, 1, None)
+        if self.checkpoint_every is not None:
+            integer("checkpoint_every", self.checkpoint_every, 1, None)
+        if self.checkpoint is None:
+            if self.checkpoint_every is not None or self.resume:
+                raise InputError("checkpoint: expected a folder to write to or resume from")
+        elif not isinstance(self.checkpoint, (str, PathLike)) or not str(self.checkpoint):
+            raise InputError(f"checkpoint: expected a folder, got {format_value(self.checkpoint)}")
+
+
+def check_timeout(seconds: float) -> None:
+    """Refuse what ranks cannot wait for each other."""
+    number("timeout", seconds, 0.0, 1e6, above=True, what="seconds")
 
 
 class Trainer(Protocol):
@@ -150,22 +227,10 @@ class Trainer(Protocol):
 
 
 class ArrayRun:
-    """Trains the jobs of a trainer once.
+    """Trains the jobs of a trainer once by a plan, inline (`ranks` None) or on ranks.
 
-    Parameters
-    ----------
-    trainer
-        Whose jobs; it may get more while the run goes on.
-    plan
-        The first plan.
-    devices
-        The torch device of every device of the plan.
-    ranks
-        Of the process backend; None: inline.
-    folder
-        For checkpoints.
-    settings
-        How it goes on.
+    The trainer may get more jobs while the run goes on; `devices` has the torch device of every
+    device of the plan.
     """
 
     def __init__(
@@ -175,10 +240,12 @@ class ArrayRun:
         devices: Sequence[torch.device],
         ranks: Ranks | None,
         folder: CheckpointFolder | None,
-        settings: Settings,
+        steps: int,
+        options: RunOptions,
     ) -> None:
         self.trainer, self.plan, self.devices = trainer, plan, devices
-        self.ranks, self.folder, self.settings = ranks, folder, settings
+        self.ranks, self.folder, self.steps, self.options = ranks, folder, steps, options
+        self.strict = options.on_error == "raise"
         self.gpu = on_gpu(devices[0])
         self.shapes: Shapes = {}  # of the first job
         self.owners: Owners = {}
@@ -191,7 +258,7 @@ class ArrayRun:
 
     def _begin(self) -> None:
         """Make all that is needed; nothing is trained."""
-        trainer, plan, settings, ranks = self.trainer, self.plan, self.settings, self.ranks
+        trainer, plan, options, ranks = self.trainer, self.plan, self.options, self.ranks
         # iterations from which jobs go on, as the first rank says
         begun = self._same(partial(self._latest, trainer.titles))
         self._begun = begun if ranks is None else ranks.all(begun)[0]
@@ -201,9 +268,9 @@ class ArrayRun:
         )
         self._rehearse()
         self.course = Course(plan, self.runs, trainer.routes)
-        refill = settings.refill and self._refill
+        refill = options.refill and self._refill
         self.planner = Rescheduling(
-            self.runs, plan, self._join, refill, self._refusal, settings.strict, settings.replan
+            self.runs, plan, self._join, refill, self._refusal, self.strict, options.replan
         )
         self.engine = self._engine()
 
@@ -255,8 +322,8 @@ class ArrayRun:
         if self.folder is not None:
             self.folder.settle(index)
         self.engine.unseat(index)
-        assert self.settings.refill is not None
-        return self.settings.refill(ended)
+        assert self.options.refill is not None
+        return self.options.refill(ended)
 
     def _made(self) -> list[JobRun]:
         """The jobs that the trainer has, with a folder from the iterations that it has."""
@@ -280,13 +347,13 @@ class ArrayRun:
 
     def _latest(self, titles: Sequence[str]) -> list[int]:
         """Iterations that the checkpoints have, which the first process alone looks up."""
-        folder, asks = self.folder, self.settings.resume
+        folder, asks = self.folder, self.options.resume
         asks &= self.ranks is None or self.ranks.is_first
         return [folder.latest(t) if folder is not None and asks else 0 for t in titles]
 
     def _make(self, index: int, at: int, seat: int, away: bool) -> JobRun:
         """A job, ready to go on from iteration `at` on the devices of a seat."""
-        trainer, steps = self.trainer, self.settings.steps
+        trainer, steps = self.trainer, self.steps
         job, title = trainer.jobs[index], trainer.titles[index]
         job.life.begin()
         model = fresh_model(trainer.build_model, job)
@@ -324,7 +391,7 @@ class ArrayRun:
             begun = self._latest(trainer.titles[-1:])[0] if at is None else at
             run = self._made_or_failed(index, begun)
             if self.folder is not None and self.folder.is_first:
-                self.folder.prepare([run.title], self.settings.resume)
+                self.folder.prepare([run.title], self.options.resume)
         except Exception:
             trainer.jobs, trainer.titles[index:] = trainer.jobs[:-1], []
             raise
@@ -334,7 +401,7 @@ class ArrayRun:
             run.fail(0, run.start, reason(error)).__cause__ = unbound(error)
         if self.gpu:  # the streams of the blocks cannot use what this one has left
             torch.cuda.empty_cache()
-        if self.settings.strict and run.job.error is not None:
+        if self.strict and run.job.error is not None:
             raise run.job.error
         self.runs.append(run)
         return run
@@ -344,7 +411,7 @@ class ArrayRun:
         try:
             return self._make(index, begun, 0, away=True)
         except Exception as error:
-            if not self.settings.strict:
+            if not self.strict:
                 life = self.trainer.jobs[index].life
                 failed = JobFailed(self.trainer.titles[index], index, 0, begun, reason(error))
                 life.status, life.error = "failed", failed
@@ -357,7 +424,7 @@ class ArrayRun:
             self.ranks.share_failures(self.runs)
         errors = [run.job.error for run in self.runs]
         found = [error for error in errors if error is not None]
-        if found and (self.settings.strict or None not in errors):  # or no job has anything to give
+        if found and (self.strict or None not in errors):  # or no job has anything to give
             raise found[0]
 
     def _first_forwards(self) -> None:
@@ -384,13 +451,11 @@ class ArrayRun:
             if self.worker.memory.limits is not None:
                 self.ranks.pool(self.worker.memory.limits)
             return self.ranks.connect(
-                self.course, self.runs, self.worker, self.planner, self.settings.strict
+                self.course, self.runs, self.worker, self.planner, self.strict
             )
         self.worker.memory = self._memory()
         lanes = Lanes(self.devices, self.worker.memory.pauses) if self.gpu else None
-        return InlineBackend(
-            self.course, self.runs, self.worker, self.planner, self.settings.strict, lanes
-        )
+        return InlineBackend(self.course, self.runs, self.worker, self.planner, self.strict, lanes)
 
     def _refusal(self, change: Change, like: Mapping[int, int]) -> str:
         """Why the devices cannot make a change, as a sentence; ``""`` if they can."""
@@ -417,7 +482,7 @@ class ArrayRun:
             return
         if self.ranks is not None:
             self.folder.stages_of, self.folder.is_first = self.ranks.stages_of, self.ranks.is_first
-        titles, resume = self.trainer.titles, self.settings.resume
+        titles, resume = self.trainer.titles, self.options.resume
         # nobody writes before the first has tidied up
         self._same(partial(self.folder.prepare, titles, resume))
 
@@ -429,14 +494,14 @@ class ArrayRun:
     def _on_update(self, run: JobRun, stage: int, iteration: int) -> None:
         if self.folder is not None:
             self.folder.note(run, stage, iteration)
-        if self.settings.evaluation is not None:
-            value = self.settings.evaluation.note(run, stage, iteration)
+        if self.options.evaluation is not None:
+            value = self.options.evaluation.note(run, stage, iteration)
             if value is not None and self.folder is not None:
-                value *= self.settings.evaluation.sign
+                value *= self.options.evaluation.sign
                 self.folder.mark_best(run, iteration + 1, value)
 
     def _on_loss(self, run: JobRun, iteration: int, loss: float) -> None:
-        told = self.settings.on_step
+        told = self.options.on_step
         if told is not None and (self.ranks is None or self.ranks.tells(run)):
             told(run.job, iteration, loss)
 
@@ -452,9 +517,8 @@ class ArrayRun:
             exposed=exposed or None, parallel=ranks is not None or self.gpu,
             uncertainty=0 if ranks is None else ranks.clock_error, left_out=left_out,
         )  # fmt: skip
-        return RunResult(
-            tuple(run.model for run in whole), tuple(trained(run) for run in whole), log
-        )
+        models, states = tuple(run.model for run in whole), tuple(trained(run) for run in whole)
+        return RunResult(tuple(run.job for run in self.runs), models, states, log)
 
     def _provenance(self) -> dict[str, Any]:
         found: dict[str, Any] = {

@@ -31,7 +31,7 @@ def format_value(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
-def integer(place: str, value: Any, least: int = 0, most: int = MAX_INTEGER) -> int:
+def integer(place: str, value: Any, least: int = 0, most: int | None = MAX_INTEGER) -> int:
     """A plain integer in ``least..most``, also of NumPy's; never a truth value.
 
     Parameters
@@ -41,7 +41,7 @@ def integer(place: str, value: Any, least: int = 0, most: int = MAX_INTEGER) -> 
     value
         What was given.
     least, most
-        The range, both ends allowed.
+        The range, both ends allowed; None: any larger one.
 
     Raises
     ------
@@ -52,9 +52,9 @@ def integer(place: str, value: Any, least: int = 0, most: int = MAX_INTEGER) -> 
         found = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         found = None
-    if found is None or not least <= found <= most:
-        ends = f"{_power(least)}..{_power(most)}"
-        raise InputError(f"{place}: expected an integer in {ends}, got {format_value(value)}")
+    if found is None or found < least or (most is not None and found > most):
+        ends = f">= {least}" if most is None else f"in {_power(least)}..{_power(most)}"
+        raise InputError(f"{place}: expected an integer {ends}, got {format_value(value)}")
     return found
 
 

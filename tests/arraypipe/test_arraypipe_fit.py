@@ -210,6 +210,8 @@ def test_callbacks_and_queue() -> None:
     schedule = random_schedule([1, 1], 3, seed=2)
     result = made.fit(jobs, 3, schedule=schedule, callbacks=[heard, Gives()], config=QUICK)
     assert made.titles == ["job0", "job1", "job2", "late"]
+    assert [job.name for job in result.jobs] == ["", "", "", "late"]
+    assert {job.status for job in result.jobs} == {"done"}
     assert heard.calls[0] == "start" and heard.calls[-1] == "finish"
     for name in made.titles:
         own = [call for call in heard.calls if name in (call, call[0])]
@@ -340,7 +342,7 @@ def test_bad_input() -> None:
     for broken, sentence in (
         ({"every": 0}, "every: expected an integer >= 1, got 0"),
         ({"check": -1}, "check: expected an integer >= 0, got -1"),
-        ({"backend": "threads"}, 'backend: expected "inline" or "process"'),
+        ({"backend": "threads"}, "backend: expected one of inline, process"),
         ({"tied": "some"}, 'tied: expected "exact" or "sum"'),
         ({"verbose": 1}, "verbose: expected True or False, got 1"),
         ({"devices": "cpu"}, "devices: expected a list"),

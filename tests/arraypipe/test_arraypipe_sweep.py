@@ -377,8 +377,8 @@ def test_a_timeout_begins_no_more_trials(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"width": 0}, r"width: expected an integer in 1\.\.2\^53, got 0"),
-        ({"steps": True}, r"steps: expected an integer in 1\.\.2\^53, got True"),
+        ({"width": 0}, "width: expected an integer >= 1, got 0"),
+        ({"steps": True}, "steps: expected an integer >= 1, got True"),
         ({"rungs": [7]}, r"rungs: expected an integer in 1\.\.6, got 7"),
         ({"rungs": [2, 4, 2]}, "rungs: expected each once, got 2 twice"),
         ({"suggest": None}, "suggest: expected a function, got None"),
@@ -430,7 +430,7 @@ def test_a_trainer_lends_all_but_its_jobs() -> None:
     ("options", "sentence"),
     [
         ({}, "n_trials: expected a number of trials, or a timeout"),
-        ({"n_trials": 0}, "n_trials: expected an integer in 1"),
+        ({"n_trials": 0}, "n_trials: expected an integer >= 1, got 0"),
         ({"timeout": math.nan}, "timeout: expected seconds > 0, got nan"),
         ({"n_trials": 1, "resume": True}, "checkpoint: expected a folder"),
         ({"n_trials": 1, "backend": "threads"}, "backend: expected one of inline, process"),

@@ -259,8 +259,8 @@ def test_jobs_refused_when_made() -> None:
     """Settings of a job are checked; two jobs cannot have one name."""
     for changes, sentence in (
         ({"seed": -1}, "seed"), ({"seed": 2**63}, "seed"), ({"batch_size": 0}, "batch_size"),
-        ({"microbatches": 9}, "microbatches: expected an integer in 1..8, the samples of a batch"),
-        ({"recompute": "no"}, "recompute: expected True or False, got 'no'"),
+        ({"microbatches": 9}, "microbatches: expected an integer in 1..8, got 9"),
+        ({"recompute": "no"}, "recompute: expected True or False, got .no"),
         ({"model": 5}, "model: expected arguments by name, got 5"),
         ({"init": 5}, "init: expected the path of a state dict, got 5"),
         ({"name": 5}, "name: expected letters"),

@@ -155,7 +155,7 @@ class ArraySweep:
         if isinstance(rungs, (str, bytes)) or not isinstance(rungs, Iterable):
             raise InputError(f"rungs: expected a list of iterations, got {rungs!r:.60}")
         self.make_trainer, self.study, self.suggest = make_trainer, study, suggest
-        self.width, self.steps = integer("width", width, 1), integer("steps", steps, 1)
+        self.width, self.steps = integer("width", width, 1, None), integer("steps", steps, 1, None)
         self.rungs = tuple(integer("rungs", rung, 1, steps) for rung in rungs)
         for rung in self.rungs:
             if self.rungs.count(rung) > 1:
@@ -215,7 +215,7 @@ class ArraySweep:
         if n_trials is None and timeout is None:
             raise InputError("n_trials: expected a number of trials, or a timeout in seconds")
         if n_trials is not None:
-            integer("n_trials", n_trials, 1)
+            integer("n_trials", n_trials, 1, None)
         if timeout is not None:
             number("timeout", timeout, above=True, what="seconds")
         one_of("backend", backend, ("inline", "process"))
@@ -234,15 +234,14 @@ class ArraySweep:
             trials = begin()
         supply = Supply(self.suggest, trials, n_trials, timeout, on_ranks)
         if trials is None:
-            return SweepResult((), None, self._train(supply, None, on_step, options)[1])
+            return SweepResult((), None, self._train(supply, None, on_step, options))
         try:
-            jobs, run = self._train(supply, trials, on_step, options)
-            models = {} if run is None else dict(zip(jobs, run.models, strict=False))
-            trials.close(models)
+            run = self._train(supply, trials, on_step, options)
+            trials.close({} if run is None else dict(zip(run.jobs, run.models, strict=True)))
         except BaseException as error:
             trials.abandon(f"{type(error).__name__}: {error}")
             raise
-        return self._result(trials.entries.values(), jobs, run)
+        return self._result(trials.entries.values(), run)
 
     def _trials(
         self, checkpoint: str | os.PathLike[str] | None, every: int | None, resume: bool
@@ -266,8 +265,8 @@ class ArraySweep:
         trials: Trials | None,
         on_step: Callable[[Job, int, float], object] | None,
         options: dict[str, Any],
-    ) -> tuple[Sequence[Job], RunResult | None]:
-        """Run the array; jobs of the run in its order. Only the first rank has `trials`."""
+    ) -> RunResult | None:
+        """Run the array. Only the first rank has `trials`."""
 
         def on_loss(job: Job, iteration: int, loss: float) -> None:
             if trials is not None:
@@ -299,7 +298,7 @@ class ArraySweep:
                 return entry.job
 
             try:
-                run = trainer.run(
+                return trainer.run(
                     plan, self.steps, on_step=on_loss, refill=refill,
                     evaluation=self._evaluation(trials, trainer), **options,
                 )  # fmt: skip
@@ -307,9 +306,7 @@ class ArraySweep:
                 # only a first forward of the first jobs raises: nothing has been trained
                 settle(jobs.pop(error.job))
                 jobs += [entry.job for entry in supply.take(1)]
-            else:
-                return trainer.jobs, run
-        return (), None
+        return None
 
     def _evaluation(self, trials: Trials | None, trainer: ArrayTrainer) -> Evaluation | None:
         if self.evaluate is None or trials is None:
@@ -335,21 +332,16 @@ class ArraySweep:
             check_hears(plan)
         return trainer, plan
 
-    def _result(
-        self, entries: Iterable[Entry], jobs: Sequence[Job], run: RunResult | None
-    ) -> SweepResult:
+    def _result(self, entries: Iterable[Entry], run: RunResult | None) -> SweepResult:
         assert self.study is not None
         frozen = self.study.get_trials(deepcopy=False)
-        made: dict[Job, tuple[nn.Module, Trained]] = {}
-        if run is not None:
-            made = dict(zip(jobs, zip(run.models, run.trained, strict=True), strict=False))
-        rows = [
-            TrialResult(
-                frozen[entry.trial.number], entry.job, tuple(entry.losses),
-                *made.get(entry.job, (None, None)),
-            )
-            for entry in entries
-        ]  # fmt: skip
+        place = {} if run is None else {job: k for k, job in enumerate(run.jobs)}
+        rows = []
+        for entry in entries:
+            k = place.get(entry.job)
+            made = (None, None) if run is None or k is None else (run.models[k], run.trained[k])
+            row = TrialResult(frozen[entry.trial.number], entry.job, tuple(entry.losses), *made)
+            rows.append(row)
         return SweepResult(tuple(rows), _best(rows, self.study), run)
 
 
