@@ -35,7 +35,7 @@ from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 from optsched.arraypipe.training_run import ArrayRun, RunOptions, check_timeout
 from optsched.errors import InputError
-from optsched.io.values import boolean, integer, one_of
+from optsched.io.values import boolean, integer, is_integer, one_of
 from optsched.model.schedule import Schedule
 from optsched.pipelines.profiles import bytes_of
 
@@ -404,7 +404,11 @@ class ArrayTrainer:
         InputError
             There is no such job, or `steps` is no number of iterations.
         """
-        integer("job", job, 0, len(self.jobs) - 1)
+        if not is_integer(job) or not 0 <= job < len(self.jobs):
+            raise InputError(
+                f"job: expected 0..{len(self.jobs) - 1}, a number of the trainer's jobs, got "
+                f"{job!r}"
+            )
         integer("steps", steps, 0, None)
         device = resolve(self.devices, ("",))[0]
         return train_alone(
