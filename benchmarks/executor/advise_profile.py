@@ -9,14 +9,14 @@ import argparse
 
 from optsched.arraypipe.profile.document import (
     BlockEntry,
-    BoundaryEntry,
     DeviceEntry,
     Link,
     Links,
     Profile,
     ProfiledJob,
-    SavedEntry,
     StageEntry,
+    Times,
+    UpdateEntry,
 )
 from optsched.pipelines.models import model_of
 from optsched.pipelines.profiles import BANDWIDTH, HOST, LATENCY, job_array_fields, stages_of
@@ -39,14 +39,11 @@ def analytic() -> Profile:
     fields = job_array_fields("gpt2_xl", STAGES, SIZES)
     parts = stages_of(model_of("gpt2_xl"), STAGES, SIZES[1])
     jobs = tuple(ProfiledJob(name=f"batch{b}", batch_size=b, optimizer="AdamW") for b in BATCHES)
-    names = {"F": "forward", "B": "backward", "R": "recompute"}
-    times = [
-        (kind, s, size, -1, 1000 * int(fields[names[kind]][k, s]))
-        for kind in names
-        for s in range(STAGES)
-        for k, size in enumerate(SIZES)
-    ] + [("U", s, 0, 0, 1000 * int(fields["update"][0, s])) for s in range(STAGES)]
-    every = [(s, k, size) for s in range(STAGES) for k, size in enumerate(SIZES)]
+
+    def times(field: str, k: int, stage: int) -> dict[str, int]:
+        ns = 1000 * int(fields[field][k, stage])
+        return {"n": 1, "median_ns": ns, "iqr_ns": 0, "minimum_ns": ns}
+
     return Profile(
         DeviceEntry(
             name="A100, by an analytic model", kind="cuda", memory_bytes=80 << 30, threads=1,
@@ -57,31 +54,26 @@ def analytic() -> Profile:
                 name=f"{part.layers[0].name}..{part.layers[-1].name}",
                 parameters_bytes=PARAMETER * part.params,
                 gradients_bytes=PARAMETER * part.params,
-                state={job.name: 3 * PARAMETER * part.params for job in jobs},
+                state=(3 * PARAMETER * part.params,) * len(jobs),
             )
             for part in parts
         ),
         jobs,
         tuple(
             BlockEntry(
-                kind=kind, stage=s, batch=size, job=job, dtype="fp32", n=1, median_ns=time,
-                iqr_ns=0, minimum_ns=time,
-            )
-            for kind, s, size, job, time in times
-        ),
-        tuple(
-            BoundaryEntry(
-                stage=s, batch=size, dtype="fp32", bytes=size * parts[s].out_bytes,
-                gradient_bytes=size * parts[s].out_bytes,
-            )
-            for s, _, size in every
-        ),
-        tuple(
-            SavedEntry(
-                stage=s, batch=size, dtype="fp32", bytes=int(fields["activation"][k, s]),
+                stage=s, batch=size, dtype="fp32", forward=Times(**times("forward", k, s)),
+                backward=Times(**times("backward", k, s)),
+                recompute=Times(**times("recompute", k, s)),
+                saved_bytes=int(fields["activation"][k, s]),
                 input_bytes=int(fields["checkpoint"][k, s]),
+                output_bytes=size * parts[s].out_bytes, gradient_bytes=size * parts[s].out_bytes,
             )
-            for s, k, size in every
+            for s in range(STAGES)
+            for k, size in enumerate(SIZES)
+        ),
+        tuple(
+            UpdateEntry(stage=s, optimizer="AdamW", dtype="fp32", **times("update", 0, s))
+            for s in range(STAGES)
         ),
         Links(
             activation=Link(bandwidth=BANDWIDTH["nvlink"] * 10**6, latency_ns=1000 * LATENCY),

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.machine import machine
 from optsched.arraypipe.job import Job
-from optsched.arraypipe.profile.fit import Curve
+from optsched.arraypipe.profile.curve import Curve
 from optsched.arraypipe.trainer import ArrayTrainer
 
 if TYPE_CHECKING:
@@ -120,8 +120,9 @@ def errors(profile: Profile, field: str, sizes: tuple[int, ...]) -> list[float]:
     """Relative errors of predicting the sizes from `KNOWN`, over kinds and stages."""
     values: dict[tuple[str, int], dict[int, Any]] = {}
     for block in profile.blocks:
-        if block.kind != "U":
-            values.setdefault((block.kind, block.stage), {})[block.batch] = getattr(block, field)
+        for kind in ("forward", "backward", "recompute"):
+            time = getattr(getattr(block, kind), field)
+            values.setdefault((kind, block.stage), {})[block.batch] = time
     return [
         abs(float(Curve([(b, row[b]) for b in KNOWN])(size)) / row[size] - 1)
         for row in values.values()

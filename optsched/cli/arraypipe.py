@@ -70,7 +70,7 @@ def profile(
         found = measured(script, lambda: trainer.profile(wanted, repeats))
     for warning in warned:
         print(f"warning: {warning.message}", file=sys.stderr)
-    print(found.table())
+    print(found)
     wrote(target, found.write)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def plain(name: str, longest: int = 80) -> str:
@@ -61,3 +64,24 @@ def time_in(unit: Unit, time: int) -> str:
     """A time in a given unit, such as that of a whole column; three decimals where it divides."""
     digits = 0 if unit.ticks == 1 else 3
     return f"{time / unit.ticks:,.{digits}f} {unit.name}".replace(",", "\u202f")
+
+
+def duration(nanoseconds: float) -> str:
+    """Three digits and a unit, such as ``1.25 ms``."""
+    for name, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if abs(nanoseconds) >= size * 0.9995:
+            value = nanoseconds / size
+            return f"{value:.0f} {name}" if value >= 999.5 else f"{value:.3g} {name}"
+    return f"{nanoseconds:.0f} ns"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Lines of columns side by side: the first ones at the left, the others at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if c < left else cell.rjust(width)
+            for c, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -19,18 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.arraypipe.advice.advise import advise
-from optsched.arraypipe.advice.costs import groupings, longest_first
 from optsched.arraypipe.advice.options import Advice, Option
+from optsched.arraypipe.advice.situation import groupings, longest_first
 from optsched.arraypipe.profile.document import (
     BlockEntry,
-    BoundaryEntry,
     DeviceEntry,
     Link,
     Links,
     Profile,
     ProfiledJob,
-    SavedEntry,
     StageEntry,
+    Times,
+    UpdateEntry,
 )
 from optsched.errors import InputError
 
@@ -59,27 +59,28 @@ def profile(
         ProfiledJob(name=f"j{k}", batch_size=b, microbatches=microbatches)
         for k, b in enumerate(batches)
     )
-    every = list(product(range(stages), SIZES))
-    times = [
-        (kind, s, b, -1, times * (base + per * b))
-        for (s, b), (kind, times) in product(every, (("F", 1), ("B", 2), ("R", 1)))
-    ] + [("U", s, 0, 0, update) for s in range(stages)]
+
+    def times(ns: int) -> dict[str, int]:
+        return {"n": 10, "median_ns": ns, "iqr_ns": int(iqr * ns), "minimum_ns": 1}
+
     return Profile(
         DeviceEntry(name="D", kind="cuda", memory_bytes=memory, threads=1, torch="2",
                     date="2026-01-01", optsched="0"),
         tuple(
             StageEntry(name=f"s{s}", parameters_bytes=state // 3, gradients_bytes=state // 3,
-                       state={job.name: state for job in jobs})
+                       state=(state,) * len(jobs))
             for s in range(stages)
         ),
         jobs,
-        tuple(BlockEntry(kind=kind, stage=s, batch=b, job=job, dtype="fp32", n=10, median_ns=time,
-                         iqr_ns=int(iqr * time), minimum_ns=1)
-              for kind, s, b, job, time in times),
-        tuple(BoundaryEntry(stage=s, batch=b, dtype="fp32", bytes=1024 * b, gradient_bytes=1024 * b)
-              for s, b in every),
-        tuple(SavedEntry(stage=s, batch=b, dtype="fp32", bytes=kept * b, input_bytes=1024 * b)
-              for s, b in every),
+        tuple(
+            BlockEntry(stage=s, batch=b, dtype="fp32", forward=Times(**times(base + per * b)),
+                       backward=Times(**times(2 * (base + per * b))),
+                       recompute=Times(**times(base + per * b)), saved_bytes=kept * b,
+                       input_bytes=1024 * b, output_bytes=1024 * b, gradient_bytes=1024 * b)
+            for s, b in product(range(stages), SIZES)
+        ),
+        tuple(UpdateEntry(stage=s, optimizer="", dtype="fp32", **times(update))
+              for s in range(stages)),
         Links(activation=Link(bandwidth=bandwidth, latency_ns=latency),
               host=Link(bandwidth=25 * 10**9, latency_ns=10_000)),
     )  # fmt: skip
@@ -357,7 +358,7 @@ def test_bad_arguments_are_named() -> None:
         ({"fused": {0: 1.0}}, "fused"), ({"fused": {2: math.nan}}, "fused"),
         ({"fused": {}}, "fused"),
         ({"link": {"speed": 1}}, "link: expected"), ({"link": 5}, "link: expected"),
-        ({"link": {"bandwidth": 0}}, "link.bandwidth: expected at least 1"),
+        ({"link": {"bandwidth": 0}}, "link.bandwidth: expected a finite number >= 1"),
         ({"samples": 0}, "samples"), ({"profile": 7}, "path: "),
     ]  # fmt: skip
     for changes, sentence in cases:

@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from optsched.arraypipe.advice.alternatives import job_array, one_at_a_time, stacked
-from optsched.arraypipe.advice.costs import Asked, Cut, Situation, rolling_array
 from optsched.arraypipe.advice.options import Advice
+from optsched.arraypipe.advice.situation import Asked, Situation, rolling_array
 from optsched.arraypipe.profile.document import Link, Profile
 from optsched.arraypipe.profile.problem import chosen
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER
-from optsched.io.values import format_value, integer
+from optsched.io.values import format_value, integer, number
 from optsched.pipelines.profiles import bytes_of
 from optsched.problems.jobarray.reports import epoch_multiplicity
 
@@ -102,18 +103,19 @@ def _situation(
 ) -> Situation:
     """The arguments, checked."""
     described, states = chosen(profile, jobs)
-    asked = [
-        Asked(job, tuple(stage.state[name] for stage in profile.stages), 1)
-        for job, name in zip(described, states, strict=True)
-    ]
+    nameless = [msgspec.structs.replace(job, name="-") for job in described]
+    asked = [Asked(job, state, 1) for job, state in zip(nameless, states, strict=True)]
     count = profile.n_stages if devices is None else integer("devices", devices, 1, MOST_DEVICES)
     there = profile.device.memory_bytes if memory is None else bytes_of(memory)
-    made = Situation(profile, tuple(asked), count, there, _link(profile, link))
+    names = tuple(job.name for job in described)
+    made = Situation(profile, names, tuple(asked), count, there, _link(profile, link))
     if samples is None:
         return made
-    integer("samples", samples, 1, MAX_INTEGER)
-    cuts = [Cut(one, made.own(one), 1, one.job.recompute) for one in asked]
-    array = rolling_array(made, cuts, batch_size=[one.job.batch_size for one in asked])
+    integer("samples", samples, 1)
+    array = rolling_array(
+        made, [made.own(one)._replace(microbatches=1) for one in asked],
+        batch_size=[one.job.batch_size for one in asked],
+    )  # fmt: skip
     copies = epoch_multiplicity(array, samples, _MOST_COPIES).tolist()
     rounds = [one._replace(iterations=n) for one, n in zip(asked, copies, strict=True)]
     return replace(made, jobs=tuple(rounds))
@@ -122,19 +124,16 @@ def _situation(
 def _link(profile: Profile, given: Mapping[str, float] | None) -> Link:
     """The profile's link between devices, changed as asked."""
     found = profile.links.activation
-    values = {"bandwidth": found.bandwidth, "latency_ns": found.latency_ns}
+    least = {"bandwidth": 1, "latency_ns": 0}
     changes = {} if given is None else given
-    if not isinstance(changes, Mapping) or not set(changes) <= set(values):
+    if not isinstance(changes, Mapping) or not set(changes) <= set(least):
         raise InputError(
             f'link: expected {{"bandwidth": ..., "latency_ns": ...}}, got {format_value(given)}'
         )
-    for name, value in changes.items():
-        least = 1 if name == "bandwidth" else 0
-        good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not good or not least <= value <= MAX_INTEGER:
-            raise InputError(f"link.{name}: expected at least {least}, got {format_value(value)}")
-        values[name] = round(value)
-    return Link(**values)
+    values = {
+        key: round(number(f"link.{key}", value, least[key])) for key, value in changes.items()
+    }
+    return msgspec.structs.replace(found, **values)
 
 
 def _stacks(fused: Mapping[int, float]) -> dict[int, float]:
@@ -143,12 +142,10 @@ def _stacks(fused: Mapping[int, float]) -> dict[int, float]:
         raise InputError(
             f"fused: expected {{n: seconds}} of measured stacks, got {format_value(fused)}"
         )
-    for n, seconds in fused.items():
-        integer("fused: number of jobs", n, 1, MAX_INTEGER)
-        good = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        if not good or not 0 < seconds < math.inf:
-            raise InputError(f"fused[{n}]: expected seconds above 0, got {format_value(seconds)}")
-    return dict(fused)
+    return {
+        integer("fused: number of jobs", n, 1): number(f"fused[{n}]", seconds, above=True)
+        for n, seconds in fused.items()
+    }
 
 
 def _notes(situation: Situation, link: object) -> Iterable[str]:
@@ -158,7 +155,7 @@ def _notes(situation: Situation, link: object) -> Iterable[str]:
         yield "device memory is not known, so everything is taken to fit; say memory="
     if situation.devices < situation.n_stages:
         yield f"{situation.n_stages} profiled stages are merged into {situation.devices}"
-    sizes = {one.size(one.job.microbatches) for one in situation.jobs}
+    sizes = {one.job.batch for one in situation.jobs}
     measured = {n for one in situation.jobs for n in profile.sizes(one.job.precision)}
     if len(measured) == 1 or min(measured) >= min(sizes) > 1:
         yield (

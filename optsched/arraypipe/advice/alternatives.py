@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from optsched.analysis.occupancy import peak_memory
-from optsched.arraypipe.advice.costs import Cut, groupings, longest_first, rolling_array, window
 from optsched.arraypipe.advice.options import Option
+from optsched.arraypipe.advice.situation import (
+    Cut,
+    groupings,
+    load,
+    longest_first,
+    rolling_array,
+    window,
+)
 from optsched.arraypipe.memory.budget import standing
 from optsched.io.text import bytes_text
 from optsched.pipelines import interleaved, one_f_one_b, wrapped
@@ -19,7 +26,7 @@ from optsched.solving.solve import solve
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from optsched.arraypipe.advice.costs import Asked, Costs, Situation
+    from optsched.arraypipe.advice.situation import Asked, Situation
 
 
 _CHUNKS: Final = 2  # stages a device of the interleaved pipeline
@@ -34,11 +41,11 @@ class Way(NamedTuple):
     """How to run one iteration of a job on a group of devices."""
 
     time: int  # nanoseconds
-    busy: float  # of them a device computes, in the mean
     needed: int  # bytes of the fullest device
+    busy: float  # nanoseconds in which a device computes, in the mean
     microbatches: int
     recompute: bool
-    costs: Costs
+    size: int  # of the largest micro-batch
 
 
 def one_at_a_time(situation: Situation) -> list[Option]:
@@ -65,33 +72,29 @@ def _in_turn(
 ) -> Option:
     """One job at a time on each of some equal groups of devices; the best number of groups."""
     found: list[Option] = []
-    misfits: list[Option] = []
+    jobs = situation.jobs
+
+    def slowness(way: Way) -> tuple[float, ...]:
+        return (0, *way) if situation.fits(way.needed) is not False else (1, way.needed)
+
     for groups, width in pairs:
-        known: dict[tuple[object, ...], Way] = {}
-        for asked in situation.jobs:
-            if asked.alike not in known:
-                known[asked.alike] = _best(situation, ways_of(situation, asked, width))
-        ways = [known[asked.alike] for asked in situation.jobs]
-        needed, job = max(
-            (way.needed, asked.job.name) for way, asked in zip(ways, situation.jobs, strict=True)
-        )
+        best = {one: min(ways_of(situation, one, width), key=slowness) for one in set(jobs)}
+        ways = [best[asked] for asked in jobs]
+        needed, job = max(zip([way.needed for way in ways], situation.names, strict=True))
         if situation.fits(needed) is False:
-            misfits.append(_misfit(situation, name, job, needed))
+            found.append(_misfit(situation, name, job, needed))
             continue
-        rounds = [asked.iterations for asked in situation.jobs]
-        times = [n * way.time for n, way in zip(rounds, ways, strict=True)]
-        busy = sum(n * way.busy for n, way in zip(rounds, ways, strict=True))
+        times = [asked.iterations * way.time for asked, way in zip(jobs, ways, strict=True)]
         time, reason = _side_by_side(times, groups, width)
         if name == "FSDP":
             reason += ", if messages overlap with computing"
         if width > 1:
+            busy = sum(asked.iterations * way.busy for asked, way in zip(jobs, ways, strict=True))
             reason += f", {1 - busy / sum(times):.0%} idle"
-        reason = f"{reason}; {_settings(ways)}"
-        spread = max(way.costs.spread for way in ways)
+        spread = max(situation.spread(asked, w.size) for asked, w in zip(jobs, ways, strict=True))
+        reason = f"{reason}; {_settings(situation, ways)}"
         found.append(_option(situation, name, time, reason, needed, spread))
-    if found:
-        return min(found, key=lambda option: option.seconds or 0.0)
-    return min(misfits, key=lambda option: option.needed or 0)
+    return _fastest(found)
 
 
 def _side_by_side(times: Sequence[int], groups: int, width: int) -> tuple[int, str]:
@@ -105,8 +108,7 @@ def _side_by_side(times: Sequence[int], groups: int, width: int) -> tuple[int, s
         text += (
             f" on {groups} groups of {width} devices" if groups > 1 else f" over {width} devices"
         )
-    rows = longest_first(times, groups)
-    still = max(sum(times[j] for j in row) for row in rows)
+    still = max(sum(times[j] for j in row) for row in longest_first(times, groups))
     even = max(*times, -(-sum(times) // groups))
     if still <= 1.01 * even:
         return still, text
@@ -114,25 +116,15 @@ def _side_by_side(times: Sequence[int], groups: int, width: int) -> tuple[int, s
     return even, f"{text}; {movers} once, by checkpoint (else {still / 1e9:.4g})"
 
 
-def _best(situation: Situation, ways: Iterable[Way]) -> Way:
-    """The fastest way that fits; the one of least bytes if none does."""
-
-    def key(way: Way) -> tuple[int, int, int]:
-        if situation.fits(way.needed) is False:
-            return 1, way.needed, way.time
-        return 0, way.time, way.needed
-
-    return min(ways, key=key)
-
-
-def _settings(ways: Sequence[Way]) -> str:
-    """Micro-batches and recomputation of some jobs, in words."""
+def _settings(situation: Situation, ways: Sequence[Way]) -> str:
+    """Micro-batches and recomputation of the jobs, in words."""
     counts = sorted({way.microbatches for way in ways})
     said = f"M = {counts[0]}" + (f"..{counts[-1]}" if len(counts) > 1 else "")
     again = sum(way.recompute for way in ways)
     if again:
         said += ", with recomputation" + ("" if again == len(ways) else f" in {again} jobs")
-    if any(way.costs.predicted for way in ways):
+    sizes = [way.size for way in ways]
+    if any(map(situation.predicted, situation.jobs, sizes)):
         said += ", block times partly predicted"
     return said
 
@@ -161,9 +153,9 @@ def _misfit(situation: Situation, name: str, what: str, needed: int, helps: str 
 def _alone(situation: Situation, asked: Asked, width: int) -> Iterator[Way]:
     """On one device."""
     for m, again in product(asked.microbatches, (False, True)):
-        costs = situation.costs(asked, asked.size(m))
+        costs = situation.costs(asked, size := asked.size(m))
         time = costs.one_device(m, again)
-        yield Way(time, time, costs.one_device_bytes(again), m, again, costs)
+        yield Way(time, costs.one_device_bytes(again), time, m, again, size)
 
 
 def _sharded(situation: Situation, asked: Asked, width: int) -> Iterator[Way]:
@@ -175,7 +167,7 @@ def _sharded(situation: Situation, asked: Asked, width: int) -> Iterator[Way]:
     """
     link, used = situation.link, min(width, asked.job.batch_size)  # the others have no samples
     for m, again in product(asked.microbatches, (False, True)):
-        costs = situation.costs(asked, asked.size(m, used))
+        costs = situation.costs(asked, size := asked.size(m, used))
         ring = [
             (used - 1) / used * int(w) * 1e9 / link.bandwidth + (used - 1) * link.latency_ns
             for w in costs.weights
@@ -184,9 +176,8 @@ def _sharded(situation: Situation, asked: Asked, width: int) -> Iterator[Way]:
         time = m * max(computing, 3 * sum(ring)) + 2 * ring[0] + update
         part = int((costs.state + costs.gradients).sum()) // used
         ahead = 2 * int(costs.weights.max()) + int(costs.gradients.max())
-        needed = part + ahead + costs.activations(again)
         busy = (m * computing + update) * used / width
-        yield Way(round(time), busy, needed, m, again, costs)
+        yield Way(round(time), part + ahead + costs.activations(again), busy, m, again, size)
 
 
 def _pipelined(chunks: int, situation: Situation, asked: Asked, width: int) -> Iterator[Way]:
@@ -197,24 +188,26 @@ def _pipelined(chunks: int, situation: Situation, asked: Asked, width: int) -> I
     for m, again in product(asked.microbatches, (False, True)):
         if chunks > 1 and m % max(1, m // width):  # no groups of equal size
             continue
-        costs = situation.costs(asked, asked.size(m)).merged(cuts)
-        rhythm = int(np.bincount(device, costs.passes(again)).max())
+        one = Cut(asked._replace(iterations=1), situation.costs(asked, asked.size(m)), m, again)
+        one = situation.merged(one, cuts)
+        rhythm = int(np.bincount(device, one.costs.passes(again)).max())
         # with the published bubble, which is that of equal stages
-        tried.append(((m + (width - 1) / chunks) * rhythm, m, again, rhythm, costs))
+        tried.append(((m + (width - 1) / chunks) * rhythm, m, again, rhythm, one))
     fitting = 0
-    for _, m, again, rhythm, costs in sorted(tried, key=lambda row: row[:3]):
+    for _, m, again, rhythm, one in sorted(tried, key=lambda row: row[:3]):
         shown = min(m, max(_PIPELINE_BLOCKS // len(device), 2 * width) // width * width)
         array = rolling_array(
             situation,
-            [Cut(asked._replace(iterations=1), costs, shown, again)],
+            [one._replace(microbatches=shown)],
             place=wrapped(width, chunks),
             update_mode="global" if asked.job.update == "global" else "block",
         )
         schedule = one_f_one_b(array) if chunks == 1 else interleaved(array)
+        costs = one.costs
         held = np.bincount(device, costs.state + costs.gradients + window([costs]))
         needed = max(int(held[d]) + peak_memory(schedule, d) for d in range(width))
         time = (schedule.period or 0) + (m - shown) * rhythm
-        yield Way(time, costs.one_device(m, again) / width, needed, m, again, costs)
+        yield Way(time, needed, costs.one_device(m, again) / width, m, again, asked.size(m))
         fitting += situation.fits(needed) is not False
         if fitting == _TRIES:
             return
@@ -228,8 +221,8 @@ class Rolling(NamedTuple):
 
     time: float  # nanoseconds a round
     needed: int  # bytes of the fullest device
-    bounds: dict[str, float]
-    spread: float
+    load: float  # bounds in nanoseconds
+    chain: float
     changed: str = ""  # what is not as the jobs are set, in words
 
 
@@ -239,16 +232,20 @@ def job_array(situation: Situation) -> Option:
     groups = min(situation.devices // width, len(situation.jobs))
     cuts = situation.cuts(width)
     found: list[Rolling] = []
-    for row in longest_first([situation.work(one) for one in situation.jobs], groups):
+    own = [situation.own(one) for one in situation.jobs]
+    for row in longest_first([int(load([one]).sum()) for one in own], groups):
         one = _group(situation, [situation.jobs[j] for j in row], cuts)
         if one is None:
             return _array_misfit(situation, cuts)
         found.append(one)
     slowest = max(found, key=lambda one: one.time)
-    bounds = ", ".join(f"{key} {value / 1e9:.4g}" for key, value in slowest.bounds.items())
     side = f"{groups} arrays of {width} devices; " if groups > 1 else ""
-    reason = f"{side}quick schedule, rolling; bounds: {bounds}{slowest.changed}"
-    needed, spread = max(one.needed for one in found), max(one.spread for one in found)
+    reason = (
+        f"{side}quick schedule, rolling; bounds: load {slowest.load / 1e9:.4g}, "
+        f"chain {slowest.chain / 1e9:.4g}{slowest.changed}"
+    )
+    spread = max(situation.spread(one, one.job.batch) for one in situation.jobs)
+    needed = max(one.needed for one in found)
     return _option(situation, "job array", slowest.time, reason, needed, spread)
 
 
@@ -258,16 +255,27 @@ def _group(situation: Situation, jobs: Sequence[Asked], cuts: Sequence[int]) -> 
     As the jobs are set. If that does not fit, with recomputation or smaller micro-batches, or in
     sets of jobs, one trained after the other; more sets are tried while that is faster.
     """
+
+    @cache
+    def rolling(jobs: tuple[Asked, ...], finer: int, again: bool) -> Rolling | None:
+        return _rolling(situation, [_cut(situation, one, cuts, finer, again) for one in jobs])
+
     best: Rolling | None = None
     for count in range(1, len(jobs) + 1):
         size = -(-len(jobs) // count)  # jobs are sorted: those of a set are alike
-        sets = [jobs[k : k + size] for k in range(0, len(jobs), size)]
+        sets = [tuple(jobs[k : k + size]) for k in range(0, len(jobs), size)]
         found: list[Rolling] = []
         for finer, again in product(_FINER, (False, True)):
             if found and not again:
                 break
-            made = _sets(situation, sets, cuts, finer, again)
-            found += [made] if made is not None else []
+            parts = [part for one in sets if (part := rolling(one, finer, again)) is not None]
+            if len(parts) < len(sets):
+                continue
+            changed = f"; {len(sets)} sets of jobs, one trained after the other" * (len(sets) > 1)
+            changed += "; all jobs recompute" * again
+            changed += f"; {finer}x as many micro-batches" * (finer > 1)
+            times, needed, loads, chains, _ = zip(*parts, strict=True)
+            found.append(Rolling(sum(times), max(needed), sum(loads), sum(chains), changed))
         fastest = min(found, key=lambda one: one.time, default=None)
         if best is not None and (fastest is None or fastest.time >= best.time):
             return best
@@ -277,47 +285,16 @@ def _group(situation: Situation, jobs: Sequence[Asked], cuts: Sequence[int]) -> 
     return best
 
 
-def _sets(
-    situation: Situation,
-    sets: Sequence[Sequence[Asked]],
-    cuts: Sequence[int],
-    finer: int,
-    again: bool,
-) -> Rolling | None:
-    """Sets of jobs, one after the other; None if one does not fit."""
-    known: dict[tuple[object, ...], Rolling] = {}
-    parts: list[Rolling] = []
-    for jobs in sets:
-        key = tuple((asked.alike, asked.iterations) for asked in jobs)
-        made = known.get(key) or _rolling(
-            situation, [_cut(situation, asked, cuts, finer, again) for asked in jobs]
-        )
-        if made is None:
-            return None
-        known[key] = made
-        parts.append(made)
-    changed = f"; {len(sets)} sets of jobs, one trained after the other" if len(sets) > 1 else ""
-    changed += "; all jobs recompute" if again else ""
-    changed += f"; {finer}x as many micro-batches" if finer > 1 else ""
-    return Rolling(
-        sum(part.time for part in parts),
-        max(part.needed for part in parts),
-        {key: sum(part.bounds[key] for part in parts) for key in parts[0].bounds},
-        max(part.spread for part in parts),
-        changed,
-    )
-
-
 def _cut(situation: Situation, asked: Asked, cuts: Sequence[int], finer: int, again: bool) -> Cut:
     """A job in the array's stages."""
     count = min(finer * asked.job.microbatches, asked.job.batch_size)
-    costs = situation.costs(asked, asked.size(count)).merged(cuts)
-    return Cut(asked, costs, count, again or asked.job.recompute)
+    costs = situation.costs(asked, asked.size(count))
+    return situation.merged(Cut(asked, costs, count, again or asked.job.recompute), cuts)
 
 
 def _rolling(situation: Situation, jobs: Sequence[Cut]) -> Rolling | None:
     """The best of the dispatching rules, all states on the devices; None if none fits."""
-    costs, load = [one.costs for one in jobs], _load(jobs)
+    costs, busiest = [one.costs for one in jobs], load(jobs).max()
     # with one micro-batch and a fused update a gradient lives in its own block only
     alone = all(one.microbatches == 1 and one.asked.job.update == "fused" for one in jobs)
     states, gradients = (
@@ -335,29 +312,19 @@ def _rolling(situation: Situation, jobs: Sequence[Cut]) -> Rolling | None:
     schedule = solve(array, "dispatch", iterations=_RULES).schedule
     if schedule is None or schedule.period is None:
         return None
-    scale = load / _load(shown)
+    scale = busiest / load(shown).max()
     needed = max(int(held[d]) + peak_memory(schedule, d) for d in range(len(held)))
-    bounds = {"load": known["load"] * scale, "chain": max(known["chain"], known["lap"]) * scale}
-    return Rolling(schedule.period * scale, needed, bounds, max(one.spread for one in costs))
-
-
-def _load(jobs: Sequence[Cut]) -> int:
-    """Nanoseconds of a round on the busiest device."""
-    work = [
-        one.asked.iterations
-        * (one.microbatches * one.costs.passes(one.recompute) + one.costs.update)
-        for one in jobs
-    ]
-    return int(np.sum(work, axis=0).max())
+    chain = max(known["chain"], known["lap"])
+    return Rolling(schedule.period * scale, needed, known["load"] * scale, chain * scale)
 
 
 def _array_misfit(situation: Situation, cuts: Sequence[int]) -> Option:
     """The job that needs most even alone, recomputed, in its smallest micro-batches."""
     tight = []
-    for asked in situation.jobs:
+    for asked, name in zip(situation.jobs, situation.names, strict=True):
         one = _cut(situation, asked, cuts, _FINER[-1], True).costs
-        held = one.state + one.gradients + one.checkpoint + one.workspace + window([one])
-        tight.append((int(held.max()), asked.job.name))
+        held = one.state + one.gradients + one.input + one.workspace + window([one])
+        tight.append((int(held.max()), name))
     needed, job = max(tight)
     return _misfit(situation, "job array", job, needed)
 
@@ -375,17 +342,24 @@ def stacked(situation: Situation, fused: Mapping[int, float] | None) -> Option:
     if not fused:
         reason = "never guessed: time a stack of n jobs on one device, give fused={n: seconds}"
         return Option(name, None, reason)
-    each = sorted(situation.own(one).one_device_bytes(one.job.recompute) for one in jobs)
-    found, misfits = [], []
+    own = [situation.own(one) for one in jobs]
+    each = sorted(one.costs.one_device_bytes(one.recompute) for one in own)
+    spread = max(situation.spread(one, one.job.batch) for one in jobs)
+    found = []
     for n, seconds in sorted(fused.items()):
         needed = sum(each[-n:])
         if situation.fits(needed) is False:
-            helps = "measure smaller stacks"
-            misfits.append(_misfit(situation, name, f"a stack of {n}", needed, helps))
+            found.append(
+                _misfit(situation, name, f"a stack of {n}", needed, "measure smaller stacks")
+            )
             continue
         stacks = -(-len(jobs) // n)
         rounds = -(-stacks // situation.devices) * max(one.iterations for one in jobs)
         reason = f"measured stacks of {n}, one on each device; gradients are not bit-equal"
-        spread = max(situation.own(one).spread for one in jobs)
         found.append(_option(situation, name, rounds * seconds * 1e9, reason, needed, spread))
-    return min(found, key=lambda one: one.seconds or 0.0) if found else misfits[0]
+    return _fastest(found)
+
+
+def _fastest(found: Sequence[Option]) -> Option:
+    """The fastest; the one of least bytes if none fits."""
+    return min(found, key=lambda one: (one.seconds is None, one.seconds or one.needed or 0))

@@ -4,38 +4,55 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
-from datetime import datetime
+from collections import defaultdict
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
-from optsched.arraypipe.profile.fit import Curve
+from optsched.arraypipe.profile.curve import Curve
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, check_format, decode, format_json, parse
-from optsched.io.values import label
+from optsched.io.strict_json import (
+    MAX_INTEGER,
+    decode_document,
+    format_json,
+    lines,
+    placed,
+    read_json,
+    rows,
+)
+from optsched.io.values import integer, one_of
 from optsched.model.document import Count  # noqa: TC001 (msgspec reads the annotations)
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray
 
 
+FORMAT: Final = "optsched.profile/1"
 NOISY: Final = 0.25
 """IQR over median from which on a case is measured more often, and then warned about."""
 
+KINDS: Final = {"F": "forward", "B": "backward", "R": "recompute", "U": "update"}
+_BYTES: Final = ("saved", "input", "output", "gradient")
+_HASH = re.compile("[0-9a-f]{16,64}")
+_HASH_IN_NAME = re.compile(r"(?:^| )profile ([0-9a-f]{16})$")
+
 Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-Precision: TypeAlias = Literal["fp64", "fp32", "bf16"]
-Update: TypeAlias = Literal["fused", "block", "global"]
+Precision = Literal["fp64", "fp32", "bf16"]
 
 
-class DeviceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the document; it never changes."""
+
+
+class DeviceEntry(Entry, frozen=True, kw_only=True):
     """Where and when it was measured; `memory_bytes` 0 = not known.
 
     `block_overhead_ns` is what the executor adds to every block, messages included; 0 on a GPU,
@@ -48,20 +65,20 @@ class DeviceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     threads: Positive
     block_overhead_ns: Count = 0
     torch: Text
-    date: Text
+    date: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d", max_length=200)]
     optsched: Text
 
 
-class StageEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Bytes of a stage; `state` per job: parameters, moments of the optimizer and buffers."""
+class StageEntry(Entry, frozen=True, kw_only=True):
+    """Bytes of a stage; `state` of every job: parameters, moments of the optimizer and buffers."""
 
     name: Text
     parameters_bytes: Count
     gradients_bytes: Count
-    state: dict[str, Count]
+    state: tuple[Count, ...]
 
 
-class ProfiledJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ProfiledJob(Entry, frozen=True, kw_only=True):
     """A job that was profiled.
 
     `optimizer` is its class and the settings that change its cost; jobs with the same one share
@@ -73,8 +90,8 @@ class ProfiledJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     microbatches: Positive = 1
     recompute: bool = False
     precision: Precision = "fp32"
-    optimizer: str = ""
-    update: Update = "fused"
+    optimizer: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    update: Literal["fused", "block", "global"] = "fused"
 
     @property
     def batch(self) -> int:
@@ -82,18 +99,12 @@ class ProfiledJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return -(-self.batch_size // self.microbatches)
 
 
-class BlockEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Times of one block in nanoseconds; `batch` is the micro-batch size.
+class Times(Entry, frozen=True, kw_only=True):
+    """Nanoseconds of one block, measured `n` times.
 
-    `job` is -1; for U the first job with that optimizer, and `batch` is 0. `launch_ns` is what the
-    host needs to launch it on a GPU, 0 on a CPU.
+    `launch_ns` is what the host needs to launch it on a GPU, 0 on a CPU.
     """
 
-    kind: Literal["F", "B", "R", "U"]
-    stage: Count
-    batch: Count
-    job: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INTEGER)] = -1
-    dtype: Precision
     n: Positive
     median_ns: Positive
     iqr_ns: Count
@@ -101,37 +112,44 @@ class BlockEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     launch_ns: Count = 0
 
     @property
-    def launch_bound(self) -> bool:
-        """Whether the GPU may have waited for the host, so that the time is that of the launch."""
-        return 1.3 * self.launch_ns > self.median_ns
+    def spread(self) -> float:
+        """IQR over median."""
+        return self.iqr_ns / self.median_ns
 
     @property
     def noisy(self) -> bool:
         """Whether the spread makes the median doubtful."""
-        return self.iqr_ns > NOISY * self.median_ns
+        return self.spread > NOISY
 
 
-class BoundaryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Bytes that leave a stage: its output, and the gradient that comes back for it."""
+class BlockEntry(Entry, frozen=True, kw_only=True):
+    """Times and bytes of the blocks of a stage; `batch` is the micro-batch size.
+
+    Kept from F to B are `saved_bytes` without and `input_bytes` with recomputation; the output
+    leaves the stage, and the gradient comes back for it.
+    """
 
     stage: Count
     batch: Positive
     dtype: Precision
-    bytes: Count
+    forward: Times
+    backward: Times
+    recompute: Times
+    saved_bytes: Count
+    input_bytes: Count
+    output_bytes: Count
     gradient_bytes: Count
 
 
-class SavedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Bytes kept from F to B: `bytes` without and `input_bytes` with recomputation."""
+class UpdateEntry(Times, frozen=True, kw_only=True):
+    """Times of the update of a stage by an optimizer."""
 
     stage: Count
-    batch: Positive
+    optimizer: str
     dtype: Precision
-    bytes: Count
-    input_bytes: Count
 
 
-class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Link(Entry, frozen=True, kw_only=True):
     """A way that bytes go: bytes per second, and nanoseconds of an empty message."""
 
     bandwidth: Positive
@@ -142,7 +160,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self.latency_ns + size * 1e9 / self.bandwidth
 
 
-class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Links(Entry, frozen=True, kw_only=True):
     """From device to device, and from the host's memory to a device."""
 
     activation: Link
@@ -154,126 +172,6 @@ class Duration(NamedTuple):
 
     median_ns: int
     predicted: bool
-
-
-def check(profile: Profile) -> None:
-    """Refuse a profile that could not answer for all its jobs; the sentence names the field."""
-    named = {"stages": [s.name for s in profile.stages], "jobs": [j.name for j in profile.jobs]}
-    for key, row in named.items():
-        if not row:
-            raise InputError(f"{key}: expected at least one, got none")
-        _once({f"{key}[{k}].name": label(f"{key}[{k}].name", name) for k, name in enumerate(row)})
-    for key in ("name", "torch", "date", "optsched"):
-        label(f"device.{key}", getattr(profile.device, key))
-    try:
-        datetime.fromisoformat(profile.device.date)
-    except ValueError:
-        raise InputError(
-            f"device.date: expected a date such as 2025-01-31T12:00:00+00:00, "
-            f"got {format_json(profile.device.date)}"
-        ) from None
-    names = {job.name for job in profile.jobs}
-    for j, job in enumerate(profile.jobs):
-        label(f"jobs[{j}].optimizer", job.optimizer, 1000)
-        if job.microbatches > job.batch_size:
-            raise InputError(
-                f"jobs[{j}].microbatches: expected 1..{job.batch_size} (the batch size), "
-                f"got {job.microbatches}"
-            )
-    for s, stage in enumerate(profile.stages):
-        for name in sorted(names ^ stage.state.keys()):
-            fault = f"job {format_json(name)} is missing"
-            if name not in names:
-                fault = f"there is no job {format_json(name)}"
-            raise InputError(f"stages[{s}].state: {fault}")
-    for i, block in enumerate(profile.blocks):
-        _check_block(profile, f"blocks[{i}]", block)
-    _check_cases(profile)
-
-
-def _check_block(profile: Profile, place: str, b: BlockEntry) -> None:
-    """A block by itself."""
-    if not 0 <= b.stage < len(profile.stages):
-        raise InputError(f"{place}.stage: expected 0..{len(profile.stages) - 1}, got {b.stage}")
-    if b.kind != "U":
-        if b.job != -1:
-            raise InputError(f"{place}.job: expected -1 for {b.kind}, got {b.job}")
-        if not b.batch:
-            raise InputError(f"{place}.batch: expected an integer >= 1, got 0")
-    elif not 0 <= b.job < len(profile.jobs):
-        raise InputError(f"{place}.job: expected 0..{len(profile.jobs) - 1}, got {b.job}")
-    elif b.batch:
-        raise InputError(f"{place}.batch: expected 0 for U, got {b.batch}")
-    elif b.dtype != (precision := profile.jobs[b.job].precision):
-        raise InputError(
-            f"{place}.dtype: expected {precision} (the precision of job {b.job}), got {b.dtype}"
-        )
-    if b.minimum_ns > b.median_ns:
-        raise InputError(f"{place}.minimum_ns: {b.minimum_ns} is above the median {b.median_ns}")
-
-
-def _check_cases(profile: Profile) -> None:
-    """Every stage has the same measured sizes for F, R and B, and U of every optimizer; once."""
-    blocks, jobs, stages = profile.blocks, profile.jobs, range(len(profile.stages))
-    there = _once({
-        f"blocks[{i}]": (
-            f"{b.kind} of stage {b.stage} for {jobs[b.job].optimizer} in {b.dtype}"
-            if b.kind == "U"
-            else f"{b.kind} of stage {b.stage} at micro-batch {b.batch} in {b.dtype}"
-        )
-        for i, b in enumerate(blocks)
-    })  # fmt: skip
-    sizes = {(b.batch, b.dtype) for b in blocks if b.kind != "U"}
-    cases = [f"stage {s} at micro-batch {n} in {t}" for s in stages for n, t in sorted(sizes)]
-    for j, job in enumerate(jobs):
-        if job.precision not in {dtype for _, dtype in sizes}:
-            raise InputError(f"blocks: there are none in {job.precision}, as job {j} needs")
-        for s in stages:
-            if f"U of stage {s} for {job.optimizer} in {job.precision}" not in there:
-                raise InputError(f"blocks: U of stage {s} for job {j} is missing")
-    _complete("blocks", [f"{kind} of {case}" for kind in "FRB" for case in cases], there)
-    told = {
-        "boundaries": [(e.stage, e.batch, e.dtype) for e in profile.boundaries],
-        "saved": [(e.stage, e.batch, e.dtype) for e in profile.saved],
-    }
-    for key, rows in told.items():
-        names = [f"stage {s} at micro-batch {n} in {t}" for s, n, t in rows]
-        found = _once({f"{key}[{i}]": name for i, name in enumerate(names)})
-        for case in sorted(found - {*cases}):
-            raise InputError(f"{key}: there is no block of {case}")
-        _complete(key, cases, found)
-
-
-def _once(named: Mapping[str, str]) -> set[str]:
-    """Values that must differ, by their place."""
-    seen: dict[str, str] = {}
-    for place, value in named.items():
-        if seen.setdefault(value, place) != place:
-            raise InputError(f"{place}: {format_json(value)} is also in {seen[value]}")
-    return {*seen}
-
-
-def _complete(key: str, needed: Iterable[str], there: Collection[str]) -> None:
-    for case in needed:
-        if case not in there:
-            raise InputError(f"{key}: {case} is missing")
-
-
-FORMAT: Final = "optsched.profile/1"
-
-_HASH = re.compile("[0-9a-f]{16,64}")
-_HASH_IN_NAME = re.compile(r"(?:^| )profile ([0-9a-f]{16})$")
-
-
-class _Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    format: str
-    device: DeviceEntry
-    stages: tuple[StageEntry, ...]
-    jobs: tuple[ProfiledJob, ...]
-    blocks: tuple[BlockEntry, ...]
-    boundaries: tuple[BoundaryEntry, ...]
-    saved: tuple[SavedEntry, ...]
-    links: Links
 
 
 @dataclass(frozen=True)
@@ -290,9 +188,9 @@ class Profile:
     stages, jobs
         In the order of the trainer's.
     blocks
-        One entry per (kind, stage, micro-batch size, dtype), and U per (stage, optimizer).
-    boundaries, saved
-        Bytes per (stage, micro-batch size, dtype).
+        One entry per (stage, micro-batch size, dtype).
+    updates
+        One entry per (stage, optimizer, dtype).
     links
         Bandwidth and latency between devices, and from the host to a device.
 
@@ -306,29 +204,21 @@ class Profile:
     stages: tuple[StageEntry, ...]
     jobs: tuple[ProfiledJob, ...]
     blocks: tuple[BlockEntry, ...]
-    boundaries: tuple[BoundaryEntry, ...]
-    saved: tuple[SavedEntry, ...]
+    updates: tuple[UpdateEntry, ...]
     links: Links
 
     def __post_init__(self) -> None:
-        check(self)
-
-    def __hash__(self) -> int:
-        return hash(self.sha256)
+        _check(self)
 
     @property
     def n_stages(self) -> int:
         """Number of stages."""
         return len(self.stages)
 
-    # files
-
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Profile:
         """Read a ``*.profile.json`` document strictly; `InputError` names place, rule and value."""
-        from optsched.io.files import read_text
-
-        return from_text(read_text(path), str(path))
+        return read_json(path, from_tree)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the document (whole file or nothing)."""
@@ -340,8 +230,6 @@ class Profile:
     def sha256(self) -> str:
         """Hash of the canonical document; the problem's name carries its beginning."""
         return hashlib.sha256(to_bytes(self)).hexdigest()
-
-    # times and bytes
 
     def duration(self, kind: str, stage: int, batch: int, job: int = 0) -> Duration:
         """Time of a block at a micro-batch size, measured or else predicted.
@@ -362,36 +250,33 @@ class Profile:
         InputError
             There is no such kind, stage or job, or the size is below 1.
         """
-        self._known(stage, job)
-        return self.duration_of(kind, stage, batch, self.jobs[job])
+        one_of("kind", kind, tuple(KINDS))
+        integer("stage", stage, 0, self.n_stages - 1)
+        integer("batch", batch, 1)
+        return self.duration_of(
+            kind, stage, batch, self.jobs[integer("job", job, 0, len(self.jobs) - 1)]
+        )
 
     def duration_of(self, kind: str, stage: int, batch: int, job: ProfiledJob) -> Duration:
         """`duration` of a job that need not be one of the profile's."""
-        if kind == "U":
-            found = self._updates.get((stage, job.precision, job.optimizer))
-            if found is None:
-                raise InputError(
-                    f"job: no update of {job.optimizer!r} in {job.precision} was measured"
-                )
-            return Duration(found, False)
-        return _at(self._curve(kind, stage, job), batch)
+        if kind != "U":
+            return self._at(kind, stage, batch, job.precision)
+        found = self._updates.get((stage, job.optimizer, job.precision))
+        if found is None:
+            raise InputError(f"job: no update of {job.optimizer!r} in {job.precision} was measured")
+        return Duration(found, False)
 
     def bytes_of(self, what: str, stage: int, batch: int, precision: str) -> int:
         """Bytes at a micro-batch size: ``"output"``, ``"gradient"``, ``"saved"``, ``"input"``."""
-        curve = self._curves.get((what, stage, precision))
-        if curve is None:
-            raise InputError(f"precision: {precision} was not measured")
-        return _at(curve, batch).median_ns
+        return self._at(what, stage, batch, precision).median_ns
 
     def state_bytes(self, stage: int, job: int) -> int:
         """Bytes of a job's parameters, moments and buffers on a stage."""
-        self._known(stage, job)
-        return self.stages[stage].state[self.jobs[job].name]
+        return self.stages[stage].state[job]
 
     def sizes(self, precision: str = "fp32") -> list[int]:
         """Measured micro-batch sizes, ascending; empty for a precision that was not measured."""
-        curve = self._curves.get(("F", 0, precision))
-        return [] if curve is None else list(curve.sizes)
+        return sorted({b.batch for b in self.blocks if b.dtype == precision})
 
     def extrapolates(self, batch: int, precision: str = "fp32") -> bool:
         """Whether a micro-batch size lies outside the measured ones."""
@@ -401,25 +286,26 @@ class Profile:
     @cached_property
     def fit_error(self) -> float | None:
         """Largest relative error of a measured size that the others predict; None: under three."""
-        curves = [c for (what, _, _), c in self._curves.items() if what in "FRB"]
+        curves = [c for (what, _, _), c in self._curves.items() if what in KINDS]
         return max((error for c in curves for error in c.left_out()), default=None)
+
+    def cases(self) -> Iterator[tuple[str, Times]]:
+        """Everything that was timed, in words: ``F of stage 1 (layer4), micro-batch 8, fp32``."""
+        for b in self.blocks:
+            where = f"of stage {b.stage} ({self.stages[b.stage].name}), micro-batch {b.batch}"
+            for kind in "FBR":
+                yield f"{kind} {where}, {b.dtype}", getattr(b, KINDS[kind])
+        for u in self.updates:
+            where = f"U of stage {u.stage} ({self.stages[u.stage].name})"
+            yield f"{where}, {u.optimizer or 'no optimizer'}, {u.dtype}", u
 
     def noisy(self) -> list[str]:
         """A sentence per case whose IQR is above a quarter of its median, the worst first."""
-        rows = [b for b in self.blocks if b.noisy]
         return [
-            f"{self.title(b)}: IQR {b.iqr_ns / b.median_ns:.0%} of the median after {b.n} repeats"
-            for b in sorted(rows, key=lambda b: -b.iqr_ns / b.median_ns)
+            f"{title}: IQR {times.spread:.0%} of the median after {times.n} repeats"
+            for title, times in sorted(self.cases(), key=lambda case: -case[1].spread)
+            if times.noisy
         ]
-
-    def title(self, block: BlockEntry) -> str:
-        """A case in words: ``F of stage 1 (layer4), micro-batch 8, fp32``."""
-        place = f"{block.kind} of stage {block.stage} ({self.stages[block.stage].name})"
-        if block.kind == "U":
-            return f"{place}, {self.jobs[block.job].optimizer or 'no optimizer'}, {block.dtype}"
-        return f"{place}, micro-batch {block.batch}, {block.dtype}"
-
-    # what it is for
 
     def problem(
         self,
@@ -432,20 +318,54 @@ class Profile:
         place: Sequence[int] | None = None,
         **options: Any,
     ) -> JobArray:
-        """The job array of these times; see `optsched.arraypipe.profile.problem.job_array`."""
+        """The job array of these times and bytes.
+
+        Times are rounded up to the unit. The executor hands a gradient over when the whole block
+        is done, update included; so ``update_blocks_gradient`` is on unless asked otherwise.
+
+        Parameters
+        ----------
+        jobs
+            Which jobs: numbers of profiled ones, `Job` objects, or `ProfiledJob` entries of a
+            "what if", whose sizes need not have been measured. All profiled ones by default.
+        objective
+            ``"period"`` (rolling) or ``"makespan"``.
+        recompute_mode
+            As in `JobArray`; by default as every job is set.
+        update_mode
+            ``"fused"``, ``"block"`` or ``"global"``; by default ``"global"`` if a job clips
+            gradients or has a scheduler that needs a metric, else ``"fused"``.
+        memory
+            Of a whole device: bytes, ``"80GB"``, ``"device"`` (of the profiled one, less 5 %), or
+            one number of bytes per device. The states of all jobs and their gradients are
+            subtracted: what is left is for activations. None = unlimited.
+        place
+            Device of every stage; by default each has its own.
+        options
+            Others of `JobArray`: ``switch``, ``multiplicity``, ``devices``, ``servers``,
+            ``name``, ...
+
+        Returns
+        -------
+        JobArray
+            Its name ends with the beginning of the profile's hash.
+
+        Raises
+        ------
+        InputError
+            A job's precision was not measured, or the memory does not hold the states.
+        """
         from optsched.arraypipe.profile.problem import job_array
 
-        return job_array(
-            self, jobs, objective=objective, recompute_mode=recompute_mode,
-            update_mode=update_mode, memory=memory, place=place, **options,
-        )  # fmt: skip
+        options |= {"objective": objective, "update_mode": update_mode, "place": place}
+        return job_array(self, jobs, memory, options | {"recompute_mode": recompute_mode})
 
     def made(self, schedule: Schedule) -> bool:
         """Whether a schedule was made from this very profile.
 
         Its provenance says so (``profile_sha256``), or its name, which it has from the problem.
         """
-        told = profile_of(schedule)
+        told = _profile_of(schedule)
         return bool(told) and self.sha256.startswith(told)
 
     def gap(self, schedule: Schedule) -> str:
@@ -453,22 +373,18 @@ class Profile:
 
         Of a schedule that names no profile nothing can be said.
         """
-        told = profile_of(schedule)
-        if not told or self.made(schedule):
+        told = _profile_of(schedule)
+        if not told or self.sha256.startswith(told):
             return ""
         return (
             f"the schedule was made with profile {told[:12]}, not with {self.sha256[:12]}: its "
             f"times may be wrong, the report shows by how much; results do not depend on them"
         )
 
-    def table(self) -> str:
-        """Medians with their spread, as people read them."""
+    def __str__(self) -> str:
         from optsched.arraypipe.profile.table import table
 
         return table(self)
-
-    def __str__(self) -> str:
-        return self.table()
 
     def __repr__(self) -> str:
         return (
@@ -476,47 +392,70 @@ class Profile:
             f"on {self.device.name}>"
         )
 
-    def _known(self, stage: int, job: int) -> None:
-        for key, value, count in (("stage", stage, self.n_stages), ("job", job, len(self.jobs))):
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-                raise InputError(f"{key}: expected 0..{count - 1}, got {value!r}")
-
-    def _curve(self, kind: str, stage: int, job: ProfiledJob) -> Curve:
-        curve = self._curves.get((kind, stage, job.precision))
+    def _at(self, what: str, stage: int, batch: int, precision: str) -> Duration:
+        """A measured value as it is; a predicted one rounded up."""
+        curve = self._curves.get((what, stage, precision))
         if curve is None:
-            if kind not in ("F", "B", "R"):
-                raise InputError(f"kind: expected F, B, R or U, got {format_json(kind)}")
-            raise InputError(f"precision: {job.precision} of job {job.name} was not measured")
-        return curve
+            raise InputError(f"precision: {precision} was not measured")
+        known = dict(curve.points).get(batch)
+        return Duration(ceil(curve(batch)) if known is None else known, known is None)
 
     @cached_property
     def _curves(self) -> Mapping[tuple[str, int, str], Curve]:
-        points: dict[tuple[str, int, str], dict[int, int]] = {}
-
-        def add(what: str, stage: int, dtype: str, batch: int, value: int) -> None:
-            points.setdefault((what, stage, dtype), {})[batch] = value
-
-        for b in self.blocks:
-            if b.kind != "U":
-                add(b.kind, b.stage, b.dtype, b.batch, b.median_ns)
-        for c in self.boundaries:
-            add("output", c.stage, c.dtype, c.batch, c.bytes)
-            add("gradient", c.stage, c.dtype, c.batch, c.gradient_bytes)
-        for k in self.saved:
-            add("saved", k.stage, k.dtype, k.batch, k.bytes)
-            add("input", k.stage, k.dtype, k.batch, k.input_bytes)
-        return {key: Curve(sorted(row.items())) for key, row in points.items()}
+        points: dict[tuple[str, int, str], list[tuple[int, int]]] = defaultdict(list)
+        for b in sorted(self.blocks, key=lambda b: b.batch):
+            values = {kind: getattr(b, KINDS[kind]).median_ns for kind in "FBR"}
+            values |= {what: getattr(b, f"{what}_bytes") for what in _BYTES}
+            for what, value in values.items():
+                points[what, b.stage, b.dtype].append((b.batch, value))
+        return {key: Curve(row) for key, row in points.items()}
 
     @cached_property
     def _updates(self) -> Mapping[tuple[int, str, str], int]:
-        return {
-            (b.stage, b.dtype, self.jobs[b.job].optimizer): b.median_ns
-            for b in self.blocks
-            if b.kind == "U"
-        }
+        return {(u.stage, u.optimizer, u.dtype): u.median_ns for u in self.updates}
 
 
-def profile_of(schedule: Schedule) -> str:
+def _check(profile: Profile) -> None:
+    """Refuse a profile that could not answer for all its jobs; the sentence names the field."""
+    stages, jobs = range(profile.n_stages), profile.jobs
+    for key in ("stages", "jobs"):
+        names = [format_json(one.name) for one in getattr(profile, key)]
+        if not names:
+            raise InputError(f"{key}: expected at least one, got none")
+        _complete(key, names, names)
+    for s, stage in enumerate(profile.stages):
+        if (n := len(stage.state)) != len(jobs):
+            raise InputError(
+                f"stages[{s}].state: expected one number per job ({len(jobs)}), got {n}"
+            )
+    for j, job in enumerate(jobs):
+        integer(f"jobs[{j}].microbatches", job.microbatches, 1, job.batch_size)
+        if not profile.sizes(job.precision):
+            raise InputError(f"blocks: there are none in {job.precision}, as job {j} needs")
+    block = "stage {} at micro-batch {} in {}".format
+    sizes = sorted({(b.batch, b.dtype) for b in profile.blocks})
+    found = [block(b.stage, b.batch, b.dtype) for b in profile.blocks]
+    _complete("blocks", found, [block(s, *size) for s in stages for size in sizes])
+    update = "stage {} by {} in {}".format
+    found = [update(u.stage, u.optimizer, u.dtype) for u in profile.updates]
+    needed = [update(s, job.optimizer, job.precision) for job in jobs for s in stages]
+    _complete("updates", found, needed)
+
+
+def _complete(key: str, found: Sequence[str], needed: Sequence[str]) -> None:
+    """Everything that is needed is there, once, and nothing else."""
+    seen: dict[str, int] = {}
+    for k, what in enumerate(found):
+        if seen.setdefault(what, k) != k:
+            raise InputError(f"{key}[{k}]: {what} is also in {key}[{seen[what]}]")
+        if what not in needed:
+            raise InputError(f"{key}[{k}]: {what}: there is no such stage or job")
+    for what in needed:
+        if what not in seen:
+            raise InputError(f"{key}: {what} is missing")
+
+
+def _profile_of(schedule: Schedule) -> str:
     """The hash, or how it begins, of the profile that a schedule was made from; empty: none."""
     told = schedule.provenance.get("profile_sha256")
     if isinstance(told, str):
@@ -525,41 +464,26 @@ def profile_of(schedule: Schedule) -> str:
     return "" if match is None else match[1]
 
 
-def from_text(text: str, name: str = "profile") -> Profile:
-    """Read a profile from JSON text; `InputError` names place, rule and value."""
-    tree = parse(text, name)
-    check_format(tree, FORMAT, name)
-    document = decode(tree, _Document, name)
-    fields = {key: getattr(document, key) for key in _FIELDS}
-    try:
-        return Profile(**fields)
-    except InputError as error:
-        error.args = (f"{name}: {error.args[0]}",)
-        raise
+def from_tree(tree: Any, name: str = "profile") -> Profile:
+    """A profile from parsed JSON; `InputError` names place, rule and value."""
+    document = decode_document(tree, _Document, FORMAT, name)
+    with placed(f"{name}: "):
+        return Profile(*(getattr(document, field.name) for field in fields(Profile)))
 
 
 def to_bytes(profile: Profile) -> bytes:
     """Canonical JSON: one entry a line."""
     encode = msgspec.json.Encoder(order="sorted").encode
-    lines = [b'"format": "%s"' % FORMAT.encode()]
-    for key in _FIELDS:
-        value = getattr(profile, key)
-        if isinstance(value, tuple):
-            rows = b",\n    ".join(map(encode, value))
-            lines.append(b'"%s": [\n    %s\n  ]' % (key.encode(), rows))
-        else:
-            lines.append(b'"%s": %s' % (key.encode(), encode(value)))
-    return b"{\n  " + b",\n  ".join(lines) + b"\n}\n"
+    members: dict[str, Any] = {"format": FORMAT}
+    for field in fields(profile):
+        value = getattr(profile, field.name)
+        members[field.name] = (
+            rows(map(encode, value)) if isinstance(value, tuple) else encode(value)
+        )
+    return lines(members)
 
 
-def _at(curve: Curve, batch: int) -> Duration:
-    """A measured value as it is; a predicted one rounded up."""
-    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_INTEGER:
-        raise InputError(f"batch: expected an integer >= 1, got {batch!r}")
-    for size, value in curve.points:
-        if size == batch:
-            return Duration(value, False)
-    return Duration(ceil(curve(batch)), True)
-
-
-_FIELDS: Final = ("device", "stages", "jobs", "blocks", "boundaries", "saved", "links")
+_Document: Any = msgspec.defstruct(
+    "_Document", [("format", str), *get_type_hints(Profile).items()],
+    forbid_unknown_fields=True, kw_only=True,
+)  # fmt: skip

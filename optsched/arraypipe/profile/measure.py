@@ -5,16 +5,24 @@ from __future__ import annotations
 import platform
 import warnings
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
-from time import perf_counter, perf_counter_ns
+from time import perf_counter, perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
+from optsched.arraypipe.distributed.mailbox import Capacity, Post
+from optsched.arraypipe.distributed.transport import GlooLinks
+from optsched.arraypipe.job import Job
 from optsched.arraypipe.memory.cuda_engine import link_speed
 from optsched.arraypipe.memory.stage_bytes import (
     boundary_bytes,
@@ -24,209 +32,44 @@ from optsched.arraypipe.memory.stage_bytes import (
     state_bytes,
 )
 from optsched.arraypipe.model.checks import check_sibling, shapes_of
+from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.plan.plan import compile
+from optsched.arraypipe.plan.segments import Segment, Walk
 from optsched.arraypipe.profile.document import (
-    NOISY,
+    KINDS,
     BlockEntry,
-    BoundaryEntry,
     DeviceEntry,
     Link,
     Links,
     Profile,
     ProfiledJob,
-    SavedEntry,
     StageEntry,
+    Times,
+    UpdateEntry,
 )
-from optsched.arraypipe.profile.overhead import block_overhead
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages
+from optsched.arraypipe.runtime.state import JobRun
 from optsched.arraypipe.runtime.types import tensors_of
+from optsched.arraypipe.runtime.worker import Resident, Worker
+from optsched.arraypipe.trainer import ArrayTrainer
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import integer
+from optsched.pipelines import one_f_one_b
+from optsched.problems.jobarray.problem import JobArray
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from optsched.arraypipe.job import Job, Tensors
+    from optsched.arraypipe.job import Tensors
     from optsched.arraypipe.model.checks import Shapes
     from optsched.arraypipe.runtime.state import JobStage
-    from optsched.arraypipe.trainer import ArrayTrainer
 
 
 T = TypeVar("T")
-
-
-@dataclass(eq=False)
-class Case:
-    """One block that is timed: what it is, and its times in nanoseconds."""
-
-    kind: str
-    stage: int
-    times: list[int] = field(default_factory=list)
-    launches: list[int] = field(default_factory=list)  # of the host, on a GPU
-
-    @property
-    def noisy(self) -> bool:
-        """Whether its median is doubtful."""
-        return iqr(self.times) > NOISY * median(self.times)
-
-
-class Clock:
-    """Times calls: on a GPU between two events of its stream, else on the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.gpu = on_gpu(device)
-        self.pending: list[tuple[Case, Any, Any]] = []
-
-    def timed(self, case: Case, call: Callable[..., T], *given: Any) -> T:
-        """Call a function and note what it took."""
-        began = perf_counter_ns()
-        if self.gpu:
-            start, end = (
-                torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                for _ in range(2)
-            )
-            start.record()
-            made = call(*given)
-            end.record()
-            case.launches.append(perf_counter_ns() - began)
-            self.pending.append((case, start, end))
-            return made
-        made = call(*given)
-        case.times.append(perf_counter_ns() - began)
-        return made
-
-    def settle(self) -> None:
-        """Wait for the device and read the events."""
-        if self.pending:
-            torch.cuda.synchronize()
-        for case, start, end in self.pending:
-            case.times.append(round(1e6 * start.elapsed_time(end)))
-        self.pending.clear()
-
-
-@dataclass(eq=False)
-class Chain:
-    """All stages at one micro-batch size and precision, on real data."""
-
-    stages: list[JobStage]
-    batch: int
-    dtype: str
-    x: Tensors
-    end: blocks.Criterion
-    accumulates: bool  # whether a job with several micro-batches has this size
-    boundaries: list[BoundaryEntry] = field(default_factory=list)
-    saved: list[SavedEntry] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.cases = {(k, s.index): Case(k, s.index) for k in "FRB" for s in self.stages}
-
-    def run(self, clock: Clock) -> None:
-        """Forward, recompute and backward of all stages once."""
-        xs = [self.x]
-        for stage in self.stages:
-            case = self.cases["F", stage.index]
-            xs.append(
-                clock.timed(case, blocks.forward, stage, 0, xs[-1], 1, self._end(stage), False)
-            )
-        self._recompute(clock, xs)
-        gradients: Any = None
-        for stage in reversed(self.stages):
-            self._prepare(stage)
-            case = self.cases["B", stage.index]
-            gradients = clock.timed(case, blocks.backward, stage, 0, gradients)
-
-    def weigh(self) -> None:
-        """Bytes of boundaries and of what is kept; nothing is timed."""
-        x, outputs = self.x, []
-        for stage in self.stages:
-            kept, inputs, output = saved_bytes(stage, x, self._end(stage))
-            outputs.append(boundary_bytes(() if stage.last else output))
-            self.saved.append(
-                SavedEntry(
-                    stage=stage.index, batch=self.batch, dtype=self.dtype,  # type: ignore[arg-type]
-                    bytes=kept, input_bytes=inputs,
-                )
-            )  # fmt: skip
-            x = output
-        gradients: Any = None
-        for stage in reversed(self.stages):
-            back = 0 if gradients is None else boundary_bytes(gradients)
-            self.boundaries.append(
-                BoundaryEntry(
-                    stage=stage.index, batch=self.batch, dtype=self.dtype,  # type: ignore[arg-type]
-                    bytes=outputs[stage.index], gradient_bytes=back,
-                )
-            )  # fmt: skip
-            gradients = blocks.backward(stage, 0, gradients)
-        self.boundaries.reverse()
-
-    def _recompute(self, clock: Clock, xs: Sequence[Tensors]) -> None:
-        """Time the recompute of every stage; its backward then uses that graph, an equal one."""
-        for stage, x in zip(self.stages, xs, strict=False):
-            blocks.forward(stage, 0, x, 1, self._end(stage), True)
-            clock.timed(self.cases["R", stage.index], blocks.recompute, stage, 0)
-
-    def _end(self, stage: JobStage) -> blocks.Criterion | None:
-        return self.end if stage.last else None
-
-    def _prepare(self, stage: JobStage) -> None:
-        """Let the backward find gradients to add to, or none, as in training."""
-        for _, parameter in stage.parameters:
-            if not self.accumulates:
-                parameter.grad = None
-            elif parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-
-
-@dataclass(eq=False)
-class Updater:
-    """The update of every stage by one optimizer."""
-
-    stages: list[JobStage]
-    job: int
-    dtype: str
-    clip_norm: float | None
-
-    def __post_init__(self) -> None:
-        self.cases = {("U", s.index): Case("U", s.index) for s in self.stages}
-        self.norm = torch.ones((), device=self.stages[0].device)
-
-    def run(self, clock: Clock) -> None:
-        """One step of every stage."""
-        for stage in self.stages:
-            for _, parameter in stage.parameters:
-                if parameter.grad is None and parameter.requires_grad:
-                    parameter.grad = torch.full_like(parameter, 1e-3)
-            case = self.cases["U", stage.index]
-            clock.timed(case, blocks.update, stage, self.clip_norm, self.norm, 1.0)
-
-
-def iqr(times: Sequence[int]) -> float:
-    """Interquartile range."""
-    low, _, high = quantiles(times, n=4, method="inclusive")
-    return high - low
-
-
-def measure_links(devices: Sequence[torch.device]) -> Links:
-    """Copies of a small and of a large block, medians.
-
-    Parameters
-    ----------
-    devices
-        With two GPUs the link is the one between them; with one it is a copy within its memory,
-        on the CPU one within the host's.
-    """
-    first, second = devices[0], devices[min(1, len(devices) - 1)]
-    pairs = {"activation": (first, second), "host": (torch.device("cpu"), first)}
-    found = {}
-    for name, pair in pairs.items():
-        bandwidth, latency = link_speed(*pair)
-        found[name] = Link(bandwidth=max(1, round(1e9 * bandwidth)), latency_ns=round(latency))
-    return Links(**found)
-
 
 WARM_UPS: Final = 3
 LEAST_REPEATS: Final = 10
@@ -234,11 +77,12 @@ MOST_REPEATS: Final = 50
 PATIENCE: Final = 10.0
 """Seconds after which cases that scatter are left as they are."""
 
-
 _TOLD: Final = 5  # cases that a warning names
 _COST_FREE: Final = (
     "params", "param_names", "lr", "initial_lr", "betas", "eps", "decoupled_weight_decay",
 )  # fmt: skip
+_CYCLES: Final = 48  # that show what a block costs; the first quarter warms up
+_MOST_STAGES: Final = 4
 
 
 def measure(
@@ -250,39 +94,23 @@ def measure(
 ) -> Profile:
     """Measure forward, backward, recompute and update of every stage, and the bytes they keep.
 
-    Parameters
-    ----------
-    trainer
-        Its model, stages, jobs, loss and data; neither they nor its models change.
-    devices
-        Blocks are measured on the first; the link is the one between the first two.
-    sizes
-        Micro-batch sizes to measure, with data of jobs of that batch size; by default the largest
-        micro-batch of every job. Others are predicted.
-    repeats
-        Of every case, after three to warm up; at least 10. While the IQR of a case is above a
-        quarter of its median there are more, up to 50 and for up to 10 seconds.
-
-    Raises
-    ------
-    InputError
-        An argument is wrong, or the data do not follow the batch size.
+    Blocks are measured on the first device; the link is the one between the first two. Neither the
+    trainer nor its models change.
     """
     _check(sizes, repeats)
-    bench = _Bench(trainer, devices[0])
-    with torch.cuda.device(devices[0]) if on_gpu(devices[0]) else nullcontext():
-        bench.set_up(None if sizes is None else sorted(set(sizes)))
+    device = devices[0]
+    with torch.cuda.device(device) if on_gpu(device) else nullcontext():
+        bench = _Bench(trainer, device, None if sizes is None else sorted(set(sizes)))
         for chain in bench.chains:
             chain.weigh()
-        bench.repeat(repeats)
+        _repeat([*bench.chains, *bench.updaters.values()], repeats)
     profile = Profile(
-        device=_device(devices[0], len(trainer.stages)),
+        device=_device(device, len(trainer.stages)),
         stages=bench.stage_entries(),
-        jobs=bench.job_entries(),
-        blocks=tuple(bench.block_entries()),
-        boundaries=tuple(entry for chain in bench.chains for entry in chain.boundaries),
-        saved=tuple(entry for chain in bench.chains for entry in chain.saved),
-        links=measure_links(devices),
+        jobs=tuple(bench.jobs),
+        blocks=tuple(entry for chain in bench.chains for entry in chain.entries()),
+        updates=tuple(entry for one in bench.updaters.values() for entry in one.entries()),
+        links=_links(devices),
     )
     if noisy := profile.noisy():
         more = f" (and {len(noisy) - _TOLD} more)" if len(noisy) > _TOLD else ""
@@ -295,117 +123,223 @@ def measure(
     return profile
 
 
-@dataclass(eq=False)
-class _Bench:
-    """Everything that is measured, set up once and repeated."""
+def _check(sizes: Sequence[int] | None, repeats: int) -> None:
+    integer("repeats", repeats, LEAST_REPEATS)
+    if sizes is None:
+        return
+    if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__len__") or not len(sizes):
+        raise InputError(f"sizes: expected a list of micro-batch sizes, got {sizes!r:.60}")
+    for k, size in enumerate(sizes):
+        integer(f"sizes[{k}]", size, 1)
 
-    trainer: ArrayTrainer
-    device: torch.device
-    chains: list[Chain] = field(default_factory=list)
-    updaters: dict[tuple[str, str], Updater] = field(default_factory=dict)  # precision, optimizer
-    optimizers: list[str] = field(default_factory=list)  # of every job
-    metrics: list[bool] = field(default_factory=list)  # whether its scheduler looks at the loss
-    shapes: Shapes = field(default_factory=dict)  # of the first job's model
-    rounds: int = 0
+
+@dataclass(eq=False)
+class Case:
+    """One block that is timed, in nanoseconds."""
+
+    times: list[int] = field(default_factory=list)
+    launches: list[int] = field(default_factory=list)  # of the host, on a GPU
+    pending: list[tuple[Any, Any]] = field(default_factory=list)  # events of its stream
+
+    def timed(self, call: Callable[..., T], stage: JobStage, *given: Any) -> T:
+        """Call a function and note what it took: on a GPU between two events of its stream."""
+        began = perf_counter_ns()
+        if not on_gpu(stage.device):
+            made = call(stage, *given)
+            self.times.append(perf_counter_ns() - began)
+            return made
+        start, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
+        start.record()
+        made = call(stage, *given)
+        end.record()
+        self.launches.append(perf_counter_ns() - began)
+        self.pending.append((start, end))
+        return made
+
+    def settle(self) -> None:
+        """Wait for the events and read them."""
+        for start, end in self.pending:
+            end.synchronize()
+            self.times.append(round(1e6 * start.elapsed_time(end)))
+        self.pending.clear()
+
+    def spread(self) -> dict[str, int]:
+        """The fields of `Times`."""
+        low, _, high = quantiles(self.times, n=4, method="inclusive")
+        return {
+            "n": len(self.times),
+            "median_ns": max(1, round(median(self.times))),
+            "iqr_ns": round(high - low),
+            "minimum_ns": min(self.times),
+            "launch_ns": round(median(self.launches or [0])),
+        }
+
+    @property
+    def noisy(self) -> bool:
+        """Whether its median is doubtful."""
+        return Times(**self.spread()).noisy
+
+
+@dataclass(eq=False)
+class Chain:
+    """All stages at one micro-batch size and precision, on real data."""
+
+    stages: list[JobStage]
+    batch: int
+    dtype: str
+    x: Tensors
+    end: blocks.Criterion
+    accumulates: bool  # whether a job with several micro-batches has this size
+    bytes: list[dict[str, int]] = field(default_factory=list)  # of every stage
 
     def __post_init__(self) -> None:
-        self.clock = Clock(self.device)
+        self.cases = {(kind, s.index): Case() for kind in "FBR" for s in self.stages}
 
-    def set_up(self, sizes: Sequence[int] | None) -> None:
-        """Build one model per precision and optimizer, and the batches."""
+    def run(self) -> None:
+        """Forward, recompute and backward of all stages once."""
+        xs: list[Any] = [self.x]
+        for stage in self.stages:
+            given = stage, 0, xs[-1], 1, self._end(stage), False
+            xs.append(self.cases["F", stage.index].timed(blocks.forward, *given))
+        for stage, x in zip(self.stages, xs, strict=False):
+            blocks.forward(stage, 0, x, 1, self._end(stage), True)
+            self.cases["R", stage.index].timed(blocks.recompute, stage, 0)
+        gradients: Any = None  # of the recomputed graph, which is an equal one
+        for stage in reversed(self.stages):
+            for _, parameter in stage.parameters:  # to add to, or none, as in training
+                if not self.accumulates:
+                    parameter.grad = None
+                elif parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            case = self.cases["B", stage.index]
+            gradients = case.timed(blocks.backward, stage, 0, gradients)
+
+    def weigh(self) -> None:
+        """Bytes of boundaries and of what is kept; nothing is timed."""
+        x = self.x
+        for stage in self.stages:
+            kept, inputs, x = saved_bytes(stage, x, self._end(stage))
+            output = boundary_bytes(() if stage.last else x)
+            self.bytes.append({"saved_bytes": kept, "input_bytes": inputs, "output_bytes": output})
+        gradients: Any = None
+        for stage in reversed(self.stages):
+            self.bytes[stage.index]["gradient_bytes"] = boundary_bytes(gradients or ())
+            gradients = blocks.backward(stage, 0, gradients)
+
+    def entries(self) -> Iterator[BlockEntry]:
+        """What was measured of every stage."""
+        for s, known in enumerate(self.bytes):
+            more: dict[str, Any] = {"stage": s, "batch": self.batch, "dtype": self.dtype, **known}
+            for kind in "FBR":
+                more[KINDS[kind]] = Times(**self.cases[kind, s].spread())
+            yield BlockEntry(**more)
+
+    def _end(self, stage: JobStage) -> blocks.Criterion | None:
+        return self.end if stage.last else None
+
+
+@dataclass(eq=False)
+class Updater:
+    """The update of every stage by one optimizer."""
+
+    stages: list[JobStage]
+    job: Job
+    optimizer: str
+
+    def __post_init__(self) -> None:
+        self.cases = {("U", s.index): Case() for s in self.stages}
+        self.norm = torch.ones((), device=self.stages[0].device)
+
+    def run(self) -> None:
+        """One step of every stage."""
+        for stage in self.stages:
+            for _, parameter in stage.parameters:
+                if parameter.grad is None and parameter.requires_grad:
+                    parameter.grad = torch.full_like(parameter, 1e-3)
+            case = self.cases["U", stage.index]
+            case.timed(blocks.update, stage, self.job.clip_norm, self.norm, 1.0)
+
+    def entries(self) -> Iterator[UpdateEntry]:
+        """What was measured of every stage."""
+        dtype: Any = self.job.precision
+        for (_, s), case in self.cases.items():
+            yield UpdateEntry(stage=s, optimizer=self.optimizer, dtype=dtype, **case.spread())
+
+
+def _repeat(parts: Sequence[Chain | Updater], repeats: int) -> None:
+    """Warm up, repeat all in turn, and go on with those that scatter."""
+    began = 0.0
+    for n in range(-WARM_UPS, max(repeats, MOST_REPEATS)):
+        if n == 0:
+            for part in parts:
+                part.cases.update((key, Case()) for key in part.cases)
+        if n == repeats:
+            began = perf_counter()
+        if n >= repeats:
+            parts = [part for part in parts if any(c.noisy for c in part.cases.values())]
+            if not parts or perf_counter() - began > PATIENCE:
+                return
+        first = n % len(parts)  # another one every time: what runs after an update is slower
+        for part in (*parts[first:], *parts[:first]):
+            part.run()
+        for part in parts:
+            for case in part.cases.values():
+                case.settle()
+
+
+class _Bench:
+    """Everything that is measured: a model per precision and optimizer, and batches."""
+
+    def __init__(
+        self, trainer: ArrayTrainer, device: torch.device, sizes: Sequence[int] | None
+    ) -> None:
+        self.trainer, self.device = trainer, device
+        self.jobs: list[ProfiledJob] = []
+        self.chains: list[Chain] = []
+        self.updaters: dict[tuple[str, str], Updater] = {}  # by optimizer and precision
         models: dict[str, list[JobStage]] = {}
-        for j, job in enumerate(self.trainer.jobs):
-            stages = self._split(j)
-            self.metrics.append(any(stage.needs_metric for stage in stages))
+        first: Shapes = {}
+        for j, (job, title) in enumerate(zip(trainer.jobs, trainer.titles, strict=True)):
+            model = fresh_model(trainer.build_model, job)
+            first = first or shapes_of(model)
+            check_sibling(shapes_of(model), title, first, trainer.titles[0])
+            where = [device] * len(trainer.stages)
+            stages = fresh_stages(model, trainer.stages, job, j, title, where)
+            together = job.clip_norm is not None or any(stage.needs_metric for stage in stages)
             for stage in stages:  # one with a fixed number of steps would run out of them
                 stage.scheduler = None
             label = _optimizer_label(stages) + (" clipped" if job.clip_norm is not None else "")
-            self.optimizers.append(label)
+            self.jobs.append(
+                ProfiledJob(
+                    name=title, batch_size=job.batch_size, microbatches=job.microbatches,
+                    recompute=job.recompute, precision=job.precision,  # type: ignore[arg-type]
+                    optimizer=label, update="global" if together else "fused",
+                )
+            )  # fmt: skip
             models.setdefault(job.precision, stages)
-            if (job.precision, label) not in self.updaters:
-                updater = Updater(stages, j, job.precision, job.clip_norm)
-                self.updaters[job.precision, label] = updater
+            self.updaters.setdefault((label, job.precision), Updater(stages, job, label))
         for precision, stages in models.items():
             self._add_chains(precision, stages, sizes)
-
-    def repeat(self, repeats: int) -> None:
-        """Warm up, repeat all cases in turn, and go on with those that scatter."""
-        everything: list[Chain | Updater] = [*self.chains, *self.updaters.values()]
-        for _ in range(WARM_UPS):
-            self._round(everything)
-        for case in _cases(everything):
-            case.times.clear()
-            case.launches.clear()
-        for _ in range(repeats):
-            self._round(everything)
-        began = perf_counter()
-        for _ in range(repeats, MOST_REPEATS):
-            noisy = [part for part in everything if any(c.noisy for c in part.cases.values())]
-            if not noisy or perf_counter() - began > PATIENCE:
-                return
-            self._round(noisy)
 
     def stage_entries(self) -> tuple[StageEntry, ...]:
         """Bytes of every stage; those of the largest precision where jobs differ."""
         rows = [updater.stages for updater in self.updaters.values()]
-        names = _stage_names(rows[0])
+        of_jobs = [self.updaters[job.optimizer, job.precision].stages for job in self.jobs]
+        names = [stage.prefixes[0].rstrip(".") if stage.prefixes else "" for stage in rows[0]]
+        if "" in names or len(set(names)) < len(names):
+            names = [f"stage{s}" for s in range(len(names))]
         return tuple(
             StageEntry(
-                name=names[s],
+                name=name,
                 parameters_bytes=max(parameters_bytes(row[s]) for row in rows),
                 gradients_bytes=max(gradients_bytes(row[s]) for row in rows),
-                state={
-                    title: state_bytes(self.updaters[job.precision, label].stages[s])
-                    for title, job, label in self._jobs()
-                },
+                state=tuple(state_bytes(stages[s]) for stages in of_jobs),
             )
-            for s in range(len(rows[0]))
+            for s, name in enumerate(names)
         )
-
-    def job_entries(self) -> tuple[ProfiledJob, ...]:
-        """Settings of the jobs that their times depend on."""
-        return tuple(
-            ProfiledJob(
-                name=title,
-                batch_size=job.batch_size,
-                microbatches=job.microbatches,
-                recompute=job.recompute,
-                precision=job.precision,  # type: ignore[arg-type]
-                optimizer=label,
-                update="global" if job.clip_norm is not None or metric else "fused",
-            )
-            for (title, job, label), metric in zip(self._jobs(), self.metrics, strict=True)
-        )
-
-    def block_entries(self) -> Iterable[BlockEntry]:
-        """Medians and spread of all cases."""
-        for chain in self.chains:
-            for case in chain.cases.values():
-                yield _entry(case, chain.batch, -1, chain.dtype)
-        for updater in self.updaters.values():
-            for case in updater.cases.values():
-                yield _entry(case, 0, updater.job, updater.dtype)
-
-    def _round(self, parts: Sequence[Chain | Updater]) -> None:
-        # another one begins every time: what runs after an update finds cold caches
-        first = self.rounds % len(parts)
-        self.rounds += 1
-        for part in (*parts[first:], *parts[:first]):
-            part.run(self.clock)
-        self.clock.settle()
-
-    def _jobs(self) -> Iterator[tuple[str, Job, str]]:
-        """Title, job and optimizer."""
-        return zip(self.trainer.titles, self.trainer.jobs, self.optimizers, strict=True)
-
-    def _split(self, j: int) -> list[JobStage]:
-        trainer, job, title = self.trainer, self.trainer.jobs[j], self.trainer.titles[j]
-        model = fresh_model(trainer.build_model, job)
-        shapes = shapes_of(model)
-        self.shapes = shapes if j == 0 else self.shapes
-        check_sibling(shapes, title, self.shapes, trainer.titles[0])
-        where = [self.device] * len(trainer.stages)
-        return fresh_stages(model, trainer.stages, job, j, title, where)
 
     def _add_chains(
         self, precision: str, stages: list[JobStage], sizes: Sequence[int] | None
@@ -428,42 +362,19 @@ class _Bench:
             feed = Feed(trainer.data, job, title, 0)
             feed.draw(0)
             x = feed.input(0, self.device)
-            shape = tuple(t.shape for t in tensors_of(x, "data: the input"))
+            row = tensors_of(x, "data: the input")
+            shape = tuple(t.shape for t in row)
             if sizes is not None and shapes.setdefault(shape, size) != size:
                 raise InputError(
                     f"sizes: data gives inputs of one shape for batch sizes {shapes[shape]} and "
                     f"{size}; it must follow job.batch_size"
                 )
             end = blocks.Criterion(trainer.loss, feed.target(0, self.device), feed.shares[0])
-            self._rehearse(stages, x, end)
-            row = tensors_of(x, "data: the input")
+            needs: Sequence[bool] = (False,) * len(row)
+            for stage in stages:
+                x = blocks.rehearse(stage, x, needs, end if stage.last else None)
+                needs = tuple(t.requires_grad for t in (x if isinstance(x, tuple) else (x,)))
             self.chains.append(Chain(stages, size, precision, row, end, size in accumulating))
-
-    def _rehearse(self, stages: Sequence[JobStage], x: Any, end: blocks.Criterion) -> None:
-        needs: Sequence[bool] = (False,) * len(tensors_of(x, "data: the input"))
-        for stage in stages:
-            x = blocks.rehearse(stage, x, needs, end if stage.last else None)
-            needs = tuple(t.requires_grad for t in (x if isinstance(x, tuple) else (x,)))
-
-
-def _stage_names(stages: Sequence[JobStage]) -> list[str]:
-    """Where every stage begins; its number where that does not tell them apart."""
-    names = [stage.prefixes[0].rstrip(".") if stage.prefixes else "" for stage in stages]
-    if "" in names or len(set(names)) < len(names):
-        return [f"stage{stage.index}" for stage in stages]
-    return names
-
-
-def _check(sizes: Sequence[int] | None, repeats: int) -> None:
-    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < LEAST_REPEATS:
-        raise InputError(f"repeats: expected an integer >= {LEAST_REPEATS}, got {repeats!r}")
-    if sizes is None:
-        return
-    if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__len__") or not len(sizes):
-        raise InputError(f"sizes: expected a list of micro-batch sizes, got {sizes!r:.60}")
-    for k, size in enumerate(sizes):
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_INTEGER:
-            raise InputError(f"sizes[{k}]: expected an integer >= 1, got {size!r}")
 
 
 def _optimizer_label(stages: Sequence[JobStage]) -> str:
@@ -485,23 +396,14 @@ def _optimizer_label(stages: Sequence[JobStage]) -> str:
     return " + ".join(labels)[:900]
 
 
-def _entry(case: Case, batch: int, job: int, dtype: str) -> BlockEntry:
-    return BlockEntry(
-        kind=case.kind,  # type: ignore[arg-type]
-        stage=case.stage,
-        batch=batch,
-        job=job,
-        dtype=dtype,  # type: ignore[arg-type]
-        n=len(case.times),
-        median_ns=max(1, round(median(case.times))),
-        iqr_ns=round(iqr(case.times)),
-        minimum_ns=min(case.times),
-        launch_ns=round(median(case.launches or [0])),
-    )
-
-
-def _cases(parts: Iterable[Chain | Updater]) -> Iterable[Case]:
-    return (case for part in parts for case in part.cases.values())
+def _links(devices: Sequence[torch.device]) -> Links:
+    """Between two GPUs, or within the memory of one or of the CPU; and from the host."""
+    first, second = devices[0], devices[min(1, len(devices) - 1)]
+    found = {}
+    for name, pair in {"activation": (first, second), "host": (torch.device("cpu"), first)}.items():
+        bandwidth, latency = link_speed(*pair)
+        found[name] = Link(bandwidth=max(1, round(1e9 * bandwidth)), latency_ns=round(latency))
+    return Links(**found)
 
 
 def _device(device: torch.device, n_stages: int) -> DeviceEntry:
@@ -527,3 +429,78 @@ def _processor() -> str:
         lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return (named[0] if named else platform.processor() or platform.machine() or "CPU")[:200]
+
+
+# what a block costs beside its computation
+
+
+class _Loopback(GlooLinks):
+    """Links of one rank to others that are in the same process."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self.timeout, self.rank, self.size = timedelta(seconds=60), rank, size
+        self.group = dist.ProcessGroupGloo(store, rank, size, self.timeout)
+
+
+def block_overhead(n_stages: int) -> int:
+    """CPU nanoseconds of the process backend for one block, its messages included.
+
+    One job is trained by real workers, one a stage, that send over gloo to each other in this
+    process; its stages are so small that nearly all is overhead, and what they take by themselves
+    is subtracted. CPU time, because a device that has enough to do never waits for a message.
+    """
+    n = min(n_stages, _MOST_STAGES)
+    job = Job(0, 1, partial(torch.optim.SGD, lr=0.1))
+    trainer = ArrayTrainer(
+        lambda: nn.Sequential(*(nn.Linear(1, 1) for _ in range(n))),
+        lambda job, start: iter(lambda: (torch.zeros(1, 1), torch.zeros(1, 1)), None),
+        jobs=[job], stages=[*range(1, n)] or 1, loss=nn.functional.mse_loss,
+    )  # fmt: skip
+    bench = _Bench(trainer, torch.device("cpu"), None)
+    parts: list[Chain | Updater] = [*bench.chains, *bench.updaters.values()]
+    _repeat(parts, LEAST_REPEATS)
+    cases = {key: case for part in parts for key, case in part.cases.items()}
+    alone: float = sum(median(case.times) for (kind, _), case in cases.items() if kind != "R")
+    model, feed = fresh_model(trainer.build_model, job), Feed(trainer.data, job, "job", 0)
+    run = JobRun(job, 0, "job", model, bench.chains[0].stages, 0, _CYCLES, feed)
+    quiet: Any = lambda *_: None  # noqa: E731
+    worker = Worker([run], Resident([run]), nn.functional.mse_loss, quiet, quiet)
+    capacity = Capacity()
+    capacity.measure(run, worker)
+    plan = compile(one_f_one_b(JobArray([[1] * n], [[2] * n])))
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(n) as pool:  # each waits for the others
+        links = [*pool.map(partial(_Loopback, store, size=n), range(n))]
+    try:
+        posts = [Post(one, capacity.of, quiet) for one in links]
+        own = _cycle(Segment(plan, routes(plan), (0,), [0], [_CYCLES]), worker, posts)
+    finally:
+        for one in links:
+            one.group = None
+    return max(0, round((own - alone) / len(plan.blocks)))
+
+
+def _cycle(segment: Segment, worker: Worker, posts: Sequence[Post]) -> float:
+    """Median CPU time of a cycle as ranks run it, one after the other."""
+    rows, channel_of = segment.routes, segment.routes.channel_of
+    mail: dict[int, Any] = {}
+    times = [thread_time_ns()]
+    for post in posts:
+        post.open(segment, 0, 2)
+    for now in Walk(segment):
+        post = posts[segment.plan.blocks[now.operation].device]
+        post.post(now.cycle)
+        received = {
+            k: mail.pop(k) if channel_of[k] < 0 else post.receive(k, now.iteration)
+            for k in rows.inputs[now.operation]
+        }
+        sent = worker.execute(segment, now, received)
+        away = {k: sent.pop(k) for k in rows.outputs[now.operation] if channel_of[k] >= 0}
+        mail.update(sent)
+        post.ended(now, away)
+        times.append(thread_time_ns())
+    for post in posts:
+        post.flush()
+        post.close()
+    spans = [later - one for one, later in pairwise(times[:: len(segment.plan.blocks)])]
+    return median(spans[len(spans) // 4 :])

@@ -1,15 +1,9 @@
-"""From a profile to a `JobArray`: times rounded up to the unit, lags from links, bytes as they are.
-
-The executor hands a gradient over when the whole block is done, update included; so
-``update_blocks_gradient`` is on unless asked otherwise.
-"""
+"""From a profile to a `JobArray`: which jobs, which options, and what memory the states leave."""
 
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Sequence
-from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,168 +11,113 @@ import numpy as np
 
 from optsched.analysis.occupancy import jobs_that_fit
 from optsched.arraypipe.memory.budget import standing
+from optsched.arraypipe.profile.costs import Costs, array_fields, costs_of
 from optsched.arraypipe.profile.document import ProfiledJob
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
-from optsched.io.values import MAX_NAME, integer, label, one_of
+from optsched.io.values import MAX_NAME, integer, label
 from optsched.pipelines.profiles import bytes_of
-from optsched.problems.jobarray.checks import flat, place_of
+from optsched.problems.jobarray.checks import row_of
 
 if TYPE_CHECKING:
     from optsched.arraypipe.profile.document import Profile
     from optsched.problems.jobarray.problem import JobArray
 
 
-UNITS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 RESERVE: Final = 0.05
 """Share of a device's memory that ``memory="device"`` leaves to fragmentation."""
 
-_KINDS: Final = {"forward": "F", "backward": "B", "recompute": "R", "update": "U"}
-_SETTLED: Final = (
-    "forward", "backward", "weight", "recompute", "update", "lag_forward", "lag_backward",
-    "activation", "checkpoint", "recompute_workspace", "weight_memory", "state", "micro_batches",
-    "batch_size", "names", "time_unit", "microbatch_order",
-)  # fmt: skip
+_MICRO: Final = 1000  # nanoseconds
+_SETTLED: Final = ("weight", "weight_memory", "microbatch_order")  # and all that is measured
 
 
 def job_array(
     profile: Profile,
-    jobs: Sequence[Any] | None = None,
-    *,
-    objective: str = "period",
-    recompute_mode: str | Sequence[bool] | None = None,
-    update_mode: str | None = None,
-    memory: str | int | Sequence[int] | None = None,
-    place: Sequence[int] | None = None,
-    **options: Any,
+    jobs: Sequence[Any] | None,
+    memory: str | int | Sequence[int] | None,
+    options: dict[str, Any],
 ) -> JobArray:
-    """The job array whose times and bytes a profile says.
-
-    Parameters
-    ----------
-    profile
-        What was measured.
-    jobs
-        Which jobs: numbers of profiled ones, `Job` objects, or `ProfiledJob` entries of a "what
-        if", whose sizes need not have been measured. All profiled ones by default.
-    objective
-        ``"period"`` (rolling) or ``"makespan"``.
-    recompute_mode
-        As in `JobArray`; by default as every job is set.
-    update_mode
-        ``"fused"``, ``"block"`` or ``"global"``; by default ``"global"`` if a job clips gradients
-        or has a scheduler that needs a metric, else ``"fused"``.
-    memory
-        Of a whole device: bytes, ``"80GB"``, ``"device"`` (of the profiled one, less 5 %), or one
-        number of bytes per device. The states of all jobs and their gradients are subtracted: what
-        is left is for activations. None = unlimited.
-    place
-        Device of every stage; by default each has its own.
-    options
-        Others of `JobArray`: ``switch``, ``multiplicity``, ``devices``, ``servers``, ``name``, ...
-
-    Returns
-    -------
-    JobArray
-        Its name ends with the beginning of the profile's hash.
-
-    Raises
-    ------
-    InputError
-        A job's precision was not measured, or the memory does not hold the states.
-    """
-    from optsched.problems.jobarray.fields import FIELDS
+    """The job array whose times and bytes a profile says (`Profile.problem`)."""
     from optsched.problems.jobarray.problem import JobArray
 
-    known = {*FIELDS} - {*_SETTLED}
-    for key in options:
-        if key in _SETTLED:
-            raise InputError(f"{key}: settled by the profile; change it with problem().replace")
-        if key not in known:
-            raise InputError(f"{key}: not an option; there are {', '.join(sorted(known))}")
     picked, states = chosen(profile, jobs)
-    mode = _update_mode(picked, update_mode)
-    placed = place_of(place, np.ones(1, np.int64), profile.n_stages)
-    if not isinstance(placed[0], int):
-        raise InputError("place: expected one device per stage")
-    devices = flat(placed)
-    _no_gaps(devices, options)
-    _say_extrapolated(profile, picked)
-    # what is no block of its own is part of a backward block
-    inside = {"update": mode == "fused", "recompute": not options.get("recompute_as_block")}
-    times = {
-        field: [
-            [
-                profile.duration_of(kind, s, job.batch, job).median_ns
-                + (0 if inside.get(field) else profile.device.block_overhead_ns)
-                for s in _stages(profile)
-            ]
-            for job in picked
-        ]
-        for field, kind in _KINDS.items()
+    mode = options["update_mode"] = _update_mode(picked, options["update_mode"])
+    n = profile.n_stages
+    devices = range(n) if options["place"] is None else row_of("place", options["place"], n)
+    empty = sorted({*range(max(devices))} - {*devices})
+    if empty and options.get("devices") is None:
+        raise InputError(
+            f"place: device {empty[0]} has no stage; say devices 0..{len(set(devices)) - 1}, "
+            f"or name all {1 + max(devices)} with devices="
+        )
+    overhead = profile.device.block_overhead_ns
+    costs = []
+    for job, state in zip(picked, states, strict=True):
+        if profile.extrapolates(job.batch, job.precision):
+            sizes = profile.sizes(job.precision)
+            warnings.warn(
+                f"job {job.name}: micro-batch {job.batch} lies outside the measured sizes "
+                f"{sizes[0]}..{sizes[-1]}: its times are extrapolated",
+                stacklevel=3,
+            )
+        one = costs_of(profile, job, state, job.batch).merged(range(n + 1), overhead)
+        # what is no block of its own is part of a backward block
+        one.update[:] += overhead * (mode != "fused")
+        one.recompute[:] += overhead * bool(options.get("recompute_as_block"))
+        costs.append(one)
+    shortest = min(t.min() for c in costs for t in (c.forward, c.backward, c.recompute, c.update))
+    micro = shortest >= 100 * _MICRO  # then it has three digits
+    fields = array_fields(costs, profile.links.activation, devices, _MICRO if micro else 1)
+    fields |= {
+        "micro_batches": [job.microbatches for job in picked],
+        "batch_size": [job.batch_size for job in picked],
+        "names": [job.name for job in picked],
+        "time_unit": "us" if micro else "ns",
     }
-    unit = _unit([t for rows in times.values() for row in rows for t in row])
-    fields: dict[str, Any] = {
-        field: [[ceil(t / UNITS[unit]) for t in row] for row in rows]
-        for field, rows in times.items()
-    }
-    fields |= _lags(profile, picked, devices, UNITS[unit]) | _bytes(profile, picked)
-    fields["state"] = [[stage.state[name] for stage in profile.stages] for name in states]
-    fields["memory"] = _left(profile, memory, fields["state"], picked, mode, devices)
-    if recompute_mode is None:
-        recompute_mode = [job.recompute for job in picked]
-    options.setdefault("update_blocks_gradient", True)
-    title = label("name", options.pop("name", f"{len(picked)}x{profile.n_stages}"))
+    for key in options:
+        if key in fields or key in _SETTLED:
+            raise InputError(f"{key}: settled by the profile; change it with problem().replace")
+    if memory is not None:
+        # with one micro-batch and a fused update a gradient lives in its own block only
+        alone = mode == "fused" and all(job.microbatches == 1 for job in picked)
+        fields["memory"] = _left(profile, memory, costs, alone, devices)
+    if options["recompute_mode"] is None:
+        options["recompute_mode"] = [job.recompute for job in picked]
+    title = label("name", options.pop("name", f"{len(picked)}x{n}"))
     ending = f" profile {profile.sha256[:16]}"
-    return JobArray(
-        **fields,
-        micro_batches=[job.microbatches for job in picked],
-        batch_size=[job.batch_size for job in picked],
-        names=[job.name for job in picked],
-        name=title[: MAX_NAME - len(ending)] + ending,
-        objective=objective,
-        recompute_mode=recompute_mode,
-        update_mode=mode,
-        place=place,
-        time_unit=unit,
-        **options,
-    )
+    name = title[: MAX_NAME - len(ending)] + ending
+    return JobArray(**{"update_blocks_gradient": True} | fields | options, name=name)
 
 
-def chosen(profile: Profile, jobs: Sequence[Any] | None) -> tuple[list[ProfiledJob], list[str]]:
-    """The jobs, and per job the profiled one whose model state it has."""
+def chosen(
+    profile: Profile, jobs: Sequence[Any] | None
+) -> tuple[list[ProfiledJob], list[tuple[int, ...]]]:
+    """The jobs, and the bytes of each one's state on every stage."""
+    known = profile.jobs
     if jobs is None:
-        return list(profile.jobs), [job.name for job in profile.jobs]
+        jobs = range(len(known))
     if isinstance(jobs, (str, bytes)) or not isinstance(jobs, Sequence) or not len(jobs):
         raise InputError(f"jobs: expected a list of jobs or their numbers, got {jobs!r:.60}")
-    picked, states = [], []
-    copies: Counter[int] = Counter()
-    taken = {job.name for job in profile.jobs}
+    picked: list[ProfiledJob] = []
+    states = []
+    taken: set[str] = set()
     for k, given in enumerate(jobs):
-        place = f"jobs[{k}]: "
         if isinstance(given, (int, np.integer)):
-            number = integer(place[:-2], given, 0, len(profile.jobs) - 1)
-            job = like = profile.jobs[number]
-            copies[number] += 1
-            if copies[number] > 1:
-                job = _copy(job, copies[number], taken)
+            like = known[integer(f"jobs[{k}]", given, 0, len(known) - 1)]
+            name, number = like.name, 1
+            while name in taken:  # once more the same job
+                number += 1
+                name = f"{like.name[: MAX_NAME - 20]} ({number})"
+            taken.add(name)
+            job = msgspec.structs.replace(like, name=name)
         elif hasattr(given, "batch_size") and hasattr(given, "microbatches"):
             job, like = _described(profile, given, k)
         else:
-            raise InputError(f"{place}expected a job or its number, got {given!r:.60}")
+            raise InputError(f"jobs[{k}]: expected a job or its number, got {given!r:.60}")
         picked.append(job)
-        states.append(like.name)
+        j = known.index(like)
+        states.append(tuple(stage.state[j] for stage in profile.stages))
     return picked, states
-
-
-def _copy(job: ProfiledJob, number: int, taken: set[str]) -> ProfiledJob:
-    """The same job under a name that no other has."""
-    name = f"{job.name[: MAX_NAME - 20]} ({number})"
-    while name in taken:
-        number += 1
-        name = f"{job.name[: MAX_NAME - 20]} ({number})"
-    taken.add(name)
-    return msgspec.structs.replace(job, name=name)
 
 
 def _described(profile: Profile, given: Any, k: int) -> tuple[ProfiledJob, ProfiledJob]:
@@ -196,19 +135,18 @@ def _described(profile: Profile, given: Any, k: int) -> tuple[ProfiledJob, Profi
         raise InputError(f"jobs[{k}].precision: {precision} was not measured")
     told = getattr(given, "optimizer", None)
     if isinstance(told, str) and told:
-        known = sorted({job.optimizer for job in same})
+        known = ", ".join(sorted({job.optimizer for job in same}))
         same = [job for job in same if job.optimizer == told]
         if not same:
             raise InputError(
-                f"jobs[{k}].optimizer: {format_json(told)} was not measured; there are "
-                f"{', '.join(known)}"
+                f"jobs[{k}].optimizer: {format_json(told)} was not measured; there are {known}"
             )
-    like = next((job for job in same if job.name == name), None) or max(
-        same,
-        key=lambda job: sum(
-            profile.duration_of("U", s, 1, job).median_ns for s in _stages(profile)
-        ),
-    )
+
+    def updates(job: ProfiledJob) -> int:
+        stages = range(profile.n_stages)
+        return sum(profile.duration_of("U", s, 1, job).median_ns for s in stages)
+
+    like = next((job for job in same if job.name == name), None) or max(same, key=updates)
     update = getattr(given, "update", like.update if like.name == name else "fused")
     job = ProfiledJob(
         name=name,
@@ -222,109 +160,38 @@ def _described(profile: Profile, given: Any, k: int) -> tuple[ProfiledJob, Profi
     return job, like
 
 
-def _no_gaps(devices: Sequence[int], options: dict[str, Any]) -> None:
-    """Devices without a stage are there only if they are named."""
-    empty = sorted({*range(max(devices))} - {*devices})
-    if empty and options.get("devices") is None:
-        raise InputError(
-            f"place: device {empty[0]} has no stage; say devices 0..{len(set(devices)) - 1}, "
-            f"or name all {1 + max(devices)} with devices="
-        )
-
-
 def _update_mode(jobs: Sequence[ProfiledJob], given: str | None) -> str:
     together = [job.name for job in jobs if job.update == "global"]
-    if given is None:
-        return "global" if together else "fused"
-    one_of("update_mode", given, ("fused", "block", "global"))
-    if together and given != "global":
+    if together and given not in (None, "global"):
         raise InputError(
             f"update_mode: job {together[0]} clips gradients or has a scheduler that needs a "
-            f'metric, expected "global", got "{given}"'
+            f'metric, expected "global", got {format_json(given)}'
         )
-    return given
-
-
-def _say_extrapolated(profile: Profile, jobs: Sequence[ProfiledJob]) -> None:
-    for job in jobs:
-        if profile.extrapolates(job.batch, job.precision):
-            sizes = profile.sizes(job.precision)
-            warnings.warn(
-                f"job {job.name}: micro-batch {job.batch} lies outside the measured sizes "
-                f"{sizes[0]}..{sizes[-1]}: its times are extrapolated",
-                stacklevel=4,
-            )
-
-
-def _unit(times: Sequence[int]) -> str:
-    """The coarser of us and ns in which the shortest block has three digits."""
-    return "us" if min(times) >= 100 * UNITS["us"] else "ns"
-
-
-def _lags(
-    profile: Profile, jobs: Sequence[ProfiledJob], devices: Sequence[int], unit: int
-) -> dict[str, Any]:
-    """Time over the link for what crosses every cut; nothing within a device."""
-    link = profile.links.activation
-    cuts = range(profile.n_stages - 1)
-    found: dict[str, Any] = {}
-    for field, what in (("lag_forward", "output"), ("lag_backward", "gradient")):
-        rows = [
-            [
-                0
-                if devices[s] == devices[s + 1]
-                else ceil(link.time_ns(profile.bytes_of(what, s, job.batch, job.precision)) / unit)
-                for s in cuts
-            ]
-            for job in jobs
-        ]
-        found[field] = np.array(rows, np.int64).reshape(len(jobs), len(cuts))
-    return found
-
-
-def _bytes(profile: Profile, jobs: Sequence[ProfiledJob]) -> dict[str, Any]:
-    """Bytes kept from F to B; a recomputing block needs the rest of them while it runs."""
-    kept, inputs = (
-        np.array(
-            [[profile.bytes_of(what, s, j.batch, j.precision) for s in _stages(profile)]
-             for j in jobs],
-            np.int64,
-        )
-        for what in ("saved", "input")
-    )  # fmt: skip
-    return {
-        "activation": kept,
-        "checkpoint": inputs,
-        "recompute_workspace": np.maximum(kept - inputs, 0),
-    }
+    return given or ("global" if together else "fused")
 
 
 def _left(
     profile: Profile,
-    memory: str | int | Sequence[int] | None,
-    states: Sequence[Sequence[int]],
-    jobs: Sequence[ProfiledJob],
-    update_mode: str,
+    memory: str | int | Sequence[int],
+    costs: Sequence[Costs],
+    alone: bool,
     devices: Sequence[int],
-) -> list[int] | None:
+) -> list[int]:
     """Bytes left for activations on every device."""
-    if memory is None:
-        return None
     count = 1 + max(devices)
     there = _bytes_there(profile, memory, count)
-    # with one micro-batch and a fused update a gradient lives in its own block only
-    alone = update_mode == "fused" and all(job.microbatches == 1 for job in jobs)
     on = np.eye(count, dtype=np.int64)[list(devices)]  # by stage and device
-    held = np.array(states, np.int64) @ on
-    gradients = np.array([[stage.gradients_bytes for stage in profile.stages]] * len(jobs)) @ on
+    held, gradients = (
+        np.array([getattr(one, key) for one in costs]) @ on for key in ("state", "gradients")
+    )
     left = np.array(there, np.int64) - standing(held, gradients, alone)
     if left.min() <= 0:  # 0 would read as unlimited
-        d = int(left.argmin())
+        d, n_jobs = int(left.argmin()), len(costs)
         fit = jobs_that_fit(
-            len(jobs), lambda n: standing(held[:n], gradients[:n], alone)[d] < there[d]
+            n_jobs, lambda n: standing(held[:n], gradients[:n], alone)[d] < there[d]
         )
         raise InputError(
-            f"memory: device {d} has {there[d]} bytes, the states of {len(jobs)} jobs and their "
+            f"memory: device {d} has {there[d]} bytes, the states of {n_jobs} jobs and their "
             f"gradients take {there[d] - left[d]} there; at most {fit} jobs would fit"
         )
     found: list[int] = left.tolist()
@@ -344,7 +211,3 @@ def _bytes_there(profile: Profile, memory: str | int | Sequence[int], count: int
     if not isinstance(memory, (Sequence, np.ndarray)) or len(memory) != count:
         raise InputError(f"memory: expected bytes of {count} devices, got {memory!r:.60}")
     return [integer(f"memory[{d}]", b, 1, MAX_INTEGER) for d, b in enumerate(memory)]
-
-
-def _stages(profile: Profile) -> range:
-    return range(profile.n_stages)

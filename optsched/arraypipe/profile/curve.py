@@ -19,24 +19,20 @@ class Curve:
 
     Between measured sizes it joins the monotone regression of the medians. Beyond the largest it
     goes on with the least-squares slope of the last three; below the smallest with the first
-    slope, but never below proportionality.
-
-    Parameters
-    ----------
-    points
-        Pairs (size, value), sizes distinct, ascending and >= 1, values >= 0; at least one.
+    slope, but never below proportionality. Points are pairs (size, value), at least one, sizes
+    distinct and ascending.
     """
 
     def __init__(self, points: Sequence[tuple[int, int]]) -> None:
         self.points = list(points)
         self.sizes = [size for size, _ in points]
         self.values = monotone([value for _, value in points])
-        if len(self.sizes) == 1:  # nothing says what part of the time does not depend on the size
-            self.first = self.last = self.values[0] / self.sizes[0]
-            return
-        self.first = (self.values[1] - self.values[0]) / (self.sizes[1] - self.sizes[0])
-        self.first = min(self.first, self.values[0] / self.sizes[0])
-        self.last = _slope(self.sizes[-3:], self.values[-3:])
+        # with one size nothing says what part of the time does not depend on it
+        self.first = self.last = self.values[0] / self.sizes[0]
+        if len(self.sizes) > 1:
+            slope = (self.values[1] - self.values[0]) / (self.sizes[1] - self.sizes[0])
+            self.first = min(self.first, slope)
+            self.last = _slope(self.sizes[-3:], self.values[-3:])
 
     def __call__(self, size: int) -> Fraction:
         """Value at a size."""
@@ -50,14 +46,9 @@ class Curve:
         return values[k - 1] + part * (values[k] - values[k - 1])
 
     def left_out(self) -> list[float]:
-        """Per measured size its relative error when the others predict it.
-
-        Empty with fewer than three sizes, where a prediction would rest on a single one.
-        """
-        if len(self.points) < 3:
-            return []
+        """Per measured size its relative error when the others predict it; empty: under three."""
         found = []
-        for k, (size, value) in enumerate(self.points):
+        for k, (size, value) in enumerate(self.points if len(self.points) > 2 else ()):
             predicted = Curve([*self.points[:k], *self.points[k + 1 :]])(size)
             found.append(float(abs(predicted - value) / max(value, 1)))
         return found
