@@ -277,7 +277,7 @@ def moved(ranks: int) -> dict[str, Any]:
 
     class Solver(Replanner):
         def submit(self, problem: Any, start: Any, time_limit: float) -> None:
-            self._answer = breadth_first([[2] * 4] * problem.n_jobs, [1, 0, 1, 0])
+            self._request["answer"] = breadth_first([[2] * 4] * problem.n_jobs, [1, 0, 1, 0])
 
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from arraypipe_plans import random_rolling
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from optsched.arraypipe import random_schedule
 from optsched.arraypipe.cli import output
 from optsched.arraypipe.cli.output import RunProgress
 from optsched.arraypipe.plan.messages import routes
-from optsched.arraypipe.plan.orders import random_rolling
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile
 from optsched.arraypipe.plan.segments import Segment, Walk
 from optsched.arraypipe.report.explain import explain, headline, predict

@@ -18,11 +18,11 @@ torch = pytest.importorskip("torch")
 
 from arraypipe_lives import PARTS, STEPS, jobs_of, same, saved_is_exact  # noqa: E402
 from arraypipe_models import build_model, data, loss, sgd, trainer  # noqa: E402
+from arraypipe_plans import random_rolling  # noqa: E402
 from torch import nn  # noqa: E402
 
 from optsched import InputError, JobArray  # noqa: E402
 from optsched.arraypipe import Job, JobFailed, random_schedule  # noqa: E402
-from optsched.arraypipe.plan.orders import random_rolling  # noqa: E402
 from optsched.arraypipe.train_alone import Trained, differences, train_alone  # noqa: E402
 
 if TYPE_CHECKING:

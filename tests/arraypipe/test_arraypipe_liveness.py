@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from arraypipe_plans import random_rolling
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from optsched import CyclicOrder, JobArray, Rows, Schedule
 from optsched.arraypipe import compile
 from optsched.arraypipe.plan.liveness import token_free_cycle
 from optsched.arraypipe.plan.messages import routes
-from optsched.arraypipe.plan.orders import random_rolling
 from optsched.arraypipe.plan.segments import Segment, Walk
 from optsched.errors import InputError
 

@@ -60,7 +60,7 @@ def test_a_plan_that_needs_more_memory_is_not_adopted(
 
     class Solver(Replanner):
         def submit(self, problem: Any, start: Any, time_limit: float) -> None:
-            self._answer = staged(problem, breadth)
+            self._request["answer"] = staged(problem, breadth)
 
     honest = Rescheduling.poll
 

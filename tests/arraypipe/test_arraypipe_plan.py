@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from arraypipe_plans import random_rolling
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from optsched import Arcs, CyclicOrder, InputError, JobArray, Resource, Rows, Sc
 from optsched.arraypipe import compile, random_schedule
 from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.messages import routes
-from optsched.arraypipe.plan.orders import random_rolling
 from optsched.arraypipe.plan.segments import Segment, Walk
 
 if TYPE_CHECKING:
@@ -196,8 +196,8 @@ HOSTILE = {
     "two devices": (lambda: changed(BASE, op_resources=Rows.of(
         [[1], *BASE.op_resources.to_lists()[1:]])), "stays on one device"),
     "not listed": (lambda: order(lambda rows: rows[0].pop()), "is missing"),
-    "listed twice": (lambda: order(lambda rows: rows[0].append(rows[0][0])), "listed twice"),
-    "foreign": (lambda: order(lambda rows: rows[0].append(rows[1][0])), "runs on"),
+    "listed twice": (lambda: order(lambda rows: rows[0].append(rows[0][0])), "appears twice"),
+    "foreign": (lambda: order(lambda rows: rows[0].append(rows[1][0])), "does not use this"),
     "micro-batches": (lambda: order(lambda rows: rows[0].reverse()), "must ascend"),
 }  # fmt: skip
 

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from arraypipe_plans import random_rolling
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import InputError, JobArray, Resource, Rows, Schedule, verify
 from optsched.arraypipe import compile, random_schedule
 from optsched.arraypipe.memory.budget import budget
-from optsched.arraypipe.plan.edits import for_problem, without
+from optsched.arraypipe.plan.edits import without
 from optsched.arraypipe.plan.messages import routes
-from optsched.arraypipe.plan.orders import random_rolling
 from optsched.arraypipe.plan.segments import Segment, Walk
+from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
     from optsched.arraypipe import ExecutionPlan
@@ -118,7 +119,11 @@ def test_deletion_keeps_feasible_and_order_and_never_lengthens(seed: int) -> Non
     assert laps(compile(small), left) == only(before, left)
     memory = [resource.memory for resource in schedule.resources]
     instance = array.replace(memory=memory).subset(left)
-    start = for_problem(instance, small)
+    orders = small.sequences
+    assert orders is not None
+    start = instance.scheduled(
+        orders if small.period is None else PeriodicOrders(orders, small.offset)
+    )
     instance.answer(start)  # raises if it is no feasible schedule of the instance
     assert length(start) == length(small)
 
@@ -159,17 +164,11 @@ def test_families_that_are_no_jobs_stay() -> None:
 
 
 BASE = random_schedule([1, 1], 2)
-ONE = JobArray([[1, 1]], 1, devices=["device0", "device1"])
 HOSTILE = {
     "no such job": (lambda: without(BASE, [2]), "jobs: the schedule has no job 2"),
     "a truth value": (lambda: without(BASE, [True]), "no job True"),
     "all jobs": (lambda: without(BASE, [0, 1]), "none would be left of 2"),
     "a graph": (lambda: without(BASE.graph(), [0]), "not scheduled"),
-    "another problem": (lambda: for_problem(JobArray([[1, 1]] * 3, 1), BASE),
-                        "other blocks than the problem"),
-    "other kinds": (lambda: for_problem(
-        JobArray([[1, 1]] * 2, 1, weight=[[1, 1]] * 2, place=[0, 1]), BASE), "their kind differs"),
-    "no orders": (lambda: for_problem(ONE, BASE.graph()), "not scheduled"),
 }  # fmt: skip
 
 
@@ -179,12 +178,3 @@ def test_refused_repairs(case: str) -> None:
     make, sentence = HOSTILE[case]
     with pytest.raises(InputError, match=sentence):
         make()
-
-
-def test_orders_of_one_iteration_begin_a_periodic_search() -> None:
-    """A one-shot schedule becomes a periodic one of the newly profiled problem."""
-    once = random_schedule([1, 1, 1], 2, seed=3)
-    problem = JobArray([[5, 6]] * 3, 7, objective="period")
-    start = for_problem(problem, once)
-    problem.answer(start)
-    assert start.period is not None and start.duration[0] == 5

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noqa: E402
+from arraypipe_plans import random_rolling  # noqa: E402
 from torch import nn  # noqa: E402
 
 from optsched import InputError, JobArray, verify  # noqa: E402
@@ -26,7 +27,6 @@ from optsched.arraypipe import (  # noqa: E402
 )
 from optsched.arraypipe.life import changes as rescheduling  # noqa: E402
 from optsched.arraypipe.life.changes import Rescheduling  # noqa: E402
-from optsched.arraypipe.plan.orders import random_rolling  # noqa: E402
 from optsched.arraypipe.plan.plan import compile  # noqa: E402
 from optsched.arraypipe.plan.segments import Change  # noqa: E402
 from optsched.arraypipe.train_alone import Trained, differences, train_alone  # noqa: E402
@@ -202,37 +202,24 @@ class Solver:
 
     asked: list[tuple[Any, Any]]
     answers: Callable[[Any, Any], Any]
-    closed = 0
-
-    def __init__(self) -> None:
-        type(self).closed = 0
-        self.answer: Any = None
-        self.said = ""
+    answer: Any = None
+    closed = False
 
     def submit(self, problem: Any, start: Any, time_limit: float) -> None:
         """Make the answer."""
         self.asked.append((problem, start))
         assert problem.evaluate(start) == start.period  # a schedule of this very problem
         self.answer = type(self).answers(problem, start)
-        self.said = "" if self.answer else "re-planning failed"
+        type(self).closed = False
 
     def cancel(self) -> None:
         """Forget it."""
-        self.answer = None
+        self.answer, type(self).closed = None, True
 
     def poll(self) -> Any:
         """Once."""
         answer, self.answer = self.answer, None
         return answer
-
-    def failure(self) -> str:
-        """Once."""
-        said, self.said = self.said, ""
-        return said
-
-    def close(self) -> None:
-        """Counted."""
-        type(self).closed += 1
 
 
 def slow_start(problem: JobArray) -> Any:
@@ -279,7 +266,7 @@ def replanned(
     for j in range(len(array.jobs)):
         n = len(result.losses[j])
         assert differences(result.trained[j], array.train_alone(j, n)) == []
-    assert solver.closed == 1
+    assert solver.closed
     return array, solver, changes, result
 
 
@@ -307,10 +294,12 @@ def test_a_solver_that_fails_is_mentioned(
 ) -> None:
     """Once; the run goes on with the plan that it has."""
     with caplog.at_level(logging.WARNING, "optsched"):
-        _, solver, changes, _ = replanned(monkeypatch, lambda problem, start: None)
+        _, solver, changes, _ = replanned(monkeypatch, lambda problem, start: "no time")
     assert changes == []
     assert len(solver.asked) == 1
-    assert [record.getMessage() for record in caplog.records] == ["re-planning failed"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "re-planning failed, the present plan stays: no time"
+    ]
 
 
 def test_an_answer_that_cannot_be_run_is_mentioned(
@@ -335,7 +324,7 @@ def test_an_heir_needs_no_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as every seat is taken the plan is as good as it was."""
     heirs = [Job(9, 8, adamw)]
     array, solver, changes, result = replanned(
-        monkeypatch, lambda *a: None, steps=6, refill=lambda job: heirs.pop() if heirs else None
+        monkeypatch, lambda *a: "none", steps=6, refill=lambda job: heirs.pop() if heirs else None
     )
     assert changes[0].seats == (4, 1, 2, 3)
     assert result.losses[4] == array.train_alone(4, 6).losses

@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from arraypipe_plans import random_rolling
 from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,6 @@ from optsched.arraypipe.memory.residency import (
     slot_bytes,
 )
 from optsched.arraypipe.memory.types import CHANGES, MOMENTS, NEEDS, POOLS, State, Visit, cycle_of
-from optsched.arraypipe.plan.orders import random_rolling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

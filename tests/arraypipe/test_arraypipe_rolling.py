@@ -10,12 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, sgd, trainer  # noqa: E402
+from arraypipe_plans import random_rolling  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from optsched import JobArray, verify  # noqa: E402
 from optsched.arraypipe import Job  # noqa: E402
-from optsched.arraypipe.plan.orders import random_rolling  # noqa: E402
 from optsched.arraypipe.train_alone import Trained, differences  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from arraypipe_plans import random_rolling
 from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ import optsched
 from optsched import JobArray
 from optsched.arraypipe.plan.edits import blocks_only
 from optsched.arraypipe.plan.messages import routes
-from optsched.arraypipe.plan.orders import random_rolling, random_schedule
+from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile
 from optsched.arraypipe.plan.segments import Change, Course, Walk
 from optsched.arraypipe.plan.types import Copied, Record

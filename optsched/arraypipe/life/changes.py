@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 
 from optsched.arraypipe.job import JobFailed
-from optsched.arraypipe.life.replanner import Replanner, gain
+from optsched.arraypipe.life.replanner import Replanner
 from optsched.arraypipe.plan.edits import without
 from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.plan.segments import Change
@@ -33,7 +33,6 @@ Refusal: TypeAlias = "Callable[[Change, Mapping[int, int]], str]"
 UNMADE: Final = -1
 """Where a job begins that `refill` has given and that could not be made."""
 
-
 TIME_LIMIT: Final = 5.0
 """Seconds for the solver."""
 
@@ -41,24 +40,9 @@ TIME_LIMIT: Final = 5.0
 class Rescheduling:
     """Changes of plan and seats: waiting jobs take free ones, the rest may get better orders.
 
-    Parameters
-    ----------
-    runs
-        All jobs; those beyond the seats of the plan wait.
-    plan
-        The first plan; job j sits on seat j.
-    start
-        Makes the run of a new job and appends it to `runs`: ``start(job)``, or ``start(job, at)``
-        if another rank has said from which iteration.
-    refill
-        Called with a job that has ended when none is waiting; may give another one.
-    refusal
-        Why the devices cannot make a change: a job that cannot take its seat
-        therefore fails.
-    strict
-        Raise when a job fails.
-    problem
-        The job array that the plan was made for, one job per seat; None: no re-planning.
+    ``start(job)`` makes the run of a new job and appends it to `runs`, ``start(job, at)`` if
+    another rank has said from which iteration; `strict`: raise when a job fails; `problem` is what
+    the plan was made for, one job per seat (None: no re-planning).
     """
 
     def __init__(
@@ -67,23 +51,21 @@ class Rescheduling:
         plan: ExecutionPlan,
         start: Callable[..., JobRun],
         refill: Callable[[Job], Job | None] | None,
-        refusal: Refusal | None = None,
-        strict: bool = False,
-        problem: JobArray | None = None,
+        refusal: Refusal,
+        strict: bool,
+        problem: JobArray | None,
     ) -> None:
-        if problem is not None:
-            check_problem(problem, plan)
+        seats = tuple(range(plan.n_jobs))
         self.runs, self.start, self.refill = runs, start, refill
         self.refusal, self.strict, self.problem = refusal, strict, problem
         self.waiting = list(range(plan.n_jobs, len(runs)))
         self.joined: list[tuple[int, int]] = []  # by refill: after which job, from which iteration
         self.asked: set[int] = set()  # jobs that have ended and left their seat, or found no heir
-        self.solver = Replanner() if problem is not None else None
-        self.rows = {plan: tuple(range(plan.n_jobs))}  # job of the problem that a seat is made for
+        self.solver = Replanner()
+        self.rows = {plan: seats}  # job of the problem that a seat is made for
         self.given: Change | None = None  # what was answered last
-        self.settled = (plan, tuple(range(plan.n_jobs)))  # live seats that the plan is good for
-        self.sought: tuple[ExecutionPlan, tuple[int, ...]] | None = None  # the solver works on
-        self.repaired: Schedule | None = None  # what runs while it does
+        self.sought = plan, seats  # live seats that the solver was asked about, or need not be
+        self.present = plan.schedule  # of these
 
     def poll(self, segment: Segment) -> Change | None:
         """The change that is wanted now, if any; never waits."""
@@ -95,8 +77,7 @@ class Rescheduling:
 
     def close(self) -> None:
         """End the solver."""
-        if self.solver is not None:
-            self.solver.close()
+        self.solver.cancel()
 
     def _seated(self, segment: Segment) -> Change | None:
         """Other jobs on the same plan, if a seat has become free and somebody wants it."""
@@ -115,7 +96,7 @@ class Rescheduling:
         for job in list(self.waiting):
             if fits_seat(self.runs[job].job, plan, seat):
                 self.waiting.remove(job)
-                if not self.runs[job].over and self.sits(present, seat, job):
+                if not self.runs[job].over and self._sits(present, seat, job):
                     return job
         while self.refill is not None and (following := self.refill(ended.job)) is not None:
             if not fits_seat(following, plan, seat):
@@ -132,33 +113,25 @@ class Rescheduling:
                 self.joined.append((ended.index, UNMADE))
                 continue
             self.joined.append((ended.index, run.start))
-            if not run.over and self.sits(present, seat, run.index):
+            if not run.over and self._sits(present, seat, run.index):
                 return run.index
             self.asked.add(run.index)  # its first forward has failed
             ended = run
         return None
 
-    def sits(self, present: Change, seat: int, job: int) -> bool:
+    def _sits(self, present: Change, seat: int, job: int) -> bool:
         """Whether the devices have room for a job on a seat; else it has failed."""
         seats = (*present.seats[:seat], job, *present.seats[seat + 1 :])
-        like = {job: present.seats[seat]}
-        why = "" if self.refusal is None else self.refusal(Change(present.plan, seats), like)
-        if not why:
-            return True
-        run = self.runs[job]
-        error = run.fail(0, run.start, why)
-        if self.strict:
-            raise error
-        return False
+        why = self.refusal(Change(present.plan, seats), {job: present.seats[seat]})
+        if why:
+            run = self.runs[job]
+            error = run.fail(0, run.start, why)
+            if self.strict:
+                raise error
+        return not why
 
     def join(self, rows: Sequence[tuple[int, int]]) -> None:
-        """On another rank: take in the jobs that `refill` has given on the first one.
-
-        Raises
-        ------
-        InputError
-            It gives none here.
-        """
+        """On another rank: take in the jobs that `refill` has given on the first one."""
         for ended, at in rows[len(self.joined) :]:
             run = self.runs[ended]
             following = self.refill(run.job) if self.refill is not None else None
@@ -173,71 +146,72 @@ class Rescheduling:
 
     def _improved(self, segment: Segment) -> Change | None:
         """A better plan for the jobs that are left, as soon as there is one."""
-        if self.solver is None:
+        if self.problem is None:
             return None
         live = tuple([s for s, job in enumerate(segment.seats) if not self.runs[job].over])
-        key = (segment.plan, live)
-        if not live or key == self.settled:
+        if not live:
             return None
-        if key != self.sought:
-            self._ask(segment, live)
+        if self.sought != (segment.plan, live):
+            self._seek(segment, live, self.problem)
             return None
-        if failure := self.solver.failure():
-            logging.getLogger(LOGGER).warning("%s", failure)
-            self.settled = key
         answer = self.solver.poll()
+        if isinstance(answer, str):
+            _warn(f"re-planning failed, the present plan stays: {answer}")
+            return None
         return None if answer is None else self._adopted(segment, live, answer)
 
-    def _ask(self, segment: Segment, live: tuple[int, ...]) -> None:
+    def _seek(self, segment: Segment, live: tuple[int, ...], problem: JobArray) -> None:
         """Begin to look for a better plan, unless even the best could not pay any more."""
-        assert self.problem is not None and self.solver is not None
         plan = segment.plan
         ended = [seat for seat in range(plan.n_jobs) if seat not in live]
-        self.repaired = without(plan.schedule, ended) if ended else plan.schedule
-        if self._gain(segment, live, _load(self.repaired)) <= 0:
-            self.solver.cancel()
-            self.settled = (plan, live)
-            return
-        self.sought = (plan, live)
-        left = self.problem.subset([self.rows[plan][seat] for seat in live])
-        self.solver.submit(left, self.repaired, TIME_LIMIT)
+        self.sought = plan, live
+        self.present = present = without(plan.schedule, ended) if ended else plan.schedule
+        least = max(int(present.duration[row].sum()) for row in present.users.to_lists())
+        self.solver.cancel()
+        if self._gain(segment, live, least) > 0:
+            left = problem.subset([self.rows[plan][seat] for seat in live])
+            self.solver.submit(left, present, TIME_LIMIT)
 
     def _adopted(self, segment: Segment, live: tuple[int, ...], answer: Schedule) -> Change | None:
         """The solver's plan, if the time that it saves is more than changing over costs."""
         plan = segment.plan
-        self.settled = (plan, live)
         if self._gain(segment, live, _cycle(answer)) <= 0:
             return None
         together = [k for k, seat in enumerate(live) if seat in plan.together]
         try:
             better = compile(answer, barrier=plan.barrier, together=together)
         except OptschedError as error:
-            logging.getLogger(LOGGER).warning("the solver's plan cannot be run: %s", error)
+            _warn(f"the solver's plan cannot be run: {error}")
             return None
         change = Change(better, tuple(segment.seats[seat] for seat in live))
-        if self._is_refused(change):
+        if why := self.refusal(change, {}):
+            _warn(f"the solver's plan is not adopted: {why}")
             return None
         rows = self.rows[plan]
         self.rows = {plan: rows, better: tuple(rows[seat] for seat in live)}
-        self.settled = (better, tuple(range(len(live))))
+        self.sought = better, tuple(range(len(live)))
         return change
-
-    def _is_refused(self, change: Change) -> bool:
-        """Whether the devices cannot make a change; the log says why."""
-        why = "" if self.refusal is None else self.refusal(change, {})
-        if why:
-            logging.getLogger(LOGGER).warning("the solver's plan is not adopted: %s", why)
-        return bool(why)
 
     def _gain(self, segment: Segment, live: tuple[int, ...], period: int) -> int:
         """Time that a plan of this period would save."""
-        assert self.repaired is not None
         left = [(segment.plan.copies[seat], self.runs[segment.seats[seat]]) for seat in live]
         cycles = max(
             -(-(run.end - run.start - run.updates // max(1, run.local)) // copies)
             for copies, run in left
         )
-        return gain(_cycle(self.repaired), period, max(0, cycles), _drain(self.repaired))
+        present, cycle = self.present, _cycle(self.present)
+        assert present.start is not None
+        ends = present.start + present.duration + present.offset * cycle
+        drain = max(0, int(np.max(ends, initial=0)) - cycle)
+        return gain(cycle, period, max(0, cycles), drain)
+
+
+def gain(old_period: int, new_period: int, cycles_left: int, drain: int) -> int:
+    """Time that a new plan saves over the remaining cycles; adopt it iff this is positive.
+
+    `drain` is lost while the pipeline runs empty of the old plan and fills with the new one.
+    """
+    return (old_period - new_period) * cycles_left - drain
 
 
 def check_problem(problem: JobArray, plan: ExecutionPlan) -> None:
@@ -267,16 +241,5 @@ def _cycle(schedule: Schedule) -> int:
     return schedule.period or schedule.makespan
 
 
-def _load(schedule: Schedule) -> int:
-    """Time that the busiest device is busy in a cycle: no period is shorter."""
-    users = schedule.op_resources
-    of = np.repeat(np.arange(schedule.n_operations), np.diff(users.indptr))
-    return int(np.bincount(users.ids, schedule.duration[of]).max(initial=0))
-
-
-def _drain(schedule: Schedule) -> int:
-    """Time from the end of the last cycle's period to the end of its last block."""
-    cycle = _cycle(schedule)
-    assert schedule.start is not None
-    ends = schedule.start + schedule.duration + schedule.offset * cycle
-    return max(0, int(np.max(ends, initial=0)) - cycle)
+def _warn(sentence: str) -> None:
+    logging.getLogger(LOGGER).warning("%s", sentence)

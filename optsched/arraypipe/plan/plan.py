@@ -10,19 +10,20 @@ import numpy as np
 
 from optsched.arraypipe.plan.checks import (
     check_memory,
-    check_orders,
+    check_microbatches,
     check_together,
-    counted_from_zero,
-    identify_all,
+    identify,
 )
 from optsched.arraypipe.plan.edits import blocks_only
 from optsched.arraypipe.plan.liveness import token_free_cycle
-from optsched.arraypipe.plan.types import Block, Labels
 from optsched.errors import CyclicOrder, InputError
+from optsched.model.graph import check_permutations
 from optsched.model.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
+
+    from optsched.arraypipe.plan.types import Block
 
 
 class RecurrentArc(NamedTuple):
@@ -46,30 +47,42 @@ class ExecutionPlan:
     ----------
     schedule
         The document it was compiled from.
-    blocks
-        One per operation; a mark (kind ``"end"``) has device -1.
     sequences
         Operations per device in their binding order.
-    n_stages, microbatches, copies
-        Stages of every job; micro-batches and iterations a cycle per job.
     barrier, together
         As given to `compile`.
+    blocks
+        One per operation; a mark (kind ``"end"``) has device -1.
+    n_stages, microbatches, copies
+        Stages of every job; micro-batches and iterations a cycle per job.
     """
 
     schedule: Schedule
-    blocks: tuple[Block, ...]
     sequences: tuple[tuple[int, ...], ...]
+    barrier: bool
+    together: frozenset[int]
+    blocks: tuple[Block, ...]
     n_stages: int
     microbatches: tuple[int, ...]
     copies: tuple[int, ...]
-    barrier: bool
-    together: frozenset[int] = frozenset()
 
     @cached_property
     def arcs(self) -> tuple[RecurrentArc, ...]:
-        """Everything an instance waits for, the device orders apart."""
-        labels = Labels(self.blocks, self.n_stages, self.microbatches, self.copies)
-        return _arcs(self.schedule, labels, self.barrier, self.together)
+        """Everything an instance waits for, the device orders apart; of equal ones the longest."""
+        lags: dict[tuple[int, int, int], int] = {}
+        columns = (column.tolist() for column in self.schedule.arcs)
+        for tail, head, lag, distance in zip(*columns, strict=True):
+            key = (tail, head, distance)
+            lags[key] = max(lag, lags.get(key, lag))
+        for key in training_arcs(self.blocks, self.microbatches, self.copies, self.together):
+            lags.setdefault(key, 0)  # a dependency that the document leaves out still holds
+        for key in _barrier_arcs(self) if self.barrier else ():
+            lags.setdefault(key, 0)
+        offset = [block.offset for block in self.blocks]
+        return tuple(
+            RecurrentArc(tail, head, distance + offset[head] - offset[tail], lag)
+            for (tail, head, distance), lag in lags.items()
+        )
 
     @cached_property
     def first_forwards(self) -> frozenset[int]:
@@ -79,7 +92,11 @@ class ExecutionPlan:
     @cached_property
     def last_backwards(self) -> frozenset[int]:
         """Backwards that end one."""
-        return frozenset(b.operation for b in self.blocks if _ends(b, self.microbatches))
+        return frozenset(
+            b.operation
+            for b in self.blocks
+            if b.kind == "B" and b.microbatch == self.microbatches[b.job] - 1
+        )
 
     @property
     def n_jobs(self) -> int:
@@ -176,25 +193,34 @@ def compile(
         raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
     if schedule.sequences is None:
         raise InputError("this graph is not scheduled: it has no sequences")
-    schedule = counted_from_zero(blocks_only(schedule))
-    labels = identify_all(schedule)
-    check_together(together, labels)
-    sequences = check_orders(schedule, labels.blocks)
-    plan = ExecutionPlan(
-        schedule=schedule,
-        blocks=labels.blocks,
-        sequences=sequences,
-        n_stages=labels.n_stages,
-        microbatches=labels.microbatches,
-        copies=labels.copies,
-        barrier=barrier,
-        together=frozenset(together),
-    )
-    table = np.array(plan.arcs, np.int64).reshape(-1, 4)[:, :3]
-    cycle = token_free_cycle(len(plan.blocks), table, _lines(plan))
-    if cycle:
-        if barrier and plan.max_offset:
-            _check_offsets(plan, cycle)
+    schedule = _counted_from_zero(blocks_only(schedule))
+    assert schedule.sequences is not None
+    try:
+        labels = identify(schedule)
+    except InputError as error:
+        if "executor" not in schedule.provenance:
+            raise
+        raise InputError(
+            f"{error}; a trace can be run again if every job of the run has blocks in it (a job "
+            f"that was complete before has none) and only whole iterations (a job that has failed, "
+            f"or whose beginning was left out of a long trace, may have others); here iterations "
+            f"count from each job's first"
+        ) from error
+    check_together(together, labels[0], len(labels[2]))
+    sequences = tuple(map(tuple, schedule.sequences.to_lists()))
+    plan = ExecutionPlan(schedule, sequences, barrier, frozenset(together), *labels)
+    check_permutations(schedule, schedule.sequences)
+    check_microbatches(plan)
+    if cycle := _stuck(plan):
+        if barrier and plan.max_offset and not _stuck(replace(plan, barrier=False)):
+            late = max(plan.blocks, key=lambda b: b.offset)
+            raise CyclicOrder(
+                f"barrier: jobs that wait for each other after every iteration cannot run a "
+                f"schedule with offsets, whose blocks belong to several iterations at a time, such "
+                f"as {late} with offset {late.offset}; leave the barrier out, or solve the problem "
+                f'with objective="makespan"',
+                cycle,
+            )
         path = " -> ".join(str(plan.blocks[i]) for i in (*cycle[:_SHOWN], cycle[0]))
         if len(cycle) > _SHOWN:
             path += f" (the last arrow stands for {len(cycle) - _SHOWN} further blocks)"
@@ -202,71 +228,42 @@ def compile(
             f"sequences: the orders can never be run, each block waits for the one before: {path}",
             cycle,
         )
-    check_memory(schedule, plan.blocks, sequences)
+    check_memory(plan)
     return plan
 
 
-def _check_offsets(plan: ExecutionPlan, cycle: list[int]) -> None:
-    """Say that it is the barrier that the orders cannot be run with, if it is."""
-    free = replace(plan, barrier=False)
-    table = np.array(free.arcs, np.int64).reshape(-1, 4)[:, :3]
-    if not token_free_cycle(len(free.blocks), table, _lines(free)):
-        late = max(plan.blocks, key=lambda b: b.offset)
-        raise CyclicOrder(
-            f"barrier: jobs that wait for each other after every iteration cannot run a schedule "
-            f"with offsets, whose blocks belong to several iterations at a time, such as {late} "
-            f"with offset {late.offset}; leave the barrier out, or solve the problem with "
-            f'objective="makespan"',
-            cycle,
-        )
+def _counted_from_zero(schedule: Schedule) -> Schedule:
+    """A document whose jobs all begin with iteration 0; periodic ones are given back as they are.
+
+    Iterations of a trace count from the job's seed: those of a run that went on from checkpoints
+    begin where each job did, those of a long run where its memory does.
+    """
+    if schedule.period or not schedule.n_operations:
+        return schedule
+    jobs, place = np.unique(schedule.job, return_inverse=True)
+    first = np.full(len(jobs), np.iinfo(np.int64).max)
+    np.minimum.at(first, place, schedule.iteration)
+    before = first[place]
+    return replace(schedule, iteration=schedule.iteration - before) if before.any() else schedule
 
 
-def _lines(plan: ExecutionPlan) -> list[list[int]]:
-    """Lists that are worked off in order: the devices, and every mark by itself."""
-    return [list(row) for row in plan.sequences] + [
-        [b.operation] for b in plan.blocks if b.device < 0
-    ]
+def _stuck(plan: ExecutionPlan) -> list[int]:
+    """Operations that wait for each other for ever: the devices' orders, every mark by itself."""
+    table = np.array(plan.arcs, np.int64).reshape(-1, 4)[:, :3]
+    marks = [(b.operation,) for b in plan.blocks if b.device < 0]
+    return token_free_cycle(len(plan.blocks), table, [*plan.sequences, *marks])
 
 
-def _arcs(
-    schedule: Schedule,
-    labels: Labels,
-    barrier: bool,
+def training_arcs(
+    blocks: Sequence[Block],
+    microbatches: Sequence[int],
+    copies: Sequence[int],
     together: Collection[int],
-) -> tuple[RecurrentArc, ...]:
-    """The dependencies of training plus those of the document; the largest lag of equal ones."""
-    lags: dict[tuple[int, int, int], int] = {}
-    for tail, head, lag, distance in zip(*(c.tolist() for c in schedule.arcs), strict=True):
-        key = (tail, head, distance)
-        lags[key] = max(lag, lags.get(key, lag))
-    for key in _training_arcs(labels):
-        lags.setdefault(key, 0)  # a dependency that the document leaves out still holds
-    for key in _barrier_arcs(labels) if barrier else ():
-        lags.setdefault(key, 0)
-    for key in _gathering_arcs(labels, together) if together else ():
-        lags.setdefault(key, 0)
-    offset = [block.offset for block in labels.blocks]
-    return tuple(
-        RecurrentArc(tail, head, distance + offset[head] - offset[tail], lag)
-        for (tail, head, distance), lag in lags.items()
-    )
-
-
-def _ends(block: Block, microbatches: tuple[int, ...]) -> bool:
-    """Whether it is the last backward of an iteration on its stage."""
-    return block.kind == "B" and block.microbatch == microbatches[block.job] - 1
-
-
-def _training_arcs(labels: Labels) -> Iterator[tuple[int, int, int]]:
+) -> Iterator[tuple[int, int, int]]:
     """Arcs (tail, head, distance in cycles) without which training would not be right."""
-    blocks, copies = labels.blocks, labels.copies
-    at = {
-        (b.kind, b.job, b.stage, b.microbatch if b.kind != "U" else 0, b.copy): b.operation
-        for b in blocks
-    }
-    for block in blocks:
-        kind, j, s, m, a = block[1:6]
-        i = block.operation
+    at = {block[1:6]: block.operation for block in blocks}
+    for i, kind, j, s, m, a, *_ in blocks:
+        ends, updates = kind == "B" and m == microbatches[j] - 1, ("U", j, s, 0, a) in at
         if kind == "F":
             if ("F", j, s + 1, m, a) in at:
                 yield i, at["F", j, s + 1, m, a], 0
@@ -277,38 +274,20 @@ def _training_arcs(labels: Labels) -> Iterator[tuple[int, int, int]]:
             yield i, at["B", j, s - 1, m, a], 0
         if kind in ("F", "B") and (kind, j, s, m + 1, a) in at:
             yield i, at[kind, j, s, m + 1, a], 0
-        ends = _ends(block, labels.microbatches)
-        if ends and ("U", j, s, 0, a) in at:
+        if ends and updates:
             yield i, at["U", j, s, 0, a], 0
-        if kind == "U" or (ends and ("U", j, s, 0, a) not in at):
+        if kind == "U" and j in together:  # the last gradient of a job is that of stage 0
+            yield at["B", j, 0, microbatches[j] - 1, a], i, 0
+        if kind == "U" or (ends and not updates):
             following = (a + 1) % copies[j]
             yield i, at["F", j, s, 0, following], int(following == 0)
 
 
-def _barrier_arcs(labels: Labels) -> Iterator[tuple[int, int, int]]:
+def _barrier_arcs(plan: ExecutionPlan) -> Iterator[tuple[int, int, int]]:
     """From what every job does last in a cycle to what every job does first in the next one."""
-    updated = {b.job for b in labels.blocks if b.kind == "U"}
-    first = [
-        b.operation
-        for b in labels.blocks
-        if b.kind == "F" and b.stage == b.copy == b.microbatch == 0
-    ]
-    for b in labels.blocks:
-        if b.copy + 1 < labels.copies[b.job]:
-            continue
+    first = [i for i in plan.first_forwards if not plan.blocks[i].stage and not plan.blocks[i].copy]
+    for b in plan.blocks:
         # without update blocks all other stages are over before the last B of stage 0
-        last = b.stage == 0 and _ends(b, labels.microbatches)
-        if b.kind == "U" if b.job in updated else last:
+        ends = b.operation in plan.last_backwards and not b.stage and b.job not in plan.updated
+        if (b.kind == "U" or ends) and b.copy == plan.copies[b.job] - 1:
             yield from ((b.operation, i, 1) for i in first)
-
-
-def _gathering_arcs(labels: Labels, together: Collection[int]) -> Iterator[tuple[int, int, int]]:
-    """From the last gradient of a job, that of stage 0, to its updates on all stages."""
-    last = {
-        (b.job, b.copy): b.operation
-        for b in labels.blocks
-        if b.stage == 0 and _ends(b, labels.microbatches)
-    }
-    for b in labels.blocks:
-        if b.kind == "U" and b.job in together:
-            yield last[b.job, b.copy], b.operation, 0

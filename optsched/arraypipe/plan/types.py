@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 KINDS: Final = {"F": "forward", "B": "backward", "R": "recompute", "U": "update"}
-
-
 MARK: Final = "end"  # an operation without a resource: the end of a job, no work
 
 
@@ -28,15 +26,6 @@ class Block(NamedTuple):
         part = "" if self.kind in ("U", MARK) else f", micro-batch {self.microbatch}"
         where = "" if self.kind == MARK else f", stage {self.stage}"
         return f"{self.kind} of job {self.job}{where}{part}{copy} (operation {self.operation})"
-
-
-class Labels(NamedTuple):
-    """Every operation with its place in training, and the shape of the job array."""
-
-    blocks: tuple[Block, ...]
-    n_stages: int
-    microbatches: tuple[int, ...]
-    copies: tuple[int, ...]
 
 
 MESSAGES: Final = ("activation", "gradient", "tied", "weight", "factor")
@@ -71,28 +60,14 @@ class Channel(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """All messages of a plan.
+    """All messages of a plan."""
 
-    Parameters
-    ----------
-    messages
-        One per cycle each.
-    inputs, outputs
-        Messages by consuming and by producing operation.
-    channels
-        Those between different devices.
-    channel_of
-        Channel of every message, -1 if it stays on its device.
-    summed
-        Gradients of tied weights are summed over the micro-batches before they are sent.
-    """
-
-    messages: tuple[Message, ...]
-    inputs: tuple[tuple[int, ...], ...]
-    outputs: tuple[tuple[int, ...], ...]
-    channels: tuple[Channel, ...]
-    channel_of: tuple[int, ...]
-    summed: bool = False
+    messages: tuple[Message, ...]  # one per cycle each
+    inputs: tuple[tuple[int, ...], ...]  # messages by consuming operation,
+    outputs: tuple[tuple[int, ...], ...]  # and by producing one
+    channels: tuple[Channel, ...]  # those between different devices
+    channel_of: tuple[int, ...]  # channel of every message, -1 if it stays on its device
+    summed: bool = False  # gradients of tied weights are summed before they are sent
 
 
 class Instance(NamedTuple):

@@ -1,0 +1,50 @@
+"""Random periodic schedules, and the walk of a plan by itself."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optsched.analysis.rolling import rolling
+from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.plan.orders import topological
+from optsched.arraypipe.plan.segments import Segment, Walk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optsched import JobArray, Schedule
+    from optsched.arraypipe import ExecutionPlan
+
+
+def random_rolling(array: JobArray, *, spread: int = 2, seed: int = 0) -> Schedule:
+    """A periodic schedule of a job array, feasible (memory apart) and otherwise arbitrary.
+
+    Every job draws random times for its blocks, in an order that its dependencies allow and all
+    within one cycle of the job's first, and begins up to `spread` whole cycles late; the orders of
+    the devices follow from these times.
+    """
+    draw = random.Random(seed)
+    graph = array.graph()
+    now = graph.arcs.distance == 0
+    inside = zip(graph.arcs.tail[now].tolist(), graph.arcs.head[now].tolist(), strict=True)
+    begin = [draw.random() for _ in range(array.n_jobs)]
+    late = np.array([draw.randint(0, spread) for _ in begin])
+    order = topological(graph.n_operations, inside, draw)
+    time = np.zeros(graph.n_operations)
+    for i, later in zip(order, sorted(draw.random() for _ in order), strict=True):
+        time[i] = begin[graph.job[i]] + later
+    rows = [sorted(row, key=lambda i: time[i] % 1) for row in graph.users.to_lists()]
+    found = rolling(graph, rows, time.astype(np.int64), {"order": "random, rolling", "seed": seed})
+    assert found.period is not None and found.sequences is not None and found.start is not None
+    return found.with_cycle(
+        found.period, found.offset + late[found.job], found.sequences, found.start, found.objective
+    )
+
+
+def walk(plan: ExecutionPlan, counts: Sequence[int]) -> Walk:
+    """All instances of so many iterations per job, in a topological order."""
+    seats = tuple(range(plan.n_jobs))
+    return Walk(Segment(plan, routes(plan), seats, [0] * len(seats), list(counts)))
