@@ -16,9 +16,9 @@ from optsched.io.strict_json import format_json
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.model.schedule import IntArray, Schedule
 
+    Sequences = tuple[tuple[int, ...], ...]
     Labels = tuple[tuple[Block, ...], int, tuple[int, ...], tuple[int, ...]]
 
 
@@ -55,11 +55,11 @@ def identify(schedule: Schedule) -> Labels:
     return blocks, n_stages, tuple(microbatches), tuple(copies)
 
 
-def check_microbatches(plan: ExecutionPlan) -> None:
+def check_microbatches(blocks: tuple[Block, ...], sequences: Sequences) -> None:
     """F and B of a (job, stage) ascend in the micro-batch: sums and statistics depend on it."""
-    position = {i: place for row in plan.sequences for place, i in enumerate(row)}
+    position = {i: place for row in sequences for place, i in enumerate(row)}
     groups: dict[tuple[str, int, int, int], list[Block]] = {}
-    for block in plan.blocks:
+    for block in blocks:
         if block.kind in ("F", "B"):
             groups.setdefault((block.kind, block.job, block.stage, block.copy), []).append(block)
     for group in groups.values():
@@ -90,14 +90,13 @@ def check_together(together: Collection[int], blocks: tuple[Block, ...], n_jobs:
             )
 
 
-def check_memory(plan: ExecutionPlan) -> None:
+def check_memory(schedule: Schedule, blocks: tuple[Block, ...], sequences: Sequences) -> None:
     """Held memory and workspace of every device over one cycle of the steady state."""
-    schedule = plan.schedule
     limits = [(d, memory) for d, (_, memory) in enumerate(schedule.resources) if memory]
 
     def needed(device: int, jobs: float = math.inf) -> tuple[list[int], IntArray]:
         """Operations of the first jobs on a device, and all that is held during each."""
-        row = [i for i in plan.sequences[device] if plan.blocks[i].job < jobs]
+        row = [i for i in sequences[device] if blocks[i].job < jobs]
         return row, held_bytes(schedule, row) + schedule.workspace[row]
 
     def fits(jobs: int) -> bool:
@@ -110,10 +109,10 @@ def check_memory(plan: ExecutionPlan) -> None:
             raise InputError(f"{name} gains {gain} bytes in every cycle (acquire - free)")
         if (levels > capacity).any():
             k = int(np.argmax(levels > capacity))
-            fit = jobs_that_fit(plan.n_jobs, fits)
+            fit = jobs_that_fit(1 + max(block.job for block in blocks), fits)
             alone = f"the first {fit} job{'s' * (fit > 1)} alone would fit"
             raise InputError(
-                f"{name}: {plan.blocks[row[k]]} needs {levels[k]} bytes in all, the device has "
+                f"{name}: {blocks[row[k]]} needs {levels[k]} bytes in all, the device has "
                 f"{capacity}; {alone if fit else 'job 0 alone does not fit either'}"
             )
 

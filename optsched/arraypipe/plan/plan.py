@@ -210,7 +210,7 @@ def compile(
     sequences = tuple(map(tuple, schedule.sequences.to_lists()))
     plan = ExecutionPlan(schedule, sequences, barrier, frozenset(together), *labels)
     check_permutations(schedule, schedule.sequences)
-    check_microbatches(plan)
+    check_microbatches(plan.blocks, sequences)
     if cycle := _stuck(plan):
         if barrier and plan.max_offset and not _stuck(replace(plan, barrier=False)):
             late = max(plan.blocks, key=lambda b: b.offset)
@@ -228,7 +228,7 @@ def compile(
             f"sequences: the orders can never be run, each block waits for the one before: {path}",
             cycle,
         )
-    check_memory(plan)
+    check_memory(schedule, plan.blocks, sequences)
     return plan
 
 
