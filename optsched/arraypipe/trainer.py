@@ -16,7 +16,7 @@ from optsched.arraypipe.job import PRECISIONS, Job
 from optsched.arraypipe.life.changes import check_problem, fits_seat
 from optsched.arraypipe.memory.budget import check_limit
 from optsched.arraypipe.model.split import Names, Stages, build, check_chain, split, stage_names
-from optsched.arraypipe.model.tied_weights import ties
+from optsched.arraypipe.model.tied_weights import lent
 from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile
@@ -225,7 +225,7 @@ class ArrayTrainer:
             names = stage_names(model, stages, sample)
             parts = split(model, names, first, self.titles[0])
             check_chain(model, names, sample)
-            self.stages, self.ties = names, ties(parts)
+            self.stages, self.ties = names, tuple(sorted(lent(parts)))
 
     @property
     def cuts(self) -> tuple[str, ...]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +23,6 @@ from optsched.arraypipe.model import split as cutting  # noqa: E402
 from optsched.arraypipe.model import tied_weights  # noqa: E402
 from optsched.arraypipe.model.split import (  # noqa: E402
     SplitPoint,
-    balanced_cuts,
     counted_costs,
     split,
     stage_names,
@@ -54,6 +51,12 @@ def points(*names: str) -> list[SplitPoint]:
 def stages_of(model: nn.Module, stages: Any, sample: Any = None) -> list[JobStage]:
     """The stages of a model for a job with AdamW."""
     return fresh_stages(model, stage_names(model, stages, sample), JOBS[0], 0, "a")
+
+
+def merged(model: nn.Module, parts: Sequence[JobStage]) -> dict[str, Tensor]:
+    """The state dict of a model, out of its stages."""
+    shards = [tied_weights.shard(model, parts, s) for s in range(len(parts))]
+    return {name: value for shard in shards for name, value in shard.items()}
 
 
 def functional_gpt() -> models.Gpt:
@@ -232,11 +235,10 @@ def test_state_dict_of_the_unsplit_model() -> None:
         model.load_state_dict(like.state_dict())
         names = stage_names(build_model(), stages, _sample(build_model))
         parts = split(model, names, JOBS[0], "a")
-        merged = tied_weights.merge(model, parts)
-        assert list(merged) == list(like.state_dict())
-        assert all(torch.equal(merged[name], value) for name, value in like.state_dict().items())
         shards = [tied_weights.shard(model, parts, s) for s in range(len(parts))]
-        assert sorted(name for shard in shards for name in shard) == sorted(merged)
+        assert sorted(name for shard in shards for name in shard) == sorted(like.state_dict())
+        for name, value in merged(model, parts).items():
+            assert torch.equal(value, like.state_dict()[name])
         tied_weights.restore_ties(model, parts)
         assert [n for n, _ in model.named_parameters()] == [n for n, _ in like.named_parameters()]
         assert [n for n, _ in model.named_modules()] == [n for n, _ in like.named_modules()]
@@ -305,7 +307,7 @@ def test_tied_weights_are_lent() -> None:
     """The earliest stage owns; each later one has one copy in all its places; they come back."""
     model = Tied()
     parts = stages_of(model, [["pair.0", "pair.1"], ["middle"], ["last"]])
-    assert tied_weights.ties(parts) == ((0, 1), (1, 2))  # a chain
+    assert tuple(tied_weights.lent(parts)) == ((0, 1), (1, 2))  # a chain
     assert [name for name, _ in parts[0].parameters][:1] == ["pair.0.weight"]
     owner = parts[0].weight("pair.0.weight")
     for part, module in zip(parts[1:], (model.middle, model.last), strict=True):
@@ -317,8 +319,8 @@ def test_tied_weights_are_lent() -> None:
         assert all(p is not lent.parameter for _, p in part.parameters)
     with torch.no_grad():
         owner.add_(1)
-    merged = tied_weights.merge(model, parts)
-    assert all(torch.equal(merged[f"{m}.weight"], owner) for m in ("pair.1", "middle", "last"))
+    values = merged(model, parts)
+    assert all(torch.equal(values[f"{m}.weight"], owner) for m in ("pair.1", "middle", "last"))
     tied_weights.restore_ties(model, parts)
     assert model.pair[1].weight is model.middle.weight is model.last.weight is owner
 
@@ -329,7 +331,7 @@ def test_ties_inside_a_stage_are_no_ties() -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     parts = stages_of(model, [["pair.0"], ["pair.1", "middle", "last"]])
-    assert tied_weights.ties(parts) == ((0, 1),)
+    assert tuple(tied_weights.lent(parts)) == ((0, 1),)
     (lent,) = parts[1].borrowed
     assert lent.parameter is model.pair[1].weight is model.middle.weight is model.last.weight
     assert not lent.parameter.requires_grad
@@ -341,7 +343,7 @@ def test_a_weight_read_by_the_models_own_forward_is_lent() -> None:
     model = functional_gpt()
     own = model.embed.weight
     parts = stages_of(model, points("blocks.1", "norm"))
-    assert tied_weights.ties(parts) == ((0, 2),)
+    assert tuple(tied_weights.lent(parts)) == ((0, 2),)
     assert model.embed.weight is own
     names = [name for name, _ in parts[2].modules[0].named_parameters()]
     assert "embed.weight" in names
@@ -392,7 +394,7 @@ def test_what_the_forward_does_not_use_goes_along() -> None:
     model = unused()
     parts = stages_of(model, points("head"))
     assert "layers.1.weight" in dict(parts[0].parameters)
-    assert list(tied_weights.merge(model, parts)) == list(model.state_dict())
+    assert merged(model, parts).keys() == model.state_dict().keys()
 
 
 @pytest.mark.parametrize("kind", [list, tuple, nn.ModuleList])
@@ -416,23 +418,6 @@ def test_a_list_of_stages(kind: Any) -> None:
     for wrong in (kind([]), [nn.Linear(1, 1), 3]):
         with pytest.raises(InputError, match="expected a list of"):
             cutting.build(lambda wrong=wrong: wrong, JOBS[0])
-
-
-def test_balanced_cuts_have_the_least_largest_part() -> None:
-    """The dynamic programme equals trying all cuts, and takes the earliest."""
-    draw = random.Random(0)
-    for _ in range(50):
-        costs = [draw.randrange(1, 20) for _ in range(draw.randrange(1, 8))]
-        parts = draw.randrange(1, len(costs) + 1)
-
-        def largest(cuts: Any, costs: list[int] = costs) -> int:
-            bounds = [0, *cuts, len(costs)]
-            return max(sum(costs[a:b]) for a, b in pairwise(bounds))
-
-        every = [list(cuts) for cuts in combinations(range(1, len(costs)), parts - 1)]
-        cuts = balanced_cuts(costs, parts)
-        assert cuts in every
-        assert largest(cuts) == min(map(largest, every))
 
 
 def test_counted_costs() -> None:

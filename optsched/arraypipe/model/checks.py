@@ -6,7 +6,7 @@ import copy
 import weakref
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,40 +22,12 @@ if TYPE_CHECKING:
     from optsched.arraypipe.job import Tensors
 
 
-def compare(
-    model: nn.Module,
-    stages: Sequence[nn.Module],
-    points: Sequence[str],
-    sample: Any,
-    sentence: str = "",
-) -> None:
-    """Run the model and its stages on a sample, with the same random numbers; refuse other values.
+def values_of(model: nn.Module, points: Sequence[str], sample: Any) -> list[Any]:
+    """What a model gives on a sample; `points` are the first modules of all stages but the first.
 
-    Finds what tracing does not see, such as ``isinstance(x, Tensor)`` or ``x is None``. `points`
-    are the first modules of the second, third, ... stage.
+    The random numbers of every stage are seeded, as `compare` does.
     """
-    whole = _flat(_run_whole(model, points, sample))
-    parts = _flat(_run_stages(model, stages, sample))
-    if len(whole) != len(parts) or not all(map(_same, whole, parts)):
-        raise InputError(
-            sentence
-            or f"stages: {type(model).__name__}, traced and cut, gives other values than by "
-            f"itself: its forward does something that tracing does not see (isinstance, `is None`, "
-            f"a value of the data, a view changed in place after a cut); name the modules of every "
-            f"stage instead, or let build_model return an nn.Sequential or a list of stages"
-        )
 
-
-def runs(model: nn.Module, sample: Any) -> bool:
-    """Whether the model itself can be called with a sample."""
-    try:
-        _run_whole(model, [], sample)
-    except Exception:
-        return False
-    return True
-
-
-def _run_whole(model: nn.Module, points: Sequence[str], sample: Any) -> Any:
     def reseed(stage: int) -> Callable[[nn.Module, Any], None]:
         return lambda module, arguments: seed_generator(stage, torch.device("cpu"))
 
@@ -64,20 +36,33 @@ def _run_whole(model: nn.Module, points: Sequence[str], sample: Any) -> Any:
         for stage, name in enumerate(["", *points])
     ]
     try:
-        with _unchanged(model):
-            return model(_copied(sample))
+        with unchanged([model]):
+            return _flat(model(_copied(sample)))
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _run_stages(model: nn.Module, stages: Sequence[nn.Module], sample: Any) -> Any:
+def compare(
+    whole: Sequence[Any], model: nn.Module, stages: Sequence[nn.Module], sample: Any, sentence: str
+) -> None:
+    """Run the stages of a model on a sample; refuse by a sentence what are not its `values_of`.
+
+    Finds what tracing does not see, such as ``isinstance(x, Tensor)`` or ``x is None``.
+    """
     x = _copied(sample)
-    with _unchanged(model):
-        for s, stage in enumerate(stages):
-            seed_generator(s, torch.device("cpu"))
-            x = _copied(stage(x)) if s + 1 < len(stages) else stage(x)  # as if sent
-    return x
+    try:
+        with unchanged([model]):
+            for s, stage in enumerate(stages):
+                seed_generator(s, torch.device("cpu"))
+                x = _copied(stage(x)) if s + 1 < len(stages) else stage(x)  # as if sent
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{sentence} ({' '.join(str(error).split())})") from error
+    parts = _flat(x)
+    if len(whole) != len(parts) or not all(map(_same, whole, parts)):
+        raise InputError(sentence)
 
 
 def copied(buffers: Tensors) -> Tensors:
@@ -102,12 +87,32 @@ def buffers_at(
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Let a forward change copies of the buffers, and put back its attributes."""
-    holders = buffer_holders([model])
-    own = tuple(module._buffers[name] for module, name in holders)
-    with buffers_at(holders, copied(own)), attributes_kept([model]):  # type: ignore[arg-type]
-        yield
+def unchanged(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let a forward change copies of the buffers, and undo what it does to other attributes.
+
+    Attributes that were set anew, containers and tensors changed in place; not what objects of
+    other classes have inside.
+    """
+    holders = buffer_holders(modules)
+    buffers: Any = tuple(module._buffers[name] for module, name in holders)
+    before = [
+        (part, {k: (v, _duplicate(v)) for k, v in _plain(part).items()})
+        for part in {part: None for module in modules for part in module.modules()}
+    ]
+    try:
+        with buffers_at(holders, copied(buffers)):
+            yield
+    finally:
+        for part, attributes in before:
+            for name in _plain(part).keys() - attributes.keys():
+                del part.__dict__[name]
+            for name, (value, kept) in attributes.items():
+                part.__dict__[name] = _put_back(value, kept)
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    registered = ("_parameters", "_buffers", "_modules")
+    return {k: v for k, v in module.__dict__.items() if k not in registered}
 
 
 def _copied(sample: Any) -> Any:
@@ -135,34 +140,6 @@ def _flat(value: Any) -> list[Any]:
     return [type(value), *(entry for part in parts for entry in _flat(part))]
 
 
-_REGISTERED: Final = ("_parameters", "_buffers", "_modules")
-
-
-@contextmanager
-def attributes_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Undo what a forward does to attributes that are neither parameters nor buffers.
-
-    Attributes that were set anew, containers and tensors changed in place; not what objects of
-    other classes have inside.
-    """
-    parts = {id(part): part for module in modules for part in module.modules()}
-    before = [
-        (part, {k: (v, _duplicate(v)) for k, v in _plain(part).items()}) for part in parts.values()
-    ]
-    try:
-        yield
-    finally:
-        for part, attributes in before:
-            for name in _plain(part).keys() - attributes.keys():
-                del part.__dict__[name]
-            for name, (value, kept) in attributes.items():
-                part.__dict__[name] = _put_back(value, kept)
-
-
-def _plain(module: nn.Module) -> dict[str, Any]:
-    return {k: v for k, v in module.__dict__.items() if k not in _REGISTERED}
-
-
 def _duplicate(value: Any) -> Any:
     """A copy of what can be changed in place, else the value itself."""
     if isinstance(value, Tensor):
@@ -184,8 +161,8 @@ def _put_back(value: Any, kept: Any) -> Any:
     return value
 
 
-Shapes: TypeAlias = "dict[str, tuple[str, tuple[int, ...] | None]]"
-"""Unsplit name -> ``"parameter"`` or ``"buffer"``, and the shape; None: not known yet."""
+Shapes: TypeAlias = dict[str, str]
+"""Unsplit name -> what it is, in words."""
 
 Owners: TypeAlias = "dict[int, tuple[weakref.ref[Tensor], str]]"
 """Identity of a tensor -> the tensor, if it is still there, and the name of its job."""
@@ -212,29 +189,21 @@ def check_apart(model: nn.Module, title: str, owners: Owners, frozen: bool) -> N
 
 def shapes_of(model: nn.Module) -> Shapes:
     """Names and shapes of all parameters and buffers of an unsplit model."""
-    found = {name: ("parameter", _shape(p)) for name, p in model.named_parameters()}
-    found.update((name, ("buffer", _shape(b))) for name, b in model.named_buffers())
-    return found
+    rows = [("parameter", *entry) for entry in model.named_parameters()]
+    return {
+        name: f"a {kind} of "
+        + ("a shape not known yet" if is_lazy(t) else f"shape {tuple(t.shape)}")
+        for kind, name, t in [*rows, *(("buffer", *entry) for entry in model.named_buffers())]
+    }
 
 
 def check_sibling(shapes: Shapes, title: str, first: Shapes, first_title: str) -> None:
     """Refuse a job whose tensors differ from those of the first job in name or shape."""
-    if shapes == first:
-        return
-    name = next(name for name in [*first, *shapes] if first.get(name) != shapes.get(name))
-    raise InputError(
-        f"job {title}: {name!r} is {_told(shapes, name)}, in job {first_title} {_told(first, name)}"
-        f"; profile, slots and prediction hold for jobs with equal stages: train this one in an "
-        f"array of its own"
-    )
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...] | None:
-    return None if is_lazy(tensor) else tuple(tensor.shape)
-
-
-def _told(shapes: Shapes, name: str) -> str:
-    if name not in shapes:
-        return "missing"
-    kind, shape = shapes[name]
-    return f"a {kind} of {'a shape not known yet' if shape is None else f'shape {shape}'}"
+    for name in [*first, *shapes]:
+        here, there = (row.get(name, "missing") for row in (shapes, first))
+        if here != there:
+            raise InputError(
+                f"job {title}: {name!r} is {here}, in job {first_title} {there}; profile, slots "
+                f"and prediction hold for jobs with equal stages: train this one in an array of "
+                f"its own"
+            )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from optsched.arraypipe.model.checks import compare, values_of
 from optsched.arraypipe.model.optimizers import stage_optimizers
 from optsched.arraypipe.model.tied_weights import (
     ModelStage,
@@ -66,12 +67,11 @@ def stage_names(model: nn.Module, stages: Stages, sample: Any) -> Names:
     same cuts in every run. `sample` is an input of the model, for counting, and for comparing a
     traced model with itself; None leaves out the comparison.
     """
-    if isinstance(stages, (bool, str, bytes, Mapping, SplitPoint)):
+    no_form = isinstance(stages, (bool, str, bytes, Mapping, SplitPoint))
+    if no_form or not isinstance(stages, (int, Iterable)):
         raise InputError(
-            f"stages: expected a number, cut indices, names or SplitPoints: {stages!r}"
+            f"stages: expected a number, cut indices, names or SplitPoints, got {stages!r:.200}"
         )
-    if not isinstance(stages, (int, Iterable)):
-        raise InputError(f"stages: expected a number, cut indices or names, got {stages!r}")
     rows: list[Any] = [] if isinstance(stages, int) else list(stages)
     if any(isinstance(row, SplitPoint) for row in rows):
         return _by_points(model, rows, sample)
@@ -100,8 +100,9 @@ def split(model: nn.Module, names: Names, job: Job, title: str) -> list[ModelSta
     if _is_traced(names):
         from optsched.arraypipe.model.tracing import traced_stages
 
-        points = [_module_name(model, row[0], title) for row in names[1:]]
-        traced = traced_stages(model, points, title)
+        for row in names:
+            _module(model, row[0], title)
+        traced = traced_stages(model, [row[0] for row in names[1:]], title)
         modules: list[tuple[nn.Module, ...]] = [(stage,) for stage in traced]
         prefixes = [stage._program.prefixes for stage in traced]
     else:
@@ -142,7 +143,7 @@ def _by_cuts(model: nn.Module, stages: Stages, cuts: list[int], sample: Any) -> 
     if isinstance(stages, int):
         if not 1 <= stages <= len(children):
             raise InputError(f"stages: expected 1..{len(children)} (the modules), got {stages}")
-        cuts = balanced_cuts(counted_costs(model, list(model), sample), stages)  # type: ignore[call-overload]
+        cuts = balanced(counted_costs(model, list(model), sample), stages)[1:-1]  # type: ignore[call-overload]
     bounds = [0, *cuts, len(children)]
     if not all(isinstance(c, int) for c in cuts) or any(b <= a for a, b in pairwise(bounds)):
         raise InputError(
@@ -171,11 +172,11 @@ def _by_names(model: nn.Module, stages: Sequence[Sequence[str]]) -> Names:
 
 def check_chain(model: nn.Module, names: Names, sample: Any) -> None:
     """Refuse names whose modules, called one after the other, are not the model's forward."""
-    from optsched.arraypipe.model.checks import compare, runs
-
     if sample is None or _is_traced(names) or type(model).forward is nn.Module.forward:
         return
-    if not runs(model, sample):
+    try:
+        whole = values_of(model, [row[0] for row in names[1:]], sample)
+    except Exception:
         return  # it is called in another way, so there is nothing to compare with
     stages = [nn.Sequential(*(model.get_submodule(name) for name in row)) for row in names]
     sentence = (
@@ -183,26 +184,29 @@ def check_chain(model: nn.Module, names: Names, sample: Any) -> None:
         f"forward of {type(model).__name__} gives; name them in the order in which it calls them, "
         f'or cut it by SplitPoints, e.g. [SplitPoint("{names[-1][0]}")]'
     )
-    try:
-        compare(model, stages, [row[0] for row in names[1:]], sample, sentence)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{sentence} ({error})") from error
+    compare(whole, model, stages, sample, sentence)
 
 
 def _by_points(model: nn.Module, points: Sequence[Any], sample: Any) -> Names:
     """Cuts of a traced model; it is traced here only to refuse what does not fit."""
-    from optsched.arraypipe.model.checks import compare
     from optsched.arraypipe.model.tracing import traced_stages
 
     for k, point in enumerate(points):
         if not isinstance(point, SplitPoint):
             raise InputError(f"stages[{k}]: expected a SplitPoint like the others, got {point!r}")
-    names = [_module_name(model, point.name, "0") for point in points]
+        if not isinstance(point.name, str) or not point.name:
+            raise InputError(f"stages: expected the name of a module in SplitPoint({point.name!r})")
+        _module(model, point.name, "0")
+    names = [point.name for point in points]
     stages = traced_stages(model, names, "0")
     if sample is not None:
-        compare(model, stages, names, sample)
+        sentence = (
+            f"stages: {type(model).__name__}, traced and cut, gives other values than by "
+            f"itself: its forward does something that tracing does not see (isinstance, `is None`, "
+            f"a value of the data, a view changed in place after a cut); name the modules of every "
+            f"stage instead, or let build_model return an nn.Sequential or a list of stages"
+        )
+        compare(values_of(model, names, sample), model, stages, sample, sentence)
     return (("",), *((point.name,) for point in points))
 
 
@@ -220,7 +224,7 @@ def _by_number(model: nn.Module, stages: int, sample: Any) -> Names:
     if stages == 1:
         return (("",),)
     costs = counted_costs(model, [model.get_submodule(name) for name in places], sample)
-    cuts = balanced_cuts(costs, stages)
+    cuts = balanced(costs, stages)[1:-1]
     return _by_points(model, [SplitPoint(places[cut]) for cut in cuts], sample)
 
 
@@ -240,19 +244,6 @@ def _module(model: nn.Module, name: str, title: str) -> nn.Module:
         return model.get_submodule(name)
     except AttributeError:
         raise InputError(f"stages: the model of job {title} has no module {name!r}") from None
-
-
-def _module_name(model: nn.Module, name: str, title: str) -> str:
-    """A name for a cut, after a look whether there is such a module."""
-    if not isinstance(name, str) or not name:
-        raise InputError(f"stages: expected the name of a module in SplitPoint({name!r})")
-    _module(model, name, title)
-    return name
-
-
-def balanced_cuts(costs: Sequence[int], stages: int) -> list[int]:
-    """Indices that start the second, third, ... stage; the earliest among equally good ones."""
-    return balanced(costs, stages)[1:-1]
 
 
 def counted_costs(model: nn.Module, modules: Sequence[nn.Module], sample: Any) -> list[int]:

@@ -12,7 +12,7 @@ from optsched.arraypipe.model.traced_stage import Part
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch.optim import Optimizer
 
@@ -55,33 +55,37 @@ def buffer_holders(modules: Sequence[nn.Module]) -> tuple[tuple[nn.Module, str],
     )
 
 
-class Shares(NamedTuple):
-    """What every stage owns and what it borrows, in the order of the unsplit model."""
-
-    parameters: list[NamedParameters]
-    borrowed: list[tuple[Borrowed, ...]]
-
-
-def share_out(model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str) -> Shares:
+def share_out(
+    model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str
+) -> tuple[list[NamedParameters], list[tuple[Borrowed, ...]]]:
     """Give every parameter to the earliest stage that uses it, and later users a copy.
 
-    The copies are put into the modules, one copy for all places of a stage; `restore_ties` puts the
-    shared parameter back.
+    What every stage owns and what it borrows, in the order of the unsplit model. The copies are put
+    into the modules, one for all places of a stage; `restore_ties` puts the shared parameter back.
     """
-    _check_modules(model, modules, title)
     parameters: dict[int, dict[int, list[tuple[nn.Module, str]]]] = {}  # id -> stage -> places
-    buffers: dict[int, int] = {}
+    buffers: dict[int, int] = {}  # the stage of each
+    home: dict[int, int] = {}  # of modules
     for s, row in enumerate(modules):
         for module in _all_modules(row):
+            tensors = (*module._parameters.values(), *module._buffers.values())
+            first = home.setdefault(id(module), s)
+            if first != s and any(t is not None for t in tensors):
+                names = (name for name, found in model.named_modules() if found is module)
+                raise InputError(
+                    f"stages: module {next(names, '')!r} of job {title} occurs twice, in stages "
+                    f"{first} and {s}; make one for each place (they may share weights)"
+                )
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     places = parameters.setdefault(id(parameter), {})
                     places.setdefault(s, []).append((module, name))
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffers.setdefault(id(buffer), s) != s:
+                    names = (n for n, found in model.named_buffers() if found is buffer)
                     raise InputError(
-                        f"stages: buffer {_name_of(model, buffer, name)!r} of job {title} is used "
-                        f"by stages {buffers[id(buffer)]} and {s}; give each a buffer of its own"
+                        f"stages: buffer {next(names, name)!r} of job {title} is used by "
+                        f"stages {buffers[id(buffer)]} and {s}; give each a buffer of its own"
                     )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if id(tensor) not in parameters and id(tensor) not in buffers:
@@ -106,7 +110,7 @@ def share_out(model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: s
             for module, attribute in places[s]:
                 _put(module, attribute, twin)
             borrowed[s].append(Borrowed(name, owner, twin))
-    return Shares(owned, [tuple(row) for row in borrowed])
+    return owned, [tuple(row) for row in borrowed]
 
 
 def lent(stages: Sequence[ModelStage]) -> dict[tuple[int, int], list[str]]:
@@ -125,23 +129,25 @@ def lent(stages: Sequence[ModelStage]) -> dict[tuple[int, int], list[str]]:
     return found
 
 
-def ties(stages: Sequence[ModelStage]) -> tuple[tuple[int, int], ...]:
-    """Pairs (stage, next stage that uses one of its weights), sorted."""
-    return tuple(sorted(lent(stages)))
-
-
-def merge(model: nn.Module, stages: Sequence[ModelStage]) -> dict[str, Any]:
-    """The state dict of the unsplit model: its keys and order, a tied weight under all its names.
-
-    The values are references to the tensors of the stages, detached, as in
-    `torch.nn.Module.state_dict`.
-    """
-    return {name: _detached(value) for name, _, value in _held(model, stages)}
-
-
 def shard(model: nn.Module, stages: Sequence[ModelStage], index: int) -> dict[str, Any]:
-    """The entries of `merge` that stage `index` holds; all shards together are the state dict."""
-    return {name: _detached(value) for name, s, value in _held(model, stages) if s == index}
+    """The entries of the unsplit model's state dict that stage `index` holds.
+
+    A tied weight has all its names. The values are references to the tensors of the stage,
+    detached, as in `torch.nn.Module.state_dict`.
+    """
+    shared = _originals(stages)
+    owner: dict[int, int] = {}
+    for stage in stages:
+        held = [*(p for _, p in stage.parameters), *stage.buffers()]
+        owner.update((id(tensor), stage.index) for tensor in held)
+    found = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        value = shared.get(id(value), value)
+        # not a tensor of a module: what its `get_extra_state` gave
+        places = (stage.index for stage in stages if name.startswith(stage.prefixes))
+        if (owner[id(value)] if id(value) in owner else next(places, 0)) == index:
+            found[name] = value.detach() if isinstance(value, Tensor) else value
+    return found
 
 
 def passing_buffers(
@@ -179,26 +185,6 @@ def _originals(stages: Sequence[ModelStage]) -> dict[int, nn.Parameter]:
     return {id(b.parameter): own[b.owner][b.name] for stage in stages for b in stage.borrowed}
 
 
-def _held(model: nn.Module, stages: Sequence[ModelStage]) -> Iterator[tuple[str, int, Any]]:
-    """Every entry of the state dict with the stage that holds it."""
-    shared = _originals(stages)
-    owner: dict[int, int] = {}
-    for stage in stages:
-        held = [*(p for _, p in stage.parameters), *stage.buffers()]
-        owner.update((id(tensor), stage.index) for tensor in held)
-    for name, value in model.state_dict(keep_vars=True).items():
-        value = shared.get(id(value), value)
-        if id(value) in owner:
-            yield name, owner[id(value)], value
-        else:  # not a tensor of a module: what its `get_extra_state` gave
-            places = (stage.index for stage in stages if name.startswith(stage.prefixes))
-            yield name, next(places, 0), value
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
-
-
 def _all_modules(roots: Sequence[nn.Module]) -> list[nn.Module]:
     """Every module below the roots, once."""
     seen: dict[int, nn.Module] = {}
@@ -222,22 +208,6 @@ def check_hooks(model: nn.Module, modules: Sequence[Sequence[nn.Module]], title:
             )
 
 
-def _check_modules(model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str) -> None:
-    """Refuse a module that two stages call, unless it has no tensors."""
-    home: dict[int, int] = {}
-    for s, row in enumerate(modules):
-        for module in _all_modules(row):
-            has_tensors = any(
-                t is not None for t in (*module._parameters.values(), *module._buffers.values())
-            )
-            if has_tensors and home.setdefault(id(module), s) != s:
-                name = next((n for n, m in model.named_modules() if m is module), "")
-                raise InputError(
-                    f"stages: module {name!r} of job {title} occurs twice, in stages "
-                    f"{home[id(module)]} and {s}; make one for each place (they may share weights)"
-                )
-
-
 def _check_storages(model: nn.Module, stages: dict[int, set[int]], title: str) -> None:
     """Refuse parameters of different stages that are views of the same memory."""
     seen: dict[int, tuple[str, int]] = {}
@@ -257,7 +227,3 @@ def _check_storages(model: nn.Module, stages: dict[int, set[int]], title: str) -
                 f"stages: {name!r} and {first!r} of job {title} share their memory and are in "
                 f"different stages; use one Parameter in both places, or make a copy"
             )
-
-
-def _name_of(model: nn.Module, buffer: Tensor, default: str) -> str:
-    return next((name for name, b in model.named_buffers() if b is buffer), default)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from optsched.arraypipe.job import Loss, Tensors, seed_generator
-from optsched.arraypipe.model.checks import attributes_kept, buffers_at, copied
+from optsched.arraypipe.model.checks import buffers_at, copied, unchanged
 from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.arraypipe.runtime.types import Kept, Norms, tensors_of
 from optsched.errors import InputError
@@ -232,7 +232,7 @@ def rehearse(stage: JobStage, x: Any, needs: Sequence[bool], end: Criterion | No
     stage.needs_gradient = tuple(needs)
     given = tensors_of(x, "data: the input")
     leaves = zip(given, needs, strict=True)
-    with buffers_at(stage.holders, copied(stage.buffers())), attributes_kept(stage.modules):
+    with unchanged(stage.modules):
         copies = tuple(t.detach().requires_grad_(need).clone() for t, need in leaves)
         versions = [copy._version for copy in copies]
         output = stage.run(copies)
