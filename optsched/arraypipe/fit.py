@@ -19,12 +19,12 @@ from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.plan.plan import ExecutionPlan
 from optsched.arraypipe.report.executed import unit
 from optsched.arraypipe.report.explain import predict
-from optsched.arraypipe.report.report import duration
 from optsched.arraypipe.runtime.environment import global_state_kept, own_first, resolve
 from optsched.arraypipe.runtime.stages import fresh_model
 from optsched.arraypipe.train_alone import NotIdentical
 from optsched.arraypipe.training_run import RunOptions
 from optsched.errors import InputError, InternalError, OptschedError
+from optsched.io.text import duration
 from optsched.io.values import integer
 
 if TYPE_CHECKING:

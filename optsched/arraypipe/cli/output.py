@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TextIO
 
 import msgspec
 
-from optsched.arraypipe.report.report import Report, duration
+from optsched.arraypipe.report.report import Report  # noqa: TC001 (msgspec reads annotations)
 from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import check_format, decode, parse
-from optsched.io.text import plain
+from optsched.io.text import duration, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

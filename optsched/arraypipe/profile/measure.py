@@ -110,7 +110,7 @@ def measure(
         jobs=tuple(bench.jobs),
         blocks=tuple(entry for chain in bench.chains for entry in chain.entries()),
         updates=tuple(entry for one in bench.updaters.values() for entry in one.entries()),
-        links=_links(devices),
+        links=measure_links(devices),
     )
     if noisy := profile.noisy():
         more = f" (and {len(noisy) - _TOLD} more)" if len(noisy) > _TOLD else ""
@@ -396,7 +396,7 @@ def _optimizer_label(stages: Sequence[JobStage]) -> str:
     return " + ".join(labels)[:900]
 
 
-def _links(devices: Sequence[torch.device]) -> Links:
+def measure_links(devices: Sequence[torch.device]) -> Links:
     """Between two GPUs, or within the memory of one or of the CPU; and from the host."""
     first, second = devices[0], devices[min(1, len(devices) - 1)]
     found = {}

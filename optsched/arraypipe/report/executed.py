@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 NANOSECONDS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
-
-Flags = npt.NDArray[np.bool_]
+_LABELS: Final = (
+    "device", "job", "stage", "microbatch", "planned", "setup_in", "setup_out", "family",
+)  # fmt: skip
 
 
 class Waits(NamedTuple):
@@ -51,7 +52,7 @@ class RunLog:
     @cached_property
     def executed(self) -> Executed:
         """The records with their labels."""
-        return executed(self.segments, self.records)
+        return _executed(self.segments, self.records)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,10 +98,9 @@ class Executed:
     @cached_property
     def neighbours(self) -> tuple[IntArray, IntArray]:
         """Records that follow each other on a device: the first and the second of every pair."""
-        ids, bounds = self.sequences.ids, self.sequences.indptr
-        inside = np.ones(max(0, len(ids) - 1), np.bool_)
-        inside[bounds[(bounds > 0) & (bounds < len(ids))] - 1] = False
-        return ids[:-1][inside], ids[1:][inside]
+        ids = self.sequences.ids
+        same = self.device[ids[:-1]] == self.device[ids[1:]]
+        return ids[:-1][same], ids[1:][same]
 
     @cached_property
     def serial(self) -> bool:
@@ -146,30 +146,61 @@ def virtual_starts(run: Executed, duration: IntArray) -> IntArray:
     return np.array(start, np.int64)
 
 
-def executed(segments: Sequence[Segment], records: Sequence[Record]) -> Executed:
-    """Label the records of a run; those of one device are in its own order, of all in any."""
+def _executed(segments: Sequence[Segment], records: Sequence[Record]) -> Executed:
     table = np.array(records, np.int64).reshape(-1, 7)
-    segment, operation, cycle, iteration, start, end, waited = table.T
-    tables: dict[int, _Table] = {}
-    columns = np.zeros((len(_COLUMNS), len(table)), np.int64)
+    segment, operation = table[:, 0], table[:, 1]
+    labels = np.zeros((len(_LABELS), len(table)), np.int64)
     kind = np.zeros(len(table), "<U1")
-    pieces = []
-    for k, rows in enumerate(grouped(segment, len(segments)).to_lists()):
-        part, own = segments[k], np.array(rows, np.int64)
-        known = tables.get(id(part.plan)) or tables.setdefault(id(part.plan), _Table(part))
-        columns[:, own] = known.labels[:, operation[own]]
-        kind[own] = known.kind[operation[own]]
-        pieces.append(known.waits(own, operation[own], cycle[own]))
-        _seat(part, columns, own)
-    named = dict(zip(_COLUMNS, columns, strict=True))
-    ends, begins = named.pop("ends") == 1, named.pop("begins") == 1
-    pieces.append(_between_segments(segment, named["job"], named["stage"], iteration, ends, begins))
-    waits = Waits(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
-    devices = max((part.plan.devices for part in segments), key=len)
-    return Executed(
-        devices, segment, operation, cycle, iteration, start, end, waited,
-        kind=kind, waits=waits, **named,
-    )  # fmt: skip
+    for part, rows in zip(segments, grouped(segment, len(segments)).to_lists(), strict=True):
+        if not rows:  # of a segment of which nothing is remembered there are no seats
+            continue
+        done = operation[rows]
+        labels[:, rows] = _labels(part)[:, done]
+        kind[rows] = np.array([b.kind[:1] for b in part.plan.blocks], "<U1")[done]
+    named: dict[str, Any] = dict(zip(_LABELS, labels, strict=True))
+    named |= {"kind": kind, "waits": _waits(segments, table)}
+    return Executed(max((part.plan.devices for part in segments), key=len), *table.T, **named)
+
+
+def _labels(part: Segment) -> IntArray:
+    """By operation of a segment; jobs for the seats of its plan, also as families."""
+    given, scale, blocks = part.plan.schedule, unit(part.plan), part.plan.blocks
+    seats, seat = np.array(part.seats, np.int64), np.array([b.job for b in blocks], np.int64)
+    rows = [
+        [b.device for b in blocks],
+        seats[seat],
+        [b.stage for b in blocks],
+        [0 if b.kind == "U" else b.microbatch for b in blocks],
+        given.duration * scale,
+        given.setup_in * scale,
+        given.setup_out * scale,
+        seats[seat] if np.array_equal(given.family, seat) else given.family,
+    ]
+    return np.array(rows, np.int64)
+
+
+def _waits(segments: Sequence[Segment], table: IntArray) -> Waits:
+    """Arcs within segments; and from an update to the job's next forward, in a later one."""
+    rows = table[:, :4].tolist()
+    place = {(number, i, cycle): k for k, (number, i, cycle, _) in enumerate(rows)}
+    updated: dict[tuple[int, int, int], int] = {}
+    for k, (number, i, _, iteration) in enumerate(rows):
+        if segments[number].updates[i]:
+            block = segments[number].plan.blocks[i]
+            updated[segments[number].seats[block.job], block.stage, iteration] = k
+    found: list[tuple[int, int, int]] = []
+    for k, (number, i, cycle, iteration) in enumerate(rows):
+        part = segments[number]
+        block, scale = part.plan.blocks[i], unit(part.plan)
+        for arc in part.plan.waits[i]:
+            tail = place.get((number, arc.tail, cycle - arc.tokens))
+            if tail is not None:
+                found.append((tail, k, arc.lag * scale))
+        if number and i in part.plan.first_forwards:
+            tail = updated.get((part.seats[block.job], block.stage, iteration - 1))
+            if tail is not None and rows[tail][0] < number:
+                found.append((tail, k, 0))
+    return Waits(*np.array(found, np.int64).reshape(-1, 3).T)
 
 
 def grouped(key: IntArray, n: int) -> Rows:
@@ -182,81 +213,3 @@ def grouped(key: IntArray, n: int) -> Rows:
 def unit(plan: ExecutionPlan) -> int:
     """Nanoseconds of the plan's unit of time."""
     return NANOSECONDS[plan.schedule.time_unit]
-
-
-_COLUMNS: Final = (
-    "device", "job", "stage", "microbatch", "planned", "setup_in", "setup_out", "family",
-    "ends", "begins",
-)  # fmt: skip
-
-
-class _Table:
-    """What records of one plan look up by operation."""
-
-    def __init__(self, part: Segment) -> None:
-        plan = part.plan
-        given, scale, blocks = plan.schedule, unit(plan), plan.blocks
-        self.kind = np.array([b.kind[:1] for b in blocks], "<U1")
-        self.labels = np.array(
-            [
-                [b.device for b in blocks],
-                [b.job for b in blocks],
-                [b.stage for b in blocks],
-                [0 if b.kind == "U" else b.microbatch for b in blocks],
-                given.duration * scale,
-                given.setup_in * scale,
-                given.setup_out * scale,
-                given.family,
-                part.updates,
-                [b.operation in plan.first_forwards for b in blocks],
-            ],
-            np.int64,
-        )
-        arcs = np.array(plan.arcs, np.int64).reshape(-1, 4)
-        arcs = arcs[np.argsort(arcs[:, 1], kind="stable")]
-        self.arcs, self.lag = arcs, arcs[:, 3] * scale
-        self.indptr = np.zeros(len(blocks) + 1, np.int64)
-        np.cumsum(np.bincount(arcs[:, 1], minlength=len(blocks)), out=self.indptr[1:])
-
-    def waits(self, own: IntArray, operation: IntArray, cycle: IntArray) -> Waits:
-        """Arcs between the records `own` of one segment, which are these instances."""
-        if not len(own):
-            return Waits(own, own, own)
-        cycle = cycle - cycle.min()  # which is large if the beginning has been left out
-        place = np.full((len(self.indptr) - 1, int(cycle.max()) + 1), -1)
-        place[operation, cycle] = own
-        counts = self.indptr[operation + 1] - self.indptr[operation]
-        row = np.repeat(np.arange(len(own)), counts)
-        arc = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-        arc += self.indptr[operation[row]]
-        before = cycle[row] - self.arcs[arc, 2]
-        tail = place[self.arcs[arc, 0], before.clip(0, place.shape[1] - 1)]
-        there = (tail >= 0) & (before >= 0) & (before < place.shape[1])
-        return Waits(tail[there], own[row[there]], self.lag[arc[there]])
-
-
-def _seat(part: Segment, columns: IntArray, own: IntArray) -> None:
-    """Turn the seats of a plan into jobs, and families that are seats too."""
-    job, family = _COLUMNS.index("job"), _COLUMNS.index("family")
-    seats = np.array(part.seats, np.int64)
-    if np.array_equal(columns[family, own], columns[job, own]):
-        columns[family, own] = seats[columns[job, own]]
-    columns[job, own] = seats[columns[job, own]]
-
-
-def _between_segments(
-    segment: IntArray, job: IntArray, stage: IntArray, iteration: IntArray, ends: Flags,
-    begins: Flags,
-) -> Waits:  # fmt: skip
-    """From the update of a stage to the job's next forward there, if that is in a later segment."""
-    none = np.zeros(0, np.int64)
-    if not len(segment) or segment.max() == segment.min() or not ends.any():
-        return Waits(none, none, none)
-    following = iteration + ends
-    key = (job * (int(stage.max()) + 1) + stage) * (int(following.max()) + 1) + following
-    tails, heads = np.flatnonzero(ends), np.flatnonzero(begins)
-    tails = tails[np.argsort(key[tails], kind="stable")]
-    at = np.searchsorted(key[tails], key[heads]).clip(0, len(tails) - 1)
-    found = tails[at]
-    later = (key[found] == key[heads]) & (segment[found] < segment[heads])
-    return Waits(found[later], heads[later], np.zeros(int(later.sum()), np.int64))

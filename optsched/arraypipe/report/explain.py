@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.report.executed import unit
-from optsched.arraypipe.report.report import duration
-from optsched.io.text import bytes_text, plain
+from optsched.io.text import bytes_text, duration, plain
 from optsched.kernels.cycle_ratio import cycle_time
 from optsched.model.schedule import Arcs
 
@@ -17,21 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.types import Routes
-    from optsched.model.schedule import Schedule
 
 
 class Prediction(NamedTuple):
     """Times of one cycle, in the unit of the plan's schedule."""
 
-    period: int
-    """Least period of the plan's orders: what a long run needs per cycle by these durations."""
-    load: tuple[int, ...]
-    """Durations of the blocks of every device."""
-    chain: int
-    """What the job with the longest iterations needs per cycle if it never waits for a device."""
-    chain_job: int
-    """That job; -1 if no job takes any time."""
+    period: int  # least one of the plan's orders: what a long run needs by these durations
+    load: tuple[int, ...]  # durations of the blocks of every device
+    chain: int  # the job with the longest iterations, if it never waits for a device
+    chain_job: int  # that job; -1 if no job takes any time
 
     @property
     def bound(self) -> int:
@@ -42,30 +35,21 @@ class Prediction(NamedTuple):
 def predict(plan: ExecutionPlan) -> Prediction:
     """Period and bounds of a plan when it is repeated for ever.
 
-    The period is the maximum cycle ratio of the plan's arcs and device orders
-    (`optsched.kernels.cycle_ratio`). With a barrier its arcs count in both.
+    The period is the maximum cycle ratio of the plan's arcs, those between iterations included, and
+    device orders (`optsched.kernels.cycle_ratio`). With a barrier its arcs count in both.
     """
-    schedule = plan.schedule
-    graph = _recurrent(plan)
-    found = cycle_time(graph, schedule.sequences, schedule.offset)
+    schedule, offset = plan.schedule, plan.schedule.offset.tolist()
+    rows = [(a.tail, a.head, a.lag, a.tokens - offset[a.head] + offset[a.tail]) for a in plan.arcs]
+    period = schedule.period or plan.cycle_time  # distances are for periodic graphs
+    graph = replace(schedule.graph(), arcs=Arcs.of(rows), period=period, offset=schedule.offset)
     free = cycle_time(graph, None, schedule.offset)
     duration = schedule.duration.tolist()
     jobs = [plan.blocks[i].job for i in free.critical]
     return Prediction(
-        period=found.period,
+        period=cycle_time(graph, schedule.sequences, schedule.offset).period,
         load=tuple(sum(duration[i] for i in row) for row in plan.sequences),
         chain=free.period if jobs else 0,
         chain_job=jobs[0] if jobs else -1,
-    )
-
-
-def _recurrent(plan: ExecutionPlan) -> Schedule:
-    """The graph of the schedule with all arcs of the plan, those between iterations included."""
-    offset = plan.schedule.offset.tolist()
-    rows = [(a.tail, a.head, a.lag, a.tokens - offset[a.head] + offset[a.tail]) for a in plan.arcs]
-    period = plan.schedule.period or plan.cycle_time  # distances are for periodic graphs
-    return replace(
-        plan.schedule.graph(), arcs=Arcs.of(rows), period=period, offset=plan.schedule.offset
     )
 
 
@@ -87,20 +71,11 @@ def headline(plan: ExecutionPlan) -> str:
 
 
 def explain(plan: ExecutionPlan, *, window: int = 2) -> str:
-    """Everything that is known of a plan before it runs.
-
-    Parameters
-    ----------
-    plan
-        Compiled, hence complete and free of deadlock.
-    window
-        Messages that a receiver posts ahead, per channel.
-    """
-    told = routes(plan, (), plan.together)
+    """Everything that is known of a plan before it runs; receivers post `window` messages ahead."""
     prediction = predict(plan)
     lines = [headline(plan), "", *_period(plan, prediction), ""]
     lines += [line for d in range(len(plan.devices)) for line in _device(plan, prediction, d)]
-    return "\n".join([*lines, "", *_channels(plan, told, window)])
+    return "\n".join([*lines, "", *_channels(plan, window)])
 
 
 def _period(plan: ExecutionPlan, prediction: Prediction) -> Iterator[str]:
@@ -123,7 +98,7 @@ def _device(plan: ExecutionPlan, prediction: Prediction, device: int) -> Iterato
     row = plan.sequences[device]
     share = prediction.load[device] / prediction.period if prediction.period else 0.0
     stages = sorted({plan.blocks[i].stage for i in row})
-    on = f"stage{'s' * (len(stages) != 1)} {_ranges(stages)}" if stages else "nothing"
+    on = f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, stages))}" if stages else "nothing"
     yield (
         f"{_name(plan, device)}: {on}, {_many(len(row), 'block')} a cycle, load "
         f"{duration(prediction.load[device] * unit(plan))} ({share:.0%})"
@@ -131,9 +106,8 @@ def _device(plan: ExecutionPlan, prediction: Prediction, device: int) -> Iterato
     kept = budget(plan, device, {})
     if held := kept.activations + kept.workspace:
         limit = plan.schedule.resources[device].memory
-        yield f"  up to {bytes_text(held)} of activations" + f" of {bytes_text(limit)}" * bool(
-            limit
-        )
+        room = f" of {bytes_text(limit)}" if limit else ""
+        yield f"  up to {bytes_text(held)} of activations{room}"
     words = [_word(plan, i) for i in row[:_SHOWN]]
     if len(row) > _SHOWN:
         words.append(f"... and {len(row) - _SHOWN} more")
@@ -154,12 +128,13 @@ def _word(plan: ExecutionPlan, operation: int) -> str:
     return word + ("'" * b.offset if b.offset <= 3 else f"'{b.offset}")
 
 
-def _channels(plan: ExecutionPlan, told: Routes, window: int) -> Iterator[str]:
-    if not told.channels:
+def _channels(plan: ExecutionPlan, window: int) -> Iterator[str]:
+    channels = routes(plan, (), plan.together).channels
+    if not channels:
         yield "channels: none, everything stays on its device"
         return
     yield f"channels, messages in the order in which they are consumed, {window} posted ahead"
-    for channel in told.channels:
+    for channel in channels:
         yield (
             f"  {_name(plan, channel.source)} -> {_name(plan, channel.target)}  "
             f"{channel.kind:10} {_many(len(channel.messages), 'message')} a cycle"
@@ -168,17 +143,6 @@ def _channels(plan: ExecutionPlan, told: Routes, window: int) -> Iterator[str]:
 
 def _name(plan: ExecutionPlan, device: int) -> str:
     return plain(plan.devices[device], 24)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """0, 1, 2, 5 as ``0-2, 5``."""
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and parts[-1][-1] + 1 == n:
-            parts[-1].append(n)
-        else:
-            parts.append([n])
-    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
 def _many(n: int, what: str) -> str:

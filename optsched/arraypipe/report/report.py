@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.arraypipe.report.executed import unit, virtual_starts
-from optsched.io.text import plain
+from optsched.io.text import aligned, duration, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,62 +140,58 @@ def compare(log: RunLog) -> Report:
     periods = tuple(_period(log, k, *found, ends) for k, found in whole.items())
     serial = run.serial and not log.parallel
     wall = int(run.end.max() - run.start.min()) if len(run) else 0
-    gaps = _Gaps(run, log.exposed, serial)
     # what idle is a share of: the cycles of the period, else the run
-    clock = "replayed" if serial else "measured"
-    inside, span = np.ones(len(run), np.bool_), float(ends["replayed"].max(initial=0))
+    inside, span = np.ones(len(run), np.bool_), wall
+    if serial:
+        span = int(ends["replayed"].max(initial=0))
     steady = max(periods, key=lambda p: p.cycles)
     if steady.measured is not None:
         first, last = _steady(whole[steady.segment][1])
         inside = (run.segment == steady.segment) & (run.cycle > first) & (run.cycle <= last)
-        span = getattr(steady, clock) * (last - first)
-    elif not serial:
-        span = wall
+        period = steady.replayed if serial else steady.measured
+        span = round((period or 0) * (last - first))
+    copies, host = _gaps(run, log.exposed, serial)
+    after = run.neighbours[1]
     return Report(
         serial=serial and len(run.devices) > 1,
         predicted=int(ends["predicted"].max(initial=0)),
         replayed=int(ends["replayed"].max(initial=0)),
         wall=wall,
         periods=periods,
-        devices=_devices(run, gaps, wall, inside, span),
-        between=round(float(np.median(gaps.host[gaps.later]))) if gaps.later.any() else 0,
+        devices=_devices(run, copies, host, wall, inside, span),
+        between=round(float(np.median(host[after]))) if len(after) else 0,
         cycles=len({*zip(run.segment.tolist(), run.cycle.tolist(), strict=True)}),
         left_out=log.left_out,
     )
 
 
-def _whole_cycles(log: RunLog, number: int) -> tuple[tuple[int, ...], IntArray]:
+def _whole_cycles(log: RunLog, number: int) -> tuple[tuple[int, ...], list[int]]:
     """The jobs that ran together longest in a segment, and the cycles that have all their blocks.
 
     A cycle counts if every job that has a block in it has all of them.
     """
     part, run = log.segments[number], log.executed
+    every = Counter(part.seats[b.job] for b in part.plan.blocks if b.device >= 0)
     here = run.segment == number
-    if not here.any():
-        return (), np.zeros(0, np.int64)
-    blocks = [b for b in part.plan.blocks if b.device >= 0]
-    every = np.bincount([b.job for b in blocks], minlength=len(part.seats))
-    seat_of = np.array([b.job for b in part.plan.blocks])
-    base = int(run.cycle[here].min())
-    seats = len(part.seats)
-    at = (run.cycle[here] - base) * seats + seat_of[run.operation[here]]
-    n = np.bincount(at, minlength=-(-(int(at.max()) + 1) // seats) * seats).reshape(-1, seats)
-    cycles = np.flatnonzero(((n == 0) | (n == every)).all(axis=1) & n.any(axis=1))
-    if not len(cycles):
-        return (), cycles
-    kinds, of, counts = np.unique(n[cycles] > 0, axis=0, return_inverse=True, return_counts=True)
-    longest = max(range(len(kinds)), key=lambda k: (counts[k], kinds[k].sum()))
-    jobs = tuple(part.seats[seat] for seat in np.flatnonzero(kinds[longest]))
-    return jobs, cycles[of.ravel() == longest] + base
+    done = Counter(zip(run.cycle[here].tolist(), run.job[here].tolist(), strict=True))
+    jobs_of: dict[int, set[int]] = defaultdict(set)
+    for cycle, job in done:
+        jobs_of[cycle].add(job)
+    together: dict[frozenset[int], list[int]] = defaultdict(list)
+    for cycle, jobs in sorted(jobs_of.items()):
+        if all(done[cycle, job] == every[job] for job in jobs):
+            together[frozenset(jobs)].append(cycle)
+    longest = max(together, key=lambda jobs: (len(together[jobs]), len(jobs)), default=frozenset())
+    return tuple(job for job in part.seats if job in longest), together[longest]
 
 
-def _steady(cycles: IntArray) -> tuple[int, int]:
+def _steady(cycles: Sequence[int]) -> tuple[int, int]:
     """The whole cycles between whose ends a period is measured."""
-    return int(cycles[len(cycles) // 4]), int(cycles[-1])
+    return cycles[len(cycles) // 4], cycles[-1]
 
 
 def _period(
-    log: RunLog, number: int, jobs: tuple[int, ...], cycles: IntArray, ends: dict[str, IntArray]
+    log: RunLog, number: int, jobs: tuple[int, ...], cycles: list[int], ends: dict[str, IntArray]
 ) -> Period:
     part, run = log.segments[number], log.executed
     slopes: dict[str, float | None] = dict.fromkeys(ends)
@@ -210,63 +207,53 @@ def _period(
     return Period(number, len(cycles), planned, **slopes, jobs=jobs)
 
 
-class _Gaps:
-    """What lies before every block on its device, in nanoseconds."""
-
-    def __init__(self, run: Executed, exposed: Sequence[int] | None, serial: bool) -> None:
-        n = len(run)
-        self.exposed = np.zeros(n, np.int64) if exposed is None else np.array(exposed, np.int64)
-        self.switches = np.zeros(n, np.bool_)  # another job ran before
-        self.later = np.zeros(n, np.bool_)  # not the first of its device
-        before, after = run.neighbours
-        previous = np.full(n, run.start.min() if n else 0)
-        previous[after] = run.end[before]
-        self.later[after] = True
-        self.switches[after] = run.job[before] != run.job[after]
-        if serial:  # one host does everything: the time between two blocks belongs to the second
-            ready = np.append(run.start[:1], run.end[:-1])
-        else:
-            ready = previous.copy()
-            np.maximum.at(ready, run.waits.head, run.end[run.waits.tail])
-        gap = np.maximum(run.start - previous, 0)
-        waiting = np.clip(np.minimum(ready, run.start) - previous, 0, gap)
-        self.exposed = np.minimum(self.exposed, gap - waiting)
-        self.host = gap - waiting - self.exposed
+def _gaps(run: Executed, exposed: Sequence[int] | None, serial: bool) -> tuple[IntArray, IntArray]:
+    """Nanoseconds before every block that are for copies of states, and that are the host's."""
+    before, after = run.neighbours
+    previous = np.full(len(run), run.start.min(initial=np.iinfo(np.int64).max))
+    previous[after] = run.end[before]
+    if serial:  # one host does everything: the time between two blocks belongs to the second
+        ready = np.append(run.start[:1], run.end[:-1])
+    else:
+        ready = previous.copy()
+        np.maximum.at(ready, run.waits.head, run.end[run.waits.tail])
+    gap = np.maximum(run.start - previous, 0)
+    left = gap - np.clip(np.minimum(ready, run.start) - previous, 0, gap)
+    copies = np.minimum(np.zeros(len(run), np.int64) if exposed is None else exposed, left)
+    return copies, left - copies
 
 
 def _devices(
-    run: Executed, gaps: _Gaps, wall: int, inside: npt.NDArray[np.bool_], span: float
+    run: Executed,
+    copies: IntArray,
+    host: IntArray,
+    wall: int,
+    inside: npt.NDArray[np.bool_],
+    span: int,
 ) -> tuple[DeviceTime, ...]:
     """Of every device; `idle` is what the blocks `inside` leave of a span."""
+    before, after = run.neighbours
+    switch = np.zeros(len(run), np.bool_)
+    switch[after[run.job[before] != run.job[after]]] = True
     rows = []
     for name, row in zip(run.devices, run.sequences.to_lists(), strict=True):
-        own = np.array(row, np.int64)
-        compute = int(run.duration[own].sum())
-        switches = gaps.switches[own]
-        switch = int(gaps.host[own][switches].sum())
-        host = int(gaps.host[own][~switches].sum())
-        copies = int(gaps.exposed[own].sum())
-        busy = float(run.duration[own][inside[own]].sum())
+
+        def total(values: IntArray, row: list[int] = row) -> int:
+            return int(values[row].sum())
+
+        compute, exposed = total(run.duration), total(copies)
+        idle = 1 - total(run.duration * inside) / span if span else 0.0
         rows.append(
             DeviceTime(
-                name, len(own), compute, switch, copies, wall - compute - switch - host - copies,
-                host, int(run.waited[own].sum()), max(0.0, 1 - busy / span) if span else 0.0,
+                name, len(row), compute, total(host * switch), exposed,
+                wall - compute - exposed - total(host), total(host * ~switch), total(run.waited),
+                max(0.0, idle),
             )
         )  # fmt: skip
     return tuple(rows)
 
 
-_UNITS: Final = (("s", 1e9), ("ms", 1e6), ("us", 1e3))
 _SEGMENTS: Final = 8  # shown, if there are more
-
-
-def duration(nanoseconds: float) -> str:
-    """Three digits and a unit."""
-    for name, size in _UNITS:
-        if abs(nanoseconds) >= size * 0.9995:
-            value = nanoseconds / size
-            return f"{value:.0f} {name}" if value >= 999.5 else f"{value:.3g} {name}"
-    return f"{nanoseconds:.0f} ns"
 
 
 def text(report: Report) -> str:
@@ -279,20 +266,18 @@ def text(report: Report) -> str:
 def _time_lines(report: Report) -> list[str]:
     """Whole run and period of a cycle, side by side."""
     period = report.period
-    rows = [["", "its end" if report.left_out else "whole run", "a cycle", ""]]
-    predicted = (report.predicted, None if period is None else period.predicted)
-    replayed = (report.replayed, None if period is None else period.replayed)
-    wall = (report.wall, None if period is None else period.measured)
-    which = 1 if period is not None else 0
-    rows.append(["predicted", *map(_known, predicted), "durations of the plan"])
-    gap = _change(replayed[which], predicted[which])
-    rows.append(["with measured durations", *map(_known, replayed), f"error of the durations{gap}"])
-    if report.serial:
-        rows.append(["measured", *map(_known, wall), "devices took turns, so this is no period"])
-    else:
-        gap = _change(wall[which], replayed[which])
-        rows.append(["measured", *map(_known, wall), f"added by the executor{gap}"])
-    lines = _table(rows, right=(1, 2))
+    whole = (report.predicted, report.replayed, report.wall)
+    cycle = (None,) * 3 if period is None else (period.predicted, period.replayed, period.measured)
+    predicted, replayed, wall = whole if period is None else cycle
+    notes = [
+        "", "durations of the plan", f"error of the durations{_change(replayed, predicted)}",
+        "devices took turns, so this is no period" if report.serial
+        else f"added by the executor{_change(wall, replayed)}",
+    ]  # fmt: skip
+    names = ("predicted", "with measured durations", "measured")
+    rows = [["", "its end" if report.left_out else "whole run", "a cycle"]]
+    rows += [[name, *map(_known, times)] for name, *times in zip(names, whole, cycle, strict=True)]
+    lines = [f"{row}  {note}".rstrip() for row, note in zip(aligned(rows), notes, strict=True)]
     if report.serial:
         lines.append("(the first two on a virtual clock: as devices in parallel would have run)")
     if report.left_out:
@@ -301,13 +286,10 @@ def _time_lines(report: Report) -> list[str]:
             f"{report.left_out} blocks before them are left out)"
         )
     if period is None:
-        lines.append("(no whole cycles after each other: the run is too short for a period)")
-    else:
-        where = ""
-        if len(report.periods) > 1:
-            where = f" of segment {period.segment} with {len(period.jobs)} jobs"
-        lines.append(f"(a cycle: from the slope of {period.cycles} whole cycles{where})")
-    return lines
+        return [*lines, "(no whole cycles after each other: the run is too short for a period)"]
+    several = len(report.periods) > 1
+    where = f" of segment {period.segment} with {len(period.jobs)} jobs" if several else ""
+    return [*lines, f"(a cycle: from the slope of {period.cycles} whole cycles{where})"]
 
 
 def _segment_lines(report: Report) -> list[str]:
@@ -317,12 +299,12 @@ def _segment_lines(report: Report) -> list[str]:
         return []
     longest = sorted(known, key=lambda p: -p.cycles)[:_SEGMENTS]
     rows = [["segment", "jobs", "whole cycles", "predicted", "re-evaluated", "measured"]]
-    for p in [p for p in known if p in longest]:
+    for p in sorted(longest, key=lambda p: p.segment):
         times = (p.predicted, p.replayed, p.measured)
         rows.append([str(p.segment), str(len(p.jobs)), str(p.cycles), *map(_known, times)])
-    lines = ["", *_table(rows, right=range(1, 6))]
-    if len(rows) - 1 < len(report.periods):
-        lines.append(f"({len(report.periods) - len(rows) + 1} other segments are shorter)")
+    lines = ["", *aligned(rows)]
+    if len(longest) < len(report.periods):
+        lines.append(f"({len(report.periods) - len(longest)} other segments are shorter)")
     return lines
 
 
@@ -332,7 +314,7 @@ def _device_lines(report: Report) -> list[str]:
     for d in report.devices:
         times = [d.compute, d.switch, d.exposed, d.waiting, d.host, d.messages]
         rows.append([plain(d.name), *map(duration, times), f"{d.idle:.1%}"])
-    return _table(rows, right=range(1, 8))
+    return aligned(rows)
 
 
 def _known(value: float | None) -> str:
@@ -345,14 +327,3 @@ def _change(new: float | None, old: float | None) -> str:
         return ""
     ratio = new / old
     return f" ({ratio - 1:+.1%})" if 0.1 < ratio < 10 else f" ({ratio:.3g}x)"
-
-
-def _table(rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if c in right else cell.ljust(width)
-            for c, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
