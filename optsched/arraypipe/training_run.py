@@ -31,7 +31,7 @@ from optsched.arraypipe.runtime.environment import (
 from optsched.arraypipe.runtime.inline import InlineBackend
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages, take_off
 from optsched.arraypipe.runtime.state import JobRun
-from optsched.arraypipe.runtime.worker import Resident, Worker, reason, rehearse, unbound
+from optsched.arraypipe.runtime.worker import Memory, Worker, reason, rehearse, unbound
 from optsched.arraypipe.train_alone import Trained
 from optsched.errors import InputError
 from optsched.io.values import boolean, format_value, integer, number, one_of
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan.types import Record, Routes
     from optsched.arraypipe.profile.document import Profile
     from optsched.arraypipe.report.report import Report
-    from optsched.arraypipe.runtime.worker import Memory
     from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray
 
@@ -264,7 +263,7 @@ class ArrayRun:
         self._begun = begun if ranks is None else ranks.all(begun)[0]
         self.runs: list[JobRun] = self._same(self._made)
         self.worker = Worker(
-            self.runs, Resident(self.runs), trainer.loss, self._on_update, self._on_loss
+            self.runs, Memory(self.runs), trainer.loss, self._on_update, self._on_loss
         )
         self._rehearse()
         self.course = Course(plan, self.runs, trainer.routes)

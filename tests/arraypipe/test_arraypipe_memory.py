@@ -37,7 +37,7 @@ from optsched.arraypipe.memory.stage_bytes import beside_states  # noqa: E402
 from optsched.arraypipe.memory.types import State, Visit  # noqa: E402
 from optsched.arraypipe.plan.segments import Change  # noqa: E402
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages, waits_for_all  # noqa: E402
-from optsched.arraypipe.runtime.worker import Resident  # noqa: E402
+from optsched.arraypipe.runtime.worker import Memory  # noqa: E402
 from optsched.arraypipe.train_alone import Trained, differences  # noqa: E402
 from optsched.formats import perfetto  # noqa: E402
 
@@ -533,7 +533,7 @@ def test_resident_states_are_never_copied(made: list[Any], monkeypatch: pytest.M
     monkeypatch.setattr(Slotted, "__init__", refuse)
     array = trainer([job(row) for row in FOUR], memory=10**6)
     result = array.run(random_schedule([row[3] for row in FOUR], 3, seed=1), STEPS)
-    assert isinstance(made[-1], Resident)
+    assert type(made[-1]) is Memory
     assert differences(result.trained[0], alone(FOUR[0])) == []
 
 

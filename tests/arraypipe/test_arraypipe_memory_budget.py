@@ -20,7 +20,7 @@ from optsched.arraypipe.memory.residency import slot_bytes  # noqa: E402
 from optsched.arraypipe.memory.slots import layout_of  # noqa: E402
 from optsched.arraypipe.memory.types import State  # noqa: E402
 from optsched.arraypipe.runtime.state import JobRun  # noqa: E402
-from optsched.arraypipe.runtime.worker import Resident  # noqa: E402
+from optsched.arraypipe.runtime.worker import Memory  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -156,7 +156,7 @@ def test_weighing_changes_nothing() -> None:
         checked.append(all(map(torch.equal, before, after)))
         checked.append(torch.equal(state, torch.get_rng_state()))
         checked.append(not any(s.kept for run in runs for s in run.stages))
-        return Resident(runs)
+        return Memory(runs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("optsched.arraypipe.training_run.memory_of", memory_of)

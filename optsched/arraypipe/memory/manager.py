@@ -29,7 +29,7 @@ from optsched.arraypipe.memory.types import (
 from optsched.arraypipe.plan.segments import device_stream
 from optsched.arraypipe.plan.types import Copied
 from optsched.arraypipe.runtime.environment import on_gpu
-from optsched.arraypipe.runtime.worker import Resident
+from optsched.arraypipe.runtime.worker import Memory
 from optsched.errors import InputError, InternalError
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Share(NamedTuple):
     taken: int = 0  # bytes of its GPU that communicators have taken
 
 
-class PerDevice:
+class PerDevice(Memory):
     """Memories of all devices of a process; parameters as of `memory_of`."""
 
     moves = True
@@ -212,7 +212,7 @@ class PerDevice:
         share: Share | None = None,
     ) -> None:
         self.runs, self.segments = runs, segments
-        self.resident = Resident(runs)
+        self.resident = Memory(runs)
         self.slotted: dict[int, Slotted] = {}  # by device; the states of others are resident
         self.home: dict[tuple[int, int], Slotted | None] = {}  # by (job, stage)
         first = segments[0]
@@ -316,7 +316,7 @@ class PerDevice:
         """Whether a job keeps inputs only."""
         return bool(self.runs[job].job.recompute)
 
-    def _of(self, job: int, stage: int) -> Slotted | Resident:
+    def _of(self, job: int, stage: int) -> Slotted | Memory:
         pair = (job, stage)
         if pair not in self.home:  # it has come in with the newest segment
             segment = self.segments[-1]
@@ -375,7 +375,7 @@ def memory_of(
     limit: int | None,
     criterion: MakeCriterion,
     share: Share | None = None,
-) -> Resident | PerDevice:
+) -> Memory:
     """The memory of a run: everything resident if it fits, else slots.
 
     Parameters
@@ -395,7 +395,7 @@ def memory_of(
         It does not fit, not even in slots; nothing has been moved.
     """
     if limit is None:
-        return Resident(runs)
+        return Memory(runs)
     check_limit(limit)
     memory = PerDevice(runs, segments, limit, criterion, share)
     return memory if memory.slotted else memory.resident

@@ -341,7 +341,6 @@ class MovingState:
         stage.parameters = [
             (name, p) for (name, _), p in zip(stage.parameters, here.parameters, strict=True)
         ]
-        stage.forget_weights()  # found by name when first asked for
         stage.borrowed = tuple(
             b._replace(parameter=p) for b, p in zip(stage.borrowed, here.borrowed, strict=True)
         )

@@ -53,7 +53,7 @@ from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages
 from optsched.arraypipe.runtime.state import JobRun
 from optsched.arraypipe.runtime.types import tensors_of
-from optsched.arraypipe.runtime.worker import Resident, Worker
+from optsched.arraypipe.runtime.worker import Memory, Worker
 from optsched.arraypipe.trainer import ArrayTrainer
 from optsched.errors import InputError
 from optsched.io.values import integer
@@ -464,7 +464,7 @@ def block_overhead(n_stages: int) -> int:
     model, feed = fresh_model(trainer.build_model, job), Feed(trainer.data, job, "job", 0)
     run = JobRun(job, 0, "job", model, bench.chains[0].stages, 0, _CYCLES, feed)
     quiet: Any = lambda *_: None  # noqa: E731
-    worker = Worker([run], Resident([run]), nn.functional.mse_loss, quiet, quiet)
+    worker = Worker([run], Memory([run]), nn.functional.mse_loss, quiet, quiet)
     capacity = Capacity()
     capacity.measure(run, worker)
     plan = compile(one_f_one_b(JobArray([[1] * n], [[2] * n])))

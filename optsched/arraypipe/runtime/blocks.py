@@ -24,24 +24,6 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
-def weights_to_send(run: JobRun, stage: JobStage, user: int) -> Tensors:
-    """Values of the weights that the next stage to use them borrows from this one (no copies).
-
-    They do not change before the user's backward has come back, so they may be read late.
-    """
-    return tuple(stage.weight(name).detach() for name in run.lent[stage.index, user])
-
-
-def receive_weights(
-    run: JobRun, stage: JobStage, lender: int, values: Sequence[Tensor | None]
-) -> None:
-    """Bring the borrowed copies up to date."""
-    with torch.no_grad():
-        for name, value in zip(run.lent[lender, stage.index], values, strict=True):
-            assert value is not None
-            stage.weight(name).copy_(value)
-
-
 def take_borrowed(stage: JobStage) -> dict[str, Tensor | None]:
     """Gradients on the borrowed copies, of one micro-batch or all; the copies keep none."""
     found: dict[str, Tensor | None] = {}

@@ -206,15 +206,7 @@ class Lanes:
     def post(
         self, sent: Mapping[int, Parcel], lane: int, targets: Sequence[int]
     ) -> dict[int, Posted]:
-        """Inside `block`: what the block has made, on its way to the lanes that want it.
-
-        Parameters
-        ----------
-        sent
-            Parcels by message.
-        targets
-            Lane of every message.
-        """
+        """Inside `block`: parcels by message, on their way to the `targets`, lanes by message."""
         if not sent:
             return {}
         ready = _event()

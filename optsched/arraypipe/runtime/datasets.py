@@ -25,6 +25,7 @@ from torch.utils.data import (
 
 from optsched.arraypipe.job import Job
 from optsched.errors import InputError
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -48,13 +49,15 @@ def batches_of(data: Any) -> Data:
         isinstance(data, Sequence) and any(isinstance(entry, Job) for entry in data)
     ):
         what = "TensorDataset(inputs, targets)" if isinstance(data, tuple) else "jobs=[...], or fit"
-        raise InputError(f"data: expected a dataset, got {data!r:.60}; did you mean {what}?")
+        raise InputError(
+            f"data: expected a dataset, got {format_value(data)}; did you mean {what}?"
+        )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return Shuffled(data)
     if not callable(data):
         raise InputError(
             f"data: expected a dataset, a DataLoader or a function data(job, start), got "
-            f"{data!r:.60}"
+            f"{format_value(data)}"
         )
     return data  # type: ignore[no-any-return]
 

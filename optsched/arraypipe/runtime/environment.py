@@ -44,10 +44,10 @@ def on_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def check_devices(devices: Sequence[str | torch.device] | None) -> None:
+def check_devices(devices: Sequence[str | torch.device] | None) -> list[torch.device]:
     """Refuse what cannot be the devices of a trainer anywhere; whether they exist a run sees."""
     if devices is None:
-        return
+        return []
     if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence):
         raise InputError(
             f"devices: expected a list, one for every device of the schedule (they may repeat), "
@@ -55,7 +55,17 @@ def check_devices(devices: Sequence[str | torch.device] | None) -> None:
         )
     if not devices:
         raise InputError("devices: expected at least one, got none")
-    _check_one_type([_named(k, device) for k, device in enumerate(devices)])
+    found = []
+    for k, given in enumerate(devices):
+        try:
+            found.append(torch.device(given))
+        except (RuntimeError, TypeError) as error:
+            raise InputError(f"devices[{k}]: {given!r} is no torch device") from error
+        if found[-1].type not in ("cpu", "cuda"):
+            raise InputError(f"devices[{k}]: expected cpu or cuda, got {given!r}")
+    if len({device.type for device in found}) > 1:
+        raise InputError("devices: expected all on the CPU or all on GPUs, got both")
+    return found
 
 
 def resolve(
@@ -67,23 +77,27 @@ def resolve(
     of the schedule's devices; without them there is no schedule yet, and all are given.
     """
     n = 1 if names is None else len(names)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = check_devices(devices)
+    if devices is None and count < 2:
+        return (torch.device("cuda:0" if count else "cpu"),) * n
     if devices is None:
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count == 0:
-            return (torch.device("cpu"),) * n
-        if count == 1:
-            return (torch.device("cuda:0"),) * n
-        devices = [f"cuda:{k}" for k in range(count)]
-    found = tuple(_device(k, device) for k, device in enumerate(devices))
-    _check_one_type(found)
+        found = [torch.device("cuda", k) for k in range(count)]
+    for k, device in enumerate(found):
+        if device.type == "cuda":
+            found[k] = torch.device("cuda", device.index or 0)
+            if found[k].index >= count:
+                raise InputError(
+                    f"devices[{k}]: there is no {found[k]}; this host has {count} GPUs"
+                )
     if names is None:
-        return found
+        return tuple(found)
     if len(found) < n:
         raise InputError(
             f"devices: the schedule has {n} ({', '.join(names)}), there are {len(found)}; name one "
             f"for each, they may repeat: devices={[str(d) for d in found]} + [...]"
         )
-    return found[:n]
+    return tuple(found[:n])
 
 
 def own_first(devices: tuple[torch.device, ...]) -> tuple[torch.device, ...]:
@@ -152,31 +166,6 @@ def gpu_settings(devices: Sequence[torch.device]) -> dict[str, Any]:
 
 def _kinds(gpus: Sequence[torch.device]) -> list[str]:
     return sorted({torch.cuda.get_device_properties(device).name for device in gpus})
-
-
-def _check_one_type(devices: Sequence[torch.device]) -> None:
-    if len({device.type for device in devices}) > 1:
-        raise InputError("devices: expected all on the CPU or all on GPUs, got both")
-
-
-def _named(place: int, device: str | torch.device) -> torch.device:
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise InputError(f"devices[{place}]: {device!r} is no torch device") from error
-    if found.type not in ("cpu", "cuda"):
-        raise InputError(f"devices[{place}]: expected cpu or cuda, got {device!r}")
-    return found
-
-
-def _device(place: int, device: str | torch.device) -> torch.device:
-    found = _named(place, device)
-    if found.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        found = torch.device("cuda", found.index or 0)
-        if found.index >= count:
-            raise InputError(f"devices[{place}]: there is no {found}; this host has {count} GPUs")
-    return found
 
 
 @contextmanager

@@ -38,18 +38,13 @@ class JobStage(ModelStage):
     clones_output: bool = False  # that views a buffer which the next forward may change
     kept: dict[int, Kept] = field(default_factory=dict)
     later_norms: Norms = field(default_factory=Norms)  # of all later stages, if the job clips
-    _weights: dict[str, nn.Parameter] = field(default_factory=dict)
-
-    def forget_weights(self) -> None:
-        """Its parameters are other objects now (`optsched.arraypipe.memory.manager`)."""
-        self._weights.clear()
 
     def weight(self, name: str) -> nn.Parameter:
         """The parameter of this unsplit name here: its own, or a borrowed copy."""
-        if name not in self._weights:
-            self._weights.update(self.parameters)
-            self._weights.update((b.name, b.parameter) for b in self.borrowed)
-        return self._weights[name]
+        for entry in self.borrowed:
+            if entry.name == name:
+                return entry.parameter
+        return dict(self.parameters)[name]
 
     @property
     def trained(self) -> NamedParameters:

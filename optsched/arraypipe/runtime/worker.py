@@ -6,19 +6,12 @@ import math
 import time
 from dataclasses import dataclass
 from traceback import format_tb
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from optsched.arraypipe.runtime import blocks
-from optsched.arraypipe.runtime.blocks import (
-    own_norms,
-    receive_weights,
-    take_borrowed,
-    tied_roots,
-    total_norm,
-    weights_to_send,
-)
+from optsched.arraypipe.runtime.blocks import own_norms, take_borrowed, tied_roots, total_norm
 from optsched.arraypipe.runtime.data import DataEnded, brought
 from optsched.arraypipe.runtime.stages import in_place, move
 from optsched.arraypipe.runtime.state import NotFinite
@@ -41,25 +34,38 @@ if TYPE_CHECKING:
 _FATAL = (InternalError, getattr(torch, "AcceleratorError", InternalError))
 
 
-class Memory(Protocol):
-    """Where the states of the jobs are."""
+class Memory:
+    """Where the states of the jobs are: here each on its device, a switch is an index into a list.
 
-    moves: bool  # whether a state may leave its place while another job's block runs
-    limits: Any  # what is known of bytes (`memory.budget.Limits`); None: all states fit
+    `optsched.arraypipe.memory.manager` has another one.
+    """
+
+    moves = False  # whether a state may leave its place while another job's block runs
+    limits: Any = None  # what is known of bytes (`memory.budget.Limits`); None: all states fit
+
+    def __init__(self, runs: Sequence[JobRun]) -> None:
+        self.runs = runs
 
     @property
     def exposed(self) -> int:
         """Nanoseconds that blocks have waited for copies of states so far."""
+        return 0
 
     @property
     def copies(self) -> Sequence[Copied]:
         """Copies of states so far."""
+        return ()
 
     def pauses(self) -> Sequence[Pause]:
         """Events around what blocks have waited for on GPUs since the last call."""
+        return ()
 
     def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
         """Make the state of a job on a stage usable for a block."""
+        found = self.runs[job].stages[stage]
+        if found.away:  # it is new on its device
+            move(found, found.device)
+        return found
 
     def leave(self, job: int, stage: int, kind: str) -> None:
         """The block is over."""
@@ -69,37 +75,6 @@ class Memory(Protocol):
 
     def close(self) -> None:
         """Put all states back where `JobRun.stages` has them."""
-
-
-class Resident:
-    """Everything stays on its device: a switch is an index into a list."""
-
-    moves, exposed = False, 0
-    copies: Sequence[Copied] = ()
-    limits: Any = None
-
-    def __init__(self, runs: Sequence[JobRun]) -> None:
-        self.runs = runs
-
-    def pauses(self) -> Sequence[Pause]:
-        """None."""
-        return ()
-
-    def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
-        """The stage; nothing is moved, unless it is new on its device."""
-        found = self.runs[job].stages[stage]
-        if found.away:
-            move(found, found.device)
-        return found
-
-    def leave(self, job: int, stage: int, kind: str) -> None:
-        """Nothing to do."""
-
-    def forget(self, before: int) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Nothing to do."""
 
 
 @dataclass(eq=False)
@@ -200,7 +175,9 @@ class Worker:
                 x = parcel.tensors
             else:
                 lender = segment.plan.blocks[message.producer].stage
-                receive_weights(run, stage, lender, parcel.tensors)
+                with torch.no_grad():
+                    for name, value in zip(run.lent[lender, index], parcel.tensors, strict=True):
+                        stage.weight(name).copy_(value)  # type: ignore[arg-type]
         if index == 0 or last:
             assert run.feed is not None
             if run.feed.iteration != iteration:
@@ -224,7 +201,8 @@ class Worker:
                 sent[k] = Parcel(output, word)
             else:
                 user = segment.plan.blocks[message.consumer].stage
-                weights = weights_to_send(run, stage, user)
+                # they do not change before the user's backward has come back: may be read late
+                weights = tuple(stage.weight(name).detach() for name in run.lent[index, user])
                 if self.memory.moves:
                     weights = tuple(weight.clone() for weight in weights)
                 sent[k] = Parcel(weights, word)
@@ -350,17 +328,13 @@ def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
             x = brought(x, stage.device)
             with in_place(stage):
                 x = blocks.rehearse(stage, x, needs, worker.criterion(run, stage, 0))
-            needs = tuple(t.requires_grad for t in (x if isinstance(x, tuple) else (x,)))
-            # the graph goes with its stage
-            row = tuple(t.detach() for t in (x if isinstance(x, tuple) else (x,)))
+            row = x if isinstance(x, tuple) else (x,)
+            needs = tuple(t.requires_grad for t in row)
+            row = tuple(t.detach() for t in row)  # the graph goes with its stage
             x = row if isinstance(x, tuple) else row[0]
             outputs.append(row)
-    except DataEnded as error:
-        if not run.start:
-            raise
-        raise run.fail(here, run.start, reason(error)) from error
-    except InputError:
-        raise
     except Exception as error:
+        if isinstance(error, InputError) and not (isinstance(error, DataEnded) and run.start):
+            raise
         raise run.fail(here, run.start, reason(error)) from error
     return outputs
