@@ -271,14 +271,9 @@ class Fit:
     def _progress(self, plan: ExecutionPlan) -> RunProgress:
         from optsched.arraypipe.cli.output import RunProgress
 
-        trainer, last = self.trainer, plan.n_jobs - 1
-        devices = () if self.on_ranks else resolve(trainer.devices, plan.devices)
-        self.progress = RunProgress(
-            trainer.jobs, trainer.titles, self.steps,
-            copies=[plan.copies[min(j, last)] for j in range(len(trainer.jobs))],
-            predicted=predict(plan).period * unit(plan),
-            serial=len(devices) > 1 and len(set(devices)) == 1,
-            enabled=self.is_first and self.config.verbose,
+        self.progress = RunProgress.of(
+            self.trainer, plan, self.steps, not self.on_ranks,
+            self.is_first and self.config.verbose,
         )  # fmt: skip
         return self.progress
 

@@ -56,7 +56,7 @@ def profile(
     ] = 10,
 ) -> None:
     """Measure the blocks of a script's jobs, and what they keep and send."""
-    from optsched.arraypipe.cli.script import load_trainer, measured, script_parts
+    from optsched.arraypipe.cli.script import guarded, load_trainer, script_parts
     from optsched.cli.output import wrote
     from optsched.io.files import check_outputs
 
@@ -67,7 +67,7 @@ def profile(
     trainer = load_trainer(script)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", UserWarning)
-        found = measured(script, lambda: trainer.profile(wanted, repeats))
+        found = guarded(path, lambda: trainer.profile(wanted, repeats))
     for warning in warned:
         print(f"warning: {warning.message}", file=sys.stderr)
     print(found)
@@ -207,14 +207,14 @@ def run(
     from optsched.arraypipe.cli.run import RunOrder, as_rank, carry_out, plain_warnings
     from optsched.arraypipe.distributed.launch import launch
 
-    order = RunOrder(
-        script, schedule, steps, checkpoint, every, keep, resume, out, time_limit, devices, quiet
-    )
+    options = {
+        "checkpoint": checkpoint, "checkpoint_every": every, "keep": keep, "resume": resume
+    }  # fmt: skip
+    order = RunOrder(script, schedule, steps, options, out, time_limit, devices, quiet)
     if backend not in ("inline", "process"):
         raise InputError(f"backend: expected inline or process, got {backend!r:.40}")
     if backend == "process" and "RANK" in os.environ:  # by torchrun, or by ourselves
         as_rank(order)
-    order.check()
     if backend == "process":
         with plain_warnings(speaks=False):  # the first rank warns
             ranks = _ranks_of(order)

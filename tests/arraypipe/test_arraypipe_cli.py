@@ -301,8 +301,8 @@ def test_orders_refused(shop: Cli) -> None:
     for words, sentence in (
         (["--steps", "0"], "steps: "),
         (["--every", "0", "--checkpoint", "c"], "every: "),
-        (["--resume"], "resume: say where"),
-        (["--every", "2"], "every: say where"),
+        (["--resume"], "checkpoint: expected a folder"),
+        (["--every", "2"], "checkpoint: expected a folder"),
         (["--backend", "threads"], "backend: expected inline or process"),
         (["--devices", "2"], "devices: the schedule says"),
         (["--time-limit", "0"], "time_limit: "),

@@ -8,50 +8,32 @@ import time
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TextIO
+from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 import msgspec
 
+from optsched.arraypipe.report.executed import unit
+from optsched.arraypipe.report.explain import predict
 from optsched.arraypipe.report.report import Report  # noqa: TC001 (msgspec reads annotations)
 from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
-from optsched.io.strict_json import check_format, decode, parse
-from optsched.io.text import duration, plain
+from optsched.io.strict_json import decode_document, parse
+from optsched.io.text import aligned, duration, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from optsched.arraypipe.job import Job
+    from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.arraypipe.training_run import RunResult
     from optsched.model.schedule import Schedule
 
 
 FORMAT: Final = "optsched.run/1"
-
-
-class RunFiles(NamedTuple):
-    """Paths of the files of a run."""
-
-    plan: Path
-    trace: Path
-    replay: Path
-    summary: Path
-
-    @classmethod
-    def within(cls, folder: Path) -> RunFiles:
-        """The paths, in a folder that need not be there."""
-        names = ("plan.schedule", "trace.schedule", "replay.schedule", "summary")
-        return cls(*(folder / f"{name}.json" for name in names))
-
-    def write(self, summary: RunSummary, plan: Schedule, result: RunResult) -> None:
-        """Write all of them; the summary last, so that it only stands beside a whole run."""
-        plan.write(self.plan)
-        result.trace.write(self.trace)
-        result.replay.write(self.replay)
-        write_atomic(self.summary, msgspec.json.format(msgspec.json.encode(summary), indent=1))
+_SUMMARY: Final = "summary.json"
 
 
 class JobSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +63,14 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return [job.error for job in self.jobs if job.status == "failed"]
 
     def __str__(self) -> str:
-        lines = [*_jobs(self.jobs), ""]
+        rows = [["job", "status", "iterations", "first loss", "last loss"]]
+        for job in self.jobs:
+            losses = ["-" if x is None else f"{x:.4f}" for x in (job.first_loss, job.last_loss)]
+            rows.append([plain(job.name), plain(job.status, 7), str(job.iterations), *losses])
+        lines = aligned(rows, left=2)
+        for k, job in reversed([*enumerate(self.jobs, 2)]):
+            lines[k:k] = [f"  {plain(job.error, 500)}"] if job.error else []
+        lines.append("")
         if any(job.status == "stopped" for job in self.jobs):
             lines.append("interrupted: jobs ended with whole iterations")
         ways = f"{self.backend} backend, {duration(self.seconds * 1e9)}"
@@ -102,21 +91,22 @@ def summary_of(
     )
 
 
-def read_summary(path: str | os.PathLike[str]) -> RunSummary:
-    """Read the summary of a run, given as its folder or as the file itself.
+def write_results(folder: Path, summary: RunSummary, plan: Schedule, result: RunResult) -> str:
+    """Write the files of a run, and name them; a summary only stands beside a whole run."""
+    documents = {"plan": plan, "trace": result.trace, "replay": result.replay}
+    for name, document in documents.items():
+        document.write(folder / f"{name}.schedule.json")
+    text = msgspec.json.format(msgspec.json.encode(summary), indent=1)
+    write_atomic(folder / _SUMMARY, text)
+    return ", ".join([*(f"{name}.schedule.json" for name in documents), _SUMMARY])
 
-    Raises
-    ------
-    InputError
-        It is not there or not one; the sentence names place, rule and value.
-    """
-    file = RunFiles.within(Path(path)).summary if Path(path).is_dir() else Path(path)
-    name = str(file)
-    if file != Path(path) and not file.exists():
-        raise InputError(f"{name}: no such file; `optsched arraypipe run --out` writes it")
-    tree = parse(read_text(file), name)
-    check_format(tree, FORMAT, name)
-    return decode(tree, RunSummary, name)
+
+def read_summary(path: Path) -> RunSummary:
+    """Read the summary of a run, given as its folder or as the file itself."""
+    file = path / _SUMMARY if path.is_dir() else path
+    if file != path and not file.exists():
+        raise InputError(f"{file}: no such file; `optsched arraypipe run --out` writes it")
+    return decode_document(parse(read_text(file), str(file)), RunSummary, FORMAT, str(file))
 
 
 @contextmanager
@@ -145,20 +135,6 @@ def made_folder(folder: Path | None) -> Iterator[None]:
         raise
 
 
-def _jobs(jobs: Sequence[JobSummary]) -> list[str]:
-    width = max(3, *(len(job.name) for job in jobs)) if jobs else 3
-    lines = [f"{'job':{width}}  status   iterations  first loss  last loss"]
-    for job in jobs:
-        losses = ["-" if x is None else f"{x:.4f}" for x in (job.first_loss, job.last_loss)]
-        lines.append(
-            f"{plain(job.name):{width}}  {plain(job.status, 7):7}  {job.iterations:>10}  "
-            f"{losses[0]:>10}  {losses[1]:>9}"
-        )
-        if job.error:
-            lines.append(f"  {plain(job.error, 500)}")
-    return lines
-
-
 FIRST_AFTER: Final = 1.0  # seconds of silence
 EVERY: Final = 5.0  # seconds between plain lines
 LIVE_EVERY: Final = 0.25  # seconds between two states of the table
@@ -166,7 +142,7 @@ _RECENT: Final = 33  # iterations from which the time of a cycle is taken
 
 
 @dataclass(eq=False)
-class Row:
+class _Row:
     """What is known of one job."""
 
     job: Job
@@ -177,18 +153,10 @@ class Row:
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     told: int = -1
 
-    @property
-    def cycle(self) -> float | None:
-        """Seconds a cycle, from the last iterations."""
-        if len(self.ends) < 2 or self.job.status != "running":
-            return None
-        return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1) * self.copies
-
     def cells(self, steps: int) -> tuple[str, str, str, str]:
         """Name, iterations, loss, status."""
-        done = f"{self.iteration + 1} of {steps}"
         loss = "-" if self.iteration < 0 else f"{self.loss:.4f}"
-        return self.title, done, loss, self.job.status
+        return self.title, f"{self.iteration + 1} of {steps}", loss, self.job.status
 
 
 @dataclass(eq=False)
@@ -207,14 +175,29 @@ class RunProgress:
 
     def __post_init__(self) -> None:
         known = zip(self.jobs, self.titles, self.copies, strict=True)
-        self.rows = {id(job): Row(job, title, copies) for job, title, copies in known}
+        self.rows = {id(job): _Row(job, title, copies) for job, title, copies in known}
         self.began = time.monotonic()
         self.next = self.began + FIRST_AFTER
         self.live: Any = None
 
+    @classmethod
+    def of(
+        cls, trainer: ArrayTrainer, plan: ExecutionPlan, steps: int, inline: bool, enabled: bool
+    ) -> Self:
+        """Of a run by a plan, whose last jobs may be more than it has seats."""
+        from optsched.arraypipe.runtime.environment import resolve
+
+        devices, last = resolve(trainer.devices, plan.devices) if inline else (), plan.n_jobs - 1
+        return cls(
+            trainer.jobs, trainer.titles, steps,
+            copies=[plan.copies[min(j, last)] for j in range(len(trainer.jobs))],
+            predicted=predict(plan).period * unit(plan),
+            serial=len(devices) > 1 and len(set(devices)) == 1, enabled=enabled,
+        )  # fmt: skip
+
     def add(self, job: Job, title: str) -> None:
         """A job joins."""
-        self.rows[id(job)] = Row(job, title, 1)
+        self.rows[id(job)] = _Row(job, title, 1)
 
     def __call__(self, job: Job, iteration: int, loss: float) -> None:
         """Note a loss, and show the state if it is time to."""
@@ -237,8 +220,11 @@ class RunProgress:
 
     def _period(self) -> str:
         """The time of a cycle, the median over the jobs that run, against its prediction."""
-        known = [row.cycle for row in self.rows.values()]
-        rates = [value for value in known if value is not None]
+        rates = [
+            (row.ends[-1] - row.ends[0]) / (len(row.ends) - 1) * row.copies
+            for row in self.rows.values()
+            if len(row.ends) > 1 and row.job.status == "running"
+        ]
         measured = duration(median(rates) * 1e9) if rates else "-"
         turns = " (devices take turns)" if self.serial else ""
         return f"a cycle: {measured}{turns}, predicted {duration(self.predicted)}"

@@ -8,23 +8,27 @@ import sys
 import time
 import warnings
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from optsched.arraypipe.cli.output import RunFiles, RunSummary, made_folder, summary_of
-from optsched.arraypipe.cli.script import load_trainer, measured, need_torch, script_parts
+from optsched.arraypipe.cli.output import (
+    RunProgress,
+    RunSummary,
+    made_folder,
+    summary_of,
+    write_results,
+)
+from optsched.arraypipe.cli.script import guarded, load_trainer, need_torch, script_parts
 from optsched.errors import InputError, MissingExtra, OptschedError, UnsupportedProblem
 from optsched.io.text import plain
+from optsched.io.values import integer, number
 from optsched.model.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from optsched.arraypipe.cli.output import RunProgress
     from optsched.arraypipe.distributed.group import Group
-    from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.trainer import ArrayTrainer
 
 
@@ -32,10 +36,7 @@ if TYPE_CHECKING:
 def plain_warnings(speaks: bool = True) -> Iterator[None]:
     """Print every warning once, as ``warning: <sentence>``; which count the filters decide.
 
-    Parameters
-    ----------
-    speaks
-        False: say none of them, such as on ranks above 0.
+    Ranks above 0 do not speak.
     """
     told: set[str] = set()
 
@@ -57,10 +58,7 @@ class RunOrder:
     script: str  # FILE.py:FUNCTION that makes the trainer
     schedule: Path | None = None  # None: blocks are measured and ordered first
     steps: int = 100  # iterations of every job, counted from its seed
-    checkpoint: Path | None = None  # folder
-    every: int | None = None  # iterations between two checkpoints
-    keep: int = 2  # newest checkpoints of a job that stay
-    resume: bool = False  # from the latest checkpoints
+    options: dict[str, Any] = field(default_factory=dict)  # of `ArrayTrainer.run`
     out: Path | None = None  # folder for plan, trace, replay and summary
     time_limit: float = 10.0  # seconds for the solver, if there is no schedule
     devices: int | None = None  # if there is no schedule; by default one per stage, or per process
@@ -69,15 +67,12 @@ class RunOrder:
     def check(self) -> None:
         """Refuse what can be seen to be wrong before anything is loaded or made."""
         script_parts(self.script)
-        for key in ("steps", "every", "keep"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise InputError(f"{key}: expected an integer >= 1, got {value}")
-        if self.checkpoint is None and (self.every is not None or self.resume):
-            what = "resume" if self.resume else "every"
-            raise InputError(f"{what}: say where checkpoints are, with --checkpoint DIR")
-        if not 0 < self.time_limit < 10**6:
-            raise InputError(f"time_limit: expected seconds above 0, got {self.time_limit:g}")
+        need_torch()
+        from optsched.arraypipe.training_run import RunOptions
+
+        integer("steps", self.steps, 1)
+        RunOptions(**self.options)
+        number("time_limit", self.time_limit, 0.0, 1e6, above=True, what="seconds")
         if self.schedule is not None and self.devices is not None:
             raise InputError("devices: the schedule says how many there are")
 
@@ -85,17 +80,8 @@ class RunOrder:
 def carry_out(order: RunOrder, group: Group | None = None) -> RunSummary:
     """Load, compile, train, write, and print, warnings too; on ranks other than 0 only train.
 
-    Parameters
-    ----------
-    order
-        What to do.
-    group
-        The processes, one per device; None: all devices in this one.
-
-    Raises
-    ------
-    InputError
-        Something does not fit; nothing has been trained then.
+    The group has one process per device; without it all devices are in this one. `InputError`:
+    something does not fit, and nothing has been trained.
     """
     is_first = group is None or group.rank == 0
     with plain_warnings(is_first), ExitStack() as folders:
@@ -117,63 +103,42 @@ def _trained(
     from optsched.arraypipe.fit import schedule_for
 
     is_first = group is None or group.rank == 0
-    backend: Literal["inline", "process"] = "inline" if group is None else "process"
     loud = is_first and not order.quiet
+
+    def measured() -> Schedule:
+        tell = say if loud else lambda line: None
+        return schedule_for(trainer, order.devices, time_limit=order.time_limit, say=tell)
+
     if given is None:
-        measure = partial(
-            schedule_for, trainer, order.devices, time_limit=order.time_limit,
-            say=say if loud else lambda line: None,
-        )  # fmt: skip
         # on ranks another one's end is an error here too, and whose it is the group finds out
-        given = measured(order.script, measure) if group is None else measure()
+        path, _ = script_parts(order.script)
+        given = guarded(path, measured) if group is None else measured()
     plan = trainer.plan(given)
-    progress = _progress(trainer, plan, order, group is None, loud)
+    progress = RunProgress.of(trainer, plan, order.steps, group is None, loud)
+    backend = "inline" if group is None else "process"
     began = time.perf_counter()
     with progress:
-        result = trainer.run(
-            plan, order.steps, checkpoint=order.checkpoint, checkpoint_every=order.every,
-            keep=order.keep, resume=order.resume, on_step=progress, backend=backend,
-        )  # fmt: skip
+        result = trainer.run(plan, order.steps, on_step=progress, backend=backend, **order.options)
     seconds = time.perf_counter() - began
     summary = summary_of(trainer, result, backend=backend, steps=order.steps, seconds=seconds)
     if not is_first:
         return summary
-    files = None if order.out is None else RunFiles.within(order.out)
-    if files is not None:
-        files.write(summary, given, result)  # before anything is printed: that may fail
+    names = ""
+    if order.out is not None:  # before anything is printed: that may fail
+        names = write_results(order.out, summary, given, result)
     print(summary, flush=True)
-    if files is not None:
-        print(f"wrote {', '.join(path.name for path in files)} in {order.out}", flush=True)
+    if names:
+        print(f"wrote {names} in {order.out}", flush=True)
     for failure in summary.failures:
         say(f"failed: {failure}")
     return summary
 
 
-def _progress(
-    trainer: ArrayTrainer, plan: ExecutionPlan, order: RunOrder, inline: bool, enabled: bool
-) -> RunProgress:
-    from optsched.arraypipe.cli.output import RunProgress
-    from optsched.arraypipe.report.executed import unit
-    from optsched.arraypipe.report.explain import predict
-    from optsched.arraypipe.runtime.environment import resolve
-
-    devices = resolve(trainer.devices, plan.devices) if inline else ()
-    return RunProgress(
-        trainer.jobs, trainer.titles, order.steps, copies=plan.copies,
-        predicted=predict(plan).period * unit(plan),
-        serial=len(devices) > 1 and len(set(devices)) == 1, enabled=enabled,
-    )  # fmt: skip
-
-
 def as_rank(order: RunOrder) -> NoReturn:
     """One process of several, however they were started; ends it, with one sentence for all.
 
-    SIGTERM, which schedulers of clusters send ahead, is taken for Ctrl-C.
-
-    Raises
-    ------
-    InputError
-        The environment does not say which of how many processes this is.
+    SIGTERM, which schedulers of clusters send ahead, is taken for Ctrl-C. `InputError`: the
+    environment does not say which of how many processes this is.
     """
     need_torch()
     from optsched.arraypipe.distributed.group import Group, join
@@ -189,8 +154,8 @@ def as_rank(order: RunOrder) -> NoReturn:
     except BaseException as error:
         code, sentence = _ending(error)
         lost = isinstance(error, PeerLost)
-    for number in (signal.SIGINT, signal.SIGTERM):  # it ends anyway
-        signal.signal(number, signal.SIG_IGN)
+    for end in (signal.SIGINT, signal.SIGTERM):  # it ends anyway
+        signal.signal(end, signal.SIG_IGN)
     code = group.end(code, sentence, lost, say)
     sys.stdout.flush()
     os._exit(code)  # all is written; threads of gloo can abort an interpreter that takes its time

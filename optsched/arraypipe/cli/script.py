@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.io.strict_json import format_json
@@ -22,23 +22,11 @@ T = TypeVar("T")
 
 
 def load_trainer(script: str) -> ArrayTrainer:
-    """Run a script and call its function.
+    """Run a script and call its function, such as ``train.py:make_trainer``.
 
     The script is imported under the name of its file, so ``if __name__ == "__main__":`` keeps what
-    is not for us; its folder is put on the search path, as Python does with a script.
-
-    Parameters
-    ----------
-    script
-        Such as ``train.py:make_trainer``.
-
-    Raises
-    ------
-    InputError
-        There is no such file or function, one of them raises, or the function returns something
-        else; the sentence has the line of the script.
-    MissingExtra
-        Without PyTorch.
+    is not for us; its folder is put on the search path, as Python does with a script. An
+    `InputError` has the line of the script; without PyTorch it is a `MissingExtra`.
     """
     path, name = script_parts(script)
     module = imported(path)
@@ -47,32 +35,13 @@ def load_trainer(script: str) -> ArrayTrainer:
         raise InputError(f"{path}: has no function {format_json(name)}{_offers(module)}")
     if not callable(make):
         raise InputError(f"{path}:{name}: expected a function, got {make!r:.60}")
-    made = _guarded(path, make)
+    made = guarded(path, make)
     need_torch()
     from optsched.arraypipe.trainer import ArrayTrainer
 
     if not isinstance(made, ArrayTrainer):
         raise InputError(f"{path}:{name}: expected it to return an ArrayTrainer, got {made!r:.60}")
     return made
-
-
-def measured(script: str, measure: Callable[[], T]) -> T:
-    """What a measurement of a script's jobs gives.
-
-    Raises
-    ------
-    InputError
-        The script's data, model or loss raises; the sentence has its line.
-    OptschedError
-        As it comes.
-    """
-    path, _ = script_parts(script)
-    try:
-        return measure()
-    except OptschedError:
-        raise
-    except Exception as error:
-        raise _blamed(path, error) from error
 
 
 def script_parts(script: str) -> tuple[Path, str]:
@@ -99,7 +68,7 @@ def imported(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     loader = spec.loader
     try:
-        _guarded(path, lambda: loader.exec_module(module))
+        guarded(path, lambda: loader.exec_module(module))
     except BaseException:
         sys.modules.pop(path.stem)
         if before is not None:
@@ -108,40 +77,32 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-def _guarded(path: Path, call: Callable[[], Any]) -> Any:
-    """What a call into the script gives; whatever it raises becomes a sentence."""
+def guarded(path: Path, call: Callable[[], T]) -> T:
+    """What a call into the script gives; whatever it raises becomes a sentence with the line."""
     try:
         return call()
-    except InputError as error:
-        raise InputError(f"{path}{_line(path, error)}: {error}") from error
-    except OptschedError:
-        raise
-    except SystemExit as error:
-        raise InputError(
-            f"{path}{_line(path, error)}: ends the program; put what is only for "
-            'the command line below if __name__ == "__main__":'
-        ) from error
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "torch":
-            raise MissingExtra("the executor", "torch") from None
-        raise InputError(f"{path}{_line(path, error)}: {error}") from error
-    except SyntaxError as error:
-        where = f":{error.lineno}" if error.lineno else ""
-        raise InputError(f"{path}{where}: is not Python ({error.msg})") from error
-    except Exception as error:
-        raise _blamed(path, error) from error
-
-
-def _blamed(path: Path, error: Exception) -> InputError:
-    """What the script raised, and where."""
-    return InputError(f"{path}{_line(path, error)}: raises {type(error).__name__}: {error}")
-
-
-def _line(path: Path, error: BaseException) -> str:
-    """``:line`` of the innermost frame in the script, if there is one."""
-    own = str(path.resolve())
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == own]
-    return f":{lines[-1]}" if lines else ""
+    except (Exception, SystemExit) as error:
+        own = str(path.resolve())
+        places = traceback.extract_tb(error.__traceback__)
+        lines = [place.lineno for place in places if place.filename == own]  # the innermost is last
+        said = str(error)
+        if isinstance(error, OptschedError):
+            if not isinstance(error, InputError) or not lines:
+                raise
+        elif isinstance(error, SystemExit):
+            said = (
+                "ends the program; put what is only for the command line below "
+                'if __name__ == "__main__":'
+            )
+        elif isinstance(error, ModuleNotFoundError):
+            if (error.name or "").partition(".")[0] == "torch":
+                raise MissingExtra("the executor", "torch") from None
+        elif isinstance(error, SyntaxError):
+            lines, said = [error.lineno], f"is not Python ({error.msg})"
+        else:
+            said = f"raises {type(error).__name__}: {error}"
+        line = f":{lines[-1]}" if lines and lines[-1] else ""
+        raise InputError(f"{path}{line}: {said}") from error
 
 
 def _offers(module: ModuleType) -> str:
