@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from functools import cache
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,8 +136,7 @@ class Trap(nn.Module):
 
     def __init__(self, where: str, when: int, parts: int) -> None:
         super().__init__()
-        self.where, self.when, self.parts = where, when, parts
-        self.calls = 0
+        self.where, self.when, self.parts, self.calls = where, when, parts, 0
 
     def forward(self, x: Any) -> Any:
         """The input as it is."""
@@ -145,46 +144,26 @@ class Trap(nn.Module):
         self.calls += 1
         if t == self.when:
             if (self.where == "R" and again) or self.where == "F":
-                raise RuntimeError("trapped")
+                trapped()
             if self.where == "memory":
                 torch.empty(2**60)
             if self.where == "B":
                 x = x.clone()
-                x.register_hook(self.raise_it)
+                x.register_hook(trapped)
         return x * 1
 
-    def raise_it(self, gradient: Any) -> None:
-        """Hook of the backward."""
-        raise RuntimeError("trapped")
+
+def trapped(*given: Any) -> Any:
+    """What raises wherever it is called."""
+    raise RuntimeError("trapped")
 
 
 def breaking(named: Any, when: int) -> Any:
     """Plain SGD with a step that raises in an iteration."""
     optimizer = torch.optim.SGD(named, lr=0.1)
-    honest, calls = optimizer.step, iter(range(when))
-
-    def step() -> None:
-        if next(calls, None) is None:
-            raise RuntimeError("trapped")
-        honest()
-
-    optimizer.step = step  # type: ignore[assignment,method-assign]
+    steps = chain([optimizer.step] * when, repeat(trapped))
+    optimizer.step = lambda: next(steps)()  # type: ignore[assignment,method-assign]
     return optimizer
-
-
-class Schedule(torch.optim.lr_scheduler.LambdaLR):
-    """Raises in a step of its own."""
-
-    def __init__(self, optimizer: Any, when: int) -> None:
-        self.when = when + 1  # one step when it is made
-        super().__init__(optimizer, lambda t: 0.9**t)
-
-    def step(self, *given: Any) -> None:
-        """One step."""
-        if self.when == 0:
-            raise RuntimeError("trapped")
-        self.when -= 1
-        super().step()
 
 
 def trapped_model(where: str = "", when: int = 0, parts: int = 1) -> nn.Sequential:
@@ -200,45 +179,35 @@ def trapped_data(where: str, when: int) -> Callable[[Job, int], Iterator[Any]]:
         for t, (x, y) in enumerate(data(job, start), start):
             if job.seed == 1 and t == when:
                 if where == "data":
-                    raise RuntimeError("trapped")
-                if where in ("nan", "inf"):
-                    x = x.fill_(float(where))
-                if where == "loss":
-                    y = y - 100
+                    trapped()
+                x = x.fill_(float(where)) if where in ("nan", "inf") else x
+                y = y - 100 * (where == "loss")
             yield x, y
 
     return batches
 
 
-def trapped_loss(output: Any, target: Any) -> Any:
-    """Cross entropy that refuses negative classes."""
-    if (target < 0).any():
-        raise RuntimeError("trapped")
-    return loss(output, target)
-
-
-def trapped(where: str, when: int) -> Any:
+def trapped_trainer(where: str, when: int) -> Any:
     """A trainer of three jobs, of which the second will fail."""
-    jobs = jobs_of()
-    change: dict[str, Any] = {}
+    change: dict[str, Any] = {"microbatches": 1 if where == "R" else PARTS[1], "optimizer": sgd}
     if where in ("F", "R", "B", "memory"):
-        change["model"] = {"where": where, "when": when, "parts": 1 if where == "R" else PARTS[1]}
-    if where == "R":
-        change["microbatches"] = 1
+        change["model"] = {"where": where, "when": when, "parts": change["microbatches"]}
     if where == "U":
         change["optimizer"] = lambda named: breaking(named, when)
     if where == "scheduler":
-        change["scheduler"] = lambda optimizer: Schedule(optimizer, when)
-    row = {"microbatches": PARTS[1], "recompute": where == "R", "optimizer": sgd, **change}
-    jobs[1] = Job(1, 9, **row)
+        change["scheduler"] = lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda t: 0.9**t if t <= when else trapped()
+        )
+    jobs = jobs_of()
+    jobs[1] = Job(1, 9, recompute=where == "R", **change)
     return trainer(
         jobs, build_model=trapped_model, stages=[4, 7], data=trapped_data(where, when),
-        loss=trapped_loss,
+        loss=lambda output, target: trapped() if (target < 0).any() else loss(output, target),
     )  # fmt: skip
 
 
 def order_of(where: str, seed: int) -> Any:
-    """A schedule for `trapped`; recompute and update as blocks of their own or not."""
+    """A schedule for it; recompute and update as blocks of their own or not."""
     parts = [1, 1 if where == "R" else PARTS[1], 1]
     return random_schedule(
         parts, 3, seed=seed, recompute=[1] if where == "R" and seed % 2 else [],
@@ -257,7 +226,7 @@ def test_a_failure_stays_with_its_job(tmp_path: Path, where: str) -> None:
     """Whatever raises: the job has failed and says why, the others have the bits of alone."""
     for seed in range(2):
         when = 1 + seed
-        array = trapped(where, when)
+        array = trapped_trainer(where, when)
         result = array.run(
             order_of(where, seed), STEPS, checkpoint=tmp_path / str(seed), checkpoint_every=1
         )
@@ -276,21 +245,6 @@ def test_a_failure_stays_with_its_job(tmp_path: Path, where: str) -> None:
         assert {p.name for p in place.iterdir()} == {"latest", *last}
 
 
-@pytest.mark.parametrize("backend", ["inline", "slots"])
-def test_data_that_fail_at_once_stay_with_their_job(tmp_path: Path, backend: str) -> None:
-    """A job goes on where its data have failed: it fails again, and the others go on."""
-    memory = None if backend == "inline" else 10**6
-    schedule = random_schedule(PARTS, 3, seed=1)
-    for steps, resume in ((STEPS - 1, False), (STEPS, True)):
-        jobs = jobs_of()
-        array = trainer(jobs, data=trapped_data("data", 2), memory=memory)
-        result = array.run(schedule, steps, checkpoint=tmp_path, checkpoint_every=1, resume=resume)
-        assert [job.status for job in jobs] == ["done", "failed", "done"]
-        assert "job job1, stage 0, iteration 2: RuntimeError: trapped" in str(jobs[1].error)
-    for j in (0, 2):
-        assert same(result.trained[j], j, STEPS, STEPS - 1)
-
-
 def ending(ends: dict[int, int]) -> Callable[[Job, int], Iterator[Any]]:
     """Data of which some jobs, by their seed, have so many batches and no more."""
 
@@ -301,27 +255,27 @@ def ending(ends: dict[int, int]) -> Callable[[Job, int], Iterator[Any]]:
 
 
 @pytest.mark.parametrize("memory", [None, 10**6], ids=["inline", "slots"])
-def test_a_job_whose_data_end_at_its_checkpoint_fails_alone(
-    tmp_path: Path, memory: int | None
+@pytest.mark.parametrize("how", ["raise", "end"])
+def test_data_that_fail_at_a_checkpoint_stay_with_their_job(
+    tmp_path: Path, memory: int | None, how: str
 ) -> None:
-    """As it would have without a break: named with its iteration; the others have their bits."""
+    """Its data raise, or end, where it goes on: as without a break it fails, named, and alone."""
     schedule, short = random_schedule(PARTS, 3, seed=1), STEPS - 1
-    jobs = jobs_of()
-    trainer(jobs, data=ending({1: short})).run(schedule, short, checkpoint=tmp_path)
-    assert [job.status for job in jobs] == ["done"] * 3
-    sentence = f"iteration {short}: data: job job1 has no batch for iteration {short}"
+    batches = ending({1: short}) if how == "end" else trapped_data("data", short)
+    trainer(jobs_of(), data=batches).run(schedule, short, checkpoint=tmp_path)
+    what = f"data: job job1 has no batch for iteration {short}"
+    sentence = f"iteration {short}: {what if how == 'end' else 'RuntimeError: trapped'}"
     given: dict[str, Any] = {"checkpoint": tmp_path, "resume": True}
     with pytest.raises(JobFailed, match=sentence):
-        trainer(jobs_of(), data=ending({1: short}), memory=memory).run(
+        trainer(jobs_of(), data=batches, memory=memory).run(
             schedule, STEPS, on_error="raise", **given
         )
     jobs = jobs_of()
-    result = trainer(jobs, data=ending({1: short}), memory=memory).run(schedule, STEPS, **given)
+    result = trainer(jobs, data=batches, memory=memory).run(schedule, STEPS, **given)
     assert [job.status for job in jobs] == ["done", "failed", "done"]
     assert sentence in str(jobs[1].error)
     assert [len(row) for row in result.losses] == [1, 0, 1]
-    for j in (0, 2):
-        assert same(result.trained[j], j, STEPS, short)
+    assert all(same(result.trained[j], j, STEPS, short) for j in (0, 2))
 
 
 def test_a_complete_job_needs_no_data(tmp_path: Path) -> None:
@@ -359,12 +313,14 @@ def test_a_job_without_a_first_batch_is_refused_before_the_run_and_fails_alone_i
 
 @pytest.mark.parametrize("where", half(WHERE))
 def test_a_failure_can_end_the_run(where: str) -> None:
-    """``on_error="raise"``: the error comes out, with what caused it."""
-    array = trapped(where, 2)
+    """``on_error="raise"``: the error comes out, with what caused it; the others are stopped."""
+    array = trapped_trainer(where, 2)
     with pytest.raises(JobFailed, match=r"job job1, stage \d, iteration 2: ") as caught:
         array.run(order_of(where, 1), STEPS, on_error="raise")
     assert caught.value is array.jobs[1].error
     assert caught.value.__cause__ is not None
+    assert array.jobs[1].status == "failed"
+    assert {array.jobs[j].status for j in (0, 2)} <= {"stopped", "done"}
 
 
 @seeds(2, 6)
@@ -378,25 +334,12 @@ def test_a_failure_leaves_the_updates_before_it_to_later_stages(seed: int) -> No
     assert [job.status for job in jobs] == ["done", "failed", "done"]
     assert "trapped" in str(jobs[1].error)
     for j in (0, 2):
-        alone = built.train_alone(j, STEPS)
-        assert differences(result.trained[j], alone) == []
-
-
-def test_what_a_callback_raises_is_no_failure_of_a_job() -> None:
-    """It comes out of the run, whatever `on_error` is."""
-
-    def on_step(job: Job, t: int, value: float) -> None:
-        raise ZeroDivisionError
-
-    array = trainer(jobs_of())
-    with pytest.raises(ZeroDivisionError):
-        array.run(random_schedule(PARTS, 3), 2, on_step=on_step)
-    assert [job.error for job in array.jobs] == [None] * 3
+        assert differences(result.trained[j], built.train_alone(j, STEPS)) == []
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_no_job_runs_after_a_run_that_raised(tmp_path: Path, error: type[BaseException]) -> None:
-    """Those not done are stopped, and can be resumed to the bits of alone."""
+    """Those not done are stopped, none has failed, and they can be resumed to the bits of alone."""
     jobs, order = jobs_of(), random_schedule(PARTS, 3, seed=1)
     array = trainer(jobs)
 
@@ -407,19 +350,12 @@ def test_no_job_runs_after_a_run_that_raised(tmp_path: Path, error: type[BaseExc
     with pytest.raises(error):
         array.run(order, 3, on_step=on_step, checkpoint=tmp_path, checkpoint_every=1)
     assert {job.status for job in jobs} <= {"stopped", "done"} and jobs[0].status == "stopped"
+    assert [job.error for job in jobs] == [None] * 3
     result = array.run(order, 3, checkpoint=tmp_path, resume=True)
     assert [job.status for job in jobs] == ["done"] * 3
     for j in range(3):
         weights = array.train_alone(j, 3).parameters
         assert all(torch.equal(result.trained[j].parameters[n], w) for n, w in weights.items())
-
-
-def test_the_job_that_ends_a_run_has_failed() -> None:
-    """``on_error="raise"``: the others are stopped."""
-    array = trapped("B", 2)
-    with pytest.raises(JobFailed):
-        array.run(order_of("B", 1), STEPS, on_error="raise")
-    assert [job.status for job in array.jobs] == ["stopped", "failed", "stopped"]
 
 
 def test_jobs_of_a_refused_run_are_ready(tmp_path: Path) -> None:
@@ -436,19 +372,23 @@ def test_jobs_of_a_refused_run_are_ready(tmp_path: Path) -> None:
     assert [job.status for job in jobs] == ["ready"] * 3
 
 
+def wild(named: Any) -> torch.optim.Optimizer:
+    """Its loss is soon no number."""
+    return torch.optim.SGD(named, lr=1e30)
+
+
 def test_all_jobs_may_fail() -> None:
     """Then the run ends, and every job says why."""
-    wild = [Job(j, 8, lambda p: torch.optim.SGD(p, lr=1e30)) for j in range(3)]
-    result = trainer(wild).run(random_schedule([1] * 3, 3), 50)
-    assert {job.status for job in wild} == {"failed"}
+    jobs = [Job(j, 8, wild) for j in range(3)]
+    result = trainer(jobs).run(random_schedule([1] * 3, 3), 50)
+    assert {job.status for job in jobs} == {"failed"}
     assert max(len(row) for row in result.losses) < 50
 
 
 def test_a_waiting_job_takes_the_seat_of_a_failed_one() -> None:
     """And reaches the bits that it reaches alone."""
     rows = jobs_of(5)
-    rows[1] = Job(1, 9, lambda p: torch.optim.SGD(p, lr=1e30), microbatches=2)
+    rows[1] = Job(1, 9, wild, microbatches=2)
     result = trainer(rows).run(random_schedule(PARTS, 3, seed=4), STEPS, queue=True)
     assert [job.status for job in rows] == ["done", "failed", "done", "done", "done"]
-    for j in (0, 2, 3, 4):
-        assert same(result.trained[j], j, STEPS)
+    assert all(same(result.trained[j], j, STEPS) for j in (0, 2, 3, 4))

@@ -28,7 +28,6 @@ from optsched.arraypipe.model.split import (  # noqa: E402
     stage_names,
 )
 from optsched.arraypipe.model.tracing import traced_stages  # noqa: E402
-from optsched.arraypipe.runtime import blocks  # noqa: E402
 from optsched.arraypipe.runtime.stages import fresh_stages  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 
@@ -197,44 +196,13 @@ def test_skips_ride_through_the_stages_between() -> None:
     assert [len(row) for row in crossing] == [3, 4, 3, 2]
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_an_input_passed_on_has_the_whole_gradient(recompute: bool) -> None:
-    """A leaf that is also an output sums the gradient from later and its own use, in that order."""
-
-    class Through(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-            return self.linear(x[0]).sin() * x[0], x[0], x[1]
-
-    model = nn.Sequential(Through(), nn.Identity())
-    stage = stages_of(model, [1])[0]
-    stage.packed, stage.needs_gradient = True, (True, False)
-    x, kind = torch.randn(3, 4), torch.arange(3)
-    sent = blocks.forward(stage, 0, (x, kind), 7, None, recompute)
-    assert torch.equal(sent[1], x)
-    assert torch.equal(sent[2], kind)
-    if recompute:
-        blocks.recompute(stage, 0)
-    g, later = torch.randn(3, 4), torch.randn(3, 4)
-    (gradient, nothing) = blocks.backward(stage, 0, (g, later, None))
-    leaf = x.clone().requires_grad_()
-    y, same, _ = model[0]((leaf, kind))
-    (expected,) = torch.autograd.grad([y, same * 1], leaf, [g, later])
-    assert gradient is not None
-    assert torch.equal(gradient, expected)
-    assert nothing is None
-
-
 def test_state_dict_of_the_unsplit_model() -> None:
     """Merged stages have its keys, order and values; shards are a partition; ties are restored."""
-    for build_model, stages, _ in TRACED.values():
+    for build_model, stages, data in TRACED.values():
         model, like = build_model(), build_model()
         model.load_state_dict(like.state_dict())
-        names = stage_names(build_model(), stages, _sample(build_model))
-        parts = split(model, names, JOBS[0], "a")
+        sample, _ = next(data(JOBS[0], 0))
+        parts = split(model, stage_names(build_model(), stages, sample), JOBS[0], "a")
         shards = [tied_weights.shard(model, parts, s) for s in range(len(parts))]
         assert sorted(name for shard in shards for name in shard) == sorted(like.state_dict())
         for name, value in merged(model, parts).items():
@@ -250,23 +218,15 @@ def test_checkpoints_of_a_traced_model(tmp_path: Path) -> None:
         models.Gpt, models.tokens, jobs=JOBS, stages=points("blocks.1", "head"), loss=models.loss
     )
     schedule = random_schedule([2, 1], 3, seed=1)
-    straight = array.run(schedule, 3)
     array.run(schedule, 2, checkpoint=tmp_path)
     resumed = array.run(schedule, 3, checkpoint=tmp_path, resume=True)
-    for j, (a, b) in enumerate(zip(straight.trained, resumed.trained, strict=True)):
-        a = dataclasses.replace(a, losses=a.losses[2:])
-        assert differences(b, a) == []
-        saved = torch.load(tmp_path / f"job{j}" / "3" / "model.pt", weights_only=True)
+    for j, got in enumerate(resumed.trained):
+        alone = array.train_alone(j, 3)
+        assert differences(got, dataclasses.replace(alone, losses=alone.losses[2:])) == []
         model = models.Gpt()
-        assert list(saved) == list(model.state_dict())
-        model.load_state_dict(saved)
-        assert torch.equal(model.head.weight, straight.models[j].embed.weight)
-        assert straight.models[j].head.weight is straight.models[j].embed.weight
-
-
-def _sample(build_model: Any) -> Any:
-    data = next(data for build, _, data in TRACED.values() if build is build_model)
-    return next(data(JOBS[0], 0))[0]
+        model.load_state_dict(torch.load(tmp_path / f"job{j}/3/model.pt", weights_only=True))
+        assert torch.equal(model.head.weight, resumed.models[j].embed.weight)
+        assert resumed.models[j].head.weight is resumed.models[j].embed.weight
 
 
 def test_owners_train_and_have_unsplit_names_in_order() -> None:
