@@ -39,7 +39,7 @@ from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job
 from optsched.arraypipe.memory.budget import reserved
 from optsched.arraypipe.memory.cuda_engine import CudaEngine
-from optsched.arraypipe.memory.engines import HostEngine
+from optsched.arraypipe.memory.engines import CopyEngine
 from optsched.arraypipe.memory.slots import layout_of
 from optsched.arraypipe.runtime import blocks, cuda_streams
 from optsched.arraypipe.runtime import data as feed
@@ -260,7 +260,7 @@ def copied() -> Iterator[Counter[str]]:
 
         return patch.object(engine, "copy", copy)
 
-    with counted(CudaEngine), counted(HostEngine):
+    with counted(CudaEngine), counted(CopyEngine):
         yield moved
 
 

@@ -16,7 +16,7 @@ from benchmarks.executor.gpu_speed import medians, seconds, wait
 from optsched.arraypipe import Job, random_schedule
 from optsched.arraypipe.memory.budget import reserved
 from optsched.arraypipe.memory.cuda_engine import CudaEngine
-from optsched.arraypipe.memory.engines import IN, OUT, HostEngine
+from optsched.arraypipe.memory.engines import IN, OUT, CopyEngine
 from optsched.arraypipe.memory.slots import flat_bytes
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def bandwidth(sizes: Sizes, rates: dict[str, float]) -> Iterator[Row]:
     size = sizes.of(2**30, 2**20)
     (host,) = flat_bytes([size], _CPU, sizes.cuda)
     (there,) = flat_bytes([size], sizes.device, False)
-    engine: CudaEngine | HostEngine = CudaEngine(sizes.device) if sizes.cuda else HostEngine()
+    engine: CudaEngine | CopyEngine = CudaEngine(sizes.device) if sizes.cuda else CopyEngine()
     if isinstance(engine, CudaEngine):
         engine.adopt([there])
     for direction in (IN, OUT):

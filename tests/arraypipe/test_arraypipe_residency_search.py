@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from depth import depth
 from exact_residency import Device, Phase, TooLarge, drawn
 
+from benchmarks.executor.copy_bound import copy_bound
 from optsched.arraypipe.memory.engines import HostLink
-from optsched.arraypipe.memory.residency import ResidencyPlan, copy_bound
-from optsched.arraypipe.memory.types import State, Visit
+from optsched.arraypipe.memory.residency import ResidencyPlan
 
 ONE = HostLink(1.0, 1.0)
 
@@ -25,19 +24,9 @@ def test_plans_of_tiny_devices_are_close_to_the_best() -> None:
         seen += 1
         compute = sum(v.duration for v in visits)
         plan = ResidencyPlan.compile(states, visits, None, ONE, slots=slots, chunk=1)
-        assert max(compute, plan.bound) <= best + 1e-6
+        assert max(compute, copy_bound(states, visits, slots, ONE)) <= best + 1e-6
         assert best - 1e-9 <= plan.period <= 1.15 * best
     assert seen >= 3
-
-
-def test_the_bound_of_the_copies_in_closed_form() -> None:
-    """One slot: all are copied; four: none; between, as many as cannot be kept."""
-    states, visits = (
-        [State(j, 0, (5, 0, 0, 0)) for j in range(4)],
-        [Visit(j, "R", duration=3) for j in range(4)],
-    )
-    bounds = [copy_bound(states, visits, (slots, 1), ONE) for slots in (1, 2, 4)]
-    assert bounds == pytest.approx([5 * 4, 5 * 8 / 3, 0])
 
 
 def test_the_search_of_all_plans_in_closed_form() -> None:

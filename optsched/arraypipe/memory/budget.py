@@ -87,19 +87,10 @@ def standing(states: IntArray, gradients: IntArray, in_turn: bool) -> IntArray:
 def budget(
     plan: ExecutionPlan, device: int, beside: Beside, jobs: Collection[int] | None = None
 ) -> Bytes:
-    """Gradients, activations and workspace of the blocks of a device.
+    """Gradients, activations and workspace of the blocks of a device, of some jobs or of all.
 
-    Parameters
-    ----------
-    plan
-        ``acquire``, ``free`` and ``workspace`` of its schedule are taken as bytes; if nothing is
-        acquired and freed, `beside` says what is kept.
-    device
-        Its index.
-    beside
-        By job of the plan; without an entry there are no gradients.
-    jobs
-        Count only these; None: all.
+    ``acquire``, ``free`` and ``workspace`` of the schedule are taken as bytes; if nothing is
+    acquired and freed, `beside` says what is kept.
     """
     schedule = plan.schedule
     row = [i for i in plan.sequences[device] if jobs is None or plan.blocks[i].job in jobs]
@@ -156,12 +147,8 @@ def _gradients(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int
 def reserved(device: torch.device, devices: Sequence[torch.device], taken: int = 0) -> int:
     """Bytes of a device's part of its GPU that are for no tensor of a job; 0 on a CPU.
 
-    Parameters
-    ----------
-    devices
-        Of all devices of the plan in this process: those on one GPU share its context.
-    taken
-        Beyond the context, by communicators and loaded kernels, as measured.
+    The `devices` of the plan in this process that are one GPU share its context, and what
+    communicators and loaded kernels have `taken` beyond that.
     """
     if device.type != "cuda":
         return 0
@@ -182,7 +169,6 @@ class Room(NamedTuple):
     slots: int = 0  # for weights; 0: all states are resident
     slot: tuple[int, ...] = ()  # most bytes of every piece (`PIECES`) in a slot
     taken: int = 0  # bytes of all slots
-    fixed: tuple[tuple[int, int], ...] = ()  # (job, stage) of the states that keep their slots
 
     def needs(
         self,
@@ -227,8 +213,7 @@ class Limits:
 
     runs: Sequence[JobRun]  # may grow
     rooms: list[Room | None]  # by device; None: that of another rank, until it has been told
-    sizes: dict[tuple[int, int], Sequence[int]]  # of the pieces of a state, by (job, stage)
-    measure: Callable[[int, int], Sequence[int]]  # the same of a job that has come in later
+    sizes: Callable[[int, int], Sequence[int]]  # job, stage -> of the pieces of its state
     known: Beside  # of the jobs of the first plan
     like: dict[int, int] = field(default_factory=dict)  # the one that a later job is counted as
 
@@ -241,57 +226,51 @@ class Limits:
     ) -> str:
         """What a device has too little of, as a sentence; ``""`` if there is enough.
 
-        Parameters
-        ----------
-        segment
-            What would be run; it may have jobs that have no seat yet.
-        live
-            Its seats that are still trained.
-        like
-            For each new job the one whose place it takes: it is counted as that one, apart from its
-            states and its recomputation.
-        messages
-            Bytes of receive windows and outboxes of a device; None: not counted.
+        Counted are the `live` seats of what would be run, which may have new jobs. `like` has for
+        each of them the one whose place it takes: it is counted as that one, apart from its states
+        and its recomputation. `messages` gives the receive windows and outboxes of a device.
         """
-        try:
-            for job, other in like.items():
-                self.like[job] = self.like.get(other, other)
-                for stage in range(segment.plan.n_stages):
-                    if (job, stage) not in self.sizes:
-                        self.sizes[job, stage] = self.measure(job, stage)
-        except InputError as error:
-            return str(error)
-        seats = tuple(self.like.get(job, job) for job in segment.seats)
-        as_known = replace(segment, seats=seats)
+        for job, other in like.items():
+            self.like[job] = self.like.get(other, other)
+        as_known = replace(segment, seats=tuple(self.like.get(job, job) for job in segment.seats))
         beside = {
             (seat, stage): row._replace(recompute=self._recomputes(segment, seat))
-            for seat, job in enumerate(seats)
+            for seat, job in enumerate(as_known.seats)
             for stage in range(segment.plan.n_stages)
             if (row := self.known.get((job, stage)))
         }
         for device, room in enumerate(self.rooms):
-            if room is not None:
-                held = None if messages is None else messages(as_known, device)
-                needed = room.needs(segment.plan, device, beside, held, live).total
+            if room is None:
+                continue
+            held = None if messages is None else messages(as_known, device)
+            needed = room.needs(segment.plan, device, beside, held, live).total
+            try:
                 if sentence := self._short(segment, live, device, room, needed):
                     return sentence
+            except InputError as error:  # a state that cannot be laid out
+                return str(error)
         return ""
 
     def _short(
         self, segment: Segment, live: Sequence[int], device: int, room: Room, beside: int
     ) -> str:
         """What a device has too little of, if it needs so many bytes beside the states."""
-        plan, seats = segment.plan, segment.seats
+        plan, name = segment.plan, segment.plan.devices[device]
         pairs, visits = cycle_of(plan, device, partial(self._recomputes, segment))
-        here = {k: (seats[seat], stage) for k, (seat, stage) in enumerate(pairs) if seat in live}
-        needed, name = beside + room.taken, plan.devices[device]
+        here = {k: (segment.seats[seat], s) for k, (seat, s) in enumerate(pairs) if seat in live}
+        sizes = {pair: self.sizes(*pair) for pair in here.values()}
+        needed = beside + room.taken
         if not room.slots:
-            needed += sum(sum(self.sizes[pair]) for pair in here.values())
-        elif sentence := self._unslotted(room, [*here.values()]):
-            return sentence
+            needed += sum(map(sum, sizes.values()))
         else:
-            fixed = [k for k, pair in here.items() if pair in room.fixed]
-            need = most_pinned([v for v in visits if v.state in here], fixed)[0] + len(fixed)
+            for (job, stage), row in sizes.items():
+                for piece, size, most in zip(PIECES, row, room.slot, strict=True):
+                    if size > most:
+                        return (
+                            f"memory: the {piece} of job {self.runs[job].title}, stage {stage} "
+                            f"take {size} bytes, a slot has {most}"
+                        )
+            need = most_pinned([v for v in visits if v.state in here])[0]
             if need > room.slots:
                 return (
                     f"memory: {need} states could not leave their slots on {name}, which has "
@@ -300,18 +279,6 @@ class Limits:
         if needed <= room.limit:
             return ""
         return f"memory: {name} would need {needed} bytes and has {room.limit}"
-
-    def _unslotted(self, room: Room, pairs: Sequence[tuple[int, int]]) -> str:
-        """What is larger than a slot."""
-        for job, stage in pairs:
-            sizes = zip(PIECES, self.sizes[job, stage], room.slot, strict=True)
-            for piece, size, most in sizes:
-                if size > most:
-                    return (
-                        f"memory: the {piece} of job {self.runs[job].title}, stage {stage} take "
-                        f"{size} bytes, a slot has {most}"
-                    )
-        return ""
 
     def _recomputes(self, segment: Segment, seat: int) -> bool:
         return bool(self.runs[segment.seats[seat]].job.recompute)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optsched.arraypipe.memory.engines import IN, OUT
 from optsched.arraypipe.memory.types import CHANGES, NEEDS, POOLS
@@ -32,348 +32,269 @@ class Rule(NamedTuple):
 
     slots: int  # states that fit
     lead: int = 0
-    fixed: tuple[int, ...] = ()  # states that stay, once loaded, as long as they are needed at all
+    fixed: tuple[int, ...] = ()  # states that stay, once loaded, as long as they can
+
+
+@dataclass(eq=False)
+class Slot:
+    """One place for the pieces of a pool."""
+
+    pool: int
+    index: int  # in its pool
+    # once all decisions so far are carried out
+    state: int = -1
+    present: set[int] = field(default_factory=set)  # pieces
+    changes: dict[int, int] = field(default_factory=dict)  # piece -> visit that changed it last
+    last: int = -1  # visit that used it last
+    turn: int = -1  # number of the turn that used it last
+    graphs: int = 0  # open autograd graphs that point at its weights
+    # now; events by piece
+    dirty: dict[int, int] = field(default_factory=dict)  # piece -> state that changed it here
+    used: Any = None  # event of the last block here
+    changed: dict[int, Any] = field(default_factory=dict)
+    arrived: dict[int, Any] = field(default_factory=dict)
+    vacated: dict[int, list[tuple[int, Any]]] = field(default_factory=dict)  # up to which byte
 
 
 class Move(NamedTuple):
-    """What has to happen in one pool before a visit; -1 is "none"."""
+    """What has to happen in a slot before a visit; -1 is "none"."""
 
-    pool: int
-    slot: int
+    slot: Slot
     fetch: tuple[int, ...]  # pieces to copy in
     victim: int  # state that leaves the slot for it
-    writes: tuple[tuple[int, int], ...]  # its pieces to copy out, and the visit that changed each
     after: int  # the last visit to the slot before
 
 
 class Decision(NamedTuple):
-    """A visit and what it takes; positions count the visits that were decided on."""
+    """A visit and what it takes."""
 
     visit: Visit
-    position: int
-    moves: tuple[Move, ...]
-
-
-@dataclass
-class _Slot:
-    """What a slot holds once all decisions so far are carried out."""
-
-    state: int = -1
-    present: set[int] = field(default_factory=set)  # pieces
-    changed: dict[int, int] = field(default_factory=dict)  # piece -> visit that changed it last
-    last: int = -1  # visit that used it last
-    turn: int = -1  # number of the turn that used it last
+    moves: tuple[Move, ...]  # the first one is that of the weights
 
 
 class Pool:
     """Slots for the same pieces."""
 
     def __init__(self, index: int, rule: Rule) -> None:
-        self.index, self.rule = index, rule
+        self.rule = rule
         self.needs, self.changes = (
             {k: tuple(piece for piece in row if piece in POOLS[index]) for k, row in table.items()}
             for table in (NEEDS, CHANGES)
         )
-        self.slots = [_Slot() for _ in range(rule.slots)]
-        self.where: dict[int, int] = {}  # state -> slot
-        self.uses: dict[int, deque[int]] = defaultdict(deque)  # known positions by state
+        self.slots = [Slot(index, k) for k in range(rule.slots)]
+        self.where: dict[int, Slot] = {}  # by state
         self.turn, self.previous = 0, -1
-
-    def wants(self, visit: Visit) -> bool:
-        """Whether a visit needs a piece that is kept here."""
-        return bool(self.needs[visit.kind])
-
-
-class Replacement:
-    """Decides visit by visit; knows as much of the future as it has been told.
-
-    The victim is the state whose next use is farthest away, a clean one among equals (Belady, IBM
-    Systems Journal 5, 1966), apart from what the rule of the pool spares.
-    """
-
-    def __init__(self, future: Iterator[Visit], rules: Sequence[Rule], horizon: int) -> None:
-        self.future = future  # visits to come
-        self.horizon = horizon  # visits to look ahead; what none of them needs is needed "never"
-        self.pools = [Pool(index, rule) for index, rule in enumerate(rules)]
-        self.graphs: dict[int, int] = defaultdict(int)  # open autograd graphs by state
-        self.position = 0  # of the next visit to decide on
-        self.known: deque[Visit] = deque()
-
-    def decide(self) -> Decision | None:
-        """The next visit and what it takes; None when nothing more is known."""
-        if not self.known and not self._learn():
-            return None
-        visit = self._pass()
-        moves = tuple(self._move(pool, visit) for pool in self.pools if pool.wants(visit))
-        if visit.first:
-            self.graphs[visit.state] = 0
-        self.graphs[visit.state] = max(0, self.graphs[visit.state] + visit.graph)
-        decision = Decision(visit, self.position, moves)
-        self.position += 1
-        return decision
-
-    def expects(self, visit: Visit) -> int:
-        """How many undecided visits come before this one; -1 if it is not in sight."""
-        for ahead in range(self.horizon):
-            if ahead == len(self.known) and not self._learn():
-                return -1
-            if self.known[ahead].key == visit.key:
-                return ahead
-        return -1
-
-    def drop(self, count: int) -> None:
-        """Forget the next undecided visits: they will not be run."""
-        for _ in range(count):
-            self.skipped(self._pass())
-            self.position += 1
-
-    def skipped(self, visit: Visit) -> None:
-        """A visit is not run: iterations end whole or with their job, so no graph is left."""
-        self.graphs[visit.state] = 0
-
-    def forget(self) -> None:
-        """What was announced and not decided on does not hold any more; no graph is left."""
-        self.known.clear()
-        self.graphs.clear()
-        for pool in self.pools:
-            pool.uses.clear()
-
-    def surprise(self, visit: Visit) -> None:
-        """Put a visit that nobody announced before all undecided ones."""
-        self.known.appendleft(visit)
-        for pool in self.pools:
-            pool.uses.clear()
-        for position, other in enumerate(self.known, self.position):
-            self._note(other, position)
-
-    def _pass(self) -> Visit:
-        visit = self.known.popleft()
-        for pool in self.pools:
-            if pool.wants(visit):
-                pool.uses[visit.state].popleft()
-        return visit
-
-    def _learn(self) -> bool:
-        if len(self.known) >= self.horizon:
-            return False
-        visit = next(self.future, None)
-        if visit is None:
-            return False
-        self._note(visit, self.position + len(self.known))
-        self.known.append(visit)
-        return True
-
-    def _note(self, visit: Visit, position: int) -> None:
-        for pool in self.pools:
-            if pool.wants(visit):
-                pool.uses[visit.state].append(position)
-
-    def _move(self, pool: Pool, visit: Visit) -> Move:
-        if visit.state != pool.previous:
-            pool.previous = visit.state
-            pool.turn += 1
-        victim, after = -1, -1
-        writes: tuple[tuple[int, int], ...] = ()
-        k = pool.where.get(visit.state, -1)
-        if k < 0:
-            k = self._choose(pool)
-            slot = pool.slots[k]
-            victim, after = slot.state, slot.last
-            writes = tuple(sorted(slot.changed.items()))
-            if victim >= 0:
-                del pool.where[victim]
-            slot.state, slot.present, slot.changed = visit.state, set(), {}
-            pool.where[visit.state] = k
-        slot = pool.slots[k]
-        fetch = pool.needs[visit.kind]
-        if slot.present:
-            fetch = tuple(piece for piece in fetch if piece not in slot.present)
-        slot.present.update(fetch)
-        for piece in pool.changes[visit.kind]:
-            slot.changed[piece] = self.position
-        slot.last, slot.turn = self.position, pool.turn
-        return Move(pool.index, k, fetch, victim, writes, after)
-
-    def _next_use(self, pool: Pool, state: int) -> float:
-        uses = pool.uses[state]
-        while not uses:
-            if not self._learn():
-                return math.inf
-        return uses[0]
-
-    def _choose(self, pool: Pool) -> int:
-        """A free slot, or that of the victim."""
-        choices: list[tuple[tuple[int, float, bool], int]] = []
-        for k, slot in enumerate(pool.slots):
-            if slot.state < 0:
-                return k
-            use = self._next_use(pool, slot.state)
-            pinned = pool.index == 0 and self.graphs[slot.state] > 0
-            # what the known future never uses belongs to a job that has ended
-            if (pinned or slot.state in pool.rule.fixed) and not (use == math.inf and self.known):
-                continue
-            spared = pool.turn - slot.turn <= pool.rule.lead
-            # where all are spared, the one that was left longest ago
-            rank = (0, -slot.turn) if spared else (1, use)
-            choices.append(((*rank, not slot.changed), -k))
-        if not choices:
-            raise OutOfSlots(
-                f"all {len(pool.slots)} slots hold states between a forward and its backward"
-            )
-        return -max(choices)[1]
-
-
-class Carrier(Protocol):
-    """Who holds the bytes that are copied; slots are numbered within the pool of the piece."""
-
-    def mover(
-        self, direction: str, slot: int, state: int, piece: int, start: int, stop: int
-    ) -> Callable[[], None]:
-        """The copy of a range of bytes of a piece, to be called when its turn comes."""
-
-    def size(self, state: int, piece: int) -> int:
-        """Bytes to copy of a piece."""
-
-    def leaves(self, pool: int, slot: int, state: int) -> None:
-        """All visits to a state in the slot have been queued and it will be overwritten."""
 
 
 @dataclass
-class Simulated:
-    """A carrier of nothing but numbers."""
+class Carrier:
+    """Who holds the bytes that are copied: here nobody, only their number is known."""
 
     states: Sequence[State]
 
     def mover(
         self, direction: str, slot: int, state: int, piece: int, start: int, stop: int
     ) -> Callable[[], None]:
-        """Nothing is copied."""
+        """The copy of a range of bytes of a piece, to be called when its turn comes.
+
+        Slots are numbered within the pool of the piece.
+        """
         return lambda: None
 
     def size(self, state: int, piece: int) -> int:
-        """Bytes of the piece."""
+        """Bytes to copy of a piece."""
         return self.states[state].bytes[piece]
 
     def leaves(self, pool: int, slot: int, state: int) -> None:
-        """Nothing to note."""
+        """All visits to a state in the slot have been queued and it will be overwritten."""
 
 
 class _Write(NamedTuple):
     changed: int  # visit after which it may be read
-    slot: int
+    slot: Slot
     state: int
     piece: int
 
 
 class Transfers:
-    """Runs ahead of the blocks with decisions, and queues copies as soon as they are safe.
+    """Has states in slots when they are visited: decides ahead of the blocks, copies when it may.
 
-    A piece is written back once the last visit that changes it is over, read into a slot once the
-    last visit to its former holder is over and the bytes there have been written back. Copies are
-    cut into chunks (0: whole pieces), so that both directions of a swap overlap in one slot.
+    The victim is the state whose next use is farthest away, a clean one among equals (Belady, IBM
+    Systems Journal 5, 1966), apart from what the rule of the pool spares. A piece is written back
+    once the last visit that changes it is over, read into a slot once the last visit to its former
+    holder is over and the bytes there have been written back. Copies are cut into chunks (0: whole
+    pieces), so that both directions of a swap overlap in one slot.
     """
 
     def __init__(
-        self, replacement: Replacement, engine: CopyEngine, carrier: Carrier, chunk: int = 0
+        self,
+        rules: Sequence[Rule],
+        horizon: int,
+        engine: CopyEngine,
+        carrier: Carrier,
+        chunk: int = 0,
     ) -> None:
-        self.replacement, self.engine, self.carrier = replacement, engine, carrier
-        self.chunk = chunk
+        self.future: Iterator[Visit] = iter(())  # visits to come
+        self.horizon = horizon  # visits to look ahead; what none of them needs is needed "never"
+        self.engine, self.carrier, self.chunk = engine, carrier, chunk
+        self.pools = [Pool(index, rule) for index, rule in enumerate(rules)]
+        self.known: deque[Visit] = deque()  # announced and not decided on
         self.decided: deque[Decision] = deque()  # visits that are not over
         self.over = 0  # visits that are
         self.writes: list[_Write] = []
         self.reads: deque[tuple[int, Move]] = deque()  # and the state to read
-        self.used: dict[tuple[int, int], Any] = {}  # pool, slot -> event of the last block there
-        self.changed: dict[tuple[int, int], Any] = {}  # slot, piece -> event of its last change
-        self.vacated: dict[tuple[int, int], list[tuple[int, Any]]] = defaultdict(list)
-        self.arrived: dict[tuple[int, int], Any] = {}  # slot, piece -> event of its arrival
         self.written: dict[tuple[int, int], Any] = {}  # state, piece -> event in its store
-        self.dirty: dict[tuple[int, int], int] = {}  # slot, piece -> state that changed it there
 
-    def enter(self) -> Decision | None:
-        """Have the state of the next visit in its slot, for blocks queued from now on."""
-        if not self.decided:
-            self._decide()
-        if not self.decided:
-            return None
+    def enter(self, visit: Visit) -> Decision:
+        """Have the state of a visit in its slots, for blocks queued from now on."""
+        if not self.decided or self.decided[0].visit.key != visit.key:
+            self._meet(visit)
         decision = self.decided[0]
         self._issue()
         needs = NEEDS[decision.visit.kind]
         self.engine.wait(
-            self.arrived.get((move.slot, piece))
+            move.slot.arrived.get(piece)
             for move in decision.moves
-            for piece in POOLS[move.pool]
+            for piece in POOLS[move.slot.pool]
             if piece in needs
         )
         return decision
 
     def leave(self) -> None:
         """The block of the visit has been queued; queue what had to wait for it."""
-        decision = self.decided.popleft()
+        visit, moves = self.decided.popleft()
+        self.over += 1
         event = self.engine.ran()
-        changes = CHANGES[decision.visit.kind]
-        for move in decision.moves:
-            self.used[move.pool, move.slot] = event
-            for piece in POOLS[move.pool]:
+        changes = CHANGES[visit.kind]
+        for slot, *_ in moves:
+            slot.used = event
+            for piece in POOLS[slot.pool]:
                 if piece in changes:
-                    self.changed[move.slot, piece] = event
-                    self.dirty[move.slot, piece] = decision.visit.state
-        self.over = decision.position + 1
+                    slot.changed[piece] = event
+                    slot.dirty[piece] = visit.state
         # decide on visits to come until there are as many undone reads as slots
-        slots = sum(len(pool.slots) for pool in self.replacement.pools)
-        while len(self.reads) <= slots and len(self.decided) < self.replacement.horizon:
+        slots = sum(pool.rule.slots for pool in self.pools)
+        while len(self.reads) <= slots and len(self.decided) < self.horizon:
             if not self._decide():
                 break
         self._issue()
 
     def flush(self) -> None:
         """Write back all that was changed, and wait until it has been."""
-        for (slot, piece), state in list(self.dirty.items()):
-            self._write(_Write(-1, slot, state, piece))
+        for slot in (slot for pool in self.pools for slot in pool.slots):
+            for piece, state in list(slot.dirty.items()):
+                self._write(_Write(-1, slot, state, piece))
         self.writes.clear()
         self.reads.clear()
         self.engine.finish()
 
-    def renew(self) -> None:
-        """Forget all visits to come: the run has changed over to another order."""
+    def renew(self, future: Iterator[Visit]) -> None:
+        """Announce visits to come, instead of those before: the run has another order."""
+        self.future = future
         self._skip(len(self.decided))
-        self.replacement.forget()
-        self.over = self.replacement.position
+        self.known.clear()
+        for slot in self.pools[0].slots:
+            slot.graphs = 0
 
-    def meet(self, visit: Visit) -> None:
+    def _meet(self, visit: Visit) -> None:
         """Make a visit the next one: pass over those that will not be run, or squeeze it in."""
-        for k, decision in enumerate(self.decided):
-            if decision.visit.key == visit.key:
-                self._skip(k)
-                return
-        ahead = self.replacement.expects(visit)
-        self._skip(len(self.decided), for_good=ahead >= 0)
-        if ahead < 0:
-            self.replacement.surprise(visit)
+        self._learn()
+        keys = [*(decision.visit.key for decision in self.decided), *(v.key for v in self.known)]
+        if visit.key in keys:
+            ahead = keys.index(visit.key)
+            beyond = ahead - len(self.decided)
+            self._skip(min(ahead, len(self.decided)))
+            for _ in range(beyond):
+                self._end_graphs(self.known.popleft().state)
         else:
-            self.replacement.drop(ahead)
-            self.over = self.replacement.position
+            self._skip(len(self.decided), for_good=False)
+            self.known.appendleft(visit)
+        if not self.decided:
+            self._decide()
 
     def _skip(self, count: int, for_good: bool = True) -> None:
         for _ in range(count):
-            decision = self.decided.popleft()
-            self.over = decision.position + 1
+            visit, moves = self.decided.popleft()
+            self.over += 1
             if for_good:
-                self.replacement.skipped(decision.visit)
-            for move in decision.moves:  # it may have been begun before it failed
-                self.used[move.pool, move.slot] = self.engine.ran()
+                self._end_graphs(visit.state)
+            for move in moves:  # it may have been begun before it failed
+                move.slot.used = self.engine.ran()
+
+    def _end_graphs(self, state: int) -> None:
+        """A visit is not run: iterations end whole or with their job, so no graph is left."""
+        if slot := self.pools[0].where.get(state):
+            slot.graphs = 0
+
+    def _learn(self) -> None:
+        while len(self.known) <= self.horizon and (visit := next(self.future, None)) is not None:
+            self.known.append(visit)
 
     def _decide(self) -> bool:
-        decision = self.replacement.decide()
-        if decision is None:
+        """Decide on the next visit, unless nothing more is known."""
+        self._learn()
+        if not self.known:
             return False
-        self.decided.append(decision)
-        for move in decision.moves:
-            self.writes += (
-                _Write(changed, move.slot, move.victim, piece) for piece, changed in move.writes
-            )
-            if move.fetch:
-                self.reads.append((decision.visit.state, move))
+        visit = self.known.popleft()
+        moves = tuple(self._move(pool, visit) for pool in self.pools if pool.needs[visit.kind])
+        weights = moves[0].slot
+        weights.graphs = max(0, (0 if visit.first else weights.graphs) + visit.graph)
+        self.decided.append(Decision(visit, moves))
+        self.reads.extend((visit.state, move) for move in moves if move.fetch)
         return True
+
+    def _move(self, pool: Pool, visit: Visit) -> Move:
+        now = self.over + len(self.decided)
+        if visit.state != pool.previous:
+            pool.previous = visit.state
+            pool.turn += 1
+        victim, after = -1, -1
+        slot = pool.where.get(visit.state)
+        if slot is None:
+            slot = self._choose(pool)
+            victim, after = slot.state, slot.last
+            self.writes += (
+                _Write(changed, slot, victim, piece) for piece, changed in slot.changes.items()
+            )
+            pool.where.pop(victim, None)
+            slot.state, slot.present, slot.changes, slot.graphs = visit.state, set(), {}, 0
+            pool.where[visit.state] = slot
+        fetch = pool.needs[visit.kind]
+        if slot.present:
+            fetch = tuple(piece for piece in fetch if piece not in slot.present)
+        slot.present.update(fetch)
+        for piece in pool.changes[visit.kind]:
+            slot.changes[piece] = now
+        slot.last, slot.turn = now, pool.turn
+        return Move(slot, fetch, victim, after)
+
+    def _choose(self, pool: Pool) -> Slot:
+        """A free slot, or that of the victim."""
+        if len(pool.where) < len(pool.slots):
+            return next(slot for slot in pool.slots if slot.state < 0)
+        uses: dict[int, int] = {}
+        for k, visit in enumerate(self.known):
+            if visit.state in pool.where and visit.state not in uses and pool.needs[visit.kind]:
+                uses[visit.state] = k
+                if len(uses) == len(pool.slots):
+                    break
+        choices: list[tuple[tuple[float, ...], Slot]] = []
+        for slot in pool.slots:
+            use = uses.get(slot.state, math.inf)
+            # what the known future never uses belongs to a job that has ended
+            needed = use < math.inf or not self.known
+            if needed and slot.graphs > 0:
+                continue
+            spared = pool.turn - slot.turn <= pool.rule.lead
+            # where all are spared, the one that was left longest ago
+            rank = (0, -slot.turn) if spared else (1, use)
+            fixed = needed and slot.state in pool.rule.fixed
+            choices.append(((not fixed, *rank, not slot.changes, -slot.index), slot))
+        if not choices:
+            raise OutOfSlots(
+                f"all {len(pool.slots)} slots hold states between a forward and its backward"
+            )
+        return max(choices)[1]
 
     def _issue(self) -> None:
         """Queue all copies that are safe: writes in any order, reads in that of their need."""
@@ -390,13 +311,13 @@ class Transfers:
             self._read(*self.reads.popleft())
 
     def _write(self, write: _Write) -> None:
-        slot, state, piece = write.slot, write.state, write.piece
-        if self.dirty.pop((slot, piece), -1) != state:
+        _, slot, state, piece = write
+        if slot.dirty.pop(piece, -1) != state:
             return  # the visit that was to change it was passed over
-        after = [self.changed.get((slot, piece))]
-        events = self.vacated[slot, piece] = []
+        after = [slot.changed.get(piece)]
+        events = slot.vacated[piece] = []
         for start, stop in self._chunks(state, piece):
-            action = self.carrier.mover(OUT, slot, state, piece, start, stop)
+            action = self.carrier.mover(OUT, slot.index, state, piece, start, stop)
             events.append((stop, self.engine.copy(OUT, stop - start, action, after, state)))
         if events:
             self.written[state, piece] = events[-1][1]
@@ -404,19 +325,19 @@ class Transfers:
     def _read(self, state: int, move: Move) -> None:
         slot = move.slot
         if move.victim >= 0:
-            self.carrier.leaves(move.pool, slot, move.victim)
+            self.carrier.leaves(slot.pool, slot.index, move.victim)
         for piece in move.fetch:
-            after = [self.used.get((move.pool, slot)), self.written.get((state, piece))]
-            vacated = self.vacated[slot, piece]
+            after = [slot.used, self.written.get((state, piece))]
+            vacated = slot.vacated.get(piece, [])
             # what is not in its store yet is made in the slot, after all that was there has left
             k, arrival = 0, vacated[-1][1] if vacated else None
             for start, stop in self._chunks(state, piece):
                 while k < len(vacated) - 1 and vacated[k][0] < stop:
                     k += 1
                 free = [vacated[k][1]] if vacated else []
-                action = self.carrier.mover(IN, slot, state, piece, start, stop)
+                action = self.carrier.mover(IN, slot.index, state, piece, start, stop)
                 arrival = self.engine.copy(IN, stop - start, action, [*after, *free], state)
-            self.arrived[slot, piece] = arrival
+            slot.arrived[piece] = arrival
 
     def _chunks(self, state: int, piece: int) -> list[tuple[int, int]]:
         size = self.carrier.size(state, piece)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from optsched.arraypipe.memory.engines import IN, OUT, Copy
+from optsched.arraypipe.memory.engines import IN, OUT, Copy, CopyEngine
 from optsched.arraypipe.runtime.cuda_streams import GpuClock, timer
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class CudaEngine:
+class CudaEngine(CopyEngine):
     """Copies between pinned host memory and a GPU, ordered with its blocks by events.
 
     Blocks are whatever is launched on the device's current stream. A copy into a slot waits for
@@ -26,11 +26,9 @@ class CudaEngine:
     """
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self.device = device
-        self.exposed = 0.0
-        self.waits: deque[tuple[Any, Any]] = deque()  # events around what blocks wait for
-        self.pauses: list[tuple[Any, Any]] = []  # the same, until somebody takes them
-        self.copies: list[Copy] = []
+        self.waits: deque[tuple[Any, Any]] = deque()  # `pauses` that are not counted yet
         self.flying: deque[tuple[str, int, int, Any, Any]] = deque()  # and events around each
         self.clock = GpuClock(device)
         self.streams = {

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
-
-from optsched.errors import InputError
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,15 +24,17 @@ class Copy(NamedTuple):
     end: int
 
 
-class CopyEngine(Protocol):
-    """One queue of blocks and one queue of copies per direction; events order them.
+@dataclass
+class CopyEngine:
+    """Copies at once, for devices that are the host itself; others have queues beside the blocks.
 
-    An event is anything that the same engine understands, None for one that is long past.
+    Those have one queue of copies per direction. An event is anything that the same engine
+    understands, None for one that is long past.
     """
 
-    exposed: float  # time that blocks have waited for copies; nanoseconds on a real engine
-    copies: list[Copy]  # in nanoseconds of the host's clock; empty if it measures none
-    pauses: list[tuple[Any, Any]]  # events around what blocks wait for on a GPU
+    exposed: float = 0.0  # time that blocks have waited for copies; nanoseconds on a real engine
+    copies: list[Copy] = field(default_factory=list)  # nanoseconds of the host's clock; if measured
+    pauses: list[tuple[Any, Any]] = field(default_factory=list)  # events around waits on a GPU
 
     def copy(
         self,
@@ -45,6 +45,11 @@ class CopyEngine(Protocol):
         state: int = -1,
     ) -> Any:
         """Queue a copy behind those of its direction and the events `after`; its own event."""
+        began = time.perf_counter_ns()
+        action()
+        ended = time.perf_counter_ns()
+        self.exposed += ended - began
+        self.copies.append(Copy(direction, state, size, began, ended))
 
     def wait(self, events: Iterable[Any]) -> None:
         """Let blocks that are queued from now on wait for events."""
@@ -56,39 +61,6 @@ class CopyEngine(Protocol):
         """Return when everything that was queued is over."""
 
 
-@dataclass
-class HostEngine:
-    """Copies at once: for devices that are the host itself. Blocks wait for every copy."""
-
-    exposed: float = 0.0
-    copies: list[Copy] = field(default_factory=list)
-    pauses: list[tuple[Any, Any]] = field(default_factory=list)
-
-    def copy(
-        self,
-        direction: str,
-        size: int,
-        action: Callable[[], None],
-        after: Iterable[Any],
-        state: int = -1,
-    ) -> None:
-        """Copy; whatever it would wait for has been done before."""
-        began = time.perf_counter_ns()
-        action()
-        ended = time.perf_counter_ns()
-        self.exposed += ended - began
-        self.copies.append(Copy(direction, state, size, began, ended))
-
-    def wait(self, events: Iterable[Any]) -> None:
-        """Nothing is under way."""
-
-    def ran(self) -> None:
-        """Everything is over."""
-
-    def finish(self) -> None:
-        """Everything is over."""
-
-
 @dataclass(frozen=True)
 class HostLink:
     """The path between a device and its host; both directions copy at the same time."""
@@ -97,37 +69,24 @@ class HostLink:
     outward: float  # and back
     latency: float = 0.0  # of one copy, in the same unit
 
-    def __post_init__(self) -> None:
-        for bandwidth in (self.inward, self.outward):
-            if not bandwidth > 0:
-                raise InputError(f"bandwidth: expected bytes per time > 0, got {bandwidth!r}")
-        if not self.latency >= 0:
-            raise InputError(f"latency: expected a time >= 0, got {self.latency!r}")
-
     def scaled(self, unit: float) -> HostLink:
         """The link of bytes per second in a unit of so many seconds."""
         return HostLink(self.inward * unit, self.outward * unit, self.latency / unit)
-
-    def time(self, inward: float, outward: float) -> float:
-        """Least time in which so many bytes can be copied in and out."""
-        return max(inward / self.inward, outward / self.outward)
 
 
 PCIE_4: Final = HostLink(25e9, 25e9, 10e-6)
 """A cautious guess for a link that nobody has measured, in seconds."""
 
 
-class SimulatedEngine:
+class SimulatedEngine(CopyEngine):
     """Virtual clock: blocks take the time they are said to take, copies what the link says."""
 
     def __init__(self, link: HostLink) -> None:
+        super().__init__()
         self.latency, self.bandwidth = link.latency, {IN: link.inward, OUT: link.outward}
         self.free = {IN: 0.0, OUT: 0.0}  # when the last copy of a direction ends
         self.copied = {IN: 0, OUT: 0}  # bytes
         self.now = 0.0  # when the last block ends
-        self.exposed = 0.0
-        self.copies: list[Copy] = []
-        self.pauses: list[tuple[Any, Any]] = []
 
     def copy(
         self,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
-from functools import partial
+from functools import cache
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
 from optsched.arraypipe.memory.budget import Limits, Room, check_limit, reserved
-from optsched.arraypipe.memory.copies import Replacement, Transfers
+from optsched.arraypipe.memory.copies import Carrier, Transfers
 from optsched.arraypipe.memory.cuda_engine import CudaEngine, link_speed
-from optsched.arraypipe.memory.engines import IN, OUT, PCIE_4, HostEngine, HostLink
+from optsched.arraypipe.memory.engines import IN, OUT, PCIE_4, CopyEngine, HostLink
 from optsched.arraypipe.memory.residency import ResidencyPlan
 from optsched.arraypipe.memory.slots import MovingState, flat_bytes, layout_of
 from optsched.arraypipe.memory.stage_bytes import beside_states
@@ -21,10 +20,10 @@ from optsched.arraypipe.memory.types import (
     MOMENTS,
     POOLS,
     WEIGHTS,
-    Reader,
     State,
     Visit,
     cycle_of,
+    visits_of,
 )
 from optsched.arraypipe.plan.segments import device_stream
 from optsched.arraypipe.plan.types import Copied
@@ -33,12 +32,11 @@ from optsched.arraypipe.runtime.worker import Memory
 from optsched.errors import InputError, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
     from optsched.arraypipe.memory.budget import MessageBytes
-    from optsched.arraypipe.memory.engines import CopyEngine
     from optsched.arraypipe.memory.stage_bytes import MakeCriterion
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Instance
@@ -50,39 +48,41 @@ _PAGE_LOCKED: Final = 64 * 2**20  # bytes to measure a link with: little to page
 _SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
-class Slotted:
+class Slotted(Carrier):
     """States of one device that take turns in slots; the rest of them waits in host memory.
 
     Nothing that a job computes depends on it: what is moved are bytes. Sizes of the slots and how
-    to replace are those of `plan`, made for the first segment. A job's later visits may be missing
-    from `future`, and it may go on after it seemed over.
+    to replace are those of `plan`, made for the first of the segments. A job's later visits may be
+    missing from those that are announced, and it may go on after it seemed over.
     """
 
     def __init__(
         self,
         runs: Sequence[JobRun],
+        segments: Sequence[Segment],
+        number: int,
         plan: ResidencyPlan,
-        future: Iterator[Visit],
         device: torch.device,
     ) -> None:
-        self.runs, self.plan, self.device = runs, plan, device
-        self.ahead = future if isinstance(future, Ahead) else None
+        super().__init__(plan.states)
+        self.runs, self.segments, self.number, self.device = runs, segments, number, device
+        self.begun = 0  # segments whose visits have been announced
         # by pool and slot: flat bytes of its pieces
         self.slots = [
             [_flats(plan, pool, device) for _ in range(rule.slots)]
             for pool, rule in zip(POOLS, plan.rules, strict=True)
         ]
-        self.engine: CopyEngine = HostEngine()
+        self.engine = CopyEngine()
         if on_gpu(device):
             self.engine = engine = CudaEngine(device)
             for flats in (*self.slots[0], *self.slots[1]):
                 engine.adopt(flats.values())
         self.index: dict[tuple[int, int], int] = {}  # of a state, by (job, stage)
-        self.states: list[MovingState] = []
+        self.moving: list[MovingState] = []
         for state in plan.states:
             self.state_of(state.job, state.stage)
-        replacement = Replacement(future, plan.rules, 2 * len(plan.visits) + 1)
-        self.transfers = Transfers(replacement, self.engine, self, plan.chunk)
+        horizon = 2 * len(plan.visits) + 1
+        self.transfers = Transfers(plan.rules, horizon, self.engine, self, plan.chunk)
         self.open: Visit | None = None
         self.version = 0  # of the weights when they were entered
 
@@ -96,15 +96,12 @@ class Slotted:
         state = self.state_of(job, stage)
         # whether there is a graph is known of announced visits only; of others it is assumed
         graph = {"F": 1, "B": -1}.get(kind, 0)
-        if self.ahead is not None and now is not None and self.ahead.is_over:
-            self.transfers.renew()
-            self.ahead.begin(now)
-        self.transfers.meet(Visit(state, kind, graph, operation=operation, iteration=iteration))
-        decision = self.transfers.enter()
-        assert decision is not None
-        assert decision.visit.state == state
-        self.open = decision.visit
-        moving, slot = self.states[state], decision.moves[0].slot
+        if now is not None and len(self.segments) > self.begun:
+            self.begun = len(self.segments)
+            self.transfers.renew(self._ahead(now))
+        visit = Visit(state, kind, graph, operation=operation, iteration=iteration)
+        self.open, moves = self.transfers.enter(visit)
+        moving, slot = self.moving[state], moves[0].slot.index
         if kind == "B" and moving.graph_slot not in (-1, slot) and _graphs(moving.stage):
             raise InternalError(
                 f"the state of job {moving.title}, stage {stage} has left its slot between "
@@ -114,7 +111,7 @@ class Slotted:
         moving.bind(slot, [flats[piece] for piece in POOLS[0]])
         self.version = flats[WEIGHTS]._version
         if kind == "U":
-            slot = decision.moves[1].slot
+            slot = moves[1].slot.index
             moving.bind_optimizer(slot, self.slots[1][slot][MOMENTS])
         return moving.stage
 
@@ -126,7 +123,7 @@ class Slotted:
         """Bring every state back into host memory, and point its job there."""
         self._leave()
         self.transfers.flush()
-        for moving in self.states:
+        for moving in self.moving:
             moving.park()
             moving.park_optimizer()
 
@@ -135,15 +132,28 @@ class Slotted:
         pair = (job, stage)
         if pair not in self.index:
             run = self.runs[job]
-            self.index[pair] = len(self.states)
-            self.states.append(MovingState(run.stages[stage], run.title, on_gpu(self.device)))
+            self.index[pair] = len(self.moving)
+            self.moving.append(MovingState(run.stages[stage], run.title, on_gpu(self.device)))
         return self.index[pair]
+
+    def _ahead(self, now: Instance) -> Iterator[Visit]:
+        """The visits to come in the newest segment, from a block on.
+
+        Blocks of jobs that have ended are passed over: they are not run, or send tombstones.
+        """
+        segment = self.segments[-1]
+        for instance in dropwhile(now.__ne__, device_stream(segment, self.number, now.cycle)):
+            block = segment.plan.blocks[instance.operation]
+            job = segment.seats[block.job]
+            if instance.iteration < self.runs[job].end:
+                state, recompute = self.state_of(job, block.stage), _recomputes(self.runs[job])
+                yield from visits_of(segment.plan, block, state, recompute, instance.iteration)
 
     def _leave(self) -> None:
         visit, self.open = self.open, None
         if visit is None:
             return
-        moving = self.states[visit.state]
+        moving = self.moving[visit.state]
         if visit.kind == "U":
             moving.absorb()
         elif self.slots[0][moving.slot][WEIGHTS]._version != self.version:
@@ -155,13 +165,11 @@ class Slotted:
             moving.graph_slot = moving.slot
         self.transfers.leave()
 
-    # what `Transfers` asks of a carrier
-
     def mover(
         self, direction: str, slot: int, state: int, piece: int, start: int, stop: int
     ) -> Callable[[], None]:
         """The copy of a range of bytes between a state's store and a slot."""
-        moving = self.states[state]
+        moving = self.moving[state]
         here = self.slots[int(piece == MOMENTS)][slot][piece][start:stop]
         there = moving.bytes[piece][start:stop]
         pairs = [(here, there) if direction == IN else (there, here)]
@@ -179,11 +187,11 @@ class Slotted:
 
     def size(self, state: int, piece: int) -> int:
         """Bytes to copy of a piece."""
-        return self.states[state].size(piece)
+        return self.moving[state].size(piece)
 
     def leaves(self, pool: int, slot: int, state: int) -> None:
         """A state is out of a slot."""
-        moving = self.states[state]
+        moving = self.moving[state]
         if pool == 0 and moving.slot == slot:
             moving.park()
         if pool == 1 and moving.moments_slot == slot:
@@ -211,55 +219,43 @@ class PerDevice(Memory):
         criterion: MakeCriterion,
         share: Share | None = None,
     ) -> None:
-        self.runs, self.segments = runs, segments
-        self.resident = Memory(runs)
+        self.runs, self.segments, self.resident = runs, segments, Memory(runs)
         self.slotted: dict[int, Slotted] = {}  # by device; the states of others are resident
         self.home: dict[tuple[int, int], Slotted | None] = {}  # by (job, stage)
-        first = segments[0]
-        sizes: dict[tuple[int, int], Sequence[int]] = {
-            (job, stage.index): layout_of(stage, runs[job].title).bytes
-            for job in first.seats
-            for stage in runs[job].stages
+        first, beside = segments[0], beside_states(runs, segments[0], criterion)
+
+        @cache
+        def sizes(job: int, stage: int) -> Sequence[int]:
+            return layout_of(runs[job].stages[stage], runs[job].title).bytes
+
+        known = {(first.seats[seat], stage): row for (seat, stage), row in beside.items()}
+        rooms: list[Room | None] = [None] * len(first.plan.sequences)
+        self.limits = self.resident.limits = Limits(runs, rooms, sizes, known)
+        here = range(len(rooms)) if share is None else (share.device,)
+        cycles = {
+            d: cycle_of(first.plan, d, lambda k: _recomputes(runs[first.seats[k]])) for d in here
         }
-        beside = beside_states(runs, first, criterion)
-        self.limits = self.resident.limits = Limits(
-            runs,
-            [None] * len(first.plan.sequences),
-            sizes,
-            lambda job, stage: layout_of(runs[job].stages[stage], runs[job].title).bytes,
-            {(first.seats[seat], stage): row for (seat, stage), row in beside.items()},
-        )
-        here = range(len(first.plan.sequences)) if share is None else (share.device,)
-        states = {d: _states(first, d, sizes) for d in here}
-        places = [self._place(states[d]) for d in here]
+        pairs = {d: [(first.seats[k], stage) for k, stage in cycles[d][0]] for d in here}
+        places = [
+            runs[pairs[d][0][0]].stages[pairs[d][0][1]].device if pairs[d] else torch.device("cpu")
+            for d in here
+        ]
         links = {place: _link_of(place, places.count(place)) for place in set(places)}
         self.plans: list[ResidencyPlan] = []
         for d, place in zip(here, places, strict=True):
             room = Room(limit, reserved(place, places, share.taken if share else 0))
             left = room.for_states(first.plan, d, beside, share and share.bytes)
-            self.plans.append(self._residency(first, d, states[d], left, links[place]))
-            self.limits.rooms[d] = _divided(room, self.plans[-1])
+            states = [State(*pair, sizes(*pair)) for pair in pairs[d]]
+            link = links[place].scaled(_SECONDS[first.plan.schedule.time_unit])
+            name = first.plan.devices[d]
+            plan = ResidencyPlan.compile(states, cycles[d][1], left, link, device=name)
+            self.plans.append(plan)
+            rooms[d] = _divided(room, plan)
         # all devices have been checked: nothing has been moved before
         for d, place, plan in zip(here, places, self.plans, strict=True):
             if plan.rules:
-                self.slotted[d] = Slotted(runs, plan, Ahead(self, d), place)
-            home = self.slotted.get(d)
-            self.home.update(((state.job, state.stage), home) for state in plan.states)
-
-    def _place(self, states: Sequence[State]) -> torch.device:
-        """Where the states of a device are."""
-        for state in states:
-            return self.runs[state.job].stages[state.stage].device
-        return torch.device("cpu")
-
-    def _residency(
-        self, segment: Segment, device: int, states: Sequence[State], room: int, link: HostLink
-    ) -> ResidencyPlan:
-        """The residency plan of a device."""
-        plan, seats = segment.plan, segment.seats
-        _, visits = cycle_of(plan, device, lambda seat: self.recomputes(seats[seat]))
-        link = link.scaled(_SECONDS[plan.schedule.time_unit])
-        return ResidencyPlan.compile(states, visits, room, link, device=plan.devices[device])
+                self.slotted[d] = Slotted(runs, segments, d, plan, place)
+            self.home.update(dict.fromkeys(pairs[d], self.slotted.get(d)))
 
     def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
         """Ask the memory of the state's device."""
@@ -305,17 +301,6 @@ class PerDevice(Memory):
         for memory in self.slotted.values():
             memory.close()
 
-    def state(self, device: int, job: int, stage: int) -> int:
-        """Index of a state in the memory of a device; -1: it belongs to another, or to none."""
-        made = self.slotted.get(device)
-        if made is None or self.home.setdefault((job, stage), made) is not made:
-            return -1
-        return made.state_of(job, stage)
-
-    def recomputes(self, job: int) -> bool:
-        """Whether a job keeps inputs only."""
-        return bool(self.runs[job].job.recompute)
-
     def _of(self, job: int, stage: int) -> Slotted | Memory:
         pair = (job, stage)
         if pair not in self.home:  # it has come in with the newest segment
@@ -323,50 +308,6 @@ class PerDevice(Memory):
             blocks = (b for b in segment.plan.blocks if segment.seats[b.job] == job)
             self.home[pair] = self.slotted.get(next(b.device for b in blocks if b.stage == stage))
         return self.home[pair] or self.resident
-
-
-class Ahead:
-    """The visits of a device to come in the newest segment.
-
-    When another segment has been added it `is_over`, and has to `begin` again: the old one may have
-    been cut short. Blocks of jobs that have ended are passed over: they are not run, or send
-    tombstones.
-    """
-
-    def __init__(self, memory: PerDevice, device: int) -> None:
-        self.memory, self.device = memory, device
-        self.blocks: Iterator[Instance] = iter(())
-        self._open(0)
-
-    def __iter__(self) -> Ahead:
-        return self
-
-    def __next__(self) -> Visit:
-        while not self.ready:
-            now = next(self.blocks)
-            block = self.reader.plan.blocks[now.operation]
-            if now.iteration < self.memory.runs[self.reader.seats[block.job]].end:
-                self.ready.extend(self.reader.visits(block, now.iteration))
-        return self.ready.popleft()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether another segment has begun."""
-        return len(self.memory.segments) > self.count
-
-    def begin(self, now: Instance) -> None:
-        """Go on with this block of the newest segment."""
-        self._open(now.cycle)
-        self.blocks = dropwhile(now.__ne__, self.blocks)
-
-    def _open(self, cycle: int) -> None:
-        memory = self.memory
-        segment, self.count = memory.segments[-1], len(memory.segments)
-        self.reader = Reader(
-            segment.plan, segment.seats, memory.recomputes, partial(memory.state, self.device)
-        )
-        self.blocks = device_stream(segment, self.device, cycle)
-        self.ready: deque[Visit] = deque()
 
 
 def memory_of(
@@ -378,21 +319,9 @@ def memory_of(
 ) -> Memory:
     """The memory of a run: everything resident if it fits, else slots.
 
-    Parameters
-    ----------
-    runs, segments
-        Jobs and what is run; both may grow.
-    limit
-        Bytes of every device for states, gradients, activations and reserve; None: all states fit.
-    criterion
-        The loss of a micro-batch, for what it keeps (`beside_states`).
-    share
-        The only device of this process, if others have the rest.
-
-    Raises
-    ------
-    InputError
-        It does not fit, not even in slots; nothing has been moved.
+    `limit` are the bytes of every device; `criterion` is the loss of a micro-batch, for what it
+    keeps; `share` says which device this process has, if others have the rest. `InputError`: it
+    does not fit, not even in slots; nothing has been moved.
     """
     if limit is None:
         return Memory(runs)
@@ -407,22 +336,12 @@ def _flats(plan: ResidencyPlan, pool: Sequence[int], device: torch.device) -> di
     return dict(zip(pool, made, strict=True))
 
 
-def _states(
-    segment: Segment, device: int, sizes: Mapping[tuple[int, int], Sequence[int]]
-) -> list[State]:
-    blocks = [segment.plan.blocks[i] for i in segment.plan.sequences[device]]
-    pairs = [(segment.seats[seat], s) for seat, s in sorted({(b.job, b.stage) for b in blocks})]
-    return [State(*pair, sizes[pair]) for pair in pairs]
-
-
 def _divided(room: Room, plan: ResidencyPlan) -> Room:
     """The room as a plan divides it."""
     if not plan.rules:
         return room
     taken = sum(rule.slots * size for rule, size in zip(plan.rules, plan.slot_bytes, strict=True))
-    weights = plan.rules[0]
-    fixed = tuple((plan.states[k].job, plan.states[k].stage) for k in weights.fixed)
-    return Room(room.limit, room.cuda, weights.slots, plan.capacity, taken, fixed)
+    return Room(room.limit, room.cuda, plan.rules[0].slots, plan.capacity, taken)
 
 
 def _link_of(device: torch.device, shared: int) -> HostLink:
@@ -435,6 +354,10 @@ def _link_of(device: torch.device, shared: int) -> HostLink:
     )
     torch.cuda.empty_cache()  # the streams of the blocks cannot use what this one has left
     return HostLink(inward * 1e9 / shared, outward * 1e9 / shared, max(there, back) / 1e9)
+
+
+def _recomputes(run: JobRun) -> bool:
+    return bool(run.job.recompute)
 
 
 def _graphs(stage: JobStage) -> bool:

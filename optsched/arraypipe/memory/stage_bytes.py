@@ -30,20 +30,11 @@ MakeCriterion = Callable[[Any, "JobStage", int], Criterion | None]
 def beside_states(
     runs: Sequence[Any], segment: Segment, criterion: MakeCriterion
 ) -> dict[tuple[int, int], StageBytes]:
-    """Bytes by job and stage of the segment's plan.
+    """Bytes by job and stage of the segment's plan; all jobs are rehearsed.
 
     Activations are measured only if the schedule has no bytes, by a forward of the first
     micro-batch (no other is larger), which changes nothing of the job. One whose first forward has
     failed counts like the largest of the others, as another one may take its seat.
-
-    Parameters
-    ----------
-    runs
-        All jobs (`JobRun`), rehearsed.
-    segment
-        Whose seats are counted, each as large as the job that has it.
-    criterion
-        The loss.
     """
     measured = {
         j: _saved(runs[j], criterion)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.types import Block
@@ -74,33 +73,29 @@ def ends_with_update(plan: ExecutionPlan, block: Block) -> bool:
     return last and block.job not in plan.updated
 
 
-@dataclass
-class Reader:
-    """Turns blocks of a plan into visits."""
+def visits_of(
+    plan: ExecutionPlan,
+    block: Block,
+    state: int,
+    recompute: bool,
+    iteration: int = -1,
+    duration: float = 0,
+    gap: float = 0,
+) -> tuple[Visit, ...]:
+    """The visits of a block to a state: one, or two where a last B holds the update.
 
-    plan: ExecutionPlan
-    seats: Sequence[int]  # job of the run of every job of the plan
-    recompute: Callable[[int], bool]  # whether a job of the run keeps inputs only
-    state: Callable[[int, int], int]  # index of the state of a job on a stage; -1: not one of ours
-
-    def visits(
-        self, block: Block, iteration: int = -1, duration: float = 0, gap: float = 0
-    ) -> tuple[Visit, ...]:
-        """The visits of one block: one, or two where a last B holds the update; none elsewhere."""
-        job, i = self.seats[block.job], block.operation
-        state = self.state(job, block.stage)
-        if state < 0:
-            return ()
-        graph = 0
-        if (block.job, block.stage) in self.plan.recomputed:
-            graph = {"R": 1, "B": -1}.get(block.kind, 0)
-        elif not self.recompute(job):
-            graph = {"F": 1, "B": -1}.get(block.kind, 0)
-        first = block.kind == "F" and not block.microbatch
-        visit = Visit(state, block.kind, graph, first, duration, gap, i, iteration)
-        if ends_with_update(self.plan, block):
-            return visit, Visit(state, "U", operation=i, iteration=iteration)
-        return (visit,)
+    With `recompute` the job keeps inputs only.
+    """
+    graph, maker, i = 0, "F", block.operation
+    if (block.job, block.stage) in plan.recomputed:
+        maker = "R"
+    if maker == "R" or not recompute:
+        graph = {maker: 1, "B": -1}.get(block.kind, 0)
+    first = block.kind == "F" and not block.microbatch
+    visit = Visit(state, block.kind, graph, first, duration, gap, i, iteration)
+    if ends_with_update(plan, block):
+        return visit, Visit(state, "U", operation=i, iteration=iteration)
+    return (visit,)
 
 
 def cycle_of(
@@ -115,41 +110,27 @@ def cycle_of(
     index = {pair: k for k, pair in enumerate(pairs)}
     if not blocks:
         return pairs, []
-    seats = range(plan.n_jobs)
-    reader = Reader(plan, seats, recompute, lambda job, stage: index[job, stage])
     start, duration = (getattr(plan.schedule, key).tolist() for key in ("start", "duration"))
     visits: list[Visit] = []
     # the sequence repeats every cycle, so that what is idle at its end is idle before its start
     end = start[blocks[-1].operation] + duration[blocks[-1].operation] - plan.cycle_time
     for block in blocks:
         i = block.operation
-        visits += reader.visits(block, -1, duration[i], max(0, start[i] - end))
+        state, gap = index[block.job, block.stage], max(0, start[i] - end)
+        visits += visits_of(plan, block, state, recompute(block.job), -1, duration[i], gap)
         end = start[i] + duration[i]
     return pairs, visits
 
 
-def most_pinned(visits: Sequence[Visit], fixed: Collection[int] = ()) -> tuple[int, int]:
-    """Most states, fixed ones apart, that cannot leave their slots at one time; at which visit."""
+def most_pinned(visits: Sequence[Visit]) -> tuple[int, int]:
+    """Most states that cannot leave their slots at one time; at which visit."""
     open_graphs: dict[int, int] = {}
     most, at = 0, 0
     for lap in range(2):
         for i, visit in enumerate(visits):
             pinned = {s for s, count in open_graphs.items() if count > 0} | {visit.state}
-            pinned.difference_update(fixed)
             if lap and len(pinned) > most:
                 most, at = len(pinned), i
             before = 0 if visit.first else open_graphs.get(visit.state, 0)
             open_graphs[visit.state] = max(0, before + visit.graph)
     return most, at
-
-
-def next_uses(states: Sequence[int]) -> list[int]:
-    """How many steps later the state of a step comes again, round and round."""
-    n = len(states)
-    found, last = [0] * n, dict[int, int]()
-    for i in range(2 * n - 1, -1, -1):
-        state = states[i % n]
-        if i < n:
-            found[i] = last[state] - i
-        last[state] = i
-    return found
