@@ -395,7 +395,7 @@ def test_gradients_are_held_from_the_first_backward_to_the_update(
     table = budget(plan, 0, beside)
     held: set[int] = set()
     peak = 0
-    for cycle_number in range(plan.max_offset + 3):
+    for cycle_number in range(max(plan.latest) + 3):
         for b in (plan.blocks[i] for i in plan.sequences[0]):
             if cycle_number < b.offset:
                 continue

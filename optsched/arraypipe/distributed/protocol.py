@@ -210,7 +210,7 @@ def first_cycle(segment: Segment, cycle: int) -> int:
     the cycles ``cycle + 1 .. cycle + 1 + largest offset``, so after them every device knows; and
     none has by then posted a receive for more than `AHEAD` cycles later.
     """
-    return cycle + 1 + max(segment.latest) + AHEAD + 1
+    return cycle + 1 + max(segment.plan.latest) + AHEAD + 1
 
 
 def is_heard(segment: Segment, cycle: int) -> bool:

@@ -124,9 +124,35 @@ class ExecutionPlan:
         return self.schedule.period or max(self.schedule.makespan, 1)
 
     @cached_property
-    def max_offset(self) -> int:
-        """Largest offset: so many cycles after a job's first block its last one may begin."""
-        return max((b.offset for b in self.blocks), default=0)
+    def latest(self) -> tuple[int, ...]:
+        """Largest offset of every job."""
+        rows = [0] * self.n_jobs
+        for block in self.blocks:
+            rows[block.job] = max(rows[block.job], block.offset)
+        return tuple(rows)
+
+    @cached_property
+    def turns(self) -> tuple[tuple[int, int, int], ...]:
+        """Per operation (job, rate, shift): cycle c runs iteration ``c * rate + shift``."""
+        rates = self.copies
+        return tuple((b.job, rates[b.job], b.copy - b.offset * rates[b.job]) for b in self.blocks)
+
+    @cached_property
+    def updates(self) -> tuple[bool, ...]:
+        """Per operation whether it is the update of its stage, or a B that ends with it."""
+        ends = self.last_backwards
+        return tuple(
+            b.kind == "U" or (b.operation in ends and b.job not in self.updated)
+            for b in self.blocks
+        )
+
+    @cached_property
+    def told(self) -> tuple[bool, ...]:
+        """Per operation whether callers hear of it: forwards of the last stage, and updates."""
+        last = self.n_stages - 1
+        return tuple(
+            self.updates[b.operation] or (b.kind == "F" and b.stage == last) for b in self.blocks
+        )
 
     @cached_property
     def waits(self) -> tuple[tuple[RecurrentArc, ...], ...]:
@@ -212,7 +238,7 @@ def compile(
     check_permutations(schedule, schedule.sequences)
     check_microbatches(plan.blocks, sequences)
     if cycle := _stuck(plan):
-        if barrier and plan.max_offset and not _stuck(replace(plan, barrier=False)):
+        if barrier and max(plan.latest) and not _stuck(replace(plan, barrier=False)):
             late = max(plan.blocks, key=lambda b: b.offset)
             raise CyclicOrder(
                 f"barrier: jobs that wait for each other after every iteration cannot run a "

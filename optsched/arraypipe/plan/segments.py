@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -30,72 +29,24 @@ class Segment:
     Every device does its segments one after the other, without waiting for other devices in
     between. Each segment runs whole iterations by a live plan, so their succession is live too:
     all blocks of one and then all of the next is a topological order.
-
-    Parameters
-    ----------
-    plan, routes
-        What is repeated.
-    seats
-        Job (its index in the run) of every job of the plan.
-    first
-        Iteration of that job with which the seat begins.
-    count
-        Iterations of the seat; may shrink while the segment runs, but not below what has begun.
     """
 
-    plan: ExecutionPlan
+    plan: ExecutionPlan  # what is repeated
     routes: Routes
-    seats: tuple[int, ...]
-    first: list[int]
-    count: list[int]
-
-    @cached_property
-    def turns(self) -> tuple[tuple[int, int, int], ...]:
-        """Per operation (seat, rate, shift): cycle c runs iteration ``c * rate + shift``."""
-        copies = self.plan.copies
-        return tuple(
-            (b.job, copies[b.job], b.copy - b.offset * copies[b.job]) for b in self.plan.blocks
-        )
-
-    @cached_property
-    def updates(self) -> tuple[bool, ...]:
-        """Per operation whether it is the update of its stage, or a B that ends with it."""
-        plan = self.plan
-        return tuple(
-            b.kind == "U" or (b.operation in plan.last_backwards and b.job not in plan.updated)
-            for b in plan.blocks
-        )
-
-    @cached_property
-    def told(self) -> tuple[bool, ...]:
-        """Per operation whether callers hear of it: forwards of the last stage, and updates."""
-        last = self.plan.n_stages - 1
-        rows = zip(self.plan.blocks, self.updates, strict=True)
-        return tuple(updates or (b.kind == "F" and b.stage == last) for b, updates in rows)
-
-    @cached_property
-    def latest(self) -> tuple[int, ...]:
-        """Largest offset of every seat."""
-        rows = [0] * self.plan.n_jobs
-        for block in self.plan.blocks:
-            rows[block.job] = max(rows[block.job], block.offset)
-        return tuple(rows)
-
-    def drop_tables(self) -> None:
-        """Give back the memory of what is worked out anew when it is asked for."""
-        for name in ("turns", "updates", "told", "latest"):
-            self.__dict__.pop(name, None)
+    seats: tuple[int, ...]  # job (its index in the run) of every job of the plan
+    first: list[int]  # iteration of that job with which the seat begins
+    count: list[int]  # iterations of it; may shrink meanwhile, but not below what has begun
 
     def runs(self, operation: int, cycle: int) -> int:
         """The job's iteration that this instance runs, or -1 if it is skipped."""
-        seat, rate, shift = self.turns[operation]
+        seat, rate, shift = self.plan.turns[operation]
         turn = cycle * rate + shift
         return self.first[seat] + turn if 0 <= turn < self.count[seat] else -1
 
     @property
     def cycles(self) -> int:
         """Cycles until all iterations are over on all devices."""
-        rows = zip(self.count, self.plan.copies, self.latest, strict=True)
+        rows = zip(self.count, self.plan.copies, self.plan.latest, strict=True)
         return max((-(-n // rate) + latest for n, rate, latest in rows if n), default=0)
 
 
@@ -185,15 +136,8 @@ class Walk:
         self.queued = [False] * len(self.lines)
         self.ready: list[tuple[int, int]] = []
         self._release(range(len(self.lines)))
-        self._stream = self._instances()
 
     def __iter__(self) -> Iterator[Instance]:
-        return self._stream
-
-    def __next__(self) -> Instance:
-        return next(self._stream)
-
-    def _instances(self) -> Iterator[Instance]:
         begun, count, first = self.begun, self.segment.count, self.segment.first
         order = self._order()
         while ahead := list(islice(order, _AHEAD)):
@@ -210,7 +154,7 @@ class Walk:
         """Operation, cycle, seat and turn of every block."""
         ready, queued, lines = self.ready, self.queued, self.lines
         position, cycles, followers = self.position, self.cycle, self.followers
-        turns, count = self.segment.turns, self.segment.count
+        turns, count = self.plan.turns, self.segment.count
         runs = [block.device >= 0 for block in self.plan.blocks]
         while ready:
             line = heapq.heappop(ready)[1]
@@ -242,7 +186,7 @@ class Walk:
 
     def _release(self, lines: Sequence[int]) -> None:
         """Pass skipped blocks and queue the head of a line if it has to wait for nothing."""
-        turns, count, finished = self.segment.turns, self.segment.count, self.finished
+        turns, count, finished = self.plan.turns, self.segment.count, self.finished
         for line in lines:
             if self.queued[line]:
                 continue
@@ -266,20 +210,6 @@ class Walk:
                 heapq.heappush(self.ready, (predicted, line))
 
 
-class Runner(Protocol):
-    """What the course has to know of a job."""
-
-    begin: int  # first iteration that no segment has run yet
-    end: int  # first iteration that will not be run
-
-    @property
-    def over(self) -> bool:
-        """Whether it has done all its iterations, or failed."""
-
-    def rest(self) -> None:
-        """No segment will run it any more."""
-
-
 class Change(NamedTuple):
     """Another plan, or other jobs on its seats, from the next possible moment on."""
 
@@ -287,32 +217,31 @@ class Change(NamedTuple):
     seats: tuple[int, ...]
 
 
+class Runner(Protocol):
+    """What the course has to know of a job."""
+
+    begin: int  # first iteration that no segment has run yet
+    end: int  # first iteration that will not be run
+
+    def rest(self) -> None:
+        """No segment will run it any more."""
+
+
 class Planner(Protocol):
     """Wishes for a change of plan or seats."""
 
+    joined: list[tuple[int, int]]
+    """New jobs so far: after which job each has come, and from which iteration it goes on."""
+
     def poll(self, segment: Segment) -> Change | None:
         """A change, if one is wanted now; asked once a cycle and at the end, never waited for."""
-
-    @property
-    def joined(self) -> Sequence[tuple[int, int]]:
-        """New jobs so far: after which job each has come, and from which iteration it goes on."""
 
     def join(self, rows: Sequence[tuple[int, int]]) -> None:
         """On another rank: make the jobs that have joined on the first one."""
 
 
 class Course:
-    """Makes the segments of a run.
-
-    Parameters
-    ----------
-    plan
-        The first plan; seat j is job j.
-    runs
-        All jobs; may grow while the run goes on.
-    routes_of
-        Messages of a plan.
-    """
+    """Makes the segments of a run, of all its jobs, whose number may grow."""
 
     def __init__(
         self,
@@ -333,13 +262,12 @@ class Course:
 
     def close(self) -> None:
         """Note that the segment is over: its jobs have done what it ran."""
-        segment = self.now
-        for seat, job in enumerate(segment.seats):
+        now = self.now
+        for job, first, count in zip(now.seats, now.first, now.count, strict=True):
             run = self.runs[job]
-            run.begin = segment.first[seat] + segment.count[seat]
+            run.begin = first + count
             if run.begin >= run.end:
                 run.rest()
-        segment.drop_tables()
 
     def follow(self, change: Change) -> Segment:
         """Begin another segment; jobs go on where the one before has left them."""

@@ -117,7 +117,7 @@ class Worker:
                 run.fail(place, iteration, reason(error)).__cause__ = unbound(error)
                 memory.leave(run.index, place, kind)
             else:
-                if segment.told[operation]:
+                if segment.plan.told[operation]:
                     began = time.perf_counter_ns()
                     self._report(block, run, iteration)
                     self.aside += time.perf_counter_ns() - began
@@ -155,7 +155,7 @@ class Worker:
             blocks.recompute(stage, block.microbatch)
             return {}
         sent = self._backward(visit, stage) if kind == "B" else {}
-        if segment.updates[block.operation]:
+        if segment.plan.updates[block.operation]:
             if kind == "B":  # the rest of the state is needed only now
                 stage = self.memory.enter(run.index, block.stage, "U", now)
             norm, metric = run.total_norm, run.metric
