@@ -436,7 +436,7 @@ class ArrayRun:
             if self.ranks is None:
                 rehearse(run, self.worker)
             else:
-                self.ranks.welcome(run, self.worker)
+                self.ranks.capacity.measure(run, self.worker)
         except JobFailed as error:
             unbound(error)
 
@@ -447,8 +447,6 @@ class ArrayRun:
             self.worker.memory = self.ranks.same(
                 partial(self._memory, share=self.ranks.share(self.course.now))
             )
-            if self.worker.memory.limits is not None:
-                self.ranks.pool(self.worker.memory.limits)
             return self.ranks.connect(
                 self.course, self.runs, self.worker, self.planner, self.strict
             )

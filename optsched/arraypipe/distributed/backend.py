@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optsched.arraypipe.distributed.collect import drop
 from optsched.arraypipe.distributed.mailbox import Post
 from optsched.arraypipe.distributed.protocol import Swap, first_cycle, is_heard, shorten
-from optsched.arraypipe.distributed.swaps import Announcement
 from optsched.arraypipe.distributed.transport import PeerLost, Stalled
+from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.plan.segments import Change, device_stream, places
 from optsched.arraypipe.runtime.cuda_streams import AHEAD, BlockTimes, GpuClock, timer
 from optsched.arraypipe.runtime.environment import on_gpu
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from optsched.arraypipe.distributed.group import Group
     from optsched.arraypipe.distributed.mailbox import Capacity
     from optsched.arraypipe.distributed.transport import GlooLinks
-    from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Course, Planner, Segment
     from optsched.arraypipe.plan.types import Copied, Instance, Record
     from optsched.arraypipe.runtime.state import JobRun
@@ -34,47 +34,50 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.worker import Worker
 
 
+class Announcement(NamedTuple):
+    """What rank 0 says to the others: the next segment, or the end of the run.
+
+    The change is None at the end of the run, else it has another plan or other seats. A job that
+    has ended by then takes no part in the next segment.
+    """
+
+    change: Any  # as it is sent: instead of a plan the number of its segment, or its document
+    ends: list[int]  # of all jobs as rank 0 knows them
+    halts: bool  # the run is over
+    joined: Sequence[tuple[int, int]]  # `Planner.joined`
+    sizes: Sequence[Sequence[Sequence[int]]]  # `Capacity.rows` of all jobs on the seats
+
+
+@dataclass(eq=False)
 class ProcessBackend:
     """Runs the part of a course that one device has; all ranks run the same course.
 
-    Parameters
-    ----------
-    course, runs, worker, planner, strict
-        As for the inline backend; only the planner of rank 0 is asked, and the others are told.
-    links, group
-        To the other devices; device d is rank d.
-    capacity
-        How long messages are expected to be, and how many are posted ahead.
+    Device d is rank d. Only the planner of rank 0 is asked, the others are told.
     """
 
-    def __init__(
-        self,
-        course: Course,
-        runs: Sequence[JobRun],
-        worker: Worker,
-        planner: Planner,
-        links: GlooLinks,
-        group: Group,
-        capacity: Capacity,
-        strict: bool = False,
-    ) -> None:
-        self.course, self.runs, self.worker, self.planner = course, runs, worker, planner
-        self.links, self.group, self.device = links, group, links.rank
-        self.capacity, self.strict = capacity, strict
-        self.announced: Announcement | None = None  # by this rank, the first
-        self.homes: dict[int, tuple[int, ...]] = {}  # device of every stage, by job
-        self.post = Post(links, capacity.of, self._hear)
-        self.past = Past()
-        self.copies: Sequence[
-            Copied
-        ] = ()  # of this rank when it is over; then of all, on the first
-        self.mail: dict[int, Parcel] = {}
-        self.interrupted = False
-        self.flying: BlockTimes | None = None  # on a GPU, where launching is no block's time
-        if on_gpu(links.device):
-            self.flying = BlockTimes(GpuClock(links.device))
-        self.now: Instance | None = None
-        self.wish: Change | None = None  # what cannot be announced any more waits for the end
+    course: Course
+    runs: Sequence[JobRun]
+    worker: Worker
+    planner: Planner
+    links: GlooLinks
+    group: Group
+    capacity: Capacity
+    strict: bool = False
+    past: Past = field(default_factory=Past)
+    copies: Sequence[Copied] = ()  # of this rank when it is over; then of all, on the first
+    homes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of every stage, by job
+    mail: dict[int, Parcel] = field(default_factory=dict)
+    announced: Announcement | None = None  # by this rank, the first
+    wish: Change | None = None  # what cannot be announced any more waits for the end
+    now: Instance | None = None
+    flying: BlockTimes | None = None  # on a GPU, where launching is no block's time
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self.device = self.links.rank
+        self.post = Post(self.links, self.capacity.of, self._hear)
+        if on_gpu(self.links.device):
+            self.flying = BlockTimes(GpuClock(self.links.device))
 
     @property
     def reads_late(self) -> bool:
@@ -242,12 +245,27 @@ class ProcessBackend:
     def _announce(self, change: Change | None) -> None:
         ends = [run.end for run in self.runs]
         sizes = self.capacity.rows(() if change is None else change.seats)
-        self.announced = Announcement(change, ends, self.interrupted, self.planner.joined, sizes)
-        self.group.broadcast(self.announced.write(self._plans()))
-        self.wish = None
+        found = Announcement(change, ends, self.interrupted, self.planner.joined, sizes)
+        self.announced, self.wish = found, None
+        if change is not None:
+            plan = change.plan
+            # the newest: older segments may have been forgotten, here or there
+            same = [k for k, part in enumerate(self.course.segments) if part.plan is plan]
+            told = same[-1] if same else (plan.schedule, plan.barrier, plan.together)
+            found = found._replace(change=(told, change.seats))
+        self.group.broadcast(found)
 
-    def _plans(self) -> list[ExecutionPlan]:
-        return [segment.plan for segment in self.course.segments]
+    def _told(self) -> Announcement:
+        """What rank 0 has announced."""
+        found: Announcement = self.group.hear()
+        if found.change is None:
+            return found
+        told, seats = found.change
+        if isinstance(told, int):
+            return found._replace(change=Change(self.course.segments[told].plan, seats))
+        schedule, barrier, together = told
+        plan = compile(schedule, barrier=barrier, together=together)
+        return found._replace(change=Change(plan, seats))
 
     def _hear(self, swap: Swap) -> None:
         """The segment ends early, with all iterations that begin before the swap."""
@@ -289,7 +307,7 @@ class ProcessBackend:
                 run.updates = run.begin - run.start
         if self.device == 0 and self.post.swap.number < number:
             self._announce(self.wish or self.planner.poll(self.course.now))
-        found = self.announced or Announcement.read(self.group.hear(), self._plans())
+        found = self.announced or self._told()
         self.announced = None
         if found.halts:
             for run in self.runs:
@@ -298,7 +316,6 @@ class ProcessBackend:
 
     def _begin(self, found: Announcement) -> None:
         """Append the next segment; counts follow from what rank 0 knew, not from what this does."""
-        assert found.change is not None
         if self.device:
             self.planner.join(found.joined)
             self.capacity.take(found.sizes)  # a first forward may have failed here alone

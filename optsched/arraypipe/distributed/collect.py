@@ -13,17 +13,14 @@ from optsched.arraypipe.distributed.transport import hearing
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.plan.segments import Walk
 from optsched.arraypipe.plan.types import Copied
-from optsched.arraypipe.runtime.inline import Past
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch.optim import Optimizer
-
     from optsched.arraypipe.distributed.transport import GlooLinks
     from optsched.arraypipe.plan.segments import Course
     from optsched.arraypipe.plan.types import Record
-    from optsched.arraypipe.runtime.inline import Moment
+    from optsched.arraypipe.runtime.inline import Moment, Past
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
@@ -45,12 +42,25 @@ def read_clocks(links: GlooLinks) -> list[Reading]:
     """
     found = [Reading(time.perf_counter_ns(), 0, 0)]
     for rank in range(1, links.size):
-        if links.rank == 0:
-            found.append(min((_ask(rank, links) for _ in range(_ROUNDS)), key=lambda r: r.error))
-        elif links.rank == rank:
-            for _ in range(_ROUNDS):
-                _answer(links)
-    return found if links.rank == 0 else []
+        if links.rank in (0, rank):
+            rows = [_compare(rank, links) for _ in range(_ROUNDS)]
+            found.append(min(rows, key=lambda r: r.error))
+    return [] if links.rank else found
+
+
+def _compare(rank: int, links: GlooLinks) -> Reading:
+    """Rank 0 asks another one for the time, which answers."""
+    word, peer = torch.zeros(1, dtype=torch.int64), 0 if links.rank else rank
+    asked = time.perf_counter_ns()
+    with hearing():
+        if not links.rank:
+            dist.send(word, peer, links.group)
+        dist.recv(word, peer, links.group)
+        back, there = time.perf_counter_ns(), int(word)
+        if links.rank:
+            word[0] = back
+            dist.send(word, peer, links.group)
+    return Reading(there, (asked + back) // 2 - there, (back - asked + 1) // 2)
 
 
 def on_first_clock(records: Sequence[Record], before: Reading, after: Reading) -> list[Record]:
@@ -74,31 +84,10 @@ def to_first(before: Reading, after: Reading) -> Callable[[int], int]:
     return moved
 
 
-def _ask(rank: int, links: GlooLinks) -> Reading:
-    word = torch.zeros(1, dtype=torch.int64)
-    asked = time.perf_counter_ns()
-    with hearing():
-        dist.send(word, rank, links.group)
-        dist.recv(word, rank, links.group)
-    back, there = time.perf_counter_ns(), int(word)
-    return Reading(there, (asked + back) // 2 - there, (back - asked + 1) // 2)
-
-
-def _answer(links: GlooLinks) -> None:
-    word = torch.zeros(1, dtype=torch.int64)
-    with hearing():
-        dist.recv(word, 0, links.group)
-        word[0] = time.perf_counter_ns()
-        dist.send(word, 0, links.group)
-
-
-CopyRow = tuple[int, str, int, int, int, int, int]
-"""As in `Copied`; plain, because there are many."""
-
-
-def copies_on(clock: Callable[[int], int], rows: Sequence[CopyRow]) -> list[Copied]:
+def copies_on(clock: Callable[[int], int], copies: Sequence[Sequence[Any]]) -> list[Copied]:
     """Copies of one rank on another clock."""
-    return [Copied(*row[:4], clock(row[4]), clock(row[5]), row[6]) for row in rows]
+    rows = map(Copied._make, copies)
+    return [row._replace(start=clock(row.start), end=clock(row.end)) for row in rows]
 
 
 def drop(stage: JobStage) -> None:
@@ -113,13 +102,7 @@ def drop(stage: JobStage) -> None:
 
 
 def gather(runs: Sequence[JobRun], homes: Mapping[int, tuple[int, ...]], links: GlooLinks) -> None:
-    """Bring all stages of all jobs to rank 0 (collective).
-
-    Parameters
-    ----------
-    homes
-        Device of every stage, by job.
-    """
+    """Bring all stages of all jobs to rank 0 (collective); `homes`: devices of stages, by job."""
     for rank in range(1, links.size):
         if links.rank not in (0, rank):
             continue
@@ -127,49 +110,24 @@ def gather(runs: Sequence[JobRun], homes: Mapping[int, tuple[int, ...]], links: 
             for stage in [s for s, device in enumerate(home) if device == rank]:
                 part = runs[job].stages[stage]
                 if links.rank:
-                    _give([_state(part)], links)
+                    _give(_state(part), links)
                 else:
                     _install(part, _take(rank, links))
         if links.rank:
-            _give([_lives(runs, homes)], links)
+            _give([_life(runs[job]) for job in homes], links)
         else:
-            _hear_of(runs, _take(rank, links))
+            for row in _take(rank, links):
+                _hear_of(runs, *row)
 
 
-def gather_past(past: Past, links: GlooLinks) -> list[Past] | None:
-    """What all ranks remember on rank 0, None elsewhere (collective)."""
+def gather_past(
+    past: Past, copies: Sequence[Copied], links: GlooLinks
+) -> list[tuple[Past, Sequence[Copied]]]:
+    """What all ranks remember, and their copies, on rank 0; nothing elsewhere (collective)."""
     if links.rank:
-        _give([(past.rows, past.cut, past.left_out)], links)
-        return None
-    found = [past]
-    for rank in range(1, links.size):
-        other = Past()
-        other.rows, other.cut, other.left_out = _take(rank, links)
-        found.append(other)
-    return found
-
-
-def gather_copies(own: Sequence[Copied], links: GlooLinks) -> list[Sequence[CopyRow]] | None:
-    """The copies of all ranks on rank 0; None elsewhere (collective)."""
-    if links.rank:
-        _give([[*map(tuple, own)]], links)
-        return None
-    return [own, *(_take(rank, links) for rank in range(1, links.size))]
-
-
-def gather_exposed(
-    records: Sequence[Record], exposed: Sequence[int], links: GlooLinks
-) -> dict[tuple[int, int, int], int] | None:
-    """Waits for copies on rank 0, by (segment, operation, cycle); None elsewhere (collective)."""
-    keys = [(r.segment, r.operation, r.cycle) for r in records] if exposed else []
-    mine = list(zip(keys, exposed, strict=True))
-    if links.rank:
-        _give([mine], links)
-        return None
-    found = dict(mine)
-    for rank in range(1, links.size):
-        found.update(_take(rank, links))
-    return found
+        _give((past, [*copies]), links)
+        return []
+    return [(past, copies), *(_take(rank, links) for rank in range(1, links.size))]
 
 
 def in_topological_order(
@@ -189,12 +147,14 @@ def in_topological_order(
 
 
 def _state(stage: JobStage) -> dict[str, Any]:
+    optimizer: Any = stage.optimizer
+    groups = [] if optimizer is None else optimizer.param_groups
     found = {
         "parameters": [p.detach() for _, p in stage.parameters],
         "masters": [p.detach() for _, p in stage.masters or ()],
         "buffers": list(stage.buffers()),
-        "optimizer": _moments(stage.optimizer),
-        "groups": _settings(stage.optimizer),
+        "optimizer": [optimizer.state.get(p) for group in groups for p in group["params"]],
+        "groups": [{k: v for k, v in g.items() if not k.startswith("param")} for g in groups],
         "scheduler": None if stage.scheduler is None else stage.scheduler.state_dict(),
     }
     return tree_map_only(torch.Tensor, _compact, found)  # type: ignore[no-any-return]
@@ -212,57 +172,41 @@ def _install(stage: JobStage, state: dict[str, Any]) -> None:
             own.data = value
     stage.set_buffers(state["buffers"])
     if stage.optimizer is not None:
-        for parameter, moments in zip(_trained(stage.optimizer), state["optimizer"], strict=True):
+        groups = stage.optimizer.param_groups
+        trained = [p for group in groups for p in group["params"]]
+        for parameter, moments in zip(trained, state["optimizer"], strict=True):
             if moments is not None:
                 stage.optimizer.state[parameter] = moments
-        for group, values in zip(stage.optimizer.param_groups, state["groups"], strict=True):
+        for group, values in zip(groups, state["groups"], strict=True):
             group.update(values)
     if stage.scheduler is not None:
         stage.scheduler.load_state_dict(state["scheduler"])
 
 
-def _trained(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+def _life(run: JobRun) -> tuple[Any, ...]:
+    """What this rank knows of a job on it."""
+    life, error = run.job.life, run.job.life.error
+    failure = None if error is None else (error.stage, error.iteration, str(error))
+    return run.index, life.status, run.end, failure, list(run.losses)
 
 
-def _moments(optimizer: Optimizer | None) -> list[Any]:
-    return [] if optimizer is None else [optimizer.state.get(p) for p in _trained(optimizer)]
+def _hear_of(
+    runs: Sequence[JobRun], job: int, status: Any, end: int, failure: Any, losses: list[float]
+) -> None:
+    run, life = runs[job], runs[job].job.life
+    if losses:
+        run.losses[:] = losses
+    if status in ("failed", "stopped") and life.status != "failed":
+        life.status, run.end = status, min(run.end, end)
+    if failure is not None and life.error is None:
+        stage, iteration, sentence = failure
+        life.error = JobFailed(run.title, job, stage, iteration, "")
+        life.error.args = (sentence,)
 
 
-def _settings(optimizer: Optimizer | None) -> list[dict[str, Any]]:
-    groups = [] if optimizer is None else optimizer.param_groups
-    return [{k: v for k, v in group.items() if not k.startswith("param")} for group in groups]
-
-
-def _lives(runs: Sequence[JobRun], homes: Mapping[int, tuple[int, ...]]) -> list[Any]:
-    """What this rank knows of the jobs on it."""
-    rows = []
-    for job in homes:
-        run = runs[job]
-        error = run.job.life.error
-        args = None if error is None else (error.stage, error.iteration, str(error))
-        rows.append((job, run.job.life.status, run.end, args, list(run.losses)))
-    return rows
-
-
-def _hear_of(runs: Sequence[JobRun], rows: list[Any]) -> None:
-    for job, status, end, failure, losses in rows:
-        run = runs[job]
-        if losses:
-            run.losses[:] = losses
-        if status in ("failed", "stopped") and run.job.life.status != "failed":
-            run.job.life.status = status
-            run.end = min(run.end, end)
-        if failure is not None and run.job.life.error is None:
-            stage, iteration, sentence = failure
-            error = JobFailed(run.title, job, stage, iteration, "")
-            error.args = (sentence,)
-            run.job.life.error = error
-
-
-def _give(objects: list[Any], links: GlooLinks) -> None:
+def _give(value: Any, links: GlooLinks) -> None:
     with hearing():
-        dist.send_object_list(objects, dst=0, group=links.group)
+        dist.send_object_list([value], dst=0, group=links.group)
 
 
 def _take(rank: int, links: GlooLinks) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import pickle
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,12 +61,8 @@ class Group:
     def agree(self, make: Callable[[], Made], of_first: bool = False) -> Made:
         """What it makes, here or on the first rank; if it raises on some rank, all end with that.
 
-        Raises
-        ------
-        InputError
-            It was refused on some rank; the same sentence everywhere.
-        PeerLost
-            It has raised something else, but not here.
+        With `InputError` and the same sentence if it was refused, else with its own error where it
+        was raised and `PeerLost` elsewhere.
         """
         made: Made | None = None
         failure: Exception | SystemExit | None = None
@@ -89,14 +86,14 @@ class Group:
     # from the first rank to the others
 
     def broadcast(self, value: Any) -> None:
-        """On the first rank: say the next value (of JSON) to the others."""
-        self._store.set(f"said/{self._said}", json.dumps(value))
+        """On the first rank: say the next value to the others."""
+        self._store.set(f"said/{self._said}", pickle.dumps(value))
         self._said += 1
 
     def hear(self) -> Any:
         """On another rank: wait for the next value, for as long as any rank gets on."""
         self._said += 1
-        return json.loads(self._await(f"said/{self._said - 1}"))
+        return pickle.loads(self._await(f"said/{self._said - 1}"))  # of our own rank 0
 
     def beat(self, now: int) -> None:
         """Show now and then that this rank gets on, to ranks that wait; nanoseconds."""
@@ -135,14 +132,8 @@ class Group:
     def end(self, code: int, error: str, lost: bool, say: Callable[[str], None]) -> int:
         """How the program ends here; the exit code of all ranks, when the first has said why.
 
-        Parameters
-        ----------
-        code, error
-            Of this rank; ``""`` if it has done all it had to.
-        lost
-            The error tells of another rank: that one's own counts, if it has a word.
-        say
-            Prints a sentence.
+        `code` and `error` are of this rank (``""`` if it has done all it had to); `lost`: the error
+        tells of another rank, whose own counts if it has a word; `say` prints a sentence.
         """
         try:
             self._store.set(f"end/{self.rank}", json.dumps([lost, self.rank, code, error]))
@@ -181,7 +172,7 @@ class Group:
             return bytes(self._store.get(key)).decode()
         return None
 
-    def _await(self, key: str) -> str:
+    def _await(self, key: str) -> bytes:
         """Wait for a word for as long as any rank gets on: who waits here has nothing else to do.
 
         A rank may be without work for hours, while jobs on other devices go on.
@@ -198,7 +189,7 @@ class Group:
                     seen, until = beats, now + self.timeout
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST)
-            return bytes(self._store.get(key)).decode()
+            return bytes(self._store.get(key))
         except RuntimeError as error:
             raise PeerLost("the store is lost, the process that has it has ended") from error
 
@@ -206,10 +197,7 @@ class Group:
 def agree(make: Callable[[], Made], patience: float = _PATIENCE, of_first: bool = False) -> Made:
     """`Group.agree` before there are links, in a group of its own (collective).
 
-    Raises
-    ------
-    Stalled
-        Not all ranks have come within `patience` seconds.
+    `Stalled` if not all ranks have come within `patience` seconds.
     """
     join()
     try:
@@ -226,13 +214,7 @@ def agree(make: Callable[[], Made], patience: float = _PATIENCE, of_first: bool 
 
 
 def join() -> None:
-    """Make the process group of `torchrun`, if nobody has made one.
-
-    Raises
-    ------
-    InputError
-        There is no `torchrun`.
-    """
+    """Make the process group of `torchrun`, if nobody has made one."""
     set_queues()
     if not dist.is_available():
         raise InputError("backend: this torch has no torch.distributed; use the inline backend")

@@ -49,21 +49,14 @@ class Slot(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What is known of a message before its payload is looked at.
-
-    `flags` are `STOP` (the job ends with this iteration), `FAILED` (the job has failed),
-    `TOMBSTONE` (there is no payload) and `LONG` (it is longer than what the receiver has posted and
-    follows as a message of its own); `loss` is that of the micro-batch's iteration or NaN;
-    `payload` counts the bytes after the header; `swap` is the number of the segment announced last
-    and `first_cycle` the cycle with which it begins, -1 without one.
-    """
+    """What is known of a message before its payload is looked at."""
 
     slot: Slot
-    flags: int = 0
-    loss: float = math.nan
-    payload: int = 0
-    swap: int = -1
-    first_cycle: int = -1
+    flags: int = 0  # as in `plan.types`; `LONG`: it follows as a longer message than was posted
+    loss: float = math.nan  # of the micro-batch's iteration
+    payload: int = 0  # bytes after the header
+    swap: int = -1  # number of the segment announced last; -1: none
+    first_cycle: int = -1  # with which it begins
 
     def pack_into(self, buffer: bytearray | memoryview) -> None:
         """Write the header into the first `SIZE` bytes."""
@@ -106,15 +99,7 @@ def slot_of(segment: Segment, number: int, transfer: Transfer) -> Slot:
 
 
 def check(expected: Slot, header: Header, length: int, sender: str) -> None:
-    """`ProtocolError` unless this is the expected message and all of it has arrived.
-
-    Parameters
-    ----------
-    length
-        Bytes that were received, the header included.
-    sender
-        Name of the device it came from.
-    """
+    """`ProtocolError` unless this is the expected message, and all of it, `length` bytes."""
     if header.slot != expected:
         raise ProtocolError(f"from {sender}: expected {expected}; received {header.slot}")
     short = header.payload > length - SIZE and not header.flags & LONG

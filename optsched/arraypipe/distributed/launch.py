@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,23 +27,24 @@ def launch(ranks: int, command: Sequence[str]) -> int:
 
     Ctrl-C and SIGTERM are passed on once to each; a second Ctrl-C ends them hard.
     """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     common = {
         "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "MASTER_PORT": str(port), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),  # we say it
     }  # fmt: skip
-    before = signal.signal(signal.SIGTERM, _as_interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(ranks):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            env = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             # a session of its own: Ctrl-C of the terminal reaches them through us, once
-            processes.append(
-                subprocess.Popen(
-                    command, env={**os.environ, **common, **own}, start_new_session=True,
-                    stdin=subprocess.DEVNULL,
-                )
-            )  # fmt: skip
+            process = subprocess.Popen(
+                command, env=env, start_new_session=True, stdin=subprocess.DEVNULL
+            )
+            processes.append(process)
         return _attend(processes)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -75,14 +76,3 @@ def _attend(processes: Sequence[subprocess.Popen[bytes]]) -> int:
             for process in processes:
                 if process.poll() is None:
                     process.send_signal(signal.SIGINT)
-
-
-def _as_interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -87,18 +87,17 @@ class Capacity:
         return found
 
     def _blocks(self, segment: Segment, channel: Channel, seats: Collection[int]) -> list[int]:
-        """Bytes that every block takes from a channel, for some seats."""
+        """Bytes that every block takes from a channel, for some seats.
+
+        None for a job that sends nothing: it is complete, or its first forward has failed.
+        """
         blocks: dict[int, int] = defaultdict(int)
         for k in channel.messages:
             consumer = segment.routes.messages[k].consumer
             seat = segment.plan.blocks[consumer].job
-            if seat in seats and self._is_known(segment.seats[seat]):
+            if seat in seats and segment.seats[seat] in self._known:
                 blocks[consumer] += self.of(slot_of(segment, 0, Transfer(k, 0, 0)))
         return [*blocks.values()]
-
-    def _is_known(self, job: int) -> bool:
-        """False for a job that sends nothing: it is complete, or its first forward has failed."""
-        return job in self._known
 
     def measure(self, run: JobRun, worker: Worker) -> None:
         """Look at the first forward of a job; the first micro-batch is the largest."""
@@ -141,35 +140,11 @@ class _Line(NamedTuple):
     key: _Key
 
 
-class _Expected(NamedTuple):
-    """A message that is to be posted."""
-
-    transfer: Transfer
-    slot: Slot
-    peer: int
-    lane: int
-    size: int
-
-
-class _Letter(NamedTuple):
-    """A parcel that waits for its turn; the tensors are in the outbox."""
-
-    flags: int
-    loss: float
-    payload: int
-
-
 class Post:
     """The post office of one device; lives as long as the run.
 
-    Parameters
-    ----------
-    links
-        To the other devices; device d is rank d.
-    capacity
-        Bytes to be ready for, of a message; both ends must know the same.
-    hear
-        Called with every announced swap that a message tells of.
+    `capacity` are the bytes to be ready for, of a message (both ends must know the same); `hear` is
+    called with every announced swap that a message tells of.
     """
 
     def __init__(
@@ -179,12 +154,9 @@ class Post:
         hear: Callable[[Swap], None],
     ) -> None:
         self.links, self.capacity, self.hear = links, capacity, hear
-        self.device = links.rank
         self.swap = _QUIET
         self.inbox = Inbox()
-        # the lines of the segment that have been used, and what is posted on them
-        self.lines: dict[int, _Line] = {}
-        self.coming: dict[tuple[int, int], tuple[Slot, Any]] = {}
+        self.coming: dict[tuple[int, int], tuple[Slot, Any]] = {}  # what is posted
         # by seat, so that jobs that come later take no more
         self.outboxes: dict[_Key, Outbox] = {}
         self.leaving: dict[_Key, list[tuple[Any, int, Tensor]]] = {}
@@ -194,9 +166,15 @@ class Post:
     def open(self, segment: Segment, number: int, window: int | Sequence[int]) -> None:
         """Begin a segment; `window` as for `DevicePort`."""
         self.segment, self.number, self.swap = segment, number, _QUIET
-        self.port = DevicePort(segment, self.device, window)
-        self.lines, self.coming = {}, {}
-        self.finished: dict[tuple[int, int], _Letter] = {}
+        self.port = DevicePort(segment, self.links.rank, window)
+        self.coming = {}
+        self.finished: dict[tuple[int, int], Header] = {}  # waits for its turn, in its outbox
+        self.lines = {
+            k: self._line(k, channel)
+            for channel in segment.routes.channels
+            if self.links.rank in channel[:2]
+            for k in channel.messages
+        }
 
     def close(self) -> None:
         """End it."""
@@ -204,13 +182,16 @@ class Post:
 
     def post(self, cycle: int) -> None:
         """Be ready for the messages of the blocks to come."""
-        if expected := self.port.post(cycle):
-            self._post(self._expected(expected))
+        for _, transfer in self.port.post(cycle):
+            slot = slot_of(self.segment, self.number, transfer)
+            peer, lane, _ = self.lines[transfer.message]
+            incoming = self.links.post(peer, lane, self.capacity(slot))
+            self.coming[transfer.message, transfer.iteration] = slot, incoming
 
     def receive(self, message: int, iteration: int) -> Parcel:
         """The parcel of a message that was posted; waits for it."""
         slot, incoming = self.coming.pop((message, iteration))
-        peer, lane, _ = self._line(message)
+        peer, lane, _ = self.lines[message]
         self.waiting_for = slot
         asked = time.perf_counter_ns()
         head, buffer = self.links.receive(incoming, peer)
@@ -234,12 +215,11 @@ class Post:
     def ended(self, now: Instance, sent: dict[int, Parcel]) -> None:
         """A block is over: send what the receivers' orders let go."""
         for message, parcel in sent.items():
-            self.finished[message, now.iteration] = self._packed(message, parcel)
+            self.finished[message, now.iteration] = self._packed(message, now.iteration, parcel)
         self.port.ended(now)
-        expected = self._expected(self.port.post(now.cycle))
         for _, transfer in self.port.send():
-            self._send(transfer, self.finished.pop((transfer.message, transfer.iteration)))
-        self._post(expected)  # close behind: the same process need not be woken twice
+            self._send(transfer.message, self.finished.pop((transfer.message, transfer.iteration)))
+        self.post(now.cycle)  # close behind: the same process need not be woken twice
 
     def flush(self) -> None:
         """Wait until everything has left."""
@@ -253,35 +233,17 @@ class Post:
         """
         self.coming, self.leaving, self.hear = {}, {}, lambda swap: None
 
-    def _expected(self, row: Sequence[tuple[int, Transfer]]) -> list[_Expected]:
-        """What there is to know of messages before they are posted."""
-        found = []
-        for _, transfer in row:
-            slot = slot_of(self.segment, self.number, transfer)
-            peer, lane, _ = self._line(transfer.message)
-            found.append(_Expected(transfer, slot, peer, lane, self.capacity(slot)))
-        return found
+    def _line(self, message: int, channel: Channel) -> _Line:
+        _, producer, consumer = self.segment.routes.messages[message]
+        blocks = self.segment.plan.blocks
+        taker, origin = blocks[consumer], blocks[producer].stage
+        peer = channel.source if channel.target == self.links.rank else channel.target
+        key = channel.kind, taker.job, taker.microbatch, origin, taker.stage
+        return _Line(peer, _LANE[channel.kind], key)
 
-    def _post(self, row: Sequence[_Expected]) -> None:
-        for transfer, slot, peer, lane, size in row:
-            incoming = self.links.post(peer, lane, size)
-            self.coming[transfer.message, transfer.iteration] = slot, incoming
-
-    def _line(self, message: int) -> _Line:
-        found = self.lines.get(message)
-        if found is None:
-            routes, blocks = self.segment.routes, self.segment.plan.blocks
-            source, target, kind, _ = routes.channels[routes.channel_of[message]]
-            taker = blocks[routes.messages[message].consumer]
-            origin = blocks[routes.messages[message].producer].stage
-            key = kind, taker.job, taker.microbatch, origin, taker.stage
-            peer = source if target == self.device else target
-            found = self.lines[message] = _Line(peer, _LANE[kind], key)
-        return found
-
-    def _packed(self, message: int, parcel: Parcel) -> _Letter:
+    def _packed(self, message: int, iteration: int, parcel: Parcel) -> Header:
         """Copy a parcel into its outbox: nothing else is kept of it until its turn comes."""
-        key = self._line(message).key
+        key = self.lines[message].key
         # what this block sent in its last iteration has been consumed, by the plan: no wait; if
         # that was another job of another segment, this comes after all of it in that order too
         self._retire(key)
@@ -291,15 +253,15 @@ class Post:
             if outbox is None:
                 outbox = self.outboxes[key] = Outbox(self.links.device, self.links.apart)
             payload = outbox.pack(parcel.tensors, parcel.absent)
-        return _Letter(parcel.flags, parcel.loss, payload)
+        slot = slot_of(self.segment, self.number, Transfer(message, 0, iteration))
+        return Header(slot, parcel.flags, parcel.loss, payload)
 
-    def _send(self, transfer: Transfer, letter: _Letter) -> None:
-        slot = slot_of(self.segment, self.number, transfer)
-        peer, lane, key = self._line(transfer.message)
-        flags, links = letter.flags, self.links
+    def _send(self, message: int, made: Header) -> None:
+        peer, lane, key = self.lines[message]
+        flags, links = made.flags, self.links
         row: list[tuple[int, Tensor, Tensor | None]] = []
         outbox = None if flags & TOMBSTONE else self.outboxes[key]
-        if outbox and not links.apart and outbox.buffer.numel() > self.capacity(slot):
+        if outbox and not links.apart and outbox.buffer.numel() > self.capacity(made.slot):
             row.append((lane + LANES, outbox.head, outbox.buffer))
             flags |= LONG
             outbox = None
@@ -308,7 +270,7 @@ class Post:
         else:  # a header alone
             head, body = torch.empty(SIZE, dtype=torch.uint8), None
             raw = words(head)
-        Header(slot, flags, letter.loss, letter.payload, *self.swap).pack_into(raw)
+        Header(made.slot, flags, made.loss, made.payload, *self.swap).pack_into(raw)
         row.append((lane, head, body))
         self.leaving[key] = [
             (links.send(peer, way, first, rest), peer, first) for way, first, rest in row

@@ -51,13 +51,9 @@ class Sender:
 class Receiver:
     """The receiving end of a channel: the messages of the next blocks are posted, in order.
 
-    Parameters
-    ----------
-    window
-        Number of blocks whose messages may be posted and not yet consumed. What one block takes
-        from one channel counts once: it needs all of it before it can free anything. A wide window
-        is filled up when half of it has been consumed: what is posted together wakes the sender
-        once.
+    `window` blocks may have messages that are posted and not yet consumed. What one block takes
+    from one channel counts once: it needs all of it before it can free anything. A wide window is
+    filled up when half of it has been consumed: what is posted together wakes the sender once.
     """
 
     def __init__(self, segment: Segment, channel: int, window: int = 2) -> None:
@@ -104,11 +100,7 @@ class DevicePort:
     A driver calls, for every instance of the device's stream: `post` and starts those receives;
     waits until everything in `needs` has arrived; runs the block; `ended`; `send` and starts those
     sends without waiting for them.
-
-    Parameters
-    ----------
-    window
-        As for `Receiver`: of all channels, or of each.
+    The window is that of all receivers, or one for each channel.
     """
 
     def __init__(self, segment: Segment, device: int, window: int | Sequence[int] = 2) -> None:

@@ -15,8 +15,6 @@ from optsched.arraypipe.distributed.backend import ProcessBackend
 from optsched.arraypipe.distributed.collect import (
     copies_on,
     gather,
-    gather_copies,
-    gather_exposed,
     gather_past,
     in_topological_order,
     on_first_clock,
@@ -38,10 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from optsched.arraypipe.distributed.transport import Lane
-    from optsched.arraypipe.memory.budget import Limits, MessageBytes
+    from optsched.arraypipe.memory.budget import MessageBytes
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Course, Planner, Segment
-    from optsched.arraypipe.plan.types import Record, Routes
+    from optsched.arraypipe.plan.types import Copied, Record, Routes
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
 
@@ -49,16 +47,7 @@ if TYPE_CHECKING:
 class Ranks:
     """The ranks of one run, as many as `check_size` wants; rank d is device d. Collective.
 
-    Parameters
-    ----------
-    plan, routes
-        The first plan and its messages.
-    window
-        Blocks whose messages are posted ahead, per channel.
-    timeout
-        Seconds after which a message counts as lost.
-    devices
-        CPUs, if they are meant although there are GPUs.
+    `devices` are CPUs, if those are meant although there are GPUs.
     """
 
     def __init__(
@@ -114,10 +103,6 @@ class Ranks:
             "for which the first plan had no channel"
         )
 
-    def pool(self, limits: Limits) -> None:
-        """Learn how the others have divided their memory (collective)."""
-        limits.rooms = self.all(limits.rooms[self.links.rank])
-
     def connect(
         self,
         course: Course,
@@ -127,6 +112,9 @@ class Ranks:
         strict: bool,
     ) -> ProcessBackend:
         """Agree on the sizes of the messages of all jobs that will run, compare clocks."""
+        limits = worker.memory.limits
+        if limits is not None:  # how the others have divided their memory
+            limits.rooms = self.all(limits.rooms[self.links.rank])
         sizes = self.capacity.rows([run.index for run in runs if run.begin < run.end])
         for rank, row in enumerate(rows := self.all(sizes)):
             if row != rows[0]:
@@ -140,10 +128,6 @@ class Ranks:
             course, runs, worker, planner, self.links, self.group, self.capacity, strict
         )
         return self.backend
-
-    def welcome(self, run: JobRun, worker: Worker) -> None:
-        """Rehearse a job: how long its messages are."""
-        self.capacity.measure(run, worker)
 
     def share_failures(self, runs: Sequence[JobRun]) -> None:
         """A job whose first forward has failed on one rank has failed on all (collective).
@@ -192,31 +176,28 @@ class Ranks:
         """
         after = read_clocks(self.links)
         gather(self.runs, self.backend.homes, self.links)
-        past = self.backend.past
-        pasts = gather_past(past, self.links)
-        copied = gather_copies(self.backend.copies, self.links)
-        waited = gather_exposed(records, past.exposed, self.links)
+        own = self.backend.past
+        everybody = gather_past(own, self.backend.copies, self.links)
         self.links.close()
-        if pasts is None or copied is None or waited is None:
-            self.exposed, self.left_out = past.exposed, past.left_out
+        if not everybody:
+            self.exposed, self.left_out = own.exposed, own.left_out
             return records
         self.clock_error = max(r.error for r in (*self.before, *after))
-        cut = max(p.cut for p in pasts)
+        cut = max(past.cut for past, _ in everybody)
         self.course.forget(cut[0])
-        rows = [
-            on_first_clock(since(cut, p.records), early, late)
-            for p, early, late in zip(pasts, self.before, after, strict=True)
-        ]
-        clocks = [to_first(*pair) for pair in zip(self.before, after, strict=True)]
+        rows: list[list[Record]] = []
+        copies: list[Copied] = []
+        waited: dict[tuple[int, ...], int] = {}
+        for (past, copied), *readings in zip(everybody, self.before, after, strict=True):
+            rows.append(on_first_clock(since(cut, past.records), *readings))
+            copies += copies_on(to_first(*readings), copied)
+            waited |= dict(zip((row[:3] for row in past.rows), past.exposed, strict=False))
         ordered = in_topological_order(self.course, rows, cut)
-        self.left_out = sum(p.left_out + len(p.rows) for p in pasts) - len(ordered)
-        rows_of = zip(clocks, copied, strict=True)
-        self.backend.copies = [c for clock, rows in rows_of for c in copies_on(clock, rows)]
-        if self.left_out:
-            early = min(r.start for r in ordered)
-            self.backend.copies = [c for c in self.backend.copies if c.end >= early]
+        self.left_out = sum(p.left_out + len(p.rows) for p, _ in everybody) - len(ordered)
+        early = min((r.start for r in ordered), default=0) if self.left_out else 0
+        self.backend.copies = [c for c in copies if not self.left_out or c.end >= early]
         if waited:
-            self.exposed = [waited.get((r.segment, r.operation, r.cycle), 0) for r in ordered]
+            self.exposed = [waited.get(r[:3], 0) for r in ordered]
         return ordered
 
 
@@ -250,13 +231,7 @@ def check_size(n_devices: int) -> None:
 
 
 def own_gpu(devices: Sequence[str | torch.device] | None) -> torch.device | None:
-    """The GPU of this process, by name or by LOCAL_RANK; None: CPUs. All ranks decide alike.
-
-    Raises
-    ------
-    InputError
-        `devices` names GPUs, and not every process has one for itself.
-    """
+    """The GPU of this process, by name or by LOCAL_RANK; None: CPUs. All ranks decide alike."""
     rank = dist.get_rank()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -277,13 +252,13 @@ def own_gpu(devices: Sequence[str | torch.device] | None) -> torch.device | None
         return torch.device("cuda", index)
     kinds = [kind for _, _, kind in rows]
     if "cuda" in kinds:
+        found_there = [
+            f"rank {r} sees {n} and takes {f'GPU {u}' if u else 'none'}"
+            for r, (n, u, _) in enumerate(rows)
+        ]
         raise InputError(
-            "devices: every process needs a GPU of its own; "
-            + "; ".join(
-                f"rank {r} sees {n} and takes {f'GPU {u}' if u else 'none'}"
-                for r, (n, u, _) in enumerate(rows)
-            )
-            + " (devices=None uses the CPU then)"
+            f"devices: every process needs a GPU of its own; {'; '.join(found_there)} "
+            f"(devices=None uses the CPU then)"
         )
     if there and "cpu" not in kinds:
         warnings.warn(

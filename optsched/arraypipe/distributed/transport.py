@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from optsched.arraypipe.distributed.header import SIZE, unpack
 from optsched.arraypipe.plan.types import TOMBSTONE
 from optsched.arraypipe.runtime.environment import on_gpu
-from optsched.errors import InputError, OptschedError
+from optsched.errors import OptschedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,6 +31,10 @@ LANES: Final = 8
 """Tags of ordinary messages; the tag of a long one is that much higher."""
 CREDITS: Final = 2 * LANES
 """Added to the lane for the credits of `process_credits`."""
+
+
+Lane = tuple[int, int, int]
+"""Source, target, kind of a channel."""
 
 
 class PeerLost(OptschedError):
@@ -52,21 +56,8 @@ def hearing() -> Iterator[None]:
         ) from error
 
 
-class Incoming(NamedTuple):
-    """A posted receive."""
-
-    buffer: Tensor
-    work: Any
-
-
 class GlooLinks:
-    """Links from this rank to all others.
-
-    Parameters
-    ----------
-    timeout
-        Seconds that any wait may take.
-    """
+    """Links from this rank to all others; any wait may take `timeout` seconds."""
 
     device = torch.device("cpu")
     apart = False  # whether headers and tensors travel apart, so that no length need be guessed
@@ -78,29 +69,33 @@ class GlooLinks:
         self.group: Any = dist.new_group(backend="gloo", timeout=self.timeout)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
-    def post(self, source: int, lane: int, size: int) -> Incoming:
+    def post(self, source: int, lane: int, size: int) -> Any:
         """Be ready for a message of up to `size` bytes."""
         buffer = torch.empty(size, dtype=torch.uint8)
-        return Incoming(buffer, self._begin(self.group.recv, buffer, source, lane))
+        return buffer, self._begin(self.group.recv, buffer, source, lane)
 
-    def receive(self, incoming: Incoming, source: int) -> tuple[Tensor, Tensor]:
+    def receive(self, incoming: Any, source: int) -> tuple[Tensor, Tensor]:
         """Wait for a message: where its header and table are, and where its tensors are."""
-        self.wait(incoming.work, source)
-        return incoming.buffer, incoming.buffer
+        buffer, work = incoming
+        self.wait(work, source)
+        return buffer, buffer
 
     def send(self, target: int, lane: int, head: Tensor, body: Tensor | None = None) -> Any:
         """Begin to send; neither part may change before `wait`. On the CPU they are one."""
         return self._begin(self.group.send, head, target, lane)
 
-    def wait(self, work: Any, peer: int) -> int | None:
-        """Wait for a message to arrive or to have left; `Stalled`, `PeerLost`.
+    def wait(self, work: Any, peer: int) -> None:
+        """Wait for a message to arrive or to have left; `Stalled`, `PeerLost`."""
+        began = time.monotonic()
+        try:
+            work.wait(self.timeout)
+        except RuntimeError as error:
+            waited = time.monotonic() - began
+            if waited >= 0.95 * self.timeout.total_seconds():
+                raise Stalled(f"no message from rank {peer} for {waited:.3g} s") from error
+            raise _lost(peer, error) from error
 
-        Returns when it could leave, if that is later than it was handed over.
-        """
-        _finish(work, peer, self.timeout)
-        return None
-
-    def missing(self, lanes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    def missing(self, lanes: Sequence[Lane]) -> list[Lane]:
         """Channels that there are not: gloo makes them as they are needed."""
         return []
 
@@ -124,17 +119,6 @@ class GlooLinks:
             raise _lost(peer, error) from error
 
 
-def _finish(work: Any, peer: int, timeout: timedelta) -> None:
-    began = time.monotonic()
-    try:
-        work.wait(timeout)
-    except RuntimeError as error:
-        waited = time.monotonic() - began
-        if waited >= 0.95 * timeout.total_seconds():
-            raise Stalled(f"no message from rank {peer} for {waited:.3g} s") from error
-        raise _lost(peer, error) from error
-
-
 def _lost(peer: int, error: RuntimeError) -> PeerLost:
     return PeerLost(f"the connection to rank {peer} is lost, its run has ended ({_line(error)})")
 
@@ -145,8 +129,6 @@ def _line(error: RuntimeError) -> str:
     return (first.partition("] ")[2] or first).partition(". ")[0]
 
 
-Lane = tuple[int, int, int]
-"""Source, target, kind of a channel."""
 HEAD: Final = 1 << 16
 """Bytes for a header and its table of tensors."""
 
@@ -168,14 +150,7 @@ class _Posted(NamedTuple):
 class CreditedLinks(GlooLinks):
     """Links that carry tensors by another backend than their headers. Collective.
 
-    Parameters
-    ----------
-    timeout
-        Seconds that any wait may take.
-    lanes
-        All channels of the run, in the same order on all ranks.
-    device
-        Where the tensors of this rank are.
+    `lanes` are all channels of the run, in the same order on all ranks.
     """
 
     apart = True
@@ -191,13 +166,13 @@ class CreditedLinks(GlooLinks):
         self._every = frozenset(lanes)
         self._queues: dict[Lane, SimpleQueue[Any]] = {}
         self._threads: list[threading.Thread] = []
-        groups = {lane: self._group(sorted(lane[:2])) for lane in lanes}
-        for lane, group in groups.items():  # communicators are made at their first use: in order
+        every = {lane: self._group(sorted(lane[:2])) for lane in lanes}
+        own = {lane: group for lane, group in every.items() if self.rank in lane[:2]}
+        for lane, group in own.items():  # communicators are made at their first use: in order
             self._warm_up(lane, group)
-        self._groups = [group for lane, group in groups.items() if self.rank in lane[:2]]
-        for lane, group in groups.items():
-            if self.rank in lane[:2]:
-                self._serve(lane, group)
+        self._groups = [*own.values()]
+        for lane, group in own.items():
+            self._serve(lane, group)
 
     def post(self, source: int, lane: int, size: int) -> Any:
         """Give a credit and be ready for the header that answers it."""
@@ -206,7 +181,7 @@ class CreditedLinks(GlooLinks):
         word = torch.zeros(1, dtype=torch.uint8)
         credit = self._begin(self.group.send, word, source, lane + CREDITS), word
         posted = _Posted(head, work, credit, Future())
-        self._queue((source, self.rank, lane)).put(posted)
+        self._queues[source, self.rank, lane].put(posted)
         return posted
 
     def receive(self, incoming: Any, source: int) -> tuple[Tensor, Tensor]:
@@ -227,21 +202,14 @@ class CreditedLinks(GlooLinks):
             made = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             made.record()
         outgoing = _Outgoing(head, body, made, Future())
-        self._queue((self.rank, target, lane)).put(outgoing)
+        self._queues[self.rank, target, lane].put(outgoing)
         return outgoing.done
 
-    def wait(self, work: Any, peer: int) -> int:
-        """Wait until a message is launched; what the stream does next may change its buffer.
-
-        Returns
-        -------
-        int
-            When the message was complete and the receiver ready, in nanoseconds.
-        """
-        launched, at = self._result(work, peer)
+    def wait(self, work: Any, peer: int) -> None:
+        """Wait until a message is launched; what the stream does next may change its buffer."""
+        launched = self._result(work, peer)
         if launched is not None:
             launched.wait()
-        return int(at)
 
     def missing(self, lanes: Sequence[Lane]) -> list[Lane]:
         """Channels without a communicator, which all ranks would have to make together."""
@@ -290,11 +258,6 @@ class CreditedLinks(GlooLinks):
         """Its rank in a group with this one."""
         return int(peer > self.rank)
 
-    def _queue(self, lane: Lane) -> SimpleQueue[Any]:
-        if lane not in self._queues:
-            raise InputError(f"there is no channel {lane}: the first plan did not have it")
-        return self._queues[lane]
-
     def _result(self, done: Future[Any], peer: int) -> Any:
         try:
             return done.result(self.timeout.total_seconds())
@@ -302,21 +265,21 @@ class CreditedLinks(GlooLinks):
             raise Stalled(f"no message from rank {peer} for {self.timeout}") from error
 
     def _warm_up(self, lane: Lane, group: Any) -> None:
-        source, target, _ = lane
-        if self.rank not in (source, target):
-            return
         byte = torch.zeros(1, dtype=torch.uint8, device=self.device)
-        begin = group.send if self.rank == source else group.recv
-        other = target if self.rank == source else source
-        begin([byte], self._in_group(other), 0).wait()
+        source, target, _ = lane
+        if self.rank == source:
+            group.send([byte], self._in_group(target), 0).wait()
+        else:
+            group.recv([byte], self._in_group(source), 0).wait()
         if self._cuda:
             torch.cuda.synchronize(self.device)
 
     def _serve(self, lane: Lane, group: Any) -> None:
         queue = self._queues[lane] = SimpleQueue()
         work = self._deliver if lane[0] == self.rank else self._collect
+        given = (queue, work, lane, group)
         thread = threading.Thread(
-            target=self._loop, args=(queue, work, lane, group), name=f"channel {lane}", daemon=True
+            target=self._loop, args=given, name=f"channel {lane}", daemon=True
         )
         thread.start()
         self._threads.append(thread)
@@ -338,17 +301,16 @@ class CreditedLinks(GlooLinks):
                 item.done.set_exception(error)
 
     def _deliver(self, item: _Outgoing, lane: Lane, group: Any) -> Any:
-        """Sending end of one message; what was launched for its tensors, and when."""
+        """Sending end of one message; what was launched for its tensors."""
         _, target, kind = lane
         credit = torch.empty(1, dtype=torch.uint8)
         super().wait(self._begin(self.group.recv, credit, target, kind + CREDITS), target)
         if item.made is not None:
             item.made.synchronize()
-        at = time.perf_counter_ns()
         super().wait(self._begin(self.group.send, item.head, target, kind), target)
         if item.body is None:
-            return None, at
-        return group.send([item.body], self._in_group(target), 0), at
+            return None
+        return group.send([item.body], self._in_group(target), 0)
 
     def _collect(
         self, item: _Posted, lane: Lane, group: Any
