@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from arraypipe_plans import random_rolling
+from arraypipe_plans import random_rolling, walk
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import CyclicOrder, JobArray, Rows, Schedule
 from optsched.arraypipe import compile
 from optsched.arraypipe.plan.liveness import token_free_cycle
-from optsched.arraypipe.plan.messages import routes
-from optsched.arraypipe.plan.segments import Segment, Walk
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -213,10 +211,9 @@ def _agree(seeds: range) -> Counter[str]:
             seen["live"] += 1
             seen["debt"] += min(arc.tokens for arc in plan.arcs) < 0
             counts = [3] * plan.n_jobs
-            run = Segment(plan, routes(plan), tuple(range(plan.n_jobs)), [0] * len(counts), counts)
             per_iteration = Counter((b.job, b.copy) for b in plan.blocks)
             expected = sum(per_iteration[j, 0] * n for j, n in enumerate(counts))
-            assert sum(1 for _ in Walk(run)) == expected  # the walk does not halt either
+            assert sum(1 for _ in walk(plan, counts)) == expected  # the walk does not halt either
     return seen
 
 

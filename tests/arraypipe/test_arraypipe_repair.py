@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from arraypipe_plans import random_rolling
+from arraypipe_plans import random_rolling, walk
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +17,6 @@ from optsched import InputError, JobArray, Resource, Rows, Schedule, verify
 from optsched.arraypipe import compile, random_schedule
 from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.edits import without
-from optsched.arraypipe.plan.messages import routes
-from optsched.arraypipe.plan.segments import Segment, Walk
 from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
@@ -138,16 +136,16 @@ def test_jobs_that_stop_are_passed_over(seed: int) -> None:
 
     def walked(moment: int | None) -> list[list[tuple[Any, ...]]]:
         """What every device runs if jobs stop at this block; -1: before the first."""
-        seats, found = tuple(range(array.n_jobs)), [list[tuple[Any, ...]]() for _ in plan.devices]
-        walk = Walk(Segment(plan, routes(plan), seats, [0] * len(seats), list(count)))
-        for k, now in enumerate(chain([None], walk), -1):
+        found = [list[tuple[Any, ...]]() for _ in plan.devices]
+        way = walk(plan, count)
+        for k, now in enumerate(chain([None], way), -1):
             if now is not None:
                 b = plan.blocks[now.operation]
                 found[b.device].append((b.kind, b.job, b.stage, b.microbatch, now.iteration))
             if k == moment:
                 for seat in gone:
-                    count[seat] = walk.begun[seat]
-                    walk.shorten(seat, count[seat])
+                    count[seat] = way.begun[seat]
+                    way.shorten(seat, count[seat])
         return found
 
     whole = walked(None)

@@ -34,9 +34,8 @@ class Sender:
     def take(self) -> list[Transfer]:
         """The messages to send now: those next in the receiver's order, as far as they are made."""
         taken: list[Transfer] = []
-        while self._ready:
-            transfer = self._messages.peek()
-            if transfer is None or (transfer.message, transfer.iteration) not in self._ready:
+        while self._ready and (transfer := self._messages.peek()) is not None:
+            if (transfer.message, transfer.iteration) not in self._ready:
                 break
             self._ready.remove((transfer.message, transfer.iteration))
             taken.append(self._messages.take())
@@ -115,8 +114,12 @@ class DevicePort:
             for k, channel in enumerate(channels)
             if channel.target == device
         }
-        self._inputs = self._remote(segment.routes.inputs)
-        self._outputs = self._remote(segment.routes.outputs)
+        channel_of = segment.routes.channel_of
+        # per operation the pairs (channel, message) that cross the border of a device
+        self._inputs, self._outputs = (
+            [[(channel_of[k], k) for k in row if channel_of[k] >= 0] for row in rows]
+            for rows in (segment.routes.inputs, segment.routes.outputs)
+        )
         self._dirty: list[int] = []  # senders with something new in the outbox
 
     def post(self, cycle: int) -> list[tuple[int, Transfer]]:
@@ -131,14 +134,14 @@ class DevicePort:
         """Pairs (channel, message) that come from other devices and that this block takes."""
         return [
             (channel, Transfer(k, instance.cycle, instance.iteration))
-            for k, channel in self._inputs[instance.operation]
+            for channel, k in self._inputs[instance.operation]
         ]
 
     def ended(self, instance: Instance) -> None:
         """The block is over: its inputs are consumed, its outputs are in the outbox."""
         for channel, transfer in self.needs(instance):
             self.receivers[channel].consumed(transfer)
-        for message, channel in self._outputs[instance.operation]:
+        for channel, message in self._outputs[instance.operation]:
             self.senders[channel].finished(message, instance.iteration)
             self._dirty.append(channel)
 
@@ -157,11 +160,6 @@ class DevicePort:
         for k, sender in self.senders.items():
             if sender.waiting:
                 raise InternalError(f"channel {k}: a message is unsent at the end")
-
-    def _remote(self, rows: Sequence[Sequence[int]]) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Per operation the pairs (message, channel) that cross the border of a device."""
-        channel_of = self.segment.routes.channel_of
-        return tuple(tuple((k, channel_of[k]) for k in row if channel_of[k] >= 0) for row in rows)
 
 
 class _Stream:

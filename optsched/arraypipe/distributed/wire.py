@@ -45,11 +45,6 @@ class Layout(NamedTuple):
         whole = buffer.view(self.dtype)
         return whole.as_strided(self.shape, self.packed, self.place // self.dtype.itemsize)
 
-    @property
-    def expanded(self) -> tuple[int, ...]:
-        """Dimensions whose elements all lie at one place."""
-        return _expanded(self.shape, self.strides)
-
     def restore(self, buffer: Tensor) -> Tensor:
         """The tensor with the strides that it had: a view, or a copy if it had gaps."""
         found = self.view(buffer)
@@ -109,7 +104,9 @@ class Outbox:
             self.head = torch.empty(SIZE + len(start), dtype=torch.uint8)
         self.head[SIZE : SIZE + len(start)] = torch.frombuffer(bytearray(start), dtype=torch.uint8)
         self.words = words(self.head)
-        self._views = [row and (row.view(self.buffer), row.expanded) for row in rows]
+        self._views = [
+            row and (row.view(self.buffer), _expanded(row.shape, row.strides)) for row in rows
+        ]
 
 
 class Inbox:
