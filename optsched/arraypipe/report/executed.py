@@ -185,7 +185,7 @@ def _waits(segments: Sequence[Segment], table: IntArray) -> Waits:
     place = {(number, i, cycle): k for k, (number, i, cycle, _) in enumerate(rows)}
     updated: dict[tuple[int, int, int], int] = {}
     for k, (number, i, _, iteration) in enumerate(rows):
-        if segments[number].updates[i]:
+        if segments[number].plan.updates[i]:
             block = segments[number].plan.blocks[i]
             updated[segments[number].seats[block.job], block.stage, iteration] = k
     found: list[tuple[int, int, int]] = []
