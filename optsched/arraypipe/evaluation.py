@@ -96,6 +96,8 @@ def measure_of(given: Any, loss: Loss) -> Measure:
         It is none of these.
     """
     data, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, loss)
+    if isinstance(data, nn.Module):
+        raise InputError("evaluate: expected a function of the model, got a model")
     if data is given and callable(data) and not hasattr(data, "__getitem__"):
         return lambda job, model, place: given(model)
     indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")

@@ -332,6 +332,7 @@ def test_bad_input() -> None:
         ({"callbacks": 5}, "callbacks: expected a list, got 5"),
         ({"callbacks": [print]}, r"callbacks\[0\]: expected a Callback, got <built-in"),
         ({"evaluate": 5}, "evaluate: expected a function of the model, a dataset, or"),
+        ({"evaluate": torch.nn.Sequential()}, "evaluate: expected a function of the model, got a"),
         ({"evaluate": (DATA, 5)}, "evaluate: expected a function of the model, a dataset, or"),
         ({"schedule": by(2), "config": RunConfig(replan=True)}, "replan: expected no schedule"),
         ({"schedule": by(2), "callbacks": [BestCheckpoint("x")], "config": QUICK},
@@ -343,7 +344,7 @@ def test_bad_input() -> None:
         ({"every": 0}, "every: expected an integer >= 1, got 0"),
         ({"check": -1}, "check: expected an integer >= 0, got -1"),
         ({"backend": "threads"}, "backend: expected one of inline, process"),
-        ({"tied": "some"}, 'tied: expected "exact" or "sum"'),
+        ({"tied": "some"}, "tied: expected one of exact, sum"),
         ({"verbose": 1}, "verbose: expected True or False, got 1"),
         ({"devices": "cpu"}, "devices: expected a list"),
     ):
@@ -351,7 +352,7 @@ def test_bad_input() -> None:
             RunConfig(**broken)  # type: ignore[arg-type]
     for make, sentence in (
         (lambda: EarlyStopping(0), "patience: expected an integer >= 1, got 0"),
-        (lambda: EarlyStopping(1, "up"), 'mode: expected "min" or "max"'),  # type: ignore[arg-type]
+        (lambda: EarlyStopping(1, "up"), "mode: expected one of min, max"),  # type: ignore[arg-type]
         (lambda: RunLog("run.txt"), r"RunLog: expected a .csv or .jsonl file"),
     ):
         with pytest.raises(InputError, match=sentence):
