@@ -21,7 +21,7 @@ import torch
 
 from optsched.arraypipe import ArrayTrainer, Job
 from optsched.arraypipe.fit import schedule_for
-from optsched.arraypipe.tiny_gpt import Size, batches_of, build_gpt, corpus, next_byte_loss
+from optsched.arraypipe.tiny_gpt import Size, build_gpt, corpus, next_byte_loss, windows
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def make_trainer(
         )
         for lr in rates
     ]
-    data = batches_of(corpus(text), size.context)
+    data = windows(corpus(text), size.context)
     return ArrayTrainer(build_gpt, data, jobs=jobs, stages=stages, loss=next_byte_loss)
 
 

@@ -14,10 +14,10 @@ from optsched.arraypipe.advice.advise import advise
 from optsched.arraypipe.cli.output import made_folder
 from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.job import Job
-from optsched.arraypipe.tiny_gpt import Size, batches_of, build_gpt, corpus, next_byte_loss
+from optsched.arraypipe.tiny_gpt import Size, build_gpt, corpus, next_byte_loss, windows
 from optsched.arraypipe.train_alone import NotIdentical, differences
 from optsched.arraypipe.trainer import ArrayTrainer
-from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.text import aligned
 from optsched.io.values import integer
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class DemoResult:
     @property
     def story(self) -> str:
         """Chart, report, advice, and the table of jobs."""
-        from optsched.plots.gantt_text import gantt_text
+        from optsched.plots.gantt_chart import gantt_text
 
         replay, period = self.result.replay, self.result.report.period
         begin, end = 0, max(1, replay.makespan)
@@ -70,15 +70,12 @@ class DemoResult:
         return "\n\n".join(f"== {title}\n{text}" for title, text in chapters.items())
 
     def __str__(self) -> str:
-        lines = ["job          batch  micro-batches  first loss  last loss  weights"]
+        rows = [["job", "batch", "micro-batches", "first loss", "last loss", "weights"]]
         for job, losses in zip(self.jobs, self.result.losses, strict=True):
-            name = f"{job.name}{'*' * job.recompute}"
-            lines.append(
-                f"{name:11}  {job.batch_size:5}  {job.microbatches:13}  "
-                f"{losses[0]:10.4f}  {losses[-1]:9.4f}  bit-identical"
-            )
-        lines.append("(* recomputes its activations; every job compared with training it alone)")
-        return "\n".join(lines)
+            sizes = [f"{job.name}{'*' * job.recompute}", str(job.batch_size), str(job.microbatches)]
+            rows.append([*sizes, f"{losses[0]:.4f}", f"{losses[-1]:.4f}", "bit-identical"])
+        note = "(* recomputes its activations; every job compared with training it alone)"
+        return "\n".join([*aligned(rows), note])
 
     def write(self, out: Path) -> None:
         """The plan, the serial run, its replay as a document, as a page and for Perfetto."""
@@ -128,37 +125,28 @@ def run_demo(
     KeyboardInterrupt
         Ctrl-C; the jobs have ended their iteration.
     """
-    integer("steps", steps, 1, MAX_INTEGER)
+    integer("steps", steps, 1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # blocks this small gain nothing from a second one
     try:
         with made_folder(None if out is None else Path(out)):
-            demo = _demo(steps, schedule, time_limit, say)
+            jobs, data = demo_jobs(), windows(corpus(), SIZE.context)
+            build = partial(build_gpt, SIZE)
+            trainer = ArrayTrainer(build, data, jobs=jobs, stages=CUTS, loss=next_byte_loss)
+            if schedule is None:
+                schedule = schedule_for(trainer, time_limit=time_limit, say=say)
+            plan = trainer.plan(schedule)
+            say(f"training {len(jobs)} jobs by the schedule")
+            result = trainer.run(plan, steps)
+            if any(job.status == "stopped" for job in trainer.jobs):  # by Ctrl-C
+                raise KeyboardInterrupt
+            say("training every job alone")
+            for j, job in enumerate(jobs):
+                if found := differences(result.trained[j], trainer.train_alone(j, steps)):
+                    raise NotIdentical(f"{job.name} differs from training alone: {found[0]}")
+            demo = DemoResult(tuple(jobs), schedule, trainer.last_profile, result)
             if out is not None:
                 demo.write(Path(out))
     finally:
         torch.set_num_threads(threads)
     return demo
-
-
-def _demo(
-    steps: int, schedule: Schedule | None, time_limit: float, say: Callable[[str], object]
-) -> DemoResult:
-    data = batches_of(corpus(), SIZE.context)
-    jobs = demo_jobs()
-    trainer = ArrayTrainer(
-        partial(build_gpt, SIZE), data, jobs=jobs, stages=CUTS, loss=next_byte_loss
-    )
-    if schedule is None:
-        schedule = schedule_for(trainer, time_limit=time_limit, say=say)
-    plan = trainer.plan(schedule)
-    say(f"training {len(jobs)} jobs by the schedule")
-    result = trainer.run(plan, steps)
-    if any(job.status == "stopped" for job in trainer.jobs):  # by Ctrl-C: nothing to compare
-        raise KeyboardInterrupt
-    say("training every job alone")
-    for j, job in enumerate(jobs):
-        found = differences(result.trained[j], trainer.train_alone(j, steps))
-        if found:
-            raise NotIdentical(f"{job.name} differs from training alone: {found[0]}")
-    return DemoResult(tuple(jobs), schedule, trainer.last_profile, result)

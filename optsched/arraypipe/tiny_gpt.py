@@ -8,15 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from optsched.arraypipe.job import Job
+from torch.utils.data import TensorDataset
 
 
 @dataclass(frozen=True)
@@ -95,16 +90,7 @@ def corpus(file: str | None = None) -> Tensor:
     return torch.tensor(list("".join(lines[i] for i in order.tolist()).encode()))
 
 
-def batches_of(text: Tensor, context: int) -> Callable[[Job, int], Iterator[tuple[Tensor, Tensor]]]:
-    """What the trainer calls: windows that depend on the job's seed and the iteration alone."""
-
-    def batches(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        iteration = start
-        while True:
-            draw = torch.Generator().manual_seed(job.key(iteration, -1, -1))
-            at = torch.randint(len(text) - context - 1, (job.batch_size,), generator=draw)
-            windows = torch.stack([text[i : i + context + 1] for i in at.tolist()])
-            yield windows[:, :-1], windows[:, 1:]
-            iteration += 1
-
-    return batches
+def windows(text: Tensor, context: int) -> TensorDataset:
+    """Every stretch of a text, and the bytes that follow in it."""
+    stretches = text.unfold(0, context + 1, 1)
+    return TensorDataset(stretches[:, :-1], stretches[:, 1:])

@@ -69,15 +69,15 @@ def test_demo_refuses_what_does_not_fit(tmp_path: Path) -> None:
 
 def test_demo_ends_at_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that were interrupted are not compared with whole ones."""
-    honest = tiny_gpt.batches_of(tiny_gpt.corpus(), demo.SIZE.context)
+    steps: list[Any] = []
 
-    def batches(job: Any, start: int) -> Any:
-        for iteration, pair in enumerate(honest(job, start), start):
-            if (job.seed, iteration) == (1, 2):
-                signal.raise_signal(signal.SIGINT)
-            yield pair
+    def loss(scores: Any, target: Any) -> Any:
+        steps.append(target)
+        if len(steps) == 9:
+            signal.raise_signal(signal.SIGINT)
+        return tiny_gpt.next_byte_loss(scores, target)
 
-    monkeypatch.setattr(demo, "batches_of", lambda text, context: batches)
+    monkeypatch.setattr(demo, "next_byte_loss", loss)
     with pytest.raises(KeyboardInterrupt):
         run_demo(steps=8, schedule=random_schedule([1, 1, 1, 2], 4))
 

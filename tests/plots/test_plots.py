@@ -22,7 +22,7 @@ from optsched.arraypipe.plan.orders import random_schedule
 from optsched.errors import InputError, MissingExtra
 from optsched.model.schedule import Resource, Rows, Schedule
 from optsched.plots import gantt
-from optsched.plots.gantt_text import gantt_text
+from optsched.plots.gantt_chart import gantt_text
 
 if TYPE_CHECKING:
     from pathlib import Path
