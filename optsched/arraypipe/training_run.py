@@ -103,9 +103,7 @@ class RunResult:
 
 def trained(run: JobRun) -> Trained:
     """All that training has changed of a job (references)."""
-    states = states_by_name(
-        [stage.optimizer for stage in run.stages], [stage.trained for stage in run.stages]
-    )
+    states = states_by_name(run.stages)
     return Trained(
         parameters={name: p.detach() for name, p in run.model.named_parameters()},
         buffers=dict(run.model.named_buffers()),

@@ -69,11 +69,10 @@ def shard_of(run: JobRun, stage: int) -> dict[str, dict[str, Any]]:
     bfloat16 job, ``scheduler`` the state of the scheduler; ``batch`` is left to the caller.
     """
     part = run.stages[stage]
-    own = part.trained
     found = {
         "buffers": copied(passing_buffers(run.model, run.stages, stage)),
-        "parameters": copied(states_by_name([part.optimizer], [own])),
-        "masters": copied(dict(own)) if part.masters is not None else {},
+        "parameters": copied(states_by_name([part])),
+        "masters": copied(dict(part.trained)) if part.masters is not None else {},
         "scheduler": _scheduler_state(part, run.title),
     }
     check_plain(found, f"checkpoint of job {run.title}")
@@ -83,8 +82,8 @@ def shard_of(run: JobRun, stage: int) -> dict[str, dict[str, Any]]:
 def joined(shards: Sequence[Mapping[str, Mapping[str, Any]]], title: str) -> dict[str, Any]:
     """The shards of all stages as one.
 
-    The optimizers of all stages have the same groups (`align_groups`), so their schedulers have the
-    same state, which is kept once.
+    The optimizers of all stages have the same groups (`stage_optimizers`), so their schedulers have
+    the same state, which is kept once.
     """
     states = [row["scheduler"] for row in shards if row["scheduler"]]
     for state in states:
@@ -107,9 +106,7 @@ def makers(run: JobRun) -> dict[str, dict[str, Any]]:
         kind = type(stage.scheduler)
         name = f"{kind.__module__}.{kind.__qualname__}"
         found = {"class": name, "made": _scheduler_state(stage, run.title)}
-    own = [stage.trained for stage in run.stages]
-    optimizers = [stage.optimizer for stage in run.stages]
-    return {"optimizer": makers_by_name(optimizers, own), "scheduler": found}
+    return {"optimizer": makers_by_name(run.stages), "scheduler": found}
 
 
 def check_same_scheduler(saved: Mapping[str, Any], now: Mapping[str, Any], place: str) -> None:
@@ -173,7 +170,7 @@ def restore(run: JobRun, model: Any, train: Mapping[str, Any], place: Path) -> N
         # assigned as it is, so that no cast changes a bit
         buffers[last] = value if (old := buffers[last]) is None else value.to(old.device)
     for stage in run.stages:
-        restore_states(stage.optimizer, stage.trained, train["parameters"], str(place))
+        restore_states(stage, train["parameters"], str(place))
         for name, master in stage.masters or ():
             with torch.no_grad():
                 master.copy_(train["masters"][name])

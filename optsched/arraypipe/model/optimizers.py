@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn, optim
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from optsched.arraypipe.job import Job, MakeOptimizer, NamedParameters
+    from optsched.arraypipe.model.tied_weights import ModelStage
 
 
 PER_TENSOR: Final = (
@@ -23,13 +24,6 @@ PER_TENSOR: Final = (
 """Classes that treat every tensor by itself; any other class is tried."""
 
 _UNSET: Final = "(not set)"
-
-
-class Group(NamedTuple):
-    """A parameter group of an optimizer: unsplit names and settings."""
-
-    names: list[str]
-    settings: dict[str, Any]
 
 
 def stage_optimizers(
@@ -50,18 +44,18 @@ def stage_optimizers(
     if not isinstance(sample, optim.Optimizer):
         raise InputError(f"job {title}: optimizer returned {type(sample).__name__}, no Optimizer")
     groups = _groups_of(sample, apart, sentence)
-    whole = {name: group.settings for group in groups for name in group.names}
+    whole = {name: settings for names, settings in groups for name in names}
     _check_per_tensor(job.optimizer, sample, [e for e in unsplit if e[0] in whole], title)
     optimizers: list[optim.Optimizer | None] = []
     for row in stages:
         if not row:
             optimizers.append(None)
             continue
-        optimizer, names = _made(job.optimizer, row, unsplit), dict(row).keys()
+        optimizer, here = _made(job.optimizer, row, unsplit), dict(row).keys()
         own = _groups_of(optimizer, row, sentence)
         found = _difference(
-            {name: settings for name, settings in whole.items() if name in names},
-            {name: group.settings for group in own for name in group.names},
+            {name: settings for name, settings in whole.items() if name in here},
+            {name: settings for names, settings in own for name in names},
         )
         if found is not None:
             name, key, a, b = found
@@ -70,7 +64,7 @@ def stage_optimizers(
                 f"the list"
             )
         if job.scheduler is not None and (
-            [set(group.names) for group in own] != [names & set(group.names) for group in groups]
+            [set(names) for names, _ in own] != [here & set(names) for names, _ in groups]
         ):
             optimizer = _part_of_whole(job.optimizer, row, unsplit)
         optimizers.append(optimizer)
@@ -191,50 +185,44 @@ def first_difference(
 
 def _groups_of(
     optimizer: optim.Optimizer, parameters: NamedParameters, sentence: str
-) -> list[Group]:
+) -> list[tuple[list[str], dict[str, Any]]]:
     """Names and settings of the groups of an optimizer (copies); refuses foreign tensors."""
     names = {id(p): name for name, p in parameters}
     if any(id(p) not in names for group in optimizer.param_groups for p in group["params"]):
         raise InputError(f"{sentence} holds tensors that it was not given")
     return [
-        Group([names[id(p)] for p in group["params"]], copy.deepcopy(_settings(group)))
+        ([names[id(p)] for p in group["params"]], copy.deepcopy(_settings(group)))
         for group in optimizer.param_groups
     ]
 
 
-def _entries(
-    optimizer: optim.Optimizer | None, parameters: NamedParameters
-) -> Iterator[tuple[str, nn.Parameter, dict[str, Any]]]:
-    """Unsplit name, parameter and group of all that an optimizer updates."""
-    names = {id(p): name for name, p in parameters}
-    for group in optimizer.param_groups if optimizer is not None else ():
+def _entries(stage: ModelStage) -> Iterator[tuple[str, nn.Parameter, dict[str, Any]]]:
+    """Unsplit name, parameter and group of all that the optimizer of a stage updates."""
+    names = {id(p): name for name, p in stage.trained}
+    for group in stage.optimizer.param_groups if stage.optimizer is not None else ():
         for parameter in group["params"]:
             yield names[id(parameter)], parameter, group
 
 
-def states_by_name(
-    optimizers: Sequence[optim.Optimizer | None], parameters: Sequence[NamedParameters]
-) -> dict[str, dict[str, Any]]:
+def states_by_name(stages: Sequence[ModelStage]) -> dict[str, dict[str, Any]]:
     """State and settings of every parameter under its unsplit name (references, not copies)."""
     return {
-        name: {"state": dict(optimizer.state.get(p, {})), "settings": _settings(group)}
-        for optimizer, row in zip(optimizers, parameters, strict=True)
-        if optimizer is not None
-        for name, p, group in _entries(optimizer, row)
+        name: {"state": dict(stage.optimizer.state.get(p, {})), "settings": _settings(group)}
+        for stage in stages
+        if stage.optimizer is not None
+        for name, p, group in _entries(stage)
     }
 
 
-def makers_by_name(
-    optimizers: Sequence[optim.Optimizer | None], parameters: Sequence[NamedParameters]
-) -> dict[str, dict[str, Any]]:
+def makers_by_name(stages: Sequence[ModelStage]) -> dict[str, dict[str, Any]]:
     """Class and settings of the optimizer of every parameter, as they are now (copies)."""
     return {
         name: {
-            "class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+            "class": f"{type(stage.optimizer).__module__}.{type(stage.optimizer).__qualname__}",
             "settings": copy.deepcopy(_settings(group)),
         }
-        for optimizer, row in zip(optimizers, parameters, strict=True)
-        for name, _, group in _entries(optimizer, row)
+        for stage in stages
+        for name, _, group in _entries(stage)
     }
 
 
@@ -260,22 +248,17 @@ def check_same_makers(
     raise InputError(f"{place}: was written with optimizer {key} {a} for {name!r}, the job has {b}")
 
 
-def restore_states(
-    optimizer: optim.Optimizer | None,
-    parameters: NamedParameters,
-    saved: Mapping[str, Mapping[str, Any]],
-    place: str,
-) -> None:
+def restore_states(stage: ModelStage, saved: Mapping[str, Mapping[str, Any]], place: str) -> None:
     """Give an optimizer the saved states; assigned as they are, so that no cast changes a bit."""
-    for name, parameter, group in _entries(optimizer, parameters):
+    for name, parameter, group in _entries(stage):
         if name not in saved:
             raise InputError(f"{place}: there is no optimizer state of parameter {name!r}")
-        assert optimizer is not None
+        assert stage.optimizer is not None
         if saved[name]["state"]:
             # as in `load_state_dict`: counters stay on the CPU unless kernels read them
             settings = saved[name]["settings"]
             counts = bool(settings.get("capturable") or settings.get("fused"))
-            optimizer.state[parameter] = {
+            stage.optimizer.state[parameter] = {
                 key: value.to(
                     "cpu" if key == "step" and not counts else parameter.device, copy=True
                 )

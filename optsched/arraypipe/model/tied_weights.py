@@ -40,6 +40,11 @@ class ModelStage:
     holders: tuple[tuple[nn.Module, str], ...]  # where the buffers hang
     borrowed: tuple[Borrowed, ...]
 
+    @property
+    def trained(self) -> NamedParameters:
+        """What the optimizer updates: the parameters, or their masters."""
+        return self.parameters if self.masters is None else self.masters
+
     def buffers(self) -> Tensors:
         """The buffers in the order of `holders`."""
         return tuple(module._buffers[name] for module, name in self.holders)  # type: ignore[misc]

@@ -60,7 +60,7 @@ def trace(
         except Exception as error:
             raise InputError(
                 f"stages: the forward of {type(model).__name__} (job {title}) cannot be traced: "
-                f"{error}{_place(error)}; {_WAY_OUT}"
+                f"{' '.join(str(error).split())}{_place(error)}; {_WAY_OUT}"
             ) from error
     if tracer.stage < len(points):
         raise InputError(

@@ -143,7 +143,8 @@ def _scheduler(job: Job, stage: JobStage, title: str) -> Any:
     try:
         scheduler = job.scheduler(stage.optimizer)
     except Exception as error:
-        raise InputError(f"job {title}: the scheduler cannot be made ({error})") from error
+        text = " ".join(str(error).split())
+        raise InputError(f"job {title}: the scheduler cannot be made ({text})") from error
     if isinstance(scheduler, ReduceLROnPlateau) and not waits_for_all(job):
         raise InputError(
             f"job {title}: the scheduler looks at the loss, and cannot be made for an optimizer of "

@@ -19,7 +19,7 @@ from optsched.arraypipe.runtime.types import Kept, Norms
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.arraypipe.job import Job, NamedParameters
+    from optsched.arraypipe.job import Job
     from optsched.arraypipe.runtime.data import Feed
 
 
@@ -45,11 +45,6 @@ class JobStage(ModelStage):
             if entry.name == name:
                 return entry.parameter
         return dict(self.parameters)[name]
-
-    @property
-    def trained(self) -> NamedParameters:
-        """What the optimizer updates: the parameters, or their masters."""
-        return self.parameters if self.masters is None else self.masters
 
     @property
     def needs_metric(self) -> bool:
