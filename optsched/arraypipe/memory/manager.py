@@ -125,7 +125,7 @@ class Slotted(Carrier):
         self.transfers.flush()
         for moving in self.moving:
             moving.park()
-            moving.park_optimizer()
+            moving.bind_optimizer(-1)
 
     def state_of(self, job: int, stage: int) -> int:
         """Index of a state; a new one is moved into a store."""
@@ -195,7 +195,7 @@ class Slotted(Carrier):
         if pool == 0 and moving.slot == slot:
             moving.park()
         if pool == 1 and moving.moments_slot == slot:
-            moving.park_optimizer()
+            moving.bind_optimizer(-1)
 
 
 class Share(NamedTuple):

@@ -13,13 +13,14 @@ from optsched.arraypipe.memory.types import ALL, BORROWED, BUFFERS, MOMENTS, WEI
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch.optim import Optimizer
 
     from optsched.arraypipe.runtime.state import JobStage
 
 
+_PIECE_OF: Final = (WEIGHTS, BORROWED, MOMENTS)  # of the rows of a layout
 _ALIGNMENT: Final = 256  # bytes; as CUDA allocates, so that kernels choose as they would alone
 
 
@@ -53,13 +54,11 @@ class Layout:
     Optimizer state of one element, such as step counters, is not in it: it stays with the job.
     """
 
-    weights: tuple[Place, ...]  # in the order of `JobStage.parameters`
-    borrowed: tuple[Place, ...]
+    rows: tuple[tuple[Place, ...], ...]  # parameters: own ones, borrowed ones, masters
     buffers: tuple[Place, ...]  # distinct ones
     buffer_of: tuple[int, ...]  # which of them every holder has
-    masters: tuple[Place, ...]
-    moments: Mapping[tuple[int, str], Place]  # by (parameter of the optimizer, key)
-    bytes: tuple[int, int, int, int]  # per piece
+    moments: dict[tuple[int, str], Place]  # by (parameter of the optimizer, key)
+    bytes: tuple[int, ...]  # per piece
 
 
 def layout_of(stage: JobStage, title: str) -> Layout:
@@ -69,37 +68,36 @@ def layout_of(stage: JobStage, title: str) -> Layout:
     """
     end = [0] * len(ALL)
 
-    def place(piece: int, tensors: Iterable[Tensor]) -> tuple[Place, ...]:
-        row = []
-        for t in tensors:
-            end[piece] = -(-end[piece] // _ALIGNMENT) * _ALIGNMENT
-            row.append(
-                Place(end[piece], tuple(t.shape), tuple(t.stride()), t.dtype, t.requires_grad)
-            )
-            end[piece] += row[-1].bytes
-        return tuple(row)
+    def place(piece: int, t: Tensor) -> Place:
+        offset = -(-end[piece] // _ALIGNMENT) * _ALIGNMENT
+        made = Place(offset, tuple(t.shape), tuple(t.stride()), t.dtype, t.requires_grad)
+        end[piece] = offset + made.bytes
+        return made
 
-    parameters = [p for _, p in stage.parameters]
-    borrowed = [b.parameter for b in stage.borrowed]
-    masters = [p for _, p in stage.masters or ()]
-    for p in (*parameters, *borrowed):
+    rows = _rows(stage)
+    for p in (*rows[0], *rows[1]):
         _check_plain(p, title)
     holders = stage.buffers()
     distinct = {id(t): t for t in holders}
     order = {key: k for k, key in enumerate(distinct)}
-    weights, tied = place(WEIGHTS, parameters), place(BORROWED, borrowed)
-    buffers, master_places = place(BUFFERS, distinct.values()), place(MOMENTS, masters)
-    keys, tensors = [], []
-    for i, state in enumerate(_optimizer_states(stage.optimizer, title)):
-        for key, value in state.items():
-            if moves(value):
-                keys.append((i, key))
-                tensors.append(value)
-    moments = dict(zip(keys, place(MOMENTS, tensors), strict=True))
-    sizes = (end[WEIGHTS], end[BORROWED], end[BUFFERS], end[MOMENTS])
     return Layout(
-        weights, tied, buffers, tuple(order[id(t)] for t in holders), master_places, moments, sizes
+        tuple(tuple(place(k, p) for p in row) for k, row in zip(_PIECE_OF, rows, strict=True)),
+        tuple(place(BUFFERS, t) for t in distinct.values()),
+        tuple(order[id(t)] for t in holders),
+        {
+            (i, key): place(MOMENTS, value)
+            for i, state in enumerate(_optimizer_states(stage.optimizer, title))
+            for key, value in state.items()
+            if moves(value)
+        },
+        tuple(end),
     )
+
+
+def _rows(stage: JobStage) -> tuple[list[nn.Parameter], ...]:
+    """All parameters of a stage, as a layout has them."""
+    masters = [p for _, p in stage.masters or ()]
+    return [p for _, p in stage.parameters], [b.parameter for b in stage.borrowed], masters
 
 
 def moves(value: Any) -> bool:
@@ -121,25 +119,20 @@ class WeightBuffer:
     counter instead of getting wrong gradients.
     """
 
-    def __init__(
-        self, layout: Layout, flats: Sequence[Tensor], like: Sequence[Sequence[nn.Parameter]]
-    ) -> None:
-        self.parameters = _parameters(layout.weights, flats[WEIGHTS], like[0])
-        self.borrowed = _parameters(layout.borrowed, flats[BORROWED], like[1])
+    def __init__(self, layout: Layout, flats: Sequence[Tensor], like: Sequence[Any]) -> None:
+        self.own, self.borrowed = (
+            _parameters(layout.rows[k], flats[piece], like[k])
+            for k, piece in enumerate((WEIGHTS, BORROWED))
+        )
         # with a counter each: layers change one buffer in place while a graph holds another
         self.buffers = [place.view(flats[BUFFERS]).data for place in layout.buffers]
-
-    @property
-    def all(self) -> list[nn.Parameter]:
-        """What has gradients."""
-        return [*self.parameters, *self.borrowed]
 
 
 class OptimizerBuffer:
     """What only the update needs, as views of flat bytes."""
 
     def __init__(self, layout: Layout, flat: Tensor, like: Sequence[nn.Parameter]) -> None:
-        self.masters = _parameters(layout.masters, flat, like)
+        self.masters = _parameters(layout.rows[2], flat, like)
         self.moments = {k: place.view(flat) for k, place in layout.moments.items()}
 
 
@@ -226,34 +219,29 @@ class MovingState:
 
     def __init__(self, stage: JobStage, title: str, pinned: bool) -> None:
         self.stage, self.title, self.layout = stage, title, layout_of(stage, title)
-        came_with = (
-            [p for _, p in stage.parameters],
-            [b.parameter for b in stage.borrowed],
-            [p for _, p in stage.masters or ()],
-        )
-        self.spots = _spots(stage, came_with)
-        # parameters of the optimizer: (row above, index there)
-        where = {id(p): (r, k) for r, row in enumerate(came_with) for k, p in enumerate(row)}
+        rows = _rows(stage)
+        where = {id(p): (r, k) for r, row in enumerate(rows) for k, p in enumerate(row)}
+        # every place in the modules where a parameter hangs: module, name, row, index
+        modules = {id(part): part for module in stage.modules for part in module.modules()}
+        self.spots = [
+            (part, name, *where[id(p)])
+            for part in modules.values()
+            for name, p in part._parameters.items()
+            if p is not None
+        ]
         parameters = trained(stage.optimizer)
         self.trained = [where[id(p)] for p in parameters]
         states = {} if stage.optimizer is None else stage.optimizer.state
         self.entries: list[dict[str, Any]] = [dict(states.get(p, {})) for p in parameters]
         self.bytes = flat_bytes(self.layout.bytes, torch.device("cpu"), pinned)
         # by slot; -1: the store
-        self.weights = {-1: WeightBuffer(self.layout, self.bytes, came_with)}
-        self.moments = {-1: OptimizerBuffer(self.layout, self.bytes[MOMENTS], came_with[2])}
+        self.weights = {-1: WeightBuffer(self.layout, self.bytes, rows)}
+        self.moments = {-1: OptimizerBuffer(self.layout, self.bytes[MOMENTS], rows[2])}
         self.graph_slot = -1  # where the last autograd graph was made
-        self.gradients = _taken([*came_with[0], *came_with[1]])  # while it is in no slot
-        self._fill_store(came_with)
+        self.gradients = _taken([*rows[0], *rows[1]])  # while it is in no slot
+        self._fill_store(rows)
         self._point(-1)
-        self._point_optimizer(-1)
-
-    @property
-    def has_moments(self) -> bool:
-        """Whether there is anything in the flat bytes of the moments yet."""
-        return bool(self.layout.masters) or any(
-            key in self.entries[i] for i, key in self.layout.moments
-        )
+        self.bind_optimizer(-1)
 
     def bind(self, slot: int, flats: Sequence[Tensor]) -> None:
         """Let modules and parameters point into a slot; gradients come along."""
@@ -261,49 +249,61 @@ class MovingState:
             return
         if slot not in self.weights:
             store = self.weights[-1]
-            like = (store.parameters, store.borrowed)
-            self.weights[slot] = WeightBuffer(self.layout, flats, like)
+            self.weights[slot] = WeightBuffer(self.layout, flats, (store.own, store.borrowed))
         self.park()
         self._point(slot)
-        for p, gradient in zip(self.weights[slot].all, self.gradients, strict=True):
+        here = self.weights[slot]
+        for p, gradient in zip((*here.own, *here.borrowed), self.gradients, strict=True):
             p.grad = gradient
         self.gradients = [None] * len(self.gradients)
 
     def park(self) -> None:
         """Let modules and parameters point at the store; gradients stay where they were made."""
         if self.slot >= 0:
-            self.gradients = _taken(self.weights[self.slot].all)
+            here = self.weights[self.slot]
+            self.gradients = _taken([*here.own, *here.borrowed])
             self._point(-1)
 
-    def bind_optimizer(self, slot: int, flat: Tensor) -> None:
-        """Let the optimizer point to where the parameters are, and to its state in a slot."""
-        if slot not in self.moments:
-            self.moments[slot] = OptimizerBuffer(self.layout, flat, self.moments[-1].masters)
-        self._point_optimizer(slot)
+    def bind_optimizer(self, slot: int, flat: Tensor | None = None) -> None:
+        """Let the optimizer point to where the parameters are, and to its state in a slot.
 
-    def park_optimizer(self) -> None:
-        """Let the optimizer point at the store."""
-        self._point_optimizer(-1)
+        That of the store is -1.
+        """
+        if slot not in self.moments:
+            assert flat is not None
+            self.moments[slot] = OptimizerBuffer(self.layout, flat, self.moments[-1].masters)
+        self.moments_slot = slot  # where the optimizer points
+        stage, here, place = self.stage, self.weights[self.slot], self.moments[slot]
+        if stage.masters is not None:
+            names = [name for name, _ in stage.masters]
+            stage.masters = list(zip(names, place.masters, strict=True))
+        if stage.optimizer is None:
+            return
+        for (i, key), view in place.moments.items():
+            if key in self.entries[i]:
+                self.entries[i][key] = view
+        rows = (here.own, here.borrowed, place.masters)
+        new = [rows[r][k] for r, k in self.trained]
+        pending = iter(new)
+        for group in stage.optimizer.param_groups:
+            group["params"] = [next(pending) for _ in group["params"]]
+        state = stage.optimizer.state
+        for old in [key for key in state if isinstance(key, Tensor)]:
+            del state[old]
+        state.update((p, entry) for p, entry in zip(new, self.entries, strict=True) if entry)
 
     def absorb(self) -> None:
         """After an update: move state that the optimizer has made anew into the slot."""
-        stage, moments = self.stage, self.moments[self.moments_slot].moments
-        if stage.optimizer is None:
-            return
-        for i, p in enumerate(trained(stage.optimizer)):
-            entry = stage.optimizer.state.get(p, {})
-            self.entries[i] = entry
+        optimizer, moments = self.stage.optimizer, self.moments[self.moments_slot].moments
+        for i, p in enumerate(trained(optimizer)):
+            assert optimizer is not None
+            entry = self.entries[i] = optimizer.state.get(p, {})
             for key, value in entry.items():
                 view = moments.get((i, key))
                 if view is None or value is view:
                     continue
-                if value.shape != view.shape or value.dtype != view.dtype:
-                    raise InputError(
-                        f"job {self.title}: optimizer state {key!r} changed its shape or type "
-                        f"while training; run without a memory limit"
-                    )
                 with torch.no_grad():
-                    view.copy_(value)
+                    view.copy_(self._alike(f"optimizer state {key!r}", value, view))
                 entry[key] = view
 
     def replaced(self) -> list[tuple[Tensor, Tensor]]:
@@ -314,63 +314,46 @@ class MovingState:
         here, store = self.weights[self.slot], self.weights[-1]
         found: dict[int, Tensor] = {}
         for (module, name), k in zip(self.stage.holders, self.layout.buffer_of, strict=True):
-            current, view = module._buffers[name], here.buffers[k]
-            if current is view:
-                continue
-            if current is None or current.shape != view.shape or current.dtype != view.dtype:
-                raise InputError(
-                    f"job {self.title}: buffer {name!r} changed its shape or type while training; "
-                    f"run without a memory limit"
-                )
-            found[k] = current
+            current = module._buffers[name]
+            if current is not here.buffers[k]:
+                found[k] = self._alike(f"buffer {name!r}", current, here.buffers[k])
         return [(store.buffers[k], value) for k, value in found.items()]
 
     def size(self, piece: int) -> int:
         """Bytes to copy of a piece; moments exist from the first update on."""
-        return 0 if piece == MOMENTS and not self.has_moments else self.layout.bytes[piece]
+        there = piece != MOMENTS or self.layout.rows[2]
+        if there or any(key in self.entries[i] for i, key in self.layout.moments):
+            return self.layout.bytes[piece]
+        return 0
+
+    def _alike(self, what: str, new: Tensor | None, old: Tensor) -> Tensor:
+        if new is None or new.shape != old.shape or new.dtype != old.dtype:
+            raise InputError(
+                f"job {self.title}: {what} changed its shape or type while training; run without a "
+                f"memory limit"
+            )
+        return new
 
     def _point(self, slot: int) -> None:
         self.slot = slot  # where modules point
         stage, here = self.stage, self.weights[slot]
         for module, name, row, k in self.spots:
-            p = (here.parameters, here.borrowed)[row][k]
+            p = (here.own, here.borrowed)[row][k]
             if type(module).__setattr__ is nn.Module.__setattr__:
                 module._parameters[name] = p
             else:  # it keeps lists of its own, as recurrent layers do
                 setattr(module, name, p)
         stage.parameters = [
-            (name, p) for (name, _), p in zip(stage.parameters, here.parameters, strict=True)
+            (name, p) for (name, _), p in zip(stage.parameters, here.own, strict=True)
         ]
         stage.borrowed = tuple(
             b._replace(parameter=p) for b, p in zip(stage.borrowed, here.borrowed, strict=True)
         )
         stage.set_buffers([here.buffers[k] for k in self.layout.buffer_of])
 
-    def _point_optimizer(self, slot: int) -> None:
-        self.moments_slot = slot  # where the optimizer points
-        stage, here, place = self.stage, self.weights[self.slot], self.moments[slot]
-        if stage.masters is not None:
-            stage.masters = [
-                (name, p) for (name, _), p in zip(stage.masters, place.masters, strict=True)
-            ]
-        if stage.optimizer is None:
-            return
-        for (i, key), view in place.moments.items():
-            if key in self.entries[i]:
-                self.entries[i][key] = view
-        rows = (here.parameters, here.borrowed, place.masters)
-        new = [rows[r][k] for r, k in self.trained]
-        pending = iter(new)
-        for group in stage.optimizer.param_groups:
-            group["params"] = [next(pending) for _ in group["params"]]
-        state = stage.optimizer.state
-        for old in [key for key in state if isinstance(key, Tensor)]:
-            del state[old]
-        state.update((p, entry) for p, entry in zip(new, self.entries, strict=True) if entry)
-
     def _fill_store(self, came_with: Sequence[Sequence[nn.Parameter]]) -> None:
         weights, moments = self.weights[-1], self.moments[-1]
-        rows = (weights.parameters, weights.borrowed, moments.masters)
+        rows = (weights.own, weights.borrowed, moments.masters)
         with torch.no_grad():
             for new, old in zip(rows, came_with, strict=True):
                 for p, before in zip(new, old, strict=True):
@@ -388,19 +371,3 @@ def _taken(row: Sequence[nn.Parameter]) -> list[Tensor | None]:
     for p in row:
         p.grad = None
     return gradients
-
-
-def _spots(
-    stage: JobStage, rows: Sequence[Sequence[nn.Parameter]]
-) -> list[tuple[nn.Module, str, int, int]]:
-    """Every place in the modules where a parameter hangs: (module, name, row, index)."""
-    where = {id(p): (r, k) for r, row in enumerate(rows[:2]) for k, p in enumerate(row)}
-    seen: dict[int, nn.Module] = {}
-    for module in stage.modules:
-        seen.update((id(part), part) for part in module.modules())
-    return [
-        (part, name, *where[id(p)])
-        for part in seen.values()
-        for name, p in part._parameters.items()
-        if p is not None
-    ]
