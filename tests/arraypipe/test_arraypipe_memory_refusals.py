@@ -59,12 +59,12 @@ def test_a_state_that_left_between_forward_and_backward_is_noticed() -> None:
     wide, _ = alone_in_slots(2, *(job((s, 8, "sgd", 1), False) for s in range(3)))
     stage = wide.enter(0, 0, "F", None)
     stage.kept[0] = Kept((x,), 0, None, (stage.run((x,)),))
-    wide.leave(0, 0, "F")
+    wide.leave()
     for other in (1, 2):
         for slot in wide.transfers.pools[0].slots:  # nobody has told that there is a graph
             slot.graphs = 0
         wide.enter(other, 0, "F", None)
-        wide.leave(other, 0, "F")
+        wide.leave()
     with pytest.raises(InternalError, match="left its slot between forward and backward"):
         wide.enter(0, 0, "B", None)
 
@@ -81,7 +81,7 @@ def test_step_counters_and_small_states_stay_with_the_job() -> None:
             for _, p in stage.parameters:
                 p.grad = torch.ones_like(p)
             stage.optimizer.step()
-            memory.leave(j, 0, "U")
+            memory.leave()
     memory.close()
     state = list(runs[0].stages[0].optimizer.state.values())
     assert all(float(entry["step"]) == 2.0 for entry in state)

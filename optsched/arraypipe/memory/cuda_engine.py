@@ -28,7 +28,6 @@ class CudaEngine(CopyEngine):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self.waits: deque[tuple[Any, Any]] = deque()  # `pauses` that are not counted yet
         self.flying: deque[tuple[str, int, int, Any, Any]] = deque()  # and events around each
         self.clock = GpuClock(device)
         self.streams = {
@@ -81,10 +80,7 @@ class CudaEngine(CopyEngine):
         for event in row:
             stream.wait_event(event)
         end.record(stream)
-        self.waits.append((begin, end))
         self.pauses.append((begin, end))
-        while self.waits and self.waits[0][1].query():
-            self._count()
 
     def ran(self) -> Any:
         """The event after all blocks launched so far."""
@@ -93,8 +89,6 @@ class CudaEngine(CopyEngine):
     def finish(self) -> None:
         """Wait until the device has nothing left to do."""
         torch.cuda.synchronize(self.device)
-        while self.waits:
-            self._count()
         while self.flying:
             self._land()
 
@@ -102,10 +96,6 @@ class CudaEngine(CopyEngine):
         direction, state, size, begin, end = self.flying.popleft()
         start = self.clock.time(begin)
         self.copies.append(Copy(direction, state, size, start, max(start, self.clock.time(end))))
-
-    def _count(self) -> None:
-        begin, end = self.waits.popleft()
-        self.exposed += begin.elapsed_time(end) * 1e6  # from milliseconds
 
 
 _SMALL: Final = 4 * 2**10

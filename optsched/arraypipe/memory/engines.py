@@ -32,7 +32,7 @@ class CopyEngine:
     understands, None for one that is long past.
     """
 
-    exposed: float = 0.0  # time that blocks have waited for copies; nanoseconds on a real engine
+    exposed: float = 0.0  # nanoseconds that blocks have waited for copies, where none has pauses
     copies: list[Copy] = field(default_factory=list)  # nanoseconds of the host's clock; if measured
     pauses: list[tuple[Any, Any]] = field(default_factory=list)  # events around waits on a GPU
 
@@ -105,10 +105,7 @@ class SimulatedEngine(CopyEngine):
 
     def wait(self, events: Iterable[float | None]) -> None:
         """Move the clock to the last of the events."""
-        ready = max((t for t in events if t is not None), default=self.now)
-        if ready > self.now:
-            self.exposed += ready - self.now
-            self.now = ready
+        self.now = max([self.now, *(t for t in events if t is not None)])
 
     def block(self, duration: float) -> None:
         """Let a block run, or the device wait for something else than copies."""

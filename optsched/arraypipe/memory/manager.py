@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from optsched.arraypipe.memory.budget import Limits, Room, check_limit, reserved
+from optsched.arraypipe.memory.budget import Limits, Room, reserved
 from optsched.arraypipe.memory.copies import Carrier, Transfers
 from optsched.arraypipe.memory.cuda_engine import CudaEngine, link_speed
 from optsched.arraypipe.memory.engines import IN, OUT, PCIE_4, CopyEngine, HostLink
@@ -91,7 +91,7 @@ class Slotted(Carrier):
 
         An update after the B of the same block is a visit of its own.
         """
-        self._leave()
+        self.leave()
         operation, iteration = (-1, -1) if now is None else (now.operation, now.iteration)
         state = self.state_of(job, stage)
         # whether there is a graph is known of announced visits only; of others it is assumed
@@ -115,13 +115,9 @@ class Slotted(Carrier):
             moving.bind_optimizer(slot, self.slots[1][slot][MOMENTS])
         return moving.stage
 
-    def leave(self, job: int, stage: int, kind: str) -> None:
-        """The block has been launched; start the copies that had to wait for it."""
-        self._leave()
-
     def close(self) -> None:
         """Bring every state back into host memory, and point its job there."""
-        self._leave()
+        self.leave()
         self.transfers.flush()
         for moving in self.moving:
             moving.park()
@@ -149,7 +145,8 @@ class Slotted(Carrier):
                 state, recompute = self.state_of(job, block.stage), _recomputes(self.runs[job])
                 yield from visits_of(segment.plan, block, state, recompute, instance.iteration)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """The block has been launched; start the copies that had to wait for it."""
         visit, self.open = self.open, None
         if visit is None:
             return
@@ -250,7 +247,7 @@ class PerDevice(Memory):
             name = first.plan.devices[d]
             plan = ResidencyPlan.compile(states, cycles[d][1], left, link, device=name)
             self.plans.append(plan)
-            rooms[d] = _divided(room, plan)
+            rooms[d] = room._replace(slots=plan.slots, slot=plan.capacity, taken=plan.taken)
         # all devices have been checked: nothing has been moved before
         for d, place, plan in zip(here, places, self.plans, strict=True):
             if plan.rules:
@@ -259,11 +256,17 @@ class PerDevice(Memory):
 
     def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
         """Ask the memory of the state's device."""
-        return self._of(job, stage).enter(job, stage, kind, now)
+        pair = (job, stage)
+        if pair not in self.home:  # it has come in with the newest segment
+            segment = self.segments[-1]
+            blocks = (b for b in segment.plan.blocks if segment.seats[b.job] == job)
+            self.home[pair] = self.slotted.get(next(b.device for b in blocks if b.stage == stage))
+        return (self.home[pair] or self.resident).enter(job, stage, kind, now)
 
     def leave(self, job: int, stage: int, kind: str) -> None:
         """Tell the memory of the state's device."""
-        self._of(job, stage).leave(job, stage, kind)
+        if home := self.home[job, stage]:
+            home.leave()
 
     @property
     def exposed(self) -> int:
@@ -301,14 +304,6 @@ class PerDevice(Memory):
         for memory in self.slotted.values():
             memory.close()
 
-    def _of(self, job: int, stage: int) -> Slotted | Memory:
-        pair = (job, stage)
-        if pair not in self.home:  # it has come in with the newest segment
-            segment = self.segments[-1]
-            blocks = (b for b in segment.plan.blocks if segment.seats[b.job] == job)
-            self.home[pair] = self.slotted.get(next(b.device for b in blocks if b.stage == stage))
-        return self.home[pair] or self.resident
-
 
 def memory_of(
     runs: Sequence[JobRun],
@@ -325,7 +320,6 @@ def memory_of(
     """
     if limit is None:
         return Memory(runs)
-    check_limit(limit)
     memory = PerDevice(runs, segments, limit, criterion, share)
     return memory if memory.slotted else memory.resident
 
@@ -334,14 +328,6 @@ def _flats(plan: ResidencyPlan, pool: Sequence[int], device: torch.device) -> di
     """A slot."""
     made = flat_bytes([plan.capacity[piece] for piece in pool], device, False)
     return dict(zip(pool, made, strict=True))
-
-
-def _divided(room: Room, plan: ResidencyPlan) -> Room:
-    """The room as a plan divides it."""
-    if not plan.rules:
-        return room
-    taken = sum(rule.slots * size for rule, size in zip(plan.rules, plan.slot_bytes, strict=True))
-    return Room(room.limit, room.cuda, plan.rules[0].slots, plan.capacity, taken)
 
 
 def _link_of(device: torch.device, shared: int) -> HostLink:

@@ -53,9 +53,15 @@ class ResidencyPlan:
         return tuple(max(sizes) for sizes in zip(*(s.bytes for s in self.states), strict=True))
 
     @property
-    def slot_bytes(self) -> tuple[int, ...]:
-        """Bytes of a slot of every pool."""
-        return slot_bytes(self.states)
+    def slots(self) -> int:
+        """For weights; 0: all states are resident."""
+        return self.rules[0].slots if self.rules else 0
+
+    @property
+    def taken(self) -> int:
+        """Bytes of all slots."""
+        sizes = slot_bytes(self.states)
+        return sum(rule.slots * size for rule, size in zip(self.rules, sizes, strict=False))
 
     @classmethod
     def compile(
