@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from optsched.arraypipe.checkpoint.files import copied
-from optsched.arraypipe.model.tied_weights import passing_buffers, shard
+from optsched.arraypipe.model.tied_weights import shard
 from optsched.arraypipe.runtime.data import brought, cast
 from optsched.arraypipe.runtime.datasets import as_tuples
 from optsched.arraypipe.runtime.environment import global_state_kept, on_gpu
@@ -49,10 +49,8 @@ class Evaluation:
             return None
         device = run.stages[stage].device
         parts = self.noted.setdefault((run.index, iteration), {})
-        parts[stage] = (
-            copied(shard(run.model, run.stages, stage)),
-            copied(passing_buffers(run.model, run.stages, stage)),
-        )
+        state, buffers = shard(run.model, run.stages, stage)
+        parts[stage] = copied(state), copied(buffers)
         if on_gpu(device):
             torch.cuda.current_stream(device).synchronize()
         if len(parts) < len(run.stages):

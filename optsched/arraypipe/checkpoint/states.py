@@ -15,7 +15,7 @@ from optsched.arraypipe.model.optimizers import (
     restore_states,
     states_by_name,
 )
-from optsched.arraypipe.model.tied_weights import passing_buffers, shard
+from optsched.arraypipe.model.tied_weights import shard
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,14 +69,15 @@ def shard_of(run: JobRun, stage: int) -> dict[str, dict[str, Any]]:
     bfloat16 job, ``scheduler`` the state of the scheduler; ``batch`` is left to the caller.
     """
     part = run.stages[stage]
+    model, buffers = shard(run.model, run.stages, stage)
     found = {
-        "buffers": copied(passing_buffers(run.model, run.stages, stage)),
+        "buffers": copied(buffers),
         "parameters": copied(states_by_name([part])),
         "masters": copied(dict(part.trained)) if part.masters is not None else {},
         "scheduler": _scheduler_state(part, run.title),
     }
     check_plain(found, f"checkpoint of job {run.title}")
-    return {"model": copied(shard(run.model, run.stages, stage)), **found}
+    return {"model": copied(model), **found}
 
 
 def joined(shards: Sequence[Mapping[str, Mapping[str, Any]]], title: str) -> dict[str, Any]:

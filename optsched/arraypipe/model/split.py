@@ -87,7 +87,13 @@ def stage_names(model: nn.Module, stages: Stages, sample: Any) -> Names:
             f'stage, e.g. [["embed", "block0"], ["block1", "head"]], or the modules to cut at, '
             f'e.g. [SplitPoint("block1")]'
         )
-    _check_beginnings(model, names)
+    called = [model.get_submodule(name) for row in names for name in row]
+    for s, row in enumerate(names[1:], 1):  # there the random key is set
+        if sum(module is model.get_submodule(row[0]) for module in called) > 1:
+            raise InputError(
+                f"stages: module {row[0]!r} occurs twice in the model, and once begins "
+                f"stage {s}; make one for each place (they may share weights)"
+            )
     return names
 
 
@@ -226,17 +232,6 @@ def _by_number(model: nn.Module, stages: int, sample: Any) -> Names:
     costs = counted_costs(model, [model.get_submodule(name) for name in places], sample)
     cuts = balanced(costs, stages)[1:-1]
     return _by_points(model, [SplitPoint(places[cut]) for cut in cuts], sample)
-
-
-def _check_beginnings(model: nn.Module, names: Names) -> None:
-    """A stage must begin with a module that is called nowhere else: there the random key is set."""
-    called = [model.get_submodule(name) for row in names for name in row]
-    for s, row in enumerate(names[1:], 1):
-        if sum(module is model.get_submodule(row[0]) for module in called) > 1:
-            raise InputError(
-                f"stages: module {row[0]!r} occurs twice in the model, and once begins "
-                f"stage {s}; make one for each place (they may share weights)"
-            )
 
 
 def _module(model: nn.Module, name: str, title: str) -> nn.Module:

@@ -134,8 +134,10 @@ def lent(stages: Sequence[ModelStage]) -> dict[tuple[int, int], list[str]]:
     return found
 
 
-def shard(model: nn.Module, stages: Sequence[ModelStage], index: int) -> dict[str, Any]:
-    """The entries of the unsplit model's state dict that stage `index` holds.
+def shard(
+    model: nn.Module, stages: Sequence[ModelStage], index: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What stage `index` holds of the unsplit model's state dict, and of buffers not in it.
 
     A tied weight has all its names. The values are references to the tensors of the stage,
     detached, as in `torch.nn.Module.state_dict`.
@@ -145,26 +147,17 @@ def shard(model: nn.Module, stages: Sequence[ModelStage], index: int) -> dict[st
     for stage in stages:
         held = [*(p for _, p in stage.parameters), *stage.buffers()]
         owner.update((id(tensor), stage.index) for tensor in held)
-    found = {}
-    for name, value in model.state_dict(keep_vars=True).items():
+    whole, found = model.state_dict(keep_vars=True), {}
+    for name, value in whole.items():
         value = shared.get(id(value), value)
         # not a tensor of a module: what its `get_extra_state` gave
         places = (stage.index for stage in stages if name.startswith(stage.prefixes))
         if (owner[id(value)] if id(value) in owner else next(places, 0)) == index:
             found[name] = value.detach() if isinstance(value, Tensor) else value
-    return found
-
-
-def passing_buffers(
-    model: nn.Module, stages: Sequence[ModelStage], index: int
-) -> dict[str, Tensor]:
-    """Buffers of stage `index` that a state dict does not have (``persistent=False``)."""
-    kept = model.state_dict()
-    own = {id(buffer) for buffer in stages[index].buffers()}
-    return {
+    return found, {
         name: buffer.detach()
         for name, buffer in model.named_buffers(remove_duplicate=False)
-        if name not in kept and id(buffer) in own
+        if name not in whole and owner.get(id(buffer)) == index
     }
 
 

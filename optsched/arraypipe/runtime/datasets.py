@@ -34,13 +34,7 @@ if TYPE_CHECKING:
 
 
 def batches_of(data: Any) -> Data:
-    """``data(job, start)`` from what `ArrayTrainer` takes: a function, a dataset, a DataLoader.
-
-    Raises
-    ------
-    InputError
-        It is none of these, or a DataLoader whose batches would not be the same again.
-    """
+    """``data(job, start)`` from what `ArrayTrainer` takes: a function, a dataset, a DataLoader."""
     if isinstance(data, DataLoader):
         return _of_loader(data)
     if isinstance(data, IterableDataset):
@@ -85,7 +79,7 @@ class Shuffled:
         if len(self.dataset) < 1:
             raise InputError("data: the dataset is empty")
         batches = _Batches(self.dataset, self.collate, job.seed)
-        order = _Order(len(self.dataset), job.batch_size, job.seed if self.shuffle else None, start)
+        order = _order(len(self.dataset), job.batch_size, job.seed if self.shuffle else None, start)
         if not self.workers:
             return map(batches.__getitem__, order)
         loader: DataLoader[Any] = DataLoader(
@@ -127,31 +121,25 @@ class Streamed:
             raise InputError(f"data: the dataset has no sample in epoch {epoch}")
 
 
-@dataclass(frozen=True, eq=False)
-class _Order:
-    """Numbers of the samples of every batch; a sampler for a DataLoader."""
-
-    samples: int
-    batch_size: int
-    seed: int | None  # None: not shuffled
-    start: int
-
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        epoch, order = -1, torch.arange(self.samples)
-        position = self.start * self.batch_size
-        for iteration in count(self.start):
-            numbers: list[int] = []
-            while len(numbers) < self.batch_size:
-                if epoch != position // self.samples:
-                    epoch = position // self.samples
-                    if self.seed is not None:
-                        draw = torch.Generator().manual_seed(_hash(self.seed, epoch, b"epoch"))
-                        order = torch.randperm(self.samples, generator=draw)
-                first = position % self.samples
-                taken = order[first : first + self.batch_size - len(numbers)].tolist()
-                numbers += taken
-                position += len(taken)
-            yield iteration, numbers
+def _order(
+    samples: int, batch_size: int, seed: int | None, start: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Numbers of the samples of every batch, shuffled by a seed; a sampler for a DataLoader."""
+    epoch, order = -1, torch.arange(samples)
+    position = start * batch_size
+    for iteration in count(start):
+        numbers: list[int] = []
+        while len(numbers) < batch_size:
+            if epoch != position // samples:
+                epoch = position // samples
+                if seed is not None:
+                    draw = torch.Generator().manual_seed(_hash(seed, epoch, b"epoch"))
+                    order = torch.randperm(samples, generator=draw)
+            first = position % samples
+            taken = order[first : first + batch_size - len(numbers)].tolist()
+            numbers += taken
+            position += len(taken)
+        yield iteration, numbers
 
 
 @dataclass(frozen=True, eq=False)
