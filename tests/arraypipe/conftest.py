@@ -25,6 +25,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def torch_or_skip(request: pytest.FixtureRequest) -> None:
+    """Tests that are marked to need PyTorch are skipped without it."""
+    if request.node.get_closest_marker("torch"):
+        pytest.importorskip("torch")
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every memory that a trainer makes."""

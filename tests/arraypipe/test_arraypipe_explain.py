@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,40 +11,25 @@ import pytest
 from arraypipe_plans import random_rolling
 from hypothesis import given
 from hypothesis import strategies as st
+from test_arraypipe_trace import MICRO, course_of, simulate
 
 import optsched
 from optsched.arraypipe import random_schedule
 from optsched.arraypipe.cli import output
 from optsched.arraypipe.cli.output import RunProgress
-from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile
-from optsched.arraypipe.plan.segments import Segment, Walk
 from optsched.arraypipe.report.explain import explain, headline, predict
 
 
 def slope(plan: ExecutionPlan, iterations: int) -> float:
     """Time a cycle of a long run in which every block starts as early as it can."""
-    ends: dict[tuple[int, int], int] = {}
-    free = [0] * len(plan.devices)
-    last = [0] * len(plan.devices)  # operation that ran before
-    schedule = plan.schedule
-    by_cycle: dict[int, int] = {}
-    seats = tuple(range(plan.n_jobs))
-    lengths = [iterations * r for r in plan.copies]
-    for i, cycle, _ in Walk(Segment(plan, routes(plan), seats, [0] * plan.n_jobs, lengths)):
-        block = plan.blocks[i]
-        waits = [
-            ends[arc.tail, cycle - arc.tokens] + arc.lag
-            for arc in plan.waits[i]
-            if (arc.tail, cycle - arc.tokens) in ends
-        ]
-        setup = schedule.setup(last[block.device], i) if free[block.device] else 0
-        start = max([free[block.device] + setup, *waits])
-        last[block.device] = i
-        ends[i, cycle] = free[block.device] = start + int(schedule.duration[i])
-        by_cycle[cycle] = max(by_cycle.get(cycle, 0), ends[i, cycle])
+    course = course_of([plan], [iterations * r for r in plan.copies], random.Random(0))
+    duration = plan.schedule.duration.tolist()
+    ends: dict[int, int] = {}
+    for record in simulate(course, lambda k, i: duration[i] * MICRO):
+        ends[record.cycle] = max(ends.get(record.cycle, 0), record.end)
     first, final = iterations // 2, iterations - 1
-    return (by_cycle[final] - by_cycle[first]) / (final - first)
+    return (ends[final] - ends[first]) / (final - first) / MICRO
 
 
 @given(

@@ -181,25 +181,26 @@ def _labels(part: Segment) -> IntArray:
 
 def _waits(segments: Sequence[Segment], table: IntArray) -> Waits:
     """Arcs within segments; and from an update to the job's next forward, in a later one."""
-    rows = table[:, :4].tolist()
-    place = {(number, i, cycle): k for k, (number, i, cycle, _) in enumerate(rows)}
-    updated: dict[tuple[int, int, int], int] = {}
-    for k, (number, i, _, iteration) in enumerate(rows):
-        if segments[number].plan.updates[i]:
-            block = segments[number].plan.blocks[i]
-            updated[segments[number].seats[block.job], block.stage, iteration] = k
     found: list[tuple[int, int, int]] = []
-    for k, (number, i, cycle, iteration) in enumerate(rows):
-        part = segments[number]
-        block, scale = part.plan.blocks[i], unit(part.plan)
-        for arc in part.plan.waits[i]:
-            tail = place.get((number, arc.tail, cycle - arc.tokens))
-            if tail is not None:
-                found.append((tail, k, arc.lag * scale))
-        if number and i in part.plan.first_forwards:
-            tail = updated.get((part.seats[block.job], block.stage, iteration - 1))
-            if tail is not None and rows[tail][0] < number:
-                found.append((tail, k, 0))
+    updated: dict[tuple[int, int, int], int] = {}  # in the segments before, by the next iteration
+    for part, rows in zip(segments, grouped(table[:, 0], len(segments)).to_lists(), strict=True):
+        scale, seats, blocks = unit(part.plan), part.seats, part.plan.blocks
+        waits = [[(a.tail, a.tokens, a.lag * scale) for a in row] for row in part.plan.waits]
+        done = table[rows, 1:4].tolist()
+        place = {(i, cycle): k for k, (i, cycle, _) in zip(rows, done, strict=True)}
+        ends: dict[tuple[int, int, int], int] = {}
+        for k, (i, cycle, iteration) in zip(rows, done, strict=True):
+            for tail, tokens, lag in waits[i]:
+                before = place.get((tail, cycle - tokens))
+                if before is not None:
+                    found.append((before, k, lag))
+            if part.plan.updates[i]:
+                ends[seats[blocks[i].job], blocks[i].stage, iteration + 1] = k
+            if updated and i in part.plan.first_forwards:
+                before = updated.get((seats[blocks[i].job], blocks[i].stage, iteration))
+                if before is not None:
+                    found.append((before, k, 0))
+        updated |= ends
     return Waits(*np.array(found, np.int64).reshape(-1, 3).T)
 
 
