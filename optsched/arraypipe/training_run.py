@@ -258,8 +258,13 @@ class ArrayRun:
         trainer, plan, options, ranks = self.trainer, self.plan, self.options, self.ranks
         # iterations from which jobs go on, as the first rank says
         begun = self._same(partial(self._latest, trainer.titles))
-        self._begun = begun if ranks is None else ranks.all(begun)[0]
-        self.runs: list[JobRun] = self._same(self._made)
+        begun = begun if ranks is None else ranks.all(begun)[0]
+        # states that take turns in slots, jobs that wait, and on ranks the stages of the others
+        # have no place on a GPU yet
+        n, away = plan.n_jobs, bool(trainer.memory) or ranks is not None
+        self.runs: list[JobRun] = self._same(
+            lambda: [self._make(j, at, min(j, n - 1), j >= n or away) for j, at in enumerate(begun)]
+        )
         self.worker = Worker(
             self.runs, Memory(self.runs), trainer.loss, self._on_update, self._on_loss
         )
@@ -282,13 +287,21 @@ class ArrayRun:
             self.__dict__.clear()
 
     def _train(self) -> RunResult:
-        self._prepare_folder()
+        if self.folder is not None:
+            if self.ranks is not None:
+                self.folder.stages_of = self.ranks.stages_of
+                self.folder.is_first = self.ranks.is_first
+            # nobody writes before the first has tidied up
+            prepare = partial(self.folder.prepare, self.trainer.titles, self.options.resume)
+            self._same(prepare)
         self.trains = True
         try:
             with on_first_interrupt(self.engine.interrupt):
                 records = self.engine.run()
                 with nullcontext() if self.ranks is None else self.ranks.concluding():
-                    self._finish_folder()
+                    if self.folder is not None:
+                        for run in self.runs:
+                            self.folder.finish(run)
         finally:
             self.planner.close()
             if self.folder is not None:
@@ -322,16 +335,6 @@ class ArrayRun:
         assert self.options.refill is not None
         return self.options.refill(ended)
 
-    def _made(self) -> list[JobRun]:
-        """The jobs that the trainer has, with a folder from the iterations that it has."""
-        # states that take turns in slots, jobs that wait, and on ranks the stages of the others
-        # have no place on a GPU yet
-        n, away = self.plan.n_jobs, bool(self.trainer.memory) or self.ranks is not None
-        return [
-            self._make(j, at, min(j, n - 1), away=j >= n or away)
-            for j, at in enumerate(self._begun)
-        ]
-
     def _give_up(self) -> None:
         """The run raises: no job runs any more, and none is ready if it has been trained."""
         if self.trains:
@@ -364,17 +367,15 @@ class ArrayRun:
         away = away and self.gpu
         stages = fresh_stages(model, trainer.stages, job, index, title, places, away)
         run = JobRun(job, index, title, model, stages, 0, steps, None)
+        data = trainer.data
         if self.folder is not None:
             self.folder.begin(run, at)
-            run.start = at
-            if run.start > steps:
-                raise InputError(
-                    f"steps: job {title} has already done {run.start} iterations, got {steps}"
-                )
-        run.begin_at(run.start)
-        if run.start < steps:
-            data = trainer.data if self.folder is None else self.folder.watched(run, trainer.data)
-            run.feed = Feed(data, job, title, run.start)
+            data = self.folder.watched(run, data)
+        if at > steps:
+            raise InputError(f"steps: job {title} has already done {at} iterations, got {steps}")
+        run.begin_at(at)
+        if at < steps:
+            run.feed = Feed(data, job, title, at)
         return run
 
     def _join(self, job: Job, at: int | None = None) -> JobRun:
@@ -386,7 +387,13 @@ class ArrayRun:
         trainer.take_in(job)
         try:
             begun = self._latest(trainer.titles[-1:])[0] if at is None else at
-            run = self._made_or_failed(index, begun)
+            try:
+                run = self._make(index, begun, 0, away=True)
+            except Exception as error:
+                if not self.strict:
+                    failed = JobFailed(trainer.titles[index], index, 0, begun, reason(error))
+                    job.life.status, job.life.error = "failed", failed
+                raise
             if self.folder is not None and self.folder.is_first:
                 self.folder.prepare([run.title], self.options.resume)
         except Exception:
@@ -403,20 +410,9 @@ class ArrayRun:
         self.runs.append(run)
         return run
 
-    def _made_or_failed(self, index: int, begun: int) -> JobRun:
-        """A job that joins; unless the run is strict, it notes what making it raises."""
-        try:
-            return self._make(index, begun, 0, away=True)
-        except Exception as error:
-            if not self.strict:
-                life = self.trainer.jobs[index].life
-                failed = JobFailed(self.trainer.titles[index], index, 0, begun, reason(error))
-                life.status, life.error = "failed", failed
-            raise
-
     def _rehearse(self) -> None:
         """Run the first forward of all jobs without changing anything of them."""
-        self._same(self._first_forwards)
+        self._same(partial(self._first_forward, *self.runs))
         if self.ranks is not None:
             self.ranks.share_failures(self.runs)
         errors = [run.job.error for run in self.runs]
@@ -424,19 +420,16 @@ class ArrayRun:
         if found and (self.strict or None not in errors):  # or no job has anything to give
             raise found[0]
 
-    def _first_forwards(self) -> None:
-        for run in self.runs:
-            self._first_forward(run)
-
-    def _first_forward(self, run: JobRun) -> None:
-        """If it raises, the job has the error."""
-        try:
-            if self.ranks is None:
-                rehearse(run, self.worker)
-            else:
-                self.ranks.capacity.measure(run, self.worker)
-        except JobFailed as error:
-            unbound(error)
+    def _first_forward(self, *runs: JobRun) -> None:
+        """A job whose first forward raises has the error."""
+        for run in runs:
+            try:
+                if self.ranks is None:
+                    rehearse(run, self.worker)
+                else:
+                    self.ranks.capacity.measure(run, self.worker)
+            except JobFailed as error:
+                unbound(error)
 
     def _engine(self) -> InlineBackend | ProcessBackend:
         if self.gpu:  # the streams of the blocks cannot use what this one has left
@@ -471,20 +464,6 @@ class ArrayRun:
         return memory_of(
             self.runs, self.course.segments, self.trainer.memory, self.worker.criterion, **more
         )
-
-    def _prepare_folder(self) -> None:
-        if self.folder is None:
-            return
-        if self.ranks is not None:
-            self.folder.stages_of, self.folder.is_first = self.ranks.stages_of, self.ranks.is_first
-        titles, resume = self.trainer.titles, self.options.resume
-        # nobody writes before the first has tidied up
-        self._same(partial(self.folder.prepare, titles, resume))
-
-    def _finish_folder(self) -> None:
-        if self.folder is not None:
-            for run in self.runs:
-                self.folder.finish(run)
 
     def _on_update(self, run: JobRun, stage: int, iteration: int) -> None:
         if self.folder is not None:

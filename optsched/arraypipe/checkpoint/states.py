@@ -118,7 +118,7 @@ def check_same_scheduler(saved: Mapping[str, Any], now: Mapping[str, Any], place
         for side in (saved, now)
     )
     if found := first_difference(before, after):
-        key, old, new = found
+        key, old, new = found if found[0] else (part.strip("'") for part in found)  # class names
         raise InputError(f"{place}: was written with scheduler {key}{old}, the job has {new}")
 
 
