@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -100,52 +101,55 @@ def slots_of(memory: Any) -> list[tuple[int, ...]]:
 
 # the same bits
 
+FOUR: list[Settings] = [(0, 8, "adamw", 1), (1, 8, "adamw", 2), (0, 11, "sgd", 2), (1, 8, "sgd", 1)]
 
-@st.composite
-def arrays(draw: st.DrawFn) -> tuple[list[Settings], list[bool], dict[str, Any], float]:
-    """Jobs with and without recompute, stages sharing devices, blocks of all kinds, any memory."""
+
+def order_of(seed: int, first: int = 0, place: Any = (0, 0, 0), **options: Any) -> Schedule:
+    """A random order of `FOUR`, or one job after the other from the first or the last."""
+    found = random_schedule([row[3] for row in FOUR], 3, place=place, seed=seed, **options)
+    assert found.sequences is not None and found.start is not None
+    rows = [sorted(r, key=lambda i: first * int(found.job[i])) for r in found.sequences.to_lists()]
+    return found.with_orders(Rows.of(rows), found.start)
+
+
+def little(jobs: list[Job], schedule: Schedule, factor: float, **changes: Any) -> Any:
+    """A trainer with so many times the bytes of a slot for any of the states."""
+    build, stages = changes.get("build_model", build_model), changes.get("stages", (4, 6))
+    slots = room(jobs, factor, build, stages)
+    return trainer(jobs, memory=slots + beside(jobs, schedule, **changes), **changes)
+
+
+def check(result: Any, rows: list[Settings], steps: int = STEPS, which: Any = None) -> None:
+    """Jobs have the bits that they have alone."""
+    for j in range(len(rows)) if which is None else which:
+        assert differences(result.trained[j], alone(rows[j], steps)) == []
+
+
+@few_examples
+@given(st.data())
+def test_bit_identical_in_any_memory(data: st.DataObject) -> None:
+    """SGD, AdamW, BatchNorm, dropout, recompute or not, in any memory; a refusal names it."""
+    draw = data.draw
     row = st.tuples(
-        st.integers(0, 1),
-        st.sampled_from([8, 11]),
-        st.sampled_from(sorted(MAKERS)),
+        st.integers(0, 1), st.sampled_from([8, 11]), st.sampled_from(sorted(MAKERS)),
         st.sampled_from([1, 2, 4]),
-    )
+    )  # fmt: skip
     rows = draw(st.lists(row, min_size=2, max_size=4))
-    jobs = st.sets(st.sampled_from(range(len(rows))))
-    keeps = draw(jobs) if draw(st.booleans()) else set()
-    order = {
-        "place": draw(st.sampled_from([[0, 1, 2], [0, 1, 0], [0, 0, 1], [0, 0, 0]])),
-        "recompute": draw(jobs),
-        "update": draw(jobs),
-        "seed": draw(st.integers(0, 10**6)),
-    }
-    factor = draw(st.sampled_from([1.0, 1.3, 1.6, 2.0, 3.0]))
-    return rows, [j not in keeps for j in range(len(rows))], order, factor
-
-
-def check(drawn: tuple[list[Settings], list[bool], dict[str, Any], float]) -> None:
-    """Train in little memory and compare with training alone; a refusal names the memory."""
-    rows, recompute, order, factor = drawn
-    jobs = [job(row, r) for row, r in zip(rows, recompute, strict=True)]
-    schedule = random_schedule([row[3] for row in rows], 3, **order)
-    array = trainer(jobs, memory=room(jobs, factor) + beside(jobs, schedule))
+    some = st.sets(st.sampled_from(range(len(rows))))
+    keeps = draw(some) if draw(st.booleans()) else set()
+    places = [[0, 1, 2], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
+    jobs = [job(row, j not in keeps) for j, row in enumerate(rows)]
+    schedule = random_schedule(
+        [row[3] for row in rows], 3, place=draw(st.sampled_from(places)), recompute=draw(some),
+        update=draw(some), seed=draw(st.integers(0, 10**6)),
+    )  # fmt: skip
+    array = little(jobs, schedule, draw(st.sampled_from([1.0, 1.3, 1.6, 2.0, 3.0])))
     try:
         result = array.run(schedule, STEPS, on_error="raise")
     except InputError as error:
         assert "memory:" in str(error)
         return
-    for j, row in enumerate(rows):
-        assert differences(result.trained[j], alone(row)) == []
-
-
-@few_examples
-@given(arrays())
-def test_bit_identical_in_any_memory(drawn: Any) -> None:
-    """SGD with momentum, AdamW, BatchNorm, dropout, micro-batches, recompute: no differing bit."""
-    check(drawn)
-
-
-FOUR: list[Settings] = [(0, 8, "adamw", 1), (1, 8, "adamw", 2), (0, 11, "sgd", 2), (1, 8, "sgd", 1)]
+    check(result, rows)
 
 
 @pytest.mark.parametrize(
@@ -153,15 +157,11 @@ FOUR: list[Settings] = [(0, 8, "adamw", 1), (1, 8, "adamw", 2), (0, 11, "sgd", 2
 )
 def test_from_one_slot_to_all(factor: float, most: int, made: list[Any]) -> None:
     """The less memory the fewer slots, and always the same bits."""
-    order: dict[str, Any] = {"place": [0, 0, 0], "seed": 3}
     jobs = [job(row) for row in FOUR]
-    schedule = random_schedule([row[3] for row in FOUR], 3, **order)
-    limit = room(jobs, factor) + beside(jobs, schedule)
-    result = trainer(jobs, memory=limit).run(schedule, STEPS)
+    result = little(jobs, order_of(3), factor).run(order_of(3), STEPS)
     ((weights, moments),) = slots_of(made[-1])
     assert 2 <= weights + moments <= most
-    for j, row in enumerate(FOUR):
-        assert differences(result.trained[j], alone(row)) == []
+    check(result, FOUR)
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 50.0])
@@ -181,20 +181,17 @@ def test_copies_are_in_the_trace(
 
     monkeypatch.setattr(CopyEngine, "copy", copy)
     jobs = [job(row) for row in FOUR]
-    schedule = random_schedule([row[3] for row in FOUR], 3, place=[0, 1, 0], seed=3)
-    limit = room(jobs, factor) + beside(jobs, schedule)
-    result = trainer(jobs, memory=limit).run(schedule, STEPS)
+    schedule = order_of(3, place=[0, 1, 0])
+    result = little(jobs, schedule, factor).run(schedule, STEPS)
     trace, memory = result.trace, made[-1]
     assert verify(trace) == []
     blocks = STEPS * schedule.n_operations
     assert trace.n_operations == blocks + len(moved)
     assert bool(moved) == bool(slots_of(memory)) == (factor < 50)
-    path = tmp_path / "run.schedule.json"
-    trace.write(path)
-    assert Schedule.read(path) == trace
+    trace.write(tmp_path / "run.schedule.json")
+    assert Schedule.read(tmp_path / "run.schedule.json") == trace
     again = trainer(jobs).run(trace, STEPS)  # messages and copies are no blocks
-    for j, row in enumerate(FOUR):
-        assert differences(again.trained[j], alone(row)) == []
+    check(again, FOUR)
     assert result.replay.n_operations == blocks
     if not moved:
         assert "copied_bytes" not in trace.provenance
@@ -211,63 +208,8 @@ def test_copies_are_in_the_trace(
     # what was measured beside the blocks is what they have waited for, and what was flushed
     exposed = sum(one.engine.exposed for one in memory.slotted.values())
     assert trace.duration[blocks:].sum() == exposed >= result.report.exposed > 0
-    pairs = {(int(trace.job[i]), int(trace.stage[i])) for i in range(blocks, trace.n_operations)}
-    assert pairs <= {(j, s) for j in range(4) for s in range(3)}
     events = perfetto.trace(trace)["traceEvents"]
-    rows = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
-    assert rows == names
-
-
-OTHERS: dict[str, dict[str, Any]] = {
-    "Adam amsgrad": {"optimizer": lambda p: torch.optim.Adam(p, amsgrad=True)},
-    "Adam fused": {"optimizer": lambda p: torch.optim.Adam(p, fused=True)},
-    "AdamW foreach": {"optimizer": lambda p: torch.optim.AdamW(p, foreach=True)},
-    "Adagrad": {"optimizer": lambda p: torch.optim.Adagrad(p)},
-    "RMSprop": {"optimizer": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.5)},
-    "NAdam": {"optimizer": lambda p: torch.optim.NAdam(p)},
-    "Rprop": {"optimizer": lambda p: torch.optim.Rprop(p)},
-    "ASGD": {"optimizer": lambda p: torch.optim.ASGD(p)},
-    "groups": {
-        "optimizer": lambda p: torch.optim.SGD(
-            [{"params": [q], "lr": 0.1 if name.endswith("bias") else 0.01} for name, q in p],
-            momentum=0.9,
-        )
-    },
-    "schedule": {
-        "optimizer": adamw,
-        "scheduler": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
-    },
-    "clipping": {"optimizer": adamw, "clip_norm": 0.1},
-    "metric": {
-        "optimizer": adamw,
-        "scheduler": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0),
-    },
-    "fp64": {"optimizer": adamw, "precision": "fp64"},
-    "bf16": {"optimizer": adamw, "precision": "bf16"},
-}
-
-
-def both(jobs: list[Job], made: list[Any], **changes: Any) -> None:
-    """Train resident and in slots; everything must be equal, also with the job alone."""
-    update = {j for j, one in enumerate(jobs) if waits_for_all(one)}
-    order: dict[str, Any] = {"place": [0, 0, 0], "seed": 1}
-    schedule = random_schedule(
-        [one.microbatches for one in jobs], 3, together=update, update=update, **order
-    )
-    recomputes = all(one.recompute for one in jobs)
-    limit = room(jobs, 1.5 if recomputes else 5.0, *changes.values())
-    near = trainer(jobs, memory=limit + beside(jobs, schedule, **changes), **changes)
-    got = near.run(schedule, STEPS, on_error="raise")
-    assert slots_of(made[-1]), "all states were resident"
-    for j in range(len(jobs)):
-        assert differences(got.trained[j], near.train_alone(j, STEPS)) == []
-
-
-@pytest.mark.parametrize("name", half(OTHERS))
-def test_other_optimizers_and_precisions(name: str, made: list[Any]) -> None:
-    """State of any shape and kind moves: step counters stay, masters go with the moments."""
-    jobs = [Job(s, 8, microbatches=2, recompute=True, **OTHERS[name]) for s in range(3)]
-    both(jobs, made)
+    assert [e["args"]["name"] for e in events if e["name"] == "thread_name"] == names
 
 
 class Squash(nn.Module):
@@ -298,35 +240,6 @@ class Steps(nn.Module):
         return y
 
 
-MODELS: dict[str, tuple[Any, Any]] = {
-    "replaced buffers": (lambda: nn.Sequential(Squash(), Squash(), nn.Linear(6, 4)), [1, 2]),
-    "recurrent": (lambda: nn.Sequential(Steps(), Steps(), nn.Linear(6, 4)), [1, 2]),
-    "channels last": (
-        lambda: nn.Sequential(
-            nn.Unflatten(1, (2, 3, 1)), nn.Conv2d(2, 8, 1), nn.Conv2d(8, 8, 1), nn.Flatten(),
-            nn.Linear(24, 4),
-        ).to(memory_format=torch.channels_last),
-        [2, 4],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("name", half(MODELS))
-def test_other_models(name: str, recompute: bool, made: list[Any]) -> None:
-    """Layers that replace buffers or keep lists of weights, and strides of their own."""
-    build, stages = MODELS[name]
-    jobs = [Job(s, 8, adamw, microbatches=2, recompute=recompute) for s in range(3)]
-    both(jobs, made, build_model=build, stages=stages)
-
-
-def test_tied_weights(made: list[Any]) -> None:
-    """Borrowed weights are a piece of their own; what is lent is not overwritten on its way."""
-    jobs = [Job(s, 8, adamw, microbatches=2, recompute=True) for s in range(3)]
-    rows = [["first"], ["middle"], ["last"]]
-    both(jobs, made, build_model=Chain, stages=rows)
-
-
 class Chain(nn.Module):
     """Three layers one after the other, the last with the weight of the first."""
 
@@ -339,6 +252,64 @@ class Chain(nn.Module):
         """Scores."""
         scores: Tensor = self.last(self.middle(self.first(x)))
         return scores
+
+
+def in_groups(named: Any) -> torch.optim.Optimizer:
+    """A group for every parameter."""
+    rows = [{"params": [q], "lr": 0.1 if name.endswith("bias") else 0.01} for name, q in named]
+    return torch.optim.SGD(rows, momentum=0.9)
+
+
+schedulers = torch.optim.lr_scheduler
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Adam amsgrad": ({"optimizer": lambda p: torch.optim.Adam(p, amsgrad=True)}, {}),
+    "Adam fused": ({"optimizer": lambda p: torch.optim.Adam(p, fused=True)}, {}),
+    "AdamW foreach": ({"optimizer": lambda p: torch.optim.AdamW(p, foreach=True)}, {}),
+    "Adagrad": ({"optimizer": lambda p: torch.optim.Adagrad(p)}, {}),
+    "RMSprop": (
+        {"optimizer": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.5)}, {},
+    ),
+    "NAdam": ({"optimizer": lambda p: torch.optim.NAdam(p)}, {}),
+    "Rprop": ({"optimizer": lambda p: torch.optim.Rprop(p)}, {}),
+    "ASGD": ({"optimizer": lambda p: torch.optim.ASGD(p)}, {}),
+    "groups": ({"optimizer": in_groups}, {}),
+    "schedule": ({"scheduler": lambda o: schedulers.ExponentialLR(o, 0.5)}, {}),
+    "clipping": ({"clip_norm": 0.1}, {}),
+    "metric": ({"scheduler": lambda o: schedulers.ReduceLROnPlateau(o, patience=0)}, {}),
+    "fp64": ({"precision": "fp64"}, {}),
+    "bf16": ({"precision": "bf16"}, {}),
+    "replaced buffers": (
+        {}, {"build_model": lambda: nn.Sequential(Squash(), Squash(), nn.Linear(6, 4)),
+             "stages": [1, 2]},
+    ),
+    "recurrent": (
+        {}, {"build_model": lambda: nn.Sequential(Steps(), Steps(), nn.Linear(6, 4)),
+             "stages": [1, 2]},
+    ),
+    "channels last": (
+        {}, {"build_model": lambda: nn.Sequential(
+                nn.Unflatten(1, (2, 3, 1)), nn.Conv2d(2, 8, 1), nn.Conv2d(8, 8, 1), nn.Flatten(),
+                nn.Linear(24, 4),
+             ).to(memory_format=torch.channels_last), "stages": [2, 4]},
+    ),
+    "tied": ({}, {"build_model": Chain, "stages": [["first"], ["middle"], ["last"]]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", half([*KINDS, *(f"{name}, kept" for name in [*KINDS][-4:-1])]))
+def test_states_of_any_kind(name: str, made: list[Any]) -> None:
+    """Step counters stay, masters go with the moments; buffers, lists of weights, strides, ties."""
+    settings, changes = KINDS[name.removesuffix(", kept")]
+    keeps = name.endswith(", kept")
+    row = {"optimizer": adamw, "microbatches": 2, "recompute": not keeps, **settings}
+    jobs = [Job(s, 8, **row) for s in range(3)]
+    update = range(3) if waits_for_all(jobs[0]) else ()
+    schedule = random_schedule([2] * 3, 3, together=update, update=update, place=[0, 0, 0], seed=1)
+    array = little(jobs, schedule, 5.0 if keeps else 1.5, **changes)
+    got = array.run(schedule, STEPS, on_error="raise")
+    assert slots_of(made[-1]), "all states were resident"
+    for j in range(len(jobs)):
+        assert differences(got.trained[j], array.train_alone(j, STEPS)) == []
 
 
 def stages_of(one: Job, build: Any = build_model, cuts: Any = (4, 6)) -> list[JobStage]:
@@ -359,20 +330,20 @@ def test_stopped_and_failed_jobs_do_not_disturb(made: list[Any]) -> None:
         if which is jobs[1] and iteration == 0:
             which.stop()
 
+    calls = count()
+
     def broken(output: Tensor, target: Tensor) -> Tensor:
-        broken.calls += 1  # type: ignore[attr-defined]
-        if len(target) == 6 and broken.calls > 12:  # type: ignore[attr-defined]
+        if next(calls) >= 12 and len(target) == 6:
             raise RuntimeError("no more")
         return loss(output, target)
 
-    broken.calls = 0  # type: ignore[attr-defined]
-    schedule = random_schedule([row[3] for row in FOUR], 3, place=[0, 0, 0], seed=4)
-    array = trainer(jobs, memory=room(jobs, 1.5) + beside(jobs, schedule), loss=broken)
+    schedule = order_of(4)
+    array = little(jobs, schedule, 1.5)
+    array.loss = broken
     result = array.run(schedule, STEPS, on_step=on_step)
     assert slots_of(made[-1])
     assert [one.status for one in jobs] == ["done", "stopped", "failed", "done"]
-    for j in (0, 3):
-        assert differences(result.trained[j], alone(FOUR[j])) == []
+    check(result, FOUR, which=(0, 3))
 
 
 def test_waiting_jobs_take_seats(made: list[Any]) -> None:
@@ -383,8 +354,7 @@ def test_waiting_jobs_take_seats(made: list[Any]) -> None:
     array = trainer(jobs, memory=room(jobs, 1.5) + beside(jobs, schedule, queue=True))
     result = array.run(schedule, STEPS, queue=True)
     assert slots_of(made[-1])
-    for j, row in enumerate(rows):
-        assert differences(result.trained[j], alone(row)) == []
+    check(result, rows)
 
 
 # of three orders: blocks have other numbers in each, or the same in all; or each order begins with
@@ -394,16 +364,6 @@ MORE: dict[str, list[dict[str, Any]]] = {
     "equal numbers": [{"update": [1]}] * 3,
     "other ends": [{"first": 1}, {"first": -1}, {"first": 1}],
 }
-
-
-def order_of(seed: int, first: int = 0, **options: Any) -> Schedule:
-    """A random order of the four jobs, or one job after the other from the first or the last."""
-    found = random_schedule([row[3] for row in FOUR], 3, place=[0, 0, 0], seed=seed, **options)
-    assert found.sequences is not None and found.start is not None
-    rows = [
-        sorted(row, key=lambda i: first * int(found.job[i])) for row in found.sequences.to_lists()
-    ]
-    return found.with_orders(Rows.of(rows), found.start)
 
 
 @pytest.mark.parametrize("more", half(MORE.values()), ids=list(MORE))
@@ -451,8 +411,7 @@ def test_orders_that_change_on_the_way(
         assert slots_of(made[-1])
         assert len(plans) == 1 and len(met) == 3
         assert met[-1] == 1  # the first one of an order
-        for j, row in enumerate(FOUR):
-            assert differences(result.trained[j], alone(row, 8)) == []
+        check(result, FOUR, 8)
 
 
 def test_copies_are_those_of_the_plan(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,7 +435,7 @@ def test_copies_are_those_of_the_plan(made: list[Any], monkeypatch: pytest.Monke
     for steps in (20, 32):
         copied.update({"in": 0, "out": 0})
         jobs = [job(row) for row in rows]
-        trainer(jobs, memory=room(jobs, 2.0) + beside(jobs, schedule)).run(schedule, steps)
+        little(jobs, schedule, 2.0).run(schedule, steps)
         totals.append(dict(copied))
     (plan,) = [plan for plan in made[-1].plans if plan.rules]
     for direction, planned in (("in", plan.inward), ("out", plan.outward)):
