@@ -19,8 +19,8 @@ from optsched.arraypipe.memory.copies import Rule  # noqa: E402
 from optsched.arraypipe.memory.engines import HostLink  # noqa: E402
 from optsched.arraypipe.memory.manager import Slotted  # noqa: E402
 from optsched.arraypipe.memory.residency import ResidencyPlan  # noqa: E402
-from optsched.arraypipe.memory.slots import layout_of, moves  # noqa: E402
-from optsched.arraypipe.memory.types import MOMENTS, WEIGHTS, State, Visit  # noqa: E402
+from optsched.arraypipe.memory.slots import layout_of  # noqa: E402
+from optsched.arraypipe.memory.types import WEIGHTS, State, Visit  # noqa: E402
 from optsched.arraypipe.runtime.types import Kept  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.torch
 # mistakes are loud
 
 
-def alone_in_slots(slots: int, *jobs: Job) -> tuple[Slotted, list[Any]]:
+def alone_in_slots(slots: int, *jobs: Job) -> Slotted:
     """A memory for the first stages of some jobs, without a trainer."""
     runs = []
     for one in jobs:
@@ -40,12 +40,12 @@ def alone_in_slots(slots: int, *jobs: Job) -> tuple[Slotted, list[Any]]:
     visits = [Visit(j, "R") for j in range(len(jobs))]
     plan = ResidencyPlan.compile(states, visits, None, link, slots=(slots, slots))
     plan = dataclasses.replace(plan, rules=(Rule(slots, slots - 1), Rule(slots, slots - 1)))
-    return Slotted(runs, (), 0, plan, torch.device("cpu")), runs
+    return Slotted(runs, (), 0, plan, torch.device("cpu"))
 
 
 def test_a_wrong_eviction_trips_the_version_counter() -> None:
     """Whoever overwrites a slot between F and B gets an error, not wrong gradients."""
-    memory, _ = alone_in_slots(2, *(job((s, 8, "sgd", 1)) for s in range(2)))
+    memory = alone_in_slots(2, *(job((s, 8, "sgd", 1)) for s in range(2)))
     stage = memory.enter(0, 0, "F", None)
     output = stage.run((torch.randn(8, 6, requires_grad=True),))
     memory.slots[0][0][WEIGHTS].copy_(memory.moving[1].bytes[WEIGHTS])
@@ -56,7 +56,7 @@ def test_a_wrong_eviction_trips_the_version_counter() -> None:
 def test_a_state_that_left_between_forward_and_backward_is_noticed() -> None:
     """Also where no weight is saved for the backward, so that no counter would trip."""
     x = torch.randn(8, 6)
-    wide, _ = alone_in_slots(2, *(job((s, 8, "sgd", 1), False) for s in range(3)))
+    wide = alone_in_slots(2, *(job((s, 8, "sgd", 1), False) for s in range(3)))
     stage = wide.enter(0, 0, "F", None)
     stage.kept[0] = Kept((x,), 0, None, (stage.run((x,)),))
     wide.leave()
@@ -67,28 +67,6 @@ def test_a_state_that_left_between_forward_and_backward_is_noticed() -> None:
         wide.leave()
     with pytest.raises(InternalError, match="left its slot between forward and backward"):
         wide.enter(0, 0, "B", None)
-
-
-def test_step_counters_and_small_states_stay_with_the_job() -> None:
-    """The flat moments hold what has more than one element; `step` is the optimizer's own."""
-    memory, runs = alone_in_slots(1, *(job((s, 8, "adamw", 1)) for s in range(2)))
-    moving = memory.moving[0]
-    assert {key for _, key in moving.layout.moments} == {"exp_avg", "exp_avg_sq"}
-    assert moving.size(MOMENTS) == 0  # nothing before the first update
-    for _ in range(2):
-        for j in (0, 1):
-            stage = memory.enter(j, 0, "U", None)
-            for _, p in stage.parameters:
-                p.grad = torch.ones_like(p)
-            stage.optimizer.step()
-            memory.leave()
-    memory.close()
-    state = list(runs[0].stages[0].optimizer.state.values())
-    assert all(float(entry["step"]) == 2.0 for entry in state)
-    assert all(not moves(entry["step"]) for entry in state)
-    flat = moving.bytes[MOMENTS]
-    inside = range(flat.data_ptr(), flat.data_ptr() + flat.numel())
-    assert all(entry["exp_avg"].data_ptr() in inside for entry in state)
 
 
 class Renorm(nn.Module):
