@@ -25,18 +25,10 @@ def token_free_cycle(
 ) -> list[int]:
     """Operations on a cycle whose tokens add up to less than one, or ``[]`` if the plan is live.
 
-    A marked graph is live iff every directed cycle carries a token (Commoner et al. 1971).
-
-    Parameters
-    ----------
-    n
-        Number of operations.
-    arcs
-        ``(tail, head, tokens)``: instance c of head waits for instance c - tokens of tail. Tokens
-        may be negative.
-    lines
-        Operations of every device in order; neighbours are joined by arcs without token, the last
-        and the first by one with one token.
+    A marked graph is live iff every directed cycle carries a token (Commoner et al. 1971). Of
+    ``(tail, head, tokens)`` instance c of head waits for instance c - tokens of tail; tokens may be
+    negative. Neighbours in `lines`, the devices' orders, are joined by arcs without token, the last
+    and the first by one with one token.
     """
     steps: list[tuple[int, int, int]] = []
     for line in lines:

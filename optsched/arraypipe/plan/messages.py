@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optsched.arraypipe.plan.types import Channel, Message, Routes
-from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -21,18 +20,10 @@ def routes(
 ) -> Routes:
     """The messages of a plan.
 
-    Parameters
-    ----------
-    ties
-        Pairs (stage, next stage that uses one of its weights), the same for all jobs.
-    together
-        Jobs whose updates wait for the gradients of all stages (they need update blocks).
-    summed
-        Send the gradient of a tied weight once an iteration, not with every micro-batch.
+    `ties` are pairs (stage, next stage that uses one of its weights), the same for all jobs; the
+    updates of the jobs `together` wait for the gradients of all stages; `summed`: the gradient of a
+    tied weight is sent once an iteration, not with every micro-batch.
     """
-    for job in together:
-        if job not in plan.updated:
-            raise InputError(f"job {job}: its updates must be blocks of their own")
     messages = tuple(_messages(plan, ties, together, summed))
     inputs: list[list[int]] = [[] for _ in plan.blocks]
     outputs: list[list[int]] = [[] for _ in plan.blocks]

@@ -86,11 +86,6 @@ def places(plan: ExecutionPlan, seat: int) -> tuple[int, ...]:
 
 def moved(now: Segment, then: Segment, live: Collection[int], titles: Sequence[str]) -> str:
     """Why jobs that are trained cannot go on with another plan: they stay on their devices."""
-    if len(then.plan.devices) != len(now.plan.devices):
-        return (
-            f"the new plan has {len(then.plan.devices)} devices, the one that runs has "
-            f"{len(now.plan.devices)}"
-        )
     homes = {job: places(now.plan, seat) for seat, job in enumerate(now.seats)}
     for seat in live:
         job, wanted = then.seats[seat], places(then.plan, seat)
@@ -126,7 +121,6 @@ class Walk:
         self.predicted = [
             s + b.offset * plan.cycle_time for s, b in zip(start, plan.blocks, strict=True)
         ]
-        self.waits = [[(arc.tail, arc.tokens) for arc in row] for row in plan.waits]
         self.cycle_time = plan.cycle_time
         self.cycles = segment.cycles
         self.begun = [0] * plan.n_jobs  # iterations of every seat that have a block behind them
@@ -186,7 +180,8 @@ class Walk:
 
     def _release(self, lines: Sequence[int]) -> None:
         """Pass skipped blocks and queue the head of a line if it has to wait for nothing."""
-        turns, count, finished = self.plan.turns, self.segment.count, self.finished
+        turns, waits = self.plan.turns, self.plan.waits
+        count, finished = self.segment.count, self.finished
         for line in lines:
             if self.queued[line]:
                 continue
@@ -199,7 +194,7 @@ class Walk:
                 self._step(line, operation)
             else:
                 continue
-            for tail, tokens in self.waits[operation]:
+            for tail, _, tokens, _ in waits[operation]:
                 if finished[tail] <= cycle - tokens:
                     seat, rate, shift = turns[tail]
                     if 0 <= (cycle - tokens) * rate + shift < count[seat]:
