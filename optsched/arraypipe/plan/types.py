@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-KINDS: Final = {"F": "forward", "B": "backward", "R": "recompute", "U": "update"}
+KINDS: Final = ("F", "B", "R", "U")
 MARK: Final = "end"  # an operation without a resource: the end of a job, no work
 
 
