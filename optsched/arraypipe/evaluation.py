@@ -35,7 +35,7 @@ class Evaluation:
     measure: Measure
     due: Callable[[int], bool]  # after so many iterations, besides the last one
     tell: Callable[[Job, int, float, nn.Module], object]
-    sign: float = 1.0  # -1 if larger values are better
+    highest: bool = False  # higher values are better
     on_host: bool = False  # the memory of the devices is counted
     noted: dict[tuple[int, int], dict[int, _Part]] = field(default_factory=dict)
 

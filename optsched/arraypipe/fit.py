@@ -127,7 +127,7 @@ class Fit:
         measure = measure_of(self.evaluate, trainer.loss)
         return Evaluation(
             trainer.build_model, measure, self._is_due, self._on_evaluate,
-            sign=1.0 if self.config.mode == "min" else -1.0, on_host=trainer.memory is not None,
+            highest=self.config.mode == "max", on_host=trainer.memory is not None,
         )  # fmt: skip
 
     def _is_due(self, done: int) -> bool:

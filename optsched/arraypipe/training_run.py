@@ -471,8 +471,8 @@ class ArrayRun:
         if self.options.evaluation is not None:
             value = self.options.evaluation.note(run, stage, iteration)
             if value is not None and self.folder is not None:
-                value *= self.options.evaluation.sign
-                self.folder.mark_best(run, iteration + 1, value)
+                highest = self.options.evaluation.highest
+                self.folder.mark_best(run, iteration + 1, value, highest)
 
     def _on_loss(self, run: JobRun, iteration: int, loss: float) -> None:
         told = self.options.on_step

@@ -166,13 +166,15 @@ class CheckpointFolder:
         if done == run.end or (self.every is not None and done % self.every == 0):
             self._take(run, stage, done)
 
-    def mark_best(self, run: JobRun, done: int, value: float) -> None:
+    def mark_best(self, run: JobRun, done: int, value: float, highest: bool = False) -> None:
         """Note how good a job is after so many iterations; its lowest value is never removed.
+
+        Or its highest one. Where the other was the best before, the comparison begins anew.
 
         Called when all stages have been noted, in one process that has them all. An iteration that
         has no checkpoint, and a value that is no number, are passed over.
         """
-        self._submit(run, partial(self._mark, self.folder / run.title, done, float(value)))
+        self._submit(run, partial(self._mark, self.folder / run.title, done, float(value), highest))
 
     def finish(self, run: JobRun) -> None:
         """After the run: write the last iteration of a job if that is not done yet.
@@ -266,9 +268,13 @@ class CheckpointFolder:
             (place / str(newest)).replace(place / f"{newest}.damaged")
         replace_file(place / "latest", f"{at}\n")
 
-    def _mark(self, place: Path, done: int, value: float) -> None:
-        if value < _best(place)[1] and done in numbered(place):
-            replace_file(place / "best", f"{done} {value!r}\n")
+    def _mark(self, place: Path, done: int, value: float, highest: bool) -> None:
+        _, best, was_highest = _best(place)
+        better = value > best if highest else value < best
+        if (better or (was_highest != highest and not math.isnan(value))) and done in numbered(
+            place
+        ):
+            replace_file(place / "best", f"{done} {value!r}{' highest' if highest else ''}\n")
             self._tidy(place)
 
     def _tidy(self, place: Path) -> None:
@@ -364,10 +370,12 @@ def _newest(place: Path) -> int:
     return int(text)
 
 
-def _best(place: Path) -> tuple[int, float]:
-    """Iteration and value of the best checkpoint so far; (0, infinity) if there is none."""
+def _best(place: Path) -> tuple[int, float, bool]:
+    """Iteration and value of the best checkpoint so far, whether higher ones are better; or 0."""
     try:
-        done, value = read_text(place / "best").split()
-        return (int(done), float(value)) if (place / done).is_dir() else (0, math.inf)
+        done, value, *highest = read_text(place / "best").split()
+        if (place / done).is_dir():
+            return int(done), float(value), bool(highest)
     except (InputError, ValueError):
-        return 0, math.inf
+        pass
+    return 0, math.inf, False
