@@ -68,6 +68,18 @@ class Gpt(nn.Module):
         return x.view(n * t, -1)
 
 
+class ReadsHead(Gpt):
+    """Its first stage reads a weight of the module that its last stage calls."""
+
+    def __init__(self) -> None:
+        super().__init__(head="own")
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits, one row a token."""
+        x = functional.embedding(tokens, self.head.weight)
+        return self.head(self.blocks[1](x, self.mask)).flatten(0, 1)
+
+
 class Residual(nn.Module):
     """Convolutions with batch normalisation, skips, and one ReLU in place at many places."""
 

@@ -71,21 +71,6 @@ def test_stopped_jobs_end_and_are_saved(
         assert same(result.trained[j], j, n)
 
 
-def test_stopped_jobs_can_go_on(tmp_path: Path) -> None:
-    """A later run trains a stopped job to its end, from where it was."""
-    jobs, schedule = jobs_of(), random_schedule(PARTS, 3)
-    trainer(jobs).run(
-        schedule, STEPS, checkpoint=tmp_path, on_step=lambda job, t, x: t == 1 and job.stop()
-    )
-    assert [job.status for job in jobs] == ["stopped"] * 3
-    again = jobs_of()
-    assert [job.status for job in again] == ["ready"] * 3
-    result = trainer(again).run(schedule, STEPS, checkpoint=tmp_path, resume=True)
-    for j in range(3):
-        assert same(result.trained[j], j, STEPS, start=2)
-    assert [job.status for job in again] == ["done"] * 3
-
-
 @seeds(2, 4)
 def test_an_interrupt_ends_and_saves_all_jobs(tmp_path: Path, seed: int) -> None:
     """Ctrl-C: every job ends the iteration that it is in; the result and the files have it."""

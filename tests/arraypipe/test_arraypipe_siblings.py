@@ -106,20 +106,6 @@ def test_a_refill_of_another_shape_fails_alone() -> None:
     assert exact(array, result, 3)
 
 
-def test_a_trial_of_another_shape_fails_alone() -> None:
-    """The sweep goes on with the next one."""
-    optuna = pytest.importorskip("optuna")
-    from optsched.arraypipe import ArraySweep
-
-    def suggest(trial: Any) -> Job:
-        return Job(trial.number, 8, sgd, model={"width": 13 if trial.number == 2 else 12})
-
-    study = optuna.create_study()
-    ArraySweep(trainer([Job(0, 8, sgd)]), study, suggest, 2, 2).run(5)
-    assert [t.state.name[0] for t in study.trials] == list("CCFCC")
-    assert "an array of its own" in study.trials[2].user_attrs["failure"]
-
-
 def test_the_first_job_of_a_run_says_what_is_equal() -> None:
     """Not an example that another trainer has been made of."""
     array = trainer([Job(0, 8, sgd)]).with_jobs([wide(1), Job(2, 8, sgd, model={"width": 13})])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -58,10 +59,14 @@ def merged(model: nn.Module, parts: Sequence[JobStage]) -> dict[str, Tensor]:
     return {name: value for shard in shards for name, value in shard.items()}
 
 
-def functional_gpt() -> models.Gpt:
-    """The head is a product with the embedding's weight in the model's own forward."""
-    return models.Gpt(head="functional")
+def exact(build_model: Any, stages: Any, data: Any = models.rows, loss: Any = models.loss) -> bool:
+    """Whether all jobs have the bits that they have alone."""
+    array = ArrayTrainer(build_model, data, jobs=JOBS, stages=stages, loss=loss)
+    return array.check_exact(3) == []
 
+
+functional_gpt = partial(models.Gpt, head="functional")
+"""The head is a product with the embedding's weight in the model's own forward."""
 
 TRACED: dict[str, tuple[Any, Any, Any]] = {
     "gpt": (models.Gpt, points("blocks.1", "head"), models.tokens),
@@ -73,6 +78,7 @@ TRACED: dict[str, tuple[Any, Any, Any]] = {
     "mixed": (models.Mixed, points("second", "third"), models.pairs),
     "mixed, elsewhere": (models.Mixed, points("first", "lstm", "kinds"), models.pairs),
     "one tensor twice": (models.Same, points("whole", "frozen", "plan"), models.rows),
+    "gpt, head read first": (models.ReadsHead, points("blocks.1", "head"), models.tokens),
     "eval mode": (lambda: models.Same(0.5).eval(), points("whole", "frozen"), models.rows),
     "residual, a number": (models.Residual, 3, models.images),
     "gpt, a number": (models.Gpt, 3, models.tokens),
@@ -83,8 +89,7 @@ TRACED: dict[str, tuple[Any, Any, Any]] = {
 def test_traced_models_reach_the_same_bits(case: str) -> None:
     """Micro-batches, recompute, dropout, statistics, skips, ties: all as trained alone."""
     build_model, stages, data = TRACED[case]
-    array = ArrayTrainer(build_model, data, jobs=JOBS, stages=stages, loss=models.loss)
-    assert array.check_exact(3) == []
+    assert exact(build_model, stages, data)
 
 
 OUTPUTS = [models.Output, models.Registered, models.Attributes, models.Row, models.Frozen]
@@ -99,14 +104,7 @@ def test_outputs_keep_their_type(kind: type) -> None:
         kinds.append((type(output), type(output.hidden[1])))
         return models.named_loss(output, target)
 
-    array = ArrayTrainer(
-        lambda: models.Named(kind),
-        models.rows,
-        jobs=JOBS,
-        stages=points("second", "head"),
-        loss=loss,
-    )
-    assert array.check_exact(3) == []
+    assert exact(lambda: models.Named(kind), points("second", "head"), loss=loss)
     assert set(kinds) == {(kind, models.Attributes)}
 
 
@@ -137,8 +135,7 @@ def chain() -> nn.Sequential:
 @pytest.mark.parametrize("cuts", [[4, 8], [2, 6], [3, 5]])
 def test_weights_used_by_several_layers_of_several_stages(cuts: list[int]) -> None:
     """Gradients of all uses are summed as alone, whether a stage has one use or two."""
-    array = ArrayTrainer(chain, models.rows, jobs=JOBS, stages=cuts, loss=models.loss)
-    assert array.check_exact(3) == []
+    assert exact(chain, cuts)
 
 
 class Web(nn.Module):
@@ -177,9 +174,7 @@ def webs(draw: st.DrawFn) -> tuple[list[tuple[int, int, int]], list[int]]:
 def test_any_skips_are_exact(drawn: tuple[list[tuple[int, int, int]], list[int]]) -> None:
     """Values used in any later stages, any number of times, ride along with exact gradients."""
     steps, cuts = drawn
-    where = points(*(f"layers.{cut}" for cut in cuts))
-    array = ArrayTrainer(lambda: Web(steps), models.rows, jobs=JOBS, stages=where, loss=models.loss)
-    assert array.check_exact(2) == []
+    assert exact(lambda: Web(steps), points(*(f"layers.{cut}" for cut in cuts)))
 
 
 def test_skips_ride_through_the_stages_between() -> None:
@@ -349,8 +344,7 @@ def test_what_the_forward_does_not_use_goes_along() -> None:
     def unused() -> Unused:
         return Unused([(0, 0, 0)] * 2)
 
-    array = ArrayTrainer(unused, models.rows, jobs=JOBS, stages=points("head"), loss=models.loss)
-    assert array.check_exact(2) == []
+    assert exact(unused, points("head"))
     model = unused()
     parts = stages_of(model, points("head"))
     assert "layers.1.weight" in dict(parts[0].parameters)
@@ -362,18 +356,11 @@ def test_a_list_of_stages(kind: Any) -> None:
     """A list is an `nn.Sequential` of its modules; as many stages as modules are the modules."""
 
     def build_model() -> Any:
-        return kind(
-            [
-                nn.Sequential(nn.Linear(4, 8), nn.ReLU()),
-                nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2)),
-                nn.Linear(8, 3),
-            ]
-        )
+        return kind([nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Dropout(0.2), nn.Linear(8, 3)])
 
-    array = ArrayTrainer(build_model, models.rows, jobs=JOBS, stages=3, loss=models.loss)
-    assert array.stages == (("0",), ("1",), ("2",))
-    assert array.check_exact(2) == []
+    assert exact(build_model, 3)
     model = cutting.build(build_model, JOBS[0])
+    assert stage_names(model, 3, torch.ones(1, 4)) == (("0",), ("1",), ("2",))
     assert list(model.state_dict())[:2] == ["0.0.weight", "0.0.bias"]
     for wrong in (kind([]), [nn.Linear(1, 1), 3]):
         with pytest.raises(InputError, match="expected a list of"):

@@ -107,14 +107,13 @@ def share_out(
         owned[owner].append((name, parameter))
         if len(places) == 1:
             continue
-        for module, attribute in (place for row in places.values() for place in row):
-            if isinstance(module, Part):
-                module.detach_parameter(attribute)
-        for s in sorted(places.keys() - {owner}):
-            twin = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+        for s in sorted(places):  # the owner first: what it reads there stays with it
+            twin = parameter
+            if s != owner:
+                twin = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+                borrowed[s].append(Borrowed(name, owner, twin))
             for module, attribute in places[s]:
                 _put(module, attribute, twin)
-            borrowed[s].append(Borrowed(name, owner, twin))
     return owned, [tuple(row) for row in borrowed]
 
 
@@ -172,7 +171,7 @@ def restore_ties(model: nn.Module, stages: Sequence[ModelStage]) -> None:
 
 def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     if isinstance(module, Part):
-        module._parameters[name] = parameter
+        module._parameters.own[name] = parameter
     else:  # recurrent layers keep a list of their own, and hear of changes this way only
         setattr(module, name, parameter)
 

@@ -22,8 +22,8 @@ _SAME: Final = (0, 7919)  # begins the shape of an empty tensor: "the same tenso
 class Share(MutableMapping[str, T]):
     """Some entries of the dictionary of another module, read and written there.
 
-    So a tensor that is replaced, on either side, is replaced for both. A *detached* entry is kept
-    here instead.
+    So a tensor that is replaced, on either side, is replaced for both. Those in `own` are kept here
+    instead.
     """
 
     def __init__(self, whole: MutableMapping[str, T]) -> None:
@@ -72,10 +72,6 @@ class Part(nn.Module):
         self.__dict__["_whole"] = whole  # not a child
         self._parameters: Any = Share(whole._parameters)
         self._buffers: Any = Share(whole._buffers)
-
-    def detach_parameter(self, name: str) -> None:
-        """Keep this parameter here from now on: replacing it does not change the whole module."""
-        self._parameters.own[name] = self._parameters[name]
 
     def hold(self, path: str) -> None:
         """Take in what this stage calls or reads: a module, parameter, buffer or other tensor."""
