@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +26,23 @@ def build_model() -> nn.Sequential:
     )
 
 
-def batches(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """By seed and iteration."""
-    for iteration in range(start, 10**9):
-        draw = torch.Generator().manual_seed(1000 * job.seed + iteration)
-        x = torch.randn(job.batch_size, 6, generator=draw)
-        yield x, (x.sum(1) > 0).long()
+def trainer(
+    change: Any = lambda job, t, x: x,
+    jobs: int = 3,
+    microbatches: int = 1,
+    build: Any = build_model,
+    loss: Any = nn.functional.cross_entropy,
+) -> ArrayTrainer:
+    """Jobs of several batch sizes; `change` is what becomes of the input of an iteration."""
+
+    def batches(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for iteration in range(start, 10**9):
+            draw = torch.Generator().manual_seed(1000 * job.seed + iteration)
+            x = torch.randn(job.batch_size, 6, generator=draw)
+            yield change(job, iteration, x), (x.sum(1) > 0).long()
+
+    siblings = [Job(j, 8 * (1 + j), adamw, microbatches=microbatches) for j in range(jobs)]
+    return ArrayTrainer(build, batches, jobs=siblings, stages=[2], loss=loss)
 
 
 def adamw(named: Any) -> torch.optim.Optimizer:
@@ -40,12 +50,9 @@ def adamw(named: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(named, lr=1e-2)
 
 
-def trainer(data: Any = batches, jobs: int = 3) -> ArrayTrainer:
-    """Three jobs of several batch sizes."""
-    siblings = [Job(seed=j, batch_size=8 * (1 + j), optimizer=adamw) for j in range(jobs)]
-    return ArrayTrainer(
-        build_model, data, jobs=siblings, stages=[2], loss=nn.functional.cross_entropy
-    )
+def rank() -> str:
+    """Of this process."""
+    return os.environ.get("RANK", "")
 
 
 def make_trainer() -> ArrayTrainer:
@@ -63,10 +70,7 @@ def warns() -> ArrayTrainer:
 
 def strict() -> ArrayTrainer:
     """One job whose micro-batches ascend."""
-    job = Job(seed=0, batch_size=8, optimizer=adamw, microbatches=3)
-    return ArrayTrainer(
-        build_model, batches, jobs=[job], stages=[2], loss=nn.functional.cross_entropy
-    )
+    return trainer(jobs=1, microbatches=3)
 
 
 def two_jobs() -> ArrayTrainer:
@@ -76,46 +80,36 @@ def two_jobs() -> ArrayTrainer:
 
 def not_finite() -> ArrayTrainer:
     """Job 1 fails in its fourth iteration."""
-
-    def data(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for t, (x, y) in enumerate(batches(job, start), start):
-            yield (x * float("nan") if t == 3 and job.seed == 1 else x), y
-
-    return trainer(data)
+    return trainer(lambda job, t, x: x * float("nan") if (t, job.seed) == (3, 1) else x)
 
 
 def dies() -> ArrayTrainer:
     """The process of rank 1 ends in the fourth iteration."""
+    return trainer(lambda job, t, x: os.kill(os.getpid(), 9) if (rank(), t) == ("1", 3) else x)
 
-    def data(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for t, pair in enumerate(batches(job, start), start):
-            if os.environ.get("RANK") == "1" and t == 3:
-                os.kill(os.getpid(), 9)
-            yield pair
 
-    return trainer(data)
+def first_batch_on_rank_1() -> ArrayTrainer:
+    """No batch can be read on one rank."""
+
+    def change(job: Job, t: int, x: Tensor) -> Tensor:
+        if rank() == "1":
+            raise OSError("unreadable")
+        return x
+
+    return trainer(change)
 
 
 def only_on_rank_1() -> ArrayTrainer:
     """Raises on one rank."""
-    if os.environ.get("RANK") == "1":
+    if rank() == "1":
         raise ValueError("not here")
     return trainer()
 
 
-def late_on_rank_1() -> ArrayTrainer:
+def late_on_rank_1(late: str = "1") -> ArrayTrainer:
     """Raises on one rank when the other has long been waiting for it."""
-    return _late("1")
-
-
-def late_on_rank_0() -> ArrayTrainer:
-    """The same, on the rank that has the store."""
-    return _late("0")
-
-
-def _late(rank: str) -> ArrayTrainer:
     ready = Path("ready")
-    if os.environ.get("RANK") != rank:
+    if rank() != late:
         ready.touch()
         return trainer()
     while not ready.exists():
@@ -124,31 +118,22 @@ def _late(rank: str) -> ArrayTrainer:
     raise ValueError("not here, late")
 
 
+def late_on_rank_0() -> ArrayTrainer:
+    """The same, on the rank that has the store."""
+    return late_on_rank_1("0")
+
+
 def exits_on_rank_1() -> ArrayTrainer:
     """Ends the program on one rank when its jobs are made."""
     built = []
 
     def build() -> nn.Sequential:
         built.append(0)
-        if os.environ.get("RANK") == "1" and len(built) > 1:  # the trainer makes the first
+        if rank() == "1" and len(built) > 1:  # the trainer makes the first
             raise SystemExit(5)
         return build_model()
 
-    job = Job(seed=0, batch_size=8, optimizer=adamw)
-    siblings = [job, replace(job, seed=1), replace(job, seed=2)]
-    return ArrayTrainer(build, batches, jobs=siblings, stages=[2], loss=nn.functional.cross_entropy)
-
-
-def first_batch_on_rank_1() -> ArrayTrainer:
-    """No batch can be read on one rank."""
-
-    def data(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for pair in batches(job, start):
-            if os.environ.get("RANK") == "1":
-                raise OSError("unreadable")
-            yield pair
-
-    return trainer(data)
+    return trainer(build=build)
 
 
 def raises() -> ArrayTrainer:
@@ -158,7 +143,7 @@ def raises() -> ArrayTrainer:
 
 def refuses() -> ArrayTrainer:
     """Gets a sentence from the library."""
-    return ArrayTrainer(build_model, batches, jobs=[], stages=[2], loss=nn.functional.cross_entropy)
+    return trainer(jobs=0)
 
 
 def wrong_loss() -> ArrayTrainer:
@@ -167,7 +152,7 @@ def wrong_loss() -> ArrayTrainer:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         raise ValueError("no such loss")
 
-    return ArrayTrainer(build_model, batches, jobs=[Job(0, 8, adamw)], stages=[2], loss=loss)
+    return trainer(jobs=1, loss=loss)
 
 
 def gives_a_number() -> int:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -364,11 +364,13 @@ def test_problem_of_a_profile(shop: Cli) -> None:
 # several processes
 
 
-def ranks(*words: object, **rest: Any) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own."""
+def ranks(function: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """A run in processes, started from one of its own."""
+    run = ["arraypipe", "run", f"t.py:{function}", "x.schedule.json", "--backend", "process"]
     return subprocess.run(
-        [*PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=PATIENCE, **rest
-    )
+        [*PROGRAM, *run, "--quiet", *map(str, words)],
+        capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -377,11 +379,9 @@ def test_processes_agree_with_inline(shop: Cli) -> None:
     """`--backend process` gives the same losses, and resumes what the other began."""
     run = ("arraypipe", "run", "t.py:make_trainer", "x.schedule.json")
     assert shop(*run, "--steps", 6, "--checkpoint", "a", "--every", 3, "--out", "o").code == 0
-    done = ranks(*run, "--steps", 3, "--checkpoint", "b", "--backend", "process")
-    assert done.returncode == 0, done.stderr
-    done = ranks(*run, "--steps", 6, "--checkpoint", "b", "--resume", "--backend", "process",
-                 "--out", "p")  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    for words in (["--steps", 3], ["--steps", 6, "--resume", "--out", "p"]):
+        done = ranks("make_trainer", "--checkpoint", "b", *words)
+        assert done.returncode == 0, done.stderr
     assert sorted(os.listdir("p")) == RESULTS
     last = [
         [job["last_loss"] for job in json.loads(Path(folder, "summary.json").read_text())["jobs"]]
@@ -408,8 +408,7 @@ def test_processes_agree_with_inline(shop: Cli) -> None:
 )
 def test_errors_of_ranks(shop: Cli, function: str, code: int, sentence: str) -> None:
     """One rank's error ends all, with one sentence and its exit code."""
-    done = ranks("arraypipe", "run", f"t.py:{function}", "x.schedule.json", "--steps", 6,
-                 "--backend", "process", "--quiet")  # fmt: skip
+    done = ranks(function, "--steps", 6)
     assert done.returncode == code, done.stderr
     said = re.sub(r"(?<=t\.py:)\d+", "{}", done.stderr)
     assert said.endswith(f"{sentence}\n") and said.count("\n") == 1, said
@@ -429,7 +428,7 @@ def test_warnings_are_one_line_each(shop: Cli) -> None:
     done = shop(*run, "--steps", 2, "--resume")
     assert done.code == 0 and done.err.startswith("warning: odd\nwarning: even so\nwarning: a/job0")
     assert done.err.count("\n") == 3 and "was written with 77 threads" in done.err
-    both = ranks(*run[:-1], "b", "--steps", 1, "--backend", "process")
+    both = ranks("warns", "--checkpoint", "b", "--steps", 1)
     assert (both.returncode, both.stderr) == (0, "warning: odd\nwarning: even so\n")
 
 
@@ -462,25 +461,22 @@ def test_ranks_end_with_one_sentence(
     monkeypatch: pytest.MonkeyPatch, ends: list[Any], code: list[Any], said: list[str]
 ) -> None:
     """That of the rank where it went wrong, said by the first; None: a rank that is dead."""
-    dist = pytest.importorskip("torch").distributed
-    group = pytest.importorskip("optsched.arraypipe.distributed.group")
+    import torch.distributed as dist
+
+    from optsched.arraypipe.distributed import group
+
     monkeypatch.setattr(group, "_SOON", 0.2)
     monkeypatch.setattr(group, "_FIRST", 0.5)
     store, told = dist.HashStore(), []
-    codes: list[Any] = [None, None]
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> Any:
         made = object.__new__(group.Group)
         made.__dict__.update(rank=rank, size=2, _store=store)
-        if ends[rank] is not None:
-            codes[rank] = made.end(*ends[rank], told.append)
+        return None if ends[rank] is None else made.end(*ends[rank], told.append)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (codes, told) == (code, said)
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(run, range(2))] == code
+    assert told == said
 
 
 @pytest.mark.slow
@@ -488,8 +484,7 @@ def test_ranks_end_with_one_sentence(
 def test_results_that_the_first_rank_cannot_write(shop: Cli) -> None:
     """The others, which wait for its exit code, end with it and say nothing."""
     os.makedirs("o/trace.schedule.json")
-    done = ranks("arraypipe", "run", "t.py:make_trainer", "x.schedule.json", "--steps", 2,
-                 "--out", "o", "--backend", "process", "--quiet")  # fmt: skip
+    done = ranks("make_trainer", "--steps", 2, "--out", "o")
     assert done.returncode == 2
     assert done.stderr == "error: o/trace.schedule.json: is a directory, expected a file name\n"
 
@@ -498,8 +493,7 @@ def test_results_that_the_first_rank_cannot_write(shop: Cli) -> None:
 @pytest.mark.torch
 def test_killed_rank(shop: Cli) -> None:
     """The others end too and say which connection was lost; nothing is written."""
-    done = ranks("arraypipe", "run", "t.py:dies", "x.schedule.json", "--steps", 50, "--out", "o",
-                 "--backend", "process", "--quiet")  # fmt: skip
+    done = ranks("dies", "--steps", 50, "--out", "o")
     assert done.returncode not in (0, 2)
     assert "Traceback" not in done.stderr
     # torchrun may end the first rank before it has tidied up

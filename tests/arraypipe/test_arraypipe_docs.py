@@ -11,8 +11,8 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
-    "executor": 6, "executor-life": 6, "executor-memory": 2, "executor-models": 3,
-    "executor-profile": 4, "executor-report": 2, "executor-sweeps": 4,
+    "executor": 6, "executor-advise": 2, "executor-life": 6, "executor-memory": 2,
+    "executor-models": 3, "executor-profile": 4, "executor-report": 2, "executor-sweeps": 4,
 }  # fmt: skip
 
 
@@ -25,6 +25,7 @@ def test_code_on_the_page_runs(
     if page == "executor-sweeps":
         pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
+    Path("instances").symlink_to(DOCS.parent / "instances")
     path = DOCS / f"{page}.md"
     blocks = re.findall(r"```(python|text)\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
     assert sum(language == "python" for language, _ in blocks) >= PAGES[page]

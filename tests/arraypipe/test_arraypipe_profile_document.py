@@ -108,18 +108,18 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:
-    """Profiles are read and made problems of where torch is not installed."""
+    """Profiles are read, advised on and made problems of where torch is not installed."""
     made().write(tmp_path / "x.profile.json")
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import optsched\n"
-        "from optsched.arraypipe import Profile\n"
+        "from optsched.arraypipe import Profile, advise\n"
         f"profile = Profile.read({str(tmp_path / 'x.profile.json')!r})\n"
         "array = optsched.JobArray.from_profile(profile)\n"
-        "print(array.n_jobs, array.n_stages)"
+        "print(array.n_jobs, array.n_stages, advise(profile).jobs)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "3 3\n", done.stderr
+    assert done.stdout == "3 3 3\n", done.stderr
 
 
 def test_the_table_says_what_matters() -> None:
