@@ -391,3 +391,30 @@ def test_another_mode_of_a_traced_model_is_refused() -> None:
     model.eval()
     with pytest.raises(InputError, match="changed its mode"):
         stage(tokens)
+
+
+class Notes(nn.Linear):
+    """Has something in a state dict that is no tensor."""
+
+    def get_extra_state(self) -> str:
+        """Its size."""
+        return f"{self.in_features}"
+
+    def set_extra_state(self, state: str) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("stages", [[1, 2], points("1", "2")], ids=["cuts", "points"])
+def test_extra_states_are_those_of_their_stages(stages: Any) -> None:
+    """A stage brings what its own modules have, also deep in them."""
+    model = nn.Sequential(nn.Linear(4, 5), Notes(5, 6), nn.Sequential(Notes(6, 3)))
+    parts = stages_of(model, stages)
+    found = [
+        [
+            value
+            for value in tied_weights.shard(model, parts, s)[0].values()
+            if isinstance(value, str)
+        ]
+        for s in range(3)
+    ]
+    assert found == [[], ["5"], ["6"]]

@@ -36,7 +36,7 @@ def stage_optimizers(
     all groups of the unsplit optimizer, some of them empty.
     """
     sentence = f"job {title}: the optimizer"
-    apart = [(name, nn.Parameter(p.detach(), p.requires_grad)) for name, p in unsplit]
+    apart = [(name, nn.Parameter(p.detach().clone(), p.requires_grad)) for name, p in unsplit]
     try:
         sample = job.optimizer(list(apart))
     except Exception as error:
@@ -146,7 +146,7 @@ def _part_of_whole(
     here = set(map(id, own.values()))
     optimizer = make(
         [
-            (name, own[name] if name in own else nn.Parameter(p.detach(), p.requires_grad))
+            (name, own[name] if name in own else nn.Parameter(torch.empty_like(p), p.requires_grad))
             for name, p in unsplit
         ]
     )

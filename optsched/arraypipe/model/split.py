@@ -110,10 +110,8 @@ def split(model: nn.Module, names: Names, job: Job, title: str) -> list[ModelSta
             _module(model, row[0], title)
         traced = traced_stages(model, [row[0] for row in names[1:]], title)
         modules: list[tuple[nn.Module, ...]] = [(stage,) for stage in traced]
-        prefixes = [stage._program.prefixes for stage in traced]
     else:
         modules = [tuple(_module(model, name, title) for name in row) for row in names]
-        prefixes = [tuple(f"{name}." for name in row) for row in names]
     check_hooks(model, modules, title)
     parameters, borrowed = share_out(model, modules, title)
     masters = [
@@ -130,7 +128,6 @@ def split(model: nn.Module, names: Names, job: Job, title: str) -> list[ModelSta
             modules=modules[s],
             parameters=parameters[s],
             masters=masters[s] if masters else None,
-            prefixes=prefixes[s],
             optimizer=optimizers[s],
             holders=buffer_holders(modules[s]),
             borrowed=borrowed[s],

@@ -35,7 +35,6 @@ class ModelStage:
     modules: tuple[nn.Module, ...]
     parameters: NamedParameters
     masters: NamedParameters | None  # float32, what the optimizer of a bf16 job updates
-    prefixes: tuple[str, ...]  # of the names of all that it holds
     optimizer: Optimizer | None
     holders: tuple[tuple[nn.Module, str], ...]  # where the buffers hang
     borrowed: tuple[Borrowed, ...]
@@ -142,16 +141,15 @@ def shard(
     detached, as in `torch.nn.Module.state_dict`.
     """
     shared = _originals(stages)
-    owner: dict[int, int] = {}
-    for stage in stages:
-        held = [*(p for _, p in stage.parameters), *stage.buffers()]
-        owner.update((id(tensor), stage.index) for tensor in held)
+    owner: dict[int, int] = {}  # stage of every tensor and module
+    for stage in reversed(stages):
+        held = (*(p for _, p in stage.parameters), *stage.buffers(), *_all_modules(stage.modules))
+        owner.update((id(one), stage.index) for one in held)
     whole, found = model.state_dict(keep_vars=True), {}
     for name, value in whole.items():
         value = shared.get(id(value), value)
-        # not a tensor of a module: what its `get_extra_state` gave
-        places = (stage.index for stage in stages if name.startswith(stage.prefixes))
-        if (owner[id(value)] if id(value) in owner else next(places, 0)) == index:
+        module = model.get_submodule(name.rpartition(".")[0])  # whose `get_extra_state` it may be
+        if owner.get(id(value), owner.get(id(module), 0)) == index:
             found[name] = value.detach() if isinstance(value, Tensor) else value
     return found, {
         name: buffer.detach()

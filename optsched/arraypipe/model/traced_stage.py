@@ -98,7 +98,6 @@ class Program(NamedTuple):
     function: Callable[..., Any]
     inputs: int
     outputs: Sequence[str]  # names of the values that cross the next cut, for messages
-    prefixes: tuple[str, ...]  # of the unsplit names of all that the stage calls and reads
     traced: tuple[nn.Module, ...]  # looked into
     modes: list[bool]  # whether they were in train mode then
 

@@ -421,9 +421,8 @@ class _Cut:
         code = graph.python_code("self")
         names = dict(code.globals)
         exec(compile(code.src, f"<stage {s} of {type(self.model).__name__}>", "exec"), names)
-        prefixes = (*(f"{target}." for target in called), *read)
         modes = [module.training for module in self.traced]
-        program = Program(s, names["forward"], len(sources), outputs, prefixes, self.traced, modes)
+        program = Program(s, names["forward"], len(sources), outputs, self.traced, modes)
         stage = TracedStage(self.model, program)
         for target in called:  # parents first
             stage.hold(target)

@@ -328,9 +328,7 @@ class _Bench:
         """Bytes of every stage; those of the largest precision where jobs differ."""
         rows = [updater.stages for updater in self.updaters.values()]
         of_jobs = [self.updaters[job.optimizer, job.precision].stages for job in self.jobs]
-        names = [stage.prefixes[0].rstrip(".") if stage.prefixes else "" for stage in rows[0]]
-        if "" in names or len(set(names)) < len(names):
-            names = [f"stage{s}" for s in range(len(names))]
+        names = [name or f"stage{s}" for s, name in enumerate(self.trainer.cuts)]
         return tuple(
             StageEntry(
                 name=name,
