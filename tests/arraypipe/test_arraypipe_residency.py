@@ -259,8 +259,7 @@ def test_no_two_uses_of_a_slot_overlap(
 
 def period(rows: list[State], visits: list[Visit], rules: list[Rule], link: HostLink) -> float:
     """Time of a late cycle, pieces copied whole."""
-    cycles = simulate(rows, visits, rules, 0, link, 40)
-    return cycles[-1].end - cycles[-2].end
+    return simulate(rows, visits, rules, 0, link, 40).time
 
 
 @given(st.integers(2, 6), st.integers(1, 9), st.integers(0, 30))
@@ -280,8 +279,7 @@ def test_closed_forms(n: int, size: int, block: int) -> None:
 def test_chunks_overlap_both_directions_of_a_swap() -> None:
     """In two slots cut copies reach, but for one chunk, what whole ones need three slots for."""
     rows, visits = states(6, 64), updates(range(6), 64.0)
-    cycles = simulate(rows, visits, [Rule(2, 1), Rule(1)], 1, ONE, 40)
-    assert 6 * 64 <= cycles[-1].end - cycles[-2].end <= 6 * 66
+    assert 6 * 64 <= simulate(rows, visits, [Rule(2, 1), Rule(1)], 1, ONE, 40).time <= 6 * 66
 
 
 @pytest.mark.parametrize("chunk", [500, None])
@@ -437,5 +435,4 @@ def test_moments_have_a_pool_of_their_own() -> None:
     """Only updates copy moments, however often weights come and go."""
     rows = states(4, 1, 100)
     visits = [v for j in range(4) for v in (*reads([j]), *reads([(j + 2) % 4]), *updates([j]))]
-    (*_, before, last) = simulate(rows, visits, [Rule(2), Rule(1)], 0, ONE, 6)
-    assert 4 * 100 < last.inward - before.inward < 5 * 100
+    assert 4 * 100 < simulate(rows, visits, [Rule(2), Rule(1)], 0, ONE, 6).inward < 5 * 100

@@ -316,18 +316,15 @@ class CheckpointFolder:
                 f"its name"
             )
         for key in _MUST_AGREE:
-            if train[key] != getattr(run.job, key):
-                raise InputError(
-                    f"{place}: was written with {key} {train[key]}, the job has "
-                    f"{getattr(run.job, key)}"
-                )
+            if train[key] != (now := getattr(run.job, key)):
+                raise InputError(f"{place}: was written with {key} {train[key]}, the job has {now}")
         check_same_arguments(train, run.job.model, place)
         model = load(place / "model.pt")
         check_same_model(run.model, model, place / "model.pt")
         self._warn(train, place)
-        now, title = self.jobs[run.index].makers, f"{place} of job {run.title}"
-        check_same_scheduler(train["scheduler"], now["scheduler"], title)
-        check_same_makers(train["optimizer"], now["optimizer"], title)
+        made, title = self.jobs[run.index].makers, f"{place} of job {run.title}"
+        check_same_scheduler(train["scheduler"], made["scheduler"], title)
+        check_same_makers(train["optimizer"], made["optimizer"], title)
         restore(run, model, train, place)
         return dict(train["batch"])
 

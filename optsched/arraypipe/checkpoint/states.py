@@ -44,13 +44,20 @@ def check_same_arguments(train: Mapping[str, Any], given: Mapping[str, Any], pla
     """Refuse a job whose arguments are not those of its checkpoint, if plain on both sides."""
     now = model_arguments(given)
     apart = {*train["model_other"], *now["model_other"]}
-    sides = [
+    before, after = (
         {name: value for name, value in side.items() if name not in apart}
         for side in (train["model"], now["model"])
-    ]
-    if found := first_difference(*sides):
+    )
+    check_same(before, after, "model[{!r}]", place)
+
+
+def check_same(
+    before: Mapping[str, Any], now: Mapping[str, Any], what: str, place: Path | str
+) -> None:
+    """Refuse a job whose settings are not those of its checkpoint; `what` takes the name of one."""
+    if found := first_difference(before, now):
         name, old, new = found
-        raise InputError(f"{place}: was written with model[{name!r}] {old}, the job has {new}")
+        raise InputError(f"{place}: was written with {what.format(name)} {old}, the job has {new}")
 
 
 def _is_plain(value: Any) -> bool:
@@ -112,14 +119,10 @@ def makers(run: JobRun) -> dict[str, dict[str, Any]]:
 
 def check_same_scheduler(saved: Mapping[str, Any], now: Mapping[str, Any], place: str) -> None:
     """Refuse a scheduler of another class or with other settings than the checkpoint's."""
-    before, after = (
-        {"": side.get("class", "none")}
-        | {f"setting {key!r} ": value for key, value in side.get("made", {}).items()}
-        for side in (saved, now)
-    )
-    if found := first_difference(before, after):
-        key, old, new = found if found[0] else (part.strip("'") for part in found)  # class names
-        raise InputError(f"{place}: was written with scheduler {key}{old}, the job has {new}")
+    before, after = (side.get("class", "none") for side in (saved, now))
+    if before != after:
+        raise InputError(f"{place}: was written with scheduler {before}, the job has {after}")
+    check_same(saved.get("made", {}), now.get("made", {}), "scheduler setting {!r}", place)
 
 
 def _scheduler_state(stage: JobStage, title: str) -> dict[str, Any]:

@@ -109,13 +109,6 @@ class Carrier:
         """All visits to a state in the slot have been queued and it will be overwritten."""
 
 
-class _Write(NamedTuple):
-    changed: int  # visit after which it may be read
-    slot: Slot
-    state: int
-    piece: int
-
-
 class Transfers:
     """Has states in slots when they are visited: decides ahead of the blocks, copies when it may.
 
@@ -141,7 +134,8 @@ class Transfers:
         self.known: deque[Visit] = deque()  # announced and not decided on
         self.decided: deque[Decision] = deque()  # visits that are not over
         self.over = 0  # visits that are
-        self.writes: list[_Write] = []
+        # the last visit that changes it, slot, state and piece
+        self.writes: list[tuple[int, Slot, int, int]] = []
         self.reads: deque[tuple[int, Move]] = deque()  # and the state to read
         self.written: dict[tuple[int, int], Any] = {}  # state, piece -> event in its store
 
@@ -183,7 +177,7 @@ class Transfers:
         """Write back all that was changed, and wait until it has been."""
         for slot in (slot for pool in self.pools for slot in pool.slots):
             for piece, state in list(slot.dirty.items()):
-                self._write(_Write(-1, slot, state, piece))
+                self._write(slot, state, piece)
         self.writes.clear()
         self.reads.clear()
         self.engine.finish()
@@ -253,9 +247,7 @@ class Transfers:
         if slot is None:
             slot = self._choose(pool)
             victim, after = slot.state, slot.last
-            self.writes += (
-                _Write(changed, slot, victim, piece) for piece, changed in slot.changes.items()
-            )
+            self.writes += ((at, slot, victim, piece) for piece, at in slot.changes.items())
             pool.where.pop(victim, None)
             slot.state, slot.present, slot.changes, slot.graphs = visit.state, set(), {}, 0
             pool.where[visit.state] = slot
@@ -300,8 +292,8 @@ class Transfers:
         """Queue all copies that are safe: writes in any order, reads in that of their need."""
         waiting = []
         for write in self.writes:
-            if write.changed < self.over:
-                self._write(write)
+            if write[0] < self.over:
+                self._write(*write[1:])
             else:
                 waiting.append(write)
         self.writes = waiting
@@ -310,8 +302,7 @@ class Transfers:
         while self.reads and self.reads[0][1].after < self.over:
             self._read(*self.reads.popleft())
 
-    def _write(self, write: _Write) -> None:
-        _, slot, state, piece = write
+    def _write(self, slot: Slot, state: int, piece: int) -> None:
         if slot.dirty.pop(piece, -1) != state:
             return  # the visit that was to change it was passed over
         after = [slot.changed.get(piece)]

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.analysis.occupancy import jobs_that_fit
-from optsched.arraypipe.memory.copies import Carrier, OutOfSlots, Rule, Transfers
+from optsched.arraypipe.memory.copies import Carrier, Rule, Transfers
 from optsched.arraypipe.memory.engines import IN, OUT, SimulatedEngine
 from optsched.arraypipe.memory.types import POOLS, most_pinned
 from optsched.errors import InputError
@@ -95,7 +95,7 @@ class ResidencyPlan:
         divisions = [slots] if slots else divide(states, visits, room or 0, device)
         trial = max(chunk, -(-largest // _CHUNKS)) if chunk else 0
         rules = _Search(states, visits, trial, link).best(divisions)
-        period, inward, outward = _steady(simulate(states, visits, rules, chunk, link, _CYCLES))
+        period, inward, outward = simulate(states, visits, rules, chunk, link, _CYCLES)
         return cls(states, visits, compute, rules, chunk, inward, outward, period)
 
 
@@ -149,9 +149,9 @@ def divide(
 
 
 class Cycle(NamedTuple):
-    """A simulated cycle: when it ends, and bytes copied until then."""
+    """A simulated cycle: how long it takes, and bytes copied."""
 
-    end: float
+    time: float
     inward: float
     outward: float
 
@@ -163,28 +163,23 @@ def simulate(
     chunk: int,
     link: HostLink,
     cycles: int,
-) -> list[Cycle]:
-    """So many cycles on the virtual clock, from empty slots."""
+) -> Cycle:
+    """The mean of the later half of so many cycles on the virtual clock, from empty slots."""
     engine = SimulatedEngine(link)
     horizon = 2 * len(visits) + 1
     transfers = Transfers(rules, horizon, engine, Carrier(states), chunk)
     transfers.renew(islice(cycle(visits), cycles * len(visits) + horizon))
-    found = []
+    ends = []
     for _ in range(cycles):
         for visit in visits:
             engine.block(visit.gap)
             transfers.enter(visit)
             engine.block(visit.duration)
             transfers.leave()
-        found.append(Cycle(engine.now, engine.copied[IN], engine.copied[OUT]))
-    return found
-
-
-def _steady(cycles: Sequence[Cycle]) -> Cycle:
-    """Means per cycle of time and bytes, over the later half."""
-    half = len(cycles) // 2
-    rows = zip(cycles[-1], cycles[-1 - half], strict=True)
-    return Cycle(*((late - early) / half for late, early in rows))
+        ends.append((engine.now, engine.copied[IN], engine.copied[OUT]))
+    half = cycles // 2
+    means = ((late - early) / half for late, early in zip(ends[-1], ends[-1 - half], strict=True))
+    return Cycle(*means)
 
 
 @dataclass
@@ -199,32 +194,26 @@ class _Search:
     def best(self, divisions: Sequence[tuple[int, int]]) -> tuple[Rule, ...]:
         """Good rules for the most promising divisions of the room."""
         plain = [tuple(self._choices(pool, n)[0] for pool, n in enumerate(d)) for d in divisions]
-        ranked = sorted(plain, key=self._tried)[:_DIVISIONS]
-        return min((self._improved(rules) for rules in ranked), key=self._tried)
-
-    def _improved(self, best: tuple[Rule, ...]) -> tuple[Rule, ...]:
-        """One pool after the other, the other as it is."""
-        for pool in (1, 0):
-            choices = self._choices(pool, best[pool].slots)
-            tries = [(*best[:pool], rule, *best[pool + 1 :]) for rule in choices]
-            best = min(tries, key=self._tried)
-        return best
+        found = []
+        for rules in sorted(plain, key=self._tried)[:_DIVISIONS]:
+            for pool in (1, 0):  # one after the other, the other as it is
+                choices = self._choices(pool, rules[pool].slots)
+                tries = [(*rules[:pool], rule, *rules[pool + 1 :]) for rule in choices]
+                rules = min(tries, key=self._tried)
+            found.append(rules)
+        return min(found, key=self._tried)
 
     def _tried(self, rules: tuple[Rule, ...]) -> tuple[float, float]:
         """About the time of a cycle, rounded so that equal rules are equal, and bytes copied."""
-        try:
-            row = simulate(self.states, self.visits, rules, self.chunk, self.link, _TRIAL_CYCLES)
-        except OutOfSlots:
-            return math.inf, 0
-        return float(f"{_steady(row).end:.6g}"), row[-1].inward + row[-1].outward
+        mean = simulate(self.states, self.visits, rules, self.chunk, self.link, _TRIAL_CYCLES)
+        return float(f"{mean.time:.6g}"), mean.inward + mean.outward
 
     def _choices(self, pool: int, slots: int) -> list[Rule]:
         """What is worth a try: a lead of one first, fixed states that leave one to three slots."""
         found = []
         for lead, left in ((1, slots), (0, slots), (2, slots), (1, 2), (2, 3), (0, 1)):
-            if not lead < left <= slots:
-                continue
-            found.append(Rule(slots, lead, self._spread(pool, slots - left)))
+            if lead < left <= slots:
+                found.append(Rule(slots, lead, self._spread(pool, slots - left)))
         return found or [Rule(slots)]
 
     def _spread(self, pool: int, count: int) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ def layout_of(stage: JobStage, title: str) -> Layout:
         end[piece] = offset + made.bytes
         return made
 
-    rows = _rows(stage)
+    rows = rows_of(stage)
     for p in (*rows[0], *rows[1]):
         _check_plain(p, title)
     holders = stage.buffers()
@@ -94,7 +94,7 @@ def layout_of(stage: JobStage, title: str) -> Layout:
     )
 
 
-def _rows(stage: JobStage) -> tuple[list[nn.Parameter], ...]:
+def rows_of(stage: JobStage) -> tuple[list[nn.Parameter], ...]:
     """All parameters of a stage, as a layout has them."""
     masters = [p for _, p in stage.masters or ()]
     return [p for _, p in stage.parameters], [b.parameter for b in stage.borrowed], masters
@@ -219,7 +219,7 @@ class MovingState:
 
     def __init__(self, stage: JobStage, title: str, pinned: bool) -> None:
         self.stage, self.title, self.layout = stage, title, layout_of(stage, title)
-        rows = _rows(stage)
+        rows = rows_of(stage)
         where = {id(p): (r, k) for r, row in enumerate(rows) for k, p in enumerate(row)}
         # every place in the modules where a parameter hangs: module, name, row, index
         modules = {id(part): part for module in stage.modules for part in module.modules()}

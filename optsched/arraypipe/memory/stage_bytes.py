@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from optsched.arraypipe.memory.budget import StageBytes, has_bytes
+from optsched.arraypipe.memory.slots import rows_of
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.blocks import Criterion
 from optsched.arraypipe.runtime.data import brought
@@ -50,11 +52,9 @@ def beside_states(
         if run.job.error is not None and largest:
             kept = largest
         for stage, (saved, inputs) in zip(run.stages, kept, strict=True):
-            gradients = _trained(p for _, p in stage.parameters)
-            borrowed = _trained(b.parameter for b in stage.borrowed)
+            gradients, borrowed, masters = map(_trained, rows_of(stage))
             if segment.routes.summed and run.job.microbatches > 1:  # they stay till the last B
                 gradients, borrowed = gradients + borrowed, 0
-            masters = _trained(p for _, p in stage.masters or ())
             found[seat, stage.index] = StageBytes(
                 gradients, borrowed, masters, saved, inputs, bool(run.job.recompute)
             )
@@ -92,7 +92,7 @@ def saved_bytes(
     Every storage counts once; those of parameters and buffers not at all, as they are there
     anyway. The stage keeps the graph, for `blocks.backward`.
     """
-    own = {t.untyped_storage().data_ptr() for t in (*_parameters(stage), *stage.buffers())}
+    own = {t.untyped_storage().data_ptr() for t in (*chain(*rows_of(stage)[:2]), *stage.buffers())}
     found: dict[int, int] = {}
 
     def note(t: Tensor) -> Tensor:
@@ -116,17 +116,17 @@ def boundary_bytes(tensors: Iterable[Tensor | None]) -> int:
 
 def parameters_bytes(stage: JobStage) -> int:
     """Parameters on the stage, borrowed ones included."""
-    return boundary_bytes(_parameters(stage))
+    return boundary_bytes(chain(*rows_of(stage)[:2]))
 
 
 def gradients_bytes(stage: JobStage) -> int:
     """Gradients of all parameters that are trained."""
-    return _trained(_parameters(stage))
+    return _trained(chain(*rows_of(stage)[:2]))
 
 
 def state_bytes(stage: JobStage) -> int:
     """Parameters, their masters, buffers, and the moments of the optimizer."""
-    tensors = [*_parameters(stage), *stage.buffers(), *(p for _, p in stage.masters or ())]
+    tensors = [*chain(*rows_of(stage)), *stage.buffers()]
     if stage.optimizer is not None:
         entries = stage.optimizer.state.values()
         tensors += [t for entry in entries for t in entry.values() if isinstance(t, Tensor)]
@@ -135,13 +135,6 @@ def state_bytes(stage: JobStage) -> int:
 
 def _trained(parameters: Iterable[Tensor]) -> int:
     return boundary_bytes(p for p in parameters if p.requires_grad)
-
-
-def _parameters(stage: JobStage) -> list[Tensor]:
-    seen: dict[int, Tensor] = {}
-    for module in stage.modules:
-        seen.update((id(p), p) for p in module.parameters())
-    return list(seen.values())
 
 
 def _count(t: Tensor, found: dict[int, int], without: set[int]) -> None:
