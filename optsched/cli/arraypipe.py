@@ -146,6 +146,7 @@ def plan(
     """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch."""
     from optsched.arraypipe.plan.plan import compile
     from optsched.arraypipe.report.explain import explain, headline
+    from optsched.io.strict_json import placed
     from optsched.model.schedule import Schedule
 
     known = None
@@ -154,11 +155,9 @@ def plan(
 
         known = Profile.read(profile)
     schedule = Schedule.read(file)
-    try:
+    with placed(f"{file}: "):
         compiled = compile(schedule, barrier=barrier)
         text = explain(compiled, window=window) if in_full else headline(compiled)
-    except InputError as error:
-        raise type(error)(*_named(file, error)) from None
     if known is not None and (gap := known.gap(schedule)):
         print(f"warning: {gap}", file=sys.stderr)
     print(f"{file}: can be run: {text}")
@@ -271,13 +270,6 @@ def _ranks_of(order: RunOrder) -> int:
 def _size(memory: str | None) -> str | int | None:
     """Digits alone are bytes."""
     return int(memory) if memory is not None and re.fullmatch("[0-9]{1,20}", memory) else memory
-
-
-def _named(file: Path, error: InputError) -> tuple[object, ...]:
-    """Arguments of the same error with the file in front."""
-    cycle = getattr(error, "cycle", None)
-    sentence = f"{file}: {error}"
-    return (sentence,) if cycle is None else (sentence, cycle)
 
 
 def read_link(given: str) -> dict[str, float]:

@@ -89,9 +89,9 @@ def test_state_bytes(profile: Profile) -> None:
     """Parameters, moments with their step counters, buffers; by hand for the first stage."""
     weights, buffers = 4 * (6 * 12 + 12 + 12 + 12 + 12 * 12 + 12), 4 * (12 + 12) + 8
     assert profile.stages[0].parameters_bytes == 2 * weights  # those of the job in fp64
-    assert profile.state_bytes(0, 0) == 3 * weights + 6 * 4 + buffers
-    assert profile.state_bytes(0, 1) == 2 * weights + buffers
-    assert profile.state_bytes(0, 3) == 2 * (3 * weights) + 6 * 4 + 2 * 4 * 24 + 8
+    assert profile.stages[0].state[0] == 3 * weights + 6 * 4 + buffers
+    assert profile.stages[0].state[1] == 2 * weights + buffers
+    assert profile.stages[0].state[3] == 2 * (3 * weights) + 6 * 4 + 2 * 4 * 24 + 8
 
 
 def test_a_problem_can_be_solved(profile: Profile) -> None:
@@ -186,7 +186,7 @@ def test_bf16_has_masters() -> None:
     jobs = [Job(seed=1, batch_size=8, optimizer=sgd, precision="bf16")]
     found = profile_of(jobs, plain, [2])
     weights = 6 * 12 + 12
-    assert found.state_bytes(0, 0) == (2 + 4 + 4) * weights
+    assert found.stages[0].state[0] == (2 + 4 + 4) * weights
     assert found.bytes_of("output", 0, 8, "bf16") == 2 * 8 * 12
     assert found.jobs[0].precision == "bf16"
 
@@ -235,7 +235,7 @@ def test_a_gpu_is_timed_by_events() -> None:
     assert found.device.kind == "cuda"
     assert found.device.memory_bytes > 2**30
     assert [title for title, _ in found.cases()] == [title for title, _ in here.cases()]
-    assert found.state_bytes(0, 0) == here.state_bytes(0, 0)
+    assert found.stages[0].state[0] == here.stages[0].state[0]
     assert kept(found, 0, 8) == kept(here, 0, 8)
     assert found.problem(memory="device").memory.min() > 2**29
 

@@ -270,10 +270,6 @@ class Profile:
         """Bytes at a micro-batch size: ``"output"``, ``"gradient"``, ``"saved"``, ``"input"``."""
         return self._at(what, stage, batch, precision).median_ns
 
-    def state_bytes(self, stage: int, job: int) -> int:
-        """Bytes of a job's parameters, moments and buffers on a stage."""
-        return self.stages[stage].state[job]
-
     def sizes(self, precision: str = "fp32") -> list[int]:
         """Measured micro-batch sizes, ascending; empty for a precision that was not measured."""
         return sorted({b.batch for b in self.blocks if b.dtype == precision})

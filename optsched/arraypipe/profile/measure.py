@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -421,12 +422,10 @@ def _device(device: torch.device, n_stages: int) -> DeviceEntry:
 
 def _processor() -> str:
     """Name of the CPU, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return (named[0] if named else platform.processor() or platform.machine() or "CPU")[:200]
+    known = Path("/proc/cpuinfo")
+    text = known.read_text(encoding="utf-8", errors="replace") if known.exists() else ""
+    named = re.search(r"(?m)^model name\s*: *(.+)$", text)
+    return (named[1] if named else platform.processor() or platform.machine() or "CPU")[:200]
 
 
 # what a block costs beside its computation
