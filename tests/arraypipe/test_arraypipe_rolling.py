@@ -61,50 +61,34 @@ def rows(draw: st.DrawFn) -> Settings:
     )  # fmt: skip
 
 
-@st.composite
-def runs(draw: st.DrawFn) -> dict[str, Any]:
-    """Jobs, a random rolling order, and iterations after which jobs are stopped."""
-    jobs = draw(st.lists(rows(), min_size=1, max_size=3))
-    steps = draw(st.integers(1, 6))
-    return {
-        "rows": jobs,
-        "steps": steps,
-        "multiplicity": [draw(st.integers(1, 2)) for _ in jobs],
-        "place": draw(st.sampled_from([None, [0, 1, 0], [0, 0, 1]])),
-        "block": draw(st.booleans()),
-        "as_block": draw(st.booleans()),
-        "stops": [draw(st.none() | st.integers(0, steps - 1)) for _ in jobs],
-        "seed": draw(st.integers(0, 10**6)),
-    }
+@given(st.data(), st.lists(rows(), min_size=1, max_size=3), st.integers(1, 6))
+def test_rolling_orders_are_bit_identical(data: Any, jobs: list[Settings], steps: int) -> None:
+    """Offsets, several iterations of a job in a cycle, and stops at any iteration."""
 
+    def draw(*values: Any) -> Any:
+        return data.draw(st.sampled_from(values))
 
-def check(drawn: dict[str, Any]) -> None:
-    """Run it; every job has the bits of training it alone for as many iterations."""
-    n = len(drawn["rows"])
-    together = any(row[6] is not None for row in drawn["rows"])
-    mode = "global" if together else "block" if drawn["block"] else "fused"
+    n = len(jobs)
+    together = any(row[6] is not None for row in jobs)
     problem = JobArray(
         [[3, 2, 4]] * n, [[5, 4, 6]] * n, update=[[1, 1, 1]] * n, recompute=[[2, 2, 2]] * n,
-        micro_batches=[row[3] for row in drawn["rows"]], multiplicity=drawn["multiplicity"],
-        recompute_mode=tuple(row[4] for row in drawn["rows"]), update_mode=mode,
-        recompute_as_block=drawn["as_block"], place=drawn["place"], objective="period",
+        micro_batches=[row[3] for row in jobs], multiplicity=[draw(1, 2) for _ in jobs],
+        recompute_mode=tuple(row[4] for row in jobs),
+        update_mode="global" if together else draw("block", "fused"),
+        recompute_as_block=draw(False, True), place=draw(None, [0, 1, 0], [0, 0, 1]),
+        objective="period",
     )  # fmt: skip
-    schedule = random_rolling(problem, seed=drawn["seed"])
-    array = trainer([job(row) for row in drawn["rows"]])
-    stops = dict(zip(array.jobs, drawn["stops"], strict=True))
+    schedule = random_rolling(problem, seed=data.draw(st.integers(0, 10**6)))
+    array = trainer([job(row) for row in jobs])
+    last = [draw(None, *range(steps)) for _ in jobs]
+    stops = dict(zip(array.jobs, last, strict=True))
 
     def on_step(which: Job, iteration: int, loss: float) -> None:
         if iteration == stops[which]:
             which.stop()
 
-    result = array.run(schedule, drawn["steps"], on_step=on_step, on_error="raise")
+    result = array.run(schedule, steps, on_step=on_step, on_error="raise")
     assert verify(result.trace) == []
-    for row, stop, trained in zip(drawn["rows"], drawn["stops"], result.trained, strict=True):
-        done = drawn["steps"] if stop is None else stop + 1
+    for row, stop, trained in zip(jobs, last, result.trained, strict=True):
+        done = steps if stop is None else stop + 1
         assert differences(trained, alone(row, done)) == []
-
-
-@given(runs())
-def test_rolling_orders_are_bit_identical(drawn: dict[str, Any]) -> None:
-    """Offsets, several iterations of a job in a cycle, and stops at any iteration."""
-    check(drawn)

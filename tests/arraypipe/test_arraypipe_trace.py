@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,8 @@ from optsched.formats import perfetto
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
+
+    from program import Cli
 
 pytestmark = pytest.mark.torch
 MICRO = 1000  # nanoseconds
@@ -315,14 +317,11 @@ def test_copies_before_the_first_block_and_links_named_as_devices() -> None:
     named = (schedule.resources[0], schedule.resources[0]._replace(name="device0 from host"))
     plan = compile(dataclasses.replace(schedule, resources=named))
     course = course_of([plan], [1], random.Random(0))
-    records = [
-        r._replace(start=r.start + 100, end=r.end + 100)
-        for r in simulate(course, lambda k, i: 5)
-    ]  # fmt: skip
+    shifted = [r._replace(start=r.start + 100, end=r.end + 100)
+               for r in simulate(course, lambda k, i: 5)]  # fmt: skip
     copies = [Copied(0, "in", 0, 0, 40, 70, 512), Copied(0, "in", 0, 0, 70, 100, 64)]
-    trace = measured(log(course, records, copies=copies))
+    trace = measured(log(course, shifted, copies=copies))
     assert optsched.verify(trace) == []
-    assert trace.start is not None
     assert trace.start[-2:].tolist() == [0, 30] and trace.duration[-2:].tolist() == [30, 30]
     assert int(trace.start[:-2].min()) == 60
     assert trace.provenance["copied_bytes"] == {"in": 576, "out": 0}
@@ -398,25 +397,17 @@ def test_most_of_a_run_comes_after_the_end_of_a_job(at: int, fails: bool) -> Non
     assert "too short" not in str(report)
 
 
-def test_files_are_drawn_and_shown(tmp_path: Path) -> None:
+def test_files_are_drawn_and_shown(cli: Cli) -> None:
     """`verify`, `show`, `trace` and `plot` take the files of a trace and of a replay."""
-    from typer.testing import CliRunner
-
-    from optsched.cli.app import app
-
     plan = compile(random_schedule([1, 2], 2, update=[0], seed=0))
     course = course_of([plan, plan], [5, 5], random.Random(1))
-    records = simulate(course, lambda k, i: 1234)
-    documents = {"run": measured(log(course, records)), "replay": replayed(log(course, records))}
-    for name, document in documents.items():
-        path = tmp_path / f"{name}.schedule.json"
-        document.write(path)
-        assert optsched.Schedule.read(path) == document
-        for command in (["verify"], ["show"], ["trace"], ["plot", "--html", "x.html"]):
-            out = [str(tmp_path / word) if word == "x.html" else word for word in command[1:]]
-            found = CliRunner().invoke(app, [command[0], str(path), *out])
-            assert found.exit_code == 0, found.output
-        events = json.loads((tmp_path / f"{name}.trace.json").read_text())["traceEvents"]
+    found = log(course, simulate(course, lambda k, i: 1234))
+    for document in (measured(found), replayed(found)):
+        document.write("x.schedule.json")
+        assert optsched.Schedule.read("x.schedule.json") == document
+        for command, *options in (["verify"], ["show"], ["trace"], ["plot", "--html", "x.html"]):
+            assert cli(command, "x.schedule.json", *options).code == 0
+        events = json.loads(Path("x.trace.json").read_text())["traceEvents"]
         blocks = [e for e in events if e["ph"] == "X"]
-        assert len(blocks) == len(records)
+        assert len(blocks) == len(found.records)
         assert {e["args"]["iteration"] for e in blocks} == set(range(5))
