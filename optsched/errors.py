@@ -16,6 +16,10 @@ class InputError(OptschedError, ValueError):
     """A document, a file or an argument is wrong; the message names the place and the value."""
 
 
+class Infeasible(OptschedError):
+    """What is asked cannot be had, such as more GPUs than are free; the input is in order."""
+
+
 class CyclicOrder(InputError):
     """The chosen orders contradict the arcs, or the arcs each other.
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.bottleneck import BottleneckBandwidth
     from optsched.bandwidth.cluster import Cluster, Host, HostType
     from optsched.bandwidth.contention import Contention, Share
-    from optsched.bandwidth.dispatcher import Dispatcher, Infeasible
+    from optsched.bandwidth.dispatcher import Dispatcher
     from optsched.bandwidth.intra import IntraTable
     from optsched.bandwidth.measured import MeasuredBandwidth
     from optsched.bandwidth.measured_data import load_measured
@@ -31,7 +31,7 @@ _HOME = {
     "BandwidthModel": "model", "BottleneckBandwidth": "bottleneck", "Cluster": "cluster",
     "ClusterState": "state", "Contention": "contention", "CountModel": "model",
     "Dispatcher": "dispatcher", "HierarchicalTransformer": "surrogate", "Host": "cluster",
-    "HostType": "cluster", "Infeasible": "dispatcher", "IntraTable": "intra", "Job": "state",
+    "HostType": "cluster", "IntraTable": "intra", "Job": "state",
     "MeasuredBandwidth": "measured", "Measurement": "measurements",
     "MeasurementTable": "measurements", "MixedMeasurements": "measurements",
     "PodBandwidth": "pods", "Policy": "policy", "Share": "contention",
@@ -44,7 +44,7 @@ _MODULES = ("metrics", "rates", "samples", "scenarios", "synthetic")
 
 __all__ = [
     "BandwidthModel", "BottleneckBandwidth", "Cluster", "ClusterState", "Contention",
-    "CountModel", "Dispatcher", "HierarchicalTransformer", "Host", "HostType", "Infeasible",
+    "CountModel", "Dispatcher", "HierarchicalTransformer", "Host", "HostType",
     "IntraTable", "Job", "MeasuredBandwidth", "Measurement", "MeasurementTable",
     "MixedMeasurements", "PodBandwidth", "Policy", "Share", "UnmeasuredPattern",
     "load_measured", "metrics", "plan_measurements", "rates", "read_model", "samples",

@@ -10,6 +10,7 @@ import numpy as np
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.policy import ANY, Policy
+from optsched.bandwidth.rates import NO_LIMIT
 from optsched.bandwidth.tables import BY_MASK, RECORD, RECORDS
 from optsched.kernels.plain_python import is_ready, run
 
@@ -58,6 +59,9 @@ class Choice(NamedTuple):
     visited: int
     """Count vectors evaluated."""
     exact: bool
+    """Whether the optimum is proved."""
+    compared: bool = True
+    """Whether all of the best were compared for what they leave."""
 
 
 def ask(
@@ -72,6 +76,7 @@ def ask(
     ties: bool = False,
     tolerance: float = 0.0,
     leaves: int = MOST_LEAVES,
+    nodes: int = NO_LIMIT,
 ) -> Choice | None:
     """The best k free GPUs under contention and a policy, exactly; None if there are none.
 
@@ -94,7 +99,11 @@ def ask(
         Share of the best value that may be lost for a better rest; to the millionth.
     leaves
         Most count vectors to evaluate in each of the two passes.
+    nodes
+        Most steps of the search, some tens of nanoseconds each.
     """
+    from optsched.bandwidth import counts as kernel
+
     rules, rule = policy or Policy(), contention or Contention()
     for level in levels_of(tables.cluster, rules):
         request = request_of(
@@ -102,6 +111,7 @@ def ask(
             leaves=leaves,
         )  # fmt: skip
         if request is not None:
+            request[kernel.NODES] = nodes
             found = asked(tables, request, masks, jobs_of(held, demands, rule))
             if found is not None:
                 return found
@@ -122,7 +132,7 @@ def asked(tables: CountTables, request: IntArray, masks: IntArray, jobs: IntArra
     parts = tuple((host, part) for host, part in zip(hosts, chosen, strict=True) if part)
     return Choice(
         optimum, value, d, None if capacity < 0 else capacity, demand, parts, whole, left, visited,
-        bool(complete),
+        complete >= 1, complete == 2,
     )  # fmt: skip
 
 
@@ -143,7 +153,7 @@ def choose(
         shorter = request.copy()
         shorter[kernel.LEAVES] = leaves
         found = run(kernel.choose, words, shorter, masks, jobs, out)
-        if out[kernel.COMPLETE] or leaves == request[kernel.LEAVES]:
+        if out[kernel.COMPLETE] == 2 or leaves == request[kernel.LEAVES]:
             return int(found)
     return int(kernel.choose(words, request, masks, jobs, out))
 
@@ -253,6 +263,7 @@ def request_of(
     request[kernel.CROSS_ONLY] = contention.cross_only
     request[kernel.UNIT] = contention.unit
     request[kernel.LEAVES], request[kernel.TIES] = leaves, ties
+    request[kernel.NODES] = NO_LIMIT
     lists = request[kernel.LISTS :].reshape(4, len(used))
     lists[0] = used
     lists[1] = [h in included for h in used]

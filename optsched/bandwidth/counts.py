@@ -26,6 +26,7 @@ from optsched.bandwidth.tables import (
     RECORD,
     RECORDS,
     STEP,
+    STRIDE,
     WHOLE,
     WIDTH,
 )
@@ -55,6 +56,8 @@ LEAVES: Final = 13
 """Most count vectors to evaluate in a pass."""
 TIES: Final = 14
 """0: any best choice will do."""
+NODES: Final = 15
+"""Most levels of the search to enter in both passes together."""
 LISTS: Final = 16
 """Where the lists begin, `N_USED` numbers each: hosts, must-use flags, slice domains, domains."""
 
@@ -68,6 +71,7 @@ WHOLE_LEFT: Final = 5
 SUM_LEFT: Final = 6
 VISITED: Final = 7
 COMPLETE: Final = 8
+"""2: all was looked at; 1: the value is the optimum, not all that have it were compared."""
 CHOSEN: Final = 10
 
 MILLION: Final = 1_000_000
@@ -351,8 +355,10 @@ def _descend(words, request, masks, jobs, work, at, level, count):  # type: igno
 @helper(INT, READ, INT, INT, counted=False)
 def _most(words, state, left):  # type: ignore[no-untyped-def]
     """The most that the network allows any completion of a state by `left` GPUs."""
-    columns = words[COLUMNS]
-    return words[words[BOUND] + state * columns + (left if columns > 1 else 0)]
+    columns, bound = words[COLUMNS], words[BOUND]
+    if columns > 1:
+        return words[bound + state * columns + left]
+    return words[bound + words[bound + state] + left * words[STRIDE]]
 
 
 @helper(INT, READ, READ, READ, INTS, INT, counted=False)
@@ -393,26 +399,31 @@ def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
     room = np.zeros(used + 1, np.int64)  # free GPUs of the hosts from here on
     picked, best_picked = np.empty(used + 2, np.int64), np.empty(used + 2, np.int64)
     leaf, pick = np.zeros(5, np.int64), np.zeros(5, np.int64)
+    kept = np.empty(used + 5, np.int64)  # counts and leaf of the best of the first pass
     for u in range(used - 1, -1, -1):
         host = request[LISTS + u]
         free = masks[host]
         by_mask = words[words[RECORDS] + host * RECORD + BY_MASK] == 1
         room[u] = room[u + 1] + (popcount(free) if by_mask else free)
-    out[VISITED], out[COMPLETE] = 0, 1
+    out[VISITED], out[COMPLETE] = 0, 0
+    nodes = request[NODES]
     best, threshold, answered = -1, 0, 0
     if room[0] < request[K]:
+        out[COMPLETE] = 2
         return 0
     _begin(words, request, jobs, work)
     for turn in range(1 + request[TIES]):
         if turn == 1:
             if best < 0:
                 break
-            answered = 0
             threshold = best - best * request[TOLERANCE] // MILLION
         visited = level = 0
         work[_NEXT] = max(0, request[K] - room[1])
         while level >= 0:
             at = level * size
+            nodes -= 1
+            if nodes < 0:
+                break
             if level < used:
                 count = work[at + _NEXT]
                 if count > min(work[at + _LEFT], room[level] - room[level + 1]):
@@ -431,7 +442,6 @@ def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
             level -= 1
             visited += 1
             if visited > request[LEAVES]:
-                out[COMPLETE] = 0
                 break
             if work[at + _HOSTS] < request[MIN_HOSTS]:
                 continue
@@ -449,6 +459,10 @@ def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
                 least = _needed(leaf, value, request[UNIT])
                 d = _pick_all(words, request, masks, work, leaf, least, pick, picked, size)
             elif turn == 0:
+                for u in range(used):
+                    kept[u] = work[(u + 1) * size + _COUNT]
+                for f in range(5):
+                    kept[used + f] = leaf[f]
                 continue
             else:
                 pick[3] = 1 if request[TOLERANCE] > 0 else 0
@@ -475,7 +489,20 @@ def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
             out[VALUE], out[STANDALONE], out[DEMAND] = value, d, leaf[_DEMAND]
             out[CAPACITY] = leaf[_C] if leaf[_ANY] == 1 else -1
         out[VISITED] += visited
+        if level >= 0:
+            break
+        out[COMPLETE] = 2 if turn == request[TIES] or best < 0 else 1
     out[OPTIMUM] = best
+    if answered == 0 and best >= 0:  # stopped before any choice was compared
+        for u in range(used):
+            work[(u + 1) * size + _COUNT] = kept[u]
+        for f in range(5):
+            leaf[f] = kept[used + f]
+        answered, pick[3] = 1, 0
+        least = _needed(leaf, best, request[UNIT])
+        d = _pick_all(words, request, masks, work, leaf, least, pick, best_picked, size)
+        out[VALUE], out[STANDALONE], out[DEMAND] = best, d, leaf[_DEMAND]
+        out[CAPACITY] = leaf[_C] if leaf[_ANY] == 1 else -1
     if answered == 1:
         out[WHOLE_LEFT], out[SUM_LEFT] = best_picked[used], best_picked[used + 1]
         for u in range(used):

@@ -15,16 +15,12 @@ from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.model import BandwidthModel
 from optsched.bandwidth.policy import Policy, check_rules, share_of
 from optsched.bandwidth.state import ClusterState
-from optsched.errors import InputError
+from optsched.errors import Infeasible, InputError
 from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from optsched.bandwidth.contention import Traffic
     from optsched.model.schedule import IntArray
-
-
-class Infeasible(InputError):
-    """No choice of so many free GPUs obeys the policy."""
 
 
 class Dispatcher:
@@ -128,7 +124,7 @@ class Dispatcher:
         if type(k) is not int or not 1 <= k <= len(state.free):
             k = integer("gpus", k, 1, 2**31)
             if k > len(state.free):
-                raise InputError(f"gpus: asks {k}, free {len(state.free)}")
+                raise Infeasible(f"gpus: asks {k}, free {len(state.free)}")
         if not self._small:
             return self._with_policy(state, k)
         jobs = self._jobs(state)

@@ -19,7 +19,7 @@ from optsched.bandwidth.counts import popcount
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.pod_search import PodChoice, gpus_of
 from optsched.bandwidth.rates import MOST, NO_LIMIT, UNMEASURED
-from optsched.errors import InputError
+from optsched.errors import Infeasible, InputError
 from optsched.io.values import integer
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
@@ -77,7 +77,7 @@ class FlatSearch:
         k = integer("k", k, 1, cluster.n_gpus)
         if k > len(state.free):
             n = int((state.room > 0).sum())
-            raise InputError(f"k: asks {k} GPUs, free are {len(state.free)} on {n} hosts")
+            raise Infeasible(f"k: asks {k} GPUs, free are {len(state.free)} on {n} hosts")
         if k == 1:
             return PodChoice(0, state.free[:1], 0, True)
         hosts = np.flatnonzero(state.room)

@@ -18,7 +18,7 @@ from optsched.bandwidth.pod_local import POD, assign_pod, local_values
 from optsched.bandwidth.pods import UNIT_BITS, PodBandwidth
 from optsched.bandwidth.rates import MOST, NO_LIMIT
 from optsched.bandwidth.tables import WIDTH
-from optsched.errors import InputError
+from optsched.errors import Infeasible, InputError
 from optsched.io.values import integer
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
@@ -83,7 +83,7 @@ def choose_pods(
         raise InputError("state: is of another cluster than the model")
     k = integer("k", k, 1, model.cluster.n_gpus)
     if k > n:
-        raise InputError(f"k: asks {k} GPUs, free are {n} on {int((state.room > 0).sum())} hosts")
+        raise Infeasible(f"k: asks {k} GPUs, free are {n} on {int((state.room > 0).sum())} hosts")
     if k == 1:
         return PodChoice(0, state.free[:1], 0, True)
     asked = _demands(model, state, demands)

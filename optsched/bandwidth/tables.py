@@ -32,11 +32,13 @@ RECORDS: Final = 4
 BOUND: Final = 5
 """Where ``bound[state, GPUs left]`` begins: the most that any completion's pattern allows."""
 COLUMNS: Final = 6
-"""Length of a row of `BOUND`."""
-HEADER: Final = 7
+"""Length of a row of `BOUND`; 1: of every state a place, and `STRIDE` times GPUs left behind it is
+the most that patterns of that size, with no fewer hosts and no larger least part, allow."""
+STRIDE: Final = 7
+HEADER: Final = 8
 
 MOST_BOUNDS: Final = 4_000_000
-"""Numbers in `BOUND`; above, it has one column only, of `NO_LIMIT`."""
+"""Numbers in `BOUND` by state and GPUs left; above, they are kept by hosts and least part."""
 
 GPUS: Final = 0
 BY_MASK: Final = 1
@@ -90,6 +92,7 @@ class CountTables:
         machine = automaton(cluster.n_hosts, int(cluster.sizes.max()))
         single = _single(machine, network)
         bound = _bounds(machine, network)
+        columns = bound.shape[1] if bound.ndim == 2 else 1
         parts = [machine.step.reshape(-1), network, bound.reshape(-1)]
         offset = HEADER + sum(len(part) for part in parts)
         records = []
@@ -110,7 +113,7 @@ class CountTables:
         header = np.array(
             [
                 cluster.n_hosts, machine.step.shape[1], HEADER, begin, offset,
-                begin + len(network), bound.shape[1],
+                begin + len(network), columns, (cluster.n_hosts + 1) * machine.step.shape[1],
             ]
         )  # fmt: skip
         words = np.concatenate([header, *parts]).astype(np.int64)
@@ -161,7 +164,7 @@ def _bounds(machine: Automaton, network: IntArray) -> IntArray:
     most = machine.step.shape[1] - 1
     columns = hosts * most + 1
     if states * columns > MOST_BOUNDS:
-        return np.full((states, 1), NO_LIMIT, np.int64)
+        return _coarse_bounds(machine, network)
     bound = np.full((states, columns), -1, np.int64)
     bound[:, 0] = network
     used = (machine.patterns > 0).sum(axis=1)
@@ -171,6 +174,20 @@ def _bounds(machine: Automaton, network: IntArray) -> IntArray:
             after = bound[machine.step[rows, c], : columns - c]
             bound[rows, c:] = np.maximum(bound[rows, c:], after)
     return bound
+
+
+def _coarse_bounds(machine: Automaton, network: IntArray) -> IntArray:
+    """By state its place behind the states; there by size, hosts and least part the most, or -1."""
+    states, hosts = machine.patterns.shape
+    width = machine.step.shape[1]
+    most = np.full((hosts * (width - 1) + 1, hosts + 1, width), -1, np.int64)
+    sizes, used = machine.patterns.sum(axis=1), (machine.patterns > 0).sum(axis=1)
+    least = np.where(machine.patterns > 0, machine.patterns, width - 1).min(axis=1)
+    np.maximum.at(most, (sizes, used, least), network)
+    most = np.maximum.accumulate(most[:, ::-1], axis=1)[:, ::-1]  # no fewer hosts
+    most = np.maximum.accumulate(most, axis=2)  # no larger least part
+    places = states + np.ravel_multi_index((sizes, used, least), most.shape)
+    return np.concatenate([places, most.reshape(-1)])
 
 
 def _limits(

@@ -20,7 +20,13 @@ def main() -> None:
 
 
 def _run() -> int:
-    from optsched.errors import InputError, MissingExtra, OptschedError, UnsupportedProblem
+    from optsched.errors import (
+        Infeasible,
+        InputError,
+        MissingExtra,
+        OptschedError,
+        UnsupportedProblem,
+    )
 
     try:
         from optsched.cli.app import app
@@ -31,6 +37,9 @@ def _run() -> int:
     except (InputError, UnsupportedProblem, MissingExtra) as error:
         say(f"error: {error}")
         return 2
+    except Infeasible as error:
+        say(f"infeasible: {error}")
+        return 1
     except OptschedError as error:  # nothing wrong with the input: a failed job, a broken proof
         say(f"failed: {error}")
         return 1

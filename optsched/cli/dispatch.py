@@ -19,7 +19,7 @@ from optsched.bandwidth.model_document import read_model
 from optsched.bandwidth.rates import KILOBYTES, kilobytes
 from optsched.cli.options import AsJson, OptionalOutput, parse_options
 from optsched.cli.output import answer_lines
-from optsched.errors import InputError
+from optsched.errors import Infeasible, InputError
 from optsched.formats.dispatch_json import to_json
 from optsched.io.files import check_outputs
 from optsched.io.strict_json import parse
@@ -191,7 +191,7 @@ def answer_all(
             request = decoder.decode(line)
             found.id = request.id
             state = _step(request, found, state, dispatcher, policy, written)
-        except (InputError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (InputError, Infeasible, msgspec.MsgspecError, UnicodeDecodeError) as error:
             found.error = str(error)
         return encode(found) + b"\n"
 

@@ -159,7 +159,7 @@ def test_python_leaves_large_questions_to_the_kernel(monkeypatch):  # type: igno
     state = ClusterState.idle(model.cluster)
     exact = ask(model.tables(), state.masks, state.held, (), k, ties=True)
     cut = ask(model.tables(), state.masks, state.held, (), k, ties=True, leaves=few)
-    assert exact.exact and not cut.exact
+    assert exact.compared and not cut.compared
     uncompile(monkeypatch, counts)
     assert ask(model.tables(), state.masks, state.held, (), k, ties=True, leaves=few) == cut
     with pytest.raises(AssertionError, match="choose would be compiled"):

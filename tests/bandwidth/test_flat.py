@@ -16,7 +16,7 @@ from optsched.bandwidth.flat import FlatSearch, choose_flat, count_partitions, k
 from optsched.bandwidth.intra import IntraTable
 from optsched.bandwidth.model import UnmeasuredPattern
 from optsched.bandwidth.state import ClusterState
-from optsched.errors import InputError
+from optsched.errors import Infeasible, InputError
 
 SEEDS = st.integers(0, 10**9)
 
@@ -184,7 +184,7 @@ def test_hostile_requests() -> None:
         with pytest.raises(InputError, match="k: expected an integer"):
             choose_flat(model, idle, k)  # type: ignore[arg-type]
     few = ClusterState.with_free(cluster, (0, 9, 11))
-    with pytest.raises(InputError, match="k: asks 4 GPUs, free are 3 on 2 hosts"):
+    with pytest.raises(Infeasible, match="k: asks 4 GPUs, free are 3 on 2 hosts"):
         choose_flat(model, few, 4)
     with pytest.raises(InputError, match="another cluster"):
         choose_flat(model, ClusterState.idle(Cluster.uniform(kind, 2)), 4)

@@ -27,7 +27,7 @@ from optsched.bandwidth.pod_windows import capacity_needed
 from optsched.bandwidth.pods import PodBandwidth
 from optsched.bandwidth.rates import MOST
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.errors import InputError
+from optsched.errors import Infeasible, InputError
 
 SEEDS = st.integers(0, 10**9)
 
@@ -331,7 +331,7 @@ def test_hostile_requests() -> None:
     for k in (0, -1, 7, 2.5, "2", True):
         with pytest.raises(InputError, match="k: expected an integer"):
             choose_pods(model, state, k)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="k: asks 5 GPUs, free are 4 on 3 hosts"):
+    with pytest.raises(Infeasible, match="k: asks 5 GPUs, free are 4 on 3 hosts"):
         choose_pods(model, state, 5)
     other = Cluster.uniform(HostType("h", 2), 3)
     with pytest.raises(InputError, match="another cluster"):

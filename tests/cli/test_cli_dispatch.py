@@ -123,7 +123,6 @@ def test_impossible(site: Cli) -> None:
     ("words", "said"),
     [
         (("--gpus", "0"), "gpus: expected an integer"),
-        (("--gpus", "99"), "gpus: asks 99, free"),
         ((), "gpus: how many?"),
         (("--gpus", "4", "--stream"), "stream: the requests say how many"),
         (("--gpus", "4", "--policy", "balance=odd"), "balance: expected one of free, even, exact"),
@@ -137,6 +136,16 @@ def test_impossible(site: Cli) -> None:
 def test_refused(site: Cli, words: tuple[str, ...], said: str) -> None:
     """One sentence with the field; exit code 2; no file."""
     assert said in site.refused("dispatch", "--cluster", "c.json", "--state", "s.json", *words)
+
+
+def test_a_full_cluster_is_no_bad_input(site: Cli) -> None:
+    """Exit code 1, and the state stays when it is named as output."""
+    words = ("dispatch", "--cluster", "c.json", "--state", "s.json")
+    ran = site(*words, "--gpus", "99")
+    assert ran.code == 1 and ran.err.startswith("infeasible: gpus: asks 99, free"), ran
+    before = (site.folder / "s.json").read_bytes()
+    assert "is the file that is read" in site.refused(*words, "--gpus", "2", "-o", "s.json")
+    assert (site.folder / "s.json").read_bytes() == before
 
 
 def test_refused_files(site: Cli) -> None:

@@ -21,7 +21,6 @@ from optsched.bandwidth import (
     Dispatcher,
     Host,
     HostType,
-    Infeasible,
     IntraTable,
     Job,
     MeasuredBandwidth,
@@ -33,7 +32,7 @@ from optsched.bandwidth import (
 from optsched.bandwidth.contention import demands, share
 from optsched.bandwidth.ends import End
 from optsched.bandwidth.model import alone, unlimited
-from optsched.errors import InputError
+from optsched.errors import Infeasible, InputError
 from optsched.problems.gpus.problem import RATIO, Request
 from optsched.testing.best_gpus import Tables, contention_of, policy_of, sizes_of, state_of
 
@@ -181,7 +180,6 @@ def test_infeasible_policies(rules, words):
         ({"gpus": -1}, "gpus: expected an integer in 1"),
         ({"gpus": 2.5}, "gpus: expected an integer"),
         ({"gpus": True}, "gpus: expected an integer"),
-        ({"gpus": 19}, "gpus: asks 19, free 18 on 4 hosts"),
         ({"traffic": "rush"}, "traffic: expected one of given, idle"),
         ({"tolerance": 1.5}, "tolerance: expected a share >= 0 and <= 1"),
         ({"tolerance": float("nan")}, "tolerance: expected a share"),
@@ -198,6 +196,12 @@ def test_hostile_requests(change, words):
     with pytest.raises(InputError) as caught:
         problem(**change)
     assert words in str(caught.value)
+
+
+def test_a_full_cluster_is_no_bad_input():
+    """More GPUs than are free: an error of its own."""
+    with pytest.raises(Infeasible, match="gpus: asks 19, free 18 on 4 hosts"):
+        problem(gpus=19)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.bandwidth.policy import Policy
-from optsched.errors import InputError
+from optsched.errors import Infeasible, InputError
 from optsched.io.values import integer, label
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def check_requests(state: ClusterState, requests: Sequence[Request]) -> None:
         total += k
         if total > len(state.free):
             hosts = int((state.room > 0).sum())
-            raise InputError(
+            raise Infeasible(
                 f"{place}: asks {total}, free {len(state.free)} on {hosts} host{'s' * (hosts != 1)}"
             )
         if not isinstance(request.policy, Policy):

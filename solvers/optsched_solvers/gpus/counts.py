@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
@@ -14,8 +13,7 @@ from optsched.bandwidth.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.model import CountModel
 from optsched.bandwidth.patterns import written_pattern
-from optsched.bandwidth.rates import NO_LIMIT
-from optsched.bandwidth.tables import BOUND, COLUMNS, NETWORK
+from optsched.bandwidth.tables import CountTables
 from optsched.errors import InputError
 from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
@@ -28,8 +26,7 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.ask import Choice
     from optsched.bandwidth.flat import FlatSearch
-    from optsched.bandwidth.tables import CountTables
-    from optsched.model.schedule import IntArray, Problem
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
 
@@ -75,7 +72,7 @@ class Counts:
         ready = loaded(KERNEL)
         few = leaves if ready else min(leaves, leaves_in_python(state.room, problem.k))
         found = _asked(problem, few) if few else None
-        if few < leaves and (found is None or not found.exact):
+        if few < leaves and (found is None or not found.compared):
             if load(monitor, KERNEL):
                 found = _asked(problem, leaves)
             elif found is None:
@@ -191,7 +188,7 @@ def nothing_found(problem: GpuPlacement) -> Result:
     tables = problem.model.tables("high") or problem.tables
     assert tables is not None
     state = problem.state
-    everything = replace(tables, words=_measured(tables))
+    everything = CountTables.of(tables.cluster, np.maximum(tables.network, 0), tables.intra)
     found = ask(
         everything, state.masks, state.held, (0,) * len(state.jobs), problem.k, problem.policy
     )
@@ -205,17 +202,6 @@ def nothing_found(problem: GpuPlacement) -> Result:
         reason=f"every choice of {problem.k} GPUs needs a pattern that is not measured, such as "
         f"{pattern} or, beside running jobs, theirs together: measure it, or predict",
     )
-
-
-def _measured(tables: CountTables) -> IntArray:
-    """The words of tables in which every pattern is known, if only as 0."""
-    words = tables.words.copy()
-    states = len(tables.network)
-    bounds = slice(words[BOUND], words[BOUND] + states * words[COLUMNS])
-    network = slice(words[NETWORK], words[NETWORK] + states)
-    words[network] = np.maximum(words[network], 0)
-    words[bounds] = NO_LIMIT
-    return words
 
 
 def no_choice(problem: GpuPlacement) -> str:
