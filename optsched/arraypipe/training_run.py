@@ -481,15 +481,14 @@ class ArrayRun:
 
     def _result(self, records: list[Record]) -> RunResult:
         ranks, course, provenance = self.ranks, self.course, self._provenance()
-        exposed = self.engine.past.exposed if ranks is None else ranks.exposed
+        past = self.engine.past
         whole = self.runs if ranks is None or ranks.is_first else []
-        left_out = self.engine.past.left_out if ranks is None else ranks.left_out
-        if left_out:
-            provenance["blocks_left_out"] = left_out
+        if past.left_out:
+            provenance["blocks_left_out"] = past.left_out
         log = RunLog(
             course.name, tuple(course.segments), records, provenance, tuple(self.engine.copies),
-            exposed=exposed or None, parallel=ranks is not None or self.gpu,
-            uncertainty=0 if ranks is None else ranks.clock_error, left_out=left_out,
+            exposed=past.exposed or None, parallel=ranks is not None or self.gpu,
+            uncertainty=0 if ranks is None else ranks.clock_error, left_out=past.left_out,
         )  # fmt: skip
         models, states = tuple(run.model for run in whole), tuple(trained(run) for run in whole)
         return RunResult(tuple(run.job for run in self.runs), models, states, log)

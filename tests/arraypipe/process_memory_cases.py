@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import process_cases
-import torch
 import torch.distributed as dist
-from arraypipe_models import data
 from process_cases import PROCESSES, Row, alone, compared, main, patched, trainer
 
 from optsched import InputError, JobArray
-from optsched.arraypipe import ArrayTrainer, Job, random_schedule, training_run
+from optsched.arraypipe import ArrayTrainer, random_schedule, training_run
 from optsched.arraypipe.life import changes
 from optsched.arraypipe.life.replanner import Replanner
 from optsched.arraypipe.memory.budget import budget
@@ -27,9 +24,7 @@ from optsched.arraypipe.memory.residency import slot_bytes
 from optsched.arraypipe.memory.slots import layout_of
 from optsched.arraypipe.memory.stage_bytes import beside_states
 from optsched.arraypipe.memory.types import State
-from optsched.arraypipe.plan.segments import Course
-from optsched.arraypipe.runtime.worker import Worker
-from optsched.arraypipe.train_alone import differences, train_alone
+from optsched.arraypipe.train_alone import differences
 from optsched.model.schedule import Rows
 from optsched.solving.solution import PeriodicOrders
 
@@ -170,37 +165,17 @@ def too_large(ranks: int) -> dict[str, Any]:
         found: dict[str, Any] = {"moving": moving(made)}
     found["status"] = [job.status for job in array.jobs]
     found["error"] = str(array.jobs[2].error)
-    found["differences"] = [
+    return found | {"differences": others(result, rows, 2)}
+
+
+def others(result: Any, rows: list[Row], failed: int) -> list[str]:
+    """All in which jobs differ from training alone, apart from one."""
+    return [
         line
         for j, trained in enumerate(result.trained)
-        if j != 2
+        if j != failed
         for line in differences(trained, alone(rows[j], 4))
     ]
-    return found
-
-
-def one_slot(rank: int) -> Any:
-    """That rank alone has memory for one slot of each kind, the others for everything."""
-
-    def limited(runs: Any, segments: Any, _: None, criterion: Any, share: Any) -> Any:
-        rest, slot = needs(runs, segments[0], share, criterion)
-        limit = rest + slot if share.device == rank else 10**9
-        return memory_of(runs, segments, limit, criterion, share)
-
-    return patched(training_run, "memory_of", limited)
-
-
-def in_slots(run: Any) -> tuple[Any, dict[str, bool]]:
-    """What a run gives while rank 0 is short of memory, and whether its states were in slots."""
-    seen = {}
-    finish = Worker.finish
-
-    def look(worker: Worker) -> None:
-        seen["slots"] = isinstance(worker.memory, PerDevice)
-        finish(worker)
-
-    with one_slot(0), patched(Worker, "finish", look):
-        return run(), seen
 
 
 PLACE = [0, 1, 0, 1]
@@ -210,23 +185,24 @@ def refilled(ranks: int) -> dict[str, Any]:
     """Six jobs on two seats by `refill`; one does not recompute, and is refused by rank 0 alone."""
     rows = [Row(j, optimizer="adamw", recompute=j != 3) for j in range(6)]
     rest = [row.job for row in rows[2:]]
-    array = trainer(rows[:2])
-    schedule = breadth_first([[2] * 4] * 2, PLACE)
-    result, seen = in_slots(
-        lambda: array.run(
-            schedule, 4, refill=lambda job: rest.pop(0) if rest else None, **PROCESSES
-        )
-    )
+    array, made = trainer(rows[:2]), []
+
+    def limited(runs: Any, segments: Any, _: None, criterion: Any, share: Any) -> Any:
+        room = sum(needs(runs, segments[0], share, criterion))  # for one slot of each kind
+        limit = 10**9 if share.device else room
+        made.append(memory_of(runs, segments, limit, criterion, share))
+        return made[-1]
+
+    with patched(training_run, "memory_of", limited):
+        result = array.run(
+            breadth_first([[2] * 4] * 2, PLACE), 4,
+            refill=lambda job: rest.pop(0) if rest else None, **PROCESSES,
+        )  # fmt: skip
     return {
-        **seen,
+        "slots": moving(made),
         "status": [job.status for job in array.jobs],
         "error": str(array.jobs[3].error),
-        "differences": [
-            line
-            for j, trained in enumerate(result.trained)
-            if j != 3
-            for line in differences(trained, alone(rows[j], 4))
-        ],
+        "differences": others(result, rows, 3),
     }
 
 
@@ -240,33 +216,6 @@ def breadth_first(times: list[list[int]], place: list[int]) -> Any:
         back = [2 * stages * (j + 1) - 1 - s for s in reversed(here) for j in range(n)]
         orders.append(forward + back)
     return problem.scheduled(PeriodicOrders(Rows.of(orders), np.zeros(2 * stages * n, np.int64)))
-
-
-def solved(ranks: int) -> dict[str, Any]:
-    """A job stops, a solver in a process of its own answers, and the run changes over."""
-    times = [[3, 4, 2, 5], [5, 2, 4, 3], [2, 6, 3, 3]]
-    problem = JobArray(times, times, place=PLACE, objective="period")
-    rows = [Row(j, optimizer="adamw", recompute=True) for j in range(3)]
-    array, plans, until = trainer(rows), set(), time.monotonic() + 200
-    follow = Course.follow
-
-    def watched(course: Course, change: Any) -> Any:
-        plans.add(change.plan)
-        return follow(course, change)
-
-    def on_step(job: Job, t: int, loss: float) -> None:
-        time.sleep(0.01)
-        if (job.seed, t) == (0, 1) or (len(plans) > 1 and t > 10) or time.monotonic() > until:
-            job.stop()
-
-    with patched(Course, "follow", watched), patched(changes, "gain", lambda *given: 1):
-        result, seen = in_slots(
-            lambda: array.run(
-                breadth_first(times, PLACE), 10**4, replan=problem, on_step=on_step, **PROCESSES
-            )
-        )
-    steps = [len(losses) for losses in result.losses]
-    return {**seen, "plans": len(plans), "differences": compared(result, rows, steps)}
 
 
 def moved(ranks: int) -> dict[str, Any]:
@@ -296,39 +245,9 @@ def moved(ranks: int) -> dict[str, Any]:
     return {"said": said, "differences": compared(result, rows, [2, 6, 6])}
 
 
-def swept(ranks: int) -> dict[str, Any]:
-    """Five trials on two seats."""
-    import optuna
-
-    from optsched.arraypipe.sweep.sweep import ArraySweep
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-    def suggest(trial: Any) -> Job:
-        lr = trial.suggest_float("lr", 1e-3, 1e-1)
-        return Job(trial.number, 8, lambda named: torch.optim.AdamW(named, lr=lr), recompute=True)
-
-    def make_trainer(jobs: Any) -> ArrayTrainer:
-        return ArrayTrainer(
-            process_cases.build_model, data, jobs=jobs, stages=[5], loss=process_cases.loss
-        )
-
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    sweep = ArraySweep(make_trainer, study, suggest, 2, 4)
-    result, seen = in_slots(lambda: sweep.run(5, backend="process"))
-    found = []
-    for row in result.trials:
-        job = suggest(optuna.trial.FixedTrial(row.trial.params, row.trial.number))
-        reference = train_alone(
-            process_cases.build_model, job, ("0", "5"), process_cases.loss, data, 4
-        )
-        found += differences(row.trained, reference)
-    return {**seen, "trials": len(result.trials), "differences": found}
-
-
 vars(process_cases).update({
     case.__name__: case for case in (
-        tight, tight_replanned, too_small, reported, too_large, refilled, solved, moved, swept
+        tight, tight_replanned, too_small, reported, too_large, refilled, moved
     )
 })  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,10 @@ SOME: dict[str, tuple[Any, ...]] = {
     "moved": (2, "moved"),
     "killed": (2, "tight", "killed"),
     "resumed": (4, "tight", "resumed"),
-    "solved": (2, "solved"),
-    **({"swept": (2, "swept")} if find_spec("optuna") else {}),
 }
 
 
-RARE = ("four", "too large", "reported", "refilled", "moved", "solved", "swept")
+RARE = ("four", "too large", "reported", "refilled", "moved")
 """Cases of the long run."""
 
 
@@ -117,19 +114,6 @@ def test_a_plan_with_stages_on_other_ranks_is_not_adopted(rare: dict[str, Any]) 
     (said,) = rare["moved"]["said"]
     assert "the solver's plan is not adopted: the new plan has the stages of job job1 on" in said
     assert rare["moved"]["differences"] == []
-
-
-@pytest.mark.slow
-def test_the_real_solver_and_slots(rare: dict[str, Any]) -> None:
-    """It rare in its own process; the ranks change over while rank 0 has one slot of a kind."""
-    assert rare["solved"] == {"slots": True, "plans": 2, "differences": []}
-
-
-@pytest.mark.slow
-def test_a_sweep_in_slots(rare: dict[str, Any]) -> None:
-    """Trials take each other's seats and slots on two ranks, bit by bit as alone."""
-    pytest.importorskip("optuna")
-    assert rare["swept"] == {"slots": True, "trials": 5, "differences": []}
 
 
 def test_killed_and_resumed_in_little_memory(answers: dict[str, Any]) -> None:

@@ -65,8 +65,6 @@ class Ranks:
         self.devices = (self.links.device,) * len(plan.devices)
         self.is_first = self.links.rank == 0
         self.clock_error = 0  # largest error of a rank's clock, nanoseconds
-        self.left_out = 0  # blocks that were run and are in no collected record
-        self.exposed: list[int] = []  # per collected record: waited for copies; none if none moved
 
     def agree(self, what: Mapping[str, object]) -> None:
         """Refuse, on all ranks, to run if they were given different things."""
@@ -122,7 +120,6 @@ class Ranks:
                     f"data: rank {rank} sees other shapes in the first batches than rank 0; all "
                     f"ranks must build the same models and read the same data"
                 )
-        self.course, self.runs = course, runs
         self.before = read_clocks(self.links)
         self.backend = ProcessBackend(
             course, runs, worker, planner, self.links, self.group, self.capacity, strict
@@ -171,20 +168,19 @@ class Ranks:
     def collect(self, records: list[Record]) -> list[Record]:
         """Everything that was trained, and all records in a topological order, on rank 0.
 
-        Its backend gets the copies of all ranks. Other ranks keep their own records.
-        Of a long run all that is from the cycle on from which every rank remembers it.
+        Its backend gets the copies of all ranks, and what is remembered beside the records. Other
+        ranks keep their own. Of a long run all that is from the cycle on from which every rank
+        remembers it.
         """
-        after = read_clocks(self.links)
-        gather(self.runs, self.backend.homes, self.links)
-        own = self.backend.past
-        everybody = gather_past(own, self.backend.copies, self.links)
+        after, backend = read_clocks(self.links), self.backend
+        gather(backend.runs, backend.homes, self.links)
+        everybody = gather_past(backend.past, backend.copies, self.links)
         self.links.close()
         if not everybody:
-            self.exposed, self.left_out = own.exposed, own.left_out
             return records
         self.clock_error = max(r.error for r in (*self.before, *after))
         cut = max(past.cut for past, _ in everybody)
-        self.course.forget(cut[0])
+        backend.course.forget(cut[0])
         rows: list[list[Record]] = []
         copies: list[Copied] = []
         waited: dict[tuple[int, ...], int] = {}
@@ -192,12 +188,12 @@ class Ranks:
             rows.append(on_first_clock(since(cut, past.records), *readings))
             copies += copies_on(to_first(*readings), copied)
             waited |= dict(zip((row[:3] for row in past.rows), past.exposed, strict=False))
-        ordered = in_topological_order(self.course, rows, cut)
-        self.left_out = sum(p.left_out + len(p.rows) for p, _ in everybody) - len(ordered)
-        early = min((r.start for r in ordered), default=0) if self.left_out else 0
-        self.backend.copies = [c for c in copies if not self.left_out or c.end >= early]
-        if waited:
-            self.exposed = [waited.get(r[:3], 0) for r in ordered]
+        ordered = in_topological_order(backend.course, rows, cut)
+        left_out = sum(past.left_out + len(past.rows) for past, _ in everybody) - len(ordered)
+        early = min((r.start for r in ordered), default=0)
+        backend.copies = [c for c in copies if not left_out or c.end >= early]
+        backend.past.left_out = left_out
+        backend.past.exposed = [waited.get(r[:3], 0) for r in ordered] if waited else []
         return ordered
 
 
