@@ -41,15 +41,36 @@ if TYPE_CHECKING:
 # what tests ask for; every rank runs it, the answer of rank 0 counts
 
 
+def said(ranks: int, call: Any) -> list[tuple[str, float]]:
+    """Of every rank the error with which it ends, and after how many seconds."""
+    words, began = "nothing", time.monotonic()
+    try:
+        call()
+    except (Exception, SystemExit) as error:
+        words = f"{type(error).__name__}: {error}"
+    everybody: list[Any] = [None] * ranks
+    dist.all_gather_object(everybody, (words, time.monotonic() - began))
+    return everybody
+
+
+def raises(error: BaseException) -> Any:
+    """A function that does."""
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    return wrong
+
+
 def one_rank_cannot(ranks: int) -> dict[str, Any]:
     """Rank 1 alone fails before anything is trained, in several ways; then all train together."""
-    rank, found = dist.get_rank(), {}
+    rank = dist.get_rank()
     schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=8)
-
-    def optimizer(named: Any) -> Any:
-        if rank:
-            raise ValueError("no such optimizer here")
-        return sgd(named)
+    rows = [Row(0), Row(1)]
+    good: dict[str, Any] = {
+        "build_model": build_model, "jobs": [row.job for row in rows], "stages": CUTS,
+        "loss": loss, "data": data,
+    }  # fmt: skip
 
     def batches(job: Job, start: int) -> Any:
         if rank and job.seed:
@@ -62,66 +83,48 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
                 raise OSError("no such batch here")
             yield pair
 
-    class Model(nn.Sequential):
-        built = 0
+    def models(error: BaseException) -> Any:
+        built: list[int] = []
 
-        def __init__(self) -> None:
-            Model.built += 1
-            if rank and Model.built > 1:  # the trainer itself makes the first
-                raise RuntimeError("no such weights here")
-            super().__init__(*build_model())
+        def build() -> nn.Module:
+            built.append(1)
+            if rank and len(built) > 1:  # the trainer itself makes the first
+                raise error
+            return build_model()
 
-    rows = [Row(0), Row(1)]
-    good: dict[str, Any] = {
-        "build_model": build_model, "jobs": [row.job for row in rows], "stages": CUTS,
-        "loss": loss, "data": data,
-    }  # fmt: skip
-
-    class Leaves(Model):
-        def __init__(self) -> None:
-            try:
-                super().__init__()
-            except RuntimeError as error:
-                raise SystemExit("no such luck") from error
+        return build
 
     def measured() -> None:
         array = ArrayTrainer(**good)
         if not rank:
-            array.profile = missing  # type: ignore[method-assign]
+            array.profile = raises(OSError("no such clock here"))  # type: ignore[method-assign]
         with torchrun(rank, ranks):
             schedule_for(array)
 
-    def missing() -> Any:
-        raise OSError("no such clock here")
-
-    runs: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-        "optimizer": ({"jobs": [Job(0, 8, sgd), Job(1, 8, optimizer)]}, {}),
-        "build_model": ({"build_model": Model}, {}),
-        "exit": ({"build_model": Leaves}, {}),
-        "data": ({"data": batches}, {}),
-        "batch": ({"data": unreadable}, {}),
-        "jobs": ({"jobs": [row.job for row in rows][rank:]}, {}),
-        "window": ({}, {"window": 2 - 2 * rank}),
-        "timeout": ({}, {"timeout": 60.0 - 60.0 * rank}),
-        "schedule": ({}, {"schedule": random_schedule([1, 1], 4) if rank else schedule}),
+    optimizer = raises(ValueError("no such optimizer here")) if rank else sgd
+    changed: dict[str, dict[str, Any]] = {
+        "optimizer": {"jobs": [Job(0, 8, sgd), Job(1, 8, optimizer)]},
+        "build_model": {"build_model": models(RuntimeError("no such weights here"))},
+        "exit": {"build_model": models(SystemExit("no such luck"))},
+        "data": {"data": batches},
+        "batch": {"data": unreadable},
+        "jobs": {"jobs": good["jobs"][rank:]},
+    }
+    options: dict[str, dict[str, Any]] = {
+        "window": {"window": 2 - 2 * rank},
+        "timeout": {"timeout": 60.0 - 60.0 * rank},
+        "schedule": {"schedule": random_schedule([1, 1], 4) if rank else schedule},
     }
 
-    def trained(changed: dict[str, Any], options: dict[str, Any]) -> None:
-        Model.built = 0
-        ArrayTrainer(**good | changed).run(
-            **{"schedule": schedule, "steps": 3} | PROCESSES | options
-        )
+    def trained(name: str) -> None:
+        array = ArrayTrainer(**good | changed.get(name, {}))
+        array.run(**{"schedule": schedule, "steps": 3} | PROCESSES | options.get(name, {}))
 
-    bad = {name: partial(trained, *row) for name, row in runs.items()} | {"measured": measured}
-    for name, begin in bad.items():
-        said, began = "nothing", time.monotonic()
-        try:
-            begin()
-        except (Exception, SystemExit) as error:
-            said = f"{type(error).__name__}: {error}"
-        everybody: list[Any] = [None] * ranks
-        dist.all_gather_object(everybody, (said, time.monotonic() - began < 30))
-        found[name] = everybody
+    bad = {name: partial(trained, name) for name in (*changed, *options)} | {"measured": measured}
+    found: dict[str, Any] = {
+        name: [(words, seconds < 30) for words, seconds in said(ranks, call)]
+        for name, call in bad.items()
+    }
     result = ArrayTrainer(**good).run(schedule, STEPS, **PROCESSES)
     found["differences"] = compared(result, rows, [STEPS] * 2) if rank == 0 else []
     return found
@@ -133,9 +136,6 @@ def concluded(ranks: int) -> dict[str, Any]:
     schedule = random_schedule(
         [1, 1], 4, place=[0, 1, 0, 1] if ranks == 2 else [2, 1, 0, 3], seed=8
     )
-
-    def full(*arguments: Any, **options: Any) -> Any:
-        raise OSError("no space left")
 
     def odd(named: Any) -> Any:
         optimizer = sgd(named)
@@ -152,20 +152,14 @@ def concluded(ranks: int) -> dict[str, Any]:
         "pickle": (ranks, collect, "_state"),  # on rank 1, which cannot send a state
     }
     for name, (failing, owner, attribute) in ways.items():
-        said = "nothing"
+        folder = {"checkpoint": f"{sys.argv[1]}/{name}"} if name == "checkpoint" else {}
+        jobs = [Job(j, 8, odd if name == "pickle" and j else sgd) for j in range(2)]
+        array = ArrayTrainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss)
         with MonkeyPatch.context() as patch:
             if rank == failing:
-                patch.setattr(owner, attribute, full)
-            folder = {"checkpoint": f"{sys.argv[1]}/{name}"} if name == "checkpoint" else {}
-            jobs = [Job(j, 8, odd if name == "pickle" and j else sgd) for j in range(2)]
-            array = ArrayTrainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss)
-            try:
-                array.run(schedule, 2, **PROCESSES, **folder)
-            except Exception as error:
-                said = f"{type(error).__name__}: {error}"
-        everybody: list[Any] = [None] * ranks
-        dist.all_gather_object(everybody, said)
-        found[name] = everybody
+                patch.setattr(owner, attribute, raises(OSError("no space left")))
+            run = partial(array.run, schedule, 2, **PROCESSES, **folder)
+            found[name] = [words for words, _ in said(ranks, run)]
     rows = [Row(0), Row(1)]
     result = trainer(rows).run(schedule, STEPS, **PROCESSES)
     found["differences"] = compared(result, rows, [STEPS] * 2) if rank == 0 else []
