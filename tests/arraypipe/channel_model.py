@@ -15,8 +15,19 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.arraypipe import compile
-from optsched.arraypipe.distributed.header import SIZE, Header, Slot, check, slot_of, unpack
-from optsched.arraypipe.distributed.protocol import DevicePort, Swap, first_cycle, is_heard, shorten
+from optsched.arraypipe.distributed.protocol import (
+    SIZE,
+    DevicePort,
+    Header,
+    Slot,
+    Swap,
+    check,
+    first_cycle,
+    is_heard,
+    shorten,
+    slot_of,
+    unpack,
+)
 from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.segments import Segment, device_stream
 from optsched.model.schedule import Resource, Rows, Schedule

@@ -60,7 +60,7 @@ from optsched.arraypipe.distributed import group, mailbox
 from optsched.arraypipe.distributed import ranks as run_of_ranks
 from optsched.arraypipe.distributed.backend import ProcessBackend
 from optsched.arraypipe.distributed.group import Group
-from optsched.arraypipe.distributed.header import Slot, slot_of
+from optsched.arraypipe.distributed.protocol import Slot, slot_of
 from optsched.arraypipe.distributed.transport import PeerLost
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.plan.segments import Change

@@ -16,17 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import InputError, OptschedError
-from optsched.arraypipe.distributed import header, protocol
-from optsched.arraypipe.distributed.header import (
+from optsched.arraypipe.distributed import protocol
+from optsched.arraypipe.distributed import protocol as header
+from optsched.arraypipe.distributed.protocol import (
     FAILED,
     SIZE,
     STOP,
     TOMBSTONE,
+    DevicePort,
     Header,
     ProtocolError,
+    Receiver,
+    Sender,
     Slot,
 )
-from optsched.arraypipe.distributed.protocol import DevicePort, Receiver, Sender
 from optsched.arraypipe.plan.segments import Segment, channel_stream, device_stream
 from optsched.arraypipe.plan.types import MESSAGES
 from optsched.errors import InternalError
@@ -332,7 +335,7 @@ def test_only_receivers_order_never_hangs() -> None:
 def test_the_state_machine_needs_no_torch() -> None:
     """Protocol, headers and swaps are planned without it."""
     code = (
-        "import sys; from optsched.arraypipe.distributed import header, protocol; "
+        "import sys; from optsched.arraypipe.distributed import protocol; "
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -23,8 +23,8 @@ from optsched.arraypipe import random_schedule  # noqa: E402
 from optsched.arraypipe.distributed import backend as process  # noqa: E402
 from optsched.arraypipe.distributed import wire  # noqa: E402
 from optsched.arraypipe.distributed.collect import Reading, copies_on, on_first_clock  # noqa: E402
-from optsched.arraypipe.distributed.header import SIZE, ProtocolError  # noqa: E402
 from optsched.arraypipe.distributed.mailbox import Capacity  # noqa: E402
+from optsched.arraypipe.distributed.protocol import SIZE, ProtocolError  # noqa: E402
 from optsched.arraypipe.distributed.wire import (  # noqa: E402
     ALIGNMENT,
     Inbox,

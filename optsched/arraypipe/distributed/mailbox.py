@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from optsched.arraypipe.distributed import header
-from optsched.arraypipe.distributed.header import LONG, SIZE, Header, Slot, slot_of
-from optsched.arraypipe.distributed.protocol import DevicePort, Swap
+from optsched.arraypipe.distributed import protocol
+from optsched.arraypipe.distributed.protocol import SIZE, DevicePort, Header, Slot, Swap, slot_of
 from optsched.arraypipe.distributed.transport import LANES
 from optsched.arraypipe.distributed.wire import Inbox, Outbox, capacity, words
 from optsched.arraypipe.plan.types import MESSAGES, TOMBSTONE, Transfer
@@ -125,7 +124,6 @@ class Capacity:
             self._weights[job, owner, user] = size
 
 
-_LANE: Final = {kind: lane for lane, kind in enumerate(MESSAGES)}
 _QUIET: Final = Swap(-1, -1)
 
 _Key = tuple[str, int, int, int, int]
@@ -197,16 +195,16 @@ class Post:
         head, buffer = self.links.receive(incoming, peer)
         self.waited += time.perf_counter_ns() - asked
         raw = words(head)
-        found = header.unpack(raw)
-        header.check(slot, found, buffer.numel(), self.segment.plan.devices[peer])
+        found = protocol.unpack(raw)
+        protocol.check(slot, found, buffer.numel(), self.segment.plan.devices[peer])
         if found.swap > self.number:
             self.hear(Swap(found.swap, found.first_cycle))
-        if found.flags & LONG:
+        if found.flags & protocol.LONG:
             incoming = self.links.post(peer, lane + LANES, SIZE + found.payload)
             head, buffer = self.links.receive(incoming, peer)
             raw = words(head)
         self.waiting_for = None
-        flags = found.flags & ~LONG
+        flags = found.flags & ~protocol.LONG
         if flags & TOMBSTONE:
             return Parcel((), flags, found.loss)
         tensors, absent = self.inbox.unpack(raw, buffer)
@@ -239,7 +237,7 @@ class Post:
         taker, origin = blocks[consumer], blocks[producer].stage
         peer = channel.source if channel.target == self.links.rank else channel.target
         key = channel.kind, taker.job, taker.microbatch, origin, taker.stage
-        return _Line(peer, _LANE[channel.kind], key)
+        return _Line(peer, MESSAGES.index(channel.kind), key)
 
     def _packed(self, message: int, iteration: int, parcel: Parcel) -> Header:
         """Copy a parcel into its outbox: nothing else is kept of it until its turn comes."""
@@ -263,7 +261,7 @@ class Post:
         outbox = None if flags & TOMBSTONE else self.outboxes[key]
         if outbox and not links.apart and outbox.buffer.numel() > self.capacity(made.slot):
             row.append((lane + LANES, outbox.head, outbox.buffer))
-            flags |= LONG
+            flags |= protocol.LONG
             outbox = None
         if outbox:
             head, body, raw = outbox.head, outbox.buffer, outbox.words

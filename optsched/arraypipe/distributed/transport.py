@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from optsched.arraypipe.distributed.header import SIZE, unpack
+from optsched.arraypipe.distributed.protocol import SIZE, unpack
 from optsched.arraypipe.plan.types import TOMBSTONE
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.errors import OptschedError

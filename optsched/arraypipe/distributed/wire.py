@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from optsched.arraypipe.distributed.header import SIZE, ProtocolError
+from optsched.arraypipe.distributed.protocol import SIZE, ProtocolError
 from optsched.errors import OptschedError
 
 if TYPE_CHECKING:
