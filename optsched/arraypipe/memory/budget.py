@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from optsched.analysis.occupancy import held_bytes, jobs_that_fit
-from optsched.arraypipe.memory.types import PIECES, cycle_of, ends_with_update, most_pinned
+from optsched.arraypipe.memory.types import PIECES, cycle_of, most_pinned
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _gradients(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int
     them. Those of tied copies and of masters live in one block only.
     """
     backward = block.kind == "B"
-    updates = block.kind == "U" or ends_with_update(plan, block)
+    updates = plan.updates[block.operation]
     passing = max(here.borrowed * backward, here.masters * updates)
     made = backward and not block.microbatch
     return here.gradients * made, here.gradients * updates, passing

@@ -67,12 +67,6 @@ class Visit(NamedTuple):
         return self.state, self.operation, self.iteration, self.kind
 
 
-def ends_with_update(plan: ExecutionPlan, block: Block) -> bool:
-    """Whether it is a last B that holds the update, because there is no U."""
-    last = block.kind == "B" and block.microbatch == plan.microbatches[block.job] - 1
-    return last and block.job not in plan.updated
-
-
 def visits_of(
     plan: ExecutionPlan,
     block: Block,
@@ -93,7 +87,7 @@ def visits_of(
         graph = {maker: 1, "B": -1}.get(block.kind, 0)
     first = block.kind == "F" and not block.microbatch
     visit = Visit(state, block.kind, graph, first, duration, gap, i, iteration)
-    if ends_with_update(plan, block):
+    if block.kind == "B" and plan.updates[block.operation]:
         return visit, Visit(state, "U", operation=i, iteration=iteration)
     return (visit,)
 
