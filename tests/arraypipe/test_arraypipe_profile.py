@@ -52,17 +52,22 @@ def profile() -> Profile:
 
 def test_every_case_is_measured(profile: Profile) -> None:
     """F, B, R per (stage, micro-batch size, precision); U per (stage, optimizer, precision)."""
-    sizes = [(8, "fp32"), (16, "fp32"), (5, "fp32"), (8, "fp64")]
     cases = {(b.stage, b.batch, b.dtype) for b in profile.blocks}
+    sizes = [(8, "fp32"), (16, "fp32"), (5, "fp32"), (8, "fp64")]
     assert cases == {(s, *size) for s in range(3) for size in sizes}
-    names = {(j, profile.jobs[j].optimizer, profile.jobs[j].precision) for j in (0, 1, 3)}
+    assert profile.jobs[0].optimizer == profile.jobs[2].optimizer == "AdamW(weight_decay)"
+    assert profile.jobs[1].optimizer == "SGD(momentum, nesterov)"
+    optimizers = {(job.optimizer, job.precision) for job in profile.jobs}
     updates = {(u.stage, u.optimizer, u.dtype) for u in profile.updates}
-    assert updates == {(s, *name[1:]) for s in range(3) for name in names}
+    assert updates == {(s, *one) for s in range(3) for one in optimizers} and len(optimizers) == 3
     for _, times in profile.cases():
         assert 10 <= times.n <= 50
         assert 0 < times.minimum_ns <= times.median_ns
     assert profile.sizes() == [5, 8, 16]
     assert [stage.name for stage in profile.stages] == ["0", "4", "6"]
+    # a job of two micro-batches runs the larger
+    rows = [(job.name, job.batch, job.recompute) for job in profile.jobs]
+    assert rows == [("job0", 8, False), ("job1", 16, True), ("small", 5, False), ("job3", 8, False)]
 
 
 def test_the_document_carries_it(profile: Profile) -> None:
@@ -75,37 +80,14 @@ def test_the_document_carries_it(profile: Profile) -> None:
     assert profile.links.host.bandwidth > 10**6
 
 
-def test_jobs_are_described(profile: Profile) -> None:
-    """Names, sizes and what the optimizers cost; a job of two micro-batches runs the larger."""
-    assert [job.name for job in profile.jobs] == ["job0", "job1", "small", "job3"]
-    assert [job.batch for job in profile.jobs] == [8, 16, 5, 8]
-    assert [job.recompute for job in profile.jobs] == [False, True, False, False]
-    assert profile.jobs[0].optimizer == profile.jobs[2].optimizer == "AdamW(weight_decay)"
-    assert profile.jobs[1].optimizer == "SGD(momentum, nesterov)"
-    assert [profile.duration("U", 0, 8, j) for j in (0, 2)] == [profile.duration("U", 0, 5)] * 2
-
-
 def test_state_bytes(profile: Profile) -> None:
     """Parameters, moments with their step counters, buffers; by hand for the first stage."""
     weights, buffers = 4 * (6 * 12 + 12 + 12 + 12 + 12 * 12 + 12), 4 * (12 + 12) + 8
-    assert profile.stages[0].parameters_bytes == 2 * weights  # those of the job in fp64
-    assert profile.stages[0].state[0] == 3 * weights + 6 * 4 + buffers
-    assert profile.stages[0].state[1] == 2 * weights + buffers
-    assert profile.stages[0].state[3] == 2 * (3 * weights) + 6 * 4 + 2 * 4 * 24 + 8
-
-
-def test_a_problem_can_be_solved(profile: Profile) -> None:
-    """The way to a schedule that knows its profile."""
-    import optsched
-
-    array = profile.problem()
-    assert (array.n_jobs, array.n_stages) == (4, 3)
-    assert array.recomputes == (False, True, False, False)
-    assert (array.forward > 0).all()
-    schedule = optsched.solve(array, "dispatch").schedule
-    assert schedule is not None
-    assert profile.made(schedule)
-    assert not optsched.verify(schedule)
+    first = profile.stages[0]
+    assert first.parameters_bytes == 2 * weights  # those of the job in fp64
+    assert first.state[0] == first.state[2] == 3 * weights + 6 * 4 + buffers
+    assert first.state[1] == 2 * weights + buffers
+    assert first.state[3] == 2 * (3 * weights) + 6 * 4 + 2 * 4 * 24 + 8
 
 
 def test_a_schedule_of_another_profile_runs_with_a_warning(profile: Profile) -> None:
@@ -113,12 +95,12 @@ def test_a_schedule_of_another_profile_runs_with_a_warning(profile: Profile) -> 
     import optsched
 
     jobs = [Job(j, 8, sgd) for j in range(2)]
-    other = replace(
-        profile, device=msgspec.structs.replace(profile.device, threads=profile.device.threads + 1)
-    )
+    device = msgspec.structs.replace(profile.device, threads=profile.device.threads + 1)
+    other = replace(profile, device=device)
     given, further = trainer(jobs), trainer(jobs)
     schedule = optsched.solve(given.problem(profile, objective="makespan"), "dispatch").schedule
     assert schedule is not None
+    assert profile.made(schedule) and not optsched.verify(schedule)
     further.problem(other, objective="makespan")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -149,7 +131,8 @@ def test_saved_bytes_count_storages_once() -> None:
     buffers = 4 * (12 + 12) + 8
     assert inputs == 4 * n * 12 + buffers
     # BatchNorm: input, mean and 1/deviation; Linear: its input; square: its base; loss and weight
-    assert saved == 4 * n * 28 + 4 * 24 + _scalars(saved - 4 * n * 28 - 96)
+    scalars = saved - 4 * n * 28 - 4 * 24  # that the loss keeps, such as the exponent of a square
+    assert 0 <= scalars <= 64
     assert found.bytes_of("output", 0, n, "fp32") == 4 * n * 12
     assert found.bytes_of("gradient", 0, n, "fp32") == 4 * n * 12
     assert found.bytes_of("output", 1, n, "fp32") == 0  # the loss leaves no device
@@ -161,12 +144,6 @@ def kept(profile: Profile, stage: int, batch: int) -> tuple[int, int]:
         profile.bytes_of("saved", stage, batch, "fp32"),
         profile.bytes_of("input", stage, batch, "fp32"),
     )
-
-
-def _scalars(rest: int) -> int:
-    """The few scalars that the loss keeps, such as the exponent of a square."""
-    assert 0 <= rest <= 64, rest
-    return rest
 
 
 def test_bytes_grow_with_the_batch_and_times_are_predicted() -> None:

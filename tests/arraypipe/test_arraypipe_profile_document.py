@@ -139,39 +139,25 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("links", GONE, 'the field "links" is missing'),
     ("extra", 1, 'unknown field "extra"'),
     ("jobs", [], "jobs: expected at least one, got none"),
-    ("stages", [], "stages: expected at least one, got none"),
     ("jobs[1].name", "a", 'jobs[1]: "a" is also in jobs[0]'),
     ("stages[2].name", "embed", 'stages[2]: "embed" is also in stages[0]'),
     ("jobs[0].name", "", "jobs[0].name: "),
-    ("jobs[0].batch_size", 0, "jobs[0].batch_size: expected"),
     ("jobs[0].microbatches", 5, "jobs[0].microbatches: expected an integer in 1..4, got 5"),
-    ("jobs[0].precision", "fp8", "jobs[0].precision: "),
     ("jobs[0].precision", "fp64", "blocks: there are none in fp64, as job 0 needs"),
-    ("jobs[0].update", "never", "jobs[0].update: "),
     ("jobs[2].optimizer", "X", "updates: stage 0 by X in fp32 is missing"),
     ("stages[1].state[2]", GONE, "stages[1].state: expected one number per job (3), got 2"),
     ("stages[1].state[0]", -1, "stages[1].state[0]: expected"),
     ("device.date", "yesterday", "device.date: expected"),
-    ("device.threads", 0, "device.threads: "),
-    ("device.kind", "tpu", "device.kind: "),
-    ("device.block_overhead_ns", -1, "device.block_overhead_ns: "),
     ("blocks[0].dtype", "W", 'blocks[0].dtype: expected one of "bf16", "fp32", "fp64"'),
     ("blocks[3].stage", 9, "blocks[3]: stage 9 at micro-batch 4 in fp32: there is no such stage"),
     ("updates[3].stage", 9, f"updates[3]: stage 9 by {SGD} in fp32: there is no such stage"),
-    (
-        "updates[3].optimizer",
-        "X",
-        "updates[3]: stage 1 by X in fp32: there is no such stage or job",
-    ),
+    ("updates[3].optimizer", "X", "updates[3]: stage 1 by X in fp32: there is no such"),
     ("blocks[0].batch", 0, "blocks[0].batch: expected an integer >= 1, got 0"),
     ("blocks[0].forward.median_ns", 1.5, "blocks[0].forward.median_ns: expected"),
-    ("blocks[0].forward.median_ns", 0, "blocks[0].forward.median_ns: expected"),
     ("blocks[0].recompute.n", True, "blocks[0].recompute.n: expected an integer"),
     ("blocks[0].backward", GONE, 'blocks[0]: the field "backward" is missing'),
-    ("blocks[0].saved_bytes", -1, "blocks[0].saved_bytes: expected"),
     ("blocks[9]", tree()["blocks"][0], "blocks[9]: stage 0 at micro-batch 4 in fp32 is also in"),
     ("blocks[0]", GONE, "blocks: stage 0 at micro-batch 4 in fp32 is missing"),
-    ("links.host.bandwidth", 0, "links.host.bandwidth: "),
 ]
 
 
@@ -312,17 +298,7 @@ def test_times_bytes_and_lags() -> None:
     assert array.update_blocks_gradient  # the executor sends when the whole block is done
 
 
-def test_what_a_block_costs_beside_its_computation() -> None:
-    """Every block has it once: a fused update and a recompute are parts of a backward block."""
-    found = made("device.block_overhead_ns", 7)
-    array, apart = found.problem(), found.problem(update_mode="block", recompute_as_block=True)
-    assert array.forward[0].tolist() == [140_007, 280_007, 420_007]
-    assert array.backward[0, 0] == 280_007
-    assert (array.recompute[0, 0], array.update[0, 0]) == (140_000, 50_000)
-    assert (apart.recompute[0, 0], apart.update[0, 0]) == (140_007, 50_007)
-
-
-def test_units_and_links() -> None:
+def test_units_links_and_what_a_block_costs_beside() -> None:
     """Microseconds once the shortest block has 100 of them, rounded up; no link on one device."""
     given = tree()
     for one in [b[key] for b in given["blocks"] for key in KINDS] + given["updates"]:
@@ -331,6 +307,13 @@ def test_units_and_links() -> None:
     assert (array.time_unit, array.n_devices) == ("us", 2)
     assert array.forward.tolist()[0] == [1401, 2801, 4201]
     assert array.lag_forward.tolist()[0] == [0, 3]  # 2.4 us
+    # every block has the cost once: a fused update and a recompute are parts of a backward block
+    found = made("device.block_overhead_ns", 7)
+    array, apart = found.problem(), found.problem(update_mode="block", recompute_as_block=True)
+    assert array.forward[0].tolist() == [140_007, 280_007, 420_007]
+    assert array.backward[0, 0] == 280_007
+    assert (array.recompute[0, 0], array.update[0, 0]) == (140_000, 50_000)
+    assert (apart.recompute[0, 0], apart.update[0, 0]) == (140_007, 50_007)
 
 
 def test_memory_is_what_states_leave() -> None:
@@ -430,9 +413,7 @@ def test_a_schedule_knows_its_profile() -> None:
         provenance = {"profile_sha256": sha}
         return schedule.with_orders(schedule.sequences, schedule.start, None, provenance)
 
-    for own, foreign, run in (
-        (profile, other, told(other.sha256)), (other, profile, schedule)
-    ):  # fmt: skip
+    for own, foreign, run in ((profile, other, told(other.sha256)), (other, profile, schedule)):
         assert foreign.made(run) and not own.made(run)
         assert foreign.gap(run) == ""
         assert f"with profile {foreign.sha256[:12]}, not with {own.sha256[:12]}" in own.gap(run)
