@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.job import BuildModel, Job
     from optsched.arraypipe.model.split import Names
-
-
-_MOST_GROUPS: Final = 16
 
 
 def fresh_model(build_model: BuildModel, job: Job) -> nn.Module:
@@ -60,7 +57,7 @@ def fresh_stages(
         if job.scheduler is not None and stage.optimizer is not None:
             stage.scheduler = _scheduler(job, stage, title)
         if devices and away:
-            stage.place, stage.away = _numbered(devices[stage.index]), True
+            stage.place, stage.away = devices[stage.index], True
         elif devices:  # with what has been made of it on the host
             move(stage, devices[stage.index])
     return stages
@@ -68,8 +65,8 @@ def fresh_stages(
 
 def move(stage: JobStage, device: torch.device) -> None:
     """Put all tensors of a stage on a device, its place from now on; parameters stay the same."""
-    stage.place, stage.away = _numbered(device), False
-    _carry(stage, stage.place)
+    stage.place, stage.away = device, False
+    _carry(stage, device)
 
 
 def take_off(stage: JobStage) -> None:
@@ -109,13 +106,6 @@ def _carry(stage: JobStage, device: torch.device) -> None:
                     entry[key] = value.to(device)
 
 
-def _numbered(device: torch.device) -> torch.device:
-    """A GPU by its number, which generators are found by."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
 def waits_for_all(job: Job) -> bool:
     """Whether the updates of a job wait for the gradients or the loss of all its stages."""
     if job.clip_norm is not None:
@@ -128,7 +118,7 @@ def waits_for_all(job: Job) -> bool:
     except Exception:  # one of its groups may be empty then; what a scheduler is needs no other
         optimizer = SGD(probe, lr=0.1, momentum=0.9)
     named = any("param_names" in group for group in optimizer.param_groups)
-    for k in range(_MOST_GROUPS):  # it may have a value for each of several groups
+    for k in range(16):  # it may have a value for each of several groups
         try:
             return isinstance(job.scheduler(optimizer), ReduceLROnPlateau)
         except Exception:

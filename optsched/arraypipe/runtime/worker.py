@@ -156,7 +156,7 @@ class Worker:
             return {}
         sent = self._backward(visit, stage) if kind == "B" else {}
         if segment.plan.updates[block.operation]:
-            if kind == "B":  # the rest of the state is needed only now
+            if kind == "B" and self.memory.moves:  # the rest of the state is needed only now
                 stage = self.memory.enter(run.index, block.stage, "U", now)
             norm, metric = run.total_norm, run.metric
             for parcel in received.values() if kind == "U" else ():
