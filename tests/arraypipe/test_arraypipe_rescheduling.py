@@ -322,8 +322,8 @@ def test_an_heir_needs_no_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 BAD_PROBLEMS: dict[str, tuple[Any, str]] = {
     "type": ("x", "replan: expected the JobArray of the schedule, got 'x'"),
-    "jobs": (PROBLEM.without(0), "replan: the JobArray has 3 jobs, the schedule 4"),
-    "stages": (JobArray([[1, 1]] * 4, [[1, 1]] * 4, objective="period"), "has 2 stages"),
+    "jobs": (PROBLEM.without(0), "number of operations: 24, expected 18"),
+    "stages": (JobArray([[1, 1]] * 4, [[1, 1]] * 4, objective="period"), "number of resources: 3"),
     "times": (
         PROBLEM.replace(forward=BACKWARD),
         "replan: the schedule is not one of this JobArray",
