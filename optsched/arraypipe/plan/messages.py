@@ -54,13 +54,11 @@ def _messages(
     together: Collection[int],
     summed: bool,
 ) -> Iterator[Message]:
-    at = {(b.kind, b.job, b.stage, b.microbatch, b.copy): b.operation for b in plan.blocks}
+    at = {block[1:6]: block.operation for block in plan.blocks}
     last = plan.n_stages - 1
-    for block in plan.blocks:
-        kind, j, s, m, a = block[1:6]
-        i = block.operation
+    for i, kind, j, s, m, a, *_ in plan.blocks:
         ends = i in plan.last_backwards
-        if i in plan.first_forwards:
+        if kind == "F" and m == 0:
             for lender, user in ties:
                 if lender == s:
                     yield Message("weight", i, at["F", j, user, 0, a])

@@ -85,13 +85,8 @@ class ExecutionPlan:
         )
 
     @cached_property
-    def first_forwards(self) -> frozenset[int]:
-        """Forwards that begin an iteration of a job on a stage."""
-        return frozenset(b.operation for b in self.blocks if b.kind == "F" and not b.microbatch)
-
-    @cached_property
     def last_backwards(self) -> frozenset[int]:
-        """Backwards that end one."""
+        """Backwards that end an iteration of a job on a stage."""
         return frozenset(
             b.operation
             for b in self.blocks
@@ -311,7 +306,9 @@ def training_arcs(
 
 def _barrier_arcs(plan: ExecutionPlan) -> Iterator[tuple[int, int, int]]:
     """From what every job does last in a cycle to what every job does first in the next one."""
-    first = [i for i in plan.first_forwards if not plan.blocks[i].stage and not plan.blocks[i].copy]
+    first = [
+        b.operation for b in plan.blocks if b.kind == "F" and b.stage == b.microbatch == b.copy == 0
+    ]
     for b in plan.blocks:
         # without update blocks all other stages are over before the last B of stage 0
         ends = b.operation in plan.last_backwards and not b.stage and b.job not in plan.updated

@@ -196,7 +196,7 @@ def _waits(segments: Sequence[Segment], table: IntArray) -> Waits:
                     found.append((before, k, lag))
             if part.plan.updates[i]:
                 ends[seats[blocks[i].job], blocks[i].stage, iteration + 1] = k
-            if updated and i in part.plan.first_forwards:
+            if updated and blocks[i].kind == "F" and not blocks[i].microbatch:
                 before = updated.get((seats[blocks[i].job], blocks[i].stage, iteration))
                 if before is not None:
                     found.append((before, k, 0))

@@ -104,7 +104,7 @@ class Worker:
         for parcel in received.values():
             if parcel.flags:
                 run.hear(parcel.flags, iteration)
-        begins = place == 0 and operation in segment.plan.first_forwards
+        begins = kind == "F" and place == 0 and not block.microbatch
         if begins and run.job.life.stopping:
             run.stop_after(iteration - 1)
         if iteration < run.end:
