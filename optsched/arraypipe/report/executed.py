@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from optsched.errors import InternalError
 from optsched.model.schedule import Rows
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
 
 
 NANOSECONDS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
-_LABELS: Final = (
-    "device", "job", "stage", "microbatch", "planned", "setup_in", "setup_out", "family",
-)  # fmt: skip
 
 
 class Waits(NamedTuple):
@@ -62,28 +58,23 @@ class Executed:
     devices: tuple[str, ...]  # their names
     # as in the records
     segment: IntArray
-    operation: IntArray
     cycle: IntArray
-    iteration: IntArray
     start: IntArray
     end: IntArray
     waited: IntArray
-    # labels; jobs are those of the trainer
+    # of the plan
     device: IntArray
-    kind: npt.NDArray[np.str_]
-    job: IntArray
-    stage: IntArray
-    microbatch: IntArray
-    # durations and setups of the plan; blocks of one family need no setup between them
-    planned: IntArray
-    setup_in: IntArray
-    setup_out: IntArray
-    family: IntArray
+    planned: IntArray  # durations
+    labels: dict[str, Any]  # columns of a schedule; jobs are those of the trainer
+    setups: dict[str, Any]  # likewise; blocks of one family need none between them
     # arcs of the plans, and from a job's last update in one segment to its first forward after it
     waits: Waits
 
-    def __len__(self) -> int:
-        return len(self.segment)
+    @property
+    def job(self) -> IntArray:
+        """Number of the job in the trainer."""
+        job: IntArray = self.labels["job"]
+        return job
 
     @property
     def duration(self) -> IntArray:
@@ -120,17 +111,18 @@ def virtual_starts(run: Executed, duration: IntArray) -> IntArray:
     with their setups.
     """
     before, after = run.neighbours
-    needed = run.family[before] != run.family[after]
-    setup = np.where(needed, run.setup_out[before] + run.setup_in[after], 0)
+    family, setup_in, setup_out = run.setups.values()
+    needed = family[before] != family[after]
+    setup = np.where(needed, setup_out[before] + setup_in[after], 0)
     tail = np.concatenate((run.waits.tail, before))
     head = np.concatenate((run.waits.head, after))
     lag = np.maximum(run.waits.lag, -duration[run.waits.tail])
     weight = np.concatenate((lag, setup)) + duration[tail]
     by_tail = np.argsort(tail, kind="stable")
     heads, weights = head[by_tail].tolist(), weight[by_tail].tolist()
-    bounds = np.searchsorted(tail[by_tail], np.arange(len(run) + 1)).tolist()
-    waiting = np.bincount(head, minlength=len(run)).tolist()
-    start = [0] * len(run)
+    bounds = np.searchsorted(tail[by_tail], np.arange(len(run.start) + 1)).tolist()
+    waiting = np.bincount(head, minlength=len(run.start)).tolist()
+    start = [0] * len(run.start)
     order = [k for k, n in enumerate(waiting) if not n]
     for k in order:  # grows while it is walked: Kahn's algorithm
         here = start[k]
@@ -148,35 +140,33 @@ def virtual_starts(run: Executed, duration: IntArray) -> IntArray:
 
 def _executed(segments: Sequence[Segment], records: Sequence[Record]) -> Executed:
     table = np.array(records, np.int64).reshape(-1, 7)
-    segment, operation = table[:, 0], table[:, 1]
-    labels = np.zeros((len(_LABELS), len(table)), np.int64)
+    segment, operation, cycle, iteration, start, end, waited = table.T
+    rows = np.zeros((8, len(table)), np.int64)
     kind = np.zeros(len(table), "<U1")
-    for part, rows in zip(segments, grouped(segment, len(segments)).to_lists(), strict=True):
-        if not rows:  # of a segment of which nothing is remembered there are no seats
+    for part, own in zip(segments, grouped(segment, len(segments)).to_lists(), strict=True):
+        if not own:  # of a segment of which nothing is remembered there are no seats
             continue
-        done = operation[rows]
-        labels[:, rows] = _labels(part)[:, done]
-        kind[rows] = np.array([b.kind[:1] for b in part.plan.blocks], "<U1")[done]
-    named: dict[str, Any] = dict(zip(_LABELS, labels, strict=True))
-    named |= {"kind": kind, "waits": _waits(segments, table)}
-    return Executed(max((part.plan.devices for part in segments), key=len), *table.T, **named)
-
-
-def _labels(part: Segment) -> IntArray:
-    """By operation of a segment; jobs for the seats of its plan, also as families."""
-    given, scale, blocks = part.plan.schedule, unit(part.plan), part.plan.blocks
-    seats, seat = np.array(part.seats, np.int64), np.array([b.job for b in blocks], np.int64)
-    rows = [
-        [b.device for b in blocks],
-        seats[seat],
-        [b.stage for b in blocks],
-        [0 if b.kind == "U" else b.microbatch for b in blocks],
-        given.duration * scale,
-        given.setup_in * scale,
-        given.setup_out * scale,
-        seats[seat] if np.array_equal(given.family, seat) else given.family,
-    ]
-    return np.array(rows, np.int64)
+        done, blocks, given = operation[own], part.plan.blocks, part.plan.schedule
+        seats, seat = np.array(part.seats, np.int64), np.array([b.job for b in blocks], np.int64)
+        by_operation = [
+            [b.device for b in blocks],
+            seats[seat],
+            [b.stage for b in blocks],
+            [0 if b.kind == "U" else b.microbatch for b in blocks],
+            seats[seat] if np.array_equal(given.family, seat) else given.family,
+            *np.array([given.setup_in, given.setup_out, given.duration]) * unit(part.plan),
+        ]
+        rows[:, own] = np.array(by_operation, np.int64)[:, done]
+        kind[own] = np.array([b.kind[:1] for b in blocks], "<U1")[done]
+    device, job, stage, microbatch, family, setup_in, setup_out, planned = rows
+    labels = {"kind": kind, "job": job, "stage": stage, "microbatch": microbatch}
+    labels["iteration"] = iteration
+    setups = {"family": family, "setup_in": setup_in, "setup_out": setup_out}
+    devices = max((part.plan.devices for part in segments), key=len)
+    return Executed(
+        devices, segment, cycle, start, end, waited, device, planned, labels, setups,
+        _waits(segments, table),
+    )  # fmt: skip
 
 
 def _waits(segments: Sequence[Segment], table: IntArray) -> Waits:

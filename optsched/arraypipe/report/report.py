@@ -125,7 +125,9 @@ class Report:
         return asdict(self) | {"host": self.host}
 
     def __str__(self) -> str:
-        return text(self)
+        lines = [*_time_lines(self), *_segment_lines(self), "", *_device_lines(self)]
+        lines.append(f"host time between two blocks: median {duration(self.between)}")
+        return "\n".join(lines)
 
 
 def compare(log: RunLog) -> Report:
@@ -136,17 +138,16 @@ def compare(log: RunLog) -> Report:
         "replayed": run.replayed + run.duration,
         "measured": run.end,
     }
-    whole = {k: _whole_cycles(log, k) for k, part in enumerate(log.segments) if part.seats}
-    periods = tuple(_period(log, k, *found, ends) for k, found in whole.items())
+    known = [_period(log, k, ends) for k, part in enumerate(log.segments) if part.seats]
     serial = run.serial and not log.parallel
-    wall = int(run.end.max() - run.start.min()) if len(run) else 0
+    wall = int(run.end.max() - run.start.min()) if len(run.start) else 0
     # what idle is a share of: the cycles of the period, else the run
-    inside, span = np.ones(len(run), np.bool_), wall
+    inside, span = np.ones(len(run.start), np.bool_), wall
     if serial:
         span = int(ends["replayed"].max(initial=0))
-    steady = max(periods, key=lambda p: p.cycles)
+    steady, window = max(known, key=lambda row: row[0].cycles)
     if steady.measured is not None:
-        first, last = _steady(whole[steady.segment][1])
+        first, last = window
         inside = (run.segment == steady.segment) & (run.cycle > first) & (run.cycle <= last)
         period = steady.replayed if serial else steady.measured
         span = round((period or 0) * (last - first))
@@ -157,7 +158,7 @@ def compare(log: RunLog) -> Report:
         predicted=int(ends["predicted"].max(initial=0)),
         replayed=int(ends["replayed"].max(initial=0)),
         wall=wall,
-        periods=periods,
+        periods=tuple(period for period, _ in known),
         devices=_devices(run, copies, host, wall, inside, span),
         between=round(float(np.median(host[after]))) if len(after) else 0,
         cycles=len({*zip(run.segment.tolist(), run.cycle.tolist(), strict=True)}),
@@ -165,10 +166,11 @@ def compare(log: RunLog) -> Report:
     )
 
 
-def _whole_cycles(log: RunLog, number: int) -> tuple[tuple[int, ...], list[int]]:
-    """The jobs that ran together longest in a segment, and the cycles that have all their blocks.
+def _period(log: RunLog, number: int, ends: dict[str, IntArray]) -> tuple[Period, tuple[int, int]]:
+    """The period of a segment, and the whole cycles between whose ends it is measured.
 
-    A cycle counts if every job that has a block in it has all of them.
+    A cycle counts if every job that has a block in it has all of them, and if those are the jobs
+    that ran together longest.
     """
     part, run = log.segments[number], log.executed
     every = Counter(part.seats[b.job] for b in part.plan.blocks if b.device >= 0)
@@ -178,39 +180,27 @@ def _whole_cycles(log: RunLog, number: int) -> tuple[tuple[int, ...], list[int]]
     for cycle, job in done:
         jobs_of[cycle].add(job)
     together: dict[frozenset[int], list[int]] = defaultdict(list)
-    for cycle, jobs in sorted(jobs_of.items()):
-        if all(done[cycle, job] == every[job] for job in jobs):
-            together[frozenset(jobs)].append(cycle)
+    for cycle, there in sorted(jobs_of.items()):
+        if all(done[cycle, job] == every[job] for job in there):
+            together[frozenset(there)].append(cycle)
     longest = max(together, key=lambda jobs: (len(together[jobs]), len(jobs)), default=frozenset())
-    return tuple(job for job in part.seats if job in longest), together[longest]
-
-
-def _steady(cycles: Sequence[int]) -> tuple[int, int]:
-    """The whole cycles between whose ends a period is measured."""
-    return cycles[len(cycles) // 4], cycles[-1]
-
-
-def _period(
-    log: RunLog, number: int, jobs: tuple[int, ...], cycles: list[int], ends: dict[str, IntArray]
-) -> Period:
-    part, run = log.segments[number], log.executed
+    jobs, cycles = tuple(job for job in part.seats if job in longest), together[longest]
     slopes: dict[str, float | None] = dict.fromkeys(ends)
+    first, last = (cycles[len(cycles) // 4], cycles[-1]) if cycles else (0, 0)
     if len(cycles) >= 2:
-        first, last = _steady(cycles)
-        here = run.segment == number
         one, other = (here & (run.cycle == c) for c in (first, last))
         for name, end in ends.items():
             slopes[name] = int(end[other].max() - end[one].max()) / (last - first)
     planned = part.plan.schedule.period
     if planned is not None:
         planned = planned * unit(part.plan) if len(jobs) == len(part.seats) else None
-    return Period(number, len(cycles), planned, **slopes, jobs=jobs)
+    return Period(number, len(cycles), planned, **slopes, jobs=jobs), (first, last)
 
 
 def _gaps(run: Executed, exposed: Sequence[int] | None, serial: bool) -> tuple[IntArray, IntArray]:
     """Nanoseconds before every block that are for copies of states, and that are the host's."""
     before, after = run.neighbours
-    previous = np.full(len(run), run.start.min(initial=np.iinfo(np.int64).max))
+    previous = np.full(len(run.start), run.start.min(initial=np.iinfo(np.int64).max))
     previous[after] = run.end[before]
     if serial:  # one host does everything: the time between two blocks belongs to the second
         ready = np.append(run.start[:1], run.end[:-1])
@@ -219,7 +209,7 @@ def _gaps(run: Executed, exposed: Sequence[int] | None, serial: bool) -> tuple[I
         np.maximum.at(ready, run.waits.head, run.end[run.waits.tail])
     gap = np.maximum(run.start - previous, 0)
     left = gap - np.clip(np.minimum(ready, run.start) - previous, 0, gap)
-    copies = np.minimum(np.zeros(len(run), np.int64) if exposed is None else exposed, left)
+    copies = np.minimum(np.zeros(len(run.start), np.int64) if exposed is None else exposed, left)
     return copies, left - copies
 
 
@@ -233,7 +223,7 @@ def _devices(
 ) -> tuple[DeviceTime, ...]:
     """Of every device; `idle` is what the blocks `inside` leave of a span."""
     before, after = run.neighbours
-    switch = np.zeros(len(run), np.bool_)
+    switch = np.zeros(len(run.start), np.bool_)
     switch[after[run.job[before] != run.job[after]]] = True
     rows = []
     for name, row in zip(run.devices, run.sequences.to_lists(), strict=True):
@@ -254,13 +244,6 @@ def _devices(
 
 
 _SEGMENTS: Final = 8  # shown, if there are more
-
-
-def text(report: Report) -> str:
-    """Periods, segments and devices."""
-    lines = [*_time_lines(report), *_segment_lines(report), "", *_device_lines(report)]
-    lines.append(f"host time between two blocks: median {duration(report.between)}")
-    return "\n".join(lines)
 
 
 def _time_lines(report: Report) -> list[str]:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 SERIAL: Final = "monotonic, blocks of all devices one after the other"
 VIRTUAL: Final = "virtual: measured durations, devices in parallel, lags and setups of the plan"
-_LABELS: Final = ("kind", "job", "stage", "microbatch", "iteration")
 
 
 def measured(log: RunLog) -> Schedule:
@@ -48,8 +47,7 @@ def measured(log: RunLog) -> Schedule:
             "arcs_left_out": int(lost.sum()),
             "most_negative_lag_ns": int(early.min(initial=0)),
         }
-    columns: dict[str, Any] = {key: getattr(run, key) for key in _LABELS}
-    columns |= {"start": start, "duration": duration}
+    columns = {**run.labels, "start": start, "duration": duration}
     resources, owner = list(run.devices), run.device
     if log.copies:
         clock["copied_bytes"] = {
@@ -71,10 +69,9 @@ def replayed(log: RunLog) -> Schedule:
     """
     run = log.executed
     tail, head, lag = run.waits
-    columns: dict[str, Any] = {key: getattr(run, key) for key in _LABELS}
-    columns |= {"start": run.replayed, "duration": run.duration}
-    if run.setup_in.any() or run.setup_out.any():
-        columns |= {key: getattr(run, key) for key in ("setup_in", "setup_out", "family")}
+    columns = {**run.labels, "start": run.replayed, "duration": run.duration}
+    if run.setups["setup_in"].any() or run.setups["setup_out"].any():
+        columns |= run.setups
     arcs = Arcs(tail, head, np.maximum(lag, -run.duration[tail]), np.zeros(len(tail), np.int64))
     return _document(log, {"clock": VIRTUAL}, list(run.devices), run.device, arcs, columns)
 
@@ -118,10 +115,10 @@ def _in_order(run: Executed) -> tuple[IntArray, IntArray]:
     return start, end
 
 
-def _copies(log: RunLog, resources: list[str], origin: int) -> dict[str, list[Any]]:
+def _copies(log: RunLog, resources: list[str], origin: int) -> dict[str, tuple[Any, ...]]:
     """Columns of the copies of states; their links join the resources, and carry one at a time."""
     devices, words = log.executed.devices, {"in": "from host", "out": "to host"}
-    rows: dict[str, list[Any]] = {key: [] for key in ("owner", "start", "duration", *_LABELS)}
+    rows = []
     free: dict[str, int] = {}
     for c in sorted(log.copies, key=lambda c: (c.start, c.end)):
         link = f"{devices[c.device]} {words[c.direction]}"
@@ -131,10 +128,7 @@ def _copies(log: RunLog, resources: list[str], origin: int) -> dict[str, list[An
             resources.append(link)
         start = max(c.start, free.get(link, c.start))
         free[link] = max(start, c.end)
-        found = (
-            resources.index(link), start - origin, free[link] - start, COPIES[c.direction], c.job,
-            c.stage, 0, 0,
-        )  # fmt: skip
-        for column, value in zip(rows.values(), found, strict=True):
-            column.append(value)
-    return rows
+        labels = (COPIES[c.direction], c.job, c.stage, 0, 0)
+        rows.append((*labels, start - origin, free[link] - start, resources.index(link)))
+    names = (*log.executed.labels, "start", "duration", "owner")
+    return dict(zip(names, zip(*rows, strict=True), strict=True))
