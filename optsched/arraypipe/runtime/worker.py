@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 from traceback import format_tb
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.types import Pause
 
 
+Parcels: TypeAlias = "Mapping[int, Parcel]"  # by message
 # not the fault of a job, or of a device that does nothing any more: the array cannot go on
 _FATAL = (InternalError, getattr(torch, "AcceleratorError", InternalError))
 
@@ -90,9 +91,7 @@ class Worker:
     on_loss: Callable[[JobRun, int, float], None]
     aside: int = 0  # nanoseconds of the last block for batches and callbacks, not its work
 
-    def execute(
-        self, segment: Segment, now: Instance, received: Mapping[int, Parcel]
-    ) -> dict[int, Parcel]:
+    def execute(self, segment: Segment, now: Instance, received: Parcels) -> dict[int, Parcel]:
         """Run a block on what its messages brought; the messages that it sends, by their index.
 
         A block of a job that has ended sends tombstones. One that raises ends its job and no other.
@@ -110,7 +109,7 @@ class Worker:
         if iteration < run.end:
             try:
                 stage = memory.enter(run.index, place, kind, now)
-                sent = self._run(_Visit(segment, now, block, run, received), stage)
+                sent = self._run(segment, now, run, stage, received)
             except _FATAL:
                 raise
             except Exception as error:
@@ -146,15 +145,17 @@ class Worker:
         assert run.feed is not None
         return blocks.Criterion(self.loss, run.feed.target(m, stage.device), run.feed.shares[m])
 
-    def _run(self, visit: _Visit, stage: JobStage) -> dict[int, Parcel]:
-        segment, now, block, run, received = visit
+    def _run(
+        self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Parcels
+    ) -> dict[int, Parcel]:
+        block = segment.plan.blocks[now.operation]
         kind = block.kind
         if kind == "F":
-            return self._forward(visit, stage)
+            return self._forward(segment, now, run, stage, received)
         if kind == "R":
             blocks.recompute(stage, block.microbatch)
             return {}
-        sent = self._backward(visit, stage) if kind == "B" else {}
+        sent = self._backward(segment, now, run, stage, received) if kind == "B" else {}
         if segment.plan.updates[block.operation]:
             if kind == "B" and self.memory.moves:  # the rest of the state is needed only now
                 stage = self.memory.enter(run.index, block.stage, "U", now)
@@ -164,8 +165,10 @@ class Worker:
             blocks.update(stage, run.job.clip_norm, norm, metric)
         return sent
 
-    def _forward(self, visit: _Visit, stage: JobStage) -> dict[int, Parcel]:
-        segment, now, block, run, received = visit
+    def _forward(
+        self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Parcels
+    ) -> dict[int, Parcel]:
+        block = segment.plan.blocks[now.operation]
         m, iteration, messages = block.microbatch, now.iteration, segment.routes.messages
         index, last = stage.index, stage.last
         x: Any = ()
@@ -208,8 +211,10 @@ class Worker:
                 sent[k] = Parcel(weights, word)
         return sent
 
-    def _backward(self, visit: _Visit, stage: JobStage) -> dict[int, Parcel]:
-        segment, now, block, run, received = visit
+    def _backward(
+        self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Parcels
+    ) -> dict[int, Parcel]:
+        block = segment.plan.blocks[now.operation]
         m, messages = block.microbatch, segment.routes.messages
         ends = now.operation in segment.plan.last_backwards
         clips = run.job.clip_norm is not None
@@ -274,16 +279,6 @@ class Worker:
         self.on_loss(run, iteration, run.losses[-1])
         if run.job.life.stopping:
             run.stop_after(iteration + bool(run.unread))  # a loss read late has a successor begun
-
-
-class _Visit(NamedTuple):
-    """A block with all that it is run on."""
-
-    segment: Segment
-    now: Instance
-    block: Block
-    run: JobRun
-    received: Mapping[int, Parcel]
 
 
 def unbound(error: BaseException) -> BaseException:
