@@ -17,6 +17,7 @@ from process_cases import PROCESSES, Row, alone, compared, main, patched, traine
 from optsched import InputError, JobArray
 from optsched.arraypipe import ArrayTrainer, random_schedule, training_run
 from optsched.arraypipe.life import changes
+from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.life.replanner import Replanner
 from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.memory.manager import PerDevice, memory_of
@@ -233,7 +234,7 @@ def moved(ranks: int) -> dict[str, Any]:
     logging.getLogger("optsched").addHandler(handler)
     with (
         patched(changes, "Replanner", Solver),
-        patched(changes, "gain", lambda *given: 1),
+        patched(Rescheduling, "_gain", lambda *given: 1),
     ):
         result = array.run(
             breadth_first(times, PLACE), 6, on_step=lambda job, t, x: (

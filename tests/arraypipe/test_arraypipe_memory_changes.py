@@ -70,7 +70,7 @@ def test_a_plan_that_needs_more_memory_is_not_adopted(
         return change
 
     monkeypatch.setattr(changes, "Replanner", Solver)
-    monkeypatch.setattr(changes, "gain", lambda *given: 1)
+    monkeypatch.setattr(Rescheduling, "_gain", lambda *given: 1)
     monkeypatch.setattr(Rescheduling, "poll", poll)
     array = trainer(jobs, memory=room(jobs, 1.0) + beside(jobs, start))
     with caplog.at_level(logging.WARNING, "optsched"):

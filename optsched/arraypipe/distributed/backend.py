@@ -22,8 +22,6 @@ from optsched.arraypipe.runtime.worker import reason
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
     from optsched.arraypipe.distributed.group import Group
     from optsched.arraypipe.distributed.mailbox import Capacity
     from optsched.arraypipe.distributed.transport import GlooLinks
@@ -161,7 +159,9 @@ class ProcessBackend:
                 for k in inputs[now.operation]
             }
             self._listen(segment, now, received)
-            begin = None if flying is None else mark()
+            begin, end = (None, None) if flying is None else (timer(), timer())
+            if begin is not None:
+                begin.record()
             began = clock()
             sent = execute(segment, now, received)
             ended = clock()
@@ -173,8 +173,9 @@ class ProcessBackend:
             if worker.aside:  # batches and callbacks are not the block's time
                 began, worker.aside = min(began + worker.aside, ended), 0
             note((number, now.operation, now.cycle, now.iteration, began, ended, post.waited))
-            if flying is not None and begin is not None:
-                flying.add(len(self.past.rows) - 1, begin, mark(), memory.pauses())
+            if flying is not None and begin is not None and end is not None:
+                end.record()
+                flying.add(len(self.past.rows) - 1, begin, end, memory.pauses())
                 self._land(AHEAD)
             away = {k: sent.pop(k) for k in outer[now.operation]}
             self.mail.update(sent)
@@ -332,10 +333,3 @@ class ProcessBackend:
         slot = self.post.waiting_for
         missing = "" if slot is None else f", which waits for the {slot}"
         return f"in cycle {self.now.cycle} before {block}{missing}"
-
-
-def mark() -> torch.cuda.Event:
-    """An event after what the current stream has been given so far."""
-    event = timer()
-    event.record()
-    return event

@@ -193,7 +193,10 @@ class Rescheduling:
         return change
 
     def _gain(self, segment: Segment, live: tuple[int, ...], period: int) -> int:
-        """Time that a plan of this period would save."""
+        """Time that a plan of this period would save in the cycles that are left.
+
+        Less what is lost while the pipeline runs empty of the old plan and fills with the new one.
+        """
         left = [(segment.plan.copies[seat], self.runs[segment.seats[seat]]) for seat in live]
         cycles = max(
             -(-(run.end - run.start - run.updates // max(1, run.local)) // copies)
@@ -203,15 +206,7 @@ class Rescheduling:
         assert present.start is not None
         ends = present.start + present.duration + present.offset * cycle
         drain = max(0, int(np.max(ends, initial=0)) - cycle)
-        return gain(cycle, period, max(0, cycles), drain)
-
-
-def gain(old_period: int, new_period: int, cycles_left: int, drain: int) -> int:
-    """Time that a new plan saves over the remaining cycles; adopt it iff this is positive.
-
-    `drain` is lost while the pipeline runs empty of the old plan and fills with the new one.
-    """
-    return (old_period - new_period) * cycles_left - drain
+        return (cycle - period) * max(0, cycles) - drain
 
 
 def check_problem(problem: JobArray, plan: ExecutionPlan) -> None:
