@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from optsched.arraypipe.job import seed_generator
+from optsched.arraypipe.model.optimizers import same
 from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.errors import InputError
 
@@ -61,7 +62,7 @@ def compare(
     except Exception as error:
         raise InputError(f"{sentence} ({' '.join(str(error).split())})") from error
     parts = _flat(x)
-    if len(whole) != len(parts) or not all(map(_same, whole, parts)):
+    if len(whole) != len(parts) or not all(map(same, whole, parts)):
         raise InputError(sentence)
 
 
@@ -117,14 +118,6 @@ def _plain(module: nn.Module) -> dict[str, Any]:
 
 def _copied(sample: Any) -> Any:
     return tuple(t.clone() for t in sample) if isinstance(sample, tuple) else sample.clone()
-
-
-def _same(a: Any, b: Any) -> bool:
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        return bool(a == b)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return bool(((a == b) | ((a != a) & (b != b))).all())  # not a number is the same as itself
 
 
 def _flat(value: Any) -> list[Any]:
