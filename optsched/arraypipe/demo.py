@@ -11,7 +11,7 @@ import torch
 from torch.optim import SGD, AdamW
 
 from optsched.arraypipe.advice.advise import advise
-from optsched.arraypipe.cli.output import made_folder
+from optsched.arraypipe.cli.output import check_folder
 from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.job import Job
 from optsched.arraypipe.tiny_gpt import Size, build_gpt, corpus, next_byte_loss, windows
@@ -83,6 +83,7 @@ class DemoResult:
         from optsched.plots.html import write as write_page
 
         replay = self.result.replay
+        out.mkdir(parents=True, exist_ok=True)
         self.schedule.write(out / "demo.schedule.json")
         self.result.trace.write(out / "measured.schedule.json")
         replay.write(out / "replay.schedule.json")
@@ -126,27 +127,27 @@ def run_demo(
         Ctrl-C; the jobs have ended their iteration.
     """
     integer("steps", steps, 1)
+    check_folder(None if out is None else Path(out))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # blocks this small gain nothing from a second one
     try:
-        with made_folder(None if out is None else Path(out)):
-            jobs, data = demo_jobs(), windows(corpus(), SIZE.context)
-            build = partial(build_gpt, SIZE)
-            trainer = ArrayTrainer(build, data, jobs=jobs, stages=CUTS, loss=next_byte_loss)
-            if schedule is None:
-                schedule = schedule_for(trainer, time_limit=time_limit, say=say)
-            plan = trainer.plan(schedule)
-            say(f"training {len(jobs)} jobs by the schedule")
-            result = trainer.run(plan, steps)
-            if any(job.status == "stopped" for job in trainer.jobs):  # by Ctrl-C
-                raise KeyboardInterrupt
-            say("training every job alone")
-            for j, job in enumerate(jobs):
-                if found := differences(result.trained[j], trainer.train_alone(j, steps)):
-                    raise NotIdentical(f"{job.name} differs from training alone: {found[0]}")
-            demo = DemoResult(tuple(jobs), schedule, trainer.last_profile, result)
-            if out is not None:
-                demo.write(Path(out))
+        jobs, data = demo_jobs(), windows(corpus(), SIZE.context)
+        build = partial(build_gpt, SIZE)
+        trainer = ArrayTrainer(build, data, jobs=jobs, stages=CUTS, loss=next_byte_loss)
+        if schedule is None:
+            schedule = schedule_for(trainer, time_limit=time_limit, say=say)
+        plan = trainer.plan(schedule)
+        say(f"training {len(jobs)} jobs by the schedule")
+        result = trainer.run(plan, steps)
+        if any(job.status == "stopped" for job in trainer.jobs):  # by Ctrl-C
+            raise KeyboardInterrupt
+        say("training every job alone")
+        for j, job in enumerate(jobs):
+            if found := differences(result.trained[j], trainer.train_alone(j, steps)):
+                raise NotIdentical(f"{job.name} differs from training alone: {found[0]}")
+        demo = DemoResult(tuple(jobs), schedule, trainer.last_profile, result)
+        if out is not None:
+            demo.write(Path(out))
     finally:
         torch.set_num_threads(threads)
     return demo

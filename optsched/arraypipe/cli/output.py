@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO
@@ -22,7 +22,7 @@ from optsched.io.strict_json import decode_document, parse
 from optsched.io.text import aligned, duration, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from optsched.arraypipe.job import Job
@@ -93,6 +93,7 @@ def summary_of(
 
 def write_results(folder: Path, summary: RunSummary, plan: Schedule, result: RunResult) -> str:
     """Write the files of a run, and name them; a summary only stands beside a whole run."""
+    folder.mkdir(parents=True, exist_ok=True)
     documents = {"plan": plan, "trace": result.trace, "replay": result.replay}
     for name, document in documents.items():
         document.write(folder / f"{name}.schedule.json")
@@ -109,30 +110,15 @@ def read_summary(path: Path) -> RunSummary:
     return decode_document(parse(read_text(file), str(file)), RunSummary, FORMAT, str(file))
 
 
-@contextmanager
-def made_folder(folder: Path | None) -> Iterator[None]:
-    """Make the folder for results, or say why that is impossible, before anything is trained.
-
-    If what follows raises, folders that were made for it and are empty go again; None: no folder.
-    """
+def check_folder(folder: Path | None) -> None:
+    """Refuse a folder for results that cannot be made or written to, before anything is trained."""
     if folder is None:
-        yield
         return
-    try:
-        missing = [place for place in (folder, *folder.parents) if not place.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{folder}: cannot be made ({reason})") from None
-    if not os.access(folder, os.W_OK):
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
+    if not there.is_dir():
+        raise InputError(f"{folder}: cannot be made ({there} is a file)")
+    if not os.access(there, os.W_OK):
         raise InputError(f"{folder}: cannot be written to (no permission)")
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            for place in missing:
-                place.rmdir()
-        raise
 
 
 FIRST_AFTER: Final = 1.0  # seconds of silence

@@ -7,14 +7,14 @@ import signal
 import sys
 import time
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from optsched.arraypipe.cli.output import (
     RunProgress,
     RunSummary,
-    made_folder,
+    check_folder,
     summary_of,
     write_results,
 )
@@ -84,13 +84,13 @@ def carry_out(order: RunOrder, group: Group | None = None) -> RunSummary:
     something does not fit, and nothing has been trained.
     """
     is_first = group is None or group.rank == 0
-    with plain_warnings(is_first), ExitStack() as folders:
+    with plain_warnings(is_first):
 
         def loaded() -> tuple[ArrayTrainer, Schedule | None]:
             order.check()
             given = None if order.schedule is None else Schedule.read(order.schedule)
             trainer = load_trainer(order.script)
-            folders.enter_context(made_folder(order.out if is_first else None))
+            check_folder(order.out if is_first else None)
             return trainer, given
 
         trainer, given = loaded() if group is None else group.agree(loaded)
