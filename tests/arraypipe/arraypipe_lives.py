@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from arraypipe_models import adamw, build_model, data, loss, sgd
@@ -13,6 +15,7 @@ from optsched.arraypipe.checkpoint.files import numbered
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 STEPS = 5
@@ -57,3 +60,27 @@ def saved_is_exact(folder: Path, j: int, title: str = "") -> int:
         for key, value in state.items():
             assert torch.equal(train["parameters"][name]["state"][key], value)
     return done
+
+
+def killed_before(moment: int, run: Callable[[], object]) -> bool:
+    """Run in a child that is killed before its n-th change of the file system; whether it was."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1] == signal.SIGKILL
+    try:
+        left = iter(range(moment))
+
+        def counted(honest: Any) -> Any:
+            def call(*given: Any, **named: Any) -> Any:
+                if next(left, None) is None:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return honest(*given, **named)
+
+            return call
+
+        torch.set_num_threads(1)
+        for name in ("mkdir", "fsync", "rename", "replace", "rmdir", "unlink"):
+            setattr(os, name, counted(getattr(os, name)))
+        run()
+    finally:
+        os._exit(0)

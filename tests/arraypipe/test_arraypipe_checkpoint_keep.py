@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_halves import Halves  # noqa: E402
-from arraypipe_lives import jobs_of, same, saved_is_exact  # noqa: E402
+from arraypipe_lives import jobs_of, killed_before, same, saved_is_exact  # noqa: E402
 from arraypipe_models import data, sgd, trainer  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from test_arraypipe_kills import CALLS  # noqa: E402
 
 from optsched import InputError  # noqa: E402
 from optsched.arraypipe import Job, RunConfig, random_schedule  # noqa: E402
@@ -112,27 +109,12 @@ def test_wrong_numbers_to_keep(tmp_path: Path, keep: Any) -> None:
 
 def kill(moment: int, place: Path, keep: int, values: list[float], halves: bool) -> bool:
     """Train in a child that is killed before its n-th change of files; whether it came to that."""
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1] == signal.SIGKILL
-    try:
-        left = iter(range(moment))
 
-        def counted(honest: Any) -> Any:
-            def call(*given: Any, **named: Any) -> Any:
-                if next(left, None) is None:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return honest(*given, **named)
-
-            return call
-
-        torch.set_num_threads(1)
+    def run() -> None:
         trainer_module.CheckpointFolder = marked(values, halves)  # type: ignore[misc]
-        for name in CALLS:
-            setattr(os, name, counted(getattr(os, name)))
         train(place, keep=keep)
-    finally:
-        os._exit(0)
+
+    return killed_before(moment, run)
 
 
 def check_killed(place: Path, before: int) -> int:

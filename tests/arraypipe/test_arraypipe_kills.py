@@ -11,14 +11,13 @@ import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from arraypipe_halves import Halves  # noqa: E402
-from arraypipe_lives import PARTS, STEPS, jobs_of, same, saved_is_exact  # noqa: E402
+from arraypipe_lives import PARTS, STEPS, jobs_of, killed_before, same, saved_is_exact  # noqa: E402
 from arraypipe_models import trainer  # noqa: E402
 
 from optsched.arraypipe import Job, random_schedule  # noqa: E402
@@ -73,34 +72,17 @@ def test_kills_at_random_moments(tmp_path: Path) -> None:
     finish_killed(tmp_path)
 
 
-CALLS = ("mkdir", "fsync", "rename", "replace", "rmdir", "unlink")
-
-
 def kill_at(moment: int, folder: Path, halves: bool) -> bool:
     """Run in a child that is killed before its n-th change of the file system; whether it was."""
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1] == signal.SIGKILL
-    try:
-        left = iter(range(moment))
 
-        def counted(honest: Any) -> Any:
-            def call(*given: Any, **named: Any) -> Any:
-                if next(left, None) is None:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return honest(*given, **named)
-
-            return call
-
-        torch.set_num_threads(1)
+    def run() -> None:
         if halves:
             trainer_module.CheckpointFolder = Halves  # type: ignore[attr-defined,misc]
-        array, schedule = trainer(jobs_of(1)), random_schedule([1], 3)
-        for name in CALLS:
-            setattr(os, name, counted(getattr(os, name)))
-        array.run(schedule, 3, checkpoint=folder, checkpoint_every=1, resume=True)
-    finally:
-        os._exit(0)
+        trainer(jobs_of(1)).run(
+            random_schedule([1], 3), 3, checkpoint=folder, checkpoint_every=1, resume=True
+        )
+
+    return killed_before(moment, run)
 
 
 def kill_everywhere(folder: Path, moments: range, halves: bool) -> None:
