@@ -52,9 +52,8 @@ MessageBytes: TypeAlias = "Callable[[Collection[int]], tuple[int, int]]"
 
 
 class Bytes(NamedTuple):
-    """Bytes of a device by what they are for."""
+    """Bytes of a device beside its states, by what they are for."""
 
-    states: int = 0
     gradients: int = 0  # at their peak over a steady cycle
     activations: int = 0  # from F to B, at their peak
     workspace: int = 0  # of the largest block
@@ -70,7 +69,7 @@ class Bytes(NamedTuple):
     def table(self) -> str:
         """A line for each, and the sum."""
         names = (
-            "states", "gradients, at their peak", "activations from F to B, at their peak",
+            "gradients, at their peak", "activations from F to B, at their peak",
             "workspace of the largest block", "receive windows", "outboxes", "reserve", "sum",
         )  # fmt: skip
         rows = zip(names, (*self, self.total), strict=True)
@@ -106,7 +105,7 @@ def budget(
         taken, given, passing = _columns(_kept(plan, b, here) for b, here in pairs)
         held, workspace = held_bytes(schedule, row, (taken, given)), np.maximum(workspace, passing)
     peaks = (int(column.max(initial=0)) for column in (gradients, held, workspace))
-    return Bytes(0, *peaks)
+    return Bytes(*peaks)
 
 
 def _columns(rows: Iterable[tuple[int, int, int]]) -> IntArray:
