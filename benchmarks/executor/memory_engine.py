@@ -87,8 +87,9 @@ def table() -> None:
                     ),
                     ResidencyPlan.compile(both, split(order, *times), room, PCIE_5),
                 ]
-                best = plans[2].compute / max(plans[2].compute, bound(plans[2], PCIE_5))
-                cells = [f"{plan.compute / plan.period:.2f}" for plan in plans]
+                compute = sum(v.duration for v in plans[2].visits)
+                best = compute / max(compute, bound(plans[2], PCIE_5))
+                cells = [f"{compute / plan.simulate(PCIE_5).time:.2f}" for plan in plans]
                 print(f"| {speed} | {name} | {slots} | {' | '.join(cells)} | {best:.2f} |")
 
 
@@ -125,15 +126,19 @@ def family(cases: int) -> None:
         least = min(copy_bound(states, visits, d, unit) for d in divide(states, visits, room, ""))
         if not least:
             continue
-        speed = least * ratio / sum(v.duration for v in visits)
+        compute = sum(v.duration for v in visits)
+        speed = least * ratio / compute
         began = time.process_time()
         plan = ResidencyPlan.compile(states, visits, room, HostLink(speed, speed))
         spent = time.process_time() - began
         copied = bound(plan, HostLink(speed, speed))
-        floor = max(plan.compute, copied)
-        hidden = 1 - plan.exposed / copied
-        ratio = plan.compute / copied
-        rows.append((ratio, plan.period / floor, hidden, spent))
+        period = plan.simulate(HostLink(speed, speed)).time if plan.rules else compute
+        floor, hidden, ratio = (
+            max(compute, copied),
+            1 - (period - compute) / copied,
+            compute / copied,
+        )
+        rows.append((ratio, period / floor, hidden, spent))
     print(
         "| compute / copies | cases | within 1.1 | median | worst | copies hidden, median | least |"
     )

@@ -22,7 +22,7 @@ from optsched.arraypipe import Job, random_schedule  # noqa: E402
 from optsched.arraypipe.life.changes import Rescheduling  # noqa: E402
 from optsched.arraypipe.memory.budget import Bytes, budget  # noqa: E402
 from optsched.arraypipe.memory.copies import Transfers  # noqa: E402
-from optsched.arraypipe.memory.engines import CopyEngine  # noqa: E402
+from optsched.arraypipe.memory.engines import PCIE_4, CopyEngine  # noqa: E402
 from optsched.arraypipe.memory.manager import PerDevice, Slotted  # noqa: E402
 from optsched.arraypipe.memory.residency import slot_bytes  # noqa: E402
 from optsched.arraypipe.memory.slots import layout_of  # noqa: E402
@@ -438,5 +438,6 @@ def test_copies_are_those_of_the_plan(made: list[Any], monkeypatch: pytest.Monke
         little(jobs, schedule, 2.0).run(schedule, steps)
         totals.append(dict(copied))
     (plan,) = [plan for plan in made[-1].plans if plan.rules]
-    for direction, planned in (("in", plan.inward), ("out", plan.outward)):
+    _, inward, outward = plan.simulate(PCIE_4)
+    for direction, planned in (("in", inward), ("out", outward)):
         assert totals[1][direction] - totals[0][direction] == pytest.approx(12 * planned)

@@ -23,29 +23,24 @@ if TYPE_CHECKING:
 _CHUNKS, _LATENCIES = 6, 32  # of the largest piece, for the fill; a chunk takes so many latencies
 _DIVISIONS: Final = 3  # how many ways to divide the room are tried
 _TRIAL_CYCLES: Final = 6  # from empty slots; the later half counts
-_CYCLES: Final = 24  # from empty slots; a half that most numbers of repeated cycles divide
+
+
+class Cycle(NamedTuple):
+    """A simulated cycle: how long it takes, and bytes copied."""
+
+    time: float
+    inward: float
+    outward: float
 
 
 @dataclass(frozen=True, eq=False)
 class ResidencyPlan:
-    """Where the states of one device are, and what one cycle costs; made by `compile`.
-
-    Times are in the unit of the visits' durations.
-    """
+    """Where the states of one device are; made by `compile`."""
 
     states: tuple[State, ...]
     visits: tuple[Visit, ...]  # of one cycle
-    compute: float  # time of blocks, and of gaps that the schedule has anyway
     rules: tuple[Rule, ...] = ()  # of weights and of moments (`POOLS`); none: nothing is copied
     chunk: int = 0  # largest copy in bytes
-    inward: float = 0.0  # bytes per cycle, in the mean
-    outward: float = 0.0
-    period: float = 0.0  # predicted time per cycle, with the copies that blocks wait for
-
-    @property
-    def exposed(self) -> float:
-        """Predicted time per cycle that blocks wait for copies."""
-        return self.period - self.compute
 
     @property
     def capacity(self) -> tuple[int, ...]:
@@ -85,9 +80,8 @@ class ResidencyPlan:
         than slots are between a forward and its backward without recompute.
         """
         states, visits = tuple(states), tuple(visits)
-        compute = sum(v.duration + v.gap for v in visits)
         if slots is None and (room is None or sum(s.total for s in states) <= room):
-            return cls(states, visits, compute, period=compute)
+            return cls(states, visits)
         largest = max(max(s.bytes) for s in states)
         if chunk is None:
             least = math.ceil(_LATENCIES * link.latency * max(link.inward, link.outward))
@@ -95,8 +89,25 @@ class ResidencyPlan:
         divisions = [slots] if slots else divide(states, visits, room or 0, device)
         trial = max(chunk, -(-largest // _CHUNKS)) if chunk else 0
         rules = _Search(states, visits, trial, link).best(divisions)
-        period, inward, outward = simulate(states, visits, rules, chunk, link, _CYCLES)
-        return cls(states, visits, compute, rules, chunk, inward, outward, period)
+        return cls(states, visits, rules, chunk)
+
+    def simulate(self, link: HostLink, cycles: int = 24) -> Cycle:
+        """The mean of the later half of so many cycles on a virtual clock, from empty slots."""
+        engine, visits = SimulatedEngine(link), self.visits
+        horizon = 2 * len(visits) + 1
+        transfers = Transfers(self.rules, horizon, engine, Carrier(self.states), self.chunk)
+        transfers.renew(islice(cycle(visits), cycles * len(visits) + horizon))
+        ends = []
+        for _ in range(cycles):
+            for visit in visits:
+                engine.block(visit.gap)
+                transfers.enter(visit)
+                engine.block(visit.duration)
+                transfers.leave()
+            ends.append((engine.now, engine.copied[IN], engine.copied[OUT]))
+        half = cycles // 2
+        late, early = ends[-1], ends[-1 - half]
+        return Cycle(*((b - a) / half for a, b in zip(early, late, strict=True)))
 
 
 def slot_bytes(states: Sequence[State]) -> tuple[int, ...]:
@@ -148,46 +159,12 @@ def divide(
     )
 
 
-class Cycle(NamedTuple):
-    """A simulated cycle: how long it takes, and bytes copied."""
-
-    time: float
-    inward: float
-    outward: float
-
-
-def simulate(
-    states: Sequence[State],
-    visits: Sequence[Visit],
-    rules: Sequence[Rule],
-    chunk: int,
-    link: HostLink,
-    cycles: int,
-) -> Cycle:
-    """The mean of the later half of so many cycles on the virtual clock, from empty slots."""
-    engine = SimulatedEngine(link)
-    horizon = 2 * len(visits) + 1
-    transfers = Transfers(rules, horizon, engine, Carrier(states), chunk)
-    transfers.renew(islice(cycle(visits), cycles * len(visits) + horizon))
-    ends = []
-    for _ in range(cycles):
-        for visit in visits:
-            engine.block(visit.gap)
-            transfers.enter(visit)
-            engine.block(visit.duration)
-            transfers.leave()
-        ends.append((engine.now, engine.copied[IN], engine.copied[OUT]))
-    half = cycles // 2
-    means = ((late - early) / half for late, early in zip(ends[-1], ends[-1 - half], strict=True))
-    return Cycle(*means)
-
-
 @dataclass
 class _Search:
     """Tries a few rules on one cycle of visits, by the clock of the simulated engine."""
 
-    states: Sequence[State]
-    visits: Sequence[Visit]
+    states: tuple[State, ...]
+    visits: tuple[Visit, ...]
     chunk: int
     link: HostLink
 
@@ -205,7 +182,8 @@ class _Search:
 
     def _tried(self, rules: tuple[Rule, ...]) -> tuple[float, float]:
         """About the time of a cycle, rounded so that equal rules are equal, and bytes copied."""
-        mean = simulate(self.states, self.visits, rules, self.chunk, self.link, _TRIAL_CYCLES)
+        plan = ResidencyPlan(self.states, self.visits, rules, self.chunk)
+        mean = plan.simulate(self.link, _TRIAL_CYCLES)
         return float(f"{mean.time:.6g}"), mean.inward + mean.outward
 
     def _choices(self, pool: int, slots: int) -> list[Rule]:
