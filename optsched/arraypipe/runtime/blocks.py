@@ -1,4 +1,4 @@
-"""The four blocks of training on one stage, and what stages owe each other beside activations."""
+"""The four blocks of training on one stage, its first forward, and norms of gradients."""
 
 from __future__ import annotations
 
@@ -22,31 +22,6 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
     from optsched.arraypipe.runtime.state import JobRun, JobStage
-
-
-def take_borrowed(stage: JobStage) -> dict[str, Tensor | None]:
-    """Gradients on the borrowed copies, of one micro-batch or all; the copies keep none."""
-    found: dict[str, Tensor | None] = {}
-    for entry in stage.borrowed:
-        found[entry.name] = entry.parameter.grad
-        entry.parameter.grad = None
-    return found
-
-
-def tied_roots(
-    run: JobRun, stage: JobStage, tied: Sequence[tuple[int, Sequence[Tensor | None]]]
-) -> list[tuple[nn.Parameter, Tensor]]:
-    """Weights that later stages borrow, with the gradients that come from there, by user stage.
-
-    They become roots of this stage's backward, so that autograd adds them before the stage's own
-    uses, as it does alone: sums of floating point numbers depend on the order.
-    """
-    return [
-        (stage.weight(name), gradient)
-        for user, gradients in tied
-        for name, gradient in zip(run.lent[stage.index, user], gradients, strict=True)
-        if gradient is not None
-    ]
 
 
 def own_norms(stage: JobStage, later: Norms) -> Norms:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from optsched.arraypipe.runtime import blocks
-from optsched.arraypipe.runtime.blocks import own_norms, take_borrowed, tied_roots, total_norm
+from optsched.arraypipe.runtime.blocks import own_norms, total_norm
 from optsched.arraypipe.runtime.data import DataEnded, brought
 from optsched.arraypipe.runtime.stages import in_place, move
 from optsched.arraypipe.runtime.state import NotFinite
@@ -221,11 +221,16 @@ class Worker:
         gradients: Any = None
         if stage.last and ends:
             run.metric = run.losses[-1] if run.losses else math.nan
+        # weights that later stages borrow, with the gradients from there: as roots of this backward
+        # autograd adds them before the stage's own uses, as it does alone
         tied = []
         for k, parcel in received.items():
             message = messages[k]
             if message.kind != "gradient":
-                tied.append((segment.plan.blocks[message.producer].stage, parcel.tensors))
+                user = segment.plan.blocks[message.producer].stage
+                for name, gradient in zip(run.lent[stage.index, user], parcel.tensors, strict=True):
+                    if gradient is not None:
+                        tied.append((stage.weight(name), gradient))
                 continue
             gradients = parcel.tensors
             if ends:
@@ -235,10 +240,10 @@ class Worker:
                     stage.later_norms = Norms(vector, parcel.absent)
         if stage.kept[m].roots is None:
             blocks.recompute(stage, m)
-        roots = tied_roots(run, stage, tied) if tied else ()
-        returned = blocks.backward(stage, m, gradients, roots)
-        whole = stage.borrowed and (ends or not segment.routes.summed)
-        borrowed = take_borrowed(stage) if whole else {}
+        returned = blocks.backward(stage, m, gradients, tied)
+        borrowed = {}  # gradients of the copies, of one micro-batch or all
+        for entry in stage.borrowed if ends or not segment.routes.summed else ():
+            borrowed[entry.name], entry.parameter.grad = entry.parameter.grad, None
         norms = Norms()
         if ends and clips:
             norms = own_norms(stage, stage.later_norms)
