@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -56,6 +55,7 @@ def profile(
     ] = 10,
 ) -> None:
     """Measure the blocks of a script's jobs, and what they keep and send."""
+    from optsched.arraypipe.cli.run import plain_warnings
     from optsched.arraypipe.cli.script import guarded, load_trainer, script_parts
     from optsched.cli.output import wrote
     from optsched.io.files import check_outputs
@@ -65,11 +65,8 @@ def profile(
     check_outputs([target], [path])
     wanted = None if sizes is None else numbers("sizes", sizes)
     trainer = load_trainer(script)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always", UserWarning)
+    with plain_warnings():
         found = guarded(path, lambda: trainer.profile(wanted, repeats))
-    for warning in warned:
-        print(f"warning: {warning.message}", file=sys.stderr)
     print(found)
     wrote(target, found.write)
 

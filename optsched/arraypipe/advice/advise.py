@@ -151,7 +151,7 @@ def _stacks(fused: Mapping[int, float]) -> dict[int, float]:
 def _notes(situation: Situation, link: object) -> Iterable[str]:
     """What the numbers rest on."""
     profile = situation.profile
-    if situation.room is None:
+    if not situation.memory:
         yield "device memory is not known, so everything is taken to fit; say memory="
     if situation.devices < situation.n_stages:
         yield f"{situation.n_stages} profiled stages are merged into {situation.devices}"

@@ -75,13 +75,13 @@ def _in_turn(
     jobs = situation.jobs
 
     def slowness(way: Way) -> tuple[float, ...]:
-        return (0, *way) if situation.fits(way.needed) is not False else (1, way.needed)
+        return (0, *way) if way.needed <= situation.room else (1, way.needed)
 
     for groups, width in pairs:
         best = {one: min(ways_of(situation, one, width), key=slowness) for one in set(jobs)}
         ways = [best[asked] for asked in jobs]
         needed, job = max(zip([way.needed for way in ways], situation.names, strict=True))
-        if situation.fits(needed) is False:
+        if needed > situation.room:
             found.append(_misfit(situation, name, job, needed))
             continue
         times = [asked.iterations * way.time for asked, way in zip(jobs, ways, strict=True)]
@@ -123,8 +123,8 @@ def _settings(situation: Situation, ways: Sequence[Way]) -> str:
     again = sum(way.recompute for way in ways)
     if again:
         said += ", with recomputation" + ("" if again == len(ways) else f" in {again} jobs")
-    sizes = [way.size for way in ways]
-    if any(map(situation.predicted, situation.jobs, sizes)):
+    sizes = map(situation.profile.sizes, [one.job.precision for one in situation.jobs])
+    if any(way.size not in known for way, known in zip(ways, sizes, strict=True)):
         said += ", block times partly predicted"
     return said
 
@@ -133,16 +133,16 @@ def _option(
     situation: Situation, name: str, time: float, reason: str, needed: int, spread: float
 ) -> Option:
     """An option that is possible, from nanoseconds and their relative error."""
-    seconds = time / 1e9
-    return Option(name, seconds, reason, situation.fits(needed), needed, spread * seconds)
+    seconds, fits = time / 1e9, True if situation.memory else None
+    return Option(name, seconds, reason, fits, needed, spread * seconds)
 
 
 def _misfit(situation: Situation, name: str, what: str, needed: int, helps: str = "") -> Option:
     """An option for which devices are too small."""
-    assert situation.room is not None
+    there, helps = int(situation.room), helps or "cut it over more devices, or take larger ones"
     reason = (
         f"{what} needs {bytes_text(needed)} on a device, at best, and there are "
-        f"{bytes_text(situation.room)}: {helps or 'cut it over more devices, or take larger ones'}"
+        f"{bytes_text(there)}: {helps}"
     )
     return Option(name, None, reason, False, needed)
 
@@ -208,7 +208,7 @@ def _pipelined(chunks: int, situation: Situation, asked: Asked, width: int) -> I
         needed = max(int(held[d]) + peak_memory(schedule, d) for d in range(width))
         time = (schedule.period or 0) + (m - shown) * rhythm
         yield Way(time, needed, costs.one_device(m, again) / width, m, again, asked.size(m))
-        fitting += situation.fits(needed) is not False
+        fitting += needed <= situation.room
         if fitting == _TRIES:
             return
 
@@ -301,14 +301,14 @@ def _rolling(situation: Situation, jobs: Sequence[Cut]) -> Rolling | None:
         np.array([getattr(one, key) for one in costs]) for key in ("state", "gradients")
     )
     held = standing(states, gradients, alone) + window(costs)
-    if situation.room is not None and held.max() >= situation.room:
+    if held.max() >= situation.room:
         return None
     most = max(4, _ARRAY_BLOCKS // (2 * len(jobs) * len(held)))
     shown = [one._replace(microbatches=min(one.microbatches, most)) for one in jobs]
     array = rolling_array(situation, shown)
     known = array.bounds()
-    if situation.room is not None:
-        array = array.replace(memory=(situation.room - held).tolist())
+    if situation.memory:
+        array = array.replace(memory=(int(situation.room) - held).tolist())
     schedule = solve(array, "dispatch", iterations=_RULES).schedule
     if schedule is None or schedule.period is None:
         return None
@@ -348,7 +348,7 @@ def stacked(situation: Situation, fused: Mapping[int, float] | None) -> Option:
     found = []
     for n, seconds in sorted(fused.items()):
         needed = sum(each[-n:])
-        if situation.fits(needed) is False:
+        if needed > situation.room:
             found.append(
                 _misfit(situation, name, f"a stack of {n}", needed, "measure smaller stacks")
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -70,9 +70,9 @@ class Situation:
     _known: dict[tuple[object, ...], Costs] = field(default_factory=dict)
 
     @property
-    def room(self) -> int | None:
-        """Bytes of a device that jobs may take; None if nobody knows."""
-        return int(self.memory * (1 - RESERVE)) if self.memory else None
+    def room(self) -> float:
+        """Bytes of a device that jobs may take; without end if nobody knows."""
+        return int(self.memory * (1 - RESERVE)) if self.memory else inf
 
     @property
     def n_stages(self) -> int:
@@ -99,14 +99,6 @@ class Situation:
     def cuts(self, width: int) -> list[int]:
         """Cuts of the profile's stages into `width` of them, balanced for the jobs as they are."""
         return balanced(load([self.own(one) for one in self.jobs]).tolist(), width)
-
-    def fits(self, needed: int) -> bool | None:
-        """Whether a device has so many bytes; None if nobody knows."""
-        return None if self.room is None else needed <= self.room
-
-    def predicted(self, asked: Asked, size: int) -> bool:
-        """Whether a micro-batch size was not measured."""
-        return size not in self.profile.sizes(asked.job.precision)
 
     def spread(self, asked: Asked, size: int) -> float:
         """Relative error of the times: IQR over median, or that of predicted ones.
