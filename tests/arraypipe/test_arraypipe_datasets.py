@@ -127,6 +127,10 @@ def test_refusals() -> None:
     empty: Any = type("Empty", (Stream,), {"__iter__": lambda self: iter(())})()
     for data, sentence in (
         (7, "data: expected a dataset, a DataLoader or a function"),
+        (
+            sgd([torch.ones(1, requires_grad=True)]),
+            r"function data\(job, start\), got SGD \( Param",
+        ),
         ((x, x), r"did you mean TensorDataset\(inputs, targets\)\?"),
         ([job()], r"did you mean jobs=\[...\], or fit\?"),
         (DataLoader(rows, sampler=weighted), "chosen by its WeightedRandomSampler"),
@@ -138,8 +142,9 @@ def test_refusals() -> None:
         (empty, "the dataset has no sample in epoch 0"),
         (Rows(0), "the dataset is empty"),
     ):
-        with pytest.raises(InputError, match=sentence):
+        with pytest.raises(InputError, match=sentence) as caught:
             next(iter(batches_of(data)(job(), 0)))
+        assert "\n" not in str(caught.value)
     check_resumable(batches_of(rows))
     with pytest.raises(InputError, match="checkpoint: an iterable dataset has no batch of a given"):
         check_resumable(batches_of(Stream()))
