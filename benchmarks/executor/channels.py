@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from optsched.arraypipe import compile, random_schedule
 from optsched.arraypipe.distributed.protocol import DevicePort
-from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.plan.plan import routes
 from optsched.arraypipe.plan.segments import Segment, device_stream
 from optsched.arraypipe.plan.types import Instance
 

@@ -17,9 +17,8 @@ from optsched.arraypipe.life.changes import check_problem, fits_seat
 from optsched.arraypipe.memory.budget import check_limit
 from optsched.arraypipe.model.split import Names, Stages, build, check_chain, split, stage_names
 from optsched.arraypipe.model.tied_weights import lent
-from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.orders import random_schedule
-from optsched.arraypipe.plan.plan import ExecutionPlan, compile
+from optsched.arraypipe.plan.plan import ExecutionPlan, compile, routes
 from optsched.arraypipe.profile.document import Profile
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.datasets import batches_of, check_resumable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.analysis.rolling import rolling
-from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.orders import topological
+from optsched.arraypipe.plan.plan import routes
 from optsched.arraypipe.plan.segments import Segment, Walk
 
 if TYPE_CHECKING:

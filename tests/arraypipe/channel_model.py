@@ -28,7 +28,7 @@ from optsched.arraypipe.distributed.protocol import (
     slot_of,
     unpack,
 )
-from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.plan.plan import routes
 from optsched.arraypipe.plan.segments import Segment, device_stream
 from optsched.model.schedule import Resource, Rows, Schedule
 

@@ -33,8 +33,7 @@ from optsched.arraypipe.distributed.wire import (  # noqa: E402
     layouts,
     words,
 )
-from optsched.arraypipe.plan.messages import routes  # noqa: E402
-from optsched.arraypipe.plan.plan import compile  # noqa: E402
+from optsched.arraypipe.plan.plan import compile, routes  # noqa: E402
 from optsched.arraypipe.plan.segments import Segment  # noqa: E402
 from optsched.arraypipe.plan.types import Copied  # noqa: E402
 from optsched.cli.app import app  # noqa: E402

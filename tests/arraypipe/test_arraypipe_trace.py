@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 import optsched
 from optsched import JobArray
 from optsched.arraypipe.plan.edits import blocks_only
-from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.orders import random_schedule
-from optsched.arraypipe.plan.plan import ExecutionPlan, compile
+from optsched.arraypipe.plan.plan import ExecutionPlan, compile, routes
 from optsched.arraypipe.plan.segments import Change, Course, Walk
 from optsched.arraypipe.plan.types import Copied, Record
 from optsched.arraypipe.report.executed import RunLog, virtual_starts

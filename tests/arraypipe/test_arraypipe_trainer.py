@@ -57,7 +57,7 @@ def test_trace_replay_and_report() -> None:
 def _prediction(schedule: Any, steps: int) -> int:
     """Makespan of the repeated schedule in nanoseconds, by plain relaxation."""
     from optsched.arraypipe import compile
-    from optsched.arraypipe.plan.messages import routes
+    from optsched.arraypipe.plan.plan import routes
     from optsched.arraypipe.plan.segments import Segment, Walk
 
     plan = compile(schedule)

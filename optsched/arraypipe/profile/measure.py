@@ -33,8 +33,7 @@ from optsched.arraypipe.memory.stage_bytes import (
     state_bytes,
 )
 from optsched.arraypipe.model.checks import check_sibling, shapes_of
-from optsched.arraypipe.plan.messages import routes
-from optsched.arraypipe.plan.plan import compile
+from optsched.arraypipe.plan.plan import compile, routes
 from optsched.arraypipe.plan.segments import Segment, Walk
 from optsched.arraypipe.profile.document import (
     KINDS,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.arraypipe.memory.budget import budget
-from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.plan.plan import routes
 from optsched.arraypipe.report.executed import unit
 from optsched.io.text import bytes_text, duration, plain
 from optsched.kernels.cycle_ratio import cycle_time
