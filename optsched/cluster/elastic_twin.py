@@ -16,7 +16,7 @@ from optsched.cluster.elastic_twin_columns import (
     sort,
 )
 from optsched.cluster.elastic_twin_rule import BY_ORDER, NEVER, ROUND
-from optsched.cluster.world import advance, remaining_now
+from optsched.cluster.world import remaining_now, step, tidy
 from optsched.cluster.world_build import grown, log_of, stalled, too_late, world
 from optsched.cluster.world_layout import (
     ACTIVE,
@@ -60,14 +60,13 @@ def ordered(
         c.key[:] = workload.work if kind in (SJF_TRUE, SRTF_TRUE) else workload.believed
     if kind in (SRTF, SRTF_TRUE):
         return run(
-            lambda w: _by_remaining(w, c, int(kind == SRTF_TRUE)), workload, nodes, settings, name
-        )
-    return run(lambda w: _by_key(w, c), workload, nodes, settings, name)
+            lambda w: _by_remaining(w, c, int(kind == SRTF_TRUE)),
+            world(workload, nodes, settings), workload, name,
+        )  # fmt: skip
+    return run(lambda w: _by_key(w, c), world(workload, nodes, settings), workload, name)
 
 
-def run(
-    loop: Callable[[World], Any], workload: Workload, nodes: Nodes, settings: Settings, name: str
-) -> Log:
+def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -> Log:
     """Call a compiled loop until all jobs have ended.
 
     Raises
@@ -75,7 +74,6 @@ def run(
     Stalled, InputError
         As the generic engine does.
     """
-    w = world(workload, nodes, settings)
     status = NO_ROOM
     while status == NO_ROOM:
         status = loop(w)
@@ -92,7 +90,7 @@ def run(
 def _by_key(w, c):  # type: ignore[no-untyped-def]
     """By a key that never changes, without preemption."""
     while True:
-        status = advance(w)
+        status = step(w)
         if status != ASK:
             return status
         worth = notice(w, c)
@@ -107,11 +105,12 @@ def _by_key(w, c):  # type: ignore[no-untyped-def]
 def _by_remaining(w, c, clairvoyant):  # type: ignore[no-untyped-def]
     """By remaining work, with preemption at every event."""
     while True:
-        status = advance(w)
+        status = step(w)
         if status != ASK:
             return status
         worth = notice(w, c)
         if w.state[LOSES_PASS] == 1:  # who was preempted has more to do than it had
+            tidy(w)
             for i in range(w.state[ACTIVE]):
                 c.key[w.active[i]] = remaining_now(w, w.active[i], clairvoyant)
         else:

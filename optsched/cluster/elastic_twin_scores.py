@@ -19,7 +19,8 @@ from optsched.cluster.elastic_twin_columns import (
     sort,
 )
 from optsched.cluster.elastic_twin_rule import APPORTION, BY_ORDER, NEVER
-from optsched.cluster.world import advance, remaining_now
+from optsched.cluster.world import remaining_now, step, tidy
+from optsched.cluster.world_build import world
 from optsched.cluster.world_layout import (
     ACTIVE,
     ARRIVED,
@@ -54,7 +55,7 @@ def by_score(
     preempt = BY_ORDER if preemptive else NEVER
     return run(
         lambda w: _loop(w, c, ptr, seen, lam, initial, int(resolved), preempt),
-        workload, nodes, settings, name,
+        world(workload, nodes, settings), workload, name,
     )  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def _score(w, c, job, ptr, seen, lam, initial, resolved):  # type: ignore[no-unt
 def _loop(w, c, ptr, seen, lam, initial, resolved, preempt):  # type: ignore[no-untyped-def]
     """By falling score, GPUs that are left apportioned to the scores."""
     while True:
-        status = advance(w)
+        status = step(w)
         if status != ASK:
             return status
         worth = notice(w, c)
@@ -86,6 +87,7 @@ def _loop(w, c, ptr, seen, lam, initial, resolved, preempt):  # type: ignore[no-
         if w.state[FREE_GPUS] > 0:
             worth = 1
         if resolved == 1 and w.state[LOSES_PASS] == 1:
+            tidy(w)
             for i in range(w.state[ACTIVE]):
                 _score(w, c, w.active[i], ptr, seen, lam, initial, resolved)
         elif resolved == 1 and (worth == 1 or preempt != NEVER):

@@ -32,7 +32,8 @@ from optsched.cluster.posterior import (
     start,
     work_left,
 )
-from optsched.cluster.world import advance, done_now
+from optsched.cluster.world import done_now, step, tidy
+from optsched.cluster.world_build import world
 from optsched.cluster.world_layout import (
     ACTIVE,
     ARRIVED,
@@ -122,7 +123,12 @@ def to_target(
         return None
     b = _beliefs(workload, sigma, pooling)
     single = int(bool((~aims & (workload.passes == 1)).any()))
-    return run(lambda w: _loop(w, c, b, sigma, single, surplus), workload, nodes, settings, name)
+    return run(
+        lambda w: _loop(w, c, b, sigma, single, surplus),
+        world(workload, nodes, settings),
+        workload,
+        name,
+    )
 
 
 def _beliefs(workload: Workload, sigma: float, pooling: bool) -> Beliefs:
@@ -224,7 +230,7 @@ def _loop(w, c, b, sigma, single, surplus):  # type: ignore[no-untyped-def]
     """By believed remaining work, displacing where the gain exceeds both restart costs."""
     s = w.state
     while True:
-        status = advance(w)
+        status = step(w)
         if status != ASK:
             return status
         if some_ended(w, c) == 1:
@@ -249,6 +255,7 @@ def _loop(w, c, b, sigma, single, surplus):  # type: ignore[no-untyped-def]
                     if w.job[b.member[at], PHASE] != ENDED:
                         _value(w, c, b, b.member[at])
         if single == 1 or s[LOSES_PASS] == 1:
+            tidy(w)
             for i in range(s[ACTIVE]):
                 job = w.active[i]
                 _value(w, c, b, job)

@@ -178,3 +178,14 @@ def _rows(
             raise InputError(f"{path}: row {at}: expected {len(header)} values, got {len(row)}")
         found.append((f"{path}: row {at}", dict(zip(header, map(str.strip, row), strict=True))))
     return found
+
+
+def packable(table: PackingTable | None, memory_limit: float, own: str, host: str) -> bool:
+    """Whether a job of one type may join one of another type."""
+    if table is None or table.pair(own, host) is None:
+        return False
+    for kind in (own, host):
+        if kind not in table.memory or kind not in table.share_score:
+            return False
+    fits = table.memory[host] < memory_limit - table.memory[own]
+    return fits and table.share_score[own] + table.share_score[host] <= 2

@@ -39,6 +39,7 @@ from optsched.cluster.world_layout import (
     KEPT,
     KIND,
     LIMIT,
+    LISTED,
     LOG_NODES,
     LOG_ROWS,
     LOST,
@@ -88,7 +89,7 @@ from optsched.kernels.compile import INT, entry, helper
 
 __all__ = [
     "MOST_IDLE", "NEVER", "advance", "apply", "at_pass_end", "attained_now", "done_now", "is_size",
-    "rate_of", "release", "remaining_now", "set_rate", "start",
+    "rate_of", "release", "remaining_now", "set_rate", "start", "step", "tidy",
 ]  # fmt: skip
 
 MOST_IDLE: Final = 10_000
@@ -104,31 +105,31 @@ def _event(w, kind, j):  # type: ignore[no-untyped-def]
     return i
 
 
-@helper(INT, WORLD, INT, counted=False)
-def _hide(w, j):  # type: ignore[no-untyped-def]
-    """Take job j out of the active ones."""
-    low, high = 0, w.state[ACTIVE] - 1
-    while low < high:
-        middle = (low + high) >> 1
-        if w.active[middle] < j:
-            low = middle + 1
-        else:
-            high = middle
-    w.state[ACTIVE] -= 1
-    w.state[VERSION] += 1
-    for i in range(low, w.state[ACTIVE]):
-        w.active[i] = w.active[i + 1]
-    return low
+@helper(INT, WORLD, counted=False)
+def tidy(w):  # type: ignore[no-untyped-def]
+    """Take jobs that have ended out of the list of active ones."""
+    n = w.state[LISTED]
+    if n == w.state[ACTIVE]:
+        return 0
+    kept = 0
+    for i in range(n):
+        j = w.active[i]
+        if w.job[j, PHASE] != ENDED:
+            w.active[kept] = j
+            kept += 1
+    w.state[LISTED] = kept
+    return 1
 
 
 @helper(INT, WORLD, INT, counted=False)
 def _show(w, j):  # type: ignore[no-untyped-def]
     """Put job j among the active ones: pending."""
-    i = w.state[ACTIVE]
+    i = w.state[LISTED]
     while i > 0 and w.active[i - 1] > j:
         w.active[i] = w.active[i - 1]
         i -= 1
     w.active[i] = j
+    w.state[LISTED] += 1
     w.state[ACTIVE] += 1
     w.state[VERSION] += 1
     w.job[j, PHASE], w.job[j, ENTERED] = PENDING, w.state[TIME]
@@ -165,8 +166,9 @@ def _reached(w, j):  # type: ignore[no-untyped-def]
     vacate(w, j)
     w.job[j, PHASE], w.job[j, FINISHED] = ENDED, w.state[TIME]
     w.state[UNFINISHED] -= 1
+    w.state[ACTIVE] -= 1
+    w.state[VERSION] += 1
     _event(w, COMPLETED, j)
-    _hide(w, j)
     group = w.given[j, GROUP]
     w.group[group, SHOWN] -= 1
     following = w.group[group, HEAD]
@@ -187,7 +189,7 @@ def _change(w, node, kind):  # type: ignore[no-untyped-def]
     w.state[FREE_ZERO] += step * w.node[node, FREE_UNITS]
     if kind in (ADD, DRAIN):
         return 0
-    for i in range(w.state[ACTIVE]):
+    for i in range(w.state[LISTED]):
         j = w.active[i]
         if w.job[j, PHASE] != RUNS:
             continue
@@ -204,7 +206,17 @@ def _change(w, node, kind):  # type: ignore[no-untyped-def]
 
 @entry(INT, WORLD, counted=False)
 def advance(w):  # type: ignore[no-untyped-def]
+    """`step`, with `World.active` in order."""
+    status = step(w)
+    tidy(w)
+    return status
+
+
+@helper(INT, WORLD, counted=False)
+def step(w):  # type: ignore[no-untyped-def]
     """Go to the next instant at which jobs are active, and apply its events.
+
+    Jobs that have ended may still stand in `World.active`.
 
     Answers `ASK`, `FINISHED_ALL`, `STALLED`, `NO_ROOM` (nothing was done) or `TOO_LATE`.
     ``state[WAKE]`` is read and set to -1.

@@ -14,6 +14,7 @@ from optsched.cluster.world_layout import (
     ADD,
     BELIEVED,
     CAPACITY,
+    CONSOLIDATED,
     COST,
     DRAIN,
     END_SIZE,
@@ -169,32 +170,33 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
     state[ROUND], state[RESTART] = settings.round, settings.restart_cost
     state[PASS_ONLY] = settings.resize == "pass"
     state[LOSES_PASS] = settings.checkpoint == "pass"
+    state[CONSOLIDATED] = settings.timing == "lucid"
     state[HORIZON] = min(MOST_TIME, 2**62 // max(1, nodes.total))
     return World(
         state=state,
-        given=_frozen(given),
-        size=_frozen(np.array(workload.size, np.int64)),
-        rate=_frozen(np.where(workload.size == 0, WORK, workload.rate).astype(np.int64)),
+        given=frozen(given),
+        size=frozen(np.array(workload.size, np.int64)),
+        rate=frozen(np.where(workload.size == 0, WORK, workload.rate).astype(np.int64)),
         job=job,
         active=np.zeros(n, np.int64),
         heap=np.zeros((min(n, pool), 2), np.int64),
         node=node,
         held=held,
         group=group,
-        change=_frozen(np.array([(t, k, e) for t, _, k, e in changes], np.int64).reshape(-1, 3)),
+        change=frozen(np.array([(t, k, e) for t, _, k, e in changes], np.int64).reshape(-1, 3)),
         event=np.zeros((4 * n + 1, 2), np.int64),
         quota=np.zeros(n, np.int64),
         order=np.zeros(n, np.int64),
         named_ptr=np.zeros(n + 1, np.int64),
         named=np.zeros((pool, 2), np.int64),
         share=np.full(n, -1, np.int64),
-        log=np.zeros((2 * n + min(n, pool) + 64, LOG), np.int64),
-        log_node=np.zeros((2 * n + 2 * pool + 64, 2), np.int64),
+        log=np.zeros((4 * n + min(n, pool) + 64, LOG), np.int64),
+        log_node=np.zeros((8 * n + 2 * pool + 64, 2), np.int64),
     )
 
 
-def _frozen(array: Any) -> Any:
-    """The same, C-contiguous and read-only."""
+def frozen(array: Any) -> Any:
+    """The same, C-contiguous and read-only, as kernels take it."""
     array = np.ascontiguousarray(array)
     array.setflags(write=False)
     return array
@@ -214,33 +216,35 @@ def log_of(w: World) -> Log:
     Stays are sorted by start, ties by job.
     """
     rows = int(w.state[LOG_ROWS])
-    log = w.log[:rows].copy()
+    log = w.log[:rows]
     open_rows = np.flatnonzero(log[:, LOG_END] < 0)
     if len(open_rows):
+        log = log.copy()
         _close(w, log, open_rows)
-    order = np.lexsort((log[:, LOG_JOB], log[:, LOG_START]))
-    log = log[order]
-    length = log[:, LOG_END_NODE] - log[:, LOG_FIRST]
+    instant = np.cumsum(np.diff(log[:, LOG_START], prepend=0) != 0)  # starts never fall
+    order = np.argsort(instant * len(w.job) + log[:, LOG_JOB], kind="stable")
+    first = log[order, LOG_FIRST]
+    length = log[order, LOG_END_NODE] - first
     ptr = np.zeros(rows + 1, np.int64)
     np.cumsum(length, out=ptr[1:])
-    source = np.repeat(log[:, LOG_FIRST] - ptr[:-1], length) + np.arange(ptr[-1])
+    source = np.repeat(first - ptr[:-1], length) + np.arange(ptr[-1])
     columns = {
         "job": LOG_JOB, "start": LOG_START, "end": LOG_END, "restart": LOG_RESTART,
         "gpus": LOG_GPUS, "half": LOG_HALF, "work": LOG_WORK,
     }  # fmt: skip
-    values = {key: _frozen(log[:, column]) for key, column in columns.items()}
-    if bool((log[:, LOG_HALF] > 0).any()):
+    values = {key: frozen(log[order, column]) for key, column in columns.items()}
+    if bool((values["half"] > 0).any()):
         place = np.empty(rows + 1, np.int64)
         place[order] = np.arange(rows)
         place[-1] = -1
-        values["partner"] = _frozen(place[log[:, LOG_PARTNER]])
+        values["partner"] = frozen(place[log[order, LOG_PARTNER]])
     return Log(
         **values,
-        node_ptr=_frozen(ptr),
-        node=_frozen(w.log_node[source, 0]),
-        count=_frozen(w.log_node[source, 1]),
-        finished=_frozen(w.job[:, FINISHED]),
-        preemptions=_frozen(w.job[:, PREEMPTED]),
+        node_ptr=frozen(ptr),
+        node=frozen(w.log_node[source, 0]),
+        count=frozen(w.log_node[source, 1]),
+        finished=frozen(w.job[:, FINISHED]),
+        preemptions=frozen(w.job[:, PREEMPTED]),
     )
 
 
@@ -283,5 +287,5 @@ def _listed(workload: Workload, jobs: Iterable[int]) -> str:
 
 
 __all__ = [
-    "MOST_TIME", "check_fits", "grown", "log_of", "stalled", "too_late", "world",
+    "MOST_TIME", "check_fits", "frozen", "grown", "log_of", "stalled", "too_late", "world",
 ]  # fmt: skip

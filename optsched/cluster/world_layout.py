@@ -65,7 +65,15 @@ VERSION: Final = 25
 """Counts the changes of the set of active jobs."""
 HORIZON: Final = 26
 """No event may lie behind it."""
-STATE: Final = 27
+LATE: Final = 27
+"""1: an end is seen a unit of time late, and what is left of a restart is owed (Lucid)."""
+CONSOLIDATED: Final = 28
+"""1: jobs are placed as by Lucid's simulator, on nodes of `LUCID_NODE` GPUs."""
+LISTED: Final = 29
+"""Rows of `World.active` in use: some may have ended since it was tidied."""
+STATE: Final = 30
+
+LUCID_NODE: Final = 8
 
 # what never changes about a job: `World.given`
 SUBMIT: Final = 0
@@ -119,6 +127,8 @@ PARTNER: Final = 20
 ALONE: Final = 21
 """Speed at its size without contention."""
 FINISHED: Final = 22
+OWED: Final = 23
+"""What was left of the last restart when it was stopped, if ``state[LATE]``."""
 JOB: Final = 24
 
 # `PHASE`
@@ -225,7 +235,8 @@ class World(NamedTuple):
     job: Table
     """(jobs, JOB)."""
     active: IntArray
-    """``active[:state[ACTIVE]]``: visible jobs that have arrived and not ended, ascending."""
+    """``active[:state[ACTIVE]]``: visible jobs that have arrived and not ended, ascending; after
+    `step`, before `tidy`, some that have ended may stand between them."""
     heap: Table
     """(jobs, 2): next event and job of every running job, least first."""
     node: Table

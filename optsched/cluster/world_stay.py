@@ -10,6 +10,7 @@ from optsched.cluster.world_layout import (
     ALONE,
     ATTAINED,
     BELIEVED,
+    CONSOLIDATED,
     COST,
     COUNT,
     DONE,
@@ -26,6 +27,7 @@ from optsched.cluster.world_layout import (
     HELD,
     HORIZON,
     KEPT,
+    LATE,
     LOG_END,
     LOG_END_NODE,
     LOG_FIRST,
@@ -39,7 +41,9 @@ from optsched.cluster.world_layout import (
     LOG_START,
     LOG_WORK,
     LOSES_PASS,
+    LUCID_NODE,
     NEXT,
+    OWED,
     PARTNER,
     PASS_END,
     PASS_WORK,
@@ -132,8 +136,8 @@ def sync(w, j):  # type: ignore[no-untyped-def]
     """Book the progress of running job j until now."""
     now = w.state[TIME]
     if now > w.job[j, SINCE]:
-        w.job[j, DONE] += w.job[j, RATE] * (now - w.job[j, SINCE])
-        w.job[j, SINCE] = now
+        done = w.job[j, DONE] + w.job[j, RATE] * (now - w.job[j, SINCE])
+        w.job[j, DONE], w.job[j, SINCE] = min(done, w.given[j, WORK_TOTAL]), now
     return w.job[j, DONE]
 
 
@@ -143,6 +147,8 @@ def foresee(w, j):  # type: ignore[no-untyped-def]
     goal = min((w.job[j, PASSES] + 1) * w.given[j, PASS_WORK], w.given[j, WORK_TOTAL])
     left, rate = goal - w.job[j, DONE], w.job[j, RATE]
     wait = (left + rate - 1) // rate
+    if goal == w.given[j, WORK_TOTAL]:
+        wait += w.state[LATE]
     w.job[j, NEXT] = NEVER if wait > w.state[HORIZON] else w.job[j, SINCE] + wait
     return w.job[j, NEXT]
 
@@ -207,6 +213,36 @@ def _best_fit(w, gpus):  # type: ignore[no-untyped-def]
     return 0
 
 
+@helper(INT, WORLD, INT, counted=False)
+def _consolidated(w, gpus):  # type: ignore[no-untyped-def]
+    """Take GPUs as Lucid's simulator does, at most one node not wholly; 0 if that is impossible.
+
+    Within a node the fullest that fits; else idle nodes, and the rest on the emptiest other one.
+    """
+    whole, rest = gpus // LUCID_NODE, gpus % LUCID_NODE
+    if gpus <= LUCID_NODE:
+        whole, rest = 0, gpus
+    idle, best, least, most = 0, -1, NEVER, 0
+    for n in range(w.node.shape[0]):
+        free = w.node[n, FREE]
+        if whole > 0:
+            if free == LUCID_NODE and idle < whole:
+                idle += 1
+            elif free > most:
+                best, most = n, free
+        elif rest <= free < least:
+            best, least, most = n, free, free
+    if idle < whole or most < rest:
+        return 0
+    if rest > 0:
+        _take(w, best, rest)
+    for n in range(w.node.shape[0]):
+        if whole > 0 and w.node[n, FREE] == LUCID_NODE and n != best:
+            _take(w, n, LUCID_NODE)
+            whole -= 1
+    return 1
+
+
 @helper(INT, WORLD, INT, INT, counted=False)
 def _take_unit(w, node, hold):  # type: ignore[no-untyped-def]
     """Take a zero-slot unit of this node (-1: of the first that has one)."""
@@ -227,7 +263,7 @@ def _take_unit(w, node, hold):  # type: ignore[no-untyped-def]
 def _open(w, j, gpus, half):  # type: ignore[no-untyped-def]
     """Let job j run on what was noted for it, after its restart cost."""
     now, row = w.state[TIME], w.state[LOG_ROWS]
-    cost = w.given[j, COST] if w.job[j, STARTS] > 0 else 0
+    cost = w.given[j, COST] + w.job[j, OWED] if w.job[j, STARTS] > 0 else 0
     last = -1
     for i in range(w.log[row, LOG_FIRST], w.state[LOG_NODES]):
         spare = w.state[SPARE]
@@ -271,7 +307,10 @@ def start(w, j, gpus):  # type: ignore[no-untyped-def]
     else:
         if gpus > w.state[FREE_GPUS]:
             return 0
-        _best_fit(w, gpus)
+        if w.state[CONSOLIDATED] == 0:
+            _best_fit(w, gpus)
+        elif _consolidated(w, gpus) == 0:
+            return 0
     _open(w, j, max(gpus, 0), WHOLE)
     return 1
 
@@ -350,6 +389,8 @@ def vacate(w, j):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, INT, counted=False)
 def release(w, j, keeps):  # type: ignore[no-untyped-def]
     """Take running job j off its GPUs: for a resize (keeps = 1: `start` follows) or preempted."""
+    if w.state[LATE] == 1:
+        w.job[j, OWED] = max(0, w.job[j, SINCE] - w.state[TIME])
     sync(w, j)
     if w.state[LOSES_PASS] == 1:
         w.job[j, DONE] = w.job[j, KEPT]

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from optsched.cluster import Amdahl, Job, Linear, Log, Nodes, Workload
+from optsched.cluster import Amdahl, Group, Job, Linear, Log, Nodes, Workload
 
 SECOND = 10**6
 
@@ -57,12 +57,20 @@ def clusters(draw: st.DrawFn, most: int = 25) -> tuple[Workload, Nodes, dict[str
             passes=1 if plain else draw(st.sampled_from([1, 3])),
             estimate=1.0 if plain else draw(st.sampled_from([1.0, 0.01, 0.5, 2.0])),
             restart_cost=draw(st.sampled_from([None, None, 0, 7])),
+            preemptible=plain or draw(st.integers(0, 5)) > 0,
+            group=draw(st.sampled_from(["", "", "g"])),
         ))  # fmt: skip
     settings = {
         "restart_cost": draw(st.sampled_from([0, 5, 40])),
         "round": 0 if plain else draw(st.sampled_from([0, 7])),
+        "checkpoint": "immediate" if plain else draw(st.sampled_from(["immediate", "pass"])),
     }
-    return Workload.of(jobs), Nodes.of(capacity), settings
+    limit = draw(st.sampled_from([None, 1, 3]))
+    return (
+        Workload.of(jobs, groups=[Group("g", max_concurrent=limit)]),
+        Nodes.of(capacity),
+        settings,
+    )
 
 
 def same(first: Log, second: Log) -> bool:

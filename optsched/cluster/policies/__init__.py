@@ -17,7 +17,7 @@ _HOME: Final = {
     "elastic_srtf": "elastic:ElasticSrtf",
     "entropy": "entropy:Entropy",
     "fair_share": "fair_share:FairShare",
-    "fifo": "fifo:Fifo",
+    "fifo": "queue_order:Fifo",
     "finish_time_fairness": "finish_time_fairness:FinishTimeFairness",
     "goodput": "goodput:Goodput",
     "las": "las:Las",
@@ -28,11 +28,11 @@ _HOME: Final = {
     "priority": "priority:Priority",
     "proportional": "proportional:Proportional",
     "sia": "sia:Sia",
-    "sjf": "sjf:Sjf",
+    "sjf": "queue_order:Sjf",
     "srtf": "srtf:Srtf",
     "time_to_target": "time_to_target:TimeToTarget",
 }
-"""Name -> module and class below this package; one file a policy."""
+"""Name -> module and class below this package."""
 
 
 def names() -> list[str]:

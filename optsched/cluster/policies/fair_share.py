@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from optsched.cluster.determined.shares import VARIANTS, decide_fair_share
 from optsched.cluster.determined.simulated import Cluster, decision
 from optsched.cluster.determined.state import FITS
-from optsched.cluster.queue_twin_input import checked_gang
+from optsched.cluster.policies.gangs import checked_gang
 from optsched.io.values import boolean, one_of
 
 if TYPE_CHECKING:

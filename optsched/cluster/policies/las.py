@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 
 from optsched.cluster.metrics import PER_SECOND
+from optsched.cluster.policies.gangs import checked_gang, gangs_in_view
 from optsched.cluster.policies.preemptive_walk import walk_in_order
 from optsched.cluster.policy import Decision
-from optsched.cluster.queue_twin_input import checked_gang, gangs_in_view
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer
 
@@ -90,12 +90,10 @@ class Las:
 
     def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
-        from optsched.cluster.las_twin import las_twin
+        from optsched.cluster.policies.rigid import simulate_walk
 
-        thresholds, every = self.times(workload)
-        return las_twin(
-            workload, nodes, settings, thresholds=thresholds, every=every, gang=self.gang
-        )
+        queues = self.times(workload)
+        return simulate_walk(workload, nodes, settings, self.gang, queues, self.name)
 
 
 def _checked_thresholds(thresholds: Sequence[int]) -> tuple[int, ...]:

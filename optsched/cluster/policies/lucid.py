@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from optsched.cluster.packing_table import packable, type_of
+from optsched.cluster.policies.gangs import checked_gang, gangs_in_view
 from optsched.cluster.policy import Decision
-from optsched.cluster.queue_twin_input import checked_gang, gangs_in_view
 from optsched.errors import InputError
 from optsched.io.values import format_value, number
 
@@ -103,38 +104,26 @@ class Lucid:
         for k in hosts:
             if view.gpus[k] != size[i] or cost[i] > 2 * cost[k]:
                 continue
-            kinds = (_type(view.workload, int(view.job[i])), _type(view.workload, int(view.job[k])))
+            kinds = (
+                type_of(view.workload, int(view.job[i])),
+                type_of(view.workload, int(view.job[k])),
+            )
             if packable(self.table, self.memory_limit, *kinds):
                 return k
         return -1
 
     def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The whole simulation in compiled code: for ``timing="lucid"``, as Lucid's simulator."""
-        if settings.timing != "lucid":
+        """The whole simulation in compiled code; with a table only as Lucid's simulator."""
+        from optsched.cluster.policies.packing import simulate_packing
+        from optsched.cluster.policies.rigid import FIRST_FIT, simulate_in_order
+
+        if settings.timing == "lucid":
+            return simulate_packing(
+                workload, nodes, settings, self.table, self.memory_limit, self.gang, self.name
+            )
+        if self.table is not None:
             return None
-        from optsched.cluster.lucid_twin import lucid_twin
-
-        return lucid_twin(
-            workload, nodes, settings, table=self.table, memory_limit=self.memory_limit,
-            gang=self.gang,
-        )  # fmt: skip
-
-
-def packable(table: PackingTable | None, memory_limit: float, own: str, host: str) -> bool:
-    """Whether a job of one type may join one of another type."""
-    if table is None or table.pair(own, host) is None:
-        return False
-    for kind in (own, host):
-        if kind not in table.memory or kind not in table.share_score:
-            return False
-    fits = table.memory[host] < memory_limit - table.memory[own]
-    return fits and table.share_score[own] + table.share_score[host] <= 2
-
-
-def _type(workload: Workload, job: int) -> str:
-    from optsched.cluster.packing_table import type_of
-
-    return type_of(workload, job)
+        return simulate_in_order(workload, nodes, settings, self.gang, "area", FIRST_FIT, self.name)
 
 
 def _checked_table(table: Any) -> PackingTable | None:

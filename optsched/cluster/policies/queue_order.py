@@ -1,4 +1,4 @@
-"""Decisions of policies that start pending jobs in one order and preempt nobody."""
+"""First in first out, and shortest job first: pending jobs start in one order, nobody stops."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import numpy as np
 
+from optsched.cluster.policies.gangs import checked_gang, gangs_in_view
 from optsched.cluster.policy import Decision
-from optsched.cluster.queue_twin_input import checked_gang, gangs_in_view
+from optsched.errors import InputError
 from optsched.io.values import one_of
 
 if TYPE_CHECKING:
@@ -25,29 +26,76 @@ BACKFILLS: Final = ("none", "first_fit", "easy")
 class Queue:
     """What `Fifo` and `Sjf` share: the options, and the whole simulation in compiled code."""
 
+    name: ClassVar[str]
+
     clairvoyant: bool = False
     options: ClassVar[tuple[str, ...]] = ("backfill", "gang")
     shortest: ClassVar[bool]
     """Whether pending jobs are ordered by estimated duration, else by arrival."""
 
     def __init__(self, *, backfill: Backfill = "none", gang: int | None = None) -> None:
-        self.backfill = checked_backfill(backfill)
+        self.backfill = one_of("backfill", backfill, BACKFILLS)
         self.gang = checked_gang(gang)
 
     def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
-        from optsched.cluster.queue_twin import queue_twin
+        from optsched.cluster.policies.rigid import simulate_in_order
 
-        return queue_twin(
-            workload, nodes, settings,
-            shortest=self.shortest, gang=self.gang, backfill=self.backfill,
-        )  # fmt: skip
+        if settings.timing == "lucid" and self.backfill != "none":
+            raise InputError(
+                'backfill: timing="lucid" stops at the first job that does not fit; '
+                'take backfill="none" or timing="event"'
+            )
+        key, backfill = ("estimate" if self.shortest else "arrival"), BACKFILLS.index(self.backfill)
+        return simulate_in_order(workload, nodes, settings, self.gang, key, backfill, self.name)
 
 
-def checked_backfill(backfill: Backfill) -> Backfill:
-    """The option ``backfill``."""
-    one_of("backfill", backfill, BACKFILLS)
-    return backfill
+class Fifo(Queue):
+    """Jobs start in order of arrival, at one size, and run to their ends.
+
+    Parameters
+    ----------
+    backfill
+        ``"none"``: nobody passes the first job that does not fit; ``"first_fit"``: whoever fits
+        starts; ``"easy"``: whoever fits and, by the estimates, does not delay that first job.
+    gang
+        Elastic jobs run on their largest allowed size up to this; None: their largest.
+
+    Raises
+    ------
+    InputError
+        An option is wrong.
+    """
+
+    name: ClassVar[str] = "fifo"
+    shortest: ClassVar[bool] = False
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Start what may start."""
+        return in_order(view, None, self.gang, self.backfill)
+
+
+class Sjf(Queue):
+    """Pending jobs start in order of estimated duration, at one size, and run to their ends.
+
+    Parameters
+    ----------
+    backfill, gang
+        As for `Fifo`.
+
+    Raises
+    ------
+    InputError
+        An option is wrong.
+    """
+
+    name: ClassVar[str] = "sjf"
+    shortest: ClassVar[bool] = True
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Start what may start."""
+        _, rate = gangs_in_view(view, self.gang)
+        return in_order(view, estimates(view, rate), self.gang, self.backfill)
 
 
 def estimates(view: ClusterView, rate: IntArray) -> IntArray:

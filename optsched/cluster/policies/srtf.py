@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from optsched.cluster.policies.gangs import checked_gang, gangs_in_view
 from optsched.cluster.policies.preemptive_walk import walk_in_order
-from optsched.cluster.queue_twin_input import checked_gang, gangs_in_view
 
 if TYPE_CHECKING:
     from optsched.cluster.log import Log
@@ -51,6 +51,6 @@ class Srtf:
 
     def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
-        from optsched.cluster.srtf_twin import srtf_twin
+        from optsched.cluster.policies.rigid import simulate_walk
 
-        return srtf_twin(workload, nodes, settings, gang=self.gang)
+        return simulate_walk(workload, nodes, settings, self.gang, None, self.name)
