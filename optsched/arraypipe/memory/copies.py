@@ -145,12 +145,10 @@ class Transfers:
             self._meet(visit)
         decision = self.decided[0]
         self._issue()
-        needs = NEEDS[decision.visit.kind]
         self.engine.wait(
-            move.slot.arrived.get(piece)
-            for move in decision.moves
-            for piece in POOLS[move.slot.pool]
-            if piece in needs
+            slot.arrived.get(piece)
+            for slot, *_ in decision.moves
+            for piece in self.pools[slot.pool].needs[decision.visit.kind]
         )
         return decision
 
@@ -159,13 +157,10 @@ class Transfers:
         visit, moves = self.decided.popleft()
         self.over += 1
         event = self.engine.ran()
-        changes = CHANGES[visit.kind]
         for slot, *_ in moves:
             slot.used = event
-            for piece in POOLS[slot.pool]:
-                if piece in changes:
-                    slot.changed[piece] = event
-                    slot.dirty[piece] = visit.state
+            for piece in self.pools[slot.pool].changes[visit.kind]:
+                slot.changed[piece], slot.dirty[piece] = event, visit.state
         # decide on visits to come until there are as many undone reads as slots
         slots = sum(pool.rule.slots for pool in self.pools)
         while len(self.reads) <= slots and len(self.decided) < self.horizon:
