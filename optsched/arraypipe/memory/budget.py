@@ -280,4 +280,4 @@ class Limits:
         return f"memory: {name} would need {needed} bytes and has {room.limit}"
 
     def _recomputes(self, segment: Segment, seat: int) -> bool:
-        return bool(self.runs[segment.seats[seat]].job.recompute)
+        return self.runs[segment.seats[seat]].job.recompute

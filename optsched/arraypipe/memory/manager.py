@@ -34,8 +34,6 @@ from optsched.errors import InputError, InternalError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from torch import Tensor
-
     from optsched.arraypipe.memory.budget import MessageBytes
     from optsched.arraypipe.memory.stage_bytes import MakeCriterion
     from optsched.arraypipe.plan.segments import Segment
@@ -67,9 +65,13 @@ class Slotted(Carrier):
         super().__init__(plan.states)
         self.runs, self.segments, self.number, self.device = runs, segments, number, device
         self.begun = 0  # segments whose visits have been announced
+        most = plan.capacity
         # by pool and slot: flat bytes of its pieces
         self.slots = [
-            [_flats(plan, pool, device) for _ in range(rule.slots)]
+            [
+                dict(zip(pool, flat_bytes([most[p] for p in pool], device, False), strict=True))
+                for _ in range(rule.slots)
+            ]
             for pool, rule in zip(POOLS, plan.rules, strict=True)
         ]
         self.engine = CopyEngine()
@@ -142,7 +144,7 @@ class Slotted(Carrier):
             block = segment.plan.blocks[instance.operation]
             job = segment.seats[block.job]
             if instance.iteration < self.runs[job].end:
-                state, recompute = self.state_of(job, block.stage), _recomputes(self.runs[job])
+                state, recompute = self.state_of(job, block.stage), self.runs[job].job.recompute
                 yield from visits_of(segment.plan, block, state, recompute, instance.iteration)
 
     def leave(self) -> None:
@@ -230,7 +232,7 @@ class PerDevice(Memory):
         self.limits = self.resident.limits = Limits(runs, rooms, sizes, known)
         here = range(len(rooms)) if share is None else (share.device,)
         cycles = {
-            d: cycle_of(first.plan, d, lambda k: _recomputes(runs[first.seats[k]])) for d in here
+            d: cycle_of(first.plan, d, lambda k: runs[first.seats[k]].job.recompute) for d in here
         }
         pairs = {d: [(first.seats[k], stage) for k, stage in cycles[d][0]] for d in here}
         places = [
@@ -324,12 +326,6 @@ def memory_of(
     return memory if memory.slotted else memory.resident
 
 
-def _flats(plan: ResidencyPlan, pool: Sequence[int], device: torch.device) -> dict[int, Tensor]:
-    """A slot."""
-    made = flat_bytes([plan.capacity[piece] for piece in pool], device, False)
-    return dict(zip(pool, made, strict=True))
-
-
 def _link_of(device: torch.device, shared: int) -> HostLink:
     """The part of a GPU's link that each of so many devices on it has, both ways at once."""
     if device.type != "cuda":
@@ -340,10 +336,6 @@ def _link_of(device: torch.device, shared: int) -> HostLink:
     )
     torch.cuda.empty_cache()  # the streams of the blocks cannot use what this one has left
     return HostLink(inward * 1e9 / shared, outward * 1e9 / shared, max(there, back) / 1e9)
-
-
-def _recomputes(run: JobRun) -> bool:
-    return bool(run.job.recompute)
 
 
 def _graphs(stage: JobStage) -> bool:

@@ -56,7 +56,7 @@ def beside_states(
             if segment.routes.summed and run.job.microbatches > 1:  # they stay till the last B
                 gradients, borrowed = gradients + borrowed, 0
             found[seat, stage.index] = StageBytes(
-                gradients, borrowed, masters, saved, inputs, bool(run.job.recompute)
+                gradients, borrowed, masters, saved, inputs, run.job.recompute
             )
     return found
 
