@@ -67,9 +67,10 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         for job in self.jobs:
             losses = ["-" if x is None else f"{x:.4f}" for x in (job.first_loss, job.last_loss)]
             rows.append([plain(job.name), plain(job.status, 7), str(job.iterations), *losses])
-        lines = aligned(rows, left=2)
-        for k, job in reversed([*enumerate(self.jobs, 2)]):
-            lines[k:k] = [f"  {plain(job.error, 500)}"] if job.error else []
+        head, *body = aligned(rows, left=2)
+        lines = [head]
+        for line, job in zip(body, self.jobs, strict=True):
+            lines += [line, f"  {plain(job.error, 500)}"] if job.error else [line]
         lines.append("")
         if any(job.status == "stopped" for job in self.jobs):
             lines.append("interrupted: jobs ended with whole iterations")
