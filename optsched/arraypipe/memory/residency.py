@@ -82,13 +82,11 @@ class ResidencyPlan:
         states, visits = tuple(states), tuple(visits)
         if slots is None and (room is None or sum(s.total for s in states) <= room):
             return cls(states, visits)
-        largest = max(max(s.bytes) for s in states)
         if chunk is None:
             least = math.ceil(_LATENCIES * link.latency * max(link.inward, link.outward))
-            chunk = max(least, -(-largest // _CHUNKS))
+            chunk = max(least, -(-max(max(s.bytes) for s in states) // _CHUNKS))
         divisions = [slots] if slots else divide(states, visits, room or 0, device)
-        trial = max(chunk, -(-largest // _CHUNKS)) if chunk else 0
-        rules = _Search(states, visits, trial, link).best(divisions)
+        rules = _Search(states, visits, chunk, link).best(divisions)
         return cls(states, visits, rules, chunk)
 
     def simulate(self, link: HostLink, cycles: int = 24) -> Cycle:
