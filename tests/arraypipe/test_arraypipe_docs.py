@@ -1,19 +1,33 @@
-"""The code on the executor's pages runs, block after block, and prints what the pages say."""
+"""The executor's pages: their code runs and prints what they say, and so do their commands."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from program import PATIENCE, PROGRAM
 
-DOCS = Path(__file__).parents[2] / "docs"
+from optsched.arraypipe import random_schedule
+
+if TYPE_CHECKING:
+    from program import Cli
+
+ROOT = Path(__file__).parents[2]
 PAGES = {
     "executor": 6, "executor-advise": 2, "executor-life": 6, "executor-memory": 2,
     "executor-models": 3, "executor-profile": 4, "executor-report": 2, "executor-sweeps": 4,
 }  # fmt: skip
+NUMBER = r"[-+]?[0-9][0-9.]*(e[-+][0-9]+)?( (s|ms|us|ns)\b|%|x)?"
+
+
+def text_of(page: str) -> str:
+    """A page."""
+    return (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -25,9 +39,8 @@ def test_code_on_the_page_runs(
     if page == "executor-sweeps":
         pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
-    Path("instances").symlink_to(DOCS.parent / "instances")
-    path = DOCS / f"{page}.md"
-    blocks = re.findall(r"```(python|text)\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+    Path("instances").symlink_to(ROOT / "instances")
+    blocks = re.findall(r"```(python|text)\n(.*?)```", text_of(page), re.S)
     assert sum(language == "python" for language, _ in blocks) >= PAGES[page]
     namespace: dict[str, Any] = {}
     with warnings.catch_warnings():
@@ -35,6 +48,65 @@ def test_code_on_the_page_runs(
         for language, code in blocks:
             if language == "python":
                 capsys.readouterr()
-                exec(compile(code, str(path), "exec"), namespace)
+                exec(compile(code, page, "exec"), namespace)
             else:
                 assert capsys.readouterr().out == code
+
+
+@pytest.mark.torch
+def test_commands_on_the_page_run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the page (the demo has a test of its own), with fewer steps."""
+    monkeypatch.setattr("optsched.arraypipe.profile.measure.PATIENCE", 0.0)
+    (code,) = re.findall(r"```python\n(.*?)```", text_of("executor-cli"), re.S)
+    Path("train.py").write_text(code)
+    random_schedule([1, 1, 1], 2, seed=0).write("x.schedule.json")
+    commands = re.findall(r"^\| `optsched (.*?)` \|", text_of("executor-cli"), re.M)
+    assert len(commands) == 7
+    for command in commands[:-1]:
+        done = cli(*shlex.split(command.replace("1000", "3")))
+        assert done.code == 0, (command, done.err)
+
+
+def shape(text: str) -> list[str]:
+    """Lines without numbers, which vary, nor columns, which are as wide as the numbers."""
+    rows = (" ".join(re.sub(NUMBER, "#", line).split()) for line in text.splitlines())
+    return [re.sub(r"(?<= )-(?= |$)", "#", words) for words in rows]  # - is not known
+
+
+def report() -> str:
+    """The report on its page."""
+    (found,) = re.findall(r"```\n( +whole run .*?)```", text_of("executor-report"), re.S)
+    return str(found)
+
+
+def test_the_report_adds_up() -> None:
+    """Parts of every device are the time of the run, up to rounding to three digits."""
+    sizes = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
+
+    def times(line: str) -> list[float]:
+        return [float(n) * sizes[unit] for n, unit in re.findall(r"([0-9.]+) (s|ms|us|ns)\b", line)]
+
+    lines = report().splitlines()
+    (wall,) = [times(line)[0] for line in lines if line.startswith("measured")]
+    devices = [times(line) for line in lines if line.startswith("cpu")]
+    assert len(devices) == 2
+    for parts in devices:
+        assert sum(parts[:5]) == pytest.approx(wall, rel=0.01)  # messages are among them
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_commands_print_such_a_report(cli: Cli) -> None:
+    """Line by line, but for the numbers; with fewer steps and a hasty solver."""
+    Path("examples").symlink_to(ROOT / "examples")
+    (block,) = re.findall(r"```console\n(.*?)```", text_of("executor-report"), re.S)
+    run, again = (shlex.split(line)[2:] for line in block.splitlines())
+    run[run.index("--steps") + 1] = "8"
+    done = subprocess.run(
+        [*PROGRAM, *run, "--time-limit", "0.5", "--quiet"],
+        capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = cli(*again).out
+    assert told in done.stdout
+    assert shape(told[told.index("      whole run") :]) == shape(report())
