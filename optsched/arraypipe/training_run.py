@@ -258,13 +258,8 @@ class ArrayRun:
         trainer, plan, options, ranks = self.trainer, self.plan, self.options, self.ranks
         # iterations from which jobs go on, as the first rank says
         begun = self._same(partial(self._latest, trainer.titles))
-        begun = begun if ranks is None else ranks.all(begun)[0]
-        # states that take turns in slots, jobs that wait, and on ranks the stages of the others
-        # have no place on a GPU yet
-        n, away = plan.n_jobs, bool(trainer.memory) or ranks is not None
-        self.runs: list[JobRun] = self._same(
-            lambda: [self._make(j, at, min(j, n - 1), j >= n or away) for j, at in enumerate(begun)]
-        )
+        self._begun = begun if ranks is None else ranks.all(begun)[0]
+        self.runs: list[JobRun] = self._same(self._made)
         self.worker = Worker(
             self.runs, Memory(self.runs), trainer.loss, self._on_update, self._on_loss
         )
@@ -334,6 +329,15 @@ class ArrayRun:
         self.engine.unseat(index)
         assert self.options.refill is not None
         return self.options.refill(ended)
+
+    def _made(self) -> list[JobRun]:
+        """The jobs of the trainer; what has no place on a GPU yet is made on the host.
+
+        These are states that take turns in slots, jobs that wait, and on ranks all stages.
+        """
+        n, away = self.plan.n_jobs, bool(self.trainer.memory) or self.ranks is not None
+        rows = enumerate(self._begun)
+        return [self._make(j, at, min(j, n - 1), away=j >= n or away) for j, at in rows]
 
     def _give_up(self) -> None:
         """The run raises: no job runs any more, and none is ready if it has been trained."""

@@ -36,6 +36,7 @@ from optsched.arraypipe.distributed.wire import (  # noqa: E402
 from optsched.arraypipe.plan.plan import compile, routes  # noqa: E402
 from optsched.arraypipe.plan.segments import Segment  # noqa: E402
 from optsched.arraypipe.plan.types import Copied  # noqa: E402
+from optsched.arraypipe.training_run import ArrayRun  # noqa: E402
 from optsched.cli.app import app  # noqa: E402
 
 if TYPE_CHECKING:
@@ -145,6 +146,11 @@ def test_states_of_ended_jobs_leave_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_gpu_gets_the_stages_of_its_own_rank_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs are built on the host; of them a rank brings in its stages, unless slots do."""
+    made: Any = SimpleNamespace(
+        plan=SimpleNamespace(n_jobs=2), trainer=SimpleNamespace(memory=None), ranks=object(),
+        _begun=[0, 0], _make=lambda j, at, seat, away: away,
+    )  # fmt: skip
+    assert ArrayRun._made(made) == [True, True]
     moved: list[Any] = []
     monkeypatch.setattr(process, "places", lambda plan, seat: (0, 1, 0))
     monkeypatch.setattr(process, "drop", lambda stage: moved.append(("dropped", stage.index)))
