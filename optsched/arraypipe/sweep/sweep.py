@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.life.changes import fits_seat
 from optsched.arraypipe.plan.edits import without
 from optsched.arraypipe.plan.plan import compile
+from optsched.arraypipe.plan.segments import places
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.errors import InputError, MissingExtra
 from optsched.io.values import integer, number, one_of
@@ -27,7 +31,6 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtra("ArraySweep", "sweep") from None
 
-from optsched.arraypipe.sweep.supply import Supply, check_hears
 from optsched.arraypipe.sweep.trials import TrialFiles, Trials, mean_of_last
 
 if TYPE_CHECKING:
@@ -43,8 +46,8 @@ if TYPE_CHECKING:
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.arraypipe.training_run import RunResult
 
-
 Made = TypeVar("Made")
+_SWEEPS: Final = count()  # of this process; all ranks make theirs in the same order
 
 
 class TrialResult(NamedTuple):
@@ -150,8 +153,13 @@ class ArraySweep:
                 raise InputError(f"{key}: expected a function, got {function!r:.60}")
         if evaluate is not None and value is not None:
             raise InputError("value: expected none beside evaluate, which is what trials are told")
-        if study is not None or not _is_follower():
-            _check_study(study)
+        if not isinstance(study, Study) and not (study is None and _is_follower()):
+            raise InputError(f"study: expected an optuna.Study, got {study!r:.60}")
+        if study is not None and len(study.directions) > 1:
+            raise InputError(
+                f"study: has {len(study.directions)} objectives, and pruning knows only one; make "
+                f"a study with one direction, or fold them into one in value()"
+            )
         if isinstance(rungs, (str, bytes)) or not isinstance(rungs, Iterable):
             raise InputError(f"rungs: expected a list of iterations, got {rungs!r:.60}")
         self.make_trainer, self.study, self.suggest = make_trainer, study, suggest
@@ -227,70 +235,64 @@ class ArraySweep:
             "checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "keep": keep,
             "resume": resume, "backend": backend,
         }  # fmt: skip
-        begin = partial(self._trials, checkpoint, checkpoint_every, resume)
-        if on_ranks := backend == "process":
-            trials = _on_all_ranks(lambda: None if _is_follower() else begin())
-        else:
-            trials = begin()
-        supply = Supply(self.suggest, trials, n_trials, timeout, on_ranks)
-        if trials is None:
-            return SweepResult((), None, self._train(supply, None, on_step, options))
+        begin = partial(self._trials, n_trials, timeout, options)
+        trials = _on_all_ranks(begin, backend)
+        if backend == "process":
+            from optsched.arraypipe.distributed.group import Group
+
+            trials.group = Group(name=f"sweep{next(_SWEEPS)}")
         try:
-            run = self._train(supply, trials, on_step, options)
-            trials.close({} if run is None else dict(zip(run.jobs, run.models, strict=True)))
+            run = self._train(trials, on_step, options)
+            models = () if run is None else zip(run.jobs, run.models, strict=False)
+            trials.close(dict(models))
         except BaseException as error:
             trials.abandon(f"{type(error).__name__}: {error}")
             raise
-        return self._result(trials.entries.values(), run)
+        return self._result(trials, run)
 
     def _trials(
-        self, checkpoint: str | os.PathLike[str] | None, every: int | None, resume: bool
+        self, n_trials: int | None, timeout: float | None, options: dict[str, Any]
     ) -> Trials:
-        assert self.study is not None
-        files = None
-        if checkpoint is not None:
-            files = TrialFiles(Path(checkpoint), self.study.study_name, every)
-            if not resume and files.count:
+        follows = options["backend"] == "process" and _is_follower()
+        study, files = None if follows else self.study, None
+        folder, every = options["checkpoint"], options["checkpoint_every"]
+        if folder is None and (every is not None or options["resume"]):
+            raise InputError("checkpoint: expected a folder to write to or resume from")
+        if folder is not None and study is not None:
+            files = TrialFiles(Path(folder), study.study_name, every)
+            if not options["resume"] and files.count:
                 raise InputError(
                     f"checkpoint: a sweep has been written to {files.folder}; choose another "
                     f"folder, or resume=True to go on with it"
                 )
-        elif every is not None or resume:
-            raise InputError("checkpoint: expected a folder to write to or resume from")
-        return Trials(self.study, self.suggest, self.steps, self.rungs, self.value, files)
+        left: float = math.inf if n_trials is None else n_trials
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        return Trials(study, self.suggest, self.steps, self.rungs, self.value, left, until, files)
 
     def _train(
         self,
-        supply: Supply,
-        trials: Trials | None,
+        trials: Trials,
         on_step: Callable[[Job, int, float], object] | None,
         options: dict[str, Any],
     ) -> RunResult | None:
-        """Run the array. Only the first rank has `trials`."""
-
         def on_loss(job: Job, iteration: int, loss: float) -> None:
-            if trials is not None:
-                trials.on_loss(job, iteration, loss)
+            trials.on_loss(job, iteration, loss)
             if on_step is not None:
                 on_step(job, iteration, loss)
 
-        def settle(ended: Job) -> None:
-            if trials is not None:
-                trials.settle(ended)
-
-        jobs = [entry.job for entry in supply.take(self.width)]
+        jobs = [entry.job for entry in trials.take(self.width)]
         while jobs:
             make = partial(self._made, jobs, options["backend"])
-            trainer, plan = make() if options["backend"] == "inline" else _on_all_ranks(make)
+            trainer, plan = _on_all_ranks(make, options["backend"])
             seats = {job: seat for seat, job in enumerate(jobs)}
 
             def refill(
                 ended: Job, plan: ExecutionPlan = plan, seats: dict[Job, int] = seats
             ) -> Job | None:
-                settle(ended)
+                trials.settle(ended)
                 if (newest := next(reversed(seats))).error is not None:  # it could not be made
-                    settle(newest)
-                entry = supply.next()
+                    trials.settle(newest)
+                entry = trials.next()
                 if entry is None:
                     return None
                 _check_fits(entry, plan, seats[ended])
@@ -304,12 +306,12 @@ class ArraySweep:
                 )  # fmt: skip
             except JobFailed as error:
                 # only a first forward of the first jobs raises: nothing has been trained
-                settle(jobs.pop(error.job))
-                jobs += [entry.job for entry in supply.take(1)]
+                trials.settle(jobs.pop(error.job))
+                jobs += [entry.job for entry in trials.take(1)]
         return None
 
-    def _evaluation(self, trials: Trials | None, trainer: ArrayTrainer) -> Evaluation | None:
-        if self.evaluate is None or trials is None:
+    def _evaluation(self, trials: Trials, trainer: ArrayTrainer) -> Evaluation | None:
+        if self.evaluate is None:
             return None
         from optsched.arraypipe.evaluation import Evaluation, measure_of
 
@@ -321,31 +323,47 @@ class ArraySweep:
         )  # fmt: skip
 
     def _made(self, jobs: Sequence[Job], backend: str) -> tuple[ArrayTrainer, ExecutionPlan]:
-        """A trainer of these jobs, and the plan for it."""
+        """A trainer of the first jobs, which may be fewer than seats, and the plan for it."""
         from optsched.arraypipe.trainer import ArrayTrainer
 
-        trainer = self.make_trainer(jobs)
+        trainer, schedule = self.make_trainer(jobs), self.schedule
         if not isinstance(trainer, ArrayTrainer):
             raise InputError(f"trainer: expected to get an ArrayTrainer, got {trainer!r:.60}")
-        plan = plan_of(trainer, self.schedule, self.width)
-        if backend == "process":
-            check_hears(plan)
+        if schedule is None:
+            schedule = _even_schedule(trainer.jobs, len(trainer.stages))
+        elif len(jobs) < self.width:
+            schedule = without(schedule, range(len(jobs), self.width))
+        if any(waits_for_all(job) for job in trainer.jobs):
+            # whoever takes the seat later may clip its gradients too
+            plan = compile(schedule, together=set(schedule.job[schedule.kind == "U"].tolist()))
+        else:
+            plan = trainer.plan(schedule)
+        for seat in range(plan.n_jobs) if backend == "process" else ():
+            if 0 not in places(plan, seat):  # losses come to the first rank with the gradients
+                raise InputError(
+                    f"schedule: the first device has no stage of job {seat}; the first rank "
+                    f"reports the losses of all trials, so it needs a stage of each"
+                )
         return trainer, plan
 
-    def _result(self, entries: Iterable[Entry], run: RunResult | None) -> SweepResult:
-        assert self.study is not None
-        frozen = self.study.get_trials(deepcopy=False)
+    def _result(self, trials: Trials, run: RunResult | None) -> SweepResult:
+        study, rows = trials.study, []
+        if study is None:
+            return SweepResult((), None, run)
+        frozen = study.get_trials(deepcopy=False)
         place = {} if run is None else {job: k for k, job in enumerate(run.jobs)}
-        rows = []
-        for entry in entries:
+        for entry in trials.entries.values():
             k = place.get(entry.job)
             made = (None, None) if run is None or k is None else (run.models[k], run.trained[k])
             row = TrialResult(frozen[entry.trial.number], entry.job, tuple(entry.losses), *made)
             rows.append(row)
-        return SweepResult(tuple(rows), _best(rows, self.study), run)
+        done = [row for row in rows if row.trial.state == TrialState.COMPLETE]
+        sign = -1 if study.direction == StudyDirection.MAXIMIZE else 1
+        best = min(done, key=lambda row: sign * (row.trial.value or 0.0), default=None)
+        return SweepResult(tuple(rows), best, run)
 
 
-def even_schedule(jobs: Sequence[Job], n_stages: int) -> Schedule:
+def _even_schedule(jobs: Sequence[Job], n_stages: int) -> Schedule:
     """A rolling schedule for stages and jobs that take equally long, one device per stage.
 
     Trials come and go, so the times of the first ones say little about the later ones. Updates are
@@ -369,20 +387,6 @@ def even_schedule(jobs: Sequence[Job], n_stages: int) -> Schedule:
     return found
 
 
-def plan_of(trainer: ArrayTrainer, schedule: Schedule | None, width: int) -> ExecutionPlan:
-    """The plan for the first jobs, which may be fewer than the seats of the schedule."""
-    jobs = trainer.jobs
-    if schedule is None:
-        schedule = even_schedule(jobs, len(trainer.stages))
-    elif len(jobs) < width:
-        schedule = without(schedule, range(len(jobs), width))
-    if not any(waits_for_all(job) for job in jobs):
-        return trainer.plan(schedule)
-    # whoever takes the seat later may clip its gradients too
-    seats = sorted(set(schedule.job[schedule.kind == "U"].tolist()))
-    return compile(schedule, together=seats)
-
-
 def _check_fits(entry: Entry, plan: ExecutionPlan, seat: int) -> None:
     job, wanted = entry.job, plan.microbatches[seat]
     if fits_seat(job, plan, seat):
@@ -400,13 +404,9 @@ def _check_fits(entry: Entry, plan: ExecutionPlan, seat: int) -> None:
     )
 
 
-def _best(rows: Sequence[TrialResult], study: Study) -> TrialResult | None:
-    done = [row for row in rows if row.trial.state == TrialState.COMPLETE]
-    sign = -1 if study.direction == StudyDirection.MAXIMIZE else 1
-    return min(done, key=lambda row: sign * (row.trial.value or 0.0), default=None)
-
-
-def _on_all_ranks(make: Callable[[], Made]) -> Made:
+def _on_all_ranks(make: Callable[[], Made], backend: str) -> Made:
+    if backend == "inline":
+        return make()
     from optsched.arraypipe.distributed.group import agree
 
     return agree(make)
@@ -419,13 +419,3 @@ def _is_follower() -> bool:
     if dist.is_available() and dist.is_initialized():
         return int(dist.get_rank()) > 0
     return os.environ.get("RANK", "0") != "0"
-
-
-def _check_study(study: Any) -> None:
-    if not isinstance(study, Study):
-        raise InputError(f"study: expected an optuna.Study, got {study!r:.60}")
-    if len(study.directions) > 1:
-        raise InputError(
-            f"study: has {len(study.directions)} objectives, and pruning knows only one; make a "
-            f"study with one direction, or fold them into one in value()"
-        )

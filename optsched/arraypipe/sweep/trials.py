@@ -1,9 +1,10 @@
-"""The trials of a sweep: how they are judged, what the study is told, what is kept of them."""
+"""The trials of a sweep: asked of the study, judged, told to it, kept in files."""
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from optuna import TrialPruned
-from optuna.trial import Trial, TrialState
+from optuna.trial import FixedTrial, Trial, TrialState
 
 from optsched.arraypipe.job import Job
 from optsched.arraypipe.runtime.environment import global_state_kept
@@ -26,12 +27,11 @@ if TYPE_CHECKING:
     from optuna.trial import BaseTrial
     from torch import nn
 
+    from optsched.arraypipe.distributed.group import Group
     from optsched.arraypipe.evaluation import Measure
 
 
 _FORMAT: Final = "optsched.sweep/1"
-LAST: Final = 10
-"""Losses whose mean is the value of a job, unless the caller says otherwise."""
 
 Suggest: TypeAlias = "Callable[[BaseTrial], Job]"
 Value: TypeAlias = "Callable[[Job, Sequence[float]], float]"
@@ -97,37 +97,83 @@ class Entry:
 
 @dataclass(eq=False)
 class Trials:
-    """Speaks with the study; knows nothing of devices and schedules."""
+    """Speaks with the study; knows nothing of devices and schedules.
 
-    study: Study  # of one objective
+    On several ranks the first one does; the others, which have no `study`, make the same jobs of
+    the same parameters.
+    """
+
+    study: Study | None  # of one objective
     suggest: Suggest  # makes the job of a trial
     steps: int  # iterations of a job that is not pruned
     rungs: Sequence[int]  # iterations after which the pruner is asked
     value: Value  # of a job and its losses so far; reported at rungs and told at the end
-    files: TrialFiles | None  # where losses are kept for a resume
+    left: float  # trials to begin yet
+    until: float  # when no trial is begun any more, on the monotonic clock
+    files: TrialFiles | None = None  # where losses are kept for a resume
+    group: Group | None = None  # of the ranks
     measure: Measure | None = None  # of a job and its model, instead of `value`
-    entries: dict[Job, Entry] = field(default_factory=dict)  # as they were begun
+    entries: dict[Job, Entry] = field(default_factory=dict)  # as they were begun; the first rank's
 
-    def ask(self) -> Entry | None:
-        """Ask for one more trial; None if `suggest` refuses it (raises `optuna.TrialPruned`)."""
-        trial = self.study.ask()
-        try:
-            job = made(self.suggest, trial, trial.number)
-        except TrialPruned:
-            self.study.tell(trial, state=TrialState.PRUNED)
-            return None
-        except BaseException:
-            self.study.tell(trial, state=TrialState.FAIL)
-            raise
-        return self._enter(Entry(trial, job))
+    def __post_init__(self) -> None:
+        self.left -= 0 if self.files is None else self.files.count
+        self.waiting = self._adopted()  # begin before others
 
-    def adopt(self) -> list[Entry]:
+    def take(self, most: int) -> list[Entry]:
+        """So many trials, fewer if there are no more; all ranks call it alike."""
+        if self.group is None:
+            return self._asked(most)
+        from optsched.arraypipe.distributed.group import agree
+
+        own: list[Entry] = []
+
+        def rows() -> list[tuple[int, dict[str, Any]]]:
+            own.extend(self._asked(most))
+            return [(entry.trial.number, entry.trial.params) for entry in own]
+
+        asked = agree(rows, of_first=True)
+        return agree(lambda: own or [self._made(*row) for row in asked])
+
+    def next(self) -> Entry | None:
+        """One for a seat that has become free; the other ranks ask only when the first had one."""
+        if self.study is None:
+            assert self.group is not None
+            return self._made(*self.group.hear())
+        entry = next(iter(self._asked(1)), None)
+        if entry is not None and self.group is not None:
+            self.group.broadcast((entry.trial.number, entry.trial.params))
+        return entry
+
+    def _asked(self, most: int) -> list[Entry]:
+        """Those that a former run has left, then new ones, unless `suggest` refuses them."""
+        found, self.waiting = self.waiting[:most], self.waiting[most:]
+        study = self.study
+        while study and len(found) < most and self.left > 0 and time.monotonic() < self.until:
+            self.left -= 1
+            trial = study.ask()
+            try:
+                job = made(self.suggest, trial, trial.number)
+            except TrialPruned:
+                study.tell(trial, state=TrialState.PRUNED)
+            except BaseException:
+                study.tell(trial, state=TrialState.FAIL)
+                raise
+            else:
+                found.append(self._enter(Entry(trial, job)))
+        return found
+
+    def _made(self, number: int, params: dict[str, Any]) -> Entry:
+        trial = FixedTrial(params, number)
+        return Entry(trial, made(self.suggest, trial, number))
+
+    def _adopted(self) -> list[Entry]:
         """The trials of these files that a former run has left unfinished.
 
         A trial whose prune was not written down any more is pruned now.
         """
-        assert self.files is not None
-        found = []
+        found: list[Entry] = []
+        if self.files is None or self.study is None:
+            return found
         for frozen in self.study.get_trials(states=(TrialState.RUNNING,)):
             if not self.files.path(frozen.number).exists():
                 continue
@@ -180,10 +226,10 @@ class Trials:
         On a GPU the last loss is read late, and a job that was stopped has not been evaluated: then
         it is settled by `close`, with its `model`.
         """
-        entry = self.entries[job]
-        done = len(entry.losses)
-        if entry.told:
+        entry = self.entries.get(job)
+        if entry is None or entry.told:
             return
+        done = len(entry.losses)
         if job.status == "failed":
             self._fail(entry, str(job.error or "failed on another device"))
         elif done == self.steps or job.life.stopping:
@@ -245,6 +291,7 @@ class Trials:
         self._tell(entry, TrialState.FAIL)
 
     def _tell(self, entry: Entry, state: TrialState, value: float | None = None) -> None:
+        assert self.study is not None
         self.study.tell(entry.trial, value, state=state)
         entry.told = True
 
@@ -259,5 +306,5 @@ def made(suggest: Suggest, trial: BaseTrial, number: int) -> Job:
 
 def mean_of_last(job: Job, losses: Sequence[float]) -> float:
     """Mean of the last ten losses, or of all if there are fewer."""
-    last = losses[-LAST:]
+    last = losses[-10:]
     return math.fsum(last) / len(last) if last else math.nan
