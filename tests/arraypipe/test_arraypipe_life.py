@@ -113,7 +113,7 @@ def test_a_second_interrupt_ends_the_program(tmp_path: Path) -> None:
 
 # failures
 
-WHERE = ("F", "R", "B", "U", "scheduler", "data", "loss", "nan", "inf", "memory")
+WHERE = ("F", "R", "B", "U", "scheduler", "data", "end", "loss", "nan", "inf", "memory")
 
 
 class Trap(nn.Module):
@@ -165,6 +165,8 @@ def trapped_data(where: str, when: int) -> Callable[[Job, int], Iterator[Any]]:
             if job.seed == 1 and t == when:
                 if where == "data":
                     trapped()
+                if where == "end":
+                    return
                 x = x.fill_(float(where)) if where in ("nan", "inf") else x
                 y = y - 100 * (where == "loss")
             yield x, y
@@ -219,7 +221,12 @@ def test_a_failure_stays_with_its_job(tmp_path: Path, where: str) -> None:
         assert [job.status for job in array.jobs] == ["done", "failed", "done"]
         assert isinstance(bad.error, JobFailed)
         assert (bad.error.job, bad.error.iteration) == (1, when)
-        reason = {"nan": "loss is nan", "inf": "loss is", "memory": "RuntimeError"}
+        reason = {
+            "nan": "loss is nan",
+            "inf": "loss is",
+            "memory": "RuntimeError",
+            "end": "no batch",
+        }
         assert reason.get(where, "trapped") in str(bad.error)
         assert array.jobs[0].error is None
         for j in (0, 2):

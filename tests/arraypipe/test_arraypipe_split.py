@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import random
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 from depth import half
@@ -19,7 +19,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from optsched import InputError  # noqa: E402
-from optsched.arraypipe import ArrayTrainer, Job, random_schedule  # noqa: E402
+from optsched.arraypipe import ArrayTrainer, Job  # noqa: E402
 from optsched.arraypipe.model import split as cutting  # noqa: E402
 from optsched.arraypipe.model import tied_weights  # noqa: E402
 from optsched.arraypipe.model.split import (  # noqa: E402
@@ -30,11 +30,9 @@ from optsched.arraypipe.model.split import (  # noqa: E402
 )
 from optsched.arraypipe.model.tracing import traced_stages  # noqa: E402
 from optsched.arraypipe.runtime.stages import fresh_stages  # noqa: E402
-from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
     from optsched.arraypipe.runtime.state import JobStage
 
@@ -207,75 +205,6 @@ def test_state_dict_of_the_unsplit_model() -> None:
         assert [n for n, _ in model.named_modules()] == [n for n, _ in like.named_modules()]
 
 
-def test_checkpoints_of_a_traced_model(tmp_path: Path) -> None:
-    """They load into the unsplit model, ties included, and resuming gives the same bits."""
-    array = ArrayTrainer(
-        models.Gpt, models.tokens, jobs=JOBS, stages=points("blocks.1", "head"), loss=models.loss
-    )
-    schedule = random_schedule([2, 1], 3, seed=1)
-    array.run(schedule, 2, checkpoint=tmp_path)
-    resumed = array.run(schedule, 3, checkpoint=tmp_path, resume=True)
-    for j, got in enumerate(resumed.trained):
-        alone = array.train_alone(j, 3)
-        assert differences(got, dataclasses.replace(alone, losses=alone.losses[2:])) == []
-        model = models.Gpt()
-        model.load_state_dict(torch.load(tmp_path / f"job{j}/3/model.pt", weights_only=True))
-        assert torch.equal(model.head.weight, resumed.models[j].embed.weight)
-        assert resumed.models[j].head.weight is resumed.models[j].embed.weight
-
-
-def test_owners_have_unsplit_names_in_order() -> None:
-    """Every parameter belongs to one stage, under its unsplit name, in the unsplit order."""
-    model = models.Gpt()
-    order = [name for name, _ in model.named_parameters()]
-    parts = stages_of(model, points("blocks.1", "head"))
-    names = [[name for name, _ in part.parameters] for part in parts]
-    assert sorted(name for row in names for name in row) == sorted(order)
-    assert all(row == [name for name in order if name in row] for row in names)
-    # a name that another one begins with is not confused with it
-    shards = [tied_weights.shard(model, parts, s) for s in range(3)]
-    assert "pos" in shards[0][0]
-    assert [list(passing) for _, passing in shards] == [["mask"], [], []]
-
-
-class Tied(nn.Module):
-    """One weight at four places: twice in the first module, and in two others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pair = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-        self.middle, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
-        for module in (self.pair[1], self.middle, self.last):
-            module.weight = self.pair[0].weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        """All in a row."""
-        x = self.pair[1](self.pair[0](x).relu())
-        return self.last(self.middle(x).relu())
-
-
-def test_tied_weights_are_lent() -> None:
-    """The earliest stage owns; each later one has one copy in all its places; they come back."""
-    model = Tied()
-    parts = stages_of(model, [["pair.0", "pair.1"], ["middle"], ["last"]])
-    assert tuple(tied_weights.lent(parts)) == ((0, 1), (1, 2))  # a chain
-    assert [name for name, _ in parts[0].parameters][:1] == ["pair.0.weight"]
-    owner = parts[0].weight("pair.0.weight")
-    for part, module in zip(parts[1:], (model.middle, model.last), strict=True):
-        (lent,) = part.borrowed
-        assert (lent.name, lent.owner) == ("pair.0.weight", 0)
-        assert lent.parameter is module.weight
-        assert lent.parameter is not owner
-        assert torch.equal(lent.parameter, owner)
-        assert all(p is not lent.parameter for _, p in part.parameters)
-    with torch.no_grad():
-        owner.add_(1)
-    values = merged(model, parts)
-    assert all(torch.equal(values[f"{m}.weight"], owner) for m in ("pair.1", "middle", "last"))
-    tied_weights.restore_ties(model, parts)
-    assert model.pair[1].weight is model.middle.weight is model.last.weight is owner
-
-
 def test_recurrent_layers_hear_of_the_copy() -> None:
     """An LSTM keeps its weights in a list beside; a borrowed one must be in that too."""
     model = nn.Sequential(nn.LSTM(4, 4), nn.LSTM(4, 4))
@@ -385,3 +314,138 @@ def test_extra_states_are_those_of_their_stages(stages: Any) -> None:
         for s in range(3)
     ]
     assert found == [[], ["5"], ["6"]]
+
+
+# what cannot be cut
+
+
+def cut(model: nn.Module, stages: Any, sample: Any = None) -> Any:
+    """Split a model."""
+    return split(model, stage_names(model, stages, sample), JOBS[0], "a")
+
+
+class Base(nn.Module):
+    """Three layers, a buffer, an activation, and two in a row that nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.act, self.count = nn.ReLU(), 0
+        self.pair = nn.Sequential(nn.ReLU(), nn.Linear(4, 4, bias=False))
+        self.register_buffer("buf", torch.ones(4))
+
+
+def _plain(m: Any, x: Tensor) -> Tensor:
+    return m.c(m.b(m.a(x) * m.buf))
+
+
+def _flow(m: Any, x: Tensor) -> Tensor:
+    x = m.a(x)
+    if x.sum() > 0:
+        x = x * 2
+    return m.c(m.b(x))
+
+
+def _no_grad(m: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x = m.a(x)
+    return m.c(m.b(x))
+
+
+def _late(m: Any, x: Tensor) -> Tensor:
+    x = m.b(m.a(x) + m.buf)
+    m.buf.add_(1)
+    return m.c(x)
+
+
+def _tuples(m: Any, x: Tensor) -> Tensor:
+    x = m.a(x)
+    halves = x.chunk(2, 1)
+    return m.c(m.b(x)) + halves[0].sum()
+
+
+def _views(m: Any, x: Tensor) -> Tensor:
+    x = m.a(x)
+    y = x.view(-1, 4)
+    z = m.b(x)
+    y.mul_(2)
+    return m.c(z) + x
+
+
+Forward: TypeAlias = "Callable[..., Tensor]"
+# what a model of layers a, b, c does, how it is cut, and what is said about it
+REFUSED: dict[str, tuple[Forward, Any, str]] = {
+    "control flow": (_flow, points("b"), r"cannot be traced: .*control flow \(.*test_array.*\d+\)"),
+    "no_grad": (_no_grad, points("b"), "calls 'a' under no_grad"),
+    "attribute": (
+        lambda m, x: setattr(m, "count", m.count + 1) or _plain(m, x), points("b"),
+        "assigns to 'count'",
+    ),
+    "buffer": (
+        lambda m, x: setattr(m, "buf", m.buf + 1) or _plain(m, x), points("b"),
+        "assigns to 'buf'|cannot be traced",
+    ),
+    "random": (
+        lambda m, x: m.c(m.b(m.a(x)) if random.random() < 2 else m.a(x)), points("c"),
+        "draws random numbers",
+    ),
+    "type": (
+        lambda m, x: m.c(m.b(m.a(x)) * (2 if isinstance(x, Tensor) else 1)), points("c"),
+        "gives other values than by itself",
+    ),
+    "arguments": (
+        lambda m, x, y: m.c(m.b(m.a(x) + y)), points("c"), "missing 1 required positional argument"
+    ),
+    "order": (_plain, points("c", "b"), "calls 'b' before 'c'"),
+    "twice": (lambda m, x: m.c(m.b(m.b(m.a(x)))), points("b"), "calls 'b' twice"),
+    "twice, two stages": (
+        lambda m, x: m.c(m.b(m.act(m.b(m.a(x))))), points("act", "c"),
+        "'b' of job .* occurs twice, in stages 0",
+    ),
+    "not called": (_plain, points("act"), "does not call 'act'"),
+    "nothing before": (_plain, points("a"), "leaves stage 0 with nothing to do"),
+    "no module": (_plain, points("d"), "no module 'd'"),
+    "no name": (_plain, points(""), r"name of a module in SplitPoint\(''\)"),
+    "mixed": (_plain, [SplitPoint("b"), "c"], r"stages\[1\]: expected a SplitPoint"),
+    "late change": (_late, points("b", "c"), "'buf' of job .* changed in stage 1 and read in"),
+    "number": (
+        lambda m, x: m.a(x).sum().item() * m.c(m.b(x)), points("b", "c"),
+        "'item', a float, crosses the cut after stage 0",
+    ),
+    "tuple": (_tuples, points("b", "c"), "'chunk', a tuple, crosses the cut after stage 0"),
+    "views": (_views, points("b"), "a view changed in place"),
+    "too many": (_plain, 4, "calls 3 modules once each, too few for 4 stages"),
+    "cannot be counted": (_flow, 2, "the forward of Model .* cannot be traced"),
+    "indices": (_plain, [1], "no nn.Sequential; name the modules .*SplitPoint"),
+    "whole": (_plain, [[""], ["c"]], "'' is the whole model"),
+    "not named": (_plain, [["a"], ["b"]], "c.weight of job a belongs to no stage"),
+    "nested": (_plain, [["pair"], ["pair.1"]], "'pair.1' .* occurs twice"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_a_sentence(case: str) -> None:
+    """What cannot be cut says why, and the model is as before."""
+    forward, stages, sentence = REFUSED[case]
+    model = type("Model", (Base,), {"forward": forward})()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    attributes = [sorted(module.__dict__) for module in model.modules()]
+    with pytest.raises(InputError, match=sentence):
+        cut(model, stages, torch.randn(5, 4))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert [sorted(module.__dict__) for module in model.modules()] == attributes
+    assert model.count == 0
+
+
+def test_tensors_that_two_stages_hold() -> None:
+    """A buffer or a module with tensors at two stages is refused, one without tensors is not."""
+    a, b = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    b._buffers["running_mean"] = a._buffers["running_mean"]
+    with pytest.raises(InputError, match=r"buffer '0.running_mean' of job a is used by stages 0"):
+        cut(nn.Sequential(a, b), [1])
+    layer, act = nn.Linear(4, 4), nn.ReLU()
+    with pytest.raises(InputError, match="'0' of job a occurs twice"):
+        cut(nn.Sequential(layer, act, nn.Linear(4, 4), layer), [2])
+    with pytest.raises(InputError, match="'2' occurs twice"):  # its call would set two keys
+        cut(nn.Sequential(layer, act, act), [2])
+    assert len(cut(nn.Sequential(layer, act, nn.Linear(4, 4), act), [2])) == 2
