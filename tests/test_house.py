@@ -25,17 +25,17 @@ FLOORS = (
 MOST: dict[str, dict[str, int]] = {
     "lines": {
         "analysis": 1000, "arraypipe": 20210, "bandwidth": 11200, "bench": 1200, "cli": 4100,
-        "cluster": 11680, "elastic": 2600, "errors": 100, "formats": 4000, "io": 800,
+        "cluster": 11631, "elastic": 2600, "errors": 100, "formats": 4000, "io": 800,
         "kernels": 1500, "model": 2600, "optsched": 200, "optsched_solvers": 17200,
         "pipelines": 1800, "plots": 1400, "problems": 7700, "serving": 4000, "solving": 1400,
         "testing": 3100, "version": 100,
     },
     "files over 700 lines": {},
     "files of a folder over 24": {
-        "optsched/bandwidth": 56, "optsched/cluster": 39,
+        "optsched/bandwidth": 56,
     },
     "imports upward": {"cluster -> formats": 1, "problems -> bandwidth": 24},
-    "modules in circles of imports": {"cluster": 8},
+    "modules in circles of imports": {},
     "compiled entries": {
         "bandwidth": 11, "cluster": 26, "kernels": 4, "optsched_solvers": 20,
         "serving": 3,

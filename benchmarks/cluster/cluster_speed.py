@@ -23,7 +23,7 @@ from benchmarks.machine import machine
 from optsched.cluster import Nodes, read_trace
 from optsched.cluster.policies import get
 from optsched.cluster.simulate import simulate
-from optsched.cluster.synthetic import synthetic
+from optsched.cluster.workload.synthetic import synthetic
 
 if TYPE_CHECKING:
     from optsched.cluster import Workload

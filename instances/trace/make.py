@@ -2,7 +2,7 @@
 
     python make.py            # rewrite the *.csv files beside this script
 
-Jobs are made up by `optsched.cluster.synthetic`, by seed: same seed, same bytes.
+Jobs are made up by `optsched.cluster.workload.synthetic`, by seed: same seed, same bytes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optsched.cluster.synthetic import synthetic
+from optsched.cluster.workload.synthetic import synthetic
 from optsched.formats.trace_csv import write_trace
 
 if TYPE_CHECKING:
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.workload import Workload
 
 HERE = Path(__file__).parent
 SEED = 7

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from optsched.cluster.run import Run
+    from optsched.cluster.results.run import Run
 
 
 def console(*, errors: bool = False, quiet: bool = False) -> Console:

@@ -20,9 +20,9 @@ from optsched.cli.options import (
 )
 from optsched.cli.output import RunOutputs
 from optsched.cli.progress import Bar
-from optsched.cluster.nodes import NodeChange, Nodes
-from optsched.cluster.packing_table import PackingTable
-from optsched.cluster.synthetic import entropy_workload, synthetic
+from optsched.cluster.workload.nodes import NodeChange, Nodes
+from optsched.cluster.workload.synthetic import entropy_workload, synthetic
+from optsched.cluster.world.packing_table import PackingTable
 from optsched.errors import InputError
 from optsched.formats.trace_csv import read_trace
 from optsched.io.files import read_bytes
@@ -32,9 +32,9 @@ from optsched.solving import progress
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from optsched.cluster.policy import Policy
-    from optsched.cluster.run import Run
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.results.run import Run
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.policy import Policy
 
 MOST_JOBS: Final = 10**7
 """Jobs of a generated workload."""

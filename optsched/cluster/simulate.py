@@ -1,4 +1,4 @@
-"""`simulate`: read the arguments, run the compiled twin or the generic engine, return a `Run`."""
+"""`simulate`: read the arguments, run the policy compiled or ask it, return a `Run`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from optsched.io.values import format_value, one_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from optsched.cluster.contention import Contention
-    from optsched.cluster.job import Job
-    from optsched.cluster.nodes import NodeChange, Nodes
-    from optsched.cluster.policy import Policy
-    from optsched.cluster.run import Run
-    from optsched.cluster.settings import Settings
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.results.run import Run
+    from optsched.cluster.workload.job import Job
+    from optsched.cluster.workload.nodes import NodeChange, Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.placement import Contention
+    from optsched.cluster.world.policy import Policy
+    from optsched.cluster.world.settings import Settings
 
 ENGINES: Final = ("auto", "generic")
 
@@ -51,10 +51,10 @@ def simulate(
     restart_cost, resize, checkpoint, timing, round, contention, changes, seed
         See `optsched.cluster.Settings`.
     engine
-        ``"auto"`` takes the policy's compiled twin where there is one, ``"generic"`` always asks
-        the policy itself: the logs are equal, the twin is faster.
+        ``"auto"`` takes the policy's `compiled` simulation where there is one, ``"generic"`` always
+        asks the policy itself: the logs are equal, compiled ones are faster.
     on_progress
-        Called now and then with the time, the jobs that have ended, and all jobs (a compiled twin:
+        Called now and then with the time, the jobs that have ended, and all jobs (compiled:
         once, at the end). Ctrl-C in the generic engine returns what has happened until then; jobs
         that did not end have ``log.finished`` -1.
 
@@ -74,11 +74,11 @@ def simulate(
         Jobs are pending for ever; the message lists them. Or the policy starts and stops them for
         ever before they do any work.
     """
-    from optsched.cluster.nodes import Nodes
-    from optsched.cluster.run import Run
-    from optsched.cluster.settings import Settings
-    from optsched.cluster.workload import Workload
-    from optsched.cluster.world_build import check_fits
+    from optsched.cluster.results.run import Run
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.build import check_fits
+    from optsched.cluster.world.settings import Settings
 
     settings = Settings(
         restart_cost=restart_cost, resize=resize, checkpoint=checkpoint, timing=timing,
@@ -186,10 +186,10 @@ def _log(
     engine: str,
     on_progress: Callable[[int, int, int], None] | None,
 ) -> Any:
-    """By the compiled twin if there is one and it may be used, else by asking."""
-    twin = getattr(policy, "twin", None)
-    if callable(twin) and engine == "auto":
-        log = twin(workload, nodes, settings)
+    """Compiled if the policy offers that and it may be used, else by asking."""
+    compiled = getattr(policy, "compiled", None)
+    if callable(compiled) and engine == "auto":
+        log = compiled(workload, nodes, settings)
         if log is not None:
             if on_progress is not None:
                 finished = log.finished
@@ -198,8 +198,8 @@ def _log(
     if settings.timing == "lucid":
         raise InputError(
             f'timing: policy {format_value(policy.name)} knows no "lucid" timing for these '
-            'arguments (only compiled twins do, with engine="auto"); take timing="event"'
+            'arguments (only compiled policies do, with engine="auto"); take timing="event"'
         )
-    from optsched.cluster.engine import simulate_generic
+    from optsched.cluster.world.engine import simulate_generic
 
     return simulate_generic(workload, policy, nodes, settings, on_progress).log

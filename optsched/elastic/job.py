@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.arraypipe.cli.script import imported
-from optsched.cluster.job_checks import ascending, line
+from optsched.cluster.workload.job_checks import ascending, line
 from optsched.elastic.micro import MicroController
 from optsched.errors import InputError
 from optsched.io.files import read_text

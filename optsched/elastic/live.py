@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.job import WORK, Job
-from optsched.cluster.policy import ClusterView
-from optsched.cluster.speedup import Amdahl, Table
-from optsched.cluster.workload import Workload, csr
+from optsched.cluster.workload.job import WORK, Job
+from optsched.cluster.workload.speedup import Amdahl, Table
+from optsched.cluster.workload.workload import Workload, csr
+from optsched.cluster.world.policy import ClusterView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from optsched.cluster.settings import Settings
+    from optsched.cluster.world.settings import Settings
     from optsched.elastic.job import TrainingJob
     from optsched.elastic.micro import MicroController
     from optsched.model.schedule import IntArray

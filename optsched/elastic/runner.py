@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from optsched.cluster.log import Log
-from optsched.cluster.nodes import Nodes
-from optsched.cluster.policy import ClusterView, Decision
-from optsched.cluster.run import Run
+from optsched.cluster.results.run import Run
+from optsched.cluster.workload.nodes import Nodes
+from optsched.cluster.world.log import Log
+from optsched.cluster.world.policy import ClusterView, Decision
 from optsched.elastic import live
 from optsched.elastic.job import TrainingJob, modules_of, pickled
 from optsched.elastic.live import ENDED, FAILED, PENDING, RUNNING, LiveJob, PassTimes
@@ -31,7 +31,7 @@ from optsched.io.values import format_value, integer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from optsched.cluster.policy import Policy
+    from optsched.cluster.world.policy import Policy
 
 STATE: Final = "run.json"
 

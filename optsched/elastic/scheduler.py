@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optsched.cluster.errors import PolicyError, Stalled
-from optsched.cluster.policy import Decision
-from optsched.cluster.settings import Settings
+from optsched.cluster.world.errors import PolicyError, Stalled
+from optsched.cluster.world.policy import Decision
+from optsched.cluster.world.settings import Settings
 from optsched.elastic import live
 from optsched.elastic.live import ENDED, FAILED, JOINING, PENDING, RUNNING, UNBORN
 from optsched.elastic.workers import MOST_CRASHES, Order
@@ -20,8 +20,8 @@ from optsched.io.values import format_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from optsched.cluster.policy import ClusterView, Policy
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.policy import ClusterView, Policy
     from optsched.elastic.live import LiveJob, PassTimes
     from optsched.elastic.workers import Event, Processes
 

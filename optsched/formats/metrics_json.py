@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from optsched.cluster.run import Run
+    from optsched.cluster.results.run import Run
 
 FORMAT = "optsched.metrics/1"
 

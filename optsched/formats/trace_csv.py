@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from optsched.cluster.job import WORK, rates
-from optsched.cluster.job_checks import MOST_WORK, ascending
-from optsched.cluster.speedup import Linear
+from optsched.cluster.workload.job import WORK, rates
+from optsched.cluster.workload.job_checks import MOST_WORK, ascending
+from optsched.cluster.workload.speedup import Linear
 from optsched.errors import InputError
 from optsched.formats.trace_table import COLUMNS, SEPARATOR, USUAL, TraceTable, first, seconds
 from optsched.io.files import write_atomic
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from optsched.cluster.nodes import Nodes
-    from optsched.cluster.speedup import Speedup
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.speedup import Speedup
+    from optsched.cluster.workload.workload import Workload
     from optsched.model.schedule import IntArray
 
 _MOST_SIZES: Final = 2**22  # of all rows
@@ -108,7 +108,7 @@ def read_trace(
     InputError
         The message names the row (the header is row 1) and the field.
     """
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.workload import Workload
 
     table = TraceTable(path, ignore_columns, dict(where or {}), limit)
     one_of("time_unit", time_unit, TIME_UNITS)
@@ -195,7 +195,7 @@ def _sizes(
     profiles: Mapping[str, Profile],
 ) -> dict[str, Any]:
     """Speed-ups, and sizes with their rates in CSR form: columns of a workload."""
-    from optsched.cluster.workload_columns import sized
+    from optsched.cluster.workload.columns import sized
 
     wanted = None if sizes is None else ascending("sizes", sizes)
     types, own, n = table.texts("type"), _own_sizes(table, gpus), len(gpus)
@@ -282,7 +282,7 @@ def _work(
 
 def _labels(table: TraceTable, priority_as: str, type_as: str, passes: int) -> dict[str, Any]:
     """Columns of a workload that rows say one by one."""
-    from optsched.cluster.workload_columns import grouped
+    from optsched.cluster.workload.columns import grouped
 
     shares = priority_as == "weight"
     for option, taken, key in (("type_as", type_as, type_as), ("priority_as", shares, "weight")):

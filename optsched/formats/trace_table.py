@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from optsched.cluster.job_checks import CONTROL, MOST_GPUS
+from optsched.cluster.workload.job_checks import CONTROL, MOST_GPUS
 from optsched.errors import InputError
 from optsched.formats.csv_rows import check_header
 from optsched.io.files import read_text
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.workload import Workload
     from optsched.model.schedule import IntArray
 
 SEPARATOR: Final = "|"

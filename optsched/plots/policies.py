@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from optsched.cluster.metrics import Metrics
-    from optsched.cluster.run import Run
+    from optsched.cluster.results.metrics import Metrics
+    from optsched.cluster.results.run import Run
 
 
 _MOST_STEPS = 2000  # more cannot be seen, and make large files
@@ -224,7 +224,7 @@ def utilisation_over_time(
 
 def busy_share(run: Run, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Mean share of all GPUs that is held between neighbouring edges (times, ascending)."""
-    from optsched.cluster.held import held
+    from optsched.cluster.results.held import held
 
     taken = held(run.log)
     time = np.concatenate((taken.start, taken.end))

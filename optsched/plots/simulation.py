@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from optsched.cluster.run import Run
+    from optsched.cluster.results.run import Run
 
 SUFFIXES = (*PICTURES, ".html")
 """Legal suffixes of a report."""

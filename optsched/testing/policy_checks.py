@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.engine import simulate_generic
-from optsched.cluster.errors import PolicyError, Stalled
-from optsched.cluster.job_checks import MOST_WORK
-from optsched.cluster.policy import ClusterView, Decision
-from optsched.cluster.run import Run
+from optsched.cluster.results.run import Run
+from optsched.cluster.workload.job_checks import MOST_WORK
+from optsched.cluster.world.engine import simulate_generic
+from optsched.cluster.world.errors import PolicyError, Stalled
+from optsched.cluster.world.policy import ClusterView, Decision
 from optsched.errors import InputError
 from optsched.model.verify import verify
 from optsched.testing.policy_worlds import World, policy_worlds
@@ -20,9 +20,9 @@ from optsched.testing.policy_worlds import World, policy_worlds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.cluster.log import Log
-    from optsched.cluster.policy import Policy
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.log import Log
+    from optsched.cluster.world.policy import Policy
     from optsched.model.schedule import IntArray
 
 _FIELDS: Final = tuple(field.name for field in fields(ClusterView))
@@ -44,7 +44,7 @@ def check_policy(
 
     Every decision is legal; all jobs end; the view is not changed; the same view gets the same
     answer, also out of order (nothing is remembered); a policy that is not clairvoyant decides
-    the same whatever is true behind the same view (below); a compiled twin returns the same log;
+    the same whatever is true behind the same view (below); compiled, it returns the same log;
     the work done is the work to do; and the history passes `optsched.verify`.
 
     Unknown before a job has ended are its `Workload.work`, `nominal` and `estimate`, its reports
@@ -93,7 +93,7 @@ def _check_world(policy: Policy, place: str, world: World) -> None:
     differs = _difference(log, again)
     assert not differs, f"{place}: two simulations differ in log.{differs}"
     _check_answers(policy, place, seen, log)
-    _check_twin(policy, place, world, log)
+    _check_compiled(policy, place, world, log)
     run = Run(world.workload, world.nodes, world.settings, policy.name, {}, log)
     violations = verify(run.history)
     assert not violations, f"{place}: history: {violations[0].message}"
@@ -221,16 +221,16 @@ def _answers_differ(one: Decision, other: Decision) -> str:
     return ""
 
 
-def _check_twin(policy: Policy, place: str, world: World, log: Log) -> None:
+def _check_compiled(policy: Policy, place: str, world: World, log: Log) -> None:
     """Compiled code decides the same."""
-    twin = getattr(policy, "twin", None)
-    if not callable(twin):
+    run = getattr(policy, "compiled", None)
+    if not callable(run):
         return
-    compiled = twin(world.workload, world.nodes, world.settings)
+    compiled = run(world.workload, world.nodes, world.settings)
     if compiled is None:
         return
     differs = _difference(log, compiled)
-    assert not differs, f"{place}: the compiled twin differs in log.{differs}"
+    assert not differs, f"{place}: compiled, it differs in log.{differs}"
 
 
 def _difference(one: Log, other: Log) -> str:

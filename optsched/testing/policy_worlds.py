@@ -6,12 +6,12 @@ import random
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.cluster.contention import NodeSpan
-from optsched.cluster.curve import Curve
-from optsched.cluster.job import WORK, Job
-from optsched.cluster.nodes import NodeChange, Nodes
-from optsched.cluster.settings import Settings
-from optsched.cluster.speedup import Amdahl
-from optsched.cluster.workload import Group, Workload
+from optsched.cluster.workload.curve import Curve
+from optsched.cluster.workload.job import WORK, Job
+from optsched.cluster.workload.nodes import NodeChange, Nodes
+from optsched.cluster.workload.speedup import Amdahl
+from optsched.cluster.workload.workload import Group, Workload
+from optsched.cluster.world.settings import Settings
 
 if TYPE_CHECKING:
     from typing import Any

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,11 @@ import pytest
 from program import PATIENCE
 
 import optsched
-from optsched.cluster.nodes import Nodes
+from optsched.cluster import policies
 from optsched.cluster.simulate import simulate
-from optsched.cluster.synthetic import synthetic
+from optsched.cluster.workload.nodes import Nodes
+from optsched.cluster.workload.synthetic import synthetic
+from optsched.errors import InputError
 from optsched.formats.trace_csv import read_trace, write_trace
 
 if TYPE_CHECKING:
@@ -68,6 +71,26 @@ def test_several_policies_and_all_files(site: Cli) -> None:
     assert (
         page.count("<td>") == 3 * 14 and "<svg" in page and "http://" not in page.split("<svg")[0]
     )
+
+
+def test_policy_of_another_package(site: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry point's policy is used by name; one that cannot be loaded is named."""
+    mine = EntryPoint("mine", "toy_policies:Greedy", policies.GROUP)
+    broken = EntryPoint("broken", "no_such_module:Policy", policies.GROUP)
+    shadow = EntryPoint("fifo", "toy_policies:Greedy", policies.GROUP)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [mine, broken, shadow])
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "cluster")
+    ran = site("simulate", "t.csv", "--policy", "mine,fifo", "--nodes", "2x8")
+    assert ran.code == 0, ran.err
+    jobs, nodes = read_trace("t.csv"), Nodes(2, gpus=8)
+    run = simulate(jobs, "mine", nodes)
+    assert run.policy == "greedy" and (run.log.finished >= 0).all()
+    assert "mine" in policies.names() and len(policies.names()) == len(set(policies.names()))
+    assert simulate(jobs, "fifo", nodes).policy == "fifo"
+    with pytest.raises(InputError, match="'broken' of the entry points"):
+        policies.get("broken")
+    with pytest.raises(InputError, match="no option 'gang'"):
+        policies.get("mine", gang=2)
 
 
 def test_json(site: Cli) -> None:

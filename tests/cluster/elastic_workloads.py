@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from optsched.cluster.curve import Curve
-from optsched.cluster.job import WORK, Job
-from optsched.cluster.nodes import Nodes
-from optsched.cluster.settings import Settings
-from optsched.cluster.speedup import Amdahl, Linear
-from optsched.cluster.workload import Group, Workload
+from optsched.cluster.workload.curve import Curve
+from optsched.cluster.workload.job import WORK, Job
+from optsched.cluster.workload.nodes import Nodes
+from optsched.cluster.workload.speedup import Amdahl, Linear
+from optsched.cluster.workload.workload import Group, Workload
+from optsched.cluster.world.settings import Settings
 
 SIZES = [(1,), (2,), (1, 2), (1, 2, 3, 4), (2, 3), (1, 2, 4), (2, 4), (3,)]
 

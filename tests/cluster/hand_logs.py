@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hypothesis import strategies as st
 
-from optsched.cluster.job import WORK, Job
-from optsched.cluster.log import HALF_A, HALF_B, WHOLE, Log
-from optsched.cluster.nodes import Nodes
-from optsched.cluster.run import Run
-from optsched.cluster.settings import Settings
-from optsched.cluster.workload import Workload
+from optsched.cluster.results.run import Run
+from optsched.cluster.workload.job import WORK, Job
+from optsched.cluster.workload.nodes import Nodes
+from optsched.cluster.workload.workload import Workload
+from optsched.cluster.world.log import HALF_A, HALF_B, WHOLE, Log
+from optsched.cluster.world.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,10 +11,9 @@ from depth import depth
 from optsched import cluster
 from optsched.cluster.determined import Agent, State, Task, fair_share, priority
 from optsched.cluster.determined import Group as Owner
-from optsched.cluster.engine import simulate_generic
-from optsched.cluster.policies.fair_share import FairShare
-from optsched.cluster.policies.priority import Priority
-from optsched.cluster.settings import Settings
+from optsched.cluster.determined.policies import FairShare, Priority
+from optsched.cluster.world.engine import simulate_generic
+from optsched.cluster.world.settings import Settings
 from optsched.errors import InputError
 from optsched.model.verify import verify
 from optsched.testing.policy_checks import check_policy

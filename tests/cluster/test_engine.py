@@ -15,7 +15,7 @@ from toy_policies import Anything, Greedy
 
 from optsched.cluster import ClusterView, Group, Job, NodeChange, Nodes, Settings, Workload
 from optsched.cluster.contention import Both, NodeSpan, PackingTable
-from optsched.cluster.engine import simulate_generic
+from optsched.cluster.world.engine import simulate_generic
 
 TABLE = PackingTable({("x", "x"): (0.5, 0.8), ("x", "y"): (0.7, 0.6), ("y", "y"): (1.2, 0.4)})
 

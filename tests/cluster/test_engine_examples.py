@@ -12,10 +12,10 @@ from toy_policies import Anything, Greedy
 import optsched
 from optsched.cluster import Decision, Group, Job, NodeChange, Nodes, Settings, Workload, simulate
 from optsched.cluster.contention import NodeSpan, PackingTable
-from optsched.cluster.engine import simulate_generic
-from optsched.cluster.world import MOST_IDLE, advance, start
-from optsched.cluster.world_build import grown, log_of, world
-from optsched.cluster.world_layout import ASK, FINISHED_ALL, NO_ROOM
+from optsched.cluster.world.advance import MOST_IDLE, advance, start
+from optsched.cluster.world.build import grown, log_of, world
+from optsched.cluster.world.engine import simulate_generic
+from optsched.cluster.world.layout import ASK, FINISHED_ALL, NO_ROOM
 
 UNIT = 10**6
 
@@ -187,17 +187,17 @@ def test_progress_and_interruption() -> None:
     assert run.log.work.tolist() == [10 * UNIT, 12 * UNIT]
 
 
-def test_auto_takes_the_twin_and_generic_does_not() -> None:
+def test_auto_runs_compiled_and_generic_asks() -> None:
     """Unless it has none for the arguments."""
     asked: list[str] = []
 
     class Twinned(Greedy):
-        def __init__(self, compiled: bool) -> None:
-            self.compiled = compiled
+        def __init__(self, known: bool) -> None:
+            self.known = known
 
-        def twin(self, workload: Any, nodes: Any, settings: Any) -> Any:
-            asked.append("twin")
-            if not self.compiled:
+        def compiled(self, workload: Any, nodes: Any, settings: Any) -> Any:
+            asked.append("compiled")
+            if not self.known:
                 return None
             return simulate_generic(workload, Greedy(), nodes, settings).log
 
@@ -206,9 +206,9 @@ def test_auto_takes_the_twin_and_generic_does_not() -> None:
             return super().decide(view)
 
     for compiled, engine, expected in (
-        (True, "auto", {"twin"}),
+        (True, "auto", {"compiled"}),
         (True, "generic", {"decide"}),
-        (False, "auto", {"twin", "decide"}),
+        (False, "auto", {"compiled", "decide"}),
     ):
         asked.clear()
         simulate([job()], Twinned(compiled), Nodes(1), engine=engine)  # type: ignore[arg-type]

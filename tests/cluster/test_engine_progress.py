@@ -16,9 +16,9 @@ from optsched.cluster import (
     Nodes,
     Stalled,
     Workload,
-    engine_progress,
     simulate,
 )
+from optsched.cluster.world import progress
 from optsched.errors import InputError
 
 UNIT = 10**6
@@ -46,7 +46,7 @@ class Turns(Greedy):
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A patience of 500 decisions."""
-    monkeypatch.setattr(engine_progress, "MOST_VAIN", 500)
+    monkeypatch.setattr(progress, "MOST_VAIN", 500)
 
 
 @pytest.mark.parametrize("each", [1, 3, 10])

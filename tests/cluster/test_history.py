@@ -10,13 +10,13 @@ from depth import seeds
 from hand_logs import run_of, runs, stay
 from hypothesis import given
 
-from optsched.cluster.job import WORK, Job
-from optsched.cluster.log import HALF_A, HALF_B, WHOLE
-from optsched.cluster.nodes import Nodes
-from optsched.cluster.packing_table import PackingTable
 from optsched.cluster.policies import get
 from optsched.cluster.simulate import simulate
-from optsched.cluster.synthetic import synthetic
+from optsched.cluster.workload.job import WORK, Job
+from optsched.cluster.workload.nodes import Nodes
+from optsched.cluster.workload.synthetic import synthetic
+from optsched.cluster.world.log import HALF_A, HALF_B, WHOLE
+from optsched.cluster.world.packing_table import PackingTable
 from optsched.errors import InputError
 from optsched.model.schedule import Schedule
 from optsched.model.verify import verify
@@ -24,7 +24,7 @@ from optsched.model.verify import verify
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from optsched.cluster.run import Run
+    from optsched.cluster.results.run import Run
 
 
 @given(runs())

@@ -14,9 +14,9 @@ from rigid_workloads import SECOND
 
 from optsched.cluster import Job, Nodes, Workload
 from optsched.cluster.contention import PackingTable
-from optsched.cluster.log import HALF_A, HALF_B, WHOLE
 from optsched.cluster.policies import get
 from optsched.cluster.simulate import simulate
+from optsched.cluster.world.log import HALF_A, HALF_B, WHOLE
 from optsched.model.verify import verify
 
 KINDS = ("a", "b", "c")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from optsched.cluster import Nodes, Settings, Workload, simulate, synthetic
-from optsched.cluster.metrics import PER_SECOND
 from optsched.cluster.policies import get
+from optsched.cluster.workload.job import PER_SECOND
 
 
 def scaled(jobs: Workload, unit: str) -> Workload:
@@ -34,7 +34,7 @@ def test_given_options_are_in_the_unit():
     jobs, nodes = scaled(synthetic(40, 3, 1), "ms"), Nodes(1, gpus=8)
     by_hand = get("las", thresholds=(18_000_000,), round=60_000)
     logs = [
-        policy.twin(jobs, nodes, Settings())
+        policy.compiled(jobs, nodes, Settings())
         for policy in (by_hand, get("las"), get("las", thresholds=(18_000,), round=60_000))
     ]
     assert np.array_equal(logs[0].start, logs[1].start)

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.cluster import Goodput, Job, Nodes, Workload, simulate
-from optsched.cluster.job import WORK
 from optsched.cluster.policies import get
-from optsched.cluster.policies.finish_time_fairness import isolated
+from optsched.cluster.policies.allocation import isolated
 from optsched.cluster.policies.room import Room
+from optsched.cluster.workload.job import WORK
 from optsched.errors import InputError
 from optsched.testing import check_policy
 from optsched.testing.policy_worlds import policy_worlds

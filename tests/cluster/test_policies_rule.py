@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.cluster.elastic_twin_rule import (
+from optsched.cluster.policies.elastic_rule import (
     APPORTION,
     BY_GAIN,
     BY_ORDER,

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.cluster import Curve, Group, Job, Nodes, Table, Workload, entropy_workload, simulate
-from optsched.cluster import posterior as p
-from optsched.cluster.job import WORK
 from optsched.cluster.policies import get
+from optsched.cluster.policies import posterior as p
 from optsched.cluster.policies.time_to_target import ended
+from optsched.cluster.workload.job import WORK
 
 
 def believed(gaps, centre, sigma=0.5, first=float("nan")):

@@ -173,11 +173,11 @@ class Oversizes(Greedy):
         return Decision(np.where(first, 5, decision.quota))
 
 
-class OffTwin(Greedy):
-    """Its twin forgets the preemptions."""
+class OffCompiled(Greedy):
+    """Compiled, it forgets the preemptions."""
 
-    def twin(self, workload: Any, nodes: Any, settings: Any) -> Any:  # noqa: D102
-        from optsched.cluster.engine import simulate_generic
+    def compiled(self, workload: Any, nodes: Any, settings: Any) -> Any:  # noqa: D102
+        from optsched.cluster.world.engine import simulate_generic
 
         log = simulate_generic(workload, self, nodes, settings).log
         return log._replace(finished=log.finished + 1)
@@ -201,7 +201,7 @@ class Sleepless(Greedy):
         (Starves(), "starts none of"),
         (Everything(), "over-allocation"),
         (Oversizes(), "not one of its sizes"),
-        (OffTwin(), "twin differs in log.finished"),
+        (OffCompiled(), "compiled, it differs in log.finished"),
         (Sleepless(), "nothing runs"),
     ],
     ids=lambda x: type(x).__name__ if not isinstance(x, str) else "",

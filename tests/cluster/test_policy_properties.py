@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import cluster
-from optsched.cluster.job import WORK
+from optsched.cluster.workload.job import WORK
 
 ROWS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 15)), min_size=1, max_size=12)
 

@@ -12,20 +12,20 @@ from hand_logs import held_at, run_of, runs, slow_percentile, stay
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.cluster.job import WORK, Job
-from optsched.cluster.log import HALF_A, HALF_B
-from optsched.cluster.metrics import nearest_rank
-from optsched.cluster.nodes import NodeChange, Nodes
-from optsched.cluster.settings import Settings
+from optsched.cluster.results.metrics import nearest_rank
 from optsched.cluster.simulate import simulate
-from optsched.cluster.speedup import Amdahl
-from optsched.cluster.synthetic import synthetic
+from optsched.cluster.workload.job import WORK, Job
+from optsched.cluster.workload.nodes import NodeChange, Nodes
+from optsched.cluster.workload.speedup import Amdahl
+from optsched.cluster.workload.synthetic import synthetic
+from optsched.cluster.world.log import HALF_A, HALF_B
+from optsched.cluster.world.settings import Settings
 from optsched.errors import InputError
 from optsched.formats import metrics_json
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
-    from optsched.cluster.run import Run
+    from optsched.cluster.results.run import Run
 
 TIMES = ("jct", "queueing", "service", "waiting", "gpu", "makespan", "restart_time")
 

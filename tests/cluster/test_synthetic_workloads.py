@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from optsched.cluster.job import WORK
-from optsched.cluster.speedup import Amdahl
-from optsched.cluster.synthetic import REFERENCE, entropy_workload, synthetic
+from optsched.cluster.workload.job import WORK
+from optsched.cluster.workload.speedup import Amdahl
+from optsched.cluster.workload.synthetic import REFERENCE, entropy_workload, synthetic
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.workload import Workload
 
 
 def services(w: Workload, gpus: int = 2) -> Any:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.cluster.job import WORK, Job, rates
-from optsched.cluster.nodes import Nodes
-from optsched.cluster.speedup import Amdahl
-from optsched.cluster.workload import Workload
+from optsched.cluster.workload.job import WORK, Job, rates
+from optsched.cluster.workload.nodes import Nodes
+from optsched.cluster.workload.speedup import Amdahl
+from optsched.cluster.workload.workload import Workload
 from optsched.errors import InputError
 from optsched.formats.trace_csv import Profile, read_trace, write_trace
 

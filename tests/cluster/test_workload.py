@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.cluster.curve import Curve
-from optsched.cluster.job import WORK, Job, rates
-from optsched.cluster.speedup import Amdahl, Goodput, Linear, Table
-from optsched.cluster.workload import Group, Workload
+from optsched.cluster.workload.curve import Curve
+from optsched.cluster.workload.job import WORK, Job, rates
+from optsched.cluster.workload.speedup import Amdahl, Goodput, Linear, Table
+from optsched.cluster.workload.workload import Group, Workload
 from optsched.errors import InputError
 
 SPEEDUPS = (Linear(), Amdahl(0.522), Table({1: 1, 2: 1.9, 3: 2.7, 4: 3.1, 8: 5}))

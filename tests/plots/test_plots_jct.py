@@ -10,9 +10,9 @@ import pytest
 from depth import depth
 
 from optsched import plots
-from optsched.cluster.nodes import Nodes
 from optsched.cluster.simulate import simulate
-from optsched.cluster.synthetic import synthetic
+from optsched.cluster.workload.nodes import Nodes
+from optsched.cluster.workload.synthetic import synthetic
 from optsched.errors import InputError
 from optsched.plots.policies import busy_share
 from optsched.plots.simulation import simulation_report
@@ -20,7 +20,7 @@ from optsched.plots.simulation import simulation_report
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from optsched.cluster.run import Run
+    from optsched.cluster.results.run import Run
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ import numpy as np
 from optsched.cluster.determined.board import Board
 from optsched.cluster.determined.columns import AgentColumns, Columns, TaskColumns
 from optsched.cluster.determined.shares import in_order
-from optsched.cluster.policy import Decision
+from optsched.cluster.world.policy import Decision
 
 if TYPE_CHECKING:
     from optsched.cluster.determined.columns import Fits, Kind
-    from optsched.cluster.policy import ClusterView
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.policy import ClusterView
 
 
 class _Jobs(NamedTuple):

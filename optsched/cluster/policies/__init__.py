@@ -8,36 +8,48 @@ from typing import TYPE_CHECKING, Any, Final
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.cluster.policy import Policy
+    from importlib.metadata import EntryPoint
+
+    from optsched.cluster.world.policy import Policy
 
 _HOME: Final = {
-    "afs": "afs:Afs",
-    "elastic_fifo": "elastic:ElasticFifo",
-    "elastic_sjf": "elastic:ElasticSjf",
-    "elastic_srtf": "elastic:ElasticSrtf",
-    "entropy": "entropy:Entropy",
-    "fair_share": "fair_share:FairShare",
-    "fifo": "queue_order:Fifo",
-    "finish_time_fairness": "finish_time_fairness:FinishTimeFairness",
-    "goodput": "goodput:Goodput",
-    "las": "las:Las",
-    "lucid": "lucid:Lucid",
-    "makespan": "makespan:Makespan",
-    "max_min": "max_min:MaxMin",
-    "optimus": "optimus:Optimus",
-    "priority": "priority:Priority",
-    "proportional": "proportional:Proportional",
-    "sia": "sia:Sia",
-    "sjf": "queue_order:Sjf",
-    "srtf": "srtf:Srtf",
-    "time_to_target": "time_to_target:TimeToTarget",
+    "afs": "optsched.cluster.policies.elastic:Afs",
+    "elastic_fifo": "optsched.cluster.policies.elastic:ElasticFifo",
+    "elastic_sjf": "optsched.cluster.policies.elastic:ElasticSjf",
+    "elastic_srtf": "optsched.cluster.policies.elastic:ElasticSrtf",
+    "entropy": "optsched.cluster.policies.entropy:Entropy",
+    "fair_share": "optsched.cluster.determined.policies:FairShare",
+    "fifo": "optsched.cluster.policies.queue_order:Fifo",
+    "finish_time_fairness": "optsched.cluster.policies.allocation:FinishTimeFairness",
+    "goodput": "optsched.cluster.policies.allocation:Goodput",
+    "las": "optsched.cluster.policies.preemptive:Las",
+    "lucid": "optsched.cluster.policies.lucid:Lucid",
+    "makespan": "optsched.cluster.policies.allocation:Makespan",
+    "max_min": "optsched.cluster.policies.allocation:MaxMin",
+    "optimus": "optsched.cluster.policies.elastic:Optimus",
+    "priority": "optsched.cluster.determined.policies:Priority",
+    "proportional": "optsched.cluster.policies.allocation:Proportional",
+    "sia": "optsched.cluster.policies.sia:Sia",
+    "sjf": "optsched.cluster.policies.queue_order:Sjf",
+    "srtf": "optsched.cluster.policies.preemptive:Srtf",
+    "time_to_target": "optsched.cluster.policies.time_to_target:TimeToTarget",
 }
-"""Name -> module and class below this package."""
+"""Name -> module and class."""
+
+
+GROUP: Final = "optsched.policies"
+"""Entry points of this group are policies of other packages: name -> class."""
+
+
+def _others() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # 20 ms that our own policies need not pay
+
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _HOME}
 
 
 def names() -> list[str]:
-    """Names of the policies that come with the library."""
-    return sorted(_HOME)
+    """Names of all policies: those of the library and of installed packages."""
+    return sorted({*_HOME, *_others()})
 
 
 def get(name: str, **options: Any) -> Policy:
@@ -46,16 +58,9 @@ def get(name: str, **options: Any) -> Policy:
     Raises
     ------
     InputError
-        There is no such policy, or it has no such option, or the value is wrong.
+        There is no such policy, it cannot be loaded, it has no such option, or the value is wrong.
     """
-    import difflib
-
-    if name not in _HOME:
-        close = difflib.get_close_matches(str(name), _HOME, 1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise InputError(f"policy: there is no {name!r:.60}{hint}; there are: {', '.join(names())}")
-    module, _, attribute = _HOME[name].partition(":")
-    kind = getattr(import_module(f"optsched.cluster.policies.{module}"), attribute)
+    kind = _kind(name)
     known = sorted(getattr(kind, "options", ()))
     for key in options:
         if key not in known:
@@ -63,3 +68,24 @@ def get(name: str, **options: Any) -> Policy:
             raise InputError(f"options: {name} has no option {key!r:.60}; it has: {told}")
     policy: Policy = kind(**options)
     return policy
+
+
+def _kind(name: str) -> Any:
+    """The class of a name."""
+    import difflib
+
+    if name in _HOME:
+        module, _, attribute = _HOME[name].partition(":")
+        return getattr(import_module(module), attribute)
+    others = _others()
+    if name not in others:
+        known = names()
+        close = difflib.get_close_matches(str(name), known, 1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise InputError(f"policy: there is no {name!r:.60}{hint}; there are: {', '.join(known)}")
+    try:
+        return others[name].load()
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            f"policy: {name!r:.60} of the entry points {GROUP!r} cannot be loaded: {error}"
+        ) from None

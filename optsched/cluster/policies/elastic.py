@@ -1,9 +1,10 @@
-"""Elastic jobs without any learning signal: the controls that learned rules are shown beside.
+"""Elastic jobs in an order, one minimum gang each; GPUs that would idle go round or to gains.
 
-One minimum gang each in order; GPUs that would idle go round, one step up for each in order, until
-none is left. What these three gain over their rigid namesakes is the gain of elasticity (and of
-ordering), not of uncertainty: section 7 of the project's design. The walk of `ElasticSrtf` over
-all GPUs is that of Gu et al., *Tiresias*, NSDI 2019 (its SRTF baseline), with elastic gangs.
+`ElasticFifo`, `ElasticSjf` and `ElasticSrtf` look at no learning signal: the controls that learned
+rules are shown beside. Idle GPUs go round, one step up for each in order. What they gain over their
+rigid namesakes is the gain of elasticity (and of ordering), not of uncertainty. The walk of
+`ElasticSrtf` over all GPUs is that of Gu et al., *Tiresias*, NSDI 2019 (its SRTF baseline), with
+elastic gangs. `Optimus` and `Afs` give one step after the other to the largest gain.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
-from optsched.cluster.policies.room import flag, in_order
+from optsched.cluster.policies.room import flag, in_order, smallest
 
 if TYPE_CHECKING:
-    from optsched.cluster.log import Log
-    from optsched.cluster.nodes import Nodes
-    from optsched.cluster.policy import ClusterView, Decision
-    from optsched.cluster.settings import Settings
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.log import Log
+    from optsched.cluster.world.policy import ClusterView, Decision
+    from optsched.cluster.world.settings import Settings
 
 _NEVER: Final = 0
 _BY_ORDER: Final = 1
 _ROUND: Final = 0
+_MARGINAL: Final = 1
+_PAIRWISE: Final = 3
 
 
 class ElasticFifo:
@@ -38,9 +41,9 @@ class ElasticFifo:
         key = np.arange(len(view.job))
         return in_order(view, key, _NEVER, _ROUND, view.remaining.astype(np.float64))
 
-    def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
-        from optsched.cluster.elastic_twin import FIFO, ordered
+        from optsched.cluster.policies.elastic_loops import FIFO, ordered
 
         return ordered(workload, nodes, settings, FIFO, self.name)
 
@@ -66,9 +69,9 @@ class ElasticSjf:
         key = column[view.job].astype(np.float64)
         return in_order(view, key, _NEVER, _ROUND, view.remaining.astype(np.float64))
 
-    def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
-        from optsched.cluster.elastic_twin import SJF, SJF_TRUE, ordered
+        from optsched.cluster.policies.elastic_loops import SJF, SJF_TRUE, ordered
 
         return ordered(workload, nodes, settings, SJF_TRUE if self.clairvoyant else SJF, self.name)
 
@@ -93,10 +96,65 @@ class ElasticSrtf:
         remaining = view.remaining.astype(np.float64)
         return in_order(view, remaining, _BY_ORDER, _ROUND, remaining)
 
-    def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
-        from optsched.cluster.elastic_twin import SRTF, SRTF_TRUE, ordered
+        from optsched.cluster.policies.elastic_loops import SRTF, SRTF_TRUE, ordered
 
         return ordered(
             workload, nodes, settings, SRTF_TRUE if self.clairvoyant else SRTF, self.name
         )
+
+
+class Optimus:
+    """GPU by GPU to the job whose remaining time falls most.
+
+    Peng et al., *Optimus*, EuroSys 2018, section 4.1 (all workers; parameter servers do not exist
+    here): every job gets its smallest size by arrival, then the next step goes to the largest
+    R/f(g) - R/f(g+1), per GPU where steps are larger. R is the estimate; none is preempted, and
+    weights do not count.
+    """
+
+    name: ClassVar[str] = "optimus"
+    options: ClassVar[tuple[str, ...]] = ()
+    clairvoyant: bool = False
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Quotas now."""
+        n = len(view.job)
+        left = view.remaining.astype(np.float64)
+        return in_order(view, np.arange(n), _NEVER, _MARGINAL, left, weight=np.ones(n))
+
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+        """The whole simulation in compiled code."""
+        from optsched.cluster.policies.elastic_loops import by_gain
+
+        return by_gain(workload, nodes, settings, _MARGINAL, self.name)
+
+
+class Afs:
+    """Apathetic future share: each GPU to the winner of comparisons of two jobs.
+
+    AFS-L of Hwang et al., *Elastic Resource Sharing for Distributed Deep Learning*, NSDI 2021: of
+    two jobs, with a the one that ends earlier at its present size, b is preferred if and only if
+    (f_b(g+1) - f_b(g)) / f_b(g+1) > (f_a(g+1) - f_a(g)) / f_a(g), each at its own g. A job without
+    GPUs wins by ending earlier, so all smallest sizes come first, by estimated remaining time;
+    where g+1 is not allowed, the next size stands for it. None is preempted.
+    """
+
+    name: ClassVar[str] = "afs"
+    options: ClassVar[tuple[str, ...]] = ()
+    clairvoyant: bool = False
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Quotas now."""
+        left = view.remaining.astype(np.float64)
+        slow = np.ones(len(view.job))
+        slots = smallest(view) > 0
+        slow[slots] = view.rate[view.size_ptr[:-1][slots]]
+        return in_order(view, left / slow, _NEVER, _PAIRWISE, left)
+
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+        """The whole simulation in compiled code."""
+        from optsched.cluster.policies.elastic_loops import by_gain
+
+        return by_gain(workload, nodes, settings, _PAIRWISE, self.name)

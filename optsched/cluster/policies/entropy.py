@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     FloatArray = npt.NDArray[np.float64]
 
-    from optsched.cluster.log import Log
-    from optsched.cluster.nodes import Nodes
-    from optsched.cluster.policy import ClusterView, Decision
-    from optsched.cluster.settings import Settings
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.log import Log
+    from optsched.cluster.world.policy import ClusterView, Decision
+    from optsched.cluster.world.settings import Settings
 
 _NEVER: Final = 0
 _BY_ORDER: Final = 1
@@ -90,11 +90,11 @@ class Entropy:
         found = score(level, fall, self.lam, self.rank_normalise)
         return found / view.remaining if self.score == "resolved" else found
 
-    def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code; None with ranks."""
         if self.rank_normalise:
             return None
-        from optsched.cluster.elastic_twin_scores import by_score
+        from optsched.cluster.policies.entropy_loop import by_score
 
         resolved = self.score == "resolved"
         return by_score(

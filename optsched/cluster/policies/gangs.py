@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.cluster.job_checks import MOST_GPUS
+from optsched.cluster.workload.job_checks import MOST_GPUS
 from optsched.io.values import integer
 
 if TYPE_CHECKING:
-    from optsched.cluster.policy import ClusterView
+    from optsched.cluster.world.policy import ClusterView
     from optsched.model.schedule import IntArray
 
 

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from optsched.cluster.packing_table import packable, type_of
 from optsched.cluster.policies.gangs import checked_gang, gangs_in_view
-from optsched.cluster.policy import Decision
+from optsched.cluster.world.packing_table import packable, type_of
+from optsched.cluster.world.policy import Decision
 from optsched.errors import InputError
 from optsched.io.values import format_value, number
 
 if TYPE_CHECKING:
-    from optsched.cluster.contention import PackingTable
-    from optsched.cluster.log import Log
-    from optsched.cluster.nodes import Nodes
-    from optsched.cluster.policy import ClusterView
-    from optsched.cluster.settings import Settings
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.log import Log
+    from optsched.cluster.world.packing_table import PackingTable
+    from optsched.cluster.world.policy import ClusterView
+    from optsched.cluster.world.settings import Settings
     from optsched.model.schedule import IntArray
 
 
@@ -112,7 +112,7 @@ class Lucid:
                 return k
         return -1
 
-    def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code; with a table only as Lucid's simulator."""
         from optsched.cluster.policies.packing import simulate_packing
         from optsched.cluster.policies.rigid import FIRST_FIT, simulate_in_order
@@ -128,7 +128,7 @@ class Lucid:
 
 def _checked_table(table: Any) -> PackingTable | None:
     """The option ``table``."""
-    from optsched.cluster.contention import PackingTable
+    from optsched.cluster.world.packing_table import PackingTable
 
     if table is not None and not isinstance(table, PackingTable):
         raise InputError(

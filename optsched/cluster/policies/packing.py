@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.cluster.elastic_twin import run
-from optsched.cluster.packing_table import packable, type_of
+from optsched.cluster.policies.elastic_loops import run
 from optsched.cluster.policies.rigid import NEVER, rigid
-from optsched.cluster.world import set_rate, start, step
-from optsched.cluster.world_build import frozen, world
-from optsched.cluster.world_layout import (
+from optsched.cluster.world.advance import set_rate, start, step
+from optsched.cluster.world.build import frozen, world
+from optsched.cluster.world.layout import (
     ARRIVED,
     ASK,
     COMPLETED,
@@ -36,17 +35,18 @@ from optsched.cluster.world_layout import (
     WORK_TOTAL,
     WORLD,
 )
-from optsched.cluster.world_stay import start_beside
+from optsched.cluster.world.packing_table import packable, type_of
+from optsched.cluster.world.stays import start_beside
 from optsched.kernels.compile import INT, INTS, entry, helper, record, records
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from optsched.cluster.contention import PackingTable
-    from optsched.cluster.log import Log
-    from optsched.cluster.nodes import Nodes
-    from optsched.cluster.settings import Settings
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.log import Log
+    from optsched.cluster.world.packing_table import PackingTable
+    from optsched.cluster.world.settings import Settings
     from optsched.model.schedule import IntArray
 
 MILLION: Final = 10**6

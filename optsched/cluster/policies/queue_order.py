@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 import numpy as np
 
 from optsched.cluster.policies.gangs import checked_gang, gangs_in_view
-from optsched.cluster.policy import Decision
+from optsched.cluster.world.policy import Decision
 from optsched.errors import InputError
 from optsched.io.values import one_of
 
 if TYPE_CHECKING:
-    from optsched.cluster.log import Log
-    from optsched.cluster.nodes import Nodes
-    from optsched.cluster.policy import ClusterView
-    from optsched.cluster.settings import Settings
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.log import Log
+    from optsched.cluster.world.policy import ClusterView
+    from optsched.cluster.world.settings import Settings
     from optsched.model.schedule import IntArray
 
 Backfill = Literal["none", "first_fit", "easy"]
@@ -37,7 +37,7 @@ class Queue:
         self.backfill = one_of("backfill", backfill, BACKFILLS)
         self.gang = checked_gang(gang)
 
-    def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
         from optsched.cluster.policies.rigid import simulate_in_order
 

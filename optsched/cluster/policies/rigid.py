@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.cluster.elastic_twin import run
+from optsched.cluster.policies.elastic_loops import run
 from optsched.cluster.policies.gangs import gangs
 from optsched.cluster.policies.waiting import (
     PLACE,
@@ -25,9 +25,9 @@ from optsched.cluster.policies.waiting import (
     take,
     waiting,
 )
-from optsched.cluster.world import attained_now, release, remaining_now, start, step
-from optsched.cluster.world_build import world
-from optsched.cluster.world_layout import (
+from optsched.cluster.world.advance import attained_now, release, remaining_now, start, step
+from optsched.cluster.world.build import world
+from optsched.cluster.world.layout import (
     ARRIVED,
     ASK,
     COMPLETED,
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from optsched.cluster.log import Log
-    from optsched.cluster.nodes import Nodes
-    from optsched.cluster.settings import Settings
-    from optsched.cluster.workload import Workload
-    from optsched.cluster.world_layout import World
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.layout import World
+    from optsched.cluster.world.log import Log
+    from optsched.cluster.world.settings import Settings
     from optsched.model.schedule import IntArray
 
 STOP: Final = 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.cluster.policy import Decision
+from optsched.cluster.world.policy import Decision
 from optsched.errors import InputError
 from optsched.io.values import boolean
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from optsched.cluster.policy import ClusterView
+    from optsched.cluster.world.policy import ClusterView
     from optsched.model.schedule import IntArray
 
     BoolArray = npt.NDArray[np.bool_]
     FloatArray = npt.NDArray[np.float64]
 
-# as in `optsched.cluster.elastic_twin_rule`, which is compiled where it is used
+# as in `optsched.cluster.policies.elastic_rule`, which is compiled where it is used
 _FREE, _HOLDS, _PINNED, _LAST = 0, 1, 2, 3
 
 
@@ -126,10 +126,10 @@ def in_order(
 ) -> Decision:  # fmt: skip
     """One minimum gang each by ascending key (ties: who runs, then by arrival), then the surplus.
 
-    `preempt` and `surplus` are those of `optsched.cluster.elastic_twin_rule.share`, `remaining`
+    `preempt` and `surplus` are those of `optsched.cluster.policies.elastic_rule.share`, `remaining`
     work, `cost` (of the next start) and `weight` (the jobs' own) serve its gains.
     """
-    from optsched.cluster.elastic_twin_rule import share
+    from optsched.cluster.policies.elastic_rule import share
 
     n = len(view.job)
     fixed = fixed_jobs(view)

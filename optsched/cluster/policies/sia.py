@@ -18,7 +18,7 @@ import numpy as np
 from optsched.cluster.policies.room import decision, fixed_jobs, number
 
 if TYPE_CHECKING:
-    from optsched.cluster.policy import ClusterView, Decision
+    from optsched.cluster.world.policy import ClusterView, Decision
     from optsched.model.schedule import IntArray
 
 LEFT_OUT: Final = 1.1

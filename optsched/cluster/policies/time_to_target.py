@@ -25,11 +25,11 @@ from optsched.cluster.policies.room import choice_of, flag, in_order, number, sm
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from optsched.cluster.log import Log
-    from optsched.cluster.nodes import Nodes
-    from optsched.cluster.policy import ClusterView, Decision
-    from optsched.cluster.settings import Settings
-    from optsched.cluster.workload import Workload
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.log import Log
+    from optsched.cluster.world.policy import ClusterView, Decision
+    from optsched.cluster.world.settings import Settings
     from optsched.model.schedule import IntArray
 
     FloatArray = npt.NDArray[np.float64]
@@ -71,7 +71,7 @@ class TimeToTarget:
 
     def remaining(self, view: ClusterView) -> FloatArray:
         """Believed remaining work of every active job (step 3)."""
-        from optsched.cluster.posterior import pool, work_left
+        from optsched.cluster.policies.posterior import pool, work_left
 
         jobs = view.workload
         target = ~np.isnan(jobs.target)
@@ -91,7 +91,7 @@ class TimeToTarget:
 
     def _own(self, view: ClusterView) -> tuple[FloatArray, FloatArray, IntArray]:
         """Mean and variance of log T by job of the workload, and whether it is certain (step 1)."""
-        from optsched.cluster.posterior import (
+        from optsched.cluster.policies.posterior import (
             LEAST_VARIANCE,
             STATE,
             logarithms,
@@ -117,9 +117,9 @@ class TimeToTarget:
             moments(state, 0, centre[j], sigma, done, mean, variance, j)
         return mean, variance, known
 
-    def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
-        from optsched.cluster.elastic_twin_target import to_target
+        from optsched.cluster.policies.time_to_target_loop import to_target
 
         surplus = _SURPLUS[self.surplus]
         return to_target(workload, nodes, settings, self.sigma, self.pool, surplus, self.name)

@@ -1,0 +1,114 @@
+"""`fair_share` and `priority`: Determined's schedulers, at every event of a simulation.
+
+Source: determined-ai/determined, ``master/internal/rm/agentrm/fair_share.go`` and ``priority.go``
+(``code``), and its documentation (``docs``); see `fair_share` and `priority` of
+`optsched.cluster.determined`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from optsched.cluster.determined.levels import decide_priority
+from optsched.cluster.determined.shares import VARIANTS, decide_fair_share
+from optsched.cluster.determined.simulated import Cluster, decision
+from optsched.cluster.determined.state import FITS
+from optsched.cluster.policies.gangs import checked_gang
+from optsched.io.values import boolean, one_of
+
+if TYPE_CHECKING:
+    from optsched.cluster.world.policy import ClusterView, Decision
+
+
+class FairShare:
+    """Slots are divided among groups; who holds more releases, who holds less starts.
+
+    Jobs are gangs of one size. A job without a group is one of its own. What is
+    released is given out one unit of time later, for the scheduler answers before it is free; after
+    every start and release it is asked again one unit later, as Determined looks again.
+
+    Parameters
+    ----------
+    variant
+        ``"code"``: as Determined's master decides. ``"docs"``: in proportion to demand times
+        weight, as its documentation says.
+    fit
+        ``"best"``: fullest nodes first; ``"worst"``: emptiest first.
+    heterogeneous
+        Whether a gang may be spread over idle nodes of different sizes.
+    gang
+        Elastic jobs run on their largest allowed size up to this; None: their largest.
+    """
+
+    name: ClassVar[str] = "fair_share"
+    options: ClassVar[tuple[str, ...]] = ("variant", "fit", "heterogeneous", "gang")
+    clairvoyant: bool = False
+    honours_max_slots: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        variant: str = "code",
+        fit: str = "best",
+        heterogeneous: bool = False,
+        gang: int | None = None,
+    ) -> None:
+        self.variant = one_of("variant", variant, VARIANTS)
+        self.fit = one_of("fit", fit, FITS)
+        self.heterogeneous = boolean("heterogeneous", heterogeneous)
+        self.gang = checked_gang(gang)
+        self._cluster = Cluster(fit == "best", heterogeneous, self.gang)
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Starts and releases now."""
+        cols = self._cluster.columns(view)
+        start, release = decide_fair_share(cols, self.variant)
+        return decision(view, cols, start, release)
+
+
+class Priority:
+    """Better levels first; running jobs of worse levels are released for those that do not fit.
+
+    Jobs are gangs of one size; a group's priority goes before the job's. What is
+    released is given out one unit of time later, for the scheduler answers before it is free; after
+    every start and release it is asked again one unit later, as Determined looks again.
+
+    Parameters
+    ----------
+    variant
+        ``"code"``: preemptible jobs of worse levels are backfilled. ``"docs"``: they wait.
+    preemption
+        Whether anybody is released (and, in ``code``, anybody backfilled).
+    fit
+        ``"best"``: fullest nodes first; ``"worst"``: emptiest first.
+    heterogeneous
+        Whether a gang may be spread over idle nodes of different sizes.
+    gang
+        Elastic jobs run on their largest allowed size up to this; None: their largest.
+    """
+
+    name: ClassVar[str] = "priority"
+    options: ClassVar[tuple[str, ...]] = ("variant", "preemption", "fit", "heterogeneous", "gang")
+    clairvoyant: bool = False
+
+    def __init__(
+        self,
+        *,
+        variant: str = "code",
+        preemption: bool = True,
+        fit: str = "best",
+        heterogeneous: bool = False,
+        gang: int | None = None,
+    ) -> None:
+        self.variant = one_of("variant", variant, VARIANTS)
+        self.fit = one_of("fit", fit, FITS)
+        self.preemption = boolean("preemption", preemption)
+        self.heterogeneous = boolean("heterogeneous", heterogeneous)
+        self.gang = checked_gang(gang)
+        self._cluster = Cluster(fit == "best", heterogeneous, self.gang)
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Starts and releases now."""
+        cols = self._cluster.columns(view)
+        start, release, _ = decide_priority(cols, self.preemption, self.variant)
+        return decision(view, cols, start, release)

@@ -1,0 +1,261 @@
+"""The active jobs of a compiled elastic simulation: columns, their order, and its upkeep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numba import types
+
+from optsched.cluster.policies.elastic_rule import BY_GAIN, FREE, HOLDS, LAST, NEVER, pays, share
+from optsched.cluster.world.advance import release, start
+from optsched.cluster.world.layout import (
+    ACTIVE,
+    ARRIVED,
+    COMPLETED,
+    ENDED,
+    EVENTS,
+    LOSES_PASS,
+    PASS_ONLY,
+    PASSED,
+    PASSES,
+    PHASE,
+    WORLD,
+)
+from optsched.kernels.compile import INT, INTS, READ, helper
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.settings import Settings
+    from optsched.model.schedule import IntArray
+
+    FloatArray = npt.NDArray[np.float64]
+
+
+class Columns(NamedTuple):
+    """One value per job of the workload; the arguments of `elastic_rule.share`."""
+
+    count: IntArray  # type: ignore[assignment]  # tuple.count
+    """Number of active jobs, the length of `order` in use; all GPUs."""
+    order: IntArray
+    """Active jobs by key, then running before pending, then by number."""
+    key: FloatArray
+    held: IntArray
+    fixed: IntArray
+    preemptible: IntArray
+    size_ptr: IntArray
+    size: IntArray
+    rate: IntArray
+    remaining: FloatArray
+    weight: FloatArray
+    restart: IntArray
+    """Restart cost of a job."""
+    cost: IntArray
+    """Restart cost of its next start: 0 before the first."""
+    final: IntArray
+    """Passes completed from which on a job is in its last one, as is believed."""
+    taken: IntArray
+    step: IntArray
+    quota: IntArray
+
+
+_FEW: Final = 64
+"""So many jobs out of place are put right one by one."""
+
+FLOATS: Final = types.Array(types.float64, 1, "C")
+GIVEN: Final = types.Array(types.float64, 1, "C", readonly=True)
+COLUMNS: Final[Any] = types.NamedTuple(
+    [INTS, INTS, FLOATS, INTS, INTS, READ, READ, READ, READ, FLOATS, GIVEN, READ, INTS, READ,
+     INTS, INTS, INTS],
+    Columns,
+)  # fmt: skip
+
+
+def columns(
+    workload: Workload, nodes: Nodes, settings: Settings, clairvoyant: bool = False
+) -> Columns | None:
+    """Columns before the first event; None for what is not compiled.
+
+    Not compiled are contention, changes of nodes, and zero-slot tasks.
+    """
+    if settings.contention is not None or settings.changes or settings.timing != "event":
+        return None
+    if bool((workload.size == 0).any()):
+        return None
+    n = len(workload)
+    own = workload.restart_cost
+    work = workload.work if clairvoyant else workload.believed
+    passes = np.where(np.isnan(workload.target), workload.passes, -(-work // workload.pass_work))
+    return Columns(
+        count=np.array([0, nodes.total], np.int64),
+        order=np.zeros(n, np.int64),
+        key=np.zeros(n),
+        held=np.zeros(n, np.int64),
+        fixed=np.zeros(n, np.int64),
+        preemptible=_frozen(workload.preemptible, np.int64),
+        size_ptr=_frozen(workload.size_ptr, np.int64),
+        size=_frozen(workload.size, np.int64),
+        rate=_frozen(workload.rate, np.int64),
+        remaining=np.zeros(n),
+        weight=_frozen(workload.weight, np.float64),
+        restart=_frozen(np.where(own < 0, settings.restart_cost, own), np.int64),
+        cost=np.zeros(n, np.int64),
+        final=_frozen(passes - 1, np.int64),
+        taken=np.zeros(n, np.int64),
+        step=np.zeros(n, np.int64),
+        quota=np.zeros(n, np.int64),
+    )
+
+
+def _frozen(values: Any, kind: Any) -> Any:
+    """A read-only copy."""
+    array = np.array(values, kind)
+    array.setflags(write=False)
+    return array
+
+
+@helper(INT, COLUMNS, INT, INT, counted=False)
+def before(c, a, b):  # type: ignore[no-untyped-def]
+    """1 if job a comes before job b."""
+    if c.key[a] != c.key[b]:
+        return 1 if c.key[a] < c.key[b] else 0
+    if (c.held[a] > 0) != (c.held[b] > 0):
+        return 1 if c.held[a] > 0 else 0
+    return 1 if a < b else 0
+
+
+@helper(INT, COLUMNS, counted=False)
+def sort(c):  # type: ignore[no-untyped-def]
+    """Restore the order after changes of few keys, or of many (then by Shell's method)."""
+    n = c.count[0]
+    falls = 0
+    for at in range(1, n):
+        falls += before(c, c.order[at], c.order[at - 1])
+    if falls == 0:
+        return 0
+    gap = 1
+    while falls > _FEW and gap < n // 3:
+        gap = 3 * gap + 1  # Knuth's gaps
+    while gap >= 1:
+        for at in range(gap, n):
+            job = c.order[at]
+            to = at
+            while to >= gap and before(c, job, c.order[to - gap]) == 1:
+                c.order[to] = c.order[to - gap]
+                to -= gap
+            c.order[to] = job
+        gap //= 3
+    return falls
+
+
+@helper(INT, WORLD, COLUMNS, counted=False)
+def some_ended(w, c):  # type: ignore[no-untyped-def]
+    """1 if jobs of the order have ended; called before this instant's arrivals join it."""
+    s = w.state
+    come = 0
+    for i in range(s[EVENTS]):
+        if w.event[i, 0] == COMPLETED:
+            return 1
+        if w.event[i, 0] == ARRIVED:
+            come += 1
+    # an instant that left no active job was not told
+    return 1 if c.count[0] + come != s[ACTIVE] else 0
+
+
+@helper(INT, WORLD, COLUMNS, counted=False)
+def notice(w, c):  # type: ignore[no-untyped-def]
+    """Take over this instant's events; 1 if a decision could change something.
+
+    Nothing changes without preemption while no GPU is free and who may be resized (only those
+    whose pass has just ended, else it is 1 always) has its least.
+    Arrived jobs stand last in the order, to be sorted.
+    """
+    s = w.state
+    worth = some_ended(w, c)
+    if worth == 1:
+        to = 0
+        for at in range(c.count[0]):
+            job = c.order[at]
+            if w.job[job, PHASE] != ENDED:
+                c.order[to] = job
+                to += 1
+        c.count[0] = to
+    for i in range(s[EVENTS]):
+        kind, job = w.event[i, 0], w.event[i, 1]
+        if kind == PASSED:
+            c.fixed[job] = FREE
+            if c.held[job] > c.size[c.size_ptr[job]]:
+                worth = 1
+        elif kind == ARRIVED:
+            c.order[c.count[0]] = job
+            c.count[0] += 1
+    return worth | (1 - (s[PASS_ONLY] | s[LOSES_PASS]))
+
+
+@helper(INT, COLUMNS, INT, counted=False)
+def settled(c, preempt):  # type: ignore[no-untyped-def]
+    """1 if the sorted jobs stay as they are, given that no GPU is free and nobody may shrink."""
+    if preempt == NEVER:
+        return 1
+    least = 0
+    pending = -1
+    last = -1
+    for at in range(c.count[0]):
+        job = c.order[at]
+        if c.held[job] > 0:
+            least += c.size[c.size_ptr[job]]
+            if c.preemptible[job] == 1:
+                last = at
+        elif pending < 0:
+            pending = at
+    if least != c.count[1]:
+        return 0
+    if pending < 0 or last < pending:
+        return 1
+    if preempt != BY_GAIN:
+        return 0
+    job, victim = c.order[pending], c.order[last]
+    return 1 - pays(c.size_ptr, c.rate, c.remaining, c.weight, c.cost, job, victim)
+
+
+@helper(INT, WORLD, COLUMNS, INT, counted=False)
+def _hold(w, c, job):  # type: ignore[no-untyped-def]
+    """A running job keeps its size until its pass ends, or until it ends."""
+    c.fixed[job] = LAST if w.job[job, PASSES] >= c.final[job] else HOLDS
+    return 0
+
+
+@helper(INT, WORLD, COLUMNS, INT, INT, counted=False)
+def act(w, c, preempt, surplus):  # type: ignore[no-untyped-def]
+    """Decide for the sorted jobs and change the world."""
+    n = c.count[0]
+    by_pass = w.state[PASS_ONLY] | w.state[LOSES_PASS]
+    share(c.held, c.fixed, c.preemptible, c.size_ptr, c.size, c.rate, c.order, c.remaining,
+          c.weight, c.cost, n, c.count[1], preempt, surplus, c.taken, c.step, c.quota)  # fmt: skip
+    for at in range(n):
+        job = c.order[at]
+        if c.held[job] > 0 and c.quota[job] != c.held[job]:
+            release(w, job, 1 if c.quota[job] > 0 else 0)
+    for at in range(n):
+        job = c.order[at]
+        if c.quota[job] > 0 and c.quota[job] != c.held[job]:
+            start(w, job, c.quota[job])
+            c.cost[job] = c.restart[job]
+        c.held[job] = c.quota[job]
+        c.fixed[job] = FREE
+        if c.quota[job] > 0 and by_pass == 1:
+            _hold(w, c, job)
+    return 0
+
+
+@helper(INT, WORLD, COLUMNS, counted=False)
+def hold(w, c):  # type: ignore[no-untyped-def]
+    """Nothing changes at this instant: whose pass has ended goes on at its size."""
+    for i in range(w.state[EVENTS]):
+        job = w.event[i, 1]
+        if w.event[i, 0] == PASSED and (w.state[PASS_ONLY] | w.state[LOSES_PASS]) == 1:
+            _hold(w, c, job)
+    return 0

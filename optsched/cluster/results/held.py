@@ -1,0 +1,101 @@
+"""Which GPUs of a node are held when: shared ones once, absent ones as if held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optsched.cluster.workload.nodes import NodeChange, Nodes
+    from optsched.cluster.world.log import Log
+    from optsched.model.schedule import IntArray
+
+
+class Held(NamedTuple):
+    """So many GPUs of a node, from start to end."""
+
+    node: IntArray
+    count: IntArray  # type: ignore[assignment]  # tuple.count
+    start: IntArray
+    end: IntArray
+
+
+def held(log: Log) -> Held:
+    """GPUs that are held by anybody; two jobs that share hold theirs once.
+
+    Raises
+    ------
+    InputError
+        A log with shared GPUs that does not say who shares with whom.
+    """
+    start = sharing_start(log)
+    row = np.repeat(np.arange(len(log.job)), np.diff(log.node_ptr))
+    begins, ends = start[row], log.end[row]
+    counted = begins < ends
+    return Held(log.node[counted], log.count[counted], begins[counted], ends[counted])
+
+
+def sharing_start(log: Log) -> IntArray:
+    """Start of every stay, for one on shared GPUs not before those before it there have ended."""
+    shared = np.flatnonzero(log.half != 0)
+    if not len(shared):
+        return log.start
+    if log.partner is None:
+        raise InputError("log.partner: missing, but there are shared GPUs")
+    start, reach = log.start.copy(), log.end.copy()
+    root = np.arange(len(log.job))
+    joins = log.partner[shared] >= 0
+    for i in shared[np.lexsort((joins, log.start[shared]))].tolist():  # a partner comes before
+        p = int(log.partner[i])
+        if p < 0:
+            continue
+        if not (log.start[p] <= log.start[i] < log.end[p] and log.half[p] not in (0, log.half[i])):
+            raise InputError(f"log.partner[{i}]: stay {p} is not there, or not on the other half")
+        r = root[i] = root[p]
+        start[i] = min(max(int(start[i]), int(reach[r])), int(log.end[i]))
+        reach[r] = max(reach[r], log.end[i])
+    return start
+
+
+def absences(
+    nodes: Nodes, changes: Sequence[NodeChange], taken: Held, begin: int, finish: int
+) -> Held:
+    """GPUs that are not there: those of nodes that take no work, but for the ones still held.
+
+    A node takes no work from a drain or a removal to the next addition, and before its first
+    change if that is an addition. Rows of a count below zero give back what is held meanwhile.
+    """
+    order = np.argsort(taken.node, kind="stable")
+    sorted_nodes = taken.node[order]
+    node, count, start, end = [], [], [], []
+    for n, since, until in _closed(changes, begin, finish):
+        a, b = np.searchsorted(sorted_nodes, [n, n + 1])
+        own = order[a:b]
+        own = own[(taken.start[own] < until) & (taken.end[own] > since)]
+        node.append(np.full(1 + len(own), n))
+        count.append(np.concatenate(([nodes.gpus[n]], -taken.count[own])))
+        start.append(np.concatenate(([since], np.maximum(taken.start[own], since))))
+        end.append(np.concatenate(([until], np.minimum(taken.end[own], until))))
+    none = np.zeros(0, np.int64)
+    return Held(*(np.concatenate((none, *rows)) for rows in (node, count, start, end)))
+
+
+def _closed(changes: Sequence[NodeChange], begin: int, finish: int) -> list[tuple[int, int, int]]:
+    """Nodes with the times, within begin and finish, between which they take no work."""
+    since: dict[int, int] = {}
+    found = []
+    seen: set[int] = set()
+    for change in sorted(changes, key=lambda c: c.time):  # stable, as in the engine
+        n, time = change.node, min(max(change.time, begin), finish)
+        if change.kind != "add":
+            since.setdefault(n, time)
+        elif n in since or n not in seen:
+            found.append((n, since.pop(n, begin), time))
+        seen.add(n)
+    found += [(n, time, finish) for n, time in since.items()]
+    return [row for row in found if row[1] < row[2]]

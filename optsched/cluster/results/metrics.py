@@ -1,0 +1,309 @@
+"""What a simulation was worth: times of jobs, use of the GPUs, fairness, fragmentation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.cluster.results.held import Held, absences, held
+from optsched.cluster.workload.job import PER_SECOND, WORK
+from optsched.errors import InputError
+from optsched.io.values import format_value, one_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from optsched.cluster.workload.nodes import NodeChange, Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.log import Log
+    from optsched.model.schedule import IntArray
+
+PER_JOB: Final = ("jct", "queueing", "service", "waiting", "gpu_time", "rho")
+"""Per-job metrics that have percentiles."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Metrics:
+    """All numbers of a run; times in `time_unit`, means and percentiles over the jobs that ended.
+
+    Per job (in the workload's order; -1 or NaN for a job that did not end): `jct` = end - submit,
+    `queueing` = first start - submit, `service` = JCT - queueing, `waiting` = JCT - time running
+    (also between preemption and restart), `gpu_time` = GPUs held times time (a shared GPU counts
+    for both jobs), `restarts_by_job`, `preemptions_by_job`, `rho` = JCT / T_iso with
+    T_iso = work / f(s) * max(1, n s / G), n the mean number of active jobs with GPUs in the job's
+    life, s its largest size <= G / n, else its smallest (Mahajan et al., Themis, NSDI 2020).
+    """
+
+    time_unit: str
+    jobs: int
+    unfinished: int
+    makespan: int
+    """Last end minus first submit."""
+    utilisation: float
+    """GPU-time held over the GPU-time that was there: G * makespan without node changes.
+
+    A GPU is there while its node takes work, and on a drained node as long as it is held.
+    """
+    effective_utilisation: float
+    """Work done over the same: a GPU-time at speed f(g)/g counts so much only."""
+    fragmentation: float
+    """Free GPUs of nodes that have too few of them for a task, as a share of the GPUs there."""
+    restart_time: int
+    """GPU-time spent in restarts."""
+    micro_factor: float
+    """Work of all jobs over what it would be without their micro factors."""
+    jct: IntArray
+    queueing: IntArray
+    service: IntArray
+    waiting: IntArray
+    gpu_time: IntArray
+    restarts_by_job: IntArray
+    preemptions_by_job: IntArray
+    rho: npt.NDArray[np.float64]
+    ended: npt.NDArray[np.bool_] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for value in self.__dict__.values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+
+    @property
+    def jct_mean(self) -> float:
+        """Mean completion time."""
+        return self._mean(self.jct)
+
+    @property
+    def queueing_mean(self) -> float:
+        """Mean time to the first start."""
+        return self._mean(self.queueing)
+
+    @property
+    def service_mean(self) -> float:
+        """Mean time from the first start to the end."""
+        return self._mean(self.service)
+
+    @property
+    def waiting_mean(self) -> float:
+        """Mean time without GPUs between submit and end."""
+        return self._mean(self.waiting)
+
+    @property
+    def gpu_time_mean(self) -> float:
+        """Mean GPU-time of a job."""
+        return self._mean(self.gpu_time)
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of all jobs, also of those that did not end."""
+        return int(self.gpu_time.sum()) / (3600 * PER_SECOND[self.time_unit])
+
+    @property
+    def restarts(self) -> int:
+        """Starts and resizes beyond every job's first."""
+        return int(self.restarts_by_job.sum())
+
+    @property
+    def preemptions(self) -> int:
+        """Times that a running job lost all its GPUs."""
+        return int(self.preemptions_by_job.sum())
+
+    @property
+    def rho_mean(self) -> float:
+        """Mean finish-time fairness."""
+        return float(self.rho[self.ended].mean()) if self.ended.any() else math.nan
+
+    @property
+    def rho_max(self) -> float:
+        """Finish-time fairness of the job that is worst off."""
+        return float(self.rho[self.ended].max()) if self.ended.any() else math.nan
+
+    def percentile(self, p: float, of: str = "jct") -> float:
+        """Nearest-rank percentile: the smallest x with F(x) >= p/100.
+
+        Parameters
+        ----------
+        p
+            0 < p <= 100.
+        of
+            ``"jct"``, ``"queueing"``, ``"service"``, ``"waiting"``, ``"gpu_time"`` or ``"rho"``.
+        """
+        values = getattr(self, one_of("of", of, PER_JOB))
+        return nearest_rank(values[self.ended], p)
+
+    def cdf(self, of: str = "jct") -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
+        """Distinct values, ascending, and the share of ended jobs at or below each."""
+        values = getattr(self, one_of("of", of, PER_JOB))[self.ended]
+        found, times = np.unique(values, return_counts=True)
+        return found, np.cumsum(times) / max(len(values), 1)
+
+    def summary(self) -> dict[str, float]:
+        """All single numbers by name, in the order of tables."""
+        found: dict[str, float] = {
+            "jobs": self.jobs, "unfinished": self.unfinished, "jct_mean": self.jct_mean,
+            "queueing_mean": self.queueing_mean, "service_mean": self.service_mean,
+            "waiting_mean": self.waiting_mean, "makespan": self.makespan,
+        }  # fmt: skip
+        if self.ended.any():
+            found |= {f"jct_p{p}": self.percentile(p) for p in (50, 90, 95, 99, 100)}
+        return found | {
+            "utilisation": self.utilisation,
+            "effective_utilisation": self.effective_utilisation,
+            "fragmentation": self.fragmentation,
+            "gpu_hours": self.gpu_hours,
+            "gpu_time_mean": self.gpu_time_mean,
+            "restarts": self.restarts,
+            "restart_time": self.restart_time,
+            "preemptions": self.preemptions,
+            "rho_mean": self.rho_mean,
+            "rho_max": self.rho_max,
+            "micro_factor": self.micro_factor,
+        }
+
+    def _mean(self, values: IntArray) -> float:
+        chosen = values[self.ended]
+        return sum(chosen.tolist()) / len(chosen) if len(chosen) else math.nan
+
+    def __repr__(self) -> str:
+        return (
+            f"<Metrics of {self.jobs} jobs: mean JCT {self.jct_mean:,.1f} {self.time_unit}, "
+            f"makespan {self.makespan:,} {self.time_unit}>"
+        )
+
+
+def nearest_rank(values: npt.NDArray[Any], p: float) -> float:
+    """Smallest value x of these with a share >= p/100 of them at or below x."""
+    number = isinstance(p, (int, float, np.number)) and not isinstance(p, bool)
+    if not number or not 0 < p <= 100:
+        raise InputError(f"percentile: expected 0 < p <= 100, got {format_value(p)}")
+    if len(values) == 0:
+        return math.nan
+    share = Decimal(str(p))  # 99.9 is meant, not the nearest binary number
+    rank = math.ceil(share * len(values) / 100)
+    found: float = np.partition(values, rank - 1)[rank - 1].item()
+    return found
+
+
+def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) -> Metrics:
+    """All metrics of a finished simulation."""
+    n = len(w)
+    ended = log.finished >= 0
+    lasts = log.end - log.start
+    first = np.full(n, np.iinfo(np.int64).max)
+    np.minimum.at(first, log.job, log.start)
+    jct = np.where(ended, log.finished - w.submit, -1)
+    queueing = np.where(ended, first - w.submit, -1)
+    gpu_time, stays, running = np.zeros((3, n), np.int64)
+    np.add.at(gpu_time, log.job, log.gpus * lasts)
+    np.add.at(stays, log.job, 1)
+    np.add.at(running, log.job, lasts)
+    begin = int(w.submit[0])
+    finish = max(int(log.end.max(initial=begin)), int(log.finished.max(initial=begin)))
+    makespan = finish - begin
+    taken = held(log)
+    away = absences(nodes, changes, taken, begin, finish)
+    capacity = nodes.total * makespan - int((away.count * (away.end - away.start)).sum())
+    on_gpus = log.gpus > 0
+    done = float(log.work[on_gpus].sum(dtype=np.float64)) / WORK
+    allocated = int((taken.count * (taken.end - taken.start)).sum())
+    return Metrics(
+        time_unit=w.time_unit,
+        jobs=n,
+        unfinished=int(n - ended.sum()),
+        makespan=makespan,
+        utilisation=allocated / capacity if capacity else 0.0,
+        effective_utilisation=done / capacity if capacity else 0.0,
+        fragmentation=_fragmentation(w, nodes, taken, away, (begin, finish), capacity),
+        restart_time=int((np.minimum(log.restart, lasts) * log.gpus).sum()),
+        micro_factor=float(w.work.sum(dtype=np.float64) / w.nominal.sum(dtype=np.float64)),
+        jct=jct,
+        queueing=queueing,
+        service=np.where(ended, jct - queueing, -1),
+        waiting=np.where(ended, jct - running, -1),
+        gpu_time=gpu_time,
+        restarts_by_job=np.maximum(stays - 1, 0),
+        preemptions_by_job=log.preemptions,
+        rho=np.where(ended, jct / isolated(w, log.finished, nodes.total), np.nan),
+        ended=ended,
+    )
+
+
+def isolated(w: Workload, finished: IntArray, gpus: int) -> npt.NDArray[np.float64]:
+    """T_iso of every job that ended: its time on its fair share of so many GPUs."""
+    end = np.where(finished >= 0, finished, max(int(finished.max(initial=0)), int(w.submit[-1])))
+    active = _mean_active(w, end)
+    fits = w.size * np.repeat(active, np.diff(w.size_ptr)) <= gpus
+    ptr = w.size_ptr[:-1]
+    fitting = np.add.reduceat(fits.astype(np.int64), ptr)
+    at = ptr + np.maximum(fitting - 1, 0)
+    share: npt.NDArray[np.float64] = np.maximum(1.0, active * w.size[at] / max(gpus, 1))
+    return np.asarray(w.work / w.rate[at] * share)
+
+
+def _mean_active(w: Workload, end: IntArray) -> npt.NDArray[np.float64]:
+    """Mean number of active jobs with GPUs between submit and end of every job."""
+    with_gpus = w.size[w.size_ptr[1:] - 1] > 0
+    time = np.concatenate((w.submit[with_gpus], end[with_gpus]))
+    change = np.repeat((1, -1), int(with_gpus.sum()))
+    order = np.argsort(time, kind="stable")
+    time, change = time[order], change[order]
+    # integral of the number of active jobs up to every event
+    if not len(time):
+        return np.ones(len(w))
+    level = np.cumsum(change)
+    step = level[:-1] * np.diff(time).astype(np.float64)  # int64 could overflow
+    area = np.concatenate(([0.0], np.cumsum(step)))
+
+    def up_to(moment: IntArray) -> npt.NDArray[np.float64]:
+        k = np.clip(np.searchsorted(time, moment, side="right") - 1, 0, None)
+        inside = area[k] + level[k] * (moment - time[k])
+        return np.where(moment < time[0], 0.0, inside)
+
+    life = np.maximum(end - w.submit, 1)
+    mean: npt.NDArray[np.float64] = (up_to(end) - up_to(w.submit)) / life
+    return np.maximum(mean, 1.0)
+
+
+def _fragmentation(
+    w: Workload, nodes: Nodes, taken: Held, away: Held, time_span: tuple[int, int], total: int
+) -> float:
+    """Time integral of the FGD fragment of all nodes, over `total`, the GPU-time that was there.
+
+    A task class is a smallest size of a job, with its share of the jobs. Free GPUs of a node are
+    a fragment for a class that needs more of them; a gang larger than the node needs all of it.
+    """
+    begin, finish = time_span
+    capacity = np.array(nodes.gpus, np.int64)
+    least = w.size[w.size_ptr[:-1]]
+    demand, times = np.unique(least[least > 0], return_counts=True)
+    if not len(demand) or total == 0:
+        return 0.0
+    widest = int(capacity.max())
+    lost = np.zeros((widest + 1, widest + 1))  # by capacity and free GPUs
+    free = np.arange(widest + 1)
+    for c in range(widest + 1):
+        needs = np.minimum(demand, c)[:, None] > free[None, :]
+        lost[c] = free * (times[:, None] * needs).sum(axis=0) / times.sum()
+    every = np.arange(len(capacity))
+    node = np.concatenate((taken.node, away.node, taken.node, away.node, every, every))
+    time = np.concatenate(
+        (taken.start, away.start, taken.end, away.end, every * 0 + begin, every * 0 + finish)
+    )
+    change = np.concatenate(
+        (taken.count, away.count, -taken.count, -away.count, every * 0, every * 0)
+    )
+    order = np.lexsort((time, node))
+    node, time, change = node[order], time[order], change[order]
+    used = np.cumsum(change)  # every node ends at 0, so that the next begins there
+    lasting = np.where(node[1:] == node[:-1], np.diff(time), 0)
+    size = capacity[node[:-1]]
+    left = np.clip(size - used[:-1], 0, size)
+    return float((lost[size, left] * lasting).sum() / total)
+
+
+__all__ = ["Metrics", "isolated", "metrics", "nearest_rank"]

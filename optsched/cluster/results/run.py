@@ -1,0 +1,58 @@
+"""What came of a simulation: the log, metrics, and the history as a schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.cluster.results.metrics import Metrics
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.log import Log
+    from optsched.cluster.world.settings import Settings
+    from optsched.model.schedule import IntArray, Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished simulation."""
+
+    workload: Workload
+    nodes: Nodes
+    settings: Settings
+    policy: str
+    options: Mapping[str, Any]
+    log: Log
+
+    def __post_init__(self) -> None:
+        for column in self.log:
+            if column is not None:
+                column.flags.writeable = False
+
+    @cached_property
+    def jct(self) -> IntArray:
+        """Completion minus submit time of every job, -1 if it did not end; shape (jobs,)."""
+        ended = self.log.finished >= 0
+        found = np.where(ended, self.log.finished - self.workload.submit, -1)
+        found.flags.writeable = False
+        return found
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """All numbers; see `optsched.cluster.results.metrics`."""
+        from optsched.cluster.results.metrics import metrics
+
+        return metrics(self.workload, self.nodes, self.settings.changes, self.log)
+
+    @cached_property
+    def history(self) -> Schedule:
+        """The realised history as a schedule that the verifier accepts."""
+        from optsched.cluster.results.history import history
+
+        return history(self)

@@ -1,0 +1,1 @@
+"""The simulated world: what happens when, and what policies see and decide."""

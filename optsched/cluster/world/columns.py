@@ -1,0 +1,94 @@
+"""What policies see, read out of a `World`: kernels that fill columns by position."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from optsched.cluster.world.layout import (
+    ACTIVE,
+    COUNT,
+    ENTERED,
+    FIRST_START,
+    FOLLOWING,
+    GPUS,
+    HELD,
+    INTS2,
+    PASSES,
+    PHASE,
+    RUNS,
+    STARTS,
+    WHERE,
+    WORLD,
+)
+from optsched.cluster.world.stays import (
+    at_pass_end,
+    attained_now,
+    done_now,
+    remaining_now,
+    set_rate,
+)
+from optsched.kernels.compile import INT, INTS, READ, entry
+
+PRESENT: Final = ("job", "gpus", "done", "remaining", "running", "at_pass_end")
+"""Rows of the table that `present` fills."""
+
+PAST: Final = ("passes", "starts", "first_start", "entered", "attained")
+"""Rows of the table that `past` fills."""
+
+
+@entry(INT, WORLD, INT, INTS2, counted=False)
+def present(w, clairvoyant, out):  # type: ignore[no-untyped-def]
+    """Fill the rows `PRESENT` of ``out``, shape (6, active)."""
+    for i in range(w.state[ACTIVE]):
+        j = w.active[i]
+        out[0, i], out[1, i] = j, w.job[j, GPUS]
+        out[2, i], out[3, i] = done_now(w, j), remaining_now(w, j, clairvoyant)
+        out[4, i], out[5, i] = 1 if w.job[j, PHASE] == RUNS else 0, at_pass_end(w, j)
+    return w.state[ACTIVE]
+
+
+@entry(INT, WORLD, INTS2, counted=False)
+def past(w, out):  # type: ignore[no-untyped-def]
+    """Fill the rows `PAST` of ``out``, shape (5, active)."""
+    for i in range(w.state[ACTIVE]):
+        j = w.active[i]
+        out[0, i], out[1, i] = w.job[j, PASSES], w.job[j, STARTS]
+        out[2, i], out[3, i] = w.job[j, FIRST_START], w.job[j, ENTERED]
+        out[4, i] = attained_now(w, j)
+    return w.state[ACTIVE]
+
+
+@entry(INT, WORLD, INTS, counted=False)
+def held_rows(w, ptr):  # type: ignore[no-untyped-def]
+    """Where the rows of every active job begin in `held`; their number."""
+    total = 0
+    for i in range(w.state[ACTIVE]):
+        ptr[i] = total
+        row = w.job[w.active[i], HELD]
+        while row >= 0:
+            total += 1
+            row = w.held[row, FOLLOWING]
+    ptr[w.state[ACTIVE]] = total
+    return total
+
+
+@entry(INT, WORLD, INTS, INTS, counted=False)
+def held(w, node, count):  # type: ignore[no-untyped-def]
+    """Nodes and GPUs of all active jobs, one after the other."""
+    k = 0
+    for i in range(w.state[ACTIVE]):
+        row = w.job[w.active[i], HELD]
+        while row >= 0:
+            node[k], count[k] = w.held[row, WHERE], w.held[row, COUNT]
+            k += 1
+            row = w.held[row, FOLLOWING]
+    return k
+
+
+@entry(INT, WORLD, READ, READ, counted=False)
+def set_rates(w, jobs, rates):  # type: ignore[no-untyped-def]
+    """Speeds of running jobs from now on."""
+    changed = 0
+    for i in range(jobs.shape[0]):
+        changed += set_rate(w, jobs[i], rates[i])
+    return changed

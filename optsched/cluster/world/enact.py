@@ -1,0 +1,191 @@
+"""A policy's answer is read into the world and applied; what is wrong names job and rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.cluster.world.advance import apply
+from optsched.cluster.world.errors import PolicyError
+from optsched.cluster.world.layout import (
+    ABOUT,
+    ACTIVE,
+    AT,
+    BESIDE,
+    BEST_EFFORT,
+    LEGAL,
+    MID_PASS,
+    NAMED,
+    NODE_FULL,
+    NODE_SUM,
+    NOT_PREEMPTIBLE,
+    ORDERED,
+    SHARE,
+    SHARING,
+    SIZE,
+    TOO_MANY,
+    UNKNOWN_NODE,
+    WAKE,
+)
+from optsched.cluster.world.policy import Decision
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import format_value
+
+if TYPE_CHECKING:
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.layout import World
+    from optsched.cluster.world.policy import ClusterView
+
+_SHOWN: Final = 8
+
+
+def enact(w: World, workload: Workload, policy: str, view: ClusterView, decision: Any) -> World:
+    """Do what the policy says, or raise `PolicyError`; the world (with more room, if need be)."""
+    try:
+        if not isinstance(decision, Decision):
+            raise PolicyError(f"decide() answered {format_value(decision)}, expected a Decision")
+        w = _read(w, workload, view, decision)
+        rule = apply(w)
+        if rule != LEGAL:
+            raise PolicyError(_broken(w, workload, view, rule))
+    except PolicyError as error:
+        raise PolicyError(f"policy {format_value(policy)} at time {view.time}: {error}") from None
+    return w
+
+
+def _read(w: World, workload: Workload, view: ClusterView, decision: Decision) -> World:
+    """Write a decision into the world."""
+    n, s = len(view.job), w.state
+    w.quota[:n] = _integers("quota", decision.quota, n)
+    if not isinstance(decision.best_effort, (bool, np.bool_)):
+        raise PolicyError(
+            f"best_effort: expected True or False, got {format_value(decision.best_effort)}"
+        )
+    s[BEST_EFFORT] = decision.best_effort
+    s[ORDERED] = decision.order is not None
+    if decision.order is not None:
+        w.order[:n] = _permutation("order", decision.order, n)
+    s[NAMED] = bool(decision.nodes)
+    if decision.nodes:
+        w = _name_nodes(w, workload, view, decision.nodes)
+    s[SHARING] = bool(decision.share)
+    if decision.share:
+        w.share[:n] = -1
+        for i, partner in _pairs("share", decision.share, n):
+            w.share[i] = _position(f"share[{i}]", partner, n)
+    if decision.wake_at is not None:
+        s[WAKE] = _wake(view.time, decision.wake_at)
+    return w
+
+
+def _integers(place: str, values: Any, n: int | None = None) -> Any:
+    """One number for every active job."""
+    array = np.asarray(values)
+    kind = array.dtype.kind
+    if array.ndim != 1 or (kind != "i" and kind != "u" and array.size):
+        raise PolicyError(f"{place}: expected a row of integers, got {format_value(values)}")
+    if n is not None and len(array) != n:
+        raise PolicyError(f"{place}: expected {n} numbers, one per active job, got {len(array)}")
+    if kind == "u" and array.size and array.max() > MAX_INTEGER:
+        raise PolicyError(f"{place}: {array.max()} is no number of GPUs or position")
+    return array.astype(np.int64, copy=False)
+
+
+def _permutation(place: str, order: Any, n: int) -> Any:
+    """The positions of an order, then those that it leaves out."""
+    given = _integers(place, order)
+    bad = (given < 0) | (given >= n)
+    if bad.any():
+        raise PolicyError(f"{place}: expected positions 0..{n - 1}, got {given[np.argmax(bad)]}")
+    times = np.bincount(given, minlength=n)
+    if len(given) and times.max() > 1:
+        raise PolicyError(f"{place}: position {int(np.argmax(times > 1))} is there twice")
+    return given if len(given) == n else np.append(given, np.flatnonzero(times == 0))
+
+
+def _position(place: str, value: Any, n: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < n:
+        raise PolicyError(f"{place}: expected a position 0..{n - 1}, got {format_value(value)}")
+    return int(value)
+
+
+def _pairs(place: str, mapping: Any, n: int) -> list[tuple[int, Any]]:
+    """Items of a mapping by position, ascending."""
+    if not isinstance(mapping, Mapping):
+        raise PolicyError(f"{place}: expected a mapping by position, got {format_value(mapping)}")
+    found = {_position(place, key, n): value for key, value in mapping.items()}
+    return sorted(found.items())
+
+
+def _wake(now: int, wake: Any) -> int:
+    if isinstance(wake, bool) or not isinstance(wake, (int, np.integer)) or wake <= now:
+        raise PolicyError(f"wake_at: expected a time after now, or None, got {format_value(wake)}")
+    return min(int(wake), 2**62 - 1)
+
+
+def _name_nodes(w: World, workload: Workload, view: ClusterView, nodes: Any) -> World:
+    """Write chosen nodes as rows by position."""
+    n = int(w.state[ACTIVE])
+    chosen_rows: list[tuple[int, int]] = []
+    w.named_ptr[: n + 1] = 0
+    for i, chosen in _pairs("nodes", nodes, n):
+        job = format_value(workload.names[int(view.job[i])])
+        if not isinstance(chosen, Mapping):
+            raise PolicyError(
+                f"nodes: job {job}: expected node -> GPUs, got {format_value(chosen)}"
+            )
+        for key, value in chosen.items():
+            for number in (key, value):
+                if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+                    raise PolicyError(f"nodes: job {job}: not an integer: {format_value(number)}")
+            if not -(2**62) < int(value) < 2**62 or not -1 <= int(key) < 2**62:
+                raise PolicyError(
+                    f"nodes: job {job}: no such node or number: {format_value(chosen)}"
+                )
+        chosen_rows += sorted((int(node), int(count)) for node, count in chosen.items())
+        w.named_ptr[i + 1] = len(chosen)
+    np.cumsum(w.named_ptr[: n + 1], out=w.named_ptr[: n + 1])
+    if len(chosen_rows) > len(w.named):
+        w = w._replace(named=np.zeros((2 * len(chosen_rows), 2), np.int64))
+    if chosen_rows:
+        w.named[: len(chosen_rows)] = chosen_rows
+    return w
+
+
+def _broken(w: World, workload: Workload, view: ClusterView, rule: int) -> str:
+    """The rule in words."""
+    s = w.state
+    at, about, beside = int(s[AT]), int(s[ABOUT]), int(s[BESIDE])
+    j = int(view.job[at])
+    job = f"job {format_value(workload.names[j])}"
+    if rule == SIZE:
+        sizes = workload.size[workload.size_ptr[j] : workload.size_ptr[j + 1]].tolist()
+        allowed = ", ".join(map(str, sizes[:_SHOWN])) + (", ..." if len(sizes) > _SHOWN else "")
+        if sizes == [0]:
+            return f"{job}: quota {about}, but a zero-slot task takes -1 (run) or 0"
+        return f"{job}: quota {about} is not one of its sizes ({allowed}) or 0"
+    if rule == NOT_PREEMPTIBLE:
+        return f"{job}: runs and is not preemptible, but would lose its GPUs"
+    if rule == MID_PASS:
+        return (
+            f"{job}: would go from {about} to {beside} GPUs (or move) within a pass, which "
+            'resize="pass" allows only at the end of one'
+        )
+    if rule == TOO_MANY:
+        if about < 0:
+            return f"{job}: no node has a free zero-slot unit"
+        return f"{job}: over-allocation: needs {about} GPUs when {beside} are left"
+    if rule == UNKNOWN_NODE:
+        return f"{job}: there is no node {about} (0..{len(w.node) - 1})"
+    if rule == NODE_SUM:
+        return f"{job}: its nodes give {about} GPUs (each at least 1), its quota is {beside}"
+    if rule == NODE_FULL:
+        return f"{job}: a node that it is to run on has too few free GPUs or takes no work"
+    if rule == SHARE:
+        return (
+            f"{job}: shares the GPUs of a job that is not running on as many GPUs, or that shares "
+            "them already"
+        )
+    return f"{job}: order is not a permutation"  # only compiled callers get here

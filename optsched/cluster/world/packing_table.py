@@ -1,0 +1,188 @@
+"""Measured speeds of pairs of jobs that share their GPUs (as Lucid's packing needs them)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.cluster.world.placement import MOST_SPEED
+from optsched.errors import InputError
+from optsched.io.files import read_text
+from optsched.io.values import format_value, number
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.placement import FloatArray, Placement
+
+PAIR_COLUMNS: Final = ("type_a", "type_b", "speed_a", "speed_b")
+TYPE_COLUMNS: Final = ("type", "memory", "share_score")
+
+
+class PackingTable:
+    """Speeds of pairs of job types on shared GPUs; also a model of contention.
+
+    The type of a job is its `source` (a trace's column ``type``), or its template if that is empty.
+
+    Parameters
+    ----------
+    speeds
+        ``(type_a, type_b) -> (speed_a, speed_b)`` relative to running alone, in (0, 2]: measured
+        tables have values above 1. A pair holds both ways round; of two jobs of one type the first
+        speed is that of the job that joined.
+    memory
+        Share of a GPU's memory, or GiB, by type: whatever unit a policy's limit has.
+    share_score
+        0 (leaves a GPU idle) to 2 (fills it) by type.
+
+    Raises
+    ------
+    InputError
+        A speed outside (0, 2], a negative number, or a pair given twice with different speeds.
+    """
+
+    def __init__(
+        self,
+        speeds: Mapping[tuple[str, str], tuple[float, float]],
+        memory: Mapping[str, float] | None = None,
+        share_score: Mapping[str, float] | None = None,
+    ) -> None:
+        self.speeds: dict[tuple[str, str], tuple[float, float]] = {}
+        for (a, b), (of_a, of_b) in speeds.items():
+            place = f"speeds of {format_value(a)} with {format_value(b)}"
+            pair = (_speed(place, of_a), _speed(place, of_b))
+            if self.speeds.get((a, b), pair) != pair:
+                raise InputError(f"{place}: given twice, with different speeds")
+            self.speeds[b, a] = pair[::-1]
+            self.speeds[a, b] = pair
+        self.memory = {
+            t: number(f"memory of {format_value(t)}", m) for t, m in (memory or {}).items()
+        }
+        self.share_score = {
+            t: number(f"share_score of {format_value(t)}", s)
+            for t, s in (share_score or {}).items()
+        }
+        for kind, score in self.share_score.items():
+            if score > 2:
+                raise InputError(f"share_score of {format_value(kind)}: expected 0..2, got {score}")
+
+    @classmethod
+    def read(
+        cls, pairs: str | os.PathLike[str], types: str | os.PathLike[str] | None = None
+    ) -> PackingTable:
+        """From CSV files with the columns `PAIR_COLUMNS` and `TYPE_COLUMNS`.
+
+        Raises
+        ------
+        InputError
+            Names the file, row and field.
+        """
+        speeds: dict[tuple[str, str], tuple[float, float]] = {}
+        for place, row in _rows(pairs, PAIR_COLUMNS):
+            key = row["type_a"], row["type_b"]
+            found = tuple(_speed(f"{place}: {c}", row[c]) for c in ("speed_a", "speed_b"))
+            if key in speeds:
+                raise InputError(
+                    f"{place}: the pair {format_value(key[0])}, {format_value(key[1])} is there "
+                    "twice"
+                )
+            speeds[key] = (found[0], found[1])
+        memory: dict[str, float] = {}
+        score: dict[str, float] = {}
+        for place, row in _rows(types, TYPE_COLUMNS) if types is not None else ():
+            if row["type"] in memory:
+                raise InputError(f"{place}: the type {format_value(row['type'])} is there twice")
+            memory[row["type"]] = number(f"{place}: memory", _number(row["memory"]))
+            score[row["type"]] = number(f"{place}: share_score", _number(row["share_score"]))
+        return cls(speeds, memory, score)
+
+    def pair(self, a: str, b: str) -> tuple[float, float] | None:
+        """Speeds of a job of type a beside one of type b; None if that was not measured."""
+        return self.speeds.get((a, b))
+
+    def factors(self, placement: Placement) -> FloatArray:
+        """1 for jobs alone on their GPUs, else the speed beside the partner.
+
+        Raises
+        ------
+        InputError
+            Two jobs share GPUs whose types are not in the table.
+        """
+        found = np.ones(len(placement.job))
+        for i in np.flatnonzero(placement.partner >= 0).tolist():
+            j = int(placement.job[i])
+            k = int(placement.job[int(placement.partner[i])])
+            mine, other = type_of(placement.workload, j), type_of(placement.workload, k)
+            pair = self.pair(mine, other)
+            if pair is None:
+                names = placement.workload.names
+                raise InputError(
+                    f"contention: jobs {format_value(names[j])} and {format_value(names[k])} "
+                    "share GPUs, and the "
+                    f"packing table has no pair {format_value(mine)}, {format_value(other)}"
+                )
+            found[i] = pair[1] if mine == other and not placement.joined[i] else pair[0]
+        return found
+
+
+def type_of(workload: Workload, job: int) -> str:
+    """What packing tables call a job: its `source`, else its template, else an empty text."""
+    source = str(workload.source[job])
+    if source or workload.template[job] < 0:
+        return source
+    return workload.templates[int(workload.template[job])]
+
+
+def _speed(place: str, value: Any) -> float:
+    found = number(place, _number(value), above=True)
+    if found > MOST_SPEED:
+        raise InputError(f"{place}: expected a speed in (0, 2], got {format_value(value)}")
+    return found
+
+
+def _number(text: Any) -> Any:
+    """A text as a number, if it is one."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _rows(
+    path: str | os.PathLike[str], columns: tuple[str, ...]
+) -> list[tuple[str, dict[str, str]]]:
+    """Rows of a CSV file with exactly these columns in any order, and what to call each."""
+    reader = csv.reader(io.StringIO(read_text(path)))
+    lines = [row for row in reader if row]
+    if not lines:
+        raise InputError(f"{path}: empty; expected the columns {', '.join(columns)}")
+    header = [cell.strip() for cell in lines[0]]
+    if sorted(header) != sorted(columns):
+        raise InputError(
+            f"{path}: expected the columns {', '.join(columns)}, got "
+            f"{format_value(', '.join(header))}"
+        )
+    found = []
+    for at, row in enumerate(lines[1:], 2):
+        if len(row) != len(header):
+            raise InputError(f"{path}: row {at}: expected {len(header)} values, got {len(row)}")
+        found.append((f"{path}: row {at}", dict(zip(header, map(str.strip, row), strict=True))))
+    return found
+
+
+def packable(table: PackingTable | None, memory_limit: float, own: str, host: str) -> bool:
+    """Whether a job of one type may join one of another type."""
+    if table is None or table.pair(own, host) is None:
+        return False
+    for kind in (own, host):
+        if kind not in table.memory or kind not in table.share_score:
+            return False
+    fits = table.memory[host] < memory_limit - table.memory[own]
+    return fits and table.share_score[own] + table.share_score[host] <= 2

@@ -1,0 +1,135 @@
+"""What a policy sees, what it answers, and what it must offer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.settings import Settings
+    from optsched.model.schedule import IntArray
+
+    BoolArray = npt.NDArray[np.bool_]
+    FloatArray = npt.NDArray[np.float64]
+
+
+def _none() -> IntArray:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClusterView:
+    """The cluster at one instant, read-only; position i is the i-th active job.
+
+    Active jobs are those that have arrived, are visible (`Group.max_concurrent`) and have not
+    ended, by submit time, then id. Times in the workload's unit; work in `WORK` parts of a unit of
+    time on one GPU; a job at size g does ``rate(g)`` of it per unit of time. It is valid until the
+    policy has answered: columns are read from the running simulation when they are first used.
+    """
+
+    time: int
+    job: IntArray
+    """Number of every active job in the workload, ascending; the other columns go with it."""
+    gpus: IntArray
+    """GPUs held now; 0 for a pending job. A running zero-slot task holds 0: see `running`."""
+    running: BoolArray
+    submit: IntArray
+    first_start: IntArray
+    """-1 before the first start."""
+    entered: IntArray
+    """When the job last became pending or last started."""
+    attained: IntArray
+    """GPU-time received."""
+    done: IntArray
+    """Work done."""
+    remaining: IntArray
+    """Work left: true for clairvoyant policies, else by the estimate (at least 1)."""
+    passes: IntArray
+    """Passes completed."""
+    pass_work: IntArray
+    at_pass_end: BoolArray
+    """Whether the job is pending, or ended a pass at this very instant: its quota may change now
+    without losing anything."""
+    starts: IntArray
+    """How often the job was started or resized; restarts are all but the first."""
+    size_ptr: IntArray
+    size: IntArray
+    """Allowed sizes of job i: ``size[size_ptr[i]:size_ptr[i + 1]]``, ascending, without 0."""
+    rate: IntArray
+    """Speed at each of them, without contention."""
+    priority: IntArray
+    weight: FloatArray
+    group: IntArray
+    template: IntArray
+    preemptible: BoolArray
+    restart_cost: IntArray
+    observed_ptr: IntArray
+    observed: FloatArray
+    """Uncertainty after every completed pass of job i: ``observed[ptr[i]:ptr[i + 1]]``."""
+    free: IntArray
+    """Free GPUs of every node (0 for one that is drained or removed)."""
+    capacity: IntArray
+    """All its GPUs (likewise)."""
+    held_ptr: IntArray
+    held_node: IntArray
+    held_count: IntArray
+    """Where job i runs: so many GPUs on these nodes, ascending; a zero-slot task has one row with
+    count 0."""
+    workload: Workload
+    """For what never changes (names, groups, templates, uncertainty targets)."""
+    settings: Settings
+    zero_free: IntArray = field(default_factory=_none)
+    """Free zero-slot units of every node (0 likewise); an empty array: no limit."""
+    partner: IntArray = field(default_factory=_none)
+    """Position of the job that shares the GPUs of job i, -1: none; an empty array: nobody does."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """GPUs of every active job, aligned with the view; 0 = it does not run.
+
+    A zero-slot task runs if its quota is -1 (it holds no GPU, but a node's zero-slot unit). A
+    running job whose quota, nodes and partner stay the same goes on undisturbed.
+    """
+
+    quota: IntArray
+    nodes: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    """Position of an active job -> {node: GPUs}; jobs that are not named are placed best-fit,
+    and running ones stay where they are."""
+    wake_at: int | None = None
+    """Ask again then at the latest; later than now. For what no event announces, such as one job's
+    remaining work falling below another's."""
+    order: IntArray | None = None
+    """Distinct positions in the order in which they are placed, others behind them; by position if
+    not given."""
+    best_effort: bool = False
+    """Jobs that cannot be placed stay pending (one that was to be resized is preempted) instead of
+    an error."""
+    share: Mapping[int, int] = field(default_factory=dict)
+    """Position -> position of the job whose GPUs it shares: one that runs on as many, and shares
+    them with nobody (packing)."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Says at every event who runs on how many GPUs.
+
+    It may offer ``compiled(workload, nodes, settings) -> Log | None``: the same decisions in
+    compiled code, for all that `simulate` is asked to do, or None if it cannot. A policy that keeps
+    groups to their `Group.max_slots` says so by the attribute ``honours_max_slots = True``; without
+    it, `simulate` refuses groups that have one.
+    """
+
+    name: str
+    clairvoyant: bool
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Pure: the view is not changed, and nothing is remembered that the view does not hold."""
+        ...

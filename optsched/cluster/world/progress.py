@@ -1,0 +1,87 @@
+"""Whether a policy gets anywhere, or starts and stops jobs for ever before they do any work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from optsched.cluster.world.errors import Stalled
+from optsched.cluster.world.layout import (
+    ACTIVE,
+    ARRIVALS,
+    CHANGES,
+    LOG_END,
+    LOG_RESTART,
+    LOG_ROWS,
+    LOG_START,
+    LOG_WORK,
+    PHASE,
+    RUNS,
+    SINCE,
+    STAY,
+    TIME,
+    UNFINISHED,
+)
+from optsched.io.values import format_value
+
+if TYPE_CHECKING:
+    from optsched.cluster.world.layout import World
+
+MOST_VAIN: Final = 100_000
+"""So many decisions in a row may start jobs of which none works; it is looked after so many."""
+MOST_LOST: Final = 10
+"""So many times as long all work may be lost again (``checkpoint="pass"``)."""
+
+
+class Progress:
+    """What had happened when it was last looked at; between two looks nothing is counted."""
+
+    def __init__(self) -> None:
+        self.every = MOST_VAIN
+        self.time = self.since = -1
+        self.rows = self.started = self.lost = 0
+        self.events: tuple[int, ...] = ()
+
+    def check(self, w: World, asked: int, policy: str) -> None:
+        """Raise `Stalled` if all that was started since the last look was stopped before it worked.
+
+        A stay that began before the last look is progress: it works, or pays a restart cost that
+        ends one day. So is a sleep in which nothing is started: it ends, or `advance` says so.
+        """
+        if asked % self.every:
+            return
+        s = w.state
+        events = (int(s[ARRIVALS]), int(s[CHANGES]), int(s[UNFINISHED]))
+        rows = int(s[LOG_ROWS])
+        if events != self.events or rows == self.rows or self._lasts(w):
+            self.since, self.started, self.lost = int(s[TIME]), rows, 0
+        else:
+            self.lost += 1
+            worked = self._worked(w)
+            if not worked or self.lost >= MOST_LOST:
+                first, before = (self.since, self.started) if worked else (self.time, self.rows)
+                without = "a pass, whose work is lost" if worked else "their restart cost"
+                raise Stalled(
+                    f"policy {format_value(policy)} makes no progress: from time {first} to "
+                    f"{s[TIME]} it "
+                    f"started jobs {rows - before} times and stopped them all before the end of "
+                    f"{without}; nothing arrived, ended or changed ({s[ACTIVE]} jobs are active)"
+                )
+        self.time, self.rows, self.events = int(s[TIME]), rows, events
+
+    def _lasts(self, w: World) -> bool:
+        """Whether any work was done since then that was not lost, or an older stay goes on."""
+        log = w.log[: w.state[LOG_ROWS]]
+        job = w.job[w.active[: w.state[ACTIVE]]]
+        older = (job[:, PHASE] == RUNS) & (job[:, STAY] <= self.time)
+        kept = (log[:, LOG_END] > self.time) & (log[:, LOG_WORK] > 0)
+        return bool(older.any() or kept.any())
+
+    def _worked(self, w: World) -> bool:
+        """Whether any work was done since then, lost or not."""
+        log = w.log[: w.state[LOG_ROWS]]
+        ended = (log[:, LOG_END] > self.time) & (
+            log[:, LOG_END] - log[:, LOG_START] > log[:, LOG_RESTART]
+        )
+        job = w.job[w.active[: w.state[ACTIVE]]]
+        works = (job[:, PHASE] == RUNS) & (job[:, SINCE] < w.state[TIME])
+        return bool(ended.any() or works.any())

@@ -1,0 +1,79 @@
+"""How a simulation treats time, restarts and resizing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from optsched.cluster.workload.nodes import NodeChange
+from optsched.errors import InputError
+from optsched.io.values import format_value, integer, one_of
+
+if TYPE_CHECKING:
+    from optsched.cluster.world.placement import Contention
+
+RESIZES: Final = ("pass", "anytime")
+CHECKPOINTS: Final = ("immediate", "pass")
+TIMINGS: Final = ("event", "lucid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All that `simulate` is told beside jobs, nodes and policy.
+
+    Parameters
+    ----------
+    restart_cost
+        Time without progress at a start after a preemption or a resize; a job's own goes first.
+    resize
+        ``"pass"``: the size of a running job changes only at the end of one of its passes (a
+        preemption is possible at any time); ``"anytime"``.
+    checkpoint
+        A stop (a preemption, or a resize within a pass) loses nothing (``"immediate"``), or what
+        was done since the last end of a pass or stop (``"pass"``).
+    timing
+        ``"event"``, or ``"lucid"``: the tick rules of Lucid's simulator.
+    round
+        Ask the policy also at all multiples of so many units of time; 0: never for that reason.
+    contention
+        How jobs slow each other down; None: not at all.
+    changes
+        Nodes that are added, drained or removed.
+    seed
+        Of the noise of uncertainty curves, for jobs that are given one by one.
+
+    Raises
+    ------
+    InputError
+        A negative number, another word, or a contention without ``factors``.
+    """
+
+    restart_cost: int = 0
+    resize: Literal["pass", "anytime"] = "pass"
+    checkpoint: Literal["immediate", "pass"] = "immediate"
+    timing: Literal["event", "lucid"] = "event"
+    round: int = 0
+    contention: Contention | None = None
+    changes: tuple[NodeChange, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("restart_cost", "round", "seed"):
+            object.__setattr__(self, key, integer(key, getattr(self, key)))
+        one_of("resize", self.resize, RESIZES)
+        one_of("checkpoint", self.checkpoint, CHECKPOINTS)
+        one_of("timing", self.timing, TIMINGS)
+        if self.contention is not None and not callable(getattr(self.contention, "factors", None)):
+            raise InputError(
+                "contention: expected None or an object with the method `factors`, "
+                f"got {format_value(self.contention)}"
+            )
+        if isinstance(self.changes, NodeChange) or not hasattr(self.changes, "__iter__"):
+            raise InputError(
+                f"changes: expected a list of NodeChange, got {format_value(self.changes)}"
+            )
+        changes = tuple(self.changes)
+        for i, change in enumerate(changes):
+            if not isinstance(change, NodeChange):
+                raise InputError(f"changes[{i}]: expected a NodeChange, got {format_value(change)}")
+        object.__setattr__(self, "changes", changes)

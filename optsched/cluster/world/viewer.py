@@ -1,0 +1,193 @@
+"""The view of a running simulation: cheap columns at once, the others when they are first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.cluster.world import columns as world_view
+from optsched.cluster.world.layout import (
+    ACTIVE,
+    CAPACITY,
+    FREE,
+    FREE_UNITS,
+    PARTNER,
+    PASSES,
+    TAKES,
+    TIME,
+    VERSION,
+)
+from optsched.cluster.world.policy import ClusterView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.layout import World
+    from optsched.cluster.world.settings import Settings
+    from optsched.model.schedule import IntArray
+
+_OF_WORKLOAD: Final = (
+    "submit", "pass_work", "priority", "weight", "group", "template", "preemptible",
+)  # fmt: skip
+
+
+class EngineView(ClusterView):
+    """A `ClusterView` that reads the world of its `Viewer`."""
+
+    def __init__(self, viewer: Viewer, columns: dict[str, Any]) -> None:
+        self.__dict__.update(columns, _viewer=viewer, _asked=viewer.asked)
+
+    def __getattr__(self, name: str) -> Any:
+        """Compute a column that was not needed before."""
+        viewer: Viewer | None = self.__dict__.get("_viewer")
+        make = None if viewer is None else _LATER.get(name)
+        if viewer is None or make is None:
+            raise AttributeError(f"'ClusterView' object has no attribute {name!r}")
+        if self.__dict__["_asked"] != viewer.asked:
+            raise RuntimeError(
+                f"view.{name}: this view is of an earlier instant; policies read it within decide()"
+            )
+        make(viewer, self.__dict__)
+        return self.__dict__[name]
+
+
+class Viewer:
+    """Makes the views of one simulation; keeps what only changes with the set of active jobs.
+
+    Parameters
+    ----------
+    world
+        Its state.
+    workload, settings
+        What it was made from.
+    clairvoyant
+        Whether `remaining` is the true one.
+    """
+
+    def __init__(
+        self, world: World, workload: Workload, settings: Settings, clairvoyant: bool
+    ) -> None:
+        self.world, self.workload, self.settings = world, workload, settings
+        self.clairvoyant = int(clairvoyant)
+        self.asked = 0
+        self.version = -1
+        self.kept: dict[str, Any] = {}
+        own = workload.restart_cost
+        self.cost = np.where(own < 0, settings.restart_cost, own)
+        self.has_zero = bool((workload.size == 0).any())
+
+    def look(self) -> EngineView:
+        """The view of the present instant; earlier ones are over."""
+        state = self.world.state
+        n = int(state[ACTIVE])
+        table = np.empty((len(world_view.PRESENT), n), np.int64)
+        world_view.present(self.world, self.clairvoyant, table)
+        table.setflags(write=False)
+        self.asked += 1
+        if self.version != state[VERSION]:
+            self.version = int(state[VERSION])
+            self.kept = {}
+        columns = dict(self.kept)
+        columns["job"], columns["gpus"], columns["done"], columns["remaining"], *flags = table
+        columns["_flags"] = flags
+        columns["time"] = int(state[TIME])
+        columns["workload"], columns["settings"] = self.workload, self.settings
+        return EngineView(self, columns)
+
+
+def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.setflags(write=False)
+    return array
+
+
+def _keep(viewer: Viewer, columns: dict[str, Any], **values: Any) -> None:
+    """Put in columns that stay while the set of active jobs does."""
+    for key, value in values.items():
+        columns[key] = viewer.kept[key] = _frozen(value)
+
+
+def _column(name: str) -> Callable[[Viewer, dict[str, Any]], None]:
+    def make(viewer: Viewer, columns: dict[str, Any]) -> None:
+        _keep(viewer, columns, **{name: getattr(viewer.workload, name)[columns["job"]]})
+
+    return make
+
+
+def _past(viewer: Viewer, columns: dict[str, Any]) -> None:
+    table = np.empty((len(world_view.PAST), len(columns["job"])), np.int64)
+    world_view.past(viewer.world, table)
+    table.setflags(write=False)
+    columns.update(zip(world_view.PAST, table, strict=True))
+
+
+def _flags(viewer: Viewer, columns: dict[str, Any]) -> None:
+    running, at_pass_end = columns["_flags"]
+    columns["running"], columns["at_pass_end"] = _frozen(running != 0), _frozen(at_pass_end != 0)
+
+
+def _costs(viewer: Viewer, columns: dict[str, Any]) -> None:
+    _keep(viewer, columns, restart_cost=viewer.cost[columns["job"]])
+
+
+def _sizes(viewer: Viewer, columns: dict[str, Any]) -> None:
+    jobs, workload = columns["job"], viewer.workload
+    first, length = workload.size_ptr[jobs], workload.size_ptr[jobs + 1] - workload.size_ptr[jobs]
+    if viewer.has_zero:
+        length = np.where(workload.size[first] == 0, 0, length)
+    ptr, source = _rows(first, length)
+    size, rate = workload.size[source], workload.rate[source]
+    _keep(viewer, columns, size_ptr=ptr, size=size, rate=rate)
+
+
+def _rows(first: IntArray, length: IntArray) -> tuple[IntArray, IntArray]:
+    """Pointers of rows of these lengths, and where their values come from."""
+    ptr = np.zeros(len(first) + 1, np.int64)
+    np.cumsum(length, out=ptr[1:])
+    return ptr, np.repeat(first - ptr[:-1], length) + np.arange(ptr[-1])
+
+
+def _observed(viewer: Viewer, columns: dict[str, Any]) -> None:
+    jobs, workload = columns["job"], viewer.workload
+    first = workload.observed_ptr[jobs]
+    known = workload.observed_ptr[jobs + 1] - first
+    ptr, source = _rows(first, np.minimum(known, viewer.world.job[jobs, PASSES]))
+    columns["observed_ptr"] = _frozen(ptr)
+    columns["observed"] = _frozen(workload.observed[source])
+
+
+def _held(viewer: Viewer, columns: dict[str, Any]) -> None:
+    ptr = np.empty(len(columns["job"]) + 1, np.int64)
+    total = world_view.held_rows(viewer.world, ptr)
+    node, count = np.empty(total, np.int64), np.empty(total, np.int64)
+    world_view.held(viewer.world, node, count)
+    columns["held_ptr"], columns["held_node"] = _frozen(ptr), _frozen(node)
+    columns["held_count"] = _frozen(count)
+
+
+def _nodes(viewer: Viewer, columns: dict[str, Any]) -> None:
+    node = viewer.world.node
+    for name, column in (("free", FREE), ("capacity", CAPACITY), ("zero_free", FREE_UNITS)):
+        columns[name] = _frozen(node[:, column] * node[:, TAKES])
+
+
+def _partners(viewer: Viewer, columns: dict[str, Any]) -> None:
+    partner = viewer.world.job[columns["job"], PARTNER]
+    found = np.searchsorted(columns["job"], partner)
+    columns["partner"] = _frozen(np.where(partner < 0, -1, found))
+
+
+_LATER: Final[dict[str, Callable[[Viewer, dict[str, Any]], None]]] = {
+    **{name: _column(name) for name in _OF_WORKLOAD},
+    **dict.fromkeys(world_view.PAST, _past),
+    "running": _flags, "at_pass_end": _flags,
+    "restart_cost": _costs,
+    "size_ptr": _sizes, "size": _sizes, "rate": _sizes,
+    "observed_ptr": _observed, "observed": _observed,
+    "held_ptr": _held, "held_node": _held, "held_count": _held,
+    "free": _nodes, "capacity": _nodes, "zero_free": _nodes,
+    "partner": _partners,
+}  # fmt: skip
