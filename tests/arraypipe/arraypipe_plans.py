@@ -11,6 +11,8 @@ from optsched.analysis.rolling import rolling
 from optsched.arraypipe.plan.orders import topological
 from optsched.arraypipe.plan.plan import routes
 from optsched.arraypipe.plan.segments import Segment, Walk
+from optsched.model.schedule import Rows
+from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,3 +50,15 @@ def walk(plan: ExecutionPlan, counts: Sequence[int]) -> Walk:
     """All instances of so many iterations per job, in a topological order."""
     seats = tuple(range(plan.n_jobs))
     return Walk(Segment(plan, routes(plan), seats, [0] * len(seats), list(counts)))
+
+
+def in_turn(problem: JobArray, breadth: bool) -> Schedule:
+    """All forwards of a device before its backwards, or one job after the other."""
+    n, stages, orders = problem.n_jobs, problem.n_stages, []
+    for d in range(problem.n_devices):
+        here = [s for s in range(stages) if problem.place[s] == d]
+        forward = [[2 * stages * j + s for s in here] for j in range(n)]
+        back = [[2 * stages * (j + 1) - 1 - s for s in reversed(here)] for j in range(n)]
+        turns = [*forward, *back] if breadth else zip(forward, back, strict=True)
+        orders.append(np.ravel([*turns]).tolist())
+    return problem.scheduled(PeriodicOrders(Rows.of(orders), np.zeros(2 * stages * n, np.int64)))

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import process_cases
 import torch.distributed as dist
+from arraypipe_plans import in_turn
 from process_cases import PROCESSES, Row, alone, compared, main, patched, trainer
 
 from optsched import InputError, JobArray
@@ -26,11 +26,9 @@ from optsched.arraypipe.memory.slots import layout_of
 from optsched.arraypipe.memory.stage_bytes import beside_states
 from optsched.arraypipe.memory.types import State
 from optsched.arraypipe.train_alone import differences
-from optsched.model.schedule import Rows
-from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 def needs(runs: Any, segment: Any, share: Any, criterion: Any) -> tuple[int, int]:
@@ -86,6 +84,8 @@ def tight(ranks: int, case: str, *arguments: Any) -> dict[str, Any]:
         patched(process_cases, "CHECKPOINTED", kept),
     ):
         answer = getattr(process_cases, case)(ranks, *arguments)
+        if isinstance(answer, dict):
+            answer = answer["differences"]
         return {"answer": answer, "moving": moving(made)}
 
 
@@ -129,13 +129,17 @@ def too_small(ranks: int) -> dict[str, Any]:
     except InputError as error:
         sentence = str(error)
     said: list[Any] = [None] * ranks
-    dist.all_gather_object(said, (sentence, folder.exists(), bytes_of[order[-2]] < array.memory))
+    dist.all_gather_object(said, (sentence, folder.exists()))
+    found = {
+        "said": sentence, "device": f"memory: device{order[-1]} has" in sentence,
+        "alike": set(said) == {(sentence, False)}, "others": bytes_of[order[-2]] < array.memory,
+    }  # fmt: skip
     array.memory = 10**6 + dist.get_rank()
     try:
         array.run(schedule, 3, **PROCESSES)
     except InputError as error:
-        return {"said": said, "device": f"device{order[-1]}", "unlike": str(error)}
-    return {}
+        found["unlike"] = str(error)
+    return found
 
 
 def reported(ranks: int) -> dict[str, Any]:
@@ -147,11 +151,11 @@ def reported(ranks: int) -> dict[str, Any]:
         found = {"moving": moving(made), "differences": compared(result, rows, [3] * 4)}
     devices = result.report.devices
     return found | {
-        "exposed": [d.exposed for d in devices],
-        "whole": [
+        "exposed": all(d.exposed > 0 for d in devices),
+        "whole": all(
             d.compute + d.switch + d.exposed + d.waiting + d.host == result.report.wall
             for d in devices
-        ],
+        ),
     }  # fmt: skip
 
 
@@ -179,7 +183,9 @@ def others(result: Any, rows: list[Row], failed: int) -> list[str]:
     ]
 
 
-PLACE = [0, 1, 0, 1]
+def problem_of(n: int, place: Sequence[int] = (0, 1, 0, 1)) -> JobArray:
+    """So many equal jobs."""
+    return JobArray([[2] * 4] * n, [[2] * 4] * n, place=place, objective="period")
 
 
 def refilled(ranks: int) -> dict[str, Any]:
@@ -196,7 +202,7 @@ def refilled(ranks: int) -> dict[str, Any]:
 
     with patched(training_run, "memory_of", limited):
         result = array.run(
-            breadth_first([[2] * 4] * 2, PLACE), 4,
+            in_turn(problem_of(2), True), 4,
             refill=lambda job: rest.pop(0) if rest else None, **PROCESSES,
         )  # fmt: skip
     return {
@@ -207,27 +213,14 @@ def refilled(ranks: int) -> dict[str, Any]:
     }
 
 
-def breadth_first(times: list[list[int]], place: list[int]) -> Any:
-    """All forwards of a device before its backwards."""
-    problem = JobArray(times, times, place=place, objective="period")
-    n, stages, orders = len(times), len(place), []
-    for d in range(1 + max(place)):
-        here = [s for s in range(stages) if place[s] == d]
-        forward = [2 * stages * j + s for s in here for j in range(n)]
-        back = [2 * stages * (j + 1) - 1 - s for s in reversed(here) for j in range(n)]
-        orders.append(forward + back)
-    return problem.scheduled(PeriodicOrders(Rows.of(orders), np.zeros(2 * stages * n, np.int64)))
-
-
 def moved(ranks: int) -> dict[str, Any]:
     """What a solver answers has all stages elsewhere: the run goes on with the plan that it has."""
-    times = [[2] * 4] * 3
     rows = [Row(j) for j in range(3)]
     array, said = trainer(rows), []
 
     class Solver(Replanner):
         def submit(self, problem: Any, start: Any, time_limit: float) -> None:
-            self._request["answer"] = breadth_first([[2] * 4] * problem.n_jobs, [1, 0, 1, 0])
+            self._request["answer"] = in_turn(problem_of(problem.n_jobs, [1, 0, 1, 0]), True)
 
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -237,13 +230,13 @@ def moved(ranks: int) -> dict[str, Any]:
         patched(Rescheduling, "_gain", lambda *given: 1),
     ):
         result = array.run(
-            breadth_first(times, PLACE), 6, on_step=lambda job, t, x: (
+            in_turn(problem_of(3), True), 6, on_step=lambda job, t, x: (
                 job.stop() if (job.seed, t) == (0, 1) else None
             ),
-            replan=JobArray(times, times, place=PLACE, objective="period"), **PROCESSES,
+            replan=problem_of(3), **PROCESSES,
         )  # fmt: skip
     logging.getLogger("optsched").removeHandler(handler)
-    return {"said": said, "differences": compared(result, rows, [2, 6, 6])}
+    return {"said": "; ".join(said), "differences": compared(result, rows, [2, 6, 6])}
 
 
 vars(process_cases).update({

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import permutations, product
+from itertools import product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from optsched.arraypipe.advice.advise import advise
 from optsched.arraypipe.advice.options import Advice, Option
-from optsched.arraypipe.advice.situation import groupings, longest_first
+from optsched.arraypipe.advice.situation import longest_first
 from optsched.arraypipe.profile.document import Profile, from_tree
 from optsched.errors import InputError
 
@@ -134,12 +134,6 @@ def test_no_option_beats_the_devices_that_are_never_idle(
     assert seconds == sorted(seconds)
 
 
-def test_1f1b_does_not_wait_for_updates_of_other_stages() -> None:
-    """Updates are blocks of their own: a longer one lengthens the iteration once, not S times."""
-    short, long = (advise(profile(batches=(64,), update=u))["1F1B"] for u in (1_000, 1_001_000))
-    assert long.seconds - short.seconds < 2e-3
-
-
 def test_fused_only_from_a_measured_stack() -> None:
     """Without one there is no time; whole rounds of stacks count, memory and shapes too."""
     given = profile()
@@ -191,15 +185,6 @@ def test_memory_too_small_for_anything_and_unknown() -> None:
     assert "say memory=" in str(advice) and "unknown memory" in str(advice)
 
 
-def test_what_if_memory() -> None:
-    """The argument decides, not the profiled device; larger memory never makes the best slower."""
-    given = profile(state=4 * GB, memory=80 * GB)
-    found = [advise(given, devices=4, memory=memory) for memory in ("12GB", "24GB", 80 * GB)]
-    times = [advice.best.seconds for advice in found if advice.best is not None]
-    assert len(times) == 3 and times == sorted(times, reverse=True)
-    assert [advice["one job per GPU"].fits for advice in found[::2]] == [False, True]
-
-
 def test_arrays_that_do_not_fit_as_they_are() -> None:
     """Sets of jobs, recomputation, smaller micro-batches: whichever is fastest."""
     whole = profile(batches=(1,) * 8, state=6 * GB, memory=80 * GB)
@@ -241,10 +226,8 @@ def test_many_blocks_and_extreme_times() -> None:
     load = 100_000 * 3 * 1001 / 1e9
     assert load <= advice["1F1B"].seconds < 1.05 * load
     assert load <= advice["job array"].seconds < 1.3 * load
-    given = profile(batches=(8,), memory=0)
-    for memory in (None, "40GB"):
-        many = advise(given, [0] * 300, devices=4, memory=memory)["job array"]
-        assert many.seconds >= 300 * (3 * 1_800_000 + 1_000) / 1e9
+    many = advise(profile(batches=(8,), memory=0), [0] * 300, devices=4)["job array"]
+    assert many.seconds >= 300 * (3 * 1_800_000 + 1_000) / 1e9
     advice = advise(profile(base=1, per=0, update=1), devices=4)
     assert all(math.isfinite(o.seconds) for o in advice.options if o.seconds is not None)
     assert str(advice)
@@ -299,8 +282,6 @@ def test_a_path_is_read_and_the_answer_is_plain(tmp_path: Path) -> None:
     found = json.loads(json.dumps(advice.as_dict()))
     assert found["best"] == best(advice)
     assert [o["name"] for o in found["options"]] == [o.name for o in advice.options]
-    with pytest.raises(KeyError):
-        advice["Chimera"]
 
 
 @pytest.mark.parametrize(
@@ -321,9 +302,6 @@ def test_bad_arguments_are_named(changes: dict[str, Any], sentence: str) -> None
         advise(**{"profile": profile(batches=(4, 8)), **changes})
 
 
-# jobs on groups of devices
-
-
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 4))
 def test_longest_first_keeps_its_promise(times: list[int], machines: int) -> None:
     """At most 4/3 - 1/(3m) of the best; brute force is the oracle."""
@@ -336,14 +314,3 @@ def test_longest_first_keeps_its_promise(times: list[int], machines: int) -> Non
     assert sorted(j for row in found for j in row) == list(range(len(times)))
     assert least <= makespan
     assert makespan * 3 * machines <= least * (4 * machines - 1)
-
-
-def test_groups_use_no_device_twice() -> None:
-    """Widths are at least two, at most what is asked; all devices that divide are used."""
-    for devices, most in permutations(range(1, 17), 2):
-        for groups, width in groupings(devices, most):
-            assert 2 <= width <= most
-            assert groups * width <= devices < (groups + 1) * width
-    assert groupings(1, 4) == []
-    assert groupings(8, 8) == [(1, 8), (2, 4), (4, 2)]
-    assert groupings(8, 2) == [(4, 2)]

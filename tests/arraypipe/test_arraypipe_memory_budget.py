@@ -13,7 +13,7 @@ from test_arraypipe_memory import room, stages_of, weigh  # noqa: E402
 
 from optsched import InputError  # noqa: E402
 from optsched.arraypipe import Job, random_schedule  # noqa: E402
-from optsched.arraypipe.memory import manager, stage_bytes  # noqa: E402
+from optsched.arraypipe.memory import manager  # noqa: E402
 from optsched.arraypipe.memory.budget import CUDA_CONTEXT, CUDA_STREAM, reserved  # noqa: E402
 from optsched.arraypipe.memory.engines import PCIE_4, HostLink  # noqa: E402
 from optsched.arraypipe.memory.residency import slot_bytes  # noqa: E402
@@ -21,7 +21,6 @@ from optsched.arraypipe.memory.slots import layout_of  # noqa: E402
 from optsched.arraypipe.memory.types import State  # noqa: E402
 from optsched.arraypipe.runtime import worker  # noqa: E402
 from optsched.arraypipe.runtime.state import JobRun  # noqa: E402
-from optsched.arraypipe.runtime.worker import Memory  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -125,27 +124,6 @@ def test_devices_on_one_gpu_share_its_context_and_its_link(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     assert manager._link_of(one, 4) == HostLink(10e9, 5e9, 7e-6)
     assert manager._link_of(cpu, 4) is PCIE_4
-
-
-def test_weighing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forward that measures leaves buffers and the generator as they were, and no graph."""
-    checked = []
-
-    def memory_of(runs: Any, segments: Any, limit: int, criterion: Any) -> Any:
-        def state() -> list[Any]:
-            buffers = [b.clone() for run in runs for s in run.stages for b in s.buffers()]
-            return [*buffers, torch.get_rng_state()]
-
-        before = state()
-        stage_bytes.beside_states(runs, segments[0], criterion)
-        checked.append(all(map(torch.equal, before, state())))
-        checked.append(not any(s.kept for run in runs for s in run.stages))
-        return Memory(runs)
-
-    monkeypatch.setattr("optsched.arraypipe.training_run.memory_of", memory_of)
-    jobs = [Job(s, 8, adamw) for s in range(2)]
-    trainer(jobs, memory=1).run(random_schedule([1] * 2, 3, seed=0), 1)
-    assert checked == [True] * 2
 
 
 def test_a_job_whose_first_forward_fails_is_not_weighed() -> None:

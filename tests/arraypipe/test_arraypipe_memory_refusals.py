@@ -1,8 +1,10 @@
-"""Slots that are used wrongly are noticed, and what they cannot hold is refused."""
+"""Slots that are used wrongly are noticed; what has no room, also later, is refused or fails."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import re
 from typing import Any
 
 import pytest
@@ -10,11 +12,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, trainer  # noqa: E402
-from test_arraypipe_memory import beside, job, room, stages_of  # noqa: E402
+from arraypipe_plans import in_turn  # noqa: E402
+from test_arraypipe_memory import alone, beside, job, room, slots_of, stages_of  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from optsched import InputError, InternalError  # noqa: E402
+from optsched import InputError, InternalError, JobArray  # noqa: E402
 from optsched.arraypipe import Job, random_schedule  # noqa: E402
+from optsched.arraypipe.job import JobFailed  # noqa: E402
+from optsched.arraypipe.life import changes  # noqa: E402
+from optsched.arraypipe.life.changes import Rescheduling  # noqa: E402
+from optsched.arraypipe.life.replanner import Replanner  # noqa: E402
 from optsched.arraypipe.memory.copies import Rule  # noqa: E402
 from optsched.arraypipe.memory.engines import HostLink  # noqa: E402
 from optsched.arraypipe.memory.manager import Slotted  # noqa: E402
@@ -22,6 +29,7 @@ from optsched.arraypipe.memory.residency import ResidencyPlan  # noqa: E402
 from optsched.arraypipe.memory.slots import layout_of  # noqa: E402
 from optsched.arraypipe.memory.types import WEIGHTS, State, Visit  # noqa: E402
 from optsched.arraypipe.runtime.types import Kept  # noqa: E402
+from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -95,34 +103,111 @@ def own() -> nn.Module:
     return model
 
 
-REFUSED: dict[str, tuple[Any, int, str]] = {
+def two_layers() -> nn.Module:
+    """As plain as can be."""
+    return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4))
+
+
+REFUSED: dict[str, tuple[Any, int, bool, str]] = {  # model, bytes for states, recompute
     "weights in place": (
-        lambda: nn.Sequential(Renorm(), nn.Linear(6, 4)),
-        4000,
+        lambda: nn.Sequential(Renorm(), nn.Linear(6, 4)), 4000, True,
         "stage 0 changes its weights in place outside of the update",
     ),
-    "parameter class": (own, 2500, "a Own cannot be moved"),
-    "tiny": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4)), 100, "0 jobs would fit"),
-    "nonsense": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4)), -1, "integer >= 1"),
-}
+    "parameter class": (own, 2500, True, "a Own cannot be moved"),
+    "tiny": (two_layers, 100, True, "0 jobs would fit"),
+    "nonsense": (two_layers, -1, True, "integer >= 1"),
+    "pinned": (two_layers, 1100, False, "between a forward and its backward .* recompute=True"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals(name: str) -> None:
-    """What cannot be moved is refused with a sentence."""
-    build, limit, sentence = REFUSED[name]
-    jobs = [Job(s, 8, adamw, recompute=True) for s in range(4)]
+def test_refusals(name: str, made: list[Any]) -> None:
+    """What cannot be moved, or has no room, is refused with a sentence."""
+    build, limit, recompute, sentence = REFUSED[name]
+    jobs = [Job(s, 8, adamw, recompute=recompute) for s in range(4)]
     schedule = random_schedule([1] * 4, 2, place=[0, 0])
     rest = beside(jobs, schedule, build_model=build, stages=[1]) if limit > 0 else 0
     with pytest.raises(InputError, match=sentence):
         array = trainer(jobs, build_model=build, stages=[1], memory=limit + rest)
         array.run(schedule, 2, on_error="raise")
+    assert made == [] or name == "weights in place"
 
 
-def test_too_many_pinned_states_are_refused_before_anything_runs(made: list[Any]) -> None:
-    """Without recompute the sentence names the device, the bytes and the jobs that would fit."""
-    jobs = [job((s, 8, "adamw", 1), recompute=False) for s in range(4)]
-    forward = random_schedule([1] * 4, 3, place=[0, 0, 0], seed=0)
-    with pytest.raises(InputError, match=r"between a forward and its backward .* recompute=True"):
-        trainer(jobs, memory=room(jobs, 1.0) + beside(jobs, forward)).run(forward, 1)
-    assert made == []
+# changes that need more memory than there is
+
+
+@pytest.mark.parametrize(
+    ("breadth", "recompute", "sentence"),
+    [
+        (False, False, ""),
+        (True, False, r"3 states could not leave their slots on gpu0, which has 1; use"),
+        (True, True, r"gpu0 would need \d+ bytes and has \d+"),
+    ],
+)
+def test_a_plan_that_needs_more_memory_is_not_adopted(
+    breadth: bool, recompute: bool, sentence: str, made: list[Any],
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The log says why, and the run goes on with the plan that it has; else it changes over."""
+    jobs = [job((s, 8, "sgd", 1), recompute=recompute) for s in range(4)]
+    problem = JobArray([[3, 4, 2]] * 4, [[6, 7, 5]] * 4, objective="period")
+    start = in_turn(problem, False)
+    changed: list[Any] = []
+
+    class Solver(Replanner):
+        def submit(self, problem: Any, start: Any, time_limit: float) -> None:
+            self._request["answer"] = in_turn(problem, breadth)
+
+    honest = Rescheduling.poll
+
+    def poll(planner: Any, segment: Any) -> Any:
+        change = honest(planner, segment)
+        changed.extend([] if change is None else [change])
+        return change
+
+    monkeypatch.setattr(changes, "Replanner", Solver)
+    monkeypatch.setattr(Rescheduling, "_gain", lambda *given: 1)
+    monkeypatch.setattr(Rescheduling, "poll", poll)
+    array = trainer(jobs, memory=room(jobs, 1.0) + beside(jobs, start))
+    with caplog.at_level(logging.WARNING, "optsched"):
+        result = array.run(
+            start, 8, replan=problem, on_error="raise",
+            on_step=lambda job, t, x: job.seed == 0 and t == 1 and job.stop(),
+        )  # fmt: skip
+    assert slots_of(made[-1])
+    assert bool(changed) == (not sentence)
+    assert re.search(sentence, caplog.text)
+    for j, n in enumerate([2, 8, 8, 8]):
+        assert differences(result.trained[j], alone((j, 8, "sgd", 1), n)) == []
+
+
+@pytest.mark.parametrize("way", ["queue", "refill", "strict"])
+def test_a_job_that_needs_more_slots_fails_alone(way: str, made: list[Any]) -> None:
+    """Without recompute, among jobs that recompute: its sentence says so, the others are exact."""
+    jobs = [job((s, 8, "sgd", 1), recompute=True) for s in range(3)]
+    late = [job((s, 8, "sgd", 1), recompute=s != 3) for s in (3, 4)]
+    schedule = random_schedule([1] * 3, 3, place=[0, 0, 0], seed=1)
+    array = trainer(jobs, memory=room(jobs, 1.0) + beside(jobs, schedule) + 2000)
+
+    def on_step(one: Job, t: int, x: float) -> None:
+        if (one.seed, t) == (0, 1):
+            one.stop()
+
+    if way in ("queue", "strict"):
+        array.take_in(late[0]), array.take_in(late[1])
+    rest = list(late)
+
+    def refill(ended: Job) -> Job | None:
+        return rest.pop(0) if rest else None
+
+    given: dict[str, Any] = {"refill": refill} if way == "refill" else {}
+    if way == "strict":
+        with pytest.raises(JobFailed, match=r"could not leave their slots .* recompute=True"):
+            array.run(schedule, 4, queue=True, on_error="raise", on_step=on_step)
+        return
+    result = array.run(schedule, 4, queue=way == "queue", on_step=on_step, **given)
+    assert slots_of(made[-1])
+    assert [one.status for one in array.jobs] == ["stopped", "done", "done", "failed", "done"]
+    assert "could not leave their slots on device0" in str(array.jobs[3].error)
+    for j, n in ((0, 2), (1, 4), (2, 4), (4, 4)):
+        assert differences(result.trained[j], alone((j, 8, "sgd", 1), n)) == []

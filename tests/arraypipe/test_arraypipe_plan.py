@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -309,12 +310,15 @@ def test_plan_fits_jobs(counts: list[int], stages: int, words: str) -> None:
 
 
 def test_planning_needs_no_torch() -> None:
-    """Plans compile without torch; without torch the trainer says what to install."""
+    """Plans, profiles, advice need no torch; without it the trainer says what to install."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from optsched import MissingExtra\n"
-        "from optsched.arraypipe import compile, random_schedule\n"
+        "from optsched.arraypipe import Profile, advise, compile, random_schedule\n"
+        "import optsched.arraypipe.memory.residency, optsched.arraypipe.memory.budget\n"
         "compile(random_schedule([1, 2], 3))\n"
+        "profile = Profile.read('instances/profiles/gpt2_xl-4.profile.json')\n"
+        "assert profile.problem().n_stages == 4 and advise(profile).jobs == 4\n"
         "import optsched.arraypipe as a\n"
         "for name in ('Job', 'ArrayTrainer', 'run_demo'):\n"
         "    try:\n"
@@ -324,4 +328,4 @@ def test_planning_needs_no_torch() -> None:
         "    else:\n"
         "        raise SystemExit(name)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -107,21 +105,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         profile.write(3)  # type: ignore[arg-type]
 
 
-def test_reading_needs_no_torch(tmp_path: Path) -> None:
-    """Profiles are read, advised on and made problems of where torch is not installed."""
-    made().write(tmp_path / "x.profile.json")
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "import optsched\n"
-        "from optsched.arraypipe import Profile, advise\n"
-        f"profile = Profile.read({str(tmp_path / 'x.profile.json')!r})\n"
-        "array = optsched.JobArray.from_profile(profile)\n"
-        "print(array.n_jobs, array.n_stages, advise(profile).jobs)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "3 3 3\n", done.stderr
-
-
 def test_the_table_says_what_matters() -> None:
     """Medians, spreads, optimizers and the error of predictions; marks where they scatter."""
     profile = made("blocks[0].forward.iqr_ns", 70_000, "device.block_overhead_ns", 120_000)
@@ -192,18 +175,14 @@ def test_any_change_is_read_or_refused(draw: Any) -> None:
 # sizes that were not measured
 
 
-def test_measured_sizes_are_as_measured() -> None:
-    """The median itself, even where medians fall with the size; minima never count."""
-    key = "blocks[{}].forward.{}".format
-    profile = made(key(0, "median_ns"), 999_000, key(1, "minimum_ns"), 1)
-    assert profile.duration("F", 0, 4) == (999_000, False)
-    assert profile.duration("F", 0, 8) == (180_000, False)
-
-
 @pytest.mark.parametrize("batch", [1, 3, 5, 10, 17, 100])
 def test_affine_times_are_met_exactly(batch: int) -> None:
     """An affine function is continued as it is, on both sides; so are bytes."""
     profile = made()
+    # what was measured is the median itself, even where medians fall with the size
+    key = "blocks[{}].forward.{}".format
+    falls = made(key(0, "median_ns"), 999_000, key(1, "minimum_ns"), 1)
+    assert [falls.duration("F", 0, b) for b in (4, 8)] == [(999_000, False), (180_000, False)]
     for s in range(3):
         expected = (100_000 + 10_000 * batch) * (s + 1)
         assert profile.duration("F", s, batch) == (expected, True)
@@ -221,20 +200,6 @@ def test_the_error_of_a_size_left_out() -> None:
     assert Curve([(1, 10), (2, 40), (3, 30)]).left_out() == pytest.approx([2.5, 0.5, 4 / 3])
     assert Curve([(1, 10), (2, 40)]).left_out() == []
     assert made().fit_error == 0
-
-
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        (("W", 0, 4), "kind"), (("F", 3, 4), "stage"), (("F", -1, 4), "stage"),
-        (("F", 0, 0), "batch"), (("F", 0, 1.5), "batch"), (("F", 0, 4, 3), "job"),
-        (("F", True, 4), "stage"),
-    ],
-)  # fmt: skip
-def test_wrong_questions_are_refused(given: Any, field: str) -> None:
-    """The sentence names the argument."""
-    with pytest.raises(InputError, match=f"^{field}: "):
-        made().duration(*given)
 
 
 POINTS = st.dictionaries(st.integers(1, 200), st.integers(1, 10**6), min_size=1, max_size=7)
@@ -361,40 +326,54 @@ def test_unmeasured_jobs_are_predicted_and_extrapolation_is_said() -> None:
     assert profile.problem(jobs=[named]).update[0, 0] == 30_500
 
 
-def what_if(**changes: Any) -> list[ProfiledJob]:
-    """A job that was not profiled."""
-    return [ProfiledJob(**{"name": "x", "batch_size": 8, **changes})]
+def new(**changes: Any) -> Any:
+    """Asks for the problem of a job that was not profiled."""
+    job = ProfiledJob(**{"name": "x", "batch_size": 8, **changes})
+    return lambda profile: profile.problem(jobs=[job])
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"forward": [[1]]}, "forward: settled by the profile"),
-        ({"weight": [[1]]}, "weight: settled by the profile"),
-        ({"colour": 1}, "colour: a JobArray has no such field"),
-        ({"jobs": [3]}, r"jobs\[0\]: expected an integer in 0..2"),
-        ({"jobs": []}, "jobs: expected a list"),
-        ({"jobs": "a"}, "jobs: expected a list"),
-        ({"jobs": [None]}, r"jobs\[0\]: expected a job or its number"),
-        ({"jobs": what_if(batch_size=0)}, r"jobs\[0\].batch_size: expected"),
-        ({"jobs": what_if(microbatches=9)}, r"jobs\[0\].microbatches: expected .*1..8"),
-        ({"jobs": what_if(optimizer="X")}, r"jobs\[0\].optimizer: \"X\" was not measured"),
-        ({"jobs": what_if(precision="bf16")}, r"jobs\[0\].precision: bf16 was not measured"),
-        ({"place": [0, 1]}, "place: expected one device per stage"),
-        ({"place": [0, 0, 5]}, "place: device 1 has no stage"),
-        ({"memory": [1, 2]}, "memory: expected bytes of 3 devices"),
-        ({"memory": 0}, "memory: "),
-        ({"memory": 900}, "memory: device 0 has 900 bytes.*take 1100.*at most 2 jobs would fit"),
-        ({"memory": "device"}, "memory: the profile does not know"),
-        ({"update_mode": "x"}, "update_mode: expected one of"),
-        ({"objective": "x"}, "objective: expected one of"),
-        ({"recompute_mode": "x"}, "recompute_mode: expected one of"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], sentence: str) -> None:
-    """The sentence names the option."""
+def problem(**options: Any) -> Any:
+    """Asks for a problem."""
+    return lambda profile: profile.problem(**options)
+
+
+def duration(*given: Any) -> Any:
+    """Asks for the time of a block."""
+    return lambda profile: profile.duration(*given)
+
+
+WRONG: list[tuple[Any, str]] = [
+    (duration("W", 0, 4), "kind"), (duration("F", 3, 4), "stage"), (duration("F", -1, 4), "stage"),
+    (duration("F", 0, 0), "batch"), (duration("F", 0, 1.5), "batch"),
+    (duration("F", 0, 4, 3), "job"), (duration("F", True, 4), "stage"),
+    (problem(forward=[[1]]), "forward: settled by the profile"),
+    (problem(weight=[[1]]), "weight: settled by the profile"),
+    (problem(colour=1), "colour: a JobArray has no such field"),
+    (problem(jobs=[3]), r"jobs\[0\]: expected an integer in 0..2"),
+    (problem(jobs=[]), "jobs: expected a list"),
+    (problem(jobs="a"), "jobs: expected a list"),
+    (problem(jobs=[None]), r"jobs\[0\]: expected a job or its number"),
+    (new(batch_size=0), r"jobs\[0\].batch_size: expected"),
+    (new(microbatches=9), r"jobs\[0\].microbatches: expected .*1..8"),
+    (new(optimizer="X"), r"jobs\[0\].optimizer: \"X\" was not measured"),
+    (new(precision="bf16"), r"jobs\[0\].precision: bf16 was not measured"),
+    (problem(place=[0, 1]), "place: expected one device per stage"),
+    (problem(place=[0, 0, 5]), "place: device 1 has no stage"),
+    (problem(memory=[1, 2]), "memory: expected bytes of 3 devices"),
+    (problem(memory=0), "memory: "),
+    (problem(memory=900), "memory: device 0 has 900 bytes.*take 1100.*at most 2 jobs would fit"),
+    (problem(memory="device"), "memory: the profile does not know"),
+    (problem(update_mode="x"), "update_mode: expected one of"),
+    (problem(objective="x"), "objective: expected one of"),
+    (problem(recompute_mode="x"), "recompute_mode: expected one of"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ask", "sentence"), WRONG)
+def test_wrong_questions_are_refused(ask: Any, sentence: str) -> None:
+    """The sentence names the argument."""
     with pytest.raises(InputError, match=f"^{sentence}"):
-        made().problem(**options)
+        ask(made())
 
 
 def test_a_schedule_knows_its_profile() -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +30,6 @@ from optsched.formats import perfetto
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from program import Cli
 
 pytestmark = pytest.mark.torch
 MICRO = 1000  # nanoseconds
@@ -394,19 +392,3 @@ def test_most_of_a_run_comes_after_the_end_of_a_job(at: int, fails: bool) -> Non
     assert report.period is not None
     assert report.period.jobs == (1, 2) and 20 - at - 2 <= report.period.cycles <= 20 - at
     assert "too short" not in str(report)
-
-
-def test_files_are_drawn_and_shown(cli: Cli) -> None:
-    """`verify`, `show`, `trace` and `plot` take the files of a trace and of a replay."""
-    plan = compile(random_schedule([1, 2], 2, update=[0], seed=0))
-    course = course_of([plan, plan], [5, 5], random.Random(1))
-    found = log(course, simulate(course, lambda k, i: 1234))
-    for document in (measured(found), replayed(found)):
-        document.write("x.schedule.json")
-        assert optsched.Schedule.read("x.schedule.json") == document
-        for command, *options in (["verify"], ["show"], ["trace"], ["plot", "--html", "x.html"]):
-            assert cli(command, "x.schedule.json", *options).code == 0
-        events = json.loads(Path("x.trace.json").read_text())["traceEvents"]
-        blocks = [e for e in events if e["ph"] == "X"]
-        assert len(blocks) == len(found.records)
-        assert {e["args"]["iteration"] for e in blocks} == set(range(5))
