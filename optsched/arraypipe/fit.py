@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from optsched.arraypipe.cli.output import RunProgress
     from optsched.arraypipe.trainer import ArrayTrainer, RunConfig
     from optsched.arraypipe.training_run import RunResult
     from optsched.model.schedule import Schedule
@@ -78,24 +77,32 @@ class Fit:
         )
         self.ended: set[Job] = set()
         self.problem: JobArray | None = None  # what the schedule was made for
-        self.progress: RunProgress
         self.evaluation: Evaluation | None = None
         self.starts: dict[str, int] = {}  # by title, as checkpoints were before the run
         self.evaluated: dict[str, int] = {}  # newest checkpoint of every job that has been
 
     def run(self) -> RunResult:
         """All of it."""
+        from optsched.arraypipe.cli.output import RunProgress
+
         trainer, config = self.trainer, self.config
         self.evaluation = self._evaluation()
         plan = self._plan()
         queue = plan.n_jobs < len(trainer.jobs)
         refills = any(type(c).on_end is not Callback.on_end for c in self.callbacks)
-        info = self._info()
+        info = FitInfo(
+            lambda job: trainer.titles[trainer.jobs.index(job)], self.steps,
+            self.evaluate is not None, self._start, self.folder is not None and self.resume,
+            self.is_first,
+        )  # fmt: skip
+        self.progress = RunProgress.of(
+            trainer, plan, self.steps, not self.on_ranks, self.is_first and config.verbose
+        )
         self.evaluated = {title: self._start(title) for title in trainer.titles}
         try:
             for callback in self.callbacks:
                 callback.on_start(info)
-            with self._progress(plan):
+            with self.progress:
                 result = trainer.run(
                     plan, self.steps, checkpoint=self.checkpoint, checkpoint_every=self.every,
                     keep=config.keep, resume=self.resume, on_step=self._on_step,
@@ -123,15 +130,12 @@ class Fit:
                 "evaluate: a rank has only its stages of the model, so that checkpoints are "
                 "evaluated; expected checkpoint=..."
             )
-        trainer = self.trainer
-        measure = measure_of(self.evaluate, trainer.loss)
+        trainer, every = self.trainer, self.config.every
         return Evaluation(
-            trainer.build_model, measure, self._is_due, self._on_evaluate,
+            trainer.build_model, measure_of(self.evaluate, trainer.loss),
+            lambda done: every is not None and done % every == 0, self._on_evaluate,
             highest=self.config.mode == "max", on_host=trainer.memory is not None,
         )  # fmt: skip
-
-    def _is_due(self, done: int) -> bool:
-        return self.config.every is not None and done % self.config.every == 0
 
     def _evaluate_latest(self, job: Job) -> None:
         """On ranks: evaluate the newest checkpoint of a job, on the host, if that is not done."""
@@ -160,9 +164,8 @@ class Fit:
         else:
             import torch.distributed as dist
 
-            from optsched.arraypipe.distributed.group import agree, join
+            from optsched.arraypipe.distributed.group import agree
 
-            join()
             self._check_same_data()
             count, first = dist.get_world_size(), dist.get_rank() == 0
             schedule, self.problem = agree(
@@ -176,9 +179,7 @@ class Fit:
 
     def _check_same_data(self) -> None:
         """Refuse ranks whose data differ: inputs are taken on one, targets on another."""
-        import torch.distributed as dist
-
-        from optsched.arraypipe.distributed.group import Group, agree
+        from optsched.arraypipe.distributed.group import meeting
 
         trainer = self.trainer
 
@@ -186,9 +187,8 @@ class Fit:
             with global_state_kept():
                 return [sample_of(next(iter(trainer.data(job, 0)))) for job in trainer.jobs]
 
-        own, group = agree(first_batches), dist.new_group(backend="gloo")
-        rows = Group(group).all(own)
-        dist.destroy_process_group(group)
+        with meeting() as group:
+            rows = group.all(group.agree(first_batches))
         for rank, row in enumerate(rows):
             for title, expected, found in zip(trainer.titles, rows[0], row, strict=True):
                 if what := difference(expected, found):
@@ -225,7 +225,7 @@ class Fit:
             self._try_evaluation()
         schedule = problem = None
         if plan is None:
-            schedule, problem = solved(self.trainer, devices, None, self._say, self.steps)
+            schedule, problem = _solved(self.trainer, devices, None, self._say, self.steps)
         if self.config.check:
             self._check_exact(len(self.trainer.jobs) if plan is None else plan.n_jobs)
         return schedule, problem
@@ -253,29 +253,12 @@ class Fit:
             )
         self._say(f"checked: the bits of training alone, over {steps} iterations")
 
-    def _info(self) -> FitInfo:
-        trainer = self.trainer
-        resumes = self.folder is not None and self.resume
-        return FitInfo(
-            lambda job: trainer.titles[trainer.jobs.index(job)], self.steps,
-            self.evaluate is not None, self._start, resumes, self.is_first,
-        )  # fmt: skip
-
     def _start(self, title: str) -> int:
         """Iterations that a job has done before."""
         if title not in self.starts:
             resumed = self.folder if self.resume else None
             self.starts[title] = 0 if resumed is None else resumed.latest(title)
         return self.starts[title]
-
-    def _progress(self, plan: ExecutionPlan) -> RunProgress:
-        from optsched.arraypipe.cli.output import RunProgress
-
-        self.progress = RunProgress.of(
-            self.trainer, plan, self.steps, not self.on_ranks,
-            self.is_first and self.config.verbose,
-        )  # fmt: skip
-        return self.progress
 
     def _on_step(self, job: Job, iteration: int, loss: float) -> None:
         self.progress(job, iteration, loss)
@@ -317,27 +300,11 @@ def schedule_for(
     time_limit: float = 5.0,
     say: Callable[[str], object] = lambda line: None,
 ) -> Schedule:
-    """A rolling schedule of a trainer's jobs by measured times.
+    """A rolling schedule of a trainer's jobs by measured times, solved for `time_limit` seconds.
 
     Of several processes (`torchrun`) all call it alike; the first one measures and solves, and the
-    others get its schedule.
-
-    Parameters
-    ----------
-    trainer
-        Whose jobs.
-    devices
-        Number of them; stages next to each other share one. By default one per process, and one
-        per stage if there is but one process.
-    time_limit
-        Seconds for the solver.
-    say
-        Called with a line of progress.
-
-    Raises
-    ------
-    InputError
-        There are more devices than stages.
+    others get its schedule. By default there is one device per process, or one per stage;
+    `InputError` if there are more than stages. `say` is called with lines of progress.
     """
     import torch.distributed as dist
 
@@ -350,28 +317,14 @@ def schedule_for(
     first = not grouped or dist.get_rank() == 0
 
     def found() -> Schedule | None:
-        return solved(trainer, count, time_limit, say)[0] if first else None
+        return _solved(trainer, count, time_limit, say)[0] if first else None
 
     if not grouped:
         return cast("Schedule", found())
     return cast("Schedule", agree(found, _PATIENCE + time_limit, of_first=True))
 
 
-def placed_problem(trainer: ArrayTrainer, devices: int) -> JobArray:
-    """The trainer's problem with its stages on so many devices, neighbours together."""
-    n_stages = len(trainer.stages)
-    if not 1 <= devices <= n_stages:
-        raise InputError(
-            f"devices: the model has {n_stages} stages, which cannot fill {devices} devices"
-        )
-    place = [stage * devices // n_stages for stage in range(n_stages)]
-    profile = trainer.last_profile or trainer.profile()
-    kind = "gpu" if profile.device.kind == "cuda" else "cpu"
-    names = tuple(f"{kind}{d}" for d in range(devices))
-    return trainer.problem(profile, place=place, devices=names)
-
-
-def solved(
+def _solved(
     trainer: ArrayTrainer,
     devices: int,
     time_limit: float | None,
@@ -385,13 +338,21 @@ def solved(
     from optsched.solving.solve import solve
     from optsched.solving.stop import Gap
 
-    say(f"measuring {len(trainer.stages)} stages of {len(trainer.jobs)} jobs")
+    n_stages = len(trainer.stages)
+    if not 1 <= devices <= n_stages:
+        raise InputError(
+            f"devices: the model has {n_stages} stages, which cannot fill {devices} devices"
+        )
+    say(f"measuring {n_stages} stages of {len(trainer.jobs)} jobs")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        trainer.profile()
+        profile = trainer.profile()
     if warned:
         say("times scatter, the schedule may be off; results do not depend on it")
-    problem = placed_problem(trainer, devices)
+    place = [stage * devices // n_stages for stage in range(n_stages)]
+    kind = "gpu" if profile.device.kind == "cuda" else "cpu"
+    names = tuple(f"{kind}{d}" for d in range(devices))
+    problem = trainer.problem(profile, place=place, devices=names)
     if time_limit is None:
         time_limit = min(_MOST, max(_LEAST, problem.lower_bound() * 1e-11 * steps))
     say(f"solving for the order of {problem.n_jobs} jobs, up to {time_limit:.3g} s")
@@ -400,7 +361,7 @@ def solved(
         raise InternalError("the solver found no schedule")
     schedule, bound = result.schedule, problem.lower_bound()
     if problem.evaluate(schedule) > (1 + _GOOD) * bound:  # kernels may not be there yet
-        schedule = min([schedule, *by_hand(problem)], key=problem.evaluate)
+        schedule = min([schedule, *_by_hand(problem)], key=problem.evaluate)
     say(_predicted(problem.evaluate(schedule), result.lower_bound or bound))
     return schedule, problem
 
@@ -410,7 +371,7 @@ def _predicted(period: float, bound: float) -> str:
     return f"predicted: {duration(period)} a cycle, {above}"
 
 
-def by_hand(problem: JobArray) -> list[Schedule]:
+def _by_hand(problem: JobArray) -> list[Schedule]:
     """The orders that pipelines are known for, as far as they fit the array and its memory."""
     from optsched import pipelines
     from optsched.model.verify import verify

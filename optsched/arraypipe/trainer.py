@@ -39,7 +39,6 @@ from optsched.model.schedule import Schedule
 from optsched.pipelines.profiles import bytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from os import PathLike
 
     import torch
@@ -198,7 +197,6 @@ class ArrayTrainer:
         self.last_profile: Profile | None = None  # measured here
         self.problem_profile: Profile | None = None  # of the problem made last
         self.jobs = ()
-        self.titles: list[str] = []
         self.given_stages = stages
         self.stages: Names = ()
         self.ties: tuple[tuple[int, int], ...] = ()
@@ -208,7 +206,7 @@ class ArrayTrainer:
     def _take(self, jobs: Sequence[Job]) -> None:
         """Have these jobs; the first ones say where the model is cut."""
         check_jobs(jobs)
-        self.jobs, self.titles = (), []
+        self.jobs = ()
         for job in jobs:
             self.take_in(job)
         if self.stages:
@@ -225,6 +223,11 @@ class ArrayTrainer:
             parts = split(model, names, first, self.titles[0])
             check_chain(model, names, sample)
             self.stages, self.ties = names, tuple(sorted(lent(parts)))
+
+    @property
+    def titles(self) -> list[str]:
+        """Names of the jobs: their own, or by position."""
+        return [job.name or f"job{k}" for k, job in enumerate(self.jobs)]
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -302,7 +305,7 @@ class ArrayTrainer:
         try:
             return Fit(made, steps, schedule, checkpoint, resume, callbacks, evaluate, config).run()
         finally:
-            self.jobs, self.titles, self.last_profile = made.jobs, made.titles, made.last_profile
+            self.jobs, self.last_profile = made.jobs, made.last_profile
 
     def profile(self, sizes: Sequence[int] | None = None, repeats: int = 10) -> Profile:
         """Measure the blocks of all stages, and the links (`profile.measure.measure`).
@@ -374,15 +377,27 @@ class ArrayTrainer:
             given = RunOptions(**options)
             plan = schedule if isinstance(schedule, ExecutionPlan) else self._compile(schedule)
             self._check(plan, given.queue)
+            if backend == "process":
+                check_size(len(plan.devices))
             if given.replan is not None:
                 check_problem(given.replan, plan)
             return plan, self.folder(given), given
 
         if backend == "inline":
             plan, folder, given = checked()
-        else:
-            plan, folder, given = _checked_on_ranks(checked, options.get("timeout"))
-        self._warn_of_other_times(plan.schedule)
+        else:  # on all ranks or on none: the others would wait for one that has been refused
+            from optsched.arraypipe.distributed.group import agree
+            from optsched.arraypipe.distributed.ranks import check_size
+
+            patience = options.get("timeout", RunOptions.timeout)
+            try:
+                check_timeout(patience)
+            except InputError:  # which `checked` raises
+                patience = RunOptions.timeout
+            plan, folder, given = agree(checked, patience)
+        profile = self.last_profile or self.problem_profile
+        if profile is not None and (gap := profile.gap(plan.schedule)):
+            warnings.warn(gap, stacklevel=2)
         with global_state_kept():  # the links of a rank choose its GPU
             ranks = self._ranks(plan, steps, given) if backend == "process" else None
             try:
@@ -455,7 +470,6 @@ class ArrayTrainer:
         if title in self.titles:
             raise InputError(f"jobs[{place}].name: {title!r} is also the name of another job")
         self.jobs = (*self.jobs, job)
-        self.titles.append(title)
 
     def _compile(self, schedule: Schedule, barrier: bool = False) -> ExecutionPlan:
         if not isinstance(schedule, Schedule):
@@ -491,55 +505,26 @@ class ArrayTrainer:
 
         ranks = Ranks(plan, self.routes(plan), options.window, options.timeout, self.devices)
         try:
-            ranks.agree(
-                {
-                    "schedule": plan.schedule.sha256,
-                    "barrier": plan.barrier,
-                    "steps": steps,
-                    "queue": options.queue,
-                    "on_error": options.on_error,
-                    "memory": self.memory,
-                    "stages": self.stages,
-                    "tied": self.tied,
-                    "jobs": [
-                        (
-                            title, j.seed, j.batch_size, j.microbatches, j.precision, j.clip_norm,
-                            j.recompute,
-                        )
-                        for title, j in zip(self.titles, self.jobs, strict=True)
-                    ],
-                    "checkpoint": "not given" if options.checkpoint is None else "given",
-                    "checkpoint_every": options.checkpoint_every,
-                    "keep": options.keep,
-                    "resume": options.resume,
-                }
+            settings = ("queue", "on_error", "checkpoint_every", "keep", "resume")
+            of_jobs = (
+                "seed", "batch_size", "microbatches", "precision", "clip_norm", "recompute",
             )  # fmt: skip
+            rows = [[getattr(job, key) for key in of_jobs] for job in self.jobs]
+            ranks.agree({
+                "schedule": plan.schedule.sha256,
+                "barrier": plan.barrier,
+                "steps": steps,
+                "memory": self.memory,
+                "stages": self.stages,
+                "tied": self.tied,
+                "jobs": list(zip(self.titles, rows, strict=True)),
+                "checkpoint": "not given" if options.checkpoint is None else "given",
+                **{key: getattr(options, key) for key in settings},
+            })  # fmt: skip
         except BaseException:
             ranks.leave()
             raise
         return ranks
-
-    def _warn_of_other_times(self, schedule: Schedule) -> None:
-        profile = self.last_profile or self.problem_profile
-        if profile is not None and (gap := profile.gap(schedule)):
-            warnings.warn(gap, stacklevel=3)
-
-
-def _checked_on_ranks(checked: Callable[[], Checked], timeout: Any) -> Checked:
-    """On all ranks or on none: the others would wait for one that has been refused."""
-    from optsched.arraypipe.distributed.group import agree
-    from optsched.arraypipe.distributed.ranks import check_size
-
-    def checked_here() -> Checked:
-        found = checked()
-        check_size(len(found[0].devices))
-        return found
-
-    try:
-        check_timeout(timeout)
-    except InputError:  # none was given, or `checked` says what is wrong
-        return agree(checked_here)
-    return agree(checked_here, timeout)
 
 
 def _bytes(memory: int | str) -> int:

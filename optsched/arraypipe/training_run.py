@@ -101,20 +101,6 @@ class RunResult:
         return tuple(t.losses for t in self.trained)
 
 
-def trained(run: JobRun) -> Trained:
-    """All that training has changed of a job (references)."""
-    states = states_by_name(run.stages)
-    return Trained(
-        parameters={name: p.detach() for name, p in run.model.named_parameters()},
-        buffers=dict(run.model.named_buffers()),
-        optimizer={
-            name: states[name]["state"] if name in states else {}
-            for name, _ in run.model.named_parameters()
-        },
-        losses=tuple(run.losses),
-    )
-
-
 Made = TypeVar("Made")
 
 
@@ -212,9 +198,12 @@ class Trainer(Protocol):
     data: Data
     memory: int | None
     jobs: tuple[Job, ...]
-    titles: list[str]
     last_profile: Profile | None
     problem_profile: Profile | None
+
+    @property
+    def titles(self) -> list[str]:
+        """Names of the jobs."""
 
     def routes(self, plan: ExecutionPlan) -> Routes:
         """The messages of a plan."""
@@ -401,7 +390,7 @@ class ArrayRun:
             if self.folder is not None and self.folder.is_first:
                 self.folder.prepare([run.title], self.options.resume)
         except Exception:
-            trainer.jobs, trainer.titles[index:] = trainer.jobs[:-1], []
+            trainer.jobs = trainer.jobs[:-1]
             raise
         try:
             self._first_forward(run)
@@ -438,16 +427,15 @@ class ArrayRun:
     def _engine(self) -> InlineBackend | ProcessBackend:
         if self.gpu:  # the streams of the blocks cannot use what this one has left
             torch.cuda.empty_cache()
-        if self.ranks is not None:
-            self.worker.memory = self.ranks.same(
-                partial(self._memory, share=self.ranks.share(self.course.now))
-            )
-            return self.ranks.connect(
-                self.course, self.runs, self.worker, self.planner, self.strict
-            )
-        self.worker.memory = self._memory()
-        lanes = Lanes(self.devices, self.worker.memory.pauses) if self.gpu else None
-        return InlineBackend(self.course, self.runs, self.worker, self.planner, self.strict, lanes)
+        ranks, course, runs, worker = self.ranks, self.course, self.runs, self.worker
+        share = None if ranks is None else ranks.share(course.now)
+        worker.memory = self._same(
+            lambda: memory_of(runs, course.segments, self.trainer.memory, worker.criterion, share)
+        )
+        if ranks is not None:
+            return ranks.connect(course, runs, worker, self.planner, self.strict)
+        lanes = Lanes(self.devices, worker.memory.pauses) if self.gpu else None
+        return InlineBackend(course, runs, worker, self.planner, self.strict, lanes)
 
     def _refusal(self, change: Change, like: Mapping[int, int]) -> str:
         """Why the devices cannot make a change, as a sentence; ``""`` if they can."""
@@ -464,11 +452,6 @@ class ArrayRun:
         held = None if ranks is None else ranks.held
         return str(memory.limits.refusal(segment, live, like, held))
 
-    def _memory(self, **more: Any) -> Memory:
-        return memory_of(
-            self.runs, self.course.segments, self.trainer.memory, self.worker.criterion, **more
-        )
-
     def _on_update(self, run: JobRun, stage: int, iteration: int) -> None:
         if self.folder is not None:
             self.folder.note(run, stage, iteration)
@@ -484,9 +467,22 @@ class ArrayRun:
             told(run.job, iteration, loss)
 
     def _result(self, records: list[Record]) -> RunResult:
-        ranks, course, provenance = self.ranks, self.course, self._provenance()
-        past = self.engine.past
-        whole = self.runs if ranks is None or ranks.is_first else []
+        ranks, course, trainer, past = self.ranks, self.course, self.trainer, self.engine.past
+        provenance: dict[str, Any] = {
+            "executor": "inline" if ranks is None else "process",
+            "barrier": self.plan.barrier,
+            "jobs": trainer.titles,
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            "optsched": __version__,
+            "plan_sha256": self.plan.schedule.sha256,
+            **gpu_settings(self.devices),
+        }
+        if ranks is not None:
+            provenance["clock_error_ns"] = ranks.clock_error
+        profile = trainer.last_profile or trainer.problem_profile
+        if profile is not None and profile.made(self.plan.schedule):
+            provenance["profile_sha256"] = profile.sha256
         if past.left_out:
             provenance["blocks_left_out"] = past.left_out
         log = RunLog(
@@ -494,23 +490,14 @@ class ArrayRun:
             exposed=past.exposed or None, parallel=ranks is not None or self.gpu,
             uncertainty=0 if ranks is None else ranks.clock_error, left_out=past.left_out,
         )  # fmt: skip
-        models, states = tuple(run.model for run in whole), tuple(trained(run) for run in whole)
+        whole = self.runs if ranks is None or ranks.is_first else []
+        models, states = tuple(run.model for run in whole), tuple(map(_trained, whole))
         return RunResult(tuple(run.job for run in self.runs), models, states, log)
 
-    def _provenance(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "executor": "inline",
-            "barrier": self.plan.barrier,
-            "jobs": self.trainer.titles,
-            "torch": str(torch.__version__),
-            "threads": torch.get_num_threads(),
-            "optsched": __version__,
-            "plan_sha256": self.plan.schedule.sha256,
-            **gpu_settings(self.devices),
-        }
-        if self.ranks is not None:
-            found |= {"executor": "process", "clock_error_ns": self.ranks.clock_error}
-        profile = self.trainer.last_profile or self.trainer.problem_profile
-        if profile is not None and profile.made(self.plan.schedule):
-            found["profile_sha256"] = profile.sha256
-        return found
+
+def _trained(run: JobRun) -> Trained:
+    """All that training has changed of a job (references)."""
+    parameters = {name: p.detach() for name, p in run.model.named_parameters()}
+    states = states_by_name(run.stages)
+    moments = {name: states[name]["state"] if name in states else {} for name in parameters}
+    return Trained(parameters, dict(run.model.named_buffers()), moments, tuple(run.losses))

@@ -7,7 +7,7 @@ import json
 import os
 import pickle
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -21,7 +21,7 @@ from optsched.arraypipe.runtime.worker import reason
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 Made = TypeVar("Made")
@@ -194,8 +194,9 @@ class Group:
             raise PeerLost("the store is lost, the process that has it has ended") from error
 
 
-def agree(make: Callable[[], Made], patience: float = _PATIENCE, of_first: bool = False) -> Made:
-    """`Group.agree` before there are links, in a group of its own (collective).
+@contextmanager
+def meeting(patience: float = _PATIENCE) -> Iterator[Group]:
+    """All ranks before there are links, in a group of its own (collective).
 
     `Stalled` if not all ranks have come within `patience` seconds.
     """
@@ -208,9 +209,15 @@ def agree(make: Callable[[], Made], patience: float = _PATIENCE, of_first: bool 
             f"{patience:.3g} s; one of them may have ended, or raised before it called us"
         ) from error
     try:
-        return Group(group, patience).agree(make, of_first)
+        yield Group(group, patience)
     finally:
         dist.destroy_process_group(group)
+
+
+def agree(make: Callable[[], Made], patience: float = _PATIENCE, of_first: bool = False) -> Made:
+    """`Group.agree` in a `meeting`."""
+    with meeting(patience) as group:
+        return group.agree(make, of_first)
 
 
 def join() -> None:
