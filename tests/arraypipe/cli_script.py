@@ -88,39 +88,16 @@ def dies() -> ArrayTrainer:
     return trainer(lambda job, t, x: os.kill(os.getpid(), 9) if (rank(), t) == ("1", 3) else x)
 
 
-def first_batch_on_rank_1() -> ArrayTrainer:
-    """No batch can be read on one rank."""
-
-    def change(job: Job, t: int, x: Tensor) -> Tensor:
-        if rank() == "1":
-            raise OSError("unreadable")
-        return x
-
-    return trainer(change)
-
-
-def only_on_rank_1() -> ArrayTrainer:
-    """Raises on one rank."""
-    if rank() == "1":
-        raise ValueError("not here")
-    return trainer()
-
-
-def late_on_rank_1(late: str = "1") -> ArrayTrainer:
+def late_on_rank_1() -> ArrayTrainer:
     """Raises on one rank when the other has long been waiting for it."""
     ready = Path("ready")
-    if rank() != late:
+    if rank() != "1":
         ready.touch()
         return trainer()
     while not ready.exists():
         time.sleep(0.05)
     time.sleep(1)
     raise ValueError("not here, late")
-
-
-def late_on_rank_0() -> ArrayTrainer:
-    """The same, on the rank that has the store."""
-    return late_on_rank_1("0")
 
 
 def exits_on_rank_1() -> ArrayTrainer:

@@ -21,12 +21,10 @@ from test_arraypipe_sweep import Doomed, states, study_of, suggest
 
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult
-from optsched.arraypipe.train_alone import differences, train_alone
+from optsched.arraypipe.train_alone import Trained, differences, train_alone
 
 CUTS = {2: [4], 4: [3, 4, 6]}
 STEPS = 6
-RUNS = (9,)  # trials
-REST = 5
 
 
 def main() -> None:
@@ -41,15 +39,14 @@ def main() -> None:
     make_trainer = ArrayTrainer(build_model, data, stages=CUTS[ranks], loss=loss).with_jobs
     names = ("0", *map(str, CUTS[ranks]))
 
-    def differing(result: SweepResult, make: Any = suggest) -> list[str]:
-        found = []
+    def alone_of(row: Any, make: Any = suggest) -> Trained:
+        job = make(optuna.trial.FixedTrial(row.trial.params, row.trial.number))
+        return train_alone(build_model, job, names, loss, data, len(row.losses))
+
+    def check(result: SweepResult, make: Any = suggest) -> None:
         for row in result.trials:
-            if row.trial.state == optuna.trial.TrialState.FAIL or row.trained is None:
-                continue
-            job = make(optuna.trial.FixedTrial(row.trial.params, row.trial.number))
-            alone = train_alone(build_model, job, names, loss, data, len(row.losses))
-            found += [f"{job.name}: {d}" for d in differences(row.trained, alone)]
-        return found
+            if row.trial.state != optuna.trial.TrialState.FAIL and row.trained is not None:
+                assert differences(row.trained, alone_of(row, make)) == []
 
     def fails(trial: Any) -> Job:
         job = suggest(trial)
@@ -65,12 +62,12 @@ def main() -> None:
 
     study = study_of(Doomed(2, [0, 4])) if rank == 0 else None
     sweep = ArraySweep(make_trainer, study, fails, 3, STEPS, [2, 4])
-    results = [sweep.run(n, backend="process") for n in RUNS]
+    result = sweep.run(9, backend="process")
     answer: dict[str, Any] = {}
     if study is not None:
         answer["states"] = "".join(state[0] for state in states(study))
-        answer["lengths"] = [len(row.losses) for result in results for row in result.trials]
-        answer["differences"] = [d for result in results for d in differing(result, fails)]
+        answer["lengths"] = [len(row.losses) for row in result.trials]
+        check(result, fails)
 
     def broken_trainer(jobs: Any) -> ArrayTrainer:
         if rank == ranks - 1:
@@ -101,23 +98,22 @@ def main() -> None:
     order = random_schedule([1, 1], ranks, seed=3)
     sweep = ArraySweep(make_trainer, study, suggest, 2, 40, schedule=order)
     given: dict[str, Any] = {"checkpoint": folder / "ckpt", "checkpoint_every": 4}
-    first = sweep.run(REST, backend="process", on_step=press, **given)
+    first = sweep.run(5, backend="process", on_step=press, **given)
     if rank == 0:
         answer["interrupted"] = states(study)
-        answer["differences"] += differing(first)
-    second = sweep.run(REST, backend="process", resume=True, **given)
+        check(first)
+    second = sweep.run(5, backend="process", resume=True, **given)
     if rank == 0:
         answer["resumed"] = states(study)
         answer["whole"] = [len(row.losses) for row in second.trials]
         for row in second.trials:
-            job = suggest(optuna.trial.FixedTrial(row.trial.params, row.trial.number))
-            alone = train_alone(build_model, job, names, loss, data, 40)
+            alone = alone_of(row)
             model = torch.load(
                 folder / "ckpt" / row.job.name / "40" / "model.pt", weights_only=True
             )
             whole = {**alone.parameters, **alone.buffers}
-            answer["differences"] += [k for k in model if not torch.equal(model[k], whole[k])]
-            answer["differences"] += ["losses"] * (row.losses != alone.losses)
+            assert all(torch.equal(model[name], whole[name]) for name in model)
+            assert row.losses == alone.losses
         print(json.dumps(answer), flush=True)
     dist.barrier()
     dist.destroy_process_group()

@@ -92,7 +92,10 @@ REFUSED: list[tuple[str, str]] = [
     ("advise x.schedule.json", "optsched.profile/1"),
     ("advise in.json --devices 0", "devices: "),
     *((f"advise in.json --memory {m}", "memory: ") for m in ("much", "-5", "0", "9" * 5000)),
-    ("advise in.json --link fast", "link: "),
+    *(
+        (f"advise in.json --link {x}", "link: ")
+        for x in ("fast", "5XB", "5GB,3h", "-1", "host=5GB/s")
+    ),
     ("advise in.json --samples 0", "samples: "),
     ("problem in.json --memory 1GB", "memory: device 0 has 1073741824 bytes"),
     ("problem in.json --memory much", "memory: expected bytes or a size"),
@@ -133,11 +136,12 @@ def test_plan_warns_of_another_profile(shop: Cli) -> None:
         f"warning: the schedule was made with profile {profile.sha256[:12]}, not with "
         f"{other.sha256[:12]}: "
     )
-    for name, of, more, said in (
-        ("own", KNOWN, ["--explain"], ""), ("own", "other.profile.json", ["--explain"], warning),
-        ("own", "other.profile.json", [], warning), ("x", KNOWN, [], ""),
-    ):  # fmt: skip
-        ran = shop("arraypipe", "plan", f"{name}.schedule.json", "--profile", of, *more)
+    for name, of, said in (
+        ("own", KNOWN, ""),
+        ("own", "other.profile.json", warning),
+        ("x", KNOWN, ""),
+    ):
+        ran = shop("arraypipe", "plan", f"{name}.schedule.json", "--profile", of)
         assert ran.code == 0 and ran.err.startswith(said) and ran.err.count("\n") == bool(said)
 
 
@@ -180,7 +184,7 @@ def test_help_is_quick() -> None:
 
 
 def test_links_are_read() -> None:
-    """Bandwidths in bytes a second, latencies in nanoseconds; else a sentence."""
+    """Bandwidths in bytes a second, latencies in nanoseconds."""
     for text, row in (
         ("17", {"bandwidth": 17.0}), ("2GB/s", {"bandwidth": 2e9}),
         ("2.5 MB/s", {"bandwidth": 2.5e6}),
@@ -188,9 +192,6 @@ def test_links_are_read() -> None:
         ("3TB/s, 0ns", {"bandwidth": 3e12, "latency_ns": 0.0}),
     ):  # fmt: skip
         assert read_link(text) == row
-    for text in ("", "fast", "5XB", "5GB,3h", "-1", "host=5GB/s"):
-        with pytest.raises(optsched.InputError, match=r"^link: "):
-            read_link(text)
 
 
 # the whole way
@@ -308,10 +309,11 @@ def test_orders_refused(shop: Cli) -> None:
     ):
         said = shop.refused("arraypipe", "run", script, schedule, *words.split())
         assert sentence in said, words
-    profile = ("arraypipe", "profile", good)
-    assert "sizes: " in shop.refused(*profile, "--sizes", "2;4")
-    assert "repeats: " in shop.refused(*profile, "--repeats", 3)
-    assert "is the file that is read" in shop.refused(*profile, "--out", "t.py")
+    for words, sentence in (
+        ("--sizes 2;4", "sizes: "), ("--repeats 3", "repeats: "),
+        ("--out t.py", "is the file that is read"),
+    ):  # fmt: skip
+        assert sentence in shop.refused("arraypipe", "profile", good, *words.split())
 
 
 @pytest.mark.torch
@@ -395,16 +397,11 @@ def test_processes_agree_with_inline(shop: Cli) -> None:
 @pytest.mark.parametrize(
     ("function", "code", "sentence"),
     [
-        ("only_on_rank_1", 2, "error: rank 1: t.py:{}: raises ValueError: not here"),
         ("late_on_rank_1", 2, "error: rank 1: t.py:{}: raises ValueError: not here, late"),
-        ("late_on_rank_0", 2, "error: rank 0: t.py:{}: raises ValueError: not here, late"),
         ("exits_on_rank_1", 1, "failed: the script ends the program (5) (rank 1)"),
-        ("first_batch_on_rank_1", 1, "stage 0, iteration 0: OSError: unreadable (rank 1)"),
         ("raises", 2, "error: t.py:{}: raises KeyError: 'learning rate'"),
-        ("two_jobs", 2, "error: the schedule has 3 jobs, the trainer 2"),
         ("not_finite", 1, "failed: job job1, stage 1, iteration 3: the loss is nan"),
     ],
-    ids=["one", "late", "first", "exits", "batch", "all", "misfit", "job"],
 )
 def test_errors_of_ranks(shop: Cli, function: str, code: int, sentence: str) -> None:
     """One rank's error ends all, with one sentence and its exit code."""
@@ -477,16 +474,6 @@ def test_ranks_end_with_one_sentence(
     with ThreadPoolExecutor(2) as pool:
         assert [*pool.map(run, range(2))] == code
     assert told == said
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_results_that_the_first_rank_cannot_write(shop: Cli) -> None:
-    """The others, which wait for its exit code, end with it and say nothing."""
-    os.makedirs("o/trace.schedule.json")
-    done = ranks("make_trainer", "--steps", 2, "--out", "o")
-    assert done.returncode == 2
-    assert done.stderr == "error: o/trace.schedule.json: is a directory, expected a file name\n"
 
 
 @pytest.mark.slow

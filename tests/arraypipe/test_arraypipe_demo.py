@@ -1,21 +1,23 @@
-"""The demo: small language models trained by a schedule and compared with training alone."""
+"""The demo and the examples that train something, run as people run them."""
 
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from program import PATIENCE, PROGRAM  # noqa: E402
+
 from optsched import InputError, Schedule, verify  # noqa: E402
 from optsched.arraypipe import demo, random_schedule, run_demo, tiny_gpt  # noqa: E402
 from optsched.arraypipe.profile import measure  # noqa: E402
 from optsched.arraypipe.train_alone import NotIdentical  # noqa: E402
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 
@@ -91,3 +93,42 @@ def test_demo_fails_when_a_bit_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(NotIdentical, match="differs from training alone"):
         run_demo(steps=2, schedule=random_schedule([1, 1, 1, 2], 4))
+
+
+# examples
+
+SWEEP = Path(__file__).parents[2] / "examples" / "sweep_gpt.py"
+SMALL = ["--width", "16", "--depth", "2", "--context", "12", "--time-limit", "0.5", "--steps", "3"]
+
+
+def run(*words: str, **more: Any) -> str:
+    """What a program prints."""
+    done = subprocess.run(
+        [*words], capture_output=True, text=True, timeout=PATIENCE, check=False, **more
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "stages"), [(0, "3"), (4, "4"), (2, "3")])
+def test_sweep(tmp_path: Path, processes: int, stages: str) -> None:
+    """Report, files, and proof; with fewer processes than stages neighbours share one."""
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    said = run(
+        sys.executable, *start * bool(processes), str(SWEEP), *SMALL, "--lr", "1e-3", "1e-2",
+        "--stages", stages, "--check", "--out", str(tmp_path / "o"),
+    )  # fmt: skip
+    assert said.count("bit-identical") == 1 and "<- best" in said
+    assert "with measured durations" in said
+    names = sorted(path.name for path in (tmp_path / "o").iterdir())
+    assert names == ["plan.schedule.json", "replay.schedule.json", "trace.schedule.json"]
+    for name in names:
+        assert verify(Schedule.read(tmp_path / "o" / name)) == []
+
+
+@pytest.mark.slow
+def test_sweep_by_the_command(tmp_path: Path) -> None:
+    """`optsched arraypipe run` takes the example's trainer."""
+    words = ["run", f"{SWEEP}:make_trainer", "--steps", "2", "--time-limit", "0.5"]
+    assert "lr0.0003  done" in run(*PROGRAM, "arraypipe", *words, cwd=tmp_path)

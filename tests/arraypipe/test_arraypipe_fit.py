@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from functools import partial
@@ -115,13 +114,6 @@ def test_from_jobs_to_models(capsys: Any, tmp_path: Path) -> None:
         assert all("loss of" in row or "iterations, alone" in row for row in found)
     given = made.run(by(2), 5)
     assert all(differences(a, b) == [] for a, b in zip(given.trained, result.trained, strict=True))
-
-
-def test_lazy_names() -> None:
-    """`import optsched` imports no torch; the names come from the executor."""
-    code = "import sys, optsched; assert 'torch' not in sys.modules; optsched.Job; print(1)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert optsched.Job is Job and optsched.ArrayTrainer is ArrayTrainer
 
 
 @pytest.mark.parametrize(("mode", "best"), [("min", 2), ("max", 4)])
@@ -289,21 +281,6 @@ def test_optuna_prunes() -> None:
     assert pruning.pruned == {"job0"} and [len(row) for row in result.losses] == [1, 5]
 
 
-def test_ctrl_c_returns_the_best_so_far() -> None:
-    """The jobs end their iteration, and the result has what was trained."""
-
-    class Interrupts(Callback):
-        def on_step(self, job: Job, iteration: int, loss: float) -> None:
-            if iteration == 2:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    made = array()
-    result = made.fit(jobs_of(), 99, schedule=by(2), config=QUICK, callbacks=[Interrupts()])
-    for j, losses in enumerate(result.losses):
-        assert 3 <= len(losses) < 9 and made.jobs[j].status == "stopped"
-        assert differences(result.trained[j], made.train_alone(j, len(losses))) == []
-
-
 class Counter(nn.Module):
     """Keeps a number of its own, which is not a buffer."""
 
@@ -325,46 +302,56 @@ def test_refuses_what_is_not_exact() -> None:
         made.fit(jobs, 3, config=RunConfig(verbose=False))
 
 
-def test_bad_input() -> None:
+def fitted(**changes: Any) -> Any:
+    """A call of `fit`, with other arguments."""
+    return lambda made: made.fit(**{"jobs": jobs_of(), "steps": 2} | changes)
+
+
+class Returns(Callback):
+    """Gives the job that has ended again."""
+
+    def on_end(self, job: Job) -> Any:
+        """The same job."""
+        return job
+
+
+WITHOUT_VALUES = {"schedule": by(2), "callbacks": [BestCheckpoint("x")], "config": QUICK}
+REFUSED: list[tuple[Any, str]] = [
+    (fitted(jobs=[]), "jobs: expected at least one"),
+    (fitted(jobs=[7]), r"jobs\[0\]: expected a Job, got 7"),
+    (fitted(steps=0), "steps: expected an integer >= 1, got 0"),
+    (fitted(schedule=3), "schedule: expected a Schedule or a plan"),
+    (fitted(resume=True), "checkpoint: expected a folder"),
+    (fitted(config={"every": 3}), "config: expected a RunConfig, got"),
+    (fitted(callbacks=5), "callbacks: expected a list, got 5"),
+    (fitted(callbacks=[print]), r"callbacks\[0\]: expected a Callback, got <built-in"),
+    (fitted(evaluate=5), "evaluate: expected a function of the model, a dataset, or"),
+    (fitted(evaluate=nn.Sequential()), "evaluate: expected a function of the model, got a"),
+    (fitted(evaluate=(DATA, 5)), "evaluate: expected a function of the model, a dataset, or"),
+    (fitted(schedule=by(2), config=RunConfig(replan=True)), "replan: expected no schedule"),
+    (fitted(**WITHOUT_VALUES), "BestCheckpoint: expected fit to have evaluate"),
+    # it would be trained again as another one
+    (fitted(schedule=by(2), config=QUICK, callbacks=[Returns()]), "on_end: expected a new Job or"),
+    (lambda _: RunConfig(every=0), "every: expected an integer >= 1, got 0"),
+    (lambda _: RunConfig(check=-1), "check: expected an integer >= 0, got -1"),
+    (lambda _: RunConfig(backend="threads"), "backend: expected one of inline, process"),
+    (lambda _: RunConfig(tied="some"), "tied: expected one of exact, sum"),
+    (lambda _: RunConfig(verbose=1), "verbose: expected True or False, got 1"),
+    (lambda _: RunConfig(devices="cpu"), "devices: expected a list"),
+    (lambda _: EarlyStopping(0), "patience: expected an integer >= 1, got 0"),
+    (lambda _: EarlyStopping(1, "up"), "mode: expected one of min, max"),
+    (lambda _: RunLog("run.txt"), r"RunLog: expected a .csv or .jsonl file"),
+    (lambda made: made.run(by(1), 2), "jobs: expected at least one"),
+]
+
+
+@pytest.mark.parametrize(("call", "sentence"), REFUSED)
+def test_bad_input(call: Any, sentence: str) -> None:
     """One sentence, and nothing is measured."""
-    made, jobs = array(), jobs_of()
-    made.profile = lambda *rest: pytest.fail("measured")  # type: ignore[method-assign]
-    for changes, sentence in (
-        ({"jobs": []}, "jobs: expected at least one"),
-        ({"jobs": [7]}, r"jobs\[0\]: expected a Job, got 7"),
-        ({"steps": 0}, "steps: expected an integer >= 1, got 0"),
-        ({"schedule": 3}, "schedule: expected a Schedule or a plan"),
-        ({"resume": True}, "checkpoint: expected a folder"),
-        ({"callbacks": 5}, "callbacks: expected a list, got 5"),
-        ({"callbacks": [print]}, r"callbacks\[0\]: expected a Callback, got <built-in"),
-        ({"evaluate": 5}, "evaluate: expected a function of the model, a dataset, or"),
-        ({"evaluate": torch.nn.Sequential()}, "evaluate: expected a function of the model, got a"),
-        ({"evaluate": (DATA, 5)}, "evaluate: expected a function of the model, a dataset, or"),
-        ({"schedule": by(2), "config": RunConfig(replan=True)}, "replan: expected no schedule"),
-        ({"schedule": by(2), "callbacks": [BestCheckpoint("x")], "config": QUICK},
-         "BestCheckpoint: expected fit to have evaluate"),
-    ):  # fmt: skip
-        with pytest.raises(InputError, match=sentence):
-            made.fit(**{"jobs": jobs, "steps": 2} | changes)  # type: ignore[arg-type]
-    for broken, sentence in (
-        ({"every": 0}, "every: expected an integer >= 1, got 0"),
-        ({"check": -1}, "check: expected an integer >= 0, got -1"),
-        ({"backend": "threads"}, "backend: expected one of inline, process"),
-        ({"tied": "some"}, "tied: expected one of exact, sum"),
-        ({"verbose": 1}, "verbose: expected True or False, got 1"),
-        ({"devices": "cpu"}, "devices: expected a list"),
-    ):
-        with pytest.raises(InputError, match=sentence):
-            RunConfig(**broken)  # type: ignore[arg-type]
-    for make, sentence in (
-        (lambda: EarlyStopping(0), "patience: expected an integer >= 1, got 0"),
-        (lambda: EarlyStopping(1, "up"), "mode: expected one of min, max"),  # type: ignore[arg-type]
-        (lambda: RunLog("run.txt"), r"RunLog: expected a .csv or .jsonl file"),
-    ):
-        with pytest.raises(InputError, match=sentence):
-            make()
-    with pytest.raises(InputError, match="jobs: expected at least one"):
-        array().run(by(1), 2)
+    made: Any = array()
+    made.profile = lambda *rest: pytest.fail("measured")
+    with pytest.raises(InputError, match=sentence):
+        call(made)
 
 
 def test_tensorboard(tmp_path: Path) -> None:
@@ -379,25 +366,33 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir())
 
 
-PROGRAM = """
-import os, signal, sys, torch
-sys.path.insert(0, {tests!r})
-torch.set_num_threads(1)
-from test_arraypipe_fit import DATA, array, jobs_of
-from optsched import RunConfig
-from optsched.arraypipe import Callback
-from optsched.arraypipe.callbacks import RunLog
+def launched(
+    folder: Path, body: str, *words: object, ranks: int = 1
+) -> subprocess.CompletedProcess[str]:
+    """A program that has the names of this module, in one process or on ranks."""
+    own = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
+    (folder / "train.py").write_text(f"{own}\nfrom test_arraypipe_fit import *\n{body}")
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return subprocess.run(
+        [sys.executable, *start * (ranks > 1), str(folder / "train.py"), *map(str, words)],
+        capture_output=True, text=True, timeout=200, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+KILLED = """
+folder = sys.argv[1]
 
 class Dies(Callback):
     def on_step(self, job, iteration, loss):
-        if iteration == int(sys.argv[1]):
+        if iteration == int(sys.argv[2]):
             os.kill(os.getpid(), signal.SIGKILL)
 
-result = array().fit(jobs_of(), 9, checkpoint={folder!r}, resume=True, evaluate=DATA,
-                     callbacks=[Dies(), RunLog({folder!r} + "/log.csv")],
+result = array().fit(jobs_of(), 9, checkpoint=folder, resume=True, evaluate=DATA,
+                     callbacks=[Dies(), RunLog(folder + "/log.csv")],
                      config=RunConfig(every=1, timeout=60))
 if result.trained:
-    torch.save([[t.parameters, t.buffers] for t in result.trained], {folder!r} + "/end.pt")
+    torch.save([[t.parameters, t.buffers] for t in result.trained], folder + "/end.pt")
 print(result.report)
 """
 
@@ -409,17 +404,9 @@ def test_killed_and_resumed(tmp_path: Path, ranks: int) -> None:
     The log has every loss, and the values of the models at their iterations: on ranks of those
     checkpoints that were the newest when it was looked at.
     """
-    script = tmp_path / "train.py"
-    script.write_text(PROGRAM.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "c")))
-    command = [sys.executable]
-    if ranks > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     codes = []
     for moment in (3, 6, 99):
-        done = subprocess.run(
-            [*command, str(script), str(moment)], capture_output=True, text=True, timeout=200,
-            check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        done = launched(tmp_path, KILLED, tmp_path / "c", moment, ranks=ranks)
         codes.append(done.returncode)
     assert codes[0] and codes[1] and not codes[2], done.stderr
     made = array(jobs=jobs_of())
@@ -441,12 +428,6 @@ def test_killed_and_resumed(tmp_path: Path, ranks: int) -> None:
 
 
 OTHER_DATA = """
-import os, sys
-sys.path.insert(0, {tests!r})
-import torch
-from torch.utils.data import TensorDataset
-from test_arraypipe_fit import *
-
 x = torch.randn(40, 6, generator=torch.Generator().manual_seed(int(os.environ["RANK"])))
 dataset = TensorDataset(x, (x.sum(1) > 0).long())
 try:
@@ -459,29 +440,9 @@ except InputError as error:
 
 def test_ranks_with_other_data_are_refused(tmp_path: Path) -> None:
     """Inputs are taken on one rank and targets on another: data without a seed are no data."""
-    script = tmp_path / "train.py"
-    script.write_text(OTHER_DATA.format(tests=str(Path(__file__).parent)))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         str(script)], capture_output=True, text=True, timeout=200, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = launched(tmp_path, OTHER_DATA, ranks=2)
     assert done.returncode == 0 and done.stdout.count("refused:") == 2, done.stderr
     assert done.stdout.count("rank 1 has another first batch of job job0 than rank 0") == 2
-
-
-@pytest.mark.parametrize("given", [5, "the same"])
-def test_what_takes_a_seat_is_a_new_job(given: Any) -> None:
-    """A job that has ended would be trained again as another one."""
-
-    class Gives(Callback):
-        def on_end(self, job: Job) -> Any:
-            return job if given == "the same" else given
-
-    with pytest.raises(InputError, match="on_end: expected a new Job or None"):
-        array().fit(jobs_of(1), 2, config=QUICK, callbacks=[Gives()])
-    with pytest.raises(InputError, match="config: expected a RunConfig, got"):
-        array().fit(jobs_of(1), 2, config={"every": 3})  # type: ignore[arg-type]
 
 
 def test_refused_before_a_file_is_touched(tmp_path: Path) -> None:
