@@ -387,9 +387,9 @@ class Cluster:
         topo: Mapping[str, str | os.PathLike[str]],
         hosts: Mapping[str, str],
         *,
-        slurm: str | os.PathLike[str] | None = None,
-        labels: str | os.PathLike[str] | None = None,
-        nics: int | None = None,
+        domains: str | os.PathLike[str] | None = None,
+        levels: Sequence[str] = (),
+        nics: int | Sequence[str] | None = None,
         nic_rate: float = 50.0,
         pod: str | None = None,
         name: str = "",
@@ -399,13 +399,20 @@ class Cluster:
         Parameters
         ----------
         topo
-            Name of a host type to the output of `nvidia-smi topo -m` on such a host.
+            Name of a host type to the output of `nvidia-smi topo -m`, or of
+            `rocm-smi --showtopo`, on such a host.
         hosts
-            Host list with brackets, such as ``n[01-04]``, to the name of its type.
-        slurm, labels
-            Slurm's ``topology.conf``, or a CSV with columns ``host,level...``; not both.
+            Host list with brackets, such as ``n[01-04]``, to the name of its type; may be empty
+            if `domains` is of Kubernetes, whose nodes have types.
+        domains
+            Slurm's ``topology.conf`` or ``topology.yaml``, the JSON of ``kubectl get nodes``, or a
+            CSV with columns ``host,level...``.
+        levels
+            Labels of Kubernetes nodes that are levels, widest first; see
+            `optsched.formats.host_domains.from_nodes`.
         nics, nic_rate
-            As in `HostType`; by default as many as the file lists, and 50 GB/s.
+            Network cards a host, by number or by names in the matrix, and GB/s of each; by default
+            those that `optsched.formats.nvidia_topo.from_text` counts, and 50 GB/s.
         pod, name
             As in the constructor.
 
@@ -416,7 +423,7 @@ class Cluster:
         """
         from optsched.formats.topology import cluster_from_files
 
-        return cluster_from_files(topo, hosts, slurm, labels, nics, nic_rate, pod, name)
+        return cluster_from_files(topo, hosts, domains, levels, nics, nic_rate, pod, name)
 
     @classmethod
     def uniform(

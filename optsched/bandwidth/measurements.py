@@ -12,7 +12,7 @@ from optsched.io.values import integer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 class MixedMeasurements(InputError):
@@ -103,11 +103,12 @@ class MeasurementTable:
         paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         op: str = "all_reduce",
         payload: int | None = None,
+        hosts: Mapping[str, str] | None = None,
     ) -> MeasurementTable:
         """Read logs of nccl-tests; see `optsched.formats.nccl_tests.read_logs`."""
         from optsched.formats.nccl_tests import read_logs
 
-        return read_logs(paths, op, payload)
+        return read_logs(paths, op, payload, hosts)
 
     @classmethod
     def read(

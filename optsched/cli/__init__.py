@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 
 def main() -> None:
@@ -31,7 +32,9 @@ def _run() -> int:
     try:
         from optsched.cli.app import app
 
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
+            app()
     except SystemExit as done:  # the usual end
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except (InputError, UnsupportedProblem, MissingExtra) as error:

@@ -13,6 +13,7 @@ from optsched.bandwidth.metrics import coverage, mape, r_squared
 from optsched.cli.options import OptionalOutput, Output, Seed, group, quantity
 from optsched.cli.output import wrote
 from optsched.errors import InputError
+from optsched.formats.nccl_tests import read_host_map
 from optsched.io.files import check_outputs
 
 if TYPE_CHECKING:
@@ -37,10 +38,14 @@ def import_(
     output: Output,
     op: Op = "all_reduce",
     payload: Payload = None,
+    host_map: Annotated[
+        Path | None, typer.Option(help="POD HOST a line: hosts of the names in the logs.")
+    ] = None,
 ) -> None:
     """Read logs of nccl-tests and write a CSV of measurements."""
-    check_outputs([output], logs)
-    table = MeasurementTable.from_nccl_logs(logs, op, _bytes(payload))
+    check_outputs([output], [*logs, host_map])
+    hosts = None if host_map is None else read_host_map(host_map)
+    table = MeasurementTable.from_nccl_logs(logs, op, _bytes(payload), hosts)
     wrote(output, table.write, f": {len(table)} measurements of {table.op}, {table.payload} bytes")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from itertools import groupby
 from pathlib import Path
@@ -38,29 +39,42 @@ ClusterFile = Annotated[
 
 @app.command("import")
 def import_(
-    topo: Annotated[
-        list[str],
-        typer.Option(help="TYPE=FILE, output of `nvidia-smi topo -m` on a host of that type."),
-    ],
-    hosts: Annotated[
-        list[str], typer.Option(help="HOSTS=TYPE, such as 'n[01-04]=h100'; may be repeated.")
-    ],
     output: Output,
-    slurm: Annotated[Path | None, typer.Option(help="Slurm's topology.conf.")] = None,
-    labels: Annotated[Path | None, typer.Option(help="CSV host,LEVEL,... of domains.")] = None,
+    topo: Annotated[
+        list[str] | None,
+        typer.Option(help="TYPE=FILE, `nvidia-smi topo -m` or `rocm-smi --showtopo` of that type."),
+    ] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(help="HOSTS=TYPE, such as 'n[01-04]=h100' [default: of --domains]."),
+    ] = None,
+    domains: Annotated[
+        Path | None,
+        typer.Option(
+            help="Slurm's topology.conf or topology.yaml, `kubectl get nodes -o json`, or a CSV "
+            "host,LEVEL,...."
+        ),
+    ] = None,
+    level: Annotated[
+        list[str] | None,
+        typer.Option(help="LABEL or LEVEL=LABEL of Kubernetes nodes, widest first."),
+    ] = None,
     nics: Annotated[
-        int | None, typer.Option(help="Network cards a host [default: as the matrix lists].")
+        str | None,
+        typer.Option(help="Network cards a host: number, or names [default: those near GPUs]."),
     ] = None,
     nic_rate: Annotated[float, typer.Option(help="GB/s of a network card.")] = 50.0,
     pod: Annotated[str | None, typer.Option(help="Level whose domains are pods.")] = None,
     name: Annotated[str, typer.Option(help="Name of the cluster.")] = "",
 ) -> None:
-    """Write a cluster from topology matrices, host lists, and switches or labels."""
-    files, lists = pairs("topo", topo, "TYPE=FILE"), pairs("hosts", hosts, "HOSTS=TYPE")
-    check_outputs([output], [*files.values(), slurm, labels])
+    """Write a cluster from topology matrices, host lists, and switches, nodes or labels."""
+    files, lists = pairs("topo", topo or (), "TYPE=FILE"), pairs("hosts", hosts or (), "HOSTS=TYPE")
+    check_outputs([output], [*files.values(), domains])
+    cards = None if nics is None else int(nics) if re.fullmatch("[0-9]{1,4}", nics) else nics
     cluster = Cluster.from_files(
-        files, lists, slurm=slurm, labels=labels, nics=nics, nic_rate=nic_rate, pod=pod, name=name
-    )
+        files, lists, domains=domains, levels=level or (), nic_rate=nic_rate, pod=pod, name=name,
+        nics=cards.split(",") if isinstance(cards, str) else cards,
+    )  # fmt: skip
     wrote(output, cluster.write, f": {cluster.n_hosts} hosts, {cluster.n_gpus} GPUs")
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import glob
 import os
 import re
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.bandwidth.gpu_words import parse_gpus
 from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
@@ -19,7 +20,7 @@ from optsched.io.files import read_text
 from optsched.io.values import one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 _PROGRAM = re.compile(r"(?<!\w)([a-z_]+)_perf\b")
 _PROGRAMS: Final = {
@@ -83,6 +84,7 @@ def read_logs(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     op: str = "all_reduce",
     payload: int | None = None,
+    hosts: Mapping[str, str] | None = None,
 ) -> MeasurementTable:
     """Out-of-place bus bandwidths of one payload; a file may hold several runs.
 
@@ -90,6 +92,9 @@ def read_logs(
     host only (``CUDA_VISIBLE_DEVICES``), print ``# optsched gpus: n01:4-7 n02:0,1`` into the log,
     before the run or in it. Where several processes call different GPUs by one number, and nothing
     was printed, the measurement has a pattern but no GPUs.
+
+    Of a log that ends before ``# Avg bus bandwidth`` the complete rows count, with a warning, if a
+    payload is chosen.
 
     Parameters
     ----------
@@ -100,6 +105,9 @@ def read_logs(
     payload
         Bytes; None if every run has one and the same size. Collectives whose sizes nccl-tests
         rounds to the ranks are also taken up to 16 bytes a rank below it.
+    hosts
+        Hosts of the names in the log, such as pods'; see `read_host_map`. A name that is not in it
+        is refused.
 
     Raises
     ------
@@ -113,6 +121,8 @@ def read_logs(
     size, first = payload, ""
     for path in _files(paths):
         for run in _runs(read_text(path), path):
+            if hosts is not None:
+                _rename(run, hosts, f"{path}:{run.line}")
             chosen = _chosen(run, op, payload, path)
             if size is None:
                 size, first = chosen[0].size, path
@@ -123,6 +133,38 @@ def read_logs(
                 )
             found += [_measurement(run, row, op, path) for row in chosen]
     return MeasurementTable(tuple(found), op, size)
+
+
+def read_host_map(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Pods and their hosts: two words a line, as ``kubectl get pods -o custom-columns=...`` prints.
+
+    Raises
+    ------
+    InputError
+        With ``file:line``: not two words, or a name twice.
+    """
+    found: dict[str, str] = {}
+    for number, raw in enumerate(read_text(path).splitlines(), 1):
+        words = raw.partition("#")[0].replace(",", " ").split()
+        if not words or [word.upper() for word in words] in (["POD", "HOST"], ["POD", "NODE"]):
+            continue
+        if len(words) != 2:
+            raise InputError(f"{path}:{number}: expected POD HOST, got {raw.strip()!r:.60}")
+        if found.setdefault(words[0], words[1]) != words[1]:
+            raise InputError(f"{path}:{number}: {words[0]:.60} is also on {found[words[0]]:.60}")
+    return found
+
+
+def _rename(run: _Run, hosts: Mapping[str, str], place: str) -> None:
+    """Put hosts in the place of names."""
+    for name in [rank.host for rank in run.ranks] + [name for name, _ in run.gpus]:
+        if name not in hosts:
+            raise InputError(f"{place}: {name:.60} is not in the host map (hosts=, --host-map)")
+    run.ranks = [rank._replace(host=hosts[rank.host]) for rank in run.ranks]
+    parts: dict[str, list[int]] = {}
+    for name, ids in run.gpus:
+        parts.setdefault(hosts[name], []).extend(ids)
+    run.gpus = tuple((host, tuple(sorted(ids))) for host, ids in parts.items())
 
 
 def _untagged(line: str) -> str:
@@ -149,17 +191,18 @@ def _files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> 
 
 
 def _runs(text: str, path: str) -> list[_Run]:
-    """The complete runs of a log."""
+    """The runs of a log; those that are cut off are not `complete`."""
     runs: list[_Run] = []
     op: str | None = None
     gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    for number, raw in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    if lines and not text.endswith("\n") and not _AVERAGE.match(_untagged(lines[-1]).strip()):
+        lines.pop()  # may have lost its end
+    for number, raw in enumerate(lines, 1):
         line = _untagged(raw)
         place = f"{path}:{number}"
         run = runs[-1] if runs and not runs[-1].complete else None
         if match := _START.match(line.strip()):
-            if run is not None:
-                _cut_off(run, place)
             runs.append(_Run(number, int(match[1]) * int(match[2]), op, gpus=gpus))
             op, gpus = None, ()
         elif match := _GPUS.match(line.strip()):
@@ -179,8 +222,6 @@ def _runs(text: str, path: str) -> list[_Run]:
             _read_line(run, line, place, number)
     if not runs:
         raise InputError(f"{path}: no run of nccl-tests in it (a line '# nThread ...' starts one)")
-    if not runs[-1].complete:
-        _cut_off(runs[-1], path)
     return runs
 
 
@@ -233,18 +274,14 @@ def _read_line(run: _Run, line: str, place: str, number: int) -> None:
         run.rows.append(_Row(number, int(cells[0]), *(cells[columns.index(key)] for key in _KEPT)))
 
 
-def _cut_off(run: _Run, place: str) -> NoReturn:
-    raise InputError(
-        f"{place}: the run that began in line {run.line} is cut off: it has no line "
-        "'# Avg bus bandwidth'"
-    )
-
-
 def _chosen(run: _Run, op: str, payload: int | None, path: str) -> list[_Row]:
     """The rows of the payload."""
     place = f"{path}:{run.line}"
     if run.op not in (None, op):
         raise InputError(f"{place}: is a run of {run.op}, expected {op}")
+    cut = f"{place}: the run is cut off: it has no line '# Avg bus bandwidth'"
+    if not run.complete and payload is None:
+        raise InputError(f"{cut}; choose a payload (payload=, --payload) to take its rows")
     _check_ranks(run, place)
     sizes = sorted({row.size for row in run.rows})
     listed = ", ".join(map(str, sizes[:8])) + ", ..." * (len(sizes) > 8)
@@ -257,7 +294,10 @@ def _chosen(run: _Run, op: str, payload: int | None, path: str) -> list[_Row]:
     below = 16 * len(run.ranks) if op in _ROUNDED_SIZES else 1
     rows = [row for row in run.rows if payload - below < row.size <= payload]
     if not rows:
-        raise InputError(f"{place}: no row of {payload} bytes; the run has {listed}")
+        lost = " (it is cut off)" * (not run.complete)
+        raise InputError(f"{place}: no row of {payload} bytes; the run has {listed}{lost}")
+    if not run.complete:
+        warnings.warn(f"{cut}; its rows of {payload} bytes are taken", stacklevel=3)
     largest = max(row.size for row in rows)
     return [row for row in rows if row.size == largest]
 

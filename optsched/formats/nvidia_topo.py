@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+import warnings
+from typing import TYPE_CHECKING, Any, Final
 
 from optsched.bandwidth.cluster import MOST_PER_HOST, HostType
 from optsched.bandwidth.links import PCIE, SELF, is_link
 from optsched.errors import InputError
 from optsched.io.files import read_text
+from optsched.io.values import is_integer
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     from optsched.bandwidth.intra import IntraTable
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[\d{1,2}(?:;\d{1,2})*m")  # the second lost its ESC
 _GPU = re.compile(r"GPU(\d{1,3})")
 _AFFINITY: Final = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
+_LEGEND = re.compile(r"(NIC\d{1,3}):\s*(\S+)")
 _SPANS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 def read(
     path: str | os.PathLike[str],
     name: str,
-    nics: int | None = None,
+    nics: int | Sequence[str] | None = None,
     nic_rate: float = 50.0,
     tray: int = 0,
     intra: IntraTable | None = None,
@@ -37,7 +41,7 @@ def from_text(
     text: str,
     name: str,
     file: str = "topology",
-    nics: int | None = None,
+    nics: int | Sequence[str] | None = None,
     nic_rate: float = 50.0,
     tray: int = 0,
     intra: IntraTable | None = None,
@@ -54,8 +58,13 @@ def from_text(
     file
         File name for messages.
     nics
-        Network cards a host; by default as many as the matrix has, and 1 where it has none.
-    nic_rate, tray, intra
+        Network cards a host: their number, or their names (``NIC0``, or ``mlx5_0`` of the
+        legend). By default those that share a PCIe switch with a GPU (``PIX``, ``PXB``), or all
+        if none does; of devices that are ``PIX`` to each other, but to no GPU, the first (they
+        are ports of one card). A warning names what was left out. 1 where there are none.
+    nic_rate
+        GB/s of a card, of all its ports: of both if they are bonded.
+    tray, intra
         As in `HostType`.
 
     Raises
@@ -85,11 +94,47 @@ def from_text(
                     f"column {row} is {cells[column][devices.index(row)]}: links have no direction"
                 )
     numa = _numa([rows[gpu][1] for gpu in gpus], len(devices), affinities)
-    cards = nics if nics is not None else len(devices) - len(gpus) or 1
+    cards = nics if is_integer(nics) else _cards(lines, devices, cells, nics, file)
     links = tuple(
         tuple(cells[gpu][k] for k, device in enumerate(devices) if device in gpus) for gpu in gpus
     )
-    return HostType(name, len(gpus), links, numa, cards, nic_rate, intra, tray)
+    return HostType(name, len(gpus), links, numa, cards, nic_rate, intra, tray)  # type: ignore[arg-type]
+
+
+def _cards(
+    lines: list[str], devices: list[str], cells: dict[str, list[str]],
+    wanted: Any, file: str,
+) -> int:  # fmt: skip
+    """Number of the network cards among the devices: those wanted, or those near GPUs."""
+    cards = [device for device in devices if not _GPU.fullmatch(device)]
+    near = {card: {row[devices.index(card)] for gpu, row in cells.items() if _GPU.fullmatch(gpu)}
+            for card in cards}  # fmt: skip
+    if wanted is not None:
+        legend = (_LEGEND.fullmatch(line.strip()) for line in lines)
+        names = {found[2]: found[1] for found in legend if found}
+        chosen = [names.get(name, name) for name in wanted]
+        lost = [name for name in chosen if name not in cards]
+        if lost or isinstance(wanted, str) or len(set(chosen)) < len(chosen):
+            got = wanted if isinstance(wanted, str) else ", ".join(map(str, lost or wanted))
+            raise InputError(
+                f"{file}: nics: expected a number, or names of cards, each once, among "
+                f"{', '.join(cards) or '(none)'}, got {got!r:.60}"
+            )
+        return len(chosen)
+    kept = [card for card in cards if near[card] & {"PIX", "PXB"}] or cards
+    ports = {
+        card for i, card in enumerate(kept) if "PIX" not in near[card] and card in cells
+        and any(cells[card][devices.index(other)] == "PIX" for other in kept[:i])
+    }  # fmt: skip
+    left_out = [card for card in cards if card in ports or card not in kept]
+    if left_out:
+        warnings.warn(
+            f"{file}: {len(cards) - len(left_out)} of {len(cards)} network devices count; left "
+            f"out: {', '.join(left_out)} (on no PCIe switch of a GPU, or second ports of a card; "
+            "nics=, --nics say otherwise)",
+            stacklevel=3,
+        )
+    return len(cards) - len(left_out) or 1
 
 
 def _header(lines: list[str], file: str) -> tuple[int, list[str], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +13,9 @@ from optsched.bandwidth import synthetic
 from optsched.bandwidth.cluster import Cluster, Host, HostType
 from optsched.cli.topology import app
 from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from program import Cli
 
 MATRIX = "\tGPU0\tGPU1\tNIC0\nGPU0\tX\tNV4\tPIX\nGPU1\tNV4\tX\tPIX\nNIC0\tPIX\tPIX\tX\n"
 CONF = "SwitchName=s0 Nodes=n[01-02]\nSwitchName=s1 Nodes=n[03-04]\nSwitchName=t Switches=s[0-1]\n"
@@ -47,7 +50,7 @@ IMPORT = ("import", "--topo", "h=topo.txt", "--hosts", "n[01-04]=h", "-o", "c.js
 
 def test_import() -> None:
     """Matrix, hosts and switches become one document with what the options say."""
-    out = run(*IMPORT, "--slurm", "topology.conf", "--nic-rate", "25", "--pod", "leaf",
+    out = run(*IMPORT, "--domains", "topology.conf", "--nic-rate", "25", "--pod", "leaf",
               "--name", "lab")  # fmt: skip
     assert out == "wrote c.json: 4 hosts, 8 GPUs\n"
     cluster = Cluster.read("c.json")
@@ -62,16 +65,39 @@ def test_import() -> None:
     assert (cluster.levels, cluster.type(5).nics) == ((), 4)
 
 
+def test_import_of_nodes() -> None:
+    """Kubernetes' nodes need neither matrices nor host lists; cards have numbers or names."""
+    node = {"metadata": {"name": "n1", "labels": {"example.com/r": "r1"}},
+            "status": {"capacity": {"nvidia.com/gpu": "2"}}}  # fmt: skip
+    Path("nodes.json").write_text(json.dumps({"kind": "List", "items": [node]}))
+    words = ("import", "--domains", "nodes.json", "--level", "rack=example.com/r", "-o", "c.json")
+    assert run(*words, "--nics", "2") == "wrote c.json: 1 hosts, 2 GPUs\n"
+    cluster = Cluster.read("c.json")
+    assert (cluster.levels, cluster.hosts) == (("rack",), (Host("n1", "gpu-x2", ("r1",)),))
+    run(*words, "--topo", "gpu-x2=topo.txt", "--nics", "NIC0")
+    assert (Cluster.read("c.json").type(0).nics, cluster.type(0).nics) == (1, 2)
+
+
+def test_warnings_are_a_line(cli: Cli) -> None:
+    """What was left out is said on stderr, without a place in the source; the command succeeds."""
+    Path("far.txt").write_text(MATRIX.replace("NIC0\n", "NIC0\tNIC1\n", 1).replace(
+        "PIX\nGPU1", "PIX\tSYS\nGPU1").replace("PIX\nNIC0", "PIX\tSYS\nNIC0").replace(
+        "PIX\tX\n", "PIX\tX\tSYS\nNIC1\tSYS\tSYS\tSYS\tX\n"))  # fmt: skip
+    ran = cli("topology", "import", "--topo", "h=far.txt", "--hosts", "n=h", "-o", "c.json")
+    assert ran.code == 0 and ran.err.startswith("warning: far.txt: 1 of 2 network devices count;")
+
+
 BAD: list[tuple[tuple[str, ...], str]] = [
     (("--topo", "k"), "topo: expected TYPE=FILE, got 'k'"),
     (("--topo", "h=x"), "topo: 'h' is given twice"),
     (("--topo", "k=none.txt"), "none.txt: no such file"),
     (("--hosts", "n01=h"), "hosts['n01']: host 'n01' is given twice"),
     (("--hosts", "m=k"), "hosts['m']: there is no type 'k'; known: h"),
-    (("--slurm", "topology.conf", "--labels", "labels.csv"), "slurm, labels: give one of them"),
-    (("--labels", "labels.csv", "--hosts", "m=h"),
+    (("--nics", "mlx5_9"), "topo.txt: nics: expected a number, or names of cards, each once, "
+     "among NIC0, got 'mlx5_9'"),
+    (("--domains", "labels.csv", "--hosts", "m=h"),
      "labels.csv: does not say where 1 of the hosts are, the first: m"),
-    (("--slurm", "labels.csv"), "labels.csv:1: expected KEY=VALUE, got 'host,rack'"),
+    (("--domains", "topo.txt"), "topo.txt:1: expected KEY=VALUE, got 'GPU0\\tGPU1\\tNIC0'"),
     (("-o", "topo.txt"), "topo.txt: is the file that is read; choose another name"),
     (("-o", "no/c.json"), "no/c.json: cannot be written (there is no folder no)"),
 ]  # fmt: skip

@@ -12,7 +12,14 @@ from optsched.bandwidth import cluster_document, state_document
 from optsched.bandwidth.cluster import Cluster, HostType
 from optsched.bandwidth.state import ClusterState
 from optsched.errors import InputError
-from optsched.formats import measurements_csv, nccl_tests, nvidia_topo, topology
+from optsched.formats import (
+    host_domains,
+    measurements_csv,
+    nccl_tests,
+    nvidia_topo,
+    rocm_topo,
+    slurm_topology,
+)
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
@@ -44,15 +51,31 @@ READERS: dict[str, tuple[str, Callable[[str, Any], object]]] = {
     ),
     "tree": (
         "SwitchName=s0 Nodes=n[08-10] # a\nSwitchName=s1 \\\n Switches=s0\n",
-        lambda text, _: topology.from_slurm(text),
+        lambda text, _: slurm_topology.from_slurm(text),
     ),
     "blocks": (
         "BlockName=b0 Nodes=n[1-2]\nBlockName=b1 Nodes=n3,n4\nBlockSizes=2,4\n",
-        lambda text, _: topology.from_slurm(text),
+        lambda text, _: slurm_topology.from_slurm(text),
     ),
     "labels": (
         'host,zone,rack\nn[1-2],z1,"r1"\nn3,z1,r2\n',
-        lambda text, _: topology.from_labels(text),
+        lambda text, _: host_domains.from_labels(text),
+    ),
+    "yaml": (
+        "- topology: a\n  cluster_default: true\n  tree:\n    switches:\n"
+        "    - {switch: s0, nodes: 'n[08-10]'}\n    - {switch: t, children: s0}\n",
+        lambda text, _: slurm_topology.from_slurm(text),
+    ),
+    "nodes": (
+        '{"items": [{"kind": "Node", "metadata": {"name": "a", "labels": {"z": "1"}}, '
+        '"status": {"capacity": {"amd.com/gpu": "8"}}}]}',
+        lambda text, _: host_domains.from_nodes(parse(text, "n"), "n", ["z"]),
+    ),
+    "rocm": (
+        "== Hops ==\n GPU0 GPU1\nGPU0 0 1\nGPU1 1 0\n== Link Type between two GPUs ==\n"
+        " GPU0 GPU1\nGPU0 0 XGMI\nGPU1 XGMI 0\n== Numa Nodes ==\n"
+        "GPU[0] : (Topology) Numa Node: 0\nGPU[1] : (Topology) Numa Node: 1\n",
+        lambda text, _: rocm_topo.from_text(text, "h", nics=1),
     ),
     "measurements": (
         'op,payload_bytes,hosts,pattern,gpus,busbw_GBps\nreduce,8,2,2+1,"a:0,1 b:3",4.5\n',

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.errors import InputError
-from optsched.formats.nccl_tests import bus_factor, read_logs
+from optsched.formats.nccl_tests import bus_factor, read_host_map, read_logs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,11 +247,46 @@ def test_refused(tmp_path: Path, case: str) -> None:
 
 
 def test_cut_off(tmp_path: Path) -> None:
-    """Every proper beginning of a log is refused, up to the last line that counts."""
+    """Of any beginning a whole row of the payload counts, with a warning; else it is refused."""
     text = log(EIGHT, ROWS)
-    end = text.index("# Avg bus")
-    for length in [*range(0, end, 97), end]:
-        with pytest.raises(InputError, match=r"cut off|no run of|expected .# Rank"):
+    whole = read(tmp_path, text, payload=16 * MIB)
+    row = text.index("\n", text.index(f"{16 * MIB} ")) + 1
+    end = text.index("# Avg bus") + len("# Avg bus bandwidth")
+    for length in [*range(0, row, 97), row - 1]:
+        with pytest.raises(InputError, match=r"cut off|no run of|expected .# Rank|no lines|missing|"
+                           "no row|single rank"):  # fmt: skip
             read(tmp_path, text[:length], payload=16 * MIB)
-    with pytest.raises(InputError, match=r"run\.log:\d+: the run that began in line 3 is cut off"):
-        read(tmp_path, text[:end] + text, payload=16 * MIB)
+    for length in [*range(row, end, 97), end - 1]:
+        with pytest.warns(UserWarning, match=r"run\.log:3: the run is cut off: .* 16777216 bytes"):
+            assert read(tmp_path, text[:length], payload=16 * MIB) == whole
+    assert read(tmp_path, text[:end], payload=16 * MIB) == whole
+    with pytest.raises(InputError, match=r"run\.log:3: the run is cut off: .*; choose a payload"):
+        read(tmp_path, text[: end - 1])
+    with pytest.raises(InputError, match=r"no row of 2147483648 bytes; .* \(it is cut off\)"):
+        read(tmp_path, text[:row], payload=2048 * MIB)
+    with pytest.warns(UserWarning, match=r"run\.log:3: the run is cut off"):
+        assert len(read(tmp_path, text[:row] + text, payload=16 * MIB)) == 2
+
+
+def test_pods(tmp_path: Path) -> None:
+    """Names of pods become hosts; two pods of one host count their own GPUs, so ids are unknown."""
+    path = tmp_path / "pods.txt"
+    path.write_text("POD      NODE\nworker-0   h1\nworker-1, h2  # spare\n\nworker-2 h1\n")
+    hosts = read_host_map(path)
+    assert hosts == {"worker-0": "h1", "worker-1": "h2", "worker-2": "h1"}
+    two = [("worker-0", 0), ("worker-0", 1), ("worker-1", 0)]
+    (row,) = read(tmp_path, log(two, ROWS[1:2]), hosts=hosts)
+    assert (row.pattern, row.gpus) == ((2, 1), (("h1", (0, 1)), ("h2", (0,))))
+    text = log([*two, ("worker-2", 0)], ROWS[1:2])
+    text = "[0000:0e:00]".join(text.rsplit("[0000:07:00]", 1))  # another GPU of the host
+    (row,) = read(tmp_path, text, hosts=hosts)
+    assert (row.pattern, row.gpus) == ((3, 1), ())
+    told = "# optsched gpus: worker-0:0,1 worker-1:0 worker-2:7\n"
+    (row,) = read(tmp_path, told + text, hosts=hosts)
+    assert row.gpus == (("h1", (0, 1, 7)), ("h2", (0,)))
+    with pytest.raises(InputError, match=r"run\.log:3: worker-2 is not in the host map"):
+        read(tmp_path, text, hosts={"worker-0": "h1", "worker-1": "h2"})
+    for wrong, message in (("a\n", "expected POD HOST, got 'a'"), ("a b\na c\n", "a is also on b")):
+        path.write_text(wrong)
+        with pytest.raises(InputError, match=message):
+            read_host_map(path)

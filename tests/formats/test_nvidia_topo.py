@@ -96,9 +96,62 @@ def test_any_matrix(data: st.DataObject) -> None:
     text = "\n".join(lines)
     kind = from_text(text.expandtabs(8) if data.draw(st.booleans()) else text, "h")
     assert kind.links == tuple(tuple(cell.strip() for cell in row[:n]) for row in rows[:n])
-    assert kind.nics == max(cards, 1)
+    near = {c for c in range(cards) if {rows[n + c][g].strip() for g in range(n)} & {"PIX", "PXB"}}
+    kept = [c for c in range(cards) if c in near or not near]
+    ports = [
+        c for c in kept if "PIX" not in rows[n + c][:n]
+        and any(rows[n + c][n + other] == "PIX" for other in kept if other < c)
+    ]  # fmt: skip
+    assert kind.nics == max(len(kept) - len(ports), 1)
     groups = {i: group for group in kind.numa for i in group}
     assert all((groups[i] == groups[k]) == (node[i] == node[k]) for i in range(n) for k in range(n))
+
+
+def dgx(names: list[str]) -> str:
+    """A DGX A100: two GPUs and two cards a switch; two more cards with two ports for storage."""
+    devices = [f"GPU{i}" for i in range(8)] + names
+    switch = [i // 2 for i in range(8)] + [0, 0, 1, 1, 4, 4, 2, 2, 3, 3, 5, 5]
+
+    def link(i: int, k: int) -> str:
+        ways = [(i == k, " X "), (max(i, k) < 8, "NV12"), (switch[i] != switch[k], "SYS")]
+        word = next((word for holds, word in ways if holds), None)
+        return word or ("PIX" if switch[i] > 3 else "PXB")
+
+    lines = ["\t" + "\t".join([*devices, "CPU Affinity", "NUMA Affinity"])]
+    for i, name in enumerate(devices):
+        lines.append("\t".join([name, *(link(i, k) for k in range(20)), "", ""]))
+    legend = [f"  NIC{i}: mlx5_{i}" for i in range(12)]
+    return "\n".join([*lines, "", "NIC Legend:", "", *legend, ""])
+
+
+@pytest.mark.parametrize("word", ["mlx5_", "NIC"])
+def test_cards_of_a_dgx(word: str) -> None:
+    """Twelve devices, eight cards: those of storage are named in a warning, and can be chosen."""
+    text = dgx([f"{word}{i}" for i in range(12)])
+    left_out = ", ".join(f"{word}{i}" for i in (4, 5, 10, 11))
+    with pytest.warns(UserWarning, match=f"f: 8 of 12 network devices count; left out: {left_out}"):
+        assert from_text(text, "h", "f").nics == 8
+    assert from_text(text, "h", nics=12).nics == 12
+    assert from_text(text, "h", nics=[f"{word}{i}" for i in range(4)]).nics == 4
+    if word == "NIC":
+        assert from_text(text, "h", nics=["mlx5_0", "NIC11"]).nics == 2
+    for wrong in (["mlx5_12"], ["mlx5_0", "mlx5_0"], "mlx5_0"):
+        with pytest.raises(InputError, match="f: nics: expected a number, or names of cards"):
+            from_text(text, "h", "f", nics=wrong)
+
+
+def test_ports_and_bonds() -> None:
+    """A bond is one card, and so are two ports; where no card is near a GPU, all count."""
+    rows = {
+        "GPU0": "X SYS NODE NODE SYS", "GPU1": "SYS X SYS SYS NODE", "mlx5_0": "NODE SYS X PIX SYS",
+        "mlx5_1": "NODE SYS PIX X SYS", "mlx5_bond_0": "SYS NODE SYS SYS X",
+    }  # fmt: skip
+    text = "\t" + "\t".join(rows) + "\n" + "".join(f"{k} {row}\n" for k, row in rows.items())
+    with pytest.warns(UserWarning, match="2 of 3 network devices count; left out: mlx5_1 "):
+        assert from_text(text, "h").nics == 2
+    near = text.replace("SYS X SYS SYS NODE", "SYS X SYS SYS PXB")
+    with pytest.warns(UserWarning, match="1 of 3 .* left out: mlx5_0, mlx5_1 "):
+        assert from_text(near.replace("SYS NODE SYS SYS X", "SYS PXB SYS SYS X"), "h").nics == 1
 
 
 BAD = {

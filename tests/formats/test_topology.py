@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 from optsched.bandwidth.cluster import Cluster
 from optsched.errors import InputError
-from optsched.formats.topology import from_labels, from_slurm
+from optsched.formats.host_domains import from_labels, from_nodes
+from optsched.formats.slurm_topology import from_slurm
+from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +58,79 @@ def test_uneven_tree() -> None:
     assert from_slurm(deep).levels == ("tier5", "tier4", "core", "spine", "leaf")
 
 
+def test_all_and_empty() -> None:
+    """`ALL` stands for what no other line names; switches without hosts give no level."""
+    text = "SwitchName=a Nodes=x\nSwitchName=rest Nodes=all\nSwitchName=top Switches=ALL\n"
+    found = from_slurm(text, hosts=["x", "y", "z"])
+    assert found.levels == ("spine", "leaf")
+    assert found.of == {"x": ("top", "a"), "y": ("top", "rest"), "z": ("top", "rest")}
+    spare = "SwitchName=spare\nSwitchName=over Switches=spare\nSwitchName=root Switches=over,top\n"
+    text = text.replace("Switches=ALL", "Switches=a,rest") + spare
+    assert from_slurm(text, hosts=["x", "y"]).of == {"x": ("root", "top", "a"),
+                                                     "y": ("root", "top", "rest")}  # fmt: skip
+    assert from_slurm("BlockName=b Nodes=ALL\n", hosts=["x"]).of == {"x": ("b",)}
+    assert from_slurm("SwitchName=alone\n").of == {}
+
+
+def test_include(tmp_path: Path) -> None:
+    """Files are read from the folder of the file that names them; faults name their own line."""
+    conf, leaves = tmp_path / "topology.conf", tmp_path / "racks" / "leaves.conf"
+    leaves.parent.mkdir()
+    leaves.write_text('INCLUDE "more.conf"  # the other rack\nSwitchName=s0 Nodes=dev[08-10]\n')
+    (leaves.parent / "more.conf").write_text("SwitchName=s1 Nodes=dev11,dev[012-013]\n")
+    conf.write_text("Include racks/leaves.conf\nSwitchName=top Switches=s[0-1]\n")
+    assert from_slurm(conf.read_text(), str(conf)) == from_slurm(TREE)
+    leaves.write_text("SwitchName=s0 Nodes=x Speed=1\n")
+    with pytest.raises(InputError, match=r"leaves\.conf:1: unknown key 'Speed'"):
+        from_slurm(conf.read_text(), str(conf))
+    leaves.write_text("Include leaves.conf\n")
+    with pytest.raises(InputError, match=r"leaves\.conf:1: Include: 20 files in each other"):
+        from_slurm(conf.read_text(), str(conf))
+
+
+YAML = """---
+- topology: wide
+  tree:
+    switches:
+      - {switch: s0, nodes: "dev[08-10]"}
+      - switch: s1   # zeros are kept
+        nodes: dev11,dev[012-013]
+      - switch: top
+        children: s[0-1]
+- topology: racks
+  cluster_default: true
+  block:
+    block_sizes: [2, 4]
+    blocks:
+      - {block: b1, nodes: "n[1-2]"}
+      - {block: b2, nodes: "n[3-4]"}
+      - {block: b3, nodes: "n[5-6]"}
+"""
+BAD_YAML = {
+    "- topology: a\n  flat: true\n": r"t: \[0\]: has neither tree nor block",
+    "- topology: a\n  tree: {}\n": r"t: .*tree.*switches",
+    "- topology: a\n  tre: 1\n": r"t: .*tre",
+    "- topology: a\n   tree: 1\n": r"t:2: not valid YAML",
+    "- topology: a\n  tree:\n    switches: [{switch: s, nodes: 3}]\n": r"t: .*nodes",
+    "- topology: a\n  tree:\n    switches:\n    - {switch: s, nodes: x}\n    - {switch: s}\n":
+        r"t: \[0\]\.tree\.switches\[1\]: SwitchName=s is at t: \[0\]\.tree\.switches\[0\]",
+    YAML.replace("  cluster_default: true\n", ""): "t: has 2 topologies: mark one",
+}  # fmt: skip
+
+
+def test_yaml() -> None:
+    """The same trees and blocks in Slurm's newer file; the default topology counts."""
+    assert from_slurm(YAML) == from_slurm(BLOCKS)
+    assert from_slurm(YAML[: YAML.index("- topology: racks")]) == from_slurm(TREE)
+
+
+@pytest.mark.parametrize("text", BAD_YAML)
+def test_yaml_refused(text: str) -> None:
+    """Each fault is found, and named with its line or its path."""
+    with pytest.raises(InputError, match=BAD_YAML[text]):
+        from_slurm(text, "t")
+
+
 def test_blocks() -> None:
     """Blocks, and above them those that Slurm joins to larger sizes; the last may be alone."""
     found = from_slurm(BLOCKS)
@@ -86,9 +162,8 @@ BAD = {
     "": "t: there are neither",
     "# nothing\n": "t: there are neither",
     "Nodes=a\n": "t:1: expected SwitchName",
-    "SwitchName=a\n": "t:1: a switch has either",
     "SwitchName=a Nodes=x Switches=b\n": "t:1: a switch has either",
-    "SwitchName=a Nodes=x\nSwitchName=a Nodes=y\n": "t:2: SwitchName=a is in line 1",
+    "SwitchName=a Nodes=x\nSwitchName=a Nodes=y\n": "t:2: SwitchName=a is at t:1",
     "SwitchName=a Nodes=x Speed=9\n": "t:1: unknown key 'Speed'",
     "SwitchName=a Nodes=x Nodes=y\n": "t:1: Nodes is there twice",
     "SwitchName=a Nodes=x nonsense\n": "t:1: expected KEY=VALUE, got 'nonsense'",
@@ -106,11 +181,13 @@ BAD = {
     "BlockName=b\n": "t:1: BlockName=b has no Nodes",
     "BlockName=b Nodes=y LinkSpeed=1\n": "t:1: linkspeed does not belong",
     "BlockName=a Nodes=y\n\nBlockName=b Nodes=y\n": "t:3: host y is in a and b",
-    "BlockName=a Nodes=y\nBlockName=a Nodes=z\n": "t:2: BlockName=a is in line 1",
+    "BlockName=a Nodes=y\nBlockName=a Nodes=z\n": "t:2: BlockName=a is at t:1",
+    "SwitchName=a Nodes=ALL\n": "t:1: Nodes=ALL: name the hosts",
+    "include other.conf\n": "t:1: Include: other.conf: no such file",
     "BlockName=a Nodes=y\nBlockSizes=2,6\n": "t:2: BlockSizes: expected rising",
     "BlockName=a Nodes=y\nBlockSizes=4,2\n": "t:2: BlockSizes: expected rising",
     "BlockName=a Nodes=y\nBlockSizes=0\n": "t:2: BlockSizes: expected rising",
-    "BlockName=a Nodes=y\nBlockSizes=2\nBlockSizes=2\n": "t:3: BlockSizes is in line 2",
+    "BlockName=a Nodes=y\nBlockSizes=2\nBlockSizes=2\n": "t:3: BlockSizes is at t:2",
 }  # fmt: skip
 
 
@@ -151,6 +228,60 @@ def test_labels_refused(text: str) -> None:
         from_labels(text, "t")
 
 
+def nodes(*given: tuple[str, dict[str, str], dict[str, str]]) -> str:
+    """What `kubectl get nodes -o json` prints: name, capacity and labels of every node."""
+    items = [
+        {
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": name, "uid": "7", "labels": {"kubernetes.io/os": "l"} | labels},
+            "status": {"capacity": {"cpu": "96", "pods": "110"} | capacity, "phase": "Running"},
+        }
+        for name, capacity, labels in given
+    ]  # fmt: skip
+    return json.dumps({"apiVersion": "v1", "items": items, "kind": "List"})
+
+
+ZONE, RACK = "topology.kubernetes.io/zone", "example.com/r"
+H100 = {"nvidia.com/gpu.product": "NVIDIA-H100", ZONE: "z1"}
+FLEET = nodes(
+    ("login", {}, {}),
+    ("n1.lab", {"nvidia.com/gpu": "8"}, H100 | {RACK: "r1"}),
+    ("n2.lab", {"nvidia.com/gpu": "8"}, H100 | {RACK: "r2"}),
+    ("m1", {"amd.com/gpu": "4"}, {ZONE: "z2", RACK: "r3"}),
+)
+
+
+def test_nodes() -> None:
+    """GPUs by resource, types by product and number, levels by labels; others are passed over."""
+    found = from_nodes(parse(FLEET, "f"), "f", [ZONE, f"rack={RACK}"])
+    assert found.levels == ("zone", "rack")
+    assert found.of == {"n1.lab": ("z1", "r1"), "n2.lab": ("z1", "r2"), "m1": ("z2", "r3")}
+    assert found.kinds == {
+        "n1.lab": ("NVIDIA-H100-x8", 8), "n2.lab": ("NVIDIA-H100-x8", 8), "m1": ("gpu-x4", 4)
+    }  # fmt: skip
+    one = json.loads(FLEET)["items"][1]
+    assert from_nodes(one, "f").kinds == {"n1.lab": ("NVIDIA-H100-x8", 8)}
+
+
+BAD_NODES = {
+    "no list": ("[]", [], "f: .*items"),
+    "no name": (FLEET.replace('"name": "n2.lab", ', ""), [], r"f: .*items\[2\].*name"),
+    "twice": (FLEET.replace("n2.lab", "n1.lab"), [], r"\(node n1.lab\): is there twice"),
+    "no GPUs": (nodes(("login", {}, {})), [], "f: no node has nvidia.com/gpu or amd.com/gpu"),
+    "number": (FLEET.replace('gpu": "4"', 'gpu": "4k"'), [], r"\(node m1\): amd.com/gpu: .*'4k'"),
+    "label": (FLEET, ["nope"], r"f: items\[1\] .*: has no label 'nope'; labels: exam"),
+    "level twice": (FLEET, [ZONE, f"zone={RACK}"], "levels: expected LABEL or LEVEL=LABEL"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_NODES)
+def test_nodes_refused(case: str) -> None:
+    """Each fault is found, and named with its place."""
+    text, levels, message = BAD_NODES[case]
+    with pytest.raises(InputError, match=message):
+        from_nodes(parse(text, "f"), "f", levels)
+
+
 def test_cluster_from_files(tmp_path: Path) -> None:
     """Matrices, host lists and switches make a cluster; what does not fit is said."""
     topo, conf, labels = tmp_path / "a.txt", tmp_path / "topology.conf", tmp_path / "l.csv"
@@ -158,12 +289,12 @@ def test_cluster_from_files(tmp_path: Path) -> None:
     conf.write_text(TREE)
     labels.write_text(LABELS)
     lists = {"dev[08-11]": "a", "dev[012-013]": "b"}
-    cluster = Cluster.from_files({"a": topo, "b": topo}, lists, slurm=conf, pod="spine", name="c")
+    cluster = Cluster.from_files({"a": topo, "b": topo}, lists, domains=conf, pod="spine", name="c")
     assert [host.name for host in cluster.hosts][2:5] == ["dev10", "dev11", "dev012"]
     assert (cluster.hosts[4].type, cluster.hosts[4].domains) == ("b", ("top", "s1"))
     assert (cluster.levels, cluster.pod, cluster.n_gpus) == (("spine", "leaf"), "spine", 12)
     assert (cluster.type(0).nics, cluster.type(0).nic_rate) == (1, 50.0)
-    more = Cluster.from_files({"a": topo}, {"n03,n01": "a"}, labels=labels, nics=3, nic_rate=25.0)
+    more = Cluster.from_files({"a": topo}, {"n03,n01": "a"}, domains=labels, nics=3, nic_rate=25.0)
     assert [host.domains for host in more.hosts] == [("z1", "r2"), ("z1", "r1")]
     assert (more.type(0).nics, more.type(0).nic_rate) == (3, 25.0)
     assert Cluster.from_files({"a": topo}, {"x": "a"}).levels == ()
@@ -172,11 +303,26 @@ def test_cluster_from_files(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             Cluster.from_files({"a": topo}, hosts, **rest)  # type: ignore[arg-type]
 
-    refused("slurm, labels: give one", {"n01": "a"}, slurm=conf, labels=labels)
     refused("hosts: expected host lists", {})
     refused(r"hosts\['n01'\]: there is no type 'b'; known: a", {"n01": "b"})
     refused(r"hosts\['n\[01-02\]'\]: host 'n01' is given twice", {"n01": "a", "n[01-02]": "a"})
-    refused(r"topology\.conf: does not say where 2 .*: n04, n05", {"n[04-05]": "a"}, slurm=conf)
-    refused("pod: expected one of the levels zone, rack", {"n01": "a"}, labels=labels, pod="leaf")
-    refused(r"none\.conf: no such file", {"n01": "a"}, slurm=tmp_path / "none.conf")
+    refused(r"topology\.conf: does not say where 2 .*: n04, n05", {"n[04-05]": "a"}, domains=conf)
+    refused("pod: expected one of the levels zone, rack", {"n01": "a"}, domains=labels, pod="leaf")
+    refused(r"none\.conf: no such file", {"n01": "a"}, domains=tmp_path / "none.conf")
     refused("100000 hosts", {"n[000000-099999]": "a", "m": "a"})
+    refused("levels: name labels of Kubernetes", {"n01": "a"}, domains=labels, levels=["x"])
+    fleet = tmp_path / "nodes.json"
+    fleet.write_text(FLEET)
+    auto = Cluster.from_files({}, {}, domains=fleet, levels=[ZONE], pod="zone", nics=8)
+    assert [(kind.name, kind.gpus, kind.nics) for kind in auto.types] == [
+        ("NVIDIA-H100-x8", 8, 8), ("gpu-x4", 4, 8),
+    ]  # fmt: skip
+    assert [(host.name, host.type, host.domains) for host in auto.hosts] == [
+        ("n1.lab", "NVIDIA-H100-x8", ("z1",)), ("n2.lab", "NVIDIA-H100-x8", ("z1",)),
+        ("m1", "gpu-x4", ("z2",)),
+    ]  # fmt: skip
+    fleet.write_text(FLEET.replace('"nvidia.com/gpu": "8"', '"nvidia.com/gpu": "2"'))
+    linked = Cluster.from_files({"NVIDIA-H100-x2": topo}, {}, domains=fleet)
+    assert linked.types[0].links == (("X", "NV4"), ("NV4", "X"))
+    refused("topo: 'a' has 2 GPUs; types of the nodes: NVIDIA-H100-x2 of 2", {}, domains=fleet)
+    refused("nodes.json: does not say where 1 of the hosts .*: q", {"q": "a"}, domains=fleet)

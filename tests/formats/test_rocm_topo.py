@@ -1,0 +1,103 @@
+"""`rocm-smi --showtopo`: links of AMD GPUs, and tables that cannot be right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optsched.bandwidth.cluster import Cluster
+from optsched.errors import InputError
+from optsched.formats.rocm_topo import from_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def output(links: list[list[str]], hops: list[list[int]], numa: list[int]) -> str:
+    """The text of the program, in the order and with the widths of its tables."""
+    heads = "".join(f"{f'GPU{i}':<13}" for i in range(len(links)))
+
+    def table(title: str, cells: list[list[str]]) -> list[str]:
+        rows = [f"GPU{i:<4}" + "".join(f"{c:<13}" for c in row) for i, row in enumerate(cells)]
+        return [f"{f' {title} ':=^90}", f"{'':7}{heads}", *rows, ""]
+
+    weight = [["0" if i == k else "15" for k in range(len(links))] for i in range(len(links))]
+    lines = [f"{' ROCm System Management Interface ':=^90}"]
+    lines += table("Weight between two GPUs", weight)
+    lines += table("Hops between two GPUs", [[str(h) for h in row] for row in hops])
+    lines += table("Link Type between two GPUs", links)
+    lines += [f"{' Numa Nodes ':=^90}"]
+    for i, node in enumerate(numa):
+        lines += [f"GPU[{i}]\t\t: (Topology) Numa {what}: {node}" for what in ("Node", "Affinity")]
+    return "\n".join([*lines, f"{' End of ROCm SMI Log ':=^90}", ""])
+
+
+RING = output(
+    [["0", "XGMI", "PCIE"], ["XGMI", "0", "PCIE"], ["PCIE", "PCIE", "0"]],
+    [[0, 1, 2], [1, 0, 3], [2, 3, 0]],
+    [0, 0, 1],
+)
+
+
+def test_output(tmp_path: Path) -> None:
+    """XGMI and PCIe by hops, NUMA groups; a cluster finds the reader by the content."""
+    path = tmp_path / "mi300.txt"
+    path.write_text("$ rocm-smi --showtopo\n" + RING)
+    kind = Cluster.from_files({"mi": path}, {"n[1-2]": "mi"}, nics=8).type(0)
+    assert kind.links == (("X", "NV2", "PHB"), ("NV2", "X", "SYS"), ("PHB", "SYS", "X"))
+    assert (kind.numa, kind.nics) == (((0, 1), (2,)), 8)
+    with pytest.warns(UserWarning, match="lists no network cards: 1 is taken"):
+        assert from_text(RING, "h").nics == 1
+
+
+@given(st.data())
+def test_any_host(data: st.DataObject) -> None:
+    """Every pair is what the table of links and the one of hops say."""
+    n = data.draw(st.integers(1, 9))
+    pair = {
+        (i, k): (data.draw(st.sampled_from(["XGMI", "PCIE"])), data.draw(st.integers(1, 4)))
+        for i in range(n) for k in range(i)
+    }  # fmt: skip
+    at = [[("0", 0) if i == k else pair[max(i, k), min(i, k)] for k in range(n)] for i in range(n)]
+    numa = [data.draw(st.integers(0, 1)) for _ in range(n)]
+    kind = from_text(
+        output([[c[0] for c in r] for r in at], [[c[1] for c in r] for r in at], numa), "h", nics=1
+    )
+    words = {"0": "X"}
+    assert kind.links is not None
+    for i in range(n):
+        for k in range(n):
+            link, hops = at[i][k]
+            near, far = ("NV2", "NV1") if link == "XGMI" else ("PHB", "SYS")
+            word = words.get(link) or (near if hops <= (1 if link == "XGMI" else 2) else far)
+            assert kind.links[i][k] == word
+    groups = {i: group for group in kind.numa for i in group}
+    assert all((groups[i] == groups[k]) == (numa[i] == numa[k]) for i in range(n) for k in range(n))
+
+
+BAD = {
+    "another file": ("hello", "f: expected the output of rocm-smi --showtopo"),
+    "unknown link": (RING.replace("XGMI", "FOO"), "f:15: row GPU0, column GPU1: expected XGMI or"),
+    "cut off": (RING[: RING.rindex("PCIE         PCIE")], "f:17: expected the row|row GPU0 has 3"),
+    "row lost": (RING.replace("GPU1   XGMI", "GPUx   XGMI"), "f:17: expected the row of GPU1"),
+    "hops lost": (RING.replace("GPU2   2 ", "GPUx   2 "), "f: 3 GPUs have a link type, 2 have"),
+    "hops": (RING.replace("GPU2   2 ", "GPU2   ? "), "f:11: row GPU2, column GPU0: expected hops"),
+    "direction": (RING.replace("GPU1   XGMI", "GPU1   PCIE"), "f:16: row GPU1, column GPU0: PCIE"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_refused(case: str) -> None:
+    """Each fault is found, and named with line, row and column."""
+    text, message = BAD[case]
+    with pytest.raises(InputError, match=message):
+        from_text(text, "h", "f", nics=1)
+
+
+def test_names_of_cards() -> None:
+    """There are none in this output."""
+    with pytest.raises(InputError, match="nics: rocm-smi names no cards"):
+        from_text(RING, "h", nics=["mlx5_0"])
