@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,157 +15,48 @@ from test_arraypipe_checkpoint import JOBS, ORDER, files, same_state  # noqa: E4
 from torch import nn  # noqa: E402
 
 from optsched import InputError  # noqa: E402
-from optsched.arraypipe import (  # noqa: E402
-    ArrayTrainer,
-    Job,
-    random_schedule,
-)
+from optsched.arraypipe import Job, random_schedule  # noqa: E402
 from optsched.arraypipe.checkpoint import files as checkpoint_files  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-def test_refused_resumes(tmp_path: Path) -> None:
-    """Another job, another model, other cuts or a broken file: one sentence each."""
-    jobs, schedule = [Job(0, 8, adamw)], random_schedule([1], 3)
-    trainer(jobs).run(schedule, 2, checkpoint=tmp_path)
-
-    def refused(sentence: str, steps: int = 4, resume: bool = True, **changes: Any) -> None:
-        array = trainer(changes.pop("jobs", jobs), **changes)
-        with pytest.raises(InputError, match=sentence):
-            array.run(schedule, steps, checkpoint=tmp_path, resume=resume)
-
-    refused("already has checkpoints", resume=False)
-    refused("has already done 2 iterations", steps=1)
-    refused("seed 0, the job has 1", jobs=[Job(1, 8, adamw)])
-    refused("batch_size 8, the job has 9", jobs=[Job(0, 9, adamw)])
-    refused("'0.weight' is", build_model=lambda: build_model(13))
-    latest = tmp_path / "job0" / "latest"
-    for text in ("two", "9" * 5000):
-        latest.write_text(text)
-        refused("of an iteration")
-    latest.write_text("2\n")
-    model = tmp_path / "job0" / "2" / "model.pt"
-    whole = model.read_bytes()
-    model.write_bytes(whole[: len(whole) // 2])
-    refused("cannot be read")
-    torch.save({"0.weight": torch.zeros(1)}, model)
-    refused("the checkpoint has no|'0.weight' is")
-    torch.save([1, 2], tmp_path / "job0" / "2" / "train.pt")
-    refused("is not a checkpoint")
-
-
-def without_norm(norm: bool = True) -> nn.Sequential:
-    """The tiny model, its first normalisation left out or not."""
-    return nn.Sequential(*(m for k, m in enumerate(build_model()) if norm or k != 1))
-
-
-@pytest.mark.parametrize(
-    ("written", "resumed", "sentence"),
-    [
-        (True, False, "the model has no '1.weight'|the checkpoint has no '2.weight'"),
-        (False, True, "the checkpoint has no '1.weight'"),
-    ],
-)
-def test_another_model_is_named_by_its_own_tensor(
-    tmp_path: Path, written: bool, resumed: bool, sentence: str
-) -> None:
-    """Not by what the optimizer has of it; missing or unexpected."""
-    schedule = random_schedule([1], 3)
-
-    def array(norm: bool) -> ArrayTrainer:
-        return trainer([Job(0, 8, sgd)], build_model=lambda: without_norm(norm))
-
-    array(written).run(schedule, 2, checkpoint=tmp_path)
-    with pytest.raises(InputError, match=rf"model.pt: ({sentence}); it belongs to another model"):
-        array(resumed).run(schedule, 4, checkpoint=tmp_path, resume=True)
 
 
 class Kind(int):
     """No plain value: `torch.load(weights_only=True)` would not read it."""
 
 
-def dropping(p: float = 0.3, shape: Any = (), kind: Any = None) -> nn.Sequential:
-    """The tiny model with another dropout rate; the other arguments change nothing."""
-    model = build_model()
+def built(p: float = 0.3, shape: Any = (), kind: Any = None, width: int = 12) -> nn.Sequential:
+    """The tiny model with another dropout rate; `shape` and `kind` change nothing."""
+    model = build_model(width)
     model[2].p = float(p)
     return model
 
 
-WRITTEN = {"p": 0.1, "shape": [1, (2, None), {"a": float("nan")}], "kind": Kind(3)}
+def without_norm(**given: Any) -> nn.Sequential:
+    """The same, its first normalisation left out."""
+    return nn.Sequential(*(layer for k, layer in enumerate(built(**given)) if k != 1))
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"p": 0.6}, r"was written with model\['p'\] 0.1, the job has 0.6"),
-        ({"p": ...}, r"model\['p'\] 0.1, the job has '\(not set\)'"),
-        ({"p": "0.1"}, "0.1, the job has '0.1'"),
-        ({"shape": [1, (3, None), {"a": float("nan")}]}, r"model\['shape'\] \[1, \(2, None\)"),
-        ({"shape": [1, (2, None), {"b": float("nan")}]}, r"model\['shape'\] \[1, \(2, None\)"),
-        ({"shape": (1, [2, None], {"a": float("nan")})}, ""),
-        ({"kind": Kind(4)}, ""),
-        ({"kind": 3}, ""),
-        ({"kind": ...}, ""),
-        ({"p": Kind(0)}, ""),
-    ],
-)
-def test_resume_compares_plain_arguments_of_the_model(
-    tmp_path: Path, changes: dict[str, Any], sentence: str
-) -> None:
-    """`Job.model` has to be what it was, as far as it can be kept."""
+SCHEDULE = random_schedule([1], 3)
+MODEL = {"p": 0.1, "shape": [1, (2, None), {"a": float("nan")}], "kind": Kind(3)}
 
-    def array(given: dict[str, Any]) -> ArrayTrainer:
-        model = {key: value for key, value in given.items() if value is not ...}
-        return trainer([Job(0, 8, adamw, model=model)], build_model=dropping)
 
-    schedule, place = random_schedule([1], 3), tmp_path / "job0" / "2" / "train.pt"
-    array(WRITTEN).run(schedule, 2, checkpoint=tmp_path)
-    train = torch.load(place, weights_only=True)
+def resume(folder: Path, steps: int = 4, resume: bool = True, **changes: Any) -> Any:
+    """Go on with a job of other settings, or another model."""
+    build = changes.pop("build_model", built)
+    settings = {"seed": 0, "batch_size": 8, "optimizer": adamw, "model": MODEL, **changes}
+    array = trainer([Job(**settings)], build_model=build)
+    return array.run(SCHEDULE, steps, checkpoint=folder, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint after two iterations."""
+    folder = tmp_path_factory.mktemp("written")
+    resume(folder, 2)
+    train = torch.load(folder / "job0" / "2" / "train.pt", weights_only=True)
     assert train["model"].keys() == {"p", "shape"} and train["model_other"] == ["kind"]
-    other = array({**WRITTEN, **changes})
-    if sentence:
-        with pytest.raises(InputError, match=sentence):
-            other.run(schedule, 4, checkpoint=tmp_path, resume=True)
-    else:
-        other.run(schedule, 4, checkpoint=tmp_path, resume=True)
-
-
-@pytest.mark.parametrize(
-    "key",
-    ["parameters", "buffers", "model", "stages", "threads", "iteration", "optimizer", "scheduler",
-     "batch"],
-)  # fmt: skip
-def test_damaged_fields_are_a_sentence(tmp_path: Path, key: str) -> None:
-    """A field that is missing or has another type is told by the name of the folder."""
-    jobs, schedule = [Job(0, 8, adamw)], random_schedule([1], 3)
-    trainer(jobs).run(schedule, 2, checkpoint=tmp_path)
-    place = tmp_path / "job0" / "2"
-    whole = torch.load(place / "train.pt", weights_only=True)
-    left = {k: v for k, v in whole.items() if k != key}
-    for broken in ({**left, key: "x"}, left):
-        if key in ("stages", "threads") and key in broken:
-            continue  # other cuts or threads: warned of
-        if key in ("optimizer", "scheduler", "model") and key not in broken:
-            continue  # told by the states alone
-        torch.save(broken, place / "train.pt")
-        with pytest.raises(InputError, match="job0/2"):
-            trainer(jobs).run(schedule, 4, checkpoint=tmp_path, resume=True)
-    torch.save(whole, place / "train.pt")
-    torch.save(dict.fromkeys(torch.load(place / "model.pt", weights_only=True), "x"),
-               place / "model.pt")  # fmt: skip
-    with pytest.raises(InputError, match="is damaged, or no checkpoint"):
-        trainer(jobs).run(schedule, 4, checkpoint=tmp_path, resume=True)
-
-
-def test_renamed_checkpoint_is_refused(tmp_path: Path) -> None:
-    """A folder that says another iteration than the file in it would be trained on wrongly."""
-    jobs, schedule = [Job(0, 8, adamw)], random_schedule([1], 3)
-    trainer(jobs).run(schedule, 2, checkpoint=tmp_path)
-    (tmp_path / "job0" / "2").rename(tmp_path / "job0" / "1")
-    (tmp_path / "job0" / "latest").write_text("1\n")
-    with pytest.raises(InputError, match="was written after iteration 2"):
-        trainer(jobs).run(schedule, 4, checkpoint=tmp_path, resume=True)
+    return folder
 
 
 def plain_adamw(**settings: Any) -> Any:
@@ -172,33 +64,124 @@ def plain_adamw(**settings: Any) -> Any:
     return lambda named: torch.optim.AdamW(named, **{"lr": 1e-2, "weight_decay": 0.1, **settings})
 
 
-OTHER_OPTIMIZERS = [
-    (sgd, r"class 'torch.optim.adamw.AdamW' for '0.weight', the job has 'torch.optim.sgd.SGD'"),
-    (plain_adamw(lr=0.1), r"setting 'lr' 0.01 for '0.weight', the job has 0.1"),
-    (plain_adamw(lr=torch.tensor(0.01)), r"'lr' 0.01 for '0.weight', the job has tensor\(0.01"),
-    (plain_adamw(weight_decay=0.0), r"'weight_decay' 0.1 for '0.weight', the job has 0.0"),
-    (plain_adamw(betas=(0.9, 0.9)), r"'betas' \(0.9, 0.999\) for '0.weight', the job has"),
-    (plain_adamw(amsgrad=True), r"'amsgrad' False for '0.weight', the job has True"),
-    (lambda named: adamw([p for p in named if p[0] != "0.bias"]), r"does not train '0.bias'"),
+def model(**changes: Any) -> dict[str, Any]:
+    """Other arguments of the model; `...`: not given."""
+    return {"model": {k: v for k, v in {**MODEL, **changes}.items() if v is not ...}}
+
+
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"resume": False}, "already has checkpoints"),
+    ({"steps": 1}, "has already done 2 iterations"),
+    ({"seed": 1}, "seed 0, the job has 1"),
+    ({"batch_size": 9}, "batch_size 8, the job has 9"),
+    # another model is named by its own tensor, not by what the optimizer has of it
+    ({"build_model": lambda **given: built(**given, width=13)}, "'0.weight' is"),
+    ({"build_model": without_norm},
+     "model.pt: (the model has no '1.weight'|the checkpoint has no '2.weight'); it belongs to an"),
+    # arguments of the model have to be what they were, as far as they can be kept
+    (model(p=0.6), r"was written with model\['p'\] 0.1, the job has 0.6"),
+    (model(p=...), r"model\['p'\] 0.1, the job has '\(not set\)'"),
+    (model(p="0.1"), "0.1, the job has '0.1'"),
+    (model(shape=[1, (3, None), {"a": float("nan")}]), r"model\['shape'\] \[1, \(2, None\)"),
+    (model(shape=[1, (2, None), {"b": float("nan")}]), r"model\['shape'\] \[1, \(2, None\)"),
+    # class and settings of the optimizer, also where nothing is left to do
+    *(({"optimizer": sgd, "steps": steps},
+       r"class 'torch.optim.adamw.AdamW' for '0.weight', the job has 'torch.optim.sgd.SGD'")
+      for steps in (2, 4)),
+    ({"optimizer": plain_adamw(lr=0.1)}, r"setting 'lr' 0.01 for '0.weight', the job has 0.1"),
+    ({"optimizer": plain_adamw(lr=torch.tensor(0.01))},
+     r"'lr' 0.01 for '0.weight', the job has tensor\(0.01"),
+    ({"optimizer": plain_adamw(weight_decay=0.0)}, r"'weight_decay' 0.1 for '0.weight', the job h"),
+    ({"optimizer": plain_adamw(betas=(0.9, 0.9))}, r"'betas' \(0.9, 0.999\) for '0.weight', the"),
+    ({"optimizer": plain_adamw(amsgrad=True)}, r"'amsgrad' False for '0.weight', the job has True"),
+    ({"optimizer": lambda named: adamw([p for p in named if p[0] != "0.bias"])},
+     r"does not train '0.bias'"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("other", "sentence"), OTHER_OPTIMIZERS)
-@pytest.mark.parametrize("steps", [2, 4])
-def test_resume_with_another_optimizer_is_refused(
-    tmp_path: Path, other: Any, sentence: str, steps: int
+@pytest.mark.parametrize(("changes", "sentence"), OTHERS)
+def test_another_job_is_refused(written: Path, changes: dict[str, Any], sentence: str) -> None:
+    """With one sentence; no file changes."""
+    before = files(written)
+    with pytest.raises(InputError, match=sentence):
+        resume(written, **changes)
+    assert files(written) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"shape": (1, [2, None], {"a": float("nan")})}, {"kind": Kind(4)}, {"kind": 3},
+     {"kind": ...}, {"p": Kind(0)}],
+)  # fmt: skip
+def test_what_cannot_be_kept_is_not_compared(
+    written: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """Class and settings are part of the job: others are named, and nothing is run."""
-    jobs, schedule = [Job(1, 8, sgd), Job(0, 8, adamw, name="second")], random_schedule([1, 1], 3)
-    trainer(jobs).run(schedule, 2, checkpoint=tmp_path)
-    before, ran = files(tmp_path), []
-    changed = [jobs[0], Job(0, 8, other, name="second")]
-    with pytest.raises(InputError, match=f"of job second: .*{sentence}"):
-        trainer(changed).run(
-            schedule, steps, checkpoint=tmp_path, resume=True, on_step=lambda *a: ran.append(a)
-        )
-    assert not ran
-    assert files(tmp_path) == before
+    """Arguments of the model that are no plain values; lists and tuples are alike."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    assert len(resume(tmp_path, **model(**changes)).losses[0]) == 2
+
+
+def torn(place: Path) -> None:
+    """Half a file."""
+    whole = (place / "model.pt").read_bytes()
+    (place / "model.pt").write_bytes(whole[: len(whole) // 2])
+
+
+def renamed(place: Path) -> None:
+    """A folder that says another iteration than the file in it would be trained on wrongly."""
+    place.rename(place.with_name("1"))
+    (place.parent / "latest").write_text("1\n")
+
+
+def pointing(text: str) -> Any:
+    """The file of the newest iteration has this text."""
+    return lambda place: (place.parent / "latest").write_text(text)
+
+
+def saved(name: str, value: Any) -> Any:
+    """A file has this value, or what is made of the value that it has."""
+
+    def save(place: Path) -> None:
+        whole = torch.load(place / name, weights_only=True)
+        torch.save(value(whole) if callable(value) else value, place / name)
+
+    return save
+
+
+def field(key: str, *value: str) -> Any:
+    """A field of ``train.pt`` has another value, or is missing."""
+    return saved("train.pt", lambda whole: {k: v for k, v in whole.items() if k != key}
+                 | dict.fromkeys([key] * len(value), *value))  # fmt: skip
+
+
+# other cuts or threads are warned of; the states alone tell the optimizer's class
+TYPED = ("parameters", "buffers", "model", "iteration", "optimizer", "scheduler", "batch")
+NEEDED = ("parameters", "buffers", "stages", "threads", "iteration", "batch")
+DAMAGE: dict[str, tuple[Any, str]] = {
+    "no number": (pointing("two"), "of an iteration"),
+    "large number": (pointing("9" * 5000), "of an iteration"),
+    "torn": (torn, "cannot be read"),
+    "another model": (saved("model.pt", {"0.weight": torch.zeros(1)}), "checkpoint has no|'0.weig"),
+    "a tensor missing": (
+        saved("model.pt", lambda whole: {k: v for k, v in whole.items() if k != "1.weight"}),
+        "the checkpoint has no '1.weight'",
+    ),
+    "no tensors": (saved("model.pt", lambda whole: dict.fromkeys(whole, "x")), "is damaged, or no"),
+    "a list": (saved("train.pt", [1, 2]), "is not a checkpoint"),
+    "renamed": (renamed, "was written after iteration 2"),
+    **{f"wrong {key}": (field(key, "x"), "job0/2") for key in TYPED},
+    **{f"no {key}": (field(key), "job0/2") for key in NEEDED},
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_a_sentence(written: Path, tmp_path: Path, case: str) -> None:
+    """That names the folder or what is wrong in it."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    damage, sentence = DAMAGE[case]
+    damage(tmp_path / "job0" / "2")
+    with pytest.raises(InputError, match=sentence):
+        resume(tmp_path)
 
 
 def test_resume_compares_what_optimizers_were_made_with(tmp_path: Path) -> None:

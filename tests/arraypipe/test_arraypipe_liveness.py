@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from itertools import pairwise
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 from arraypipe_plans import random_rolling, walk
-from hypothesis import given
-from hypothesis import strategies as st
+from depth import depth
 
 from optsched import CyclicOrder, JobArray, Rows, Schedule
 from optsched.arraypipe import compile
@@ -23,53 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CYCLES = 24
-
-
-@given(st.data())
-def test_live_means_that_a_marked_graph_never_halts(data: st.DataObject) -> None:
-    """The token test agrees with running many cycles, negative tokens included."""
-    n = data.draw(st.integers(1, 6))
-    node = st.integers(0, n - 1)
-    arcs = data.draw(st.lists(st.tuples(node, node, st.integers(-2, 2)), max_size=8))
-    cut = data.draw(st.integers(0, n))
-    order = data.draw(st.permutations(range(n)))
-    lines = [order[:cut], order[cut:]]
-    cycle = token_free_cycle(n, arcs, lines)
-    assert bool(cycle) == (not _runs_through(n, arcs, lines, CYCLES))
-    if cycle:
-        assert len(set(cycle)) == len(cycle)
-        assert _least_tokens(arcs, lines, cycle) < 1
-
-
-def _runs_through(n: int, arcs: Any, lines: Any, cycles: int) -> bool:
-    """Whether every operation reaches the cycle `cycles`, of a run that goes on for longer."""
-    done = [0] * n
-    horizon = cycles + 3 * n
-    again = True
-    while again:
-        again = False
-        for line in lines:
-            for p, i in enumerate(line):
-                c = done[i]
-                turn = all(done[k] > c for k in line[:p]) and all(done[k] == c for k in line[p:])
-                if (
-                    c < horizon
-                    and turn
-                    and all(c - h < 0 or done[tail] > c - h for tail, head, h in arcs if head == i)
-                ):
-                    done[i] += 1
-                    again = True
-    return min(done) >= cycles
-
-
-def _least_tokens(arcs: Any, lines: Any, cycle: list[int]) -> int:
-    """Fewest tokens along the cycle; fails if two neighbours are not joined at all."""
-    rows = list(arcs)
-    for line in lines:
-        rows += [(i, j, 0) for i, j in pairwise(line)]
-        rows += [(line[-1], line[0], 1)] if line else []
-    pairs = zip(cycle, [*cycle[1:], cycle[0]], strict=True)
-    return sum(min(h for i, j, h in rows if (i, j) == pair) for pair in pairs)
 
 
 def test_long_negative_and_zero_cycles_are_found() -> None:
@@ -219,12 +169,6 @@ def _agree(seeds: range) -> Counter[str]:
 
 def test_compile_refuses_exactly_the_plans_that_halt() -> None:
     """Random periodic plans with offsets and copies: live iff 24 cycles run to their end."""
-    seen = _agree(range(400))
-    assert seen["live"] > 100 and seen["dead"] > 60 and seen["debt"] > 20
-
-
-@pytest.mark.slow
-def test_compile_refuses_exactly_the_plans_that_halt_of_many() -> None:
-    """The same of 2,200 further plans."""
-    seen = _agree(range(1000, 3200))
-    assert seen["live"] > 600 and seen["dead"] > 400 and seen["debt"] > 100
+    n = depth(800, 2600)
+    seen = _agree(range(n))
+    assert seen["live"] > n / 4 and seen["dead"] > n / 7 and seen["debt"] > n / 20

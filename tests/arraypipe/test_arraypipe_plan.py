@@ -72,16 +72,6 @@ def test_every_instance_once_after_all_it_waits_for(
         assert row == sorted(row, key=lambda entry: (entry[1], position[entry[0]]))
 
 
-@given(random_orders(), st.randoms(use_true_random=False))
-def test_starts_decide_nothing_but_the_launch_order(schedule: Schedule, random: Any) -> None:
-    """Scrambled start times leave the order on every device as it is."""
-    start = np.asarray(schedule.start).tolist()
-    random.shuffle(start)
-    other = changed(schedule, start=np.array(start))
-    lengths = [2] * (int(schedule.job.max()) + 1)
-    assert executed(compile(schedule), lengths) == executed(compile(other), lengths)
-
-
 def rolling() -> Schedule:
     """Two stages; job 0 with two copies a cycle, and B one cycle after F."""
     labels = [(k, j, s, a) for j, copies in ((0, 2), (1, 1)) for a in range(copies)
@@ -296,17 +286,6 @@ def test_global_update_mode_runs_together() -> None:
     array = JobArray(np.full((3, 2), 1), 2, update=1, update_mode="global", objective="period")
     for seed in range(20):
         assert compile(random_rolling(array, seed=seed), together=range(3)).together == {0, 1, 2}
-
-
-@pytest.mark.parametrize(
-    ("counts", "stages", "words"),
-    [([1], 2, "2 jobs"), ([1, 2], 3, "2 stages"), ([1, 1], 2, "job 1")],
-)
-def test_plan_fits_jobs(counts: list[int], stages: int, words: str) -> None:
-    """A plan says whose jobs and stages it was made for."""
-    compile(BASE).check_fits([1, 2], 2)
-    with pytest.raises(InputError, match=words):
-        compile(BASE).check_fits(counts, stages)
 
 
 def test_planning_needs_no_torch() -> None:
