@@ -1,4 +1,4 @@
-"""Three siblings, what each of them is alone, and whether a run or a checkpoint has the same."""
+"""Siblings and what each is alone, children that are killed, a folder that processes share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from arraypipe_models import adamw, build_model, data, loss, sgd
 
 from optsched.arraypipe import Job
 from optsched.arraypipe.checkpoint.files import numbered
+from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 
 if TYPE_CHECKING:
@@ -84,3 +85,41 @@ def killed_before(moment: int, run: Callable[[], object]) -> bool:
         run()
     finally:
         os._exit(0)
+
+
+class Halves(CheckpointFolder):
+    """Two processes in one: the other one has the stages 0 and 2."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.other = CheckpointFolder(*given)
+        self.stages_of, self.other.stages_of = (lambda run: [1]), (lambda run: [0, 2])
+        self.other.is_first = False
+
+    def prepare(self, titles: Any, resume: bool) -> None:
+        """Both."""
+        super().prepare(titles, resume)
+        self.other.prepare(titles, resume)
+
+    def begin(self, run: Any, at: int) -> None:
+        """Both."""
+        super().begin(run, at)
+        self.other.begin(run, at)
+
+    def watched(self, run: Any, data: Any) -> Any:
+        """The one that has the first stage; here there is one iterator."""
+        return self.other.watched(run, data)
+
+    def note(self, run: Any, stage: int, iteration: int) -> None:
+        """The one that has the stage."""
+        CheckpointFolder.note(self if stage == 1 else self.other, run, stage, iteration)
+
+    def finish(self, run: Any) -> None:
+        """Both."""
+        super().finish(run)
+        self.other.finish(run)
+
+    def close(self) -> None:
+        """Both."""
+        super().close()
+        self.other.close()

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from arraypipe_halves import Halves  # noqa: E402
+from arraypipe_lives import Halves  # noqa: E402
 from arraypipe_models import adamw, build_model, sgd, trainer  # noqa: E402
 from depth import seeds  # noqa: E402
 from torch import nn  # noqa: E402

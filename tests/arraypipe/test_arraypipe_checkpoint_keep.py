@@ -9,8 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from arraypipe_halves import Halves  # noqa: E402
-from arraypipe_lives import jobs_of, killed_before, same, saved_is_exact  # noqa: E402
+from arraypipe_lives import (  # noqa: E402
+    Halves,
+    jobs_of,
+    killed_before,
+    same,
+    saved_is_exact,
+)
 from arraypipe_models import data, sgd, trainer  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402

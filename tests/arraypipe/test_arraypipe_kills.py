@@ -16,8 +16,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from arraypipe_halves import Halves  # noqa: E402
-from arraypipe_lives import PARTS, STEPS, jobs_of, killed_before, same, saved_is_exact  # noqa: E402
+from arraypipe_lives import (  # noqa: E402
+    PARTS,
+    STEPS,
+    Halves,
+    jobs_of,
+    killed_before,
+    same,
+    saved_is_exact,
+)
 from arraypipe_models import trainer  # noqa: E402
 
 from optsched.arraypipe import Job, random_schedule  # noqa: E402

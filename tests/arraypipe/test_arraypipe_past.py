@@ -31,7 +31,6 @@ from optsched.arraypipe.report.trace import (  # noqa: E402
 from optsched.arraypipe.runtime import inline  # noqa: E402
 from optsched.arraypipe.runtime.inline import (  # noqa: E402
     InlineBackend,
-    Past,
     since,
 )
 from optsched.arraypipe.train_alone import differences  # noqa: E402
@@ -81,29 +80,6 @@ def test_the_end_of_a_run(given_course: tuple[Course, random.Random], place: int
     report = compare(late)
     assert report.cycles == len({(r.segment, r.cycle) for r in left})
     assert ("blocks before them are left out" in str(report)) == (len(left) < len(records))
-
-
-@given(st.integers(2, 40), st.lists(st.integers(0, 3), max_size=400), st.randoms())
-def test_whole_cycles_are_left_out(most: int, ahead: list[int], draw: random.Random) -> None:
-    """All blocks from some cycle on are remembered, and blocks are left out in big steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inline, "MOST", most)
-        made, noted, trims = Past(), [], 0
-        for k, cycles in enumerate(ahead):  # a device may be some cycles behind
-            row = (k // 90, draw.randrange(4), max(0, k % 90 // 3 - cycles), k, k, k + 1, 0)
-            noted.append(row)
-            made.rows.append(row)
-            made.exposed.append(k)
-            before = len(made.rows)
-            trims += made.trim() is not None
-            assert len(made.rows) < max(most, 2 * before)
-        made.close()
-    assert made.rows == [row for row in noted if (row[0], row[2]) >= made.cut]
-    assert made.exposed == [row[3] for row in made.rows]
-    assert made.left_out + len(made.rows) == len(noted)
-    assert trims <= 2 + 2 * len(noted) // most
-    assert (made.cut == (0, 0)) or len(noted) >= most
-    assert [tuple(r) for r in made.records] == made.rows
 
 
 def jobs(n: int) -> list[Job]:

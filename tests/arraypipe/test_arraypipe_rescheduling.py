@@ -62,11 +62,17 @@ MODELS: dict[str, tuple[Any, list[int], tuple[str, ...]]] = {
 }
 
 
+def halving(optimizer: torch.optim.Optimizer) -> Any:
+    """Half the learning rate after each iteration."""
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
 def jobs_of(n: int = 5) -> list[Job]:
     """Siblings that differ in all that they may differ in."""
     return [
         Job(j, 8 + j, (adamw, sgd)[j % 2], microbatches=PARTS[j], recompute=j == 2,
-            clip_norm=0.5 if j == CLIPPED else None)
+            clip_norm=0.5 if j == CLIPPED else None, scheduler=halving if j == 1 else None,
+            precision="bf16" if j == 4 else "fp32")
         for j in range(n)
     ]  # fmt: skip
 
@@ -87,7 +93,7 @@ def array_of(jobs: Sequence[Job], model: str = "plain") -> Any:
 def any_plan(jobs: Sequence[int], seed: int) -> ExecutionPlan:
     """Some plan for these jobs: with offsets and multiplicities, or as a document without period.
 
-    All have update blocks that wait for all stages where the job clips.
+    Updates wait for all stages where the job clips.
     """
     draw = random.Random(seed)
     parts = [PARTS[j] for j in jobs]
@@ -104,7 +110,10 @@ def any_plan(jobs: Sequence[int], seed: int) -> ExecutionPlan:
     array = JobArray(
         [[draw.randint(1, 5) for _ in range(3)] for _ in jobs],
         [[draw.randint(1, 5) for _ in range(3)] for _ in jobs],
-        update=1, update_mode="global", micro_batches=parts, objective="period",
+        update=1, update_mode="global" if together else draw.choice(["fused", "block"]),
+        recompute=1, recompute_mode=tuple(j == 2 for j in jobs),
+        recompute_as_block=draw.random() < 0.5, place=draw.choice([None, [0, 1, 0], [0, 0, 1]]),
+        micro_batches=parts, objective="period",
         multiplicity=[draw.randint(1, 2) for _ in jobs],
     )  # fmt: skip
     return compile(random_rolling(array, spread=draw.randint(0, 2), seed=seed), together=together)
