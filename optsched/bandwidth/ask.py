@@ -38,6 +38,20 @@ _FEW: Final = 8
 MILLION: Final = 1_000_000
 
 
+class Answer(NamedTuple):
+    """GPUs by global number, what they get, what they had alone, and what none exceeds (kB/s)."""
+
+    gpus: tuple[int, ...]
+    value: int
+    standalone: int
+    upper_bound: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing better exists, by the model."""
+        return self.value >= self.upper_bound
+
+
 class Choice(NamedTuple):
     """An answer of the kernel; bandwidths in kB/s."""
 

@@ -16,7 +16,7 @@ from optsched.bandwidth.measured import as_table, check_parts, check_patterns
 from optsched.bandwidth.measurements import MeasurementTable
 from optsched.bandwidth.model import CountModel, Which, alone, unlimited
 from optsched.bandwidth.patterns import automaton, n_patterns, written_pattern
-from optsched.bandwidth.prior import line_rate
+from optsched.bandwidth.prior import host_rates, line_rate
 from optsched.bandwidth.rates import MOST
 from optsched.bandwidth.stand_in import intra_estimate
 from optsched.errors import InputError
@@ -168,6 +168,11 @@ class BottleneckBandwidth(CountModel):
         elif len(several):
             limit[several] = self._predicted(given[several], which)
         return limit
+
+    def line_rates(self) -> Floats | None:
+        """What GPUs of a host bring to the network, while no limit of it has been measured."""
+        known, least, _ = self.evidence
+        return None if known or least or self.fitted else host_rates(self.cluster)
 
     def intra_of(self, kind: int, which: Which = "value") -> IntArray | None:
         """The table of the type; without one, stand-ins and what was measured on single hosts."""

@@ -17,10 +17,8 @@ import numpy as np
 
 from optsched.bandwidth.counts import popcount
 from optsched.bandwidth.intra import MOST_BY_SUBSET
-from optsched.bandwidth.pod_search import PodChoice, gpus_of
 from optsched.bandwidth.rates import MOST, NO_LIMIT, UNMEASURED
-from optsched.errors import Infeasible, InputError
-from optsched.io.values import integer
+from optsched.errors import InputError
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
@@ -38,14 +36,6 @@ _BATCH: Final = 1 << 22
 """Numbers in one batch of patterns that a model is asked for."""
 
 
-def choose_flat(model: CountModel, state: ClusterState, k: int) -> PodChoice:
-    """Best k free GPUs by standalone bandwidth; running jobs are not regarded.
-
-    To ask more than once, keep a `FlatSearch`.
-    """
-    return FlatSearch(model).choose(state, k)
-
-
 class FlatSearch:
     """Chooses by patterns; the patterns of every k are listed once.
 
@@ -60,32 +50,32 @@ class FlatSearch:
         self._tables: dict[int, IntArray] = {}
         self._listed: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}
 
-    def choose(self, state: ClusterState, k: int) -> PodChoice:
-        """Best k free GPUs by standalone bandwidth; running jobs are not regarded.
+    def best_counts(
+        self, rows: IntArray, k: int, price: IntArray, most_patterns: int | None = None
+    ) -> tuple[IntArray | None, int] | None:
+        """Best counts of k >= 2 GPUs, and their value; None and -1 if no pattern is measured.
 
-        Of equal values the pattern with the highest limit of the network, then the lowest ids.
-
-        Raises
-        ------
-        InputError
-            k out of range, another cluster, more than 400,000 partitions, or parts above 62; no
-            choice of k GPUs is measured.
+        Parameters
+        ----------
+        rows
+            Best bandwidth within a host by number of GPUs taken, -1 where too few are free.
+        k
+            GPUs.
+        price
+            Cheap hosts are taken first.
+        most_patterns
+            Up to so many patterns are listed, if they are not yet; with more, or with parts above
+            62, there is no answer (None).
         """
-        cluster = self.model.cluster
-        if state.cluster != cluster:
-            raise InputError("state: is of another cluster than the model")
-        k = integer("k", k, 1, cluster.n_gpus)
-        if k > len(state.free):
-            n = int((state.room > 0).sum())
-            raise Infeasible(f"k: asks {k} GPUs, free are {len(state.free)} on {n} hosts")
-        if k == 1:
-            return PodChoice(0, state.free[:1], 0, True)
-        hosts = np.flatnonzero(state.room)
-        most = min(k, int(cluster.sizes.max()))
-        if most > MOST_PART or not self._few(k, most):
-            most = min(k, int(state.room.max()))
+        limit = MOST_PARTITIONS if most_patterns is None else most_patterns
+        for most in (rows.shape[1] - 1, int((rows >= 0).sum(axis=1).max()) - 1):
+            listed = (k, most) in self._listed
+            if most <= MOST_PART and (listed or count_partitions(k, most) <= limit):
+                break
+        else:
+            return None
         parts, limits = self.partitions(k, most)
-        rows = self.best_rows(state, hosts, most)
+        rows = np.ascontiguousarray(rows[:, : most + 1])
         classes, sizes = np.unique(rows, axis=0, return_counts=True)
         found = np.zeros(2, np.int64)
         value = int(
@@ -93,10 +83,7 @@ class FlatSearch:
                 parts.reshape(-1), limits, most, classes.reshape(-1), sizes.astype(np.int64), found
             )
         )
-        if value < 0:
-            raise InputError(f"k: every choice of {k} GPUs has a pattern that is not measured")
-        chosen = self._assigned(state, hosts, rows, parts[found[0]], value)
-        return PodChoice(value, gpus_of(state, chosen), value, True)
+        return None if value < 0 else _assigned(rows, parts[found[0]], value, price), value
 
     def partitions(self, k: int, most: int) -> tuple[IntArray, IntArray]:
         """Partitions of k by falling limit, measured ones only.
@@ -114,9 +101,6 @@ class FlatSearch:
             order = order[limits[order] != UNMEASURED]
             self._listed[k, most] = np.ascontiguousarray(parts[order]), limits[order]
         return self._listed[k, most]
-
-    def _few(self, k: int, most: int) -> bool:
-        return (k, most) in self._listed or count_partitions(k, most) <= MOST_PARTITIONS
 
     def _limits(self, parts: IntArray, k: int) -> IntArray:
         """The network's limit of every row, asked in batches."""
@@ -164,46 +148,49 @@ class FlatSearch:
             self._tables[kind] = limits
         return self._tables[kind]
 
-    def _assigned(
-        self, state: ClusterState, hosts: IntArray, rows: IntArray, parts: IntArray, value: int
-    ) -> IntArray:
-        """Masks (or counts) by host: lowest ids with this value and these parts."""
-        cluster = self.model.cluster
-        chosen = np.zeros(cluster.n_hosts, np.int64)
-        left = parts.copy()
-        accepted = accepts(rows, value)
-        waiting, counts = np.unique(accepted, return_counts=True)
-        number = counts.astype(np.int64)
-        for h, accept in zip(hosts.tolist(), accepted.tolist(), strict=True):
-            if not left.any():
-                break
-            number[np.searchsorted(waiting, accept)] -= 1
-            table = self._table(cluster.type_of[h])
-            for mask in self._preferred(table, int(state.masks[h]), h, value):
-                by_mask = int(cluster.sizes[h]) <= MOST_BY_SUBSET
-                count = mask.bit_count() if by_mask else mask
-                if count > len(left) or (count and not left[count - 1]):
-                    continue
-                left[count - 1] -= count > 0
-                if keeps(left, waiting, number):
-                    chosen[h] = mask
-                    break
-                left[count - 1] += count > 0
-        return chosen
-
-    def _preferred(self, table: IntArray, free: int, host: int, value: int) -> list[int]:
-        """Of every number of free GPUs the lowest ids with this value, lowest ids first."""
-        n = int(self.model.cluster.sizes[host])
-        if n > MOST_BY_SUBSET:
-            return [count for count in range(free, 0, -1) if table[count] >= value] + [0]
-        first: dict[int, int] = {0: 0}
+    def lowest(self, kind: int, free: int, value: int) -> dict[int, int]:
+        """Of every number of a host's free GPUs the lowest ids with this bandwidth, as masks."""
+        table = self._table(kind)
+        first: dict[int, int] = {}
         subset = free
         while subset:
             count = subset.bit_count()
             if table[subset] >= value and _lower(subset, first.get(count, 0)):
                 first[count] = subset
             subset = (subset - 1) & free
-        return sorted(first.values(), key=lambda mask: f"{mask:0{n}b}"[::-1], reverse=True)
+        return first
+
+    def joint_row(self, kind: int, fill: str) -> IntArray:
+        """Bandwidth of joint allocations within a host, by number of GPUs."""
+        table, n = self._table(kind), self.model.cluster.types[kind].gpus
+        if n > MOST_BY_SUBSET:
+            return table
+        if fill == "first":
+            return np.asarray(table[(1 << np.arange(n + 1)) - 1])
+        best = np.zeros(n + 1, np.int64)
+        np.maximum.at(best, [mask.bit_count() for mask in range(1 << n)], table)
+        return best
+
+
+def _assigned(rows: IntArray, parts: IntArray, value: int, price: IntArray) -> IntArray:
+    """Counts by host: these parts, each where it has the value, on cheap hosts first."""
+    counts = np.zeros(len(rows), np.int64)
+    left = parts.copy()
+    accepted = accepts(rows, value)
+    waiting, numbers = np.unique(accepted, return_counts=True)
+    number = numbers.astype(np.int64)
+    for h in np.argsort(price, kind="stable").tolist():
+        if not left.any():
+            break
+        number[np.searchsorted(waiting, accepted[h])] -= 1
+        for part in np.flatnonzero(left).tolist():
+            if accepted[h] >> part & 1:
+                left[part] -= 1
+                if keeps(left, waiting, number):
+                    counts[h] = part + 1
+                    break
+                left[part] += 1
+    return counts
 
 
 def _lower(mask: int, other: int) -> bool:

@@ -124,6 +124,10 @@ class CountModel(BandwidthModel):
         """Bandwidths within a host of a type, as `IntraTable.values` has them; None: no limit."""
         return None
 
+    def line_rates(self) -> npt.NDArray[np.float64] | None:
+        """`prior.host_rates` if `network` is `prior.line_rate`, rounded; else None."""
+        return None
+
     def predict(self, selection: Selection) -> IntArray:
         """B(S) of every row; see `BandwidthModel.predict`."""
         value, patterns = self._values(selection, "value")

@@ -224,7 +224,7 @@ def _step(
         answer.free = len(state.free)
         return state
     rules = policy if request.policy is None else policy_from_tree(request.policy, "policy")
-    gpus, bandwidth, alone = dispatcher(rules).answer(state, request.gpus)  # type: ignore[arg-type]
+    gpus, bandwidth, alone, _ = dispatcher(rules).answer(state, request.gpus)  # type: ignore[arg-type]
     if request.name is not None:
         wanted = alone if request.demand is None else kilobytes("demand", request.demand)
         state = state.take(gpus, request.name, wanted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
@@ -11,12 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_pods import TableModel, host_types
 
+from optsched.bandwidth.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.cluster import Cluster, Host, HostType
-from optsched.bandwidth.flat import FlatSearch, choose_flat, count_partitions, keeps, partitions
+from optsched.bandwidth.contention import share
+from optsched.bandwidth.flat import FlatSearch, count_partitions, keeps, partitions
 from optsched.bandwidth.intra import IntraTable
+from optsched.bandwidth.large import LargeSearch, nearest_sets
 from optsched.bandwidth.model import UnmeasuredPattern
 from optsched.bandwidth.state import ClusterState
-from optsched.errors import Infeasible, InputError
+from optsched.bandwidth.thresholds import filled
+from optsched.errors import InputError
+from optsched.testing.best_gpus import (
+    Tables,
+    all_subsets,
+    contention_of,
+    policy_of,
+    sizes_of,
+    state_of,
+)
 
 SEEDS = st.integers(0, 10**9)
 
@@ -62,29 +74,106 @@ def plain_best(model: TableModel, state: ClusterState, k: int) -> int | None:
 def test_equals_the_best_of_all_subsets(seed: int, missing: float) -> None:
     """Every k, tables that are not monotone, patterns that are not measured."""
     model, state = random_flat(seed, 11, missing)
-    search = FlatSearch(model)
+    search = LargeSearch(model)
     for k in range(1, len(state.free) + 1):
         best = plain_best(model, state, k)
-        if best is None:
-            with pytest.raises(InputError, match="not measured"):
-                search.choose(state, k)
-            continue
         found = search.choose(state, k)
+        if best is None or found is None:
+            assert found is None and best is None
+            continue
         assert (found.value, found.upper_bound, found.exact) == (best, best, True)
         assert len(set(found.gpus)) == k
         assert set(found.gpus) <= set(state.free)
         assert model.of(found.gpus) == best
 
 
-@given(SEEDS, st.integers(2, 14))
-def test_listing_is_kept_between_states(seed: int, k: int) -> None:
-    """A search that has seen other states answers as a fresh one."""
-    model, first = random_flat(seed, 20, 0.0)
-    search = FlatSearch(model)
-    states = [first, ClusterState.idle(model.cluster), first]
-    for state in states:
-        if k <= len(state.free):
-            assert search.choose(state, k) == choose_flat(model, state, k)
+@given(SEEDS)
+def test_line_rates_equal_the_best_of_all_subsets(seed: int) -> None:
+    """Hosts of several types without measurements; irregular bandwidths within them."""
+    rng = random.Random(seed)
+    kinds = [
+        HostType(
+            f"t{n}", n, nics=rng.randint(0, 5), nic_rate=rng.randint(1, 60),
+            intra=IntraTable(n, [rng.randint(0, 200) * 1_000_000 for _ in range(1 << n)]),
+        )
+        for n in rng.sample(range(1, 5), 3)
+    ]  # fmt: skip
+    hosts: list[Host] = []
+    while sum(int(host.type[1:]) for host in hosts) < 10:
+        hosts.append(Host(f"n{len(hosts)}", rng.choice(kinds).name))
+    cluster = Cluster(tuple(hosts), tuple(kinds))
+    free = [gpu for gpu in range(cluster.n_gpus) if rng.random() < 0.7] or [0]
+    model, state = BottleneckBandwidth(cluster), ClusterState.with_free(cluster, free)
+    search = LargeSearch(model)
+    for k in range(1, len(free) + 1):
+        sets = list(combinations(free, k))
+        rows = np.zeros((len(sets), cluster.n_gpus), np.bool_)
+        rows[np.arange(len(sets))[:, None], np.array(sets)] = True
+        best = int(model.predict(rows).max())
+        found = search.choose(state, k)
+        assert found is not None
+        assert (found.value, found.upper_bound) == (best, best), k
+        assert model.of(found.gpus) == best
+
+
+@given(SEEDS)
+def test_beside_tenants_between_the_best_and_its_bound(seed: int) -> None:
+    """Any contention and policy: the value is had, no choice exceeds the bound."""
+    rng = random.Random(seed)
+    sizes = sizes_of(rng, rng.randint(4, 10))
+    model = Tables(rng, sizes, gaps=rng.choice([0, 0, 0.2]))
+    state = state_of(rng, model.cluster)
+    rule, policy = contention_of(rng), policy_of(rng, model.cluster)
+    wanted = [rng.randint(0, 300) * 1_000_000 for _ in state.jobs]
+    k = rng.randint(1, len(state.free))
+    found = LargeSearch(model).choose(state, k, wanted, policy, rule)
+    values = [v for v, _ in all_subsets(state, model.known, wanted, k, rule, policy)]
+    if found is None:
+        assert not values or not policy.is_free
+        return
+    got = share(model, state, found.gpus, wanted, rule)
+    assert (got.value, got.standalone) == (found.value, found.standalone)
+    assert found.value <= max(values) <= found.upper_bound
+    counts: dict[int, int] = {}
+    for gpu in found.gpus:
+        h = int(model.cluster.host_of[gpu])
+        counts[h] = counts.get(h, 0) + 1
+    assert not policy.broken_by(model.cluster, counts)
+
+
+@given(SEEDS)
+def test_beside_tenants_at_line_rate(seed: int) -> None:
+    """The same where network cards alone limit; spreads by hand are never better."""
+    rng = random.Random(seed)
+    kind = HostType("t", 4, nics=4, nic_rate=25, intra=IntraTable(4, [0, 0, *[150_000_000] * 3]))
+    model = BottleneckBandwidth(Cluster.uniform(kind, 3))
+    state = state_of(rng, model.cluster)
+    wanted = [rng.randint(0, 100) * 1_000_000 for _ in state.jobs]
+    k, rule = rng.randint(1, len(state.free)), contention_of(rng)
+    found = LargeSearch(model).choose(state, k, wanted, None, rule)
+    assert found is not None
+    values = [share(model, state, s, wanted, rule).value for s in combinations(state.free, k)]
+    assert share(model, state, found.gpus, wanted, rule).value == found.value
+    assert found.value <= max(values) <= found.upper_bound
+    near = [share(model, state, s, wanted, rule).value for s in nearest_sets(state, k)]
+    assert found.value >= max(near)
+
+
+@pytest.mark.parametrize("k", [3, 8])
+def test_sums_of_irregular_hosts(k: int) -> None:
+    """Counts that hosts cannot give in between."""
+    good = np.zeros((4, 9), np.bool_)
+    good[0, [1, 8]] = good[1, [1, 8]] = good[2, 3] = good[3, [2, 5]] = True
+    ways = {
+        m: {sum(p) for some in combinations(good, m) for p in product(*map(np.flatnonzero, some))}
+        for m in range(1, 5)
+    }
+    for m, sums in ways.items():
+        counts = filled(good, m, k, np.zeros(4, np.int64))
+        assert (counts is not None) == (k in sums)
+        if counts is not None:
+            assert counts.sum() == k and (counts > 0).sum() == m
+            assert all(good[h, c] for h, c in enumerate(counts.tolist()) if c)
 
 
 @given(SEEDS)
@@ -127,7 +216,8 @@ def test_many_hosts_against_single_choices() -> None:
     cluster = Cluster(hosts, kinds)
     model = TableModel(cluster, 3, 10**6)
     state = ClusterState.with_free(cluster, rng.sample(range(320), 220))
-    found = choose_flat(model, state, 24)
+    found = LargeSearch(model).choose(state, 24)
+    assert found is not None
     assert model.of(found.gpus) == found.value
     selection = np.zeros((3000, 320), np.bool_)
     for row in selection:
@@ -140,22 +230,6 @@ def test_many_hosts_against_single_choices() -> None:
     assert model.predict(selection).max() <= found.value
 
 
-def test_of_equal_values_the_lowest_ids() -> None:
-    """Where all is worth the same."""
-    kind = HostType("h", 4, intra=IntraTable(4, [7] * 16))
-
-    class Seven(TableModel):
-        def value(self, pattern: tuple[int, ...]) -> int:
-            return 7
-
-    cluster = Cluster.uniform(kind, 3)
-    state = ClusterState.with_free(cluster, (2, 3, 4, 5, 6, 9, 10))
-    found = choose_flat(Seven(cluster), state, 3)
-    assert found.value == 7
-    assert found.gpus == (4, 5, 6)  # one host has no limit of the network
-    assert choose_flat(Seven(cluster), state, 7).gpus == state.free
-
-
 def test_large_hosts() -> None:
     """Hosts of 20 GPUs, counted only."""
     kind = HostType("rack", 20, intra=IntraTable(20, [0, 0, *range(50, 31, -1)]))
@@ -163,7 +237,8 @@ def test_large_hosts() -> None:
     model = TableModel(cluster, 1, 60)
     state = ClusterState.with_free(cluster, (*range(0, 12), *range(25, 36), *range(41, 50)))
     for k in (2, 12, 17, 32):
-        found = choose_flat(model, state, k)
+        found = LargeSearch(model).choose(state, k)
+        assert found is not None
         rows = [(a, b, k - a - b) for a in range(13) for b in range(12) if 0 <= k - a - b <= 9]
         selection = np.zeros((len(rows), 60), np.bool_)
         for row, counts in zip(selection, rows, strict=True):
@@ -173,25 +248,19 @@ def test_large_hosts() -> None:
         assert set(found.gpus) <= set(state.free)
 
 
-def test_hostile_requests() -> None:
-    """Too many patterns or GPUs, no k, another cluster; each is said in a sentence."""
+def test_too_many_patterns_to_list() -> None:
+    """An answer with a bound all the same."""
     kind = HostType("h", 8, intra=IntraTable(8, [0, 0, *range(2, 9)]))
-    cluster = Cluster.uniform(kind, 200)
-    model, idle = TableModel(cluster), ClusterState.idle(cluster)
-    with pytest.raises(InputError, match=r"k: 200 GPUs on hosts of up to 8 have \d+ patterns"):
-        choose_flat(model, idle, 200)
-    for k in (0, -3, 1601, 2.0, "8"):
-        with pytest.raises(InputError, match="k: expected an integer"):
-            choose_flat(model, idle, k)  # type: ignore[arg-type]
-    few = ClusterState.with_free(cluster, (0, 9, 11))
-    with pytest.raises(Infeasible, match="k: asks 4 GPUs, free are 3 on 2 hosts"):
-        choose_flat(model, few, 4)
-    with pytest.raises(InputError, match="another cluster"):
-        choose_flat(model, ClusterState.idle(Cluster.uniform(kind, 2)), 4)
     rack = HostType("rack", 72, intra=IntraTable(72, [0, 0, *range(2, 73)]))
-    racks = Cluster.uniform(rack, 2)
+    for cluster, k in ((Cluster.uniform(kind, 40), 100), (Cluster.uniform(rack, 3), 70)):
+        model = TableModel(cluster)
+        assert FlatSearch(model).best_counts(np.ones((3, k + 1), np.int64), k, np.zeros(3)) is None
+        found = LargeSearch(model).choose(ClusterState.idle(cluster), k)
+        assert found is not None and model.of(found.gpus) == found.value <= found.upper_bound
+    with pytest.raises(InputError, match=r"k: 200 GPUs on hosts of up to 8 have \d+ patterns"):
+        partitions(200, 8, 200)
     with pytest.raises(InputError, match="parts up to 70 are too large"):
-        choose_flat(TableModel(racks), ClusterState.idle(racks), 70)
+        partitions(70, 70, 2)
 
 
 def test_unmeasured_answers_are_never_given() -> None:
@@ -199,7 +268,8 @@ def test_unmeasured_answers_are_never_given() -> None:
     model, state = random_flat(8, 16, 1.0)
     k = int(state.room.max())
     assert k > 1
-    found = choose_flat(model, state, k)
+    found = LargeSearch(model).choose(state, k)
+    assert found is not None
     assert len({int(model.cluster.host_of[gpu]) for gpu in found.gpus}) == 1
     with pytest.raises(UnmeasuredPattern):
         model.of(state.free)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from optsched.problems.gpus.problem import GpuPlacement
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
-from optsched_solvers.gpus.counts import Counts, bound_by_patterns
+from optsched_solvers.gpus.counts import Counts
 from optsched_solvers.gpus.hybrid import Hybrid
 from optsched_solvers.gpus.pods import Pods
 from optsched_solvers.gpus.tree import BranchAndBound
@@ -58,8 +58,6 @@ class Auto:
         for engine in ENGINES:
             if not engine.supports(problem):
                 continue
-            if isinstance(engine, Hybrid):
-                bound_by_patterns(problem, monitor)
             given = limits
             if limits.iterations is not None and monitor.objective is None:
                 given = replace(limits, iterations=max(limits.iterations, FIRST))

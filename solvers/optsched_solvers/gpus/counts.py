@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
@@ -14,7 +15,6 @@ from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.model import CountModel
 from optsched.bandwidth.patterns import written_pattern
 from optsched.bandwidth.tables import CountTables
-from optsched.errors import InputError
 from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from optsched.bandwidth.ask import Choice
-    from optsched.bandwidth.flat import FlatSearch
+    from optsched.bandwidth.large import LargeSearch
     from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
@@ -41,9 +41,9 @@ _YES = Support(True)
 class Counts:
     """Depth-first search over count vectors with the best subset of each host.
 
-    One iteration is one count vector evaluated. Ties are broken as `GpuPlacement` says. On clusters
-    too large for that a choice without tenants and policy goes through the patterns of k instead:
-    there the lowest ids win.
+    One iteration is one count vector evaluated. Ties are broken as `GpuPlacement` says. Clusters
+    too large for that are searched by patterns, thresholds and local moves, with a proven bound:
+    see `optsched.bandwidth.large`; there the lowest ids win.
     """
 
     name = "counts"
@@ -55,19 +55,17 @@ class Counts:
         return isinstance(problem, GpuPlacement) and vectors(problem) <= INSTANT
 
     def supports(self, problem: Problem) -> Support:
-        """One request, and a model with tables or, without tenants and policy, any `CountModel`."""
+        """One request, and a model with tables or any `CountModel`."""
         if not isinstance(problem, GpuPlacement):
             return Support(False, "it only chooses GPUs (GpuPlacement)")
-        said = supported(problem)
-        return said if said or len(problem.requests) > 1 or not by_patterns(problem) else _YES
+        return _YES if is_large(problem) else supported(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Search all count vectors, or as many as the iterations allow."""
+        """Search all count vectors, or as many as the iterations allow; then go on as on large."""
         assert isinstance(problem, GpuPlacement)
         state = problem.state
-        if by_patterns(problem) and (problem.tables is None or vectors(problem) > MOST_LEAVES):
-            return self._by_patterns(problem, monitor)
-        assert problem.tables is not None
+        if problem.tables is None:
+            return self._large(problem, limits, monitor)
         leaves = MOST_LEAVES if limits.iterations is None else limits.iterations
         ready = loaded(KERNEL)
         few = leaves if ready else min(leaves, leaves_in_python(state.room, problem.k))
@@ -80,7 +78,7 @@ class Counts:
                 return Result("unknown")
         if found is None:
             if vectors(problem) > leaves:
-                return Result("unknown")
+                return self._large(problem, limits, monitor)
             return nothing_found(problem)
         if not ready:
             load_behind(KERNEL)  # for the next question
@@ -88,20 +86,24 @@ class Counts:
         monitor.incumbent(GpuSets.of([gpus_of(state, found.parts)]), -found.value, self.name)
         if found.exact:
             claim(problem, monitor, found.optimum, self.name)
-        return Result("unknown")
+            return Result("unknown")
+        return self._large(problem, limits, monitor)
 
-    def _by_patterns(self, problem: GpuPlacement, monitor: Monitor) -> Result:
+    def _large(self, problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
+        if monitor.should_stop() or not is_large(problem):
+            return Result("unknown")
         if not load(monitor, "optsched.bandwidth.flat"):
             offer_nearest(problem, monitor)
             return Result("unknown")
         assert isinstance(problem.model, CountModel)
-        try:
-            found = _flat(problem.model).choose(problem.state, problem.k)
-        except InputError:  # too many patterns of k to list
-            return Result("unknown")
-        monitor.incumbent(GpuSets.of([found.gpus]), -found.value, self.name)
-        if found.exact:
-            claim(problem, monitor, found.value, self.name)
+        given = limits.time_limit is not None and not limits.by_default
+        found = _search(problem.model).choose(
+            problem.state, problem.k, problem.demands, problem.policy, problem.contention,
+            time.monotonic() + monitor.remaining if given else None,
+        )  # fmt: skip
+        if found is not None:
+            monitor.incumbent(GpuSets.of([found.gpus]), -found.value, self.name)
+            claim(problem, monitor, found.upper_bound, self.name, found.value)
         return Result("unknown")
 
 
@@ -115,11 +117,11 @@ def _asked(problem: GpuPlacement, leaves: int) -> Choice | None:
 
 
 @lru_cache(maxsize=4)
-def _flat(model: CountModel) -> FlatSearch:
-    """The patterns of a model, which are listed once."""
-    from optsched.bandwidth.flat import FlatSearch
+def _search(model: CountModel) -> LargeSearch:
+    """What depends on a model, which is listed once."""
+    from optsched.bandwidth.large import LargeSearch
 
-    return FlatSearch(model)
+    return LargeSearch(model)
 
 
 def supported(problem: GpuPlacement) -> Support:
@@ -140,33 +142,15 @@ def vectors(problem: GpuPlacement) -> int:
     return prod(int(n) + 1 for n in problem.state.room)
 
 
-def by_patterns(problem: GpuPlacement) -> bool:
-    """Whether nothing but the pattern and the hosts decides: no tenants, no policy."""
-    across = (problem.state.held > 0).sum(axis=1) >= 2
-    wanting = any(d > 0 for d, a in zip(problem.demands, across, strict=True) if a)
+def is_large(problem: GpuPlacement) -> bool:
+    """Whether the search without tables takes it."""
     return (
         isinstance(problem.model, CountModel)
+        and len(problem.requests) == 1
+        and problem.contention.fill != "exact"
         and problem.on_unmeasured == "predict"
         and not problem.is_robust
-        and problem.policy.is_free
-        and not wanting
-        and problem.contention.skip_idle
-        and not problem.contention.whole
     )
-
-
-def bound_by_patterns(problem: GpuPlacement, monitor: Monitor) -> None:
-    """Beside tenants nothing beats the best without them, if its patterns can be listed."""
-    model, sure = problem.model, problem.on_unmeasured == "predict" and not problem.is_robust
-    if not isinstance(model, CountModel) or not sure:
-        return
-    if not load(monitor, "optsched.bandwidth.flat"):
-        return
-    try:
-        upper = _flat(model).choose(problem.state, problem.k).upper_bound
-    except InputError:
-        return
-    claim(problem, monitor, upper, "counts")
 
 
 def offer_nearest(problem: GpuPlacement, monitor: Monitor) -> None:
