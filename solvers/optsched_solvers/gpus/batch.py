@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from optsched.bandwidth.ask import ask, gpus_of, trays_first
-from optsched.bandwidth.intra import MOST_BY_SUBSET
+from optsched.bandwidth.intra import MOST_BY_SUBSET, subset_sizes
 from optsched.bandwidth.model import UnmeasuredPattern
 from optsched.bandwidth.rates import MOST, NO_LIMIT
 from optsched.bandwidth.state import Job
@@ -515,8 +515,6 @@ def _alike(problem: GpuPlacement, h: int) -> bool:
 
 def _range(problem: GpuPlacement, h: int) -> tuple[IntArray, IntArray]:
     """Highest and lowest bandwidth within a host by number of free GPUs; no limit where too few."""
-    from optsched.bandwidth.subset_search import sizes, submasks
-
     words = problem.tables.words  # type: ignore[union-attr]
     record = words[words[RECORDS] + h * RECORD :][:RECORD]
     n, free = int(record[GPUS]), int(problem.state.masks[h])
@@ -524,6 +522,7 @@ def _range(problem: GpuPlacement, h: int) -> tuple[IntArray, IntArray]:
     best[best < 0] = NO_LIMIT
     least = best.copy()
     if record[BY_MASK]:
-        masks = submasks(free)
-        np.minimum.at(least, sizes(MOST_BY_SUBSET)[masks], words[int(record[INTRA]) + masks])
+        every = np.arange(1 << n)
+        masks = every[(every & ~free) == 0]
+        np.minimum.at(least, subset_sizes(n)[masks], words[int(record[INTRA]) + masks])
     return best, least

@@ -42,7 +42,7 @@ class CountVectors:
     Parameters
     ----------
     problem
-        With tables, and joint allocations by counts.
+        With tables; joint allocations with their exact GPUs are judged as if they were the best.
     request
         One of its requests; the others are not there.
     """
@@ -84,7 +84,7 @@ class CountVectors:
             return words[int(record[BEST]) + free * (n + 1) :][: n + 1]
         if not record[BY_MASK]:
             return words[int(record[INTRA]) :][: n + 1]
-        if self.problem.contention.fill == "best":
+        if self.problem.contention.fill != "first":  # of the exact GPUs the most they may have
             return words[int(record[BEST]) + ((1 << n) - 1) * (n + 1) :][: n + 1]
         return np.asarray(words[int(record[INTRA]) + (1 << np.arange(n + 1)) - 1], np.int64)
 
