@@ -2,13 +2,13 @@
 
 python -m benchmarks.bandwidth.subset_surrogate [--data DIR]
         [--sets h100-16m,h100-2g,het-4mix,synthetic]
-    [--models prior,process,transformer,naive] [--sizes 10,50,100,250] [--seeds 5]
+    [--models prior,process,transformer] [--sizes 10,50,100,250] [--seeds 5]
 
 DIR (by default OPTSCHED_BANDPILOT_DATA) holds the published measurements; without it a synthetic
 cluster is taken. Training: n sets, half of them balanced splits over two to four hosts, half
 uniform; test: 5n uniform sets across hosts; a set is unseen if no training set has its counts.
 `cover` is the share of unseen sets within their 95 % interval. Of het-4mix the values are the
-published ones of two payloads; `naive` is a network that is told nothing of hosts. Times are wall
+published ones of two payloads. Times are wall
 seconds of learning and compiling all patterns; set OPENBLAS_NUM_THREADS=1 on a busy machine.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
 SETS = ("h100-16m", "h100-2g", "het-4mix", "synthetic")
-MODELS = ("prior", "process", "transformer", "naive")
+MODELS = ("prior", "process", "transformer")
 SYNTHETIC = ("nvswitch", 4)
 
 
@@ -78,7 +78,7 @@ def main() -> None:
     for word, known in [(name, SETS) for name in names] + [(name, MODELS) for name in models]:
         if word not in known:
             options.error(f"expected of {', '.join(known)}, got {word!r}")
-    print(machine("numpy", *(["torch"] if {"transformer", "naive"} & {*models} else [])))
+    print(machine("numpy", *(["torch"] if "transformer" in models else [])))
     print(f"{'set':10} {'n':>5} {'model':12} {'R2':>8} {'MAPE %':>7}  {'unseen R2':>9} "
           f"{'MAPE %':>7} {'cover %':>7} {'share %':>7} {'fit s':>7}")  # fmt: skip
     for name in names:
@@ -121,10 +121,6 @@ def measure(known: Truth, name: str, n: int, seed: int) -> Row:
         from optsched.bandwidth.surrogate import HierarchicalTransformer
 
         model = HierarchicalTransformer.fit(cluster, table, seed=seed)
-    elif name == "naive":
-        from optsched.bandwidth.naive_surrogate import NaiveSurrogate
-
-        model = NaiveSurrogate.fit(cluster, table, seed=seed)
     model.tables()
     took = time.perf_counter() - begin
     seen = {tuple(row) for row in counts(cluster, chosen).tolist()}

@@ -43,8 +43,7 @@ class Dispatcher:
     model
         Bandwidths: with tables, a `CountModel`, or a `PodBandwidth`.
     policy, contention, traffic, seed, tolerance
-        As in `GpuPlacement`; the same for all requests. On pods no policy, and beside tenants the
-        usual contention; on clusters without tables no tolerance.
+        As in `GpuPlacement`; the same for all requests. Without tables there is no tolerance.
 
     Raises
     ------
@@ -83,11 +82,9 @@ class Dispatcher:
         self.traffic, self.seed = traffic, seed
         self._tolerance = tolerance
         self._tables = tables = model.tables()
-        self._large = LargeSearch(model) if isinstance(model, CountModel) else None
-        if isinstance(model, PodBandwidth):
-            if not self.policy.is_free or self.contention != Contention():
-                raise InputError("policy, contention: on pods neither is searched; leave them out")
-        elif tables is None and self._large is None:
+        known = isinstance(model, (CountModel, PodBandwidth))
+        self._large = LargeSearch(model) if known else None  # type: ignore[arg-type]
+        if tables is None and self._large is None:
             raise InputError(
                 "model: has no tables for this cluster: use optsched.solve(GpuPlacement(...))"
             )
@@ -185,8 +182,6 @@ class Dispatcher:
 
     def _slowly(self, state: ClusterState, k: int, until: float | None) -> Answer:
         """Under a policy, with hosts of many GPUs, on pods, or without tables."""
-        if isinstance(self.model, PodBandwidth):
-            return self._on_pods(self.model, state, k, until)
         if self._tables is None:
             return self._best_of(state, k, None, until)
         tenants = self._tenants(state)
@@ -216,22 +211,6 @@ class Dispatcher:
             assert found is not None
             return found._replace(upper_bound=MOST if other is None else other.upper_bound)
         return other
-
-    def _on_pods(
-        self, model: PodBandwidth, state: ClusterState, k: int, until: float | None
-    ) -> Answer:
-        from optsched.bandwidth.large import judged, nearest_sets
-        from optsched.bandwidth.pod_search import choose_pods
-
-        work = MOST_WORK if until is None else self._nodes(until, 0)
-        wanted = self._demands(state)
-        found = choose_pods(model, state, k, wanted, work)
-        value, gpus, alone = found.value, found.gpus, model.of(found.gpus)
-        if not found.exact:
-            other, own, better = judged(model, state, nearest_sets(state, k), wanted)
-            if other > value:
-                value, gpus, alone = other, better, own
-        return Answer(gpus, value, alone, found.upper_bound)
 
     def _jobs(self, state: ClusterState) -> IntArray:
         """The state's jobs as the kernel reads them, computed once a state."""
@@ -308,9 +287,6 @@ def _nodes_a_second() -> float:
 
 MOST_NODES: Final = 50_000_000
 """Steps of the kernel without a deadline: seconds."""
-
-MOST_WORK: Final = 20_000_000
-"""Steps of the search on pods beside tenants without a deadline."""
 
 _JOBS_A_STEP: Final = 4
 """So many jobs take as long in a step as everything else."""

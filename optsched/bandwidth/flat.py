@@ -23,7 +23,6 @@ from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
     from optsched.bandwidth.model import CountModel
-    from optsched.bandwidth.state import ClusterState
     from optsched.model.schedule import IntArray
 
 MOST_PARTITIONS: Final = 400_000
@@ -116,20 +115,20 @@ class FlatSearch:
             found.append(self.model.network(patterns))
         return np.concatenate(found)
 
-    def best_rows(self, state: ClusterState, hosts: IntArray, most: int) -> IntArray:
-        """Best bandwidth within a host by number of free GPUs taken, -1: too few are free."""
-        cluster = self.model.cluster
-        kinds = np.array(cluster.type_of, np.int64)[hosts]
-        pairs = np.stack([kinds, state.masks[hosts]], axis=1)
+    def best_rows(self, kinds: IntArray, masks: IntArray, most: int) -> IntArray:
+        """Best bandwidth within hosts by number of free GPUs taken, -1: too few are free.
+
+        `kinds`: their types in the model's cluster; `masks`: their free GPUs.
+        """
+        pairs = np.stack([kinds, masks], axis=1)
         distinct, of = np.unique(pairs, axis=0, return_inverse=True)
         rows = np.full((len(distinct), most + 1), -1, np.int64)
         for kind in np.unique(kinds):
-            n = cluster.types[kind].gpus
+            n = self.model.cluster.types[kind].gpus
             its = np.flatnonzero(distinct[:, 0] == kind)
-            masks = np.ascontiguousarray(distinct[its, 1])
-            table = self._table(int(kind))
+            free = np.ascontiguousarray(distinct[its, 1])
             part = np.full(len(its) * (most + 1), -1, np.int64)
-            best_of_masks(table, n, int(n <= MOST_BY_SUBSET), masks, most, part)
+            best_of_masks(self._table(int(kind)), n, int(n <= MOST_BY_SUBSET), free, most, part)
             rows[its] = part.reshape(len(its), most + 1)
         return np.asarray(rows[of.reshape(-1)])
 

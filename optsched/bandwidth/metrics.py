@@ -61,14 +61,6 @@ def mape(true: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     return float(np.mean(np.abs(y - p)[there] / np.abs(y[there])))
 
 
-def spearman(true: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
-    """Rank correlation, ties by mean ranks; NaN if one side is constant."""
-    y, p = (_ranks(side) for side in _both(true, predicted))
-    y, p = y - y.mean(), p - p.mean()
-    scale = float(np.sqrt((y**2).sum() * (p**2).sum()))
-    return float((y * p).sum()) / scale if scale else float("nan")
-
-
 def coverage(true: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike) -> float:
     """Share of the true values within their intervals."""
     y, a = _both(true, low)
@@ -81,9 +73,3 @@ def _both(true: npt.ArrayLike, predicted: npt.ArrayLike) -> tuple[Floats, Floats
     if y.ndim != 1 or y.shape != p.shape or not len(y):
         raise InputError(f"metrics: expected two lists of one length, got {y.shape} and {p.shape}")
     return y, p
-
-
-def _ranks(values: Floats) -> Floats:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2)[inverse], np.float64)

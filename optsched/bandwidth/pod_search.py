@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.ask import trays_first
+from optsched.bandwidth.ask import gpus_of as gpus_of_parts
 from optsched.bandwidth.pod_local import POD, assign_pod, local_values
 from optsched.bandwidth.pods import UNIT_BITS, PodBandwidth
 from optsched.bandwidth.rates import MOST, NO_LIMIT
@@ -112,18 +112,7 @@ def idle_choice(model: PodBandwidth, state: ClusterState, k: int) -> PodChoice:
 
 def gpus_of(state: ClusterState, chosen: IntArray) -> tuple[int, ...]:
     """Global numbers of GPUs that are given as masks by host (of large hosts as their number)."""
-    cluster = state.cluster
-    found: list[int] = []
-    free: set[int] = set()
-    for h in np.flatnonzero(chosen).tolist():
-        first, size, mask = int(cluster.first[h]), int(cluster.sizes[h]), int(chosen[h])
-        if size <= 16:
-            found += [first + i for i in range(size) if mask >> i & 1]
-        else:
-            free = free or set(state.free)
-            local = [i for i in range(size) if first + i in free]
-            found += [first + i for i in trays_first(local, mask, cluster.type(h).tray)]
-    return tuple(found)
+    return gpus_of_parts(state, [(h, int(chosen[h])) for h in np.flatnonzero(chosen).tolist()])
 
 
 def _demands(model: PodBandwidth, state: ClusterState, given: Sequence[int] | None) -> list[int]:

@@ -1,12 +1,10 @@
-"""Choice of k GPUs across pods beside running jobs: exact, or a local search with a bound."""
+"""Exact choice of k GPUs across pods beside running jobs, by sets of jobs to touch."""
 
 # numba compiles the kernels: they are typed by signatures
 # mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
-from contextlib import suppress
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,19 +12,19 @@ import numpy as np
 from optsched.bandwidth import pod_entries as entry
 from optsched.bandwidth import pod_sets as sets
 from optsched.bandwidth import pod_windows as windows
+from optsched.bandwidth.contention import share
 from optsched.bandwidth.model import UnmeasuredPattern
 from optsched.bandwidth.pod_local import POD
 from optsched.bandwidth.pod_search import PodChoice, gpus_of, idle_choice
 from optsched.bandwidth.pods import UNIT_BITS
 from optsched.bandwidth.rates import NO_LIMIT
-from optsched.bandwidth.state import ClusterState
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.bandwidth.model import Selection
     from optsched.bandwidth.pods import PodBandwidth
+    from optsched.bandwidth.state import ClusterState
     from optsched.model.schedule import IntArray
 
 MOST_VECTORS: Final = 1_000_000
@@ -36,7 +34,10 @@ MOST_VECTORS: Final = 1_000_000
 def choose_beside_tenants(
     model: PodBandwidth, state: ClusterState, k: int, demands: Sequence[int], work: int
 ) -> PodChoice:
-    """Best k >= 2 free GPUs beside jobs with these demands; see `choose_pods`."""
+    """Best k >= 2 free GPUs beside jobs with these demands; see `choose_pods`.
+
+    With over 62 jobs across hosts, or very large pods, it is the idle choice with its bound.
+    """
     team = relevant(state, demands)
     idle = idle_choice(model, state, k)
     bar = _value_of(model, state, demands, idle.gpus)
@@ -44,7 +45,7 @@ def choose_beside_tenants(
         return idle
     rooms = np.array([np.prod(state.room[list(hosts)] + 1.0) for hosts in model.hosts_of])
     if len(team) > sets.MOST_JOBS or rooms.sum() > MOST_VECTORS:
-        return local_choice(model, state, k, demands, idle, work)
+        return PodChoice(bar, idle.gpus, idle.value, False)
     team.sort(key=lambda j: demands[j])
     return _by_sets(model, state, k, demands, team, idle._replace(value=bar), work)
 
@@ -59,49 +60,12 @@ def relevant(state: ClusterState, demands: Sequence[int]) -> list[int]:
     ]
 
 
-def values_beside_tenants(
-    model: PodBandwidth, state: ClusterState, selection: Selection, demands: Sequence[int]
-) -> IntArray:
-    """B(S, tau) of every row from explicit allocations; joint ones take the first local ids.
-
-    Parameters
-    ----------
-    model, state
-        Of one cluster.
-    selection
-        Free GPUs, shape (n, GPUs).
-    demands
-        kB/s of every job.
-    """
-    cluster = model.cluster
-    d = model.predict(selection)
-    counts = np.add.reduceat(selection, cluster.first[:-1], axis=1, dtype=np.int64)
-    local = np.arange(cluster.n_gpus) - cluster.first[cluster.host_of]
-    capacity = np.full(len(d), NO_LIMIT, np.int64)
-    asked = np.zeros(len(d), np.int64)
-    for j in relevant(state, demands):
-        held = state.held[j]
-        meets = np.flatnonzero(
-            ((counts > 0) & (held > 0)).any(axis=1) & ((counts > 0).sum(axis=1) > 1)
-        )
-        if len(meets):
-            joint = local < (counts[meets] + held)[:, cluster.host_of]
-            capacity[meets] = np.minimum(capacity[meets], model.predict(joint))
-            asked[meets] += demands[j]
-    total = d + asked
-    limited = total > capacity
-    shares = d * np.where(limited, capacity, 0) // np.maximum(total, 1)
-    return np.where(limited, shares, d)
-
-
 def _value_of(
     model: PodBandwidth, state: ClusterState, demands: Sequence[int], gpus: Sequence[int]
 ) -> int:
     """Value of one choice; -1 if something is not measured."""
-    row = np.zeros((1, model.cluster.n_gpus), np.bool_)
-    row[0, list(gpus)] = True
     try:
-        return int(values_beside_tenants(model, state, row, demands)[0])
+        return share(model, state, gpus, demands).value
     except UnmeasuredPattern:
         return -1
 
@@ -215,144 +179,3 @@ def _entries(
         if entries[3] == -1 and entries[1] >= 0:
             entries[3] = p
     return entries, np.array([*begins, end], np.int64)
-
-
-def local_choice(
-    model: PodBandwidth,
-    state: ClusterState,
-    k: int,
-    demands: Sequence[int],
-    idle: PodChoice,
-    work: int,
-) -> PodChoice:
-    """Local search, bounded by `idle`: over sets of jobs to touch, then over counts by host.
-
-    For a set of jobs take the best idle choice that touches no others, and exchange one job as
-    long as that helps. Then move one GPU or swap two hosts as long as that helps.
-    """
-    rows = max(1, work // (20 * model.cluster.n_gpus))
-    value, gpus = _by_touching(model, state, k, demands, idle, rows // 4)
-    value, gpus = _Ascent(model, state, demands, rows).run(gpus)
-    if value < 0:
-        raise InputError(f"k: every tried choice of {k} GPUs needs a pattern that is not measured")
-    return PodChoice(value, gpus, idle.value, value == idle.value)
-
-
-def _by_touching(
-    model: PodBandwidth,
-    state: ClusterState,
-    k: int,
-    demands: Sequence[int],
-    idle: PodChoice,
-    tries: int,
-) -> tuple[int, tuple[int, ...]]:
-    """Best of the idle choices that keep away from jobs, by local search over which jobs."""
-    team = relevant(state, demands)
-    holds = state.held[team] > 0
-    host = state.cluster.host_of[np.array(state.free, np.int64)]
-    found: dict[tuple[bool, ...], tuple[int, tuple[int, ...]]] = {}
-
-    def best(touched: tuple[bool, ...]) -> tuple[int, tuple[int, ...]]:
-        if touched not in found:
-            apart = holds[[not t for t in touched]].sum(axis=0) == 0
-            free = [gpu for gpu, good in zip(state.free, apart[host].tolist(), strict=True) if good]
-            found[touched] = -1, idle.gpus
-            if len(free) >= k:
-                with suppress(InputError):  # nothing measured there
-                    there = ClusterState.with_free(state.cluster, free)
-                    gpus = idle_choice(model, there, k).gpus
-                    found[touched] = _value_of(model, state, demands, gpus), gpus
-        return found[touched]
-
-    everyone, no_one = (True,) * len(team), (False,) * len(team)
-    at = max(everyone, no_one, key=lambda touched: best(touched)[0])
-    while len(found) < tries:
-        near = [(*at[:j], not at[j], *at[j + 1 :]) for j in range(len(team))]
-        step = max(near, key=lambda touched: best(touched)[0], default=at)
-        if best(step)[0] <= best(at)[0]:
-            break
-        at = step
-    return best(at)
-
-
-class _Ascent:
-    """Local search over counts, every host holding its best subset; evaluated in batches."""
-
-    def __init__(
-        self, model: PodBandwidth, state: ClusterState, demands: Sequence[int], rows: int
-    ) -> None:
-        self.model, self.state, self.demands, self.left = model, state, demands, rows
-        self.place = {
-            h: (p, i) for p, hosts in enumerate(model.hosts_of) for i, h in enumerate(hosts)
-        }
-        self.subsets: dict[tuple[int, int], list[int]] = {}
-
-    def run(self, gpus: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """A local optimum, or the last step before the rows ran out."""
-        cluster = self.model.cluster
-        hosts = cluster.host_of[np.array(gpus, np.int64)]
-        counts = np.bincount(hosts, minlength=cluster.n_hosts)
-        best = _value_of(self.model, self.state, self.demands, gpus)
-        chosen = tuple(int(gpu) for gpu in gpus)
-        while self.left > 0:
-            near = self._near(counts)[: self.left]
-            if not len(near):
-                break
-            self.left -= len(near)
-            selection = self._selection(near)
-            values = self._values(selection)
-            i = int(np.argmax(values))
-            if values[i] <= best:
-                break
-            best, counts, chosen = (
-                int(values[i]),
-                near[i],
-                tuple(np.flatnonzero(selection[i]).tolist()),
-            )
-        return best, chosen
-
-    def _values(self, selection: Selection) -> IntArray:
-        """Values of all rows; -1 where something is not measured."""
-        try:
-            return values_beside_tenants(self.model, self.state, selection, self.demands)
-        except UnmeasuredPattern:
-            rows = (np.flatnonzero(row).tolist() for row in selection)
-            return np.array([_value_of(self.model, self.state, self.demands, row) for row in rows])
-
-    def _near(self, counts: IntArray) -> IntArray:
-        """All counts one move or one swap away."""
-        room = self.state.room
-        found = []
-        for a in np.flatnonzero(counts).tolist():
-            for b in range(len(counts)):
-                if a == b or not room[b]:
-                    continue
-                if counts[b] < room[b]:
-                    found.append(counts.copy())
-                    found[-1][[a, b]] += -1, 1
-                if counts[a] != counts[b] and counts[a] <= room[b] and counts[b] <= room[a]:
-                    found.append(counts.copy())
-                    found[-1][[a, b]] = counts[b], counts[a]
-        return np.array(found, np.int64).reshape(len(found), len(counts))
-
-    def _selection(self, rows: IntArray) -> Selection:
-        selection = np.zeros((len(rows), self.model.cluster.n_gpus), np.bool_)
-        for i, row in enumerate(rows):
-            hosts = np.flatnonzero(row)
-            gpus = chain.from_iterable(self._subset(int(h), int(row[h])) for h in hosts)
-            selection[i, list(gpus)] = True
-        return selection
-
-    def _subset(self, host: int, count: int) -> list[int]:
-        """Best free GPUs of a host, by global number."""
-        if (host, count) not in self.subsets:
-            p, i = self.place[host]
-            tables = self.model.locals[int(self.model.local_of[p])].tables()
-            assert tables is not None  # the idle choice read them
-            mask = int(self.state.masks[host])
-            if self.model.cluster.sizes[host] <= 16:
-                mask = tables.best_subset(i, mask, count)
-            chosen = np.zeros(self.model.cluster.n_hosts, np.int64)
-            chosen[host] = mask if self.model.cluster.sizes[host] <= 16 else count
-            self.subsets[host, count] = list(gpus_of(self.state, chosen))
-        return self.subsets[host, count]

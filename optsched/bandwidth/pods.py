@@ -168,6 +168,11 @@ class PodBandwidth(BandwidthModel):
             rows = given[:, self._columns[local]]
             held[:, pods] = rows.sum(axis=2)
             value[:, pods] = part
+        return self.joined(held, value, which)
+
+    def joined(self, held: IntArray, value: IntArray, which: Which = "value") -> IntArray:
+        """B(S) from its GPUs in every pod and their values, shape (n, pods); -1: unmeasured."""
+        n_pods = len(self.pods)
         active = held > 0
         m = active.sum(axis=1)
         several = m > 1

@@ -88,38 +88,6 @@ class SurrogateNetwork(nn.Module):
         return last(y).view(n)  # type: ignore[no-any-return]
 
 
-class NaiveNetwork(nn.Module):
-    """Three layers over the GPUs as they are numbered: it knows nothing of hosts.
-
-    Parameters
-    ----------
-    gpus
-        Of the cluster.
-    seed
-        Of the initial weights.
-    """
-
-    def __init__(self, gpus: int, seed: int = 0) -> None:
-        super().__init__()
-        draw = torch.Generator(device="cpu").manual_seed(seed)
-        self.layers = nn.ModuleList(
-            Linear(a, b, draw) for a, b in ((gpus, INNER), (INNER, INNER), (INNER, 1))
-        )
-
-    def forward(
-        self,
-        hosts: Tensor,
-        total: Tensor,
-        absent: Tensor | None = None,
-        draw: torch.Generator | None = None,
-    ) -> Tensor:
-        """As `SurrogateNetwork.forward`; `hosts` has a single one, whose features are the GPUs."""
-        first, second, last = self.layers
-        y = dropped(first(hosts[:, 0]).relu_(), draw)
-        y = dropped(second(y).relu_(), draw)
-        return last(y).view(len(total))  # type: ignore[no-any-return]
-
-
 class EncoderLayer(nn.Module):
     """Self-attention over hosts and a feed-forward block, each behind a norm (pre-norm).
 

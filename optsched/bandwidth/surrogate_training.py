@@ -11,7 +11,6 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import smooth_l1_loss
 
 from optsched.bandwidth.surrogate_network import (
-    NaiveNetwork,
     SurrogateNetwork,
     tensor,
     undisturbed,
@@ -112,21 +111,6 @@ def train(
         kept = validation_rows(samples, validation, draw)
         fit_network(network, examples, kept, draw, epochs, on_progress)
         return weights_of(network)
-
-
-def train_naive(
-    chosen: npt.NDArray[np.bool_], values: npt.NDArray[np.float32], seed: int, epochs: int
-) -> NaiveNetwork:
-    """The network without hosts, trained on sets, shape (n, GPUs), and scaled bandwidths."""
-    with undisturbed(), torch.enable_grad():
-        network = NaiveNetwork(chosen.shape[1], seed)
-        nothing = np.zeros(len(values), np.float32)
-        bits = chosen.T[:, None, :].astype(np.float32)
-        parts = (bits, nothing, nothing[None], values, nothing.astype(np.bool_))
-        examples = Examples(*(tensor(part) for part in parts))
-        draw = np.random.default_rng((seed, 1))
-        fit_network(network, examples, np.zeros(len(values), np.bool_), draw, epochs)
-        return network
 
 
 def validation_rows(

@@ -6,13 +6,13 @@ import random
 import time
 
 import pytest
+from even_spreads import nearest_sets
 
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.cluster import Cluster, Host
 from optsched.bandwidth.contention import demands, share
 from optsched.bandwidth.dispatcher import Dispatcher
-from optsched.bandwidth.large import nearest_sets
 from optsched.bandwidth.pods import PodBandwidth
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
@@ -111,7 +111,5 @@ def test_policies_beyond_tables() -> None:
         assert not policy.broken_by(cluster, counts)
     with pytest.raises(Infeasible, match="required"):
         Dispatcher(cluster, model, policy=Policy(required="pod")).choose(state, 40)
-    with pytest.raises(InputError, match="on pods neither"):
-        Dispatcher(cluster, PodBandwidth(BottleneckBandwidth, cluster), policy=Policy(max_hosts=2))
     with pytest.raises(InputError, match="deadline: expected seconds > 0"):
         Dispatcher(cluster, model).choose(state, 2, 0)

@@ -7,6 +7,7 @@ from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
+from even_spreads import nearest_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from random_pods import TableModel, host_types
@@ -16,7 +17,7 @@ from optsched.bandwidth.cluster import Cluster, Host, HostType
 from optsched.bandwidth.contention import share
 from optsched.bandwidth.flat import FlatSearch, count_partitions, keeps, partitions
 from optsched.bandwidth.intra import IntraTable
-from optsched.bandwidth.large import LargeSearch, nearest_sets
+from optsched.bandwidth.large import LargeSearch
 from optsched.bandwidth.model import UnmeasuredPattern
 from optsched.bandwidth.state import ClusterState
 from optsched.bandwidth.thresholds import filled

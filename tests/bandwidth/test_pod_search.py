@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import combinations, product
 
 import numpy as np
 import pytest
-from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 from random_pods import Case, TableModel, host_types, plain_bandwidth, plain_value, random_case
 
-from optsched.bandwidth import pod_search, pod_tenants
+from optsched.bandwidth import pod_search
 from optsched.bandwidth.cluster import Cluster, Host, HostType
+from optsched.bandwidth.contention import share
 from optsched.bandwidth.intra import IntraTable
+from optsched.bandwidth.large import LargeSearch
 from optsched.bandwidth.pod_local import local_values
 from optsched.bandwidth.pod_search import (
     PodChoice,
@@ -22,12 +24,13 @@ from optsched.bandwidth.pod_search import (
     fewest_pods,
     search_windows,
 )
-from optsched.bandwidth.pod_tenants import local_choice, values_beside_tenants
 from optsched.bandwidth.pod_windows import capacity_needed
 from optsched.bandwidth.pods import PodBandwidth
+from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.rates import MOST
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.errors import Infeasible, InputError
+from optsched.testing.best_gpus import contention_of
 
 SEEDS = st.integers(0, 10**9)
 
@@ -87,51 +90,25 @@ def test_little_work_leaves_a_bound(seed: int, jobs: int, work: int) -> None:
     assert found.exact == (found.value == found.upper_bound)
 
 
-@given(SEEDS, st.integers(1, 4), st.sampled_from([0.0, 0.2]))
-def test_local_search_is_bounded(seed: int, jobs: int, missing: float) -> None:
-    """It never passes the best of all, nor the bound."""
-    case = random_case(seed, gpus=12, jobs=jobs, missing=missing)
-    k = random.Random(seed).randint(2, max(2, len(case.state.free)))
-    best = best_of_all(case, k)
-    if best is None:
-        return
-    idle = choose_pods(case.model, case.state, k, [0] * len(case.demands))
-    try:
-        found = local_choice(case.model, case.state, k, case.demands, idle, 10**6)
-    except InputError:
-        assert missing  # neither start is measured beside the jobs
-        return
-    assert found.value == plain_value(case, found.gpus) <= best <= found.upper_bound
-    start = plain_value(case, idle.gpus)
-    assert start is None or found.value >= start
-
-
-@seeds(4, 12)
-def test_pods_too_large_to_enumerate(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond so many count vectors the answer comes from the local search, with a bound."""
-    monkeypatch.setattr(pod_tenants, "MOST_VECTORS", 0)
-    case = random_case(seed, gpus=12, jobs=3)
-    k = 1 + len(case.state.free) // 2
-    best = best_of_all(case, k)
-    found = choose_pods(case.model, case.state, k, case.demands)
-    assert best is not None
-    assert found.value == plain_value(case, found.gpus) <= best <= found.upper_bound
-    assert not found.exact or found.value == best
-
-
 @given(SEEDS, st.integers(0, 4))
-def test_values_of_many_rows(seed: int, jobs: int) -> None:
-    """The vectorised value equals the plain one, of every row."""
-    case = random_case(seed, gpus=12, jobs=jobs)
-    rng = random.Random(seed)
-    rows = [
-        tuple(rng.sample(case.state.free, rng.randint(0, len(case.state.free)))) for _ in range(8)
-    ]
-    selection = np.zeros((len(rows), case.model.cluster.n_gpus), np.bool_)
-    for i, row in enumerate(rows):
-        selection[i, list(row)] = True
-    values = values_beside_tenants(case.model, case.state, selection, case.demands)
-    assert values.tolist() == [plain_value(case, row) for row in rows]
+def test_any_contention_and_policy_is_between_the_best_and_its_bound(seed: int, jobs: int) -> None:
+    """What the exact search does not take; the value is had, no choice exceeds the bound."""
+    case, rng = random_case(seed, gpus=9, jobs=jobs), random.Random(seed)
+    state, cluster = case.state, case.state.cluster
+    rule, policy = contention_of(rng), rng.choice([Policy(), Policy(max_hosts=2)])
+    k = rng.randint(1, len(state.free))
+    found = LargeSearch(case.model).choose(state, k, case.demands, policy, rule)
+    values = []
+    for gpus in combinations(state.free, k):
+        hosts = Counter(cluster.host_of[list(gpus)].tolist())
+        if not policy.broken_by(cluster, hosts):
+            values.append(share(case.model, state, gpus, case.demands, rule).value)
+    if found is None:
+        assert not values or not policy.is_free
+        return
+    got = share(case.model, state, found.gpus, case.demands, rule)
+    assert (got.value, got.standalone) == (found.value, found.standalone)
+    assert found.value <= max(values) <= found.upper_bound
 
 
 @given(SEEDS, st.sampled_from([0.0, 0.3]))

@@ -14,6 +14,7 @@ from optsched.bandwidth.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.model import CountModel
 from optsched.bandwidth.patterns import written_pattern
+from optsched.bandwidth.pods import PodBandwidth
 from optsched.bandwidth.tables import CountTables
 from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
@@ -95,16 +96,21 @@ class Counts:
         if not load(monitor, "optsched.bandwidth.flat"):
             offer_nearest(problem, monitor)
             return Result("unknown")
-        assert isinstance(problem.model, CountModel)
-        given = limits.time_limit is not None and not limits.by_default
-        found = _search(problem.model).choose(
-            problem.state, problem.k, problem.demands, problem.policy, problem.contention,
-            time.monotonic() + monitor.remaining if given else None,
-        )  # fmt: skip
-        if found is not None:
-            monitor.incumbent(GpuSets.of([found.gpus]), -found.value, self.name)
-            claim(problem, monitor, found.upper_bound, self.name, found.value)
-        return Result("unknown")
+        return search_large(problem, limits, monitor, self.name)
+
+
+def search_large(problem: GpuPlacement, limits: Limits, monitor: Monitor, name: str) -> Result:
+    """The search without tables, until the time is over if there is a limit."""
+    assert isinstance(problem.model, (CountModel, PodBandwidth))
+    given = limits.time_limit is not None and not limits.by_default
+    found = _search(problem.model).choose(
+        problem.state, problem.k, problem.demands, problem.policy, problem.contention,
+        time.monotonic() + monitor.remaining if given else None,
+    )  # fmt: skip
+    if found is not None:
+        monitor.incumbent(GpuSets.of([found.gpus]), -found.value, name)
+        claim(problem, monitor, found.upper_bound, name, found.value)
+    return Result("unknown")
 
 
 def _asked(problem: GpuPlacement, leaves: int) -> Choice | None:
@@ -117,7 +123,7 @@ def _asked(problem: GpuPlacement, leaves: int) -> Choice | None:
 
 
 @lru_cache(maxsize=4)
-def _search(model: CountModel) -> LargeSearch:
+def _search(model: CountModel | PodBandwidth) -> LargeSearch:
     """What depends on a model, which is listed once."""
     from optsched.bandwidth.large import LargeSearch
 
