@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.bandwidth.state import ClusterState
+    from optsched.bandwidth.topology.state import ClusterState
 
 
 def nearest_sets(state: ClusterState, k: int) -> Iterator[tuple[int, ...]]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.cluster import Cluster, Host, HostType
-from optsched.bandwidth.intra import IntraTable
-from optsched.bandwidth.model import CountModel, alone, unlimited
-from optsched.bandwidth.pods import PodBandwidth
-from optsched.bandwidth.rates import UNMEASURED
-from optsched.bandwidth.state import ClusterState, Job
+from optsched.bandwidth.models.model import CountModel, alone, unlimited
+from optsched.bandwidth.models.pods import PodBandwidth
+from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
+from optsched.bandwidth.topology.intra import IntraTable
+from optsched.bandwidth.topology.rates import UNMEASURED
+from optsched.bandwidth.topology.state import ClusterState, Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

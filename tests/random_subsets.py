@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.bandwidth.policy import Policy
-from optsched.bandwidth.state import ClusterState, Job
+from optsched.bandwidth.topology.policy import Policy
+from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.problems.gpus.problem import RATIO, GpuPlacement, Request
 from optsched.testing.best_gpus import (
     Tables,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Sequence
 
-    from optsched.bandwidth.contention import Contention
+    from optsched.bandwidth.models.contention import Contention
 
 
 def random_batch(rng: random.Random, most: int = 9) -> GpuPlacement | None:

@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 
 import optsched
-from optsched.bandwidth.model import BandwidthModel
-from optsched.bandwidth.state import ClusterState, Job
+from optsched.bandwidth.models.model import BandwidthModel
+from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.problems.gpus.problem import GpuPlacement
 from optsched.testing.best_gpus import (
     Tables,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.bandwidth import samples, synthetic
-from optsched.bandwidth.measurements import Measurement, MeasurementTable
-from optsched.bandwidth.surrogate import HierarchicalTransformer
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
+from optsched.bandwidth.models.surrogate import HierarchicalTransformer
 
 if TYPE_CHECKING:
-    from optsched.bandwidth.cluster import Cluster
-    from optsched.bandwidth.model import Selection
+    from optsched.bandwidth.models.model import Selection
+    from optsched.bandwidth.topology.cluster import Cluster
 
 GB = 1_000_000
 HOSTS = ("nvswitch", "nvlink_pairs")

@@ -20,8 +20,8 @@ import optsched
 from benchmarks.bandwidth.subset_surrogate import truth
 from benchmarks.machine import machine
 from optsched.bandwidth import Dispatcher, Policy
-from optsched.bandwidth.measured_data import VARIABLE
-from optsched.bandwidth.scenarios import uniform
+from optsched.bandwidth.measure.scenarios import uniform
+from optsched.bandwidth.models.measured_data import VARIABLE
 from optsched.cli.dispatch import answer_all
 
 if TYPE_CHECKING:

@@ -22,19 +22,19 @@ import numpy as np
 
 from benchmarks.bandwidth.subset_surrogate import Truth, runs, truth
 from benchmarks.machine import machine
-from optsched.bandwidth.ask import ask, gpus_of
-from optsched.bandwidth.bottleneck import BottleneckBandwidth
-from optsched.bandwidth.contention import demands, share
-from optsched.bandwidth.measured_data import VARIABLE
-from optsched.bandwidth.measurements import Measurement, MeasurementTable
-from optsched.bandwidth.metrics import gbe
-from optsched.bandwidth.planner import learn
-from optsched.bandwidth.samples import training_samples
-from optsched.bandwidth.scenarios import packed, uniform
+from optsched.bandwidth.measure.metrics import gbe
+from optsched.bandwidth.measure.planner import learn
+from optsched.bandwidth.measure.samples import training_samples
+from optsched.bandwidth.measure.scenarios import packed, uniform
+from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
+from optsched.bandwidth.models.contention import demands, share
+from optsched.bandwidth.models.measured_data import VARIABLE
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
+from optsched.bandwidth.search.ask import ask, gpus_of
 
 if TYPE_CHECKING:
-    from optsched.bandwidth.contention import Traffic
-    from optsched.bandwidth.state import ClusterState
+    from optsched.bandwidth.models.contention import Traffic
+    from optsched.bandwidth.topology.state import ClusterState
 
 CASES = {
     "h100 2g": ("h100-2g", "h100-2g"),

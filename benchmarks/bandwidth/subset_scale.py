@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING
 
 from benchmarks.machine import machine
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.bottleneck import BottleneckBandwidth
-from optsched.bandwidth.contention import demands, share
-from optsched.bandwidth.dispatcher import Dispatcher
-from optsched.bandwidth.pods import PodBandwidth
-from optsched.bandwidth.proximity import proximity
-from optsched.bandwidth.state import ClusterState
+from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
+from optsched.bandwidth.models.contention import demands, share
+from optsched.bandwidth.models.pods import PodBandwidth
+from optsched.bandwidth.search.dispatcher import Dispatcher
+from optsched.bandwidth.topology.proximity import proximity
+from optsched.bandwidth.topology.state import ClusterState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched.bandwidth.cluster import Cluster
-    from optsched.bandwidth.model import BandwidthModel
+    from optsched.bandwidth.models.model import BandwidthModel
+    from optsched.bandwidth.topology.cluster import Cluster
 
 WANTED = (8, 16, 32, 64, 96, 128, 256)
 PER_POD = 32

@@ -1,6 +1,6 @@
 """How much of the best bandwidth the searches and baselines find.
 
-Under contention the truth is the formula of `optsched.bandwidth.contention` over standalone
+Under contention the truth is the formula of `optsched.bandwidth.models.contention` over standalone
 bandwidths: nobody has measured that. With measured data (``--data``) these are published runs, else
 made-up ones.
 """
@@ -17,12 +17,12 @@ import numpy as np
 import optsched
 from benchmarks.machine import machine
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.measured import MeasuredBandwidth
-from optsched.bandwidth.measured_data import VARIABLE, load_measured
-from optsched.bandwidth.metrics import bandwidth_loss, gbe
-from optsched.bandwidth.model import CountModel, alone, unlimited
-from optsched.bandwidth.rates import KILOBYTES
-from optsched.bandwidth.scenarios import packed, uniform
+from optsched.bandwidth.measure.metrics import bandwidth_loss, gbe
+from optsched.bandwidth.measure.scenarios import packed, uniform
+from optsched.bandwidth.models.measured import MeasuredBandwidth
+from optsched.bandwidth.models.measured_data import VARIABLE, load_measured
+from optsched.bandwidth.models.model import CountModel, alone, unlimited
+from optsched.bandwidth.topology.rates import KILOBYTES
 from optsched_solvers.gpus.counts import Counts
 from optsched_solvers.gpus.eha import Eha
 from optsched_solvers.gpus.hybrid import Hybrid
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from optsched.bandwidth import BandwidthModel, Cluster, ClusterState
-    from optsched.bandwidth.measurements import MeasurementTable
-    from optsched.bandwidth.model import Which
+    from optsched.bandwidth.models.measurements import MeasurementTable
+    from optsched.bandwidth.models.model import Which
     from optsched.model.schedule import IntArray
 
 SOLVERS = (Counts(), Hybrid(), Eha(), Pts(), Topo(), Proximity(), RandomSubset())

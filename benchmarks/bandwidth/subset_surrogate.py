@@ -23,16 +23,16 @@ import numpy as np
 
 from benchmarks.machine import machine
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.bottleneck import BottleneckBandwidth
-from optsched.bandwidth.measured import MeasuredBandwidth
-from optsched.bandwidth.measured_data import LARGE, SMALL, VARIABLE, load_measured
-from optsched.bandwidth.measurements import Measurement, MeasurementTable
-from optsched.bandwidth.metrics import coverage, mape, r_squared
-from optsched.bandwidth.samples import TEST, held_out_samples, training_samples
+from optsched.bandwidth.measure.metrics import coverage, mape, r_squared
+from optsched.bandwidth.measure.samples import TEST, held_out_samples, training_samples
+from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
+from optsched.bandwidth.models.measured import MeasuredBandwidth
+from optsched.bandwidth.models.measured_data import LARGE, SMALL, VARIABLE, load_measured
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 
 if TYPE_CHECKING:
-    from optsched.bandwidth.cluster import Cluster
-    from optsched.bandwidth.model import BandwidthModel, CountModel, Selection
+    from optsched.bandwidth.models.model import BandwidthModel, CountModel, Selection
+    from optsched.bandwidth.topology.cluster import Cluster
     from optsched.model.schedule import IntArray
 
 SETS = ("h100-16m", "h100-2g", "het-4mix", "synthetic")
@@ -118,7 +118,7 @@ def measure(known: Truth, name: str, n: int, seed: int) -> Row:
     if name == "process":
         model = BottleneckBandwidth(cluster).fit(table)
     elif name == "transformer":
-        from optsched.bandwidth.surrogate import HierarchicalTransformer
+        from optsched.bandwidth.models.surrogate import HierarchicalTransformer
 
         model = HierarchicalTransformer.fit(cluster, table, seed=seed)
     model.tables()

@@ -6,41 +6,51 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from optsched.bandwidth import metrics, rates, samples, scenarios, synthetic
-    from optsched.bandwidth.bottleneck import BottleneckBandwidth
-    from optsched.bandwidth.cluster import Cluster, Host, HostType
-    from optsched.bandwidth.contention import Contention, Share
-    from optsched.bandwidth.dispatcher import Dispatcher
-    from optsched.bandwidth.intra import IntraTable
-    from optsched.bandwidth.measured import MeasuredBandwidth
-    from optsched.bandwidth.measured_data import load_measured
-    from optsched.bandwidth.measurements import (
+    from optsched.bandwidth.measure import metrics, samples, scenarios, synthetic
+    from optsched.bandwidth.measure.planner import plan_measurements
+    from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
+    from optsched.bandwidth.models.contention import Contention, Share
+    from optsched.bandwidth.models.measured import MeasuredBandwidth
+    from optsched.bandwidth.models.measured_data import load_measured
+    from optsched.bandwidth.models.measurements import (
         Measurement,
         MeasurementTable,
         MixedMeasurements,
     )
-    from optsched.bandwidth.model import BandwidthModel, CountModel, UnmeasuredPattern
-    from optsched.bandwidth.model_document import read_model, write_model
-    from optsched.bandwidth.planner import plan_measurements
-    from optsched.bandwidth.pods import PodBandwidth
-    from optsched.bandwidth.policy import Policy
-    from optsched.bandwidth.state import ClusterState, Job
-    from optsched.bandwidth.surrogate import HierarchicalTransformer
+    from optsched.bandwidth.models.model import BandwidthModel, CountModel, UnmeasuredPattern
+    from optsched.bandwidth.models.model_document import read_model, write_model
+    from optsched.bandwidth.models.pods import PodBandwidth
+    from optsched.bandwidth.models.surrogate import HierarchicalTransformer
+    from optsched.bandwidth.search.dispatcher import Dispatcher
+    from optsched.bandwidth.topology import rates
+    from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
+    from optsched.bandwidth.topology.intra import IntraTable
+    from optsched.bandwidth.topology.policy import Policy
+    from optsched.bandwidth.topology.state import ClusterState, Job
 
 _HOME = {
-    "BandwidthModel": "model", "BottleneckBandwidth": "bottleneck", "Cluster": "cluster",
-    "ClusterState": "state", "Contention": "contention", "CountModel": "model",
-    "Dispatcher": "dispatcher", "HierarchicalTransformer": "surrogate", "Host": "cluster",
-    "HostType": "cluster", "IntraTable": "intra", "Job": "state",
-    "MeasuredBandwidth": "measured", "Measurement": "measurements",
-    "MeasurementTable": "measurements", "MixedMeasurements": "measurements",
-    "PodBandwidth": "pods", "Policy": "policy", "Share": "contention",
-    "UnmeasuredPattern": "model", "load_measured": "measured_data",
-    "plan_measurements": "planner", "read_model": "model_document",
-    "write_model": "model_document",
-}  # fmt: skip
-
-_MODULES = ("metrics", "rates", "samples", "scenarios", "synthetic")
+    name: module
+    for module, names in {
+        "measure": "metrics samples scenarios synthetic",
+        "measure.planner": "plan_measurements",
+        "models.bottleneck": "BottleneckBandwidth",
+        "models.contention": "Contention Share",
+        "models.measured": "MeasuredBandwidth",
+        "models.measured_data": "load_measured",
+        "models.measurements": "Measurement MeasurementTable MixedMeasurements",
+        "models.model": "BandwidthModel CountModel UnmeasuredPattern",
+        "models.model_document": "read_model write_model",
+        "models.pods": "PodBandwidth",
+        "models.surrogate": "HierarchicalTransformer",
+        "search.dispatcher": "Dispatcher",
+        "topology": "rates",
+        "topology.cluster": "Cluster Host HostType",
+        "topology.intra": "IntraTable",
+        "topology.policy": "Policy",
+        "topology.state": "ClusterState Job",
+    }.items()
+    for name in names.split()
+}
 
 __all__ = [
     "BandwidthModel", "BottleneckBandwidth", "Cluster", "ClusterState", "Contention",
@@ -54,11 +64,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load public names on first use: numba and torch are heavy."""
-    if name in _MODULES:
-        return import_module(f"optsched.bandwidth.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'optsched.bandwidth' has no attribute {name!r}")
-    value = getattr(import_module(f"optsched.bandwidth.{_HOME[name]}"), name)
+    home = f"optsched.bandwidth.{_HOME[name]}"
+    own = import_module(home)
+    value = getattr(own, name) if hasattr(own, name) else import_module(f"{home}.{name}")
     globals()[name] = value
     return value
 

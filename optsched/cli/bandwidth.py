@@ -9,7 +9,7 @@ import numpy as np
 import typer
 
 from optsched.bandwidth import BottleneckBandwidth, Cluster, MeasurementTable, plan_measurements
-from optsched.bandwidth.metrics import coverage, mape, r_squared
+from optsched.bandwidth.measure.metrics import coverage, mape, r_squared
 from optsched.cli.options import OptionalOutput, Output, Seed, group, quantity
 from optsched.cli.output import wrote
 from optsched.errors import InputError

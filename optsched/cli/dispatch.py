@@ -14,9 +14,10 @@ import msgspec
 import typer
 
 import optsched
-from optsched.bandwidth import BottleneckBandwidth, Cluster, Dispatcher, state_document
-from optsched.bandwidth.model_document import read_model
-from optsched.bandwidth.rates import KILOBYTES, kilobytes
+from optsched.bandwidth import BottleneckBandwidth, Cluster, Dispatcher
+from optsched.bandwidth.models.model_document import read_model
+from optsched.bandwidth.topology import state_document
+from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.cli.options import AsJson, OptionalOutput, parse_options
 from optsched.cli.output import answer_lines
 from optsched.errors import Infeasible, InputError

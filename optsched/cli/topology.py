@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from optsched.bandwidth.cluster import Cluster
-from optsched.bandwidth.links import PCIE, nvlinks, weight
-from optsched.bandwidth.rates import shown
-from optsched.bandwidth.state import ClusterState
+from optsched.bandwidth.topology.cluster import Cluster
+from optsched.bandwidth.topology.links import PCIE, nvlinks, weight
+from optsched.bandwidth.topology.rates import shown
+from optsched.bandwidth.topology.state import ClusterState
 from optsched.cli.options import Output, group, pairs
 from optsched.cli.output import wrote
 from optsched.cli.tables import display, table
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
 
-    from optsched.bandwidth.cluster import HostType
+    from optsched.bandwidth.topology.cluster import HostType
 
 _MOST_ROWS = 40  # of hosts, and of domains a level
 _MOST_MATRIX = 16  # GPUs of a matrix that fits the screen

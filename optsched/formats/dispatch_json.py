@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from optsched.bandwidth.rates import KILOBYTES
+from optsched.bandwidth.topology.rates import KILOBYTES
 from optsched.io.strict_json import lines
 
 if TYPE_CHECKING:

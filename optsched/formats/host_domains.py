@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from optsched.bandwidth.host_lists import expand
+from optsched.bandwidth.topology.host_lists import expand
 from optsched.errors import InputError
 from optsched.formats.csv_rows import check_header, csv_rows
 from optsched.io.strict_json import decode, shortened

@@ -8,11 +8,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from optsched.bandwidth.gpu_words import parse_gpus, written_gpus
-from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
-from optsched.bandwidth.model import OPERATIONS
-from optsched.bandwidth.patterns import parse_pattern, written_pattern
-from optsched.bandwidth.rates import KILOBYTES, kilobytes
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.bandwidth.models.model import OPERATIONS
+from optsched.bandwidth.models.patterns import parse_pattern, written_pattern
+from optsched.bandwidth.topology.gpu_words import parse_gpus, written_gpus
+from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
 from optsched.formats.csv_rows import check_header, csv_rows
 from optsched.io.files import read_text

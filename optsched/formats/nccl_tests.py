@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from optsched.bandwidth.gpu_words import parse_gpus
-from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
-from optsched.bandwidth.model import OPERATIONS
-from optsched.bandwidth.rates import KILOBYTES, kilobytes
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.bandwidth.models.model import OPERATIONS
+from optsched.bandwidth.topology.gpu_words import parse_gpus
+from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
 from optsched.io.files import read_text
 from optsched.io.values import one_of
@@ -372,7 +372,7 @@ def bus_factor(op: str, ranks: int) -> float:
     Parameters
     ----------
     op
-        One of `optsched.bandwidth.model.OPERATIONS`.
+        One of `optsched.bandwidth.models.model.OPERATIONS`.
     ranks
         GPUs that take part, at least 1.
     """

@@ -6,8 +6,8 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from optsched.bandwidth.cluster import MOST_PER_HOST, HostType
-from optsched.bandwidth.links import PCIE, SELF, is_link
+from optsched.bandwidth.topology.cluster import MOST_PER_HOST, HostType
+from optsched.bandwidth.topology.links import PCIE, SELF, is_link
 from optsched.errors import InputError
 from optsched.io.files import read_text
 from optsched.io.values import is_integer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from optsched.bandwidth.intra import IntraTable
+    from optsched.bandwidth.topology.intra import IntraTable
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[\d{1,2}(?:;\d{1,2})*m")  # the second lost its ESC
 _GPU = re.compile(r"GPU(\d{1,3})")

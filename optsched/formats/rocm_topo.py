@@ -6,7 +6,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Final
 
-from optsched.bandwidth.cluster import MOST_PER_HOST, HostType
+from optsched.bandwidth.topology.cluster import MOST_PER_HOST, HostType
 from optsched.errors import InputError
 from optsched.io.values import is_integer
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from optsched.bandwidth.host_lists import expand
+from optsched.bandwidth.topology.host_lists import expand
 from optsched.errors import InputError, MissingExtra
 from optsched.formats.host_domains import Domains
 from optsched.io.files import read_text

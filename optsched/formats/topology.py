@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from optsched.bandwidth.cluster import MOST_HOSTS, Cluster, Host, HostType
-from optsched.bandwidth.host_lists import expand
+from optsched.bandwidth.topology.cluster import MOST_HOSTS, Cluster, Host, HostType
+from optsched.bandwidth.topology.host_lists import expand
 from optsched.errors import InputError
 from optsched.formats import nvidia_topo, rocm_topo
 from optsched.formats.host_domains import Domains, from_labels, from_nodes

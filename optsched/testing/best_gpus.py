@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.bandwidth.cluster import Cluster, Host, HostType
-from optsched.bandwidth.contention import Contention
-from optsched.bandwidth.intra import IntraTable
-from optsched.bandwidth.model import CountModel
-from optsched.bandwidth.policy import Policy
-from optsched.bandwidth.rates import NO_LIMIT, UNMEASURED
-from optsched.bandwidth.state import ClusterState, Job
+from optsched.bandwidth.models.contention import Contention
+from optsched.bandwidth.models.model import CountModel
+from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
+from optsched.bandwidth.topology.intra import IntraTable
+from optsched.bandwidth.topology.policy import Policy
+from optsched.bandwidth.topology.rates import NO_LIMIT, UNMEASURED
+from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.problems.gpus.problem import GpuPlacement
 
 if TYPE_CHECKING:

@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.bandwidth.model import OPERATIONS, BandwidthModel, CountModel, UnmeasuredPattern
-from optsched.bandwidth.rates import MOST, UNMEASURED
+from optsched.bandwidth.models.model import (
+    OPERATIONS,
+    BandwidthModel,
+    CountModel,
+    UnmeasuredPattern,
+)
+from optsched.bandwidth.topology.rates import MOST, UNMEASURED
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.bandwidth.model import Selection
+    from optsched.bandwidth.models.model import Selection
     from optsched.model.schedule import IntArray
 
 SETS = 300

@@ -12,23 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.bottleneck import BottleneckBandwidth
-from optsched.bandwidth.cluster import Cluster, Host, HostType
-from optsched.bandwidth.gaussian import GaussianProcess, _Evidence
-from optsched.bandwidth.intra import IntraTable
-from optsched.bandwidth.links import link_rate
-from optsched.bandwidth.measured import MeasuredBandwidth
-from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
-from optsched.bandwidth.metrics import coverage, mape, r_squared
-from optsched.bandwidth.patterns import automaton
-from optsched.bandwidth.prior import line_rate
-from optsched.bandwidth.rates import KILOBYTES, kilobytes
-from optsched.bandwidth.samples import held_out_samples, training_samples
-from optsched.bandwidth.stand_in import best_rings, intra_estimate
+from optsched.bandwidth.measure.metrics import coverage, mape, r_squared
+from optsched.bandwidth.measure.samples import held_out_samples, training_samples
+from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
+from optsched.bandwidth.models.gaussian import GaussianProcess, _Evidence
+from optsched.bandwidth.models.measured import MeasuredBandwidth
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.bandwidth.models.patterns import automaton
+from optsched.bandwidth.models.prior import line_rate
+from optsched.bandwidth.models.stand_in import best_rings, intra_estimate
+from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
+from optsched.bandwidth.topology.intra import IntraTable
+from optsched.bandwidth.topology.links import link_rate
+from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.bandwidth.model import Selection
+    from optsched.bandwidth.models.model import Selection
 
 CLUSTER = synthetic.cluster("nvswitch", 4)
 MIXED = synthetic.cluster(["nvswitch", "cube_mesh", "nvlink_pairs", "pcie"], 4)

@@ -11,10 +11,11 @@ from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth import model_document, synthetic
-from optsched.bandwidth.bottleneck import BottleneckBandwidth
-from optsched.bandwidth.cluster import Cluster, HostType
-from optsched.bandwidth.measurements import Measurement, MeasurementTable
+from optsched.bandwidth import synthetic
+from optsched.bandwidth.models import model_document
+from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
+from optsched.bandwidth.topology.cluster import Cluster, HostType
 from optsched.errors import InputError
 from optsched.io.strict_json import parse
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth.cluster import Cluster, Host, HostType
-from optsched.bandwidth.cluster_document import from_tree, to_json
-from optsched.bandwidth.intra import IntraTable
-from optsched.bandwidth.rates import MOST
+from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
+from optsched.bandwidth.topology.cluster_document import from_tree, to_json
+from optsched.bandwidth.topology.intra import IntraTable
+from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from depth import depth
 from random_subsets import best_subset, subsets_of
 from uncompiled import uncompile
 
-from optsched.bandwidth import ClusterState, counts
-from optsched.bandwidth.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
-from optsched.bandwidth.contention import demands, share
-from optsched.bandwidth.model import UnmeasuredPattern
+from optsched.bandwidth import ClusterState
+from optsched.bandwidth.models.contention import demands, share
+from optsched.bandwidth.models.model import UnmeasuredPattern
+from optsched.bandwidth.search import counts
+from optsched.bandwidth.search.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
 from optsched.testing.best_gpus import (
     Tables,
     all_subsets,

@@ -9,13 +9,13 @@ import pytest
 from even_spreads import nearest_sets
 
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.bottleneck import BottleneckBandwidth
-from optsched.bandwidth.cluster import Cluster, Host
-from optsched.bandwidth.contention import demands, share
-from optsched.bandwidth.dispatcher import Dispatcher
-from optsched.bandwidth.pods import PodBandwidth
-from optsched.bandwidth.policy import Policy
-from optsched.bandwidth.state import ClusterState, Job
+from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
+from optsched.bandwidth.models.contention import demands, share
+from optsched.bandwidth.models.pods import PodBandwidth
+from optsched.bandwidth.search.dispatcher import Dispatcher
+from optsched.bandwidth.topology.cluster import Cluster, Host
+from optsched.bandwidth.topology.policy import Policy
+from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import Infeasible, InputError
 
 

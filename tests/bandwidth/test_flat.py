@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_pods import TableModel, host_types
 
-from optsched.bandwidth.bottleneck import BottleneckBandwidth
-from optsched.bandwidth.cluster import Cluster, Host, HostType
-from optsched.bandwidth.contention import share
-from optsched.bandwidth.flat import FlatSearch, count_partitions, keeps, partitions
-from optsched.bandwidth.intra import IntraTable
-from optsched.bandwidth.large import LargeSearch
-from optsched.bandwidth.model import UnmeasuredPattern
-from optsched.bandwidth.state import ClusterState
-from optsched.bandwidth.thresholds import filled
+from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
+from optsched.bandwidth.models.contention import share
+from optsched.bandwidth.models.model import UnmeasuredPattern
+from optsched.bandwidth.search.flat import FlatSearch, count_partitions, keeps, partitions
+from optsched.bandwidth.search.large import LargeSearch
+from optsched.bandwidth.search.thresholds import filled
+from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
+from optsched.bandwidth.topology.intra import IntraTable
+from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import InputError
 from optsched.testing.best_gpus import (
     Tables,

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.cluster import Cluster, HostType
-from optsched.bandwidth.measured import MeasuredBandwidth
-from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
-from optsched.bandwidth.model import UnmeasuredPattern
-from optsched.bandwidth.rates import UNMEASURED
+from optsched.bandwidth.models.measured import MeasuredBandwidth
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.bandwidth.models.model import UnmeasuredPattern
+from optsched.bandwidth.topology.cluster import Cluster, HostType
+from optsched.bandwidth.topology.rates import UNMEASURED
 from optsched.errors import InputError
 
 CLUSTER = Cluster.uniform(HostType("h", 4), 3)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from optsched.bandwidth.measured_data import (
+from optsched.bandwidth.models.measured_data import (
     H100_HOSTS,
     LARGE,
     MIXED_HOSTS,
@@ -16,7 +16,7 @@ from optsched.bandwidth.measured_data import (
     MeasuredData,
     load_measured,
 )
-from optsched.bandwidth.patterns import automaton, written_pattern
+from optsched.bandwidth.models.patterns import automaton, written_pattern
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.cluster import Cluster, HostType
-from optsched.bandwidth.metrics import (
+from optsched.bandwidth.measure.metrics import (
     bandwidth_loss,
     coverage,
     gbe,
@@ -19,7 +18,8 @@ from optsched.bandwidth.metrics import (
     mape,
     r_squared,
 )
-from optsched.bandwidth.samples import held_out_samples, training_samples
+from optsched.bandwidth.measure.samples import held_out_samples, training_samples
+from optsched.bandwidth.topology.cluster import Cluster, HostType
 from optsched.errors import InputError
 
 VALUES = st.lists(st.integers(1, 50), min_size=2, max_size=12)
@@ -89,7 +89,7 @@ def test_samples_follow_the_protocol(kinds: str | list[str]) -> None:
 def test_hosts_of_one_gpu_and_of_many() -> None:
     """Where no balanced split has room, a uniform one is taken; one host has no samples."""
     kinds = (HostType("large", 8), HostType("small", 1))
-    from optsched.bandwidth.cluster import Host
+    from optsched.bandwidth.topology.cluster import Host
 
     cluster = Cluster((Host("a", "large"), Host("b", "small")), kinds)
     for row in training_samples(cluster, 40, 0):

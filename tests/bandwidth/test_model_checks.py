@@ -15,7 +15,7 @@ from optsched.bandwidth import (
     PodBandwidth,
     synthetic,
 )
-from optsched.bandwidth.ends import End
+from optsched.bandwidth.models.ends import End
 from optsched.testing import check_bandwidth_model
 
 CLUSTER = synthetic.cluster(["nvswitch", "nvlink_pairs"], 3)

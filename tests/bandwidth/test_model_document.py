@@ -22,7 +22,7 @@ from optsched.bandwidth import (
     synthetic,
     write_model,
 )
-from optsched.bandwidth.ends import End
+from optsched.bandwidth.models.ends import End
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

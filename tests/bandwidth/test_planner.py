@@ -15,17 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.ask import ask, gpus_of
-from optsched.bandwidth.bottleneck import BottleneckBandwidth
-from optsched.bandwidth.cluster import Cluster, HostType
-from optsched.bandwidth.contention import demands, share
-from optsched.bandwidth.measured import MeasuredBandwidth
-from optsched.bandwidth.measured_data import VARIABLE, load_measured
-from optsched.bandwidth.measurements import Measurement, MeasurementTable
-from optsched.bandwidth.orbits import subset_orbits, symmetries
-from optsched.bandwidth.planner import Plan, learn, plan_measurements, plan_next
-from optsched.bandwidth.state import ClusterState
-from optsched.bandwidth.wanted import Scenario, every_pattern, patterns_that_may_bind, simulated
+from optsched.bandwidth.measure.orbits import subset_orbits, symmetries
+from optsched.bandwidth.measure.planner import Plan, learn, plan_measurements, plan_next
+from optsched.bandwidth.measure.wanted import (
+    Scenario,
+    every_pattern,
+    patterns_that_may_bind,
+    simulated,
+)
+from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
+from optsched.bandwidth.models.contention import demands, share
+from optsched.bandwidth.models.measured import MeasuredBandwidth
+from optsched.bandwidth.models.measured_data import VARIABLE, load_measured
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
+from optsched.bandwidth.search.ask import ask, gpus_of
+from optsched.bandwidth.topology.cluster import Cluster, HostType
+from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

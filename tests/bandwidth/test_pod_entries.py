@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_pods import plain_bandwidth, random_case
 
-from optsched.bandwidth.pod_entries import COUNT, FIRST, JOINT, OWN, TOUCHED, pod_entries
+from optsched.bandwidth.search.pod_entries import COUNT, FIRST, JOINT, OWN, TOUCHED, pod_entries
 
 if TYPE_CHECKING:
     from random_pods import Case

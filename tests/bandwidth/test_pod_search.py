@@ -12,23 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_pods import Case, TableModel, host_types, plain_bandwidth, plain_value, random_case
 
-from optsched.bandwidth import pod_search
-from optsched.bandwidth.cluster import Cluster, Host, HostType
-from optsched.bandwidth.contention import share
-from optsched.bandwidth.intra import IntraTable
-from optsched.bandwidth.large import LargeSearch
-from optsched.bandwidth.pod_local import local_values
-from optsched.bandwidth.pod_search import (
+from optsched.bandwidth.models.contention import share
+from optsched.bandwidth.models.pods import PodBandwidth
+from optsched.bandwidth.search import pod_search
+from optsched.bandwidth.search.large import LargeSearch
+from optsched.bandwidth.search.pod_local import local_values
+from optsched.bandwidth.search.pod_search import (
     PodChoice,
     choose_pods,
     fewest_pods,
     search_windows,
 )
-from optsched.bandwidth.pod_windows import capacity_needed
-from optsched.bandwidth.pods import PodBandwidth
-from optsched.bandwidth.policy import Policy
-from optsched.bandwidth.rates import MOST
-from optsched.bandwidth.state import ClusterState, Job
+from optsched.bandwidth.search.pod_windows import capacity_needed
+from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
+from optsched.bandwidth.topology.intra import IntraTable
+from optsched.bandwidth.topology.policy import Policy
+from optsched.bandwidth.topology.rates import MOST
+from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import Infeasible, InputError
 from optsched.testing.best_gpus import contention_of
 

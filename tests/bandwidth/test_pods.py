@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_pods import TableModel, host_types, plain_bandwidth, random_case
 
-from optsched.bandwidth.cluster import Cluster, Host, HostType
-from optsched.bandwidth.intra import IntraTable
-from optsched.bandwidth.model import UnmeasuredPattern
-from optsched.bandwidth.pods import PodBandwidth
-from optsched.bandwidth.rates import MOST
+from optsched.bandwidth.models.model import UnmeasuredPattern
+from optsched.bandwidth.models.pods import PodBandwidth
+from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
+from optsched.bandwidth.topology.intra import IntraTable
+from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
 
 KIND = HostType("h", 2, intra=IntraTable(2, [0, 0, 100]))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth.cluster import Cluster, Host, HostType
-from optsched.bandwidth.prior import host_rates, line_rate
-from optsched.bandwidth.rates import KILOBYTES
+from optsched.bandwidth.models.prior import host_rates, line_rate
+from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
+from optsched.bandwidth.topology.rates import KILOBYTES
 
 
 def by_hand(kinds: list[HostType], pattern: list[int]) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType
-from optsched.bandwidth.proximity import proximity
-from optsched.bandwidth.scenarios import SIZES, churn, packed, uniform
+from optsched.bandwidth.measure.scenarios import SIZES, churn, packed, uniform
+from optsched.bandwidth.topology.proximity import proximity
 from optsched.errors import InputError
 
 

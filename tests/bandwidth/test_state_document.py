@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth.cluster import Cluster, Host, HostType
-from optsched.bandwidth.rates import MOST
-from optsched.bandwidth.state import ClusterState, Job
-from optsched.bandwidth.state_document import from_tree, to_json
+from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
+from optsched.bandwidth.topology.rates import MOST
+from optsched.bandwidth.topology.state import ClusterState, Job
+from optsched.bandwidth.topology.state_document import from_tree, to_json
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

@@ -22,21 +22,16 @@ from surrogate_cases import (  # noqa: E402
     some_sets,
 )
 
-from optsched.bandwidth import (  # noqa: E402
-    metrics,
-    samples,
-    surrogate_tokens,
-    surrogate_training,
-    synthetic,
-)
-from optsched.bandwidth.cluster import Cluster, Host  # noqa: E402
-from optsched.bandwidth.measurements import (  # noqa: E402
+from optsched.bandwidth import metrics, samples, synthetic  # noqa: E402
+from optsched.bandwidth.models import surrogate_tokens, surrogate_training  # noqa: E402
+from optsched.bandwidth.models.measurements import (  # noqa: E402
     Measurement,
     MeasurementTable,
     MixedMeasurements,
 )
-from optsched.bandwidth.surrogate import HierarchicalTransformer  # noqa: E402
-from optsched.bandwidth.surrogate_network import SurrogateNetwork  # noqa: E402
+from optsched.bandwidth.models.surrogate import HierarchicalTransformer  # noqa: E402
+from optsched.bandwidth.models.surrogate_network import SurrogateNetwork  # noqa: E402
+from optsched.bandwidth.topology.cluster import Cluster, Host  # noqa: E402
 from optsched.testing import check_bandwidth_model  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -23,10 +23,10 @@ from surrogate_cases import (  # noqa: E402
 )
 
 from optsched.bandwidth import synthetic  # noqa: E402
-from optsched.bandwidth.cluster import Cluster, HostType  # noqa: E402
-from optsched.bandwidth.intra import IntraTable  # noqa: E402
-from optsched.bandwidth.measurements import Measurement, MeasurementTable  # noqa: E402
-from optsched.bandwidth.surrogate import HierarchicalTransformer  # noqa: E402
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable  # noqa: E402
+from optsched.bandwidth.models.surrogate import HierarchicalTransformer  # noqa: E402
+from optsched.bandwidth.topology.cluster import Cluster, HostType  # noqa: E402
+from optsched.bandwidth.topology.intra import IntraTable  # noqa: E402
 from optsched.errors import InputError, MissingExtra  # noqa: E402
 
 if TYPE_CHECKING:

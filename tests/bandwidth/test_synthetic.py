@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.cluster import Cluster, HostType
-from optsched.bandwidth.intra import IntraTable
-from optsched.bandwidth.links import link_rate, nvlinks
-from optsched.bandwidth.prior import line_rate
+from optsched.bandwidth.models.prior import line_rate
+from optsched.bandwidth.topology.cluster import Cluster, HostType
+from optsched.bandwidth.topology.intra import IntraTable
+from optsched.bandwidth.topology.links import link_rate, nvlinks
 from optsched.errors import InputError
 
 SMALL = synthetic.KINDS[:4]

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.cluster import Cluster, Host, HostType
+from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
 from optsched.cli.topology import app
 from optsched.errors import InputError
 

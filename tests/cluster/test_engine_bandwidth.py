@@ -10,7 +10,7 @@ import pytest
 from toy_policies import Greedy
 
 from optsched.bandwidth import ClusterState, Contention
-from optsched.bandwidth import contention as sharing
+from optsched.bandwidth.models import contention as sharing
 from optsched.cluster import Job, Nodes, Workload, simulate
 from optsched.cluster.contention import BandwidthContention, Placement
 from optsched.errors import InputError
@@ -49,7 +49,7 @@ def test_factors_follow_the_shares(rule: Contention) -> None:
 
 
 def _job(name: str, gpus: tuple[int, ...]) -> Any:
-    from optsched.bandwidth.state import Job as Running
+    from optsched.bandwidth.topology.state import Job as Running
 
     return Running(name, gpus)
 

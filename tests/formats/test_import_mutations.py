@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth import cluster_document, state_document
-from optsched.bandwidth.cluster import Cluster, HostType
-from optsched.bandwidth.state import ClusterState
+from optsched.bandwidth.topology import cluster_document, state_document
+from optsched.bandwidth.topology.cluster import Cluster, HostType
+from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import InputError
 from optsched.formats import (
     host_domains,

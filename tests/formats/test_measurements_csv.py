@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
-from optsched.bandwidth.model import OPERATIONS
-from optsched.bandwidth.rates import MOST
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.bandwidth.models.model import OPERATIONS
+from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
 from optsched.formats.measurements_csv import from_text, to_csv
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.errors import InputError
 from optsched.formats.nccl_tests import bus_factor, read_host_map, read_logs
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth.links import PCIE
+from optsched.bandwidth.topology.links import PCIE
 from optsched.errors import InputError
 from optsched.formats.nvidia_topo import from_text, read
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth.cluster import Cluster
+from optsched.bandwidth.topology.cluster import Cluster
 from optsched.errors import InputError
 from optsched.formats.rocm_topo import from_text
 

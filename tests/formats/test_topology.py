@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth.cluster import Cluster
+from optsched.bandwidth.topology.cluster import Cluster
 from optsched.errors import InputError
 from optsched.formats.host_domains import from_labels, from_nodes
 from optsched.formats.slurm_topology import from_slurm

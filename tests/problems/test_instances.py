@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import optsched
-from optsched.bandwidth import model_document
+from optsched.bandwidth.models import model_document
 from optsched.formats.read_problem import read_problem
 from optsched.problems.gpus import document as gpus_json
 from optsched.problems.quota import document as quota_json

@@ -29,9 +29,9 @@ from optsched.bandwidth import (
     Policy,
     synthetic,
 )
-from optsched.bandwidth.contention import demands, share
-from optsched.bandwidth.ends import End
-from optsched.bandwidth.model import alone, unlimited
+from optsched.bandwidth.models.contention import demands, share
+from optsched.bandwidth.models.ends import End
+from optsched.bandwidth.models.model import alone, unlimited
 from optsched.errors import Infeasible, InputError
 from optsched.problems.gpus.problem import RATIO, Request
 from optsched.testing.best_gpus import Tables, contention_of, policy_of, sizes_of, state_of

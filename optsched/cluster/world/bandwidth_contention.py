@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.contention import Contention as Sharing
-from optsched.bandwidth.contention import check_traffic, demands, share
-from optsched.bandwidth.model import BandwidthModel
-from optsched.bandwidth.state import ClusterState, Job
+from optsched.bandwidth.models.contention import Contention as Sharing
+from optsched.bandwidth.models.contention import check_traffic, demands, share
+from optsched.bandwidth.models.model import BandwidthModel
+from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import InputError
 from optsched.io.values import format_value, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.bandwidth.contention import Traffic
+    from optsched.bandwidth.models.contention import Traffic
     from optsched.cluster.world.placement import FloatArray, Placement
 
 

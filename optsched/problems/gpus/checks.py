@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.bandwidth.policy import Policy
+from optsched.bandwidth.topology.policy import Policy
 from optsched.errors import Infeasible, InputError
 from optsched.io.values import integer, label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.bandwidth.state import ClusterState
+    from optsched.bandwidth.topology.state import ClusterState
 
 
 class Request(NamedTuple):

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hi
 
 import msgspec
 
-from optsched.bandwidth import model_document, state_document
-from optsched.bandwidth.contention import Contention
-from optsched.bandwidth.policy import Policy
+from optsched.bandwidth.models import model_document
+from optsched.bandwidth.models.contention import Contention
+from optsched.bandwidth.topology import state_document
+from optsched.bandwidth.topology.policy import Policy
 from optsched.errors import InputError
 from optsched.io.files import read_bytes
 from optsched.io.strict_json import (
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from optsched.bandwidth.model import BandwidthModel
+    from optsched.bandwidth.models.model import BandwidthModel
 
 T = TypeVar("T")
 

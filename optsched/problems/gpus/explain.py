@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.contention import Contention, share
-from optsched.bandwidth.links import weight
-from optsched.bandwidth.model import CountModel
-from optsched.bandwidth.patterns import written_pattern
-from optsched.bandwidth.rates import shown
-from optsched.bandwidth.state import ClusterState, Job
+from optsched.bandwidth.models.contention import Contention, share
+from optsched.bandwidth.models.model import CountModel
+from optsched.bandwidth.models.patterns import written_pattern
+from optsched.bandwidth.topology.links import weight
+from optsched.bandwidth.topology.rates import shown
+from optsched.bandwidth.topology.state import ClusterState, Job
 
 if TYPE_CHECKING:
-    from optsched.bandwidth.policy import Policy
+    from optsched.bandwidth.topology.policy import Policy
     from optsched.problems.gpus.problem import DispatchChoice, GpuPlacement
 
 

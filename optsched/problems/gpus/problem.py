@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from optsched.bandwidth.contention import (
+from optsched.bandwidth.models.contention import (
     Contention,
     Share,
     Traffic,
@@ -18,13 +18,13 @@ from optsched.bandwidth.contention import (
     demands,
     share,
 )
-from optsched.bandwidth.ends import End, measured_only
-from optsched.bandwidth.feasibility import impossible
-from optsched.bandwidth.model import BandwidthModel
-from optsched.bandwidth.policy import Policy, check_rules, share_of
-from optsched.bandwidth.ranks import hostfile, rank_order, visible_devices
-from optsched.bandwidth.rates import MOST, shown
-from optsched.bandwidth.state import ClusterState, Job
+from optsched.bandwidth.models.ends import End, measured_only
+from optsched.bandwidth.models.model import BandwidthModel
+from optsched.bandwidth.topology.feasibility import impossible
+from optsched.bandwidth.topology.policy import Policy, check_rules, share_of
+from optsched.bandwidth.topology.ranks import hostfile, rank_order, visible_devices
+from optsched.bandwidth.topology.rates import MOST, shown
+from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import InputError
 from optsched.io.values import integer, label, one_of
 from optsched.model.schedule import Problem, Rows, Schedule
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Sequence
 
-    from optsched.bandwidth.cluster import Cluster
-    from optsched.bandwidth.tables import CountTables
+    from optsched.bandwidth.models.tables import CountTables
+    from optsched.bandwidth.topology.cluster import Cluster
 
 ON_UNMEASURED: Final = ("predict", "robust", "measured")
 OBJECTIVES: Final = ("sum", "max_min")
@@ -78,7 +78,7 @@ class GpuPlacement(Problem):
     contention
         How jobs share.
     traffic, seed
-        Demands of the running jobs, see `optsched.bandwidth.contention.demands`.
+        Demands of the running jobs, see `optsched.bandwidth.models.contention.demands`.
     tolerance
         Share of the best bandwidth that may be lost for a better rest, to the millionth.
     on_unmeasured
@@ -259,7 +259,7 @@ class GpuPlacement(Problem):
 
     def best(self, policy: Policy | None, k: int | None = None, *, ties: bool = False) -> Any:
         """The best `bandwidth.ask.Choice` by counts for k under a policy; None without tables."""
-        from optsched.bandwidth.ask import ask
+        from optsched.bandwidth.search.ask import ask
 
         size = self.k if k is None else k
         if self.tables is None or not 1 <= size <= len(self.state.free):
@@ -271,7 +271,7 @@ class GpuPlacement(Problem):
 
     def _best_choice(self) -> DispatchChoice | None:
         """What `counts` answers; None if there is nothing, or no tables."""
-        from optsched.bandwidth.ask import gpus_of
+        from optsched.bandwidth.search.ask import gpus_of
 
         found = self.best(self.policy, ties=True)
         if found is None:
@@ -560,7 +560,7 @@ class DispatchChoice:
         The best that any choice may have, were the model's intervals true at their upper ends,
         less what this choice has at least.
         """
-        from optsched.bandwidth.ask import ask
+        from optsched.bandwidth.search.ask import ask
 
         problem = self.problem
         model, state = problem.model, problem.state

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.ask import ask, gpus_of, trays_first
-from optsched.bandwidth.intra import MOST_BY_SUBSET, subset_sizes
-from optsched.bandwidth.model import UnmeasuredPattern
-from optsched.bandwidth.rates import MOST, NO_LIMIT
-from optsched.bandwidth.state import Job
-from optsched.bandwidth.tables import BEST, BY_MASK, GPUS, INTRA, RECORD, RECORDS
+from optsched.bandwidth.models.model import UnmeasuredPattern
+from optsched.bandwidth.models.tables import BEST, BY_MASK, GPUS, INTRA, RECORD, RECORDS
+from optsched.bandwidth.search.ask import ask, gpus_of, trays_first
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
+from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
+from optsched.bandwidth.topology.state import Job
 from optsched.problems.gpus.problem import RATIO, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -87,7 +87,7 @@ def supports(problem: GpuPlacement) -> Support:
 
 def solve(problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
     """One after the other first, then jointly; one iteration judges the vectors of one request."""
-    if not load(monitor, "optsched.bandwidth.counts"):
+    if not load(monitor, "optsched.bandwidth.search.counts"):
         return Result("unknown")
     chosen = one_after_the_other(problem)
     if chosen is not None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
-from optsched.bandwidth.intra import MOST_BY_SUBSET
-from optsched.bandwidth.model import CountModel
-from optsched.bandwidth.patterns import written_pattern
-from optsched.bandwidth.pods import PodBandwidth
-from optsched.bandwidth.tables import CountTables
+from optsched.bandwidth.models.model import CountModel
+from optsched.bandwidth.models.patterns import written_pattern
+from optsched.bandwidth.models.pods import PodBandwidth
+from optsched.bandwidth.models.tables import CountTables
+from optsched.bandwidth.search.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -25,13 +25,13 @@ from optsched_solvers.gpus.vectors import claim
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from optsched.bandwidth.ask import Choice
-    from optsched.bandwidth.large import LargeSearch
+    from optsched.bandwidth.search.ask import Choice
+    from optsched.bandwidth.search.large import LargeSearch
     from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
 
-KERNEL = "optsched.bandwidth.counts"
+KERNEL = "optsched.bandwidth.search.counts"
 
 INSTANT = 100_000
 """Count vectors that take milliseconds at worst."""
@@ -44,7 +44,7 @@ class Counts:
 
     One iteration is one count vector evaluated. Ties are broken as `GpuPlacement` says. Clusters
     too large for that are searched by patterns, thresholds and local moves, with a proven bound:
-    see `optsched.bandwidth.large`; there the lowest ids win.
+    see `optsched.bandwidth.search.large`; there the lowest ids win.
     """
 
     name = "counts"
@@ -93,7 +93,7 @@ class Counts:
     def _large(self, problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
         if monitor.should_stop() or not is_large(problem):
             return Result("unknown")
-        if not load(monitor, "optsched.bandwidth.flat"):
+        if not load(monitor, "optsched.bandwidth.search.flat"):
             offer_nearest(problem, monitor)
             return Result("unknown")
         return search_large(problem, limits, monitor, self.name)
@@ -125,7 +125,7 @@ def _asked(problem: GpuPlacement, leaves: int) -> Choice | None:
 @lru_cache(maxsize=4)
 def _search(model: CountModel | PodBandwidth) -> LargeSearch:
     """What depends on a model, which is listed once."""
-    from optsched.bandwidth.large import LargeSearch
+    from optsched.bandwidth.search.large import LargeSearch
 
     return LargeSearch(model)
 
@@ -161,8 +161,8 @@ def is_large(problem: GpuPlacement) -> bool:
 
 def offer_nearest(problem: GpuPlacement, monitor: Monitor) -> None:
     """An answer when there is no time for kernels: whole hosts and NUMA groups first."""
-    from optsched.bandwidth.model import UnmeasuredPattern
-    from optsched.bandwidth.proximity import proximity
+    from optsched.bandwidth.models.model import UnmeasuredPattern
+    from optsched.bandwidth.topology.proximity import proximity
 
     chosen = sorted(proximity(problem.cluster, problem.state.free, problem.k))
     if problem.on_unmeasured == "measured" or problem.faults([chosen]):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.bandwidth.ask import domain_numbers
+from optsched.bandwidth.search.ask import domain_numbers
 from optsched.problems.gpus.problem import GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.bandwidth.ask import gpus_of, jobs_of, trays_first
-from optsched.bandwidth.contention import share
-from optsched.bandwidth.intra import MOST_BY_SUBSET
-from optsched.bandwidth.model import BandwidthModel, UnmeasuredPattern
-from optsched.bandwidth.policy import Policy
+from optsched.bandwidth.models.contention import share
+from optsched.bandwidth.models.model import BandwidthModel, UnmeasuredPattern
+from optsched.bandwidth.search.ask import gpus_of, jobs_of, trays_first
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
+from optsched.bandwidth.topology.policy import Policy
 from optsched.problems.gpus.problem import GpuPlacement
 from optsched.solving.solver import Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from optsched.bandwidth.model import Selection, Which
-    from optsched.bandwidth.tables import CountTables
+    from optsched.bandwidth.models.model import Selection, Which
+    from optsched.bandwidth.models.tables import CountTables
     from optsched.model.schedule import IntArray, Problem
     from optsched.solving.monitor import Monitor
 

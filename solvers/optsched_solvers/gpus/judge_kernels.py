@@ -6,9 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from optsched.bandwidth.counts import joint_within, shared
-from optsched.bandwidth.rates import NO_LIMIT
-from optsched.bandwidth.tables import (
+from optsched.bandwidth.models.tables import (
     BEST,
     GPUS,
     HOSTS,
@@ -19,6 +17,8 @@ from optsched.bandwidth.tables import (
     STEP,
     WIDTH,
 )
+from optsched.bandwidth.search.counts import joint_within, shared
+from optsched.bandwidth.topology.rates import NO_LIMIT
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 # the rule of contention, one array

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from optsched.bandwidth.pods import PodBandwidth
+from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.problems.gpus.problem import GpuPlacement
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -52,6 +52,6 @@ class Pods:
         assert isinstance(problem, GpuPlacement) and isinstance(problem.model, PodBandwidth)
         modules = ["flat", "pod_search"]
         modules += ["pod_entries", "pod_sets", "pod_tenants"] if any(problem.demands) else []
-        if not load(monitor, *(f"optsched.bandwidth.{name}" for name in modules)):
+        if not load(monitor, *(f"optsched.bandwidth.search.{name}" for name in modules)):
             return Result("unknown")
         return search_large(problem, limits, monitor, self.name)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.bandwidth.ask import gpus_of
-from optsched.bandwidth.intra import MOST_BY_SUBSET, subset_sizes
-from optsched.bandwidth.rates import NO_LIMIT
-from optsched.bandwidth.tables import BY_MASK, GPUS, INTRA, RECORD, RECORDS
+from optsched.bandwidth.models.tables import BY_MASK, GPUS, INTRA, RECORD, RECORDS
+from optsched.bandwidth.search.ask import gpus_of
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
+from optsched.bandwidth.topology.rates import NO_LIMIT
 from optsched.problems.gpus.problem import GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.ask import domain_numbers, levels_of
-from optsched.bandwidth.intra import MOST_BY_SUBSET
-from optsched.bandwidth.policy import ANY
-from optsched.bandwidth.rates import NO_LIMIT
-from optsched.bandwidth.tables import BEST, BY_MASK, GPUS, INTRA, RECORD, RECORDS
+from optsched.bandwidth.models.tables import BEST, BY_MASK, GPUS, INTRA, RECORD, RECORDS
+from optsched.bandwidth.search.ask import domain_numbers, levels_of
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
+from optsched.bandwidth.topology.policy import ANY
+from optsched.bandwidth.topology.rates import NO_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -206,7 +206,7 @@ class CountVectors:
 
     def gpus(self, vector: IntArray) -> tuple[int, ...]:
         """The best GPUs for a vector of counts; of equals the lowest ids."""
-        from optsched.bandwidth.ask import gpus_of
+        from optsched.bandwidth.search.ask import gpus_of
 
         cluster, parts = self.problem.cluster, []
         for h, count in zip(self.hosts, vector.tolist(), strict=True):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.bandwidth.links import published_weight, weight
-from optsched.bandwidth.model import UnmeasuredPattern
-from optsched.bandwidth.proximity import proximity
+from optsched.bandwidth.models.model import UnmeasuredPattern
+from optsched.bandwidth.topology.links import published_weight, weight
+from optsched.bandwidth.topology.proximity import proximity
 from optsched.errors import InputError
 from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
@@ -19,7 +19,7 @@ from optsched_solvers.gpus.judge import free_on, grounds, supported
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from optsched.bandwidth.cluster import Cluster, HostType
+    from optsched.bandwidth.topology.cluster import Cluster, HostType
     from optsched.model.schedule import IntArray, Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor

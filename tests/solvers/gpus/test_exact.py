@@ -9,9 +9,9 @@ from random_subsets import allowed
 from subset_cases import four_by_eight, optimum, ruled_problem
 
 import optsched
-from optsched.bandwidth.contention import Contention
-from optsched.bandwidth.model import UnmeasuredPattern
-from optsched.bandwidth.policy import Policy
+from optsched.bandwidth.models.contention import Contention
+from optsched.bandwidth.models.model import UnmeasuredPattern
+from optsched.bandwidth.topology.policy import Policy
 from optsched.errors import InputError
 from optsched.problems.gpus.problem import Request
 from optsched.solving.solver import solver as find_solver

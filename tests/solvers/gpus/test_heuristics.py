@@ -12,8 +12,8 @@ from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Contention, Host, HostType, Policy
-from optsched.bandwidth.ask import ask
-from optsched.bandwidth.rates import UNMEASURED
+from optsched.bandwidth.search.ask import ask
+from optsched.bandwidth.topology.rates import UNMEASURED
 from optsched.errors import InputError, UnsupportedProblem
 from optsched.problems.gpus.problem import Request
 from optsched.testing.best_gpus import Tables

@@ -9,9 +9,9 @@ import pytest
 from random_subsets import best_batch, random_batch
 
 import optsched
-from optsched.bandwidth.contention import Contention
-from optsched.bandwidth.policy import Policy
-from optsched.bandwidth.state import ClusterState, Job
+from optsched.bandwidth.models.contention import Contention
+from optsched.bandwidth.topology.policy import Policy
+from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.problems.gpus.problem import GpuPlacement, Request
 from optsched.testing.best_gpus import Tables, all_subsets
 from optsched_solvers.gpus import batch as subset_batch

@@ -9,7 +9,8 @@ import pytest
 from uncompiled import never_load, uncompile
 
 import optsched
-from optsched.bandwidth import ClusterState, counts
+from optsched.bandwidth import ClusterState
+from optsched.bandwidth.search import counts
 from optsched.formats.read_problem import read_problem
 from optsched.testing.best_gpus import Tables
 

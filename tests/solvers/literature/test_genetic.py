@@ -15,7 +15,7 @@ from subset_cases import ruled_problem
 
 import optsched
 from optsched import JobArray, JobShop, MissingExtra, UnsupportedProblem, verify
-from optsched.bandwidth.policy import Policy
+from optsched.bandwidth.topology.policy import Policy
 from optsched.errors import InputError
 from optsched.model.graph import scheduled
 from optsched.solving.limits import Limits

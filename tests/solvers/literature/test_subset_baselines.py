@@ -10,8 +10,8 @@ from subset_cases import problem_of, solved
 
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType, Policy
-from optsched.bandwidth.links import published_weight, weight
-from optsched.bandwidth.proximity import proximity
+from optsched.bandwidth.topology.links import published_weight, weight
+from optsched.bandwidth.topology.proximity import proximity
 from optsched.errors import InputError, UnsupportedProblem
 from optsched.testing.best_gpus import Tables, all_subsets
 from optsched_solvers.literature.baselines import Proximity, RandomSubset, Topo, nearest_links

@@ -1,0 +1,1 @@
+"""What to measure, how good models and choices are, and synthetic clusters."""

@@ -1,0 +1,230 @@
+"""Made-up days of a cluster, by seed: which GPUs are free when a request comes."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from optsched.bandwidth.topology.proximity import proximity
+from optsched.bandwidth.topology.state import ClusterState, Job
+from optsched.errors import InputError
+from optsched.io.values import integer
+
+if TYPE_CHECKING:
+    from optsched.bandwidth.topology.cluster import Cluster
+
+Scenario: TypeAlias = tuple[ClusterState, int]
+"""A state, and the number of GPUs that is asked in it."""
+
+SIZES: Final = (1, 2, 4, 8, 16)
+"""GPUs of a job; those that do not fit are left out."""
+
+Choose: TypeAlias = Callable[[ClusterState, int], Sequence[int]]
+
+
+def uniform(
+    cluster: Cluster,
+    *,
+    busy: Literal["pooled", "tenants"] = "pooled",
+    repeats: int = 50,
+    seed: int = 0,
+    wanted: Sequence[int] | None = None,
+) -> Iterator[Scenario]:
+    """Any GPUs are free, as likely as any others: far more scattered than clusters are.
+
+    For every k of 2..N-1 there are `repeats` states in which k..N GPUs are free (BandPilot, 5.1).
+
+    Parameters
+    ----------
+    cluster
+        Of N GPUs.
+    busy
+        The others belong to one job (``"pooled"``), or to ``"tenants"`` of `SIZES` GPUs, one after
+        the other placed by `proximity`.
+    repeats
+        States for every k.
+    seed
+        Same seed, same states.
+    wanted
+        Other k than 2..N-1.
+
+    Raises
+    ------
+    InputError
+        An unknown `busy`, or a k that the cluster has not.
+    """
+    if busy not in ("pooled", "tenants"):
+        raise InputError(f"busy: expected pooled or tenants, got {busy!r:.60}")
+    sizes, rng = _checked(cluster, wanted, repeats, seed), random.Random(f"uniform {seed}")
+    return _uniform(cluster, sizes, repeats, rng, busy)
+
+
+def packed(
+    cluster: Cluster, *, repeats: int = 50, seed: int = 0, wanted: Sequence[int] | None = None
+) -> Iterator[Scenario]:
+    """Jobs fill whole hosts, and at most a part of one more: what well-run clusters look like.
+
+    Parameters are those of `uniform`. Jobs have 1..16 GPUs, each number as likely; what is left
+    of a job after whole hosts goes to the fullest host on which it fits.
+    """
+    sizes, rng = _checked(cluster, wanted, repeats, seed), random.Random(f"packed {seed}")
+    return _packed(cluster, sizes, repeats, rng)
+
+
+def churn(
+    cluster: Cluster,
+    choose: Choose,
+    *,
+    requests: int = 1000,
+    load: float = 0.8,
+    sizes: Sequence[int] = SIZES,
+    seed: int = 0,
+) -> Iterator[Scenario]:
+    """Jobs come and go; a dispatcher chooses their GPUs, so that its fragments show.
+
+    Requests come at random (exponential gaps), run for exponential times, and wait in line, first
+    come first served, until enough GPUs are free. Gaps, times and sizes do not depend on the
+    choices. Each state is that before a choice.
+
+    Parameters
+    ----------
+    cluster
+        Starts empty.
+    choose
+        The dispatcher: from a state and k to k free GPUs, by global number.
+    requests
+        How many.
+    load
+        GPU seconds asked for over those that there are, above 0.
+    sizes
+        Of jobs, equally likely; those larger than the cluster are left out.
+    seed
+        Same seed, same requests.
+
+    Raises
+    ------
+    InputError
+        A number that cannot be; later, a dispatcher that chooses other than k free GPUs.
+    """
+    integer("requests", requests, 0, 10**9)
+    integer("seed", seed)
+    if isinstance(load, bool) or not isinstance(load, (int, float)) or not 0 < load < 1e6:
+        raise InputError(f"load: expected a number > 0, got {load!r:.60}")
+    fitting = [integer("sizes", k, 1, 10**9) for k in sizes]
+    fitting = [k for k in fitting if k <= cluster.n_gpus]
+    if not fitting:
+        raise InputError(f"sizes: expected one of at most {cluster.n_gpus} GPUs")
+    return _churn(cluster, choose, requests, load, fitting, random.Random(f"churn {seed}"))
+
+
+def _uniform(
+    cluster: Cluster, sizes: Sequence[int], repeats: int, rng: random.Random, busy: str
+) -> Iterator[Scenario]:
+    gpus = range(cluster.n_gpus)
+    for k in sizes:
+        for _ in range(repeats):
+            free = rng.sample(gpus, rng.randint(k, cluster.n_gpus))
+            others = sorted(set(gpus) - set(free))
+            jobs = [Job("pooled", tuple(others))] if others else []
+            if busy == "tenants":
+                jobs = _tenants(cluster, others, rng)
+            yield ClusterState(cluster, tuple(free), tuple(jobs)), k
+
+
+def _tenants(cluster: Cluster, busy: list[int], rng: random.Random) -> list[Job]:
+    """Jobs of random sizes on these GPUs, each placed by proximity among those still without."""
+    jobs: list[Job] = []
+    while busy:
+        size = rng.choice([size for size in SIZES if size <= len(busy)])
+        gpus = proximity(cluster, busy, size)
+        jobs.append(Job(f"job{len(jobs)}", gpus))
+        taken = set(gpus)
+        busy = [gpu for gpu in busy if gpu not in taken]
+    return jobs
+
+
+def _packed(
+    cluster: Cluster, sizes: Sequence[int], repeats: int, rng: random.Random
+) -> Iterator[Scenario]:
+    for k in sizes:
+        for _ in range(repeats):
+            free = {
+                h: list(range(int(cluster.first[h]), int(cluster.first[h + 1])))
+                for h in range(cluster.n_hosts)
+            }
+            busy = cluster.n_gpus - rng.randint(k, cluster.n_gpus)
+            order = rng.sample(range(cluster.n_hosts), cluster.n_hosts)
+            jobs: list[Job] = []
+            while busy:
+                size = rng.randint(1, min(busy, max(SIZES)))
+                gpus = _packed_job(cluster, free, order, size)
+                jobs.append(Job(f"job{len(jobs)}", tuple(gpus)))
+                busy -= len(gpus)
+            left = tuple(gpu for gpus in free.values() for gpu in gpus)
+            yield ClusterState(cluster, left, tuple(jobs)), k
+
+
+def _packed_job(
+    cluster: Cluster, free: dict[int, list[int]], order: list[int], size: int
+) -> list[int]:
+    """Take whole hosts, then a part of one; fewer GPUs than asked if no host has the part."""
+    chosen: list[int] = []
+    for h in order:
+        if len(free[h]) == int(cluster.sizes[h]) <= size - len(chosen):
+            chosen += free[h]
+            free[h] = []
+    part = size - len(chosen)
+    if part:
+        room = [h for h in order if len(free[h]) >= part]
+        if room:
+            host = min(room, key=lambda h: len(free[h]))
+        elif chosen:
+            return chosen
+        else:
+            host = max(order, key=lambda h: len(free[h]))
+        chosen += free[host][:part]
+        free[host] = free[host][part:]
+    return chosen
+
+
+def _churn(
+    cluster: Cluster,
+    choose: Choose,
+    requests: int,
+    load: float,
+    sizes: list[int],
+    rng: random.Random,
+) -> Iterator[Scenario]:
+    rate = load * cluster.n_gpus * len(sizes) / sum(sizes)  # arrivals in the mean time of a job
+    state, arrived, came = ClusterState.idle(cluster), 0, rng.expovariate(rate)
+    waiting: deque[tuple[str, int, float]] = deque()
+    ends: list[tuple[float, str]] = []
+    while arrived < requests or waiting:
+        if arrived < requests and (not ends or came < ends[0][0]):
+            now = came
+            waiting.append((f"job{arrived}", rng.choice(sizes), rng.expovariate(1.0)))
+            arrived, came = arrived + 1, came + rng.expovariate(rate)
+        else:
+            now, ended = heapq.heappop(ends)
+            state = state.give(ended)
+        while waiting and waiting[0][1] <= len(state.free):
+            name, k, time = waiting.popleft()
+            yield state, k
+            gpus = choose(state, k)
+            if len(set(gpus)) != k:
+                raise InputError(f"choose: expected {k} GPUs, got {gpus!r:.60}")
+            state = state.take(gpus, name)
+            heapq.heappush(ends, (now + time, name))
+
+
+def _checked(
+    cluster: Cluster, wanted: Sequence[int] | None, repeats: Any, seed: Any
+) -> Sequence[int]:
+    integer("repeats", repeats, 0, 10**9)
+    integer("seed", seed)
+    if wanted is None:
+        return range(2, cluster.n_gpus)
+    return [integer("wanted", k, 1, cluster.n_gpus) for k in wanted]

@@ -1,0 +1,1 @@
+"""Bandwidths of sets of GPUs: measured, learnt, of pods, and under contention."""

@@ -1,0 +1,411 @@
+"""The default model: the least of what the network and each host allow; the network is learnt."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import erfc, log, sqrt
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from optsched.bandwidth.models.evidence import Evidence, evidence
+from optsched.bandwidth.models.features import MEANS, inputs, mean
+from optsched.bandwidth.models.gaussian import GaussianProcess
+from optsched.bandwidth.models.measured import as_table, check_parts, check_patterns
+from optsched.bandwidth.models.measurements import MeasurementTable
+from optsched.bandwidth.models.model import CountModel, Which, alone, unlimited
+from optsched.bandwidth.models.patterns import automaton, n_patterns, written_pattern
+from optsched.bandwidth.models.prior import host_rates, line_rate
+from optsched.bandwidth.models.stand_in import intra_estimate
+from optsched.bandwidth.topology.rates import MOST
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+
+    from optsched.bandwidth.models.measurements import Measurement
+    from optsched.bandwidth.topology.cluster import Cluster
+    from optsched.model.schedule import IntArray
+
+    Floats = npt.NDArray[np.float64]
+
+COMPILED: Final = 20_000
+"""Patterns of a cluster up to which all are predicted at once, in some 0.1 s."""
+
+_QUANTILE: Final = 1.96
+
+_ROUNDS: Final = 3
+
+_SCALE: Final = 50  # logs beyond are no scales
+
+
+class Fitted(NamedTuple):
+    """What was chosen by likelihood; with the measurements it gives the model back bit by bit."""
+
+    mean: str
+    """One of `MEANS`."""
+    scales: tuple[float, ...]
+    """See `GaussianProcess`."""
+    held: tuple[tuple[int, ...], ...] = ()
+    """Patterns known from below only that are points at that value: the process fell short."""
+
+
+class BottleneckBandwidth(CountModel):
+    """B(S) = min(T(counts of S) if it has several hosts, intra of every host with two or more).
+
+    T is the line rate of the network cards (`optsched.bandwidth.models.prior`) until `fit` has seen
+    measurements: measured patterns then keep the median of their values, and the others follow a
+    Gaussian process on log T. Bandwidths within a host are the tables of the host types; see
+    `optsched.bandwidth.models.stand_in` for a type that has none.
+
+    Parameters
+    ----------
+    cluster
+        Whose GPUs they are.
+    table
+        Measurements to begin with; `fit` is the usual way to give them.
+    fitted
+        The hyper-parameters, if they are known; otherwise they are learnt from the table.
+
+    Raises
+    ------
+    InputError
+        A measurement of a pattern, host or GPU that the cluster has not.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        table: MeasurementTable | None = None,
+        fitted: Fitted | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.table = MeasurementTable(()) if table is None else table
+        check_parts(cluster, self.table)
+        self.op, self.payload, self.mixed = self.table.op, self.table.payload, self.table.mixed
+        check_patterns(cluster, self.table)
+        self._given = fitted
+
+    # learning
+
+    def fit(self, table: MeasurementTable) -> BottleneckBandwidth:
+        """A new model that knows these measurements only; their order makes no difference."""
+        return BottleneckBandwidth(self.cluster, table)
+
+    def update(self, measurements: Iterable[Measurement]) -> BottleneckBandwidth:
+        """A new model that knows these measurements too.
+
+        Raises
+        ------
+        MixedMeasurements
+            A table of another collective or payload.
+        """
+        more = as_table(self.table, measurements)
+        if not len(more):
+            return self
+        return BottleneckBandwidth(self.cluster, self.table.joined(more) if self.table else more)
+
+    @cached_property
+    def fitted(self) -> Fitted | None:
+        """The hyper-parameters; None where nothing was learnt from."""
+        if self._given is not None or not len(self._points[0]):
+            return self._given
+        best, chosen = -np.inf, Fitted("line_rate", ())
+        for name in MEANS:
+            process = self._learnt(name, ())
+            score = process.log_evidence + self._log_above(process, name)
+            if score > best:
+                best, chosen = score, Fitted(name, tuple(process.scales.tolist()))
+        for _ in range(_ROUNDS):
+            more = self._short(chosen)
+            if not more:
+                break
+            held = (*chosen.held, *more)
+            scales = self._learnt(chosen.mean, held).scales
+            chosen = Fitted(chosen.mean, tuple(scales.tolist()), held)
+        return chosen
+
+    def _learnt(self, name: str, held: Iterable[tuple[int, ...]]) -> GaussianProcess:
+        rows, values = self._points_and(held)
+        return GaussianProcess.fit(*self._inputs(rows), values - self._mean(name, rows))
+
+    def _log_above(self, process: GaussianProcess, name: str) -> float:
+        """Log of the probability that limits known from below are above, each for itself."""
+        rows, values = self._bounds
+        if not len(rows):
+            return 0.0
+        middle, deviation = process.predict(*self._inputs(rows))
+        z = (self._mean(name, rows) + middle - values) / deviation
+        return float(sum(log(max(1e-300, erfc(-x / sqrt(2)) / 2)) for x in z.tolist()))
+
+    def _short(self, fitted: Fitted) -> list[tuple[int, ...]]:
+        """Patterns that the process expects to be slower than they are known to be at least."""
+        rows, values = self._bounds
+        if not len(rows):
+            return []
+        process = self._process_of(fitted)
+        expected = self._mean(fitted.mean, rows) + process.predict(*self._inputs(rows))[0]
+        below = expected < values - process.noise
+        found = [tuple(c for c in row if c) for row in rows[below].tolist()]
+        return [pattern for pattern in found if pattern not in fitted.held]
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """Limits of the network that were measured, and those known from below."""
+        return evidence(self.cluster, self.table, self.ceiling)
+
+    # predictions
+
+    def network(self, patterns: IntArray, which: Which = "value") -> IntArray:
+        """Limit of the network, or an end of its 95 % interval."""
+        given = np.asarray(patterns, np.int64)
+        limit = unlimited(given)
+        several = np.flatnonzero(~alone(given))
+        if len(several) and self._compiles:
+            limit[several] = self._compiled(which)[self._states(given[several])]
+        elif len(several):
+            limit[several] = self._predicted(given[several], which)
+        return limit
+
+    def line_rates(self) -> Floats | None:
+        """What GPUs of a host bring to the network, while no limit of it has been measured."""
+        known, least, _ = self.evidence
+        return None if known or least or self.fitted else host_rates(self.cluster)
+
+    def intra_of(self, kind: int, which: Which = "value") -> IntArray | None:
+        """The table of the type; without one, stand-ins and what was measured on single hosts."""
+        table = self.cluster.types[kind].intra
+        if table is not None:
+            return table.values
+        return intra_estimate(self.cluster, kind, self.table, which)
+
+    @cached_property
+    def predicted_types(self) -> tuple[str, ...]:
+        """Host types whose intra bandwidths are stand-ins, not measured."""
+        return tuple(kind.name for kind in self.cluster.types if kind.intra is None)
+
+    def is_measured(self, patterns: IntArray) -> npt.NDArray[np.bool_]:
+        """Which patterns need no measurement, shape (n,): known, settled, or of a single host."""
+        known = self.evidence.known.keys() | self.evidence.settled.keys()
+        return np.array([
+            sum(c > 0 for c in row) < 2 or tuple(c for c in row if c) in known
+            for row in np.asarray(patterns).tolist()
+        ], np.bool_)  # fmt: skip
+
+    def ceiling(self, patterns: IntArray) -> Floats:
+        """The most that hosts of this cluster allow a pattern, kB/s; infinite if nothing limits."""
+        given = np.asarray(patterns, np.int64)
+        limits = np.where(given >= 2, self._best_within[given], np.inf)
+        return np.asarray(limits.min(axis=1, initial=np.inf))
+
+    def draw(self, patterns: IntArray, seed: int) -> IntArray:
+        """A table of the network that the measurements allow: one sample, measured values kept.
+
+        Above 2,000 patterns their errors are drawn independently (a joint draw takes cubic time).
+        """
+        given = np.asarray(patterns, np.int64)
+        rng = np.random.default_rng(seed)
+        limit = unlimited(given)
+        several = np.flatnonzero(~alone(given))
+        if not len(several):
+            return limit
+        rows = given[several]
+        expected, process, seen = self._prior(rows), self._process, self._inputs(rows)
+        if len(rows) <= 2_000:
+            sample = process.draw(*seen, rng)
+        else:
+            middle, deviation = process.predict(*seen)
+            sample = middle + deviation * rng.standard_normal(len(rows))
+        limit[several] = self._with_known(rows, _rounded(expected + sample), "value")
+        return limit
+
+    def believing(self, patterns: Iterable[tuple[int, ...]]) -> BottleneckBandwidth:
+        """As if these patterns had been measured and were as predicted; nothing is relearnt."""
+        from optsched.bandwidth.models.measurements import Measurement
+
+        wanted = [tuple(int(c) for c in pattern) for pattern in patterns]
+        if not wanted:
+            return self
+        width = max(map(len, wanted))
+        rows = np.array([[*pattern, *[0] * (width - len(pattern))] for pattern in wanted])
+        values = self.network(rows)
+        believed = tuple(
+            Measurement(pattern, int(value))
+            for pattern, value in zip(wanted, values, strict=True)
+            if len(pattern) >= 2
+        )
+        table = self.table.joined(as_table(self.table, believed))
+        fitted = self.fitted or Fitted("line_rate", tuple(self._process.scales.tolist()))
+        return BottleneckBandwidth(self.cluster, table, fitted)
+
+    # how
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether all patterns are predicted at once, and then only looked up."""
+        cluster = self.cluster
+        return n_patterns(cluster.n_hosts, int(cluster.sizes.max())) <= COMPILED
+
+    def _compiled(self, which: Which) -> IntArray:
+        if which not in self._tables_of_network:
+            rows = automaton(self.cluster.n_hosts, int(self.cluster.sizes.max())).patterns
+            several = ~alone(rows)
+            values = unlimited(rows)
+            values[several] = self._predicted(rows[several], which)
+            self._tables_of_network[which] = values
+        return self._tables_of_network[which]
+
+    @cached_property
+    def _tables_of_network(self) -> dict[Which, IntArray]:
+        return {}
+
+    def _states(self, rows: IntArray) -> IntArray:
+        """States of the automaton of falling counts."""
+        step = automaton(self.cluster.n_hosts, int(self.cluster.sizes.max())).step
+        state = np.zeros(len(rows), np.int64)
+        for column in rows.T:
+            state = step[state, column]
+        return state
+
+    def _predicted(self, rows: IntArray, which: Which) -> IntArray:
+        if self.fitted is None and which == "value":
+            values = np.minimum(np.rint(line_rate(self.cluster, rows)), MOST - 1).astype(np.int64)
+            return self._with_known(rows, values, which)
+        middle, deviation = self._process.predict(*self._inputs(rows))
+        side = {"value": 0.0, "low": -_QUANTILE, "high": _QUANTILE}[which]
+        return self._with_known(
+            rows, _rounded(self._prior(rows) + middle + side * deviation), which
+        )
+
+    def _with_known(self, rows: IntArray, values: IntArray, which: Which) -> IntArray:
+        known, least, settled = self.evidence
+        values[line_rate(self.cluster, rows) == 0] = 0  # hosts without network cards
+        if not known and not least:
+            return values
+        for i, row in enumerate(rows.tolist()):
+            pattern = tuple(c for c in row if c)
+            exact = known.get(pattern, settled.get(pattern))
+            if exact is not None:
+                values[i] = exact
+            elif pattern in least:
+                values[i] = max(int(values[i]), least[pattern])
+        return values
+
+    @cached_property
+    def _process(self) -> GaussianProcess:
+        if self.fitted is None:
+            none = np.zeros((0, 2), np.int64)
+            return GaussianProcess.fit(*self._inputs(none), np.zeros(0))
+        return self._process_of(self.fitted)
+
+    def _process_of(self, fitted: Fitted) -> GaussianProcess:
+        rows, values = self._points_and(fitted.held)
+        rest = values - self._mean(fitted.mean, rows)
+        return GaussianProcess(*self._inputs(rows), rest, np.array(fitted.scales))
+
+    @cached_property
+    def _points(self) -> tuple[IntArray, Floats]:
+        """Patterns that were measured, sorted, and the logs of their limits."""
+        return _logs({p: v for p, v in self.evidence.known.items() if v > 0})
+
+    @cached_property
+    def _bounds(self) -> tuple[IntArray, Floats]:
+        """The same for patterns that are known from below only."""
+        return _logs({p: v for p, v in self.evidence.least.items() if v > 0})
+
+    def _points_and(self, held: Iterable[tuple[int, ...]]) -> tuple[IntArray, Floats]:
+        known, least, _ = self.evidence
+        points = {p: v for p, v in known.items() if v > 0}
+        return _logs(points | {p: least[p] for p in held})
+
+    def _prior(self, rows: IntArray) -> Floats:
+        return self._mean("line_rate" if self.fitted is None else self.fitted.mean, rows)
+
+    def _mean(self, name: str, rows: IntArray) -> Floats:
+        return mean(name, self.cluster, rows, self.ceiling(rows))
+
+    def _inputs(self, rows: IntArray) -> tuple[Floats, Floats]:
+        return inputs(self.cluster, rows)
+
+    @cached_property
+    def _best_within(self) -> Floats:
+        """kB/s by count: the best subset of the best host that has so many GPUs."""
+        most = int(self.cluster.sizes.max())
+        best = np.zeros(most + 1)
+        for t in set(self.cluster.type_of):
+            kind = self.cluster.types[t]
+            values = self.intra_of(t)
+            assert values is not None
+            if len(values) == kind.gpus + 1:
+                by_count = values.astype(np.float64)
+            else:
+                by_count = np.zeros(kind.gpus + 1)
+                np.maximum.at(by_count, [mask.bit_count() for mask in range(len(values))], values)
+            best[: kind.gpus + 1] = np.maximum(best[: kind.gpus + 1], by_count)
+        return best
+
+    # files
+
+    def check_fitted(self) -> None:
+        """Refuse hyper-parameters that do not belong to these measurements.
+
+        Raises
+        ------
+        InputError
+            Another number of scales, scales out of range, or patterns without a lower bound.
+        """
+        if self._given is None:
+            return
+        _, scales, held = self._given
+        expected = self._inputs(np.zeros((0, 2), np.int64))[0].shape[1] + 2
+        if len(scales) != expected or not all(abs(x) <= _SCALE for x in scales):
+            raise InputError(
+                f"fitted.scales: expected {expected} numbers in -{_SCALE}..{_SCALE}, "
+                f"got {len(scales)}"
+            )
+        for i, pattern in enumerate(held):
+            if not self.evidence.least.get(pattern):
+                raise InputError(
+                    f"fitted.held[{i}]: {written_pattern(pattern)} has no lower bound among the "
+                    "measurements"
+                )
+        if not np.isfinite(self._process.predict(*self._inputs(np.ones((1, 2), np.int64)))).all():
+            raise InputError("fitted.scales: do not explain these measurements")
+
+    @classmethod
+    def read(
+        cls, path: str | os.PathLike[str], cluster: Cluster | None = None
+    ) -> BottleneckBandwidth:
+        """Read a document ``optsched.bandwidth/1``; see `model_document.read_model`."""
+        from optsched.bandwidth.models.model_document import read_model
+
+        model = read_model(path, cluster)
+        if not isinstance(model, BottleneckBandwidth):
+            raise InputError(f"{path}: kind: expected bottleneck, it is a {type(model).__name__}")
+        return model
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write a document ``optsched.bandwidth/1``, all of it or nothing."""
+        from optsched.bandwidth.models.model_document import to_json
+        from optsched.io.files import write_atomic
+
+        write_atomic(path, to_json(self))
+
+    def __repr__(self) -> str:
+        known = len(self.evidence.known)
+        return f"<BottleneckBandwidth of {self.cluster!r}, {known} patterns measured>"
+
+
+def _rounded(logs: Floats) -> IntArray:
+    """Logs of kB/s as kB/s."""
+    return np.rint(np.minimum(np.exp(np.minimum(logs, 30.0)), MOST - 1)).astype(np.int64)
+
+
+def _logs(limits: dict[tuple[int, ...], int]) -> tuple[IntArray, Floats]:
+    """Patterns in order, as rows, and the logs of their values."""
+    order = sorted(limits)
+    width = max(map(len, order), default=2)
+    rows = np.array([[*p, *[0] * (width - len(p))] for p in order], np.int64)
+    return rows.reshape(len(order), width), np.log([float(limits[p]) for p in order])

@@ -1,0 +1,127 @@
+"""Measured bandwidths of sets of GPUs, all of one collective and one payload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from optsched.bandwidth.models.model import OPERATIONS
+from optsched.bandwidth.topology.rates import MOST
+from optsched.errors import InputError
+from optsched.io.values import integer
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+class MixedMeasurements(InputError):
+    """Two collectives or two payloads in one table; they rank sets of GPUs differently."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run: bus bandwidth in kB/s of a pattern, and whose GPUs they were, if that is known."""
+
+    pattern: tuple[int, ...]
+    """GPUs a host, falling, without zeros."""
+    value: int
+    """kB/s."""
+    gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Host names with local ids."""
+    censored: bool = False
+    """Seen beside other traffic: the bandwidth alone is at least this."""
+
+    def __post_init__(self) -> None:
+        pattern = tuple(sorted(integer("pattern", c, 1, 4096) for c in self.pattern))[::-1]
+        object.__setattr__(self, "pattern", pattern)
+        if not pattern:
+            raise InputError("pattern: expected at least one host")
+        integer("value", self.value, 0, MOST - 1)
+        if self.gpus and tuple(sorted(len(ids) for _, ids in self.gpus))[::-1] != pattern:
+            raise InputError(f"gpus: are not of the pattern {'+'.join(map(str, pattern))}")
+
+
+@dataclass(frozen=True)
+class MeasurementTable:
+    """Measurements of one collective and payload, in the order in which they were made.
+
+    Parameters
+    ----------
+    rows
+        The measurements.
+    op
+        One of `optsched.bandwidth.models.model.OPERATIONS`.
+    payload
+        Bytes; None if unknown.
+    mixed
+        Whether it was said that they are not all of that payload: answers repeat it.
+    """
+
+    rows: tuple[Measurement, ...]
+    op: str = "all_reduce"
+    payload: int | None = None
+    mixed: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, (list, tuple)) or not all(
+            isinstance(row, Measurement) for row in self.rows
+        ):
+            raise InputError(f"rows: expected a list of Measurements, got {self.rows!r:.60}")
+        object.__setattr__(self, "rows", tuple(self.rows))
+        if self.op not in OPERATIONS:
+            raise InputError(f"op: expected one of {', '.join(OPERATIONS)}, got {self.op!r:.60}")
+        if self.payload is not None:
+            integer("payload", self.payload, 1, 2**53)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return iter(self.rows)
+
+    def joined(self, other: MeasurementTable, *, mixed: bool = False) -> MeasurementTable:
+        """Both, these first.
+
+        Raises
+        ------
+        MixedMeasurements
+            They are of different collectives or payloads, and `mixed` was not said.
+        """
+        same = (self.op, self.payload) == (other.op, other.payload)
+        if not same and not mixed:
+            raise MixedMeasurements(
+                f"one table is {self.op} of {self.payload} bytes, the other {other.op} of "
+                f"{other.payload}: say mixed=True if that is meant"
+            )
+        either = self.mixed or other.mixed or not same
+        return MeasurementTable(self.rows + other.rows, self.op, self.payload, either)
+
+    @classmethod
+    def from_nccl_logs(
+        cls,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        op: str = "all_reduce",
+        payload: int | None = None,
+        hosts: Mapping[str, str] | None = None,
+    ) -> MeasurementTable:
+        """Read logs of nccl-tests; see `optsched.formats.nccl_tests.read_logs`."""
+        from optsched.formats.nccl_tests import read_logs
+
+        return read_logs(paths, op, payload, hosts)
+
+    @classmethod
+    def read(
+        cls, path: str | os.PathLike[str], op: str | None = None, payload: int | None = None
+    ) -> MeasurementTable:
+        """Read a CSV ``op,payload_bytes,hosts,pattern,gpus,busbw_GBps``."""
+        from optsched.formats.measurements_csv import read
+
+        return read(path, op, payload)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the CSV, all of it or nothing."""
+        from optsched.formats.measurements_csv import to_csv
+        from optsched.io.files import write_atomic
+
+        write_atomic(path, to_csv(self))

@@ -1,0 +1,211 @@
+"""What every bandwidth model offers: predictions, intervals, and tables that kernels read."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from optsched.bandwidth.models.patterns import MOST_STATES, automaton, n_patterns, written_pattern
+from optsched.bandwidth.topology.rates import NO_LIMIT, UNMEASURED
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from optsched.bandwidth.models.tables import CountTables
+    from optsched.bandwidth.topology.cluster import Cluster
+    from optsched.model.schedule import IntArray
+
+Selection: TypeAlias = npt.NDArray[np.bool_]
+Which: TypeAlias = Literal["value", "low", "high"]
+
+OPERATIONS: Final = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
+)  # fmt: skip
+
+
+class UnmeasuredPattern(InputError):
+    """A table has no value for this pattern of counts; ``.pattern`` is it."""
+
+    def __init__(self, pattern: str, what: str) -> None:
+        super().__init__(f"pattern {pattern} is not measured ({what})")
+        self.pattern = pattern
+
+
+class BandwidthModel(ABC):
+    """Standalone bandwidth B(S) of every set S of GPUs, in kB/s; 0 for less than two GPUs.
+
+    Models are values: learning returns a new one. `optsched.testing.check_bandwidth_model` is what
+    an implementation must pass.
+    """
+
+    cluster: Cluster
+    op: str = "all_reduce"
+    """Collective that the bandwidths are of."""
+    payload: int | None = None
+    """Bytes that they were measured with; None if unknown."""
+    mixed: bool = False
+    """Whether it was learnt from several collectives or payloads together."""
+    intra_monotone: bool = True
+    """Whether B(S) never falls when the bandwidth within one of its hosts rises."""
+
+    @abstractmethod
+    def predict(self, selection: Selection) -> IntArray:
+        """B(S) of every row.
+
+        Parameters
+        ----------
+        selection
+            Shape (n, GPUs of the cluster).
+
+        Raises
+        ------
+        InputError
+            Another shape or dtype. `UnmeasuredPattern` where nothing is known.
+        """
+
+    def interval(self, selection: Selection) -> tuple[IntArray, IntArray]:
+        """Lower and upper end of what B(S) may be; both are `predict` where nothing is in doubt."""
+        known = self.predict(selection)
+        return known, known
+
+    def tables(self, which: Which = "value") -> CountTables | None:
+        """Tables by counts that give the same numbers, or None if the model has none."""
+        return None
+
+    def update(self, measurements: Iterable[Any]) -> BandwidthModel:
+        """A new model that has seen these measurements too."""
+        raise NotImplementedError(f"{type(self).__name__} does not learn")
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of what the model says, 64 hexadecimal digits; here of its tables."""
+        tables = self.tables()
+        text = f"{type(self).__name__} {self.cluster.sha256} {self.op} {self.payload}".encode()
+        words = b"" if tables is None else tables.words.tobytes()
+        return hashlib.sha256(text + words).hexdigest()
+
+    def of(self, gpus: Iterable[int]) -> int:
+        """B(S) of one set, by global numbers."""
+        row = np.zeros((1, self.cluster.n_gpus), np.bool_)
+        row[0, list(self.cluster.gpus(gpus))] = True
+        return int(self.predict(row)[0])
+
+    def checked(self, selection: Selection) -> Selection:
+        """The selection, if it is one."""
+        given = np.asarray(selection)
+        if given.dtype != np.bool_ or given.ndim != 2 or given.shape[1] != self.cluster.n_gpus:
+            raise InputError(
+                f"selection: expected booleans of shape (n, {self.cluster.n_gpus}), "
+                f"got {given.dtype} of shape {given.shape}"
+            )
+        return given
+
+
+class CountModel(BandwidthModel):
+    """B(S) = min(network(counts), intra of every host with two GPUs or more).
+
+    Subclasses give `network`, and `intra_of` if bandwidths within a host limit.
+    """
+
+    @abstractmethod
+    def network(self, patterns: IntArray, which: Which = "value") -> IntArray:
+        """Limit of the network for falling counts, shape (n, m) with zeros behind.
+
+        `NO_LIMIT` where there is none (usually on a single host), `UNMEASURED` where unknown.
+        """
+
+    def intra_of(self, kind: int, which: Which = "value") -> IntArray | None:
+        """Bandwidths within a host of a type, as `IntraTable.values` has them; None: no limit."""
+        return None
+
+    def line_rates(self) -> npt.NDArray[np.float64] | None:
+        """`prior.host_rates` if `network` is `prior.line_rate`, rounded; else None."""
+        return None
+
+    def predict(self, selection: Selection) -> IntArray:
+        """B(S) of every row; see `BandwidthModel.predict`."""
+        value, patterns = self._values(selection, "value")
+        if (value == UNMEASURED).any():
+            row = int(np.argmax(value == UNMEASURED))
+            what = self.op if self.payload is None else f"{self.op}, {self.payload} bytes"
+            raise UnmeasuredPattern(written_pattern(patterns[row]), what)
+        return value
+
+    def interval(self, selection: Selection) -> tuple[IntArray, IntArray]:
+        """Ends of what B(S) may be."""
+        return self._values(selection, "low")[0], self._values(selection, "high")[0]
+
+    def _values(self, selection: Selection, which: Which) -> tuple[IntArray, IntArray]:
+        given = self.checked(selection)
+        cluster = self.cluster
+        n = len(given)
+        counts = np.add.reduceat(given, cluster.first[:-1], axis=1, dtype=np.int64)
+        patterns = -np.sort(-counts, axis=1)
+        width = max(1, int((patterns > 0).sum(axis=1).max(initial=0)))
+        patterns = np.ascontiguousarray(patterns[:, :width])
+        distinct, row = np.unique(patterns, axis=0, return_inverse=True)
+        value = self.network(distinct, which)[row.reshape(-1)] if n else np.zeros(0, np.int64)
+        unmeasured = value == UNMEASURED
+        for h in range(cluster.n_hosts):
+            table = self._intra[which][cluster.type_of[h]]
+            several = counts[:, h] >= 2
+            if table is None or not several.any():
+                continue
+            if len(table) == int(cluster.sizes[h]) + 1:
+                limit = table[counts[several, h]]
+            else:
+                first = int(cluster.first[h])
+                bits = 1 << np.arange(int(cluster.sizes[h]))
+                limit = table[given[several, first : first + len(bits)] @ bits]
+            value[several] = np.minimum(value[several], limit)
+        value[counts.sum(axis=1) <= 1] = 0
+        value[unmeasured] = UNMEASURED
+        return value, patterns
+
+    @cached_property
+    def _intra(self) -> dict[str, list[IntArray | None]]:
+        kinds = range(len(self.cluster.types))
+        ways: tuple[Which, ...] = ("value", "low", "high")
+        return {which: [self.intra_of(kind, which) for kind in kinds] for which in ways}
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether the cluster is small enough for a table of all patterns."""
+        cluster = self.cluster
+        return n_patterns(cluster.n_hosts, int(cluster.sizes.max())) <= MOST_STATES
+
+    def tables(self, which: Which = "value") -> CountTables | None:
+        """Tables by counts; None for clusters with more than 400,000 patterns."""
+        if not self.has_tables:
+            return None
+        if which not in self._tables:
+            from optsched.bandwidth.models.tables import CountTables
+
+            most = int(self.cluster.sizes.max())
+            network = self.network(automaton(self.cluster.n_hosts, most).patterns, which)
+            self._tables[which] = CountTables.of(self.cluster, network, self._intra[which])
+        return self._tables[which]
+
+    @cached_property
+    def _tables(self) -> dict[str, CountTables]:
+        return {}
+
+
+def alone(patterns: IntArray) -> npt.NDArray[np.bool_]:
+    """Which rows of falling counts are on one host, or empty."""
+    if patterns.shape[1] == 1:
+        return np.ones(len(patterns), np.bool_)
+    return np.asarray(patterns[:, 1] == 0)
+
+
+def unlimited(patterns: IntArray) -> IntArray:
+    """`NO_LIMIT` for every row but those of less than two GPUs, which have 0."""
+    limit = np.full(len(patterns), NO_LIMIT, np.int64)
+    limit[patterns.sum(axis=1) <= 1] = 0
+    return limit

@@ -1,0 +1,211 @@
+"""The document ``optsched.bandwidth/1``: cluster, measurements, and what was learnt from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from optsched.bandwidth.models.bottleneck import BottleneckBandwidth, Fitted
+from optsched.bandwidth.models.features import MEANS
+from optsched.bandwidth.models.measured import MeasuredBandwidth
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
+from optsched.bandwidth.models.model import CountModel
+from optsched.bandwidth.models.patterns import parse_pattern, written_pattern
+from optsched.bandwidth.models.pods import PodBandwidth
+from optsched.bandwidth.topology import cluster_document
+from optsched.bandwidth.topology.rates import MOST
+from optsched.errors import InputError
+from optsched.io.files import write_atomic
+from optsched.io.strict_json import (
+    MAX_INTEGER,
+    check_format,
+    decode,
+    lines,
+    nested,
+    placed,
+    read_json,
+    rows,
+)
+from optsched.io.values import one_of
+
+if TYPE_CHECKING:
+    import os
+
+    from optsched.bandwidth.models.model import BandwidthModel
+    from optsched.bandwidth.topology.cluster import Cluster
+
+FORMAT = "optsched.bandwidth/1"
+KINDS = ("bottleneck", "measured", "pods")
+
+Rate = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
+Local = Annotated[int, msgspec.Meta(ge=0, lt=4096)]
+Bytes = Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
+
+
+class _Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, gc=False):
+    pattern: str
+    kilobytes: Rate
+    gpus: dict[str, list[Local]] = {}
+    censored: bool = False
+
+
+class _Fitted(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    mean: str
+    scales: list[float]
+    held: list[str] = []
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    format: str
+    kind: str = "bottleneck"
+    repeated: Literal["first", "median"] = "first"
+    cluster: Any
+    op: str = "all_reduce"
+    payload: Bytes | None = None
+    mixed: bool = False
+    fitted: _Fitted | None = None
+    measurements: list[_Row] = []
+
+
+class _Pods(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    format: str
+    kind: str
+    factor: float
+    one_gpu_pod: Literal["nic", "zero"] = "nic"
+    locals: list[Any]
+    cluster: Any
+
+
+def read_model(path: str | os.PathLike[str], cluster: Cluster | None = None) -> BandwidthModel:
+    """Read a model of any kind from a file; see `from_tree`."""
+    return read_json(path, from_tree, cluster)
+
+
+def write_model(model: BandwidthModel, path: str | os.PathLike[str]) -> None:
+    """Write a model's document, all of it or nothing; `InputError` if it has none."""
+    write_atomic(path, to_json(model))
+
+
+def from_tree(tree: Any, name: str, cluster: Cluster | None = None) -> BandwidthModel:
+    """Read a model of any kind from parsed JSON; it predicts what the one that was written did.
+
+    Parameters
+    ----------
+    tree
+        ``optsched.bandwidth/1``; its field ``kind`` says which model it is, without it a
+        `BottleneckBandwidth`.
+    name
+        File name for messages.
+    cluster
+        The cluster that the model is for, if the caller has one.
+
+    Raises
+    ------
+    InputError
+        With the path in the document, the rule and the value; also if the model is of another
+        cluster than the one given.
+    """
+    check_format(tree, FORMAT, name)
+    kind = one_of(f"{name}: kind", tree.get("kind", "bottleneck"), KINDS)
+    if kind == "pods":
+        return _pods(tree, name, cluster)
+    other = "repeated" if kind == "bottleneck" else "fitted"
+    if other in tree:
+        raise InputError(f'{name}: top level: unknown field "{other}"')
+    found = decode(tree, _Document, name)
+    own = _cluster(found.cluster, name, cluster)
+    with placed(f"{name}: "):
+        measured = tuple(_measurement(row, i) for i, row in enumerate(found.measurements))
+        table = MeasurementTable(measured, found.op, found.payload, found.mixed)
+        if kind == "measured":
+            return MeasuredBandwidth(own, table, found.repeated)
+        given = None if found.fitted is None else _fitted(found.fitted)
+        model = BottleneckBandwidth(own, table, given)
+        if given is not None:
+            model.check_fitted()
+    return model
+
+
+def to_json(model: BandwidthModel) -> bytes:
+    """The document of a model: one measurement a line, defaults left out.
+
+    Raises
+    ------
+    InputError
+        This kind of model has none.
+    """
+    if isinstance(model, BottleneckBandwidth):
+        return lines({"format": FORMAT} | _members(model.table, model.fitted, model.cluster))
+    if isinstance(model, MeasuredBandwidth):
+        head = {"kind": "measured", "repeated": model.repeated, "format": FORMAT}
+        return lines(head | _members(model.table, None, model.cluster))
+    if isinstance(model, PodBandwidth):
+        return lines({
+            "format": FORMAT, "kind": "pods", "factor": model.factor,
+            "one_gpu_pod": model.one_gpu_pod,
+            "locals": b"[\n  " + b",\n  ".join(nested(to_json(p)) for p in model.locals) + b"\n  ]",
+            "cluster": nested(cluster_document.to_json(model.cluster)),
+        })  # fmt: skip
+    raise InputError(
+        f"model: a {type(model).__name__} has no document {FORMAT}; those that have: "
+        f"{', '.join(KINDS)}"
+    )
+
+
+def _members(table: MeasurementTable, fitted: Fitted | None, cluster: Cluster) -> dict[str, Any]:
+    """The measurements, what was learnt from them, and the cluster."""
+    members: dict[str, Any] = {"op": table.op}
+    if table.payload is not None:
+        members["payload"] = table.payload
+    if table.mixed:
+        members["mixed"] = True
+    if fitted is not None:
+        held = [written_pattern(pattern) for pattern in fitted.held]
+        members["fitted"] = _Fitted(mean=fitted.mean, scales=list(fitted.scales), held=held)
+    members["measurements"] = rows(
+        _Row(
+            pattern=written_pattern(row.pattern), kilobytes=row.value,
+            gpus={host: list(ids) for host, ids in row.gpus}, censored=row.censored,
+        )
+        for row in table
+    )  # fmt: skip
+    return members | {"cluster": nested(cluster_document.to_json(cluster))}
+
+
+def _cluster(given: Any, name: str, wanted: Cluster | None) -> Cluster:
+    """The cluster of a document, which must be the one that is wanted."""
+    own = cluster_document.from_tree(given, f"{name}: cluster")
+    if wanted is not None and wanted != own:
+        raise InputError(
+            f"{name}: cluster: is {own!r}, another one than {wanted!r}; fit a model for that one"
+        )
+    return own if wanted is None else wanted
+
+
+def _measurement(row: _Row, i: int) -> Measurement:
+    gpus = tuple((host, tuple(ids)) for host, ids in row.gpus.items())
+    with placed(f"measurements[{i}]."):
+        return Measurement(parse_pattern(row.pattern), row.kilobytes, gpus, row.censored)
+
+
+def _fitted(given: _Fitted) -> Fitted:
+    one_of("fitted.mean", given.mean, MEANS)
+    held = tuple(parse_pattern(text, f"fitted.held[{i}]") for i, text in enumerate(given.held))
+    return Fitted(given.mean, tuple(given.scales), held)
+
+
+def _pods(tree: Any, name: str, cluster: Cluster | None) -> PodBandwidth:
+    found = decode(tree, _Pods, name)
+    own = _cluster(found.cluster, name, cluster)
+    parts = []
+    for i, local in enumerate(found.locals):
+        part = from_tree(local, f"{name}: locals[{i}]")
+        if not isinstance(part, CountModel):
+            raise InputError(f"{name}: locals[{i}].kind: pods have no pods within")
+        parts.append(part)
+    with placed(f"{name}: "):
+        return PodBandwidth(parts, own, found.factor, found.one_gpu_pod)
+
+
+__all__ = ["FORMAT", "from_tree", "read_model", "to_json", "write_model"]

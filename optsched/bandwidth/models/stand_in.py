@@ -1,0 +1,137 @@
+"""Bandwidths within a host where nobody measured all of them: from links, and from some runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from optsched.bandwidth.models.measured import median
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
+from optsched.bandwidth.topology.links import NVLINK_RATE, link_rate
+from optsched.bandwidth.topology.rates import MOST, kilobytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from optsched.bandwidth.models.measurements import Measurement
+    from optsched.bandwidth.models.model import Which
+    from optsched.bandwidth.topology.cluster import Cluster, HostType
+    from optsched.model.schedule import IntArray
+
+DOUBT: Final = 3.0
+"""A stand-in may be off by this factor either way: links do not tell protocols and drivers."""
+
+
+def best_rings(kind: HostType) -> IntArray:
+    """Stand-in for `IntraTable.values`: the best ring over a subset, as fast as its weakest link.
+
+    By subset where the links are known and a host has at most 16 GPUs, else by count and as fast as
+    the weakest link of all. Where no links are known, all are taken for one NVLink.
+    """
+    n = kind.gpus
+    links = kind.links
+    if links is None or n > MOST_BY_SUBSET:
+        words = {link for row in links or () for link in row if link != "X"}
+        rate = min(map(link_rate, words)) if words else NVLINK_RATE
+        values = np.full(n + 1, kilobytes("links", rate), np.int64)
+        values[:2] = 0
+        return values
+    rate_of = np.array(
+        [[0 if i == k else kilobytes("links", link_rate(links[i][k])) for k in range(n)]
+         for i in range(n)]
+    )  # fmt: skip
+    values = np.zeros(1 << n, np.int64)
+    for rate in sorted({int(rate) for rate in rate_of.reshape(-1) if rate}):
+        values[_ringed(rate_of >= rate)] = rate
+    return values
+
+
+def intra_estimate(
+    cluster: Cluster, kind: int, rows: Iterable[Measurement], which: Which = "value"
+) -> IntArray:
+    """Bandwidths within a host of a type without a table: stand-ins, corrected by some runs.
+
+    Parameters
+    ----------
+    cluster
+        Whose type it is.
+    kind
+        Position of the type.
+    rows
+        Measurements; those on one host of this type count. Subsets that were measured have their
+        median, others the stand-in times the median of measured / stand-in over subsets of the
+        nearest size.
+    which
+        The estimate, or an end of what it may be.
+    """
+    host_type = cluster.types[kind]
+    base = best_rings(host_type)
+    by_subset = len(base) == 1 << host_type.gpus and host_type.gpus > 1
+    found: dict[int, list[int]] = {}
+    for row in rows:
+        if row.censored or len(row.pattern) != 1 or row.pattern[0] > host_type.gpus:
+            continue
+        count = row.pattern[0]
+        if not row.gpus:
+            keys = _of_size(host_type.gpus, count) if by_subset else [count]
+        elif cluster.type_of[cluster.host_index(row.gpus[0][0])] != kind:
+            continue
+        else:
+            keys = [sum(1 << gpu for gpu in row.gpus[0][1])] if by_subset else [count]
+        for key in keys:
+            found.setdefault(key, []).append(row.value)
+    known = {key: median(values) for key, values in found.items()}
+    estimate = base * _factors(host_type.gpus, base, known, by_subset)
+    spread = {"value": 1.0, "low": 1 / DOUBT, "high": DOUBT}[which]
+    values = np.minimum(np.rint(estimate * spread), MOST - 1).astype(np.int64)
+    for key, value in known.items():
+        values[key] = value
+    return values
+
+
+def _factors(
+    n: int, base: IntArray, known: dict[int, int], by_subset: bool
+) -> npt.NDArray[np.float64]:
+    """Measured / stand-in by key, taken from the nearest size that was measured."""
+    ratios: dict[int, list[float]] = {}
+    for key, value in known.items():
+        if base[key]:
+            count = key.bit_count() if by_subset else key
+            ratios.setdefault(count, []).append(value / int(base[key]))
+    by_count = np.ones(n + 1)
+    if ratios:
+        for count in range(2, n + 1):
+            nearest = min(ratios, key=lambda other: (abs(other - count), other))
+            by_count[count] = float(np.median(ratios[nearest]))
+    if not by_subset:
+        return by_count
+    return np.asarray(by_count[[mask.bit_count() for mask in range(1 << n)]])
+
+
+def _ringed(near: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which subsets have a ring through all their GPUs (Held & Karp 1962, by subset).
+
+    `near[i, k]`: whether two GPUs may follow each other; shape of the answer (2^n,).
+    """
+    n = len(near)
+    neighbours = near @ (1 << np.arange(n))
+    masks = np.arange(1 << n)
+    sizes = np.array([mask.bit_count() for mask in range(1 << n)])
+    lowest = masks & -masks
+    ends = np.where(sizes == 1, masks, 0)  # where a path can end that began at the lowest GPU
+    for size in range(2, n + 1):
+        those = masks[sizes == size]
+        for last in range(n):
+            end = 1 << last
+            part = those[(those & end != 0) & (lowest[those] != end)]
+            reached = ends[part ^ end] & neighbours[last] != 0
+            ends[part[reached]] |= end
+    first = np.zeros(1 << n, np.int64)
+    first[1:] = neighbours[np.log2(lowest[1:]).astype(np.int64)]
+    return np.asarray((sizes >= 2) & (ends & first != 0))
+
+
+def _of_size(n: int, count: int) -> list[int]:
+    return [mask for mask in range(1 << n) if mask.bit_count() == count]

@@ -1,0 +1,1 @@
+"""The best set of free GPUs: exact kernels, large clusters, the dispatcher."""

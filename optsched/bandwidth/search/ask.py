@@ -1,0 +1,307 @@
+"""The front of the exact kernel: a request as arrays, and the answer as Python values."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from optsched.bandwidth.models.contention import Contention
+from optsched.bandwidth.models.tables import BY_MASK, RECORD, RECORDS
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
+from optsched.bandwidth.topology.policy import ANY, Policy
+from optsched.bandwidth.topology.rates import NO_LIMIT
+from optsched.kernels.plain_python import is_ready, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from optsched.bandwidth.models.tables import CountTables
+    from optsched.bandwidth.topology.cluster import Cluster
+    from optsched.bandwidth.topology.state import ClusterState
+    from optsched.model.schedule import IntArray
+
+MOST_LEAVES: Final = 2_000_000
+"""Count vectors that a search evaluates; above, the answer is not said to be exact."""
+
+FEW_LEAVES: Final = 400
+"""The same in plain Python, in half a second, where there may be more to look at."""
+
+_FEW_VECTORS: Final = 10_000
+"""Count vectors of a question that plain Python searches to its end: 4 hosts of 8 GPUs have 6561,
+of which it evaluates 200 at most."""
+
+_FEW: Final = 8
+"""Hosts, and free GPUs of one, of a question for plain Python."""
+
+MILLION: Final = 1_000_000
+
+
+class Answer(NamedTuple):
+    """GPUs by global number, what they get, what they had alone, and what none exceeds (kB/s)."""
+
+    gpus: tuple[int, ...]
+    value: int
+    standalone: int
+    upper_bound: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing better exists, by the model."""
+        return self.value >= self.upper_bound
+
+
+class Choice(NamedTuple):
+    """An answer of the kernel; bandwidths in kB/s."""
+
+    optimum: int
+    """The highest value there is, if `exact`."""
+    value: int
+    """Value of this choice, at least the optimum less the tolerance."""
+    standalone: int
+    capacity: int | None
+    """The joint capacity that it shares; None if no job interferes."""
+    demand: int
+    """Sum of the demands of the jobs that interfere."""
+    parts: tuple[tuple[int, int], ...]
+    """Hosts used, with a mask of local ids (or the number of GPUs where a host has over 16)."""
+    whole_left: int
+    """Weight of the rest: hosts left whole, then pairs."""
+    sum_left: int
+    """Second weight: the best bandwidths of every count that is left."""
+    visited: int
+    """Count vectors evaluated."""
+    exact: bool
+    """Whether the optimum is proved."""
+    compared: bool = True
+    """Whether all of the best were compared for what they leave."""
+
+
+def ask(
+    tables: CountTables,
+    masks: IntArray,
+    held: IntArray,
+    demands: Sequence[int],
+    k: int,
+    policy: Policy | None = None,
+    contention: Contention | None = None,
+    *,
+    ties: bool = False,
+    tolerance: float = 0.0,
+    leaves: int = MOST_LEAVES,
+    nodes: int = NO_LIMIT,
+) -> Choice | None:
+    """The best k free GPUs under contention and a policy, exactly; None if there are none.
+
+    Parameters
+    ----------
+    tables
+        Bandwidths of the cluster.
+    masks, held
+        `ClusterState.masks` and `ClusterState.held`.
+    demands
+        kB/s of every job.
+    k
+        How many.
+    policy, contention
+        By default everything is allowed, and jobs share as in `Contention`. Joint allocations are
+        filled with the first or best GPUs; for the exact ones see `optsched.bandwidth.subsets`.
+    ties
+        Whether the choice among equals matters; see `GpuPlacement`.
+    tolerance
+        Share of the best value that may be lost for a better rest; to the millionth.
+    leaves
+        Most count vectors to evaluate in each of the two passes.
+    nodes
+        Most steps of the search, some tens of nanoseconds each.
+    """
+    from optsched.bandwidth.search import counts as kernel
+
+    rules, rule = policy or Policy(), contention or Contention()
+    for level in levels_of(tables.cluster, rules):
+        request = request_of(
+            tables.cluster, masks, k, rules, rule, required=level, ties=ties, tolerance=tolerance,
+            leaves=leaves,
+        )  # fmt: skip
+        if request is not None:
+            request[kernel.NODES] = nodes
+            found = asked(tables, request, masks, jobs_of(held, demands, rule))
+            if found is not None:
+                return found
+    return None
+
+
+def asked(tables: CountTables, request: IntArray, masks: IntArray, jobs: IntArray) -> Choice | None:
+    """The kernel's answer to a request of `request_of` beside jobs of `jobs_of`."""
+    from optsched.bandwidth.search import counts as kernel
+
+    used = int(request[kernel.N_USED])
+    request[kernel.N_JOBS] = len(jobs) // (tables.cluster.n_hosts + 1)
+    out = np.zeros(kernel.CHOSEN + used, np.int64)
+    if not choose(tables.words, request, masks, jobs, out):
+        return None
+    hosts = request[kernel.LISTS : kernel.LISTS + used].tolist()
+    optimum, value, d, capacity, demand, whole, left, visited, complete, _, *chosen = out.tolist()
+    parts = tuple((host, part) for host, part in zip(hosts, chosen, strict=True) if part)
+    return Choice(
+        optimum, value, d, None if capacity < 0 else capacity, demand, parts, whole, left, visited,
+        complete >= 1, complete == 2,
+    )  # fmt: skip
+
+
+def choose(
+    words: IntArray, request: IntArray, masks: IntArray, jobs: IntArray, out: IntArray
+) -> int:
+    """`counts.choose`; while that is not compiled its source as plain Python, if that is quick."""
+    from optsched.bandwidth.search import counts as kernel
+
+    if is_ready(kernel.choose):
+        return int(kernel.choose(words, request, masks, jobs, out))
+    used = request[kernel.LISTS : kernel.LISTS + request[kernel.N_USED]]
+    by_mask = words[words[RECORDS] + used * RECORD + BY_MASK].tolist()
+    free = zip(masks[used].tolist(), by_mask, strict=True)
+    room = [part.bit_count() if is_mask else part for part, is_mask in free]
+    leaves = min(leaves_in_python(room, int(request[kernel.K])), int(request[kernel.LEAVES]))
+    if leaves:
+        shorter = request.copy()
+        shorter[kernel.LEAVES] = leaves
+        found = run(kernel.choose, words, shorter, masks, jobs, out)
+        if out[kernel.COMPLETE] == 2 or leaves == request[kernel.LEAVES]:
+            return int(found)
+    return int(kernel.choose(words, request, masks, jobs, out))
+
+
+def leaves_in_python(room: Iterable[int], k: int) -> int:
+    """Count vectors that plain Python may evaluate in half a second; 0: leave it to the kernel.
+
+    Parameters
+    ----------
+    room
+        Free GPUs of the hosts that may be used.
+    k
+        How many are wanted.
+    """
+    some = [int(n) for n in room if n]
+    if max(some, default=0) > _FEW:
+        return 0
+    if prod(min(n, k) + 1 for n in some) <= _FEW_VECTORS:
+        return MOST_LEAVES
+    return FEW_LEAVES if len(some) <= _FEW else 0
+
+
+def gpus_of(state: ClusterState, parts: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """Global numbers of the GPUs that `Choice.parts` means.
+
+    Where a host has more than 16 GPUs, only their number is chosen: whole trays come first, then
+    lowest ids.
+    """
+    cluster = state.cluster
+    found: list[int] = []
+    for host, part in parts:
+        first, size = int(cluster.first[host]), int(cluster.sizes[host])
+        if size <= MOST_BY_SUBSET:
+            found += [first + i for i in range(size) if part >> i & 1]
+        else:
+            free = [g - first for g in state.free if first <= g < first + size]
+            found += [first + i for i in trays_first(free, part, cluster.type(host).tray)]
+    return tuple(found)
+
+
+def trays_first(free: list[int], count: int, tray: int) -> list[int]:
+    """So many of a host's free local ids: whole free trays first, then the fullest broken ones."""
+    if not tray:
+        return sorted(free)[:count]
+    trays: dict[int, list[int]] = {}
+    for i in sorted(free):
+        trays.setdefault(i // tray, []).append(i)
+    chosen: list[int] = []
+    whole = [ids for ids in trays.values() if len(ids) == tray]
+    while whole and count - len(chosen) >= tray:
+        chosen += whole.pop(0)
+    broken = sorted(
+        (ids for ids in trays.values() if ids[0] not in chosen), key=lambda ids: (len(ids), ids)
+    )
+    for ids in broken:  # what remains is less than a tray: break those first that are broken
+        chosen += ids[: count - len(chosen)]
+    return sorted(chosen)
+
+
+def jobs_of(held: IntArray, demands: Sequence[int], contention: Contention) -> IntArray:
+    """The jobs that can interfere, as the kernel reads them: demand, then GPUs by host."""
+    across = (held > 0).sum(axis=1) >= 2
+    wanting = np.array(demands, np.int64).reshape(len(held))
+    if contention.skip_idle:
+        across &= wanting > 0
+    jobs: IntArray = np.column_stack([wanting, held])[across].reshape(-1).astype(np.int64)
+    return jobs
+
+
+def request_of(
+    cluster: Cluster,
+    masks: IntArray,
+    k: int,
+    policy: Policy,
+    contention: Contention,
+    *,
+    required: int | None = None,
+    ties: bool = False,
+    tolerance: float = 0.0,
+    leaves: int = MOST_LEAVES,
+) -> IntArray | None:
+    """The kernel's request; None if no host has room, or one that must be used has none.
+
+    Parameters
+    ----------
+    cluster, masks, k, policy, contention, ties, tolerance, leaves
+        As in `ask`.
+    required
+        Position of the level in one domain of which the choice must lie.
+    """
+    from optsched.bandwidth.search import counts as kernel
+
+    excluded = {cluster.host_index(name) for name in policy.exclude or ()}
+    included = {cluster.host_index(name) for name in policy.include or ()}
+    used = [h for h in range(cluster.n_hosts) if masks[h] and h not in excluded]
+    if not used or not included <= set(used):
+        return None
+    request = np.zeros(kernel.LISTS + 4 * len(used), np.int64)
+    request[kernel.K], request[kernel.N_USED] = k, len(used)
+    request[kernel.BALANCE] = policy.most_difference
+    request[kernel.MIN_HOSTS] = policy.min_hosts
+    request[kernel.MAX_HOSTS] = ANY if policy.max_hosts is None else policy.max_hosts
+    request[kernel.SAME_TYPE] = policy.same_type
+    request[kernel.TOLERANCE] = round(tolerance * MILLION)
+    request[kernel.FILL_BEST] = contention.fill == "best"
+    request[kernel.TWO_SIDED] = contention.sides == "two"
+    request[kernel.CROSS_ONLY] = contention.cross_only
+    request[kernel.UNIT] = contention.unit
+    request[kernel.LEAVES], request[kernel.TIES] = leaves, ties
+    request[kernel.NODES] = NO_LIMIT
+    lists = request[kernel.LISTS :].reshape(4, len(used))
+    lists[0] = used
+    lists[1] = [h in included for h in used]
+    if policy.slice_size is not None and policy.slice_level is not None:
+        request[kernel.SLICE] = policy.slice_size
+        lists[2] = domain_numbers(cluster, cluster.level(policy.slice_level))[used]
+    if required is not None:
+        lists[3] = domain_numbers(cluster, required)[used]
+    return request
+
+
+def domain_numbers(cluster: Cluster, level: int) -> IntArray:
+    """Number of the domain of every host at a level."""
+    number = np.zeros(cluster.n_hosts, np.int64)
+    for d, hosts in enumerate(cluster.domains(level).values()):
+        number[list(hosts)] = d
+    return number
+
+
+def levels_of(cluster: Cluster, policy: Policy) -> list[int | None]:
+    """Levels to try in turn: what is required, else what is preferred and those above, then any."""
+    least = None if policy.required is None else cluster.level(policy.required)
+    if policy.preferred is None:
+        return [least]
+    wish = cluster.level(policy.preferred)
+    tried: list[int | None] = list(range(wish, -1 if least is None else least, -1))
+    return [*tried, least]

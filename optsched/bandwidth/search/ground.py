@@ -1,0 +1,408 @@
+"""A request for k GPUs on some hosts of a large cluster: values, bounds, candidates."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from optsched.bandwidth.models.contention import Contention
+from optsched.bandwidth.search.ask import Answer, gpus_of
+from optsched.bandwidth.search.thresholds import best_by_line_rate, bound_within, even, line
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
+from optsched.bandwidth.topology.rates import NO_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from optsched.bandwidth.search.host_limits import HostLimits
+    from optsched.bandwidth.topology.policy import Policy
+    from optsched.bandwidth.topology.state import ClusterState
+    from optsched.model.schedule import IntArray
+
+    Floats = npt.NDArray[np.float64]
+    Bools = npt.NDArray[np.bool_]
+
+FEW_PATTERNS: Final = 20_000
+"""Patterns that are listed although a deadline is near."""
+
+_CHUNK: Final = 64
+"""Count vectors judged between two looks at the clock."""
+
+MOST_JUDGED: Final = 20_000
+"""Count vectors that are judged where no deadline is given."""
+
+_PRICES: Final = 16
+"""Highest demands of jobs on a host up to which shared hosts are admitted."""
+
+_SEEDS: Final = 32
+"""Hosts from which sets of hosts with common jobs are grown."""
+
+_MORE: Final = 4
+"""Further hosts that such a set is tried with."""
+
+_SOURCES: Final = 24
+"""Hosts, those with the most demand, from which the local search takes GPUs."""
+
+_TARGETS: Final = 48
+"""Hosts, those with the least demand, to which it moves them."""
+
+
+class Ground:
+    """A request on some hosts: columns are these, and behind them others that jobs hold."""
+
+    def __init__(
+        self,
+        search: HostLimits,
+        state: ClusterState,
+        hosts: list[int],
+        k: int,
+        demands: Sequence[int],
+        policy: Policy,
+        contention: Contention | None,
+    ) -> None:
+        self.search, self.state, self.k, self.policy = search, state, k, policy
+        self.rule = rule = contention or Contention()
+        self.jobs = [
+            j
+            for j, held in enumerate(state.held)
+            if np.count_nonzero(held) >= 2 and (demands[j] > 0 or not rule.skip_idle)
+        ]
+        self.judged = 0
+        self.demands = np.array([demands[j] for j in self.jobs], np.int64)
+        theirs = np.flatnonzero(state.held[self.jobs].any(axis=0)) if self.jobs else ()
+        self.hosts = np.array([*hosts, *(h for h in theirs if h not in set(hosts))], np.int64)
+        self.n = len(hosts)
+        self.held = state.held[self.jobs][:, self.hosts]
+        self.on = [np.flatnonzero(held) for held in self.held]
+        self.room: IntArray = np.zeros(len(self.hosts), np.int64)
+        self.room[: self.n] = np.minimum(state.room[hosts], k)
+        self.rows = search.rows(state, np.array(hosts, np.int64), k)
+        """Best bandwidth within a host by number of its free GPUs taken; -1: too few are free."""
+        self.shared: Bools = np.asarray((self.held[:, : self.n] > 0).any(axis=0))
+        self.price: IntArray = self.demands @ (self.held[:, : self.n] > 0) + self.shared
+        """Demand of the jobs on a host, 0 where there are none."""
+
+    # judging count vectors
+
+    def values(self, counts: IntArray) -> tuple[IntArray, IntArray]:
+        """What rows of counts get, and what they had alone; -1 where a pattern is unmeasured."""
+        unit = self.rule.unit
+        within = np.full(counts.shape, NO_LIMIT)
+        within[:, : self.n] = self.rows[np.arange(self.n), counts[:, : self.n]]
+        own = self.worth(counts, within)
+        own -= np.where(own < 0, 0, own % unit)
+        capacity, demand = np.full(len(counts), NO_LIMIT), np.zeros(len(counts), np.int64)
+        across = (counts > 0).sum(axis=1) >= (2 if self.rule.cross_only else 1)
+        sure = own >= 0
+        quick = self.search.rates is not None and self.rule.sides == "one"
+        least = _Least(self._limits, counts) if quick else None
+        for j, on in enumerate(self.on):
+            at = np.flatnonzero(across & (counts[:, on] > 0).any(axis=1))
+            if not len(at):
+                continue
+            held = self.held[j]
+            if least is not None:
+                rate, within, m = least.beside(at, on, held[on])
+                joint = np.minimum(line(rate, counts[at].sum(axis=1) + held.sum(), m), within)
+            elif self.rule.sides == "two":
+                both = counts[at] + held
+                joint = np.minimum(
+                    self._joint(np.where(counts[at] > 0, both, 0)),
+                    self._joint(np.where(held > 0, both, 0)),
+                )
+            else:
+                joint = self._joint(counts[at] + held)
+            sure[at] &= joint >= 0
+            capacity[at] = np.minimum(capacity[at], joint - joint % unit)
+            demand[at] += self.demands[j]
+        total = own + demand
+        tight = sure & (total > capacity) & (total > 0)
+        value = own.copy()
+        value[tight] = own[tight] * capacity[tight] // total[tight]
+        value[~sure] = -1
+        return value, own
+
+    @cached_property
+    def _limits(self) -> Floats:
+        """Of joint allocations by host and number of GPUs: rate to the network, limit within."""
+        rates = self.search.rates
+        assert rates is not None
+        limits = np.full((2, *self._joint_rows.shape), np.inf)
+        limits[0, :, 1:], limits[1, :, 1:] = rates[1:], self._joint_rows[:, 1:]
+        return limits
+
+    def _joint(self, counts: IntArray) -> IntArray:
+        return self.worth(counts, self._joint_rows[np.arange(len(self.hosts)), counts])
+
+    def worth(self, counts: IntArray, within: IntArray) -> IntArray:
+        """B(S) by counts of hosts and what these allow; -1 where a pattern is unmeasured."""
+        limit = self._network(counts)
+        return np.where(limit < 0, -1, np.minimum(limit, within.min(axis=1)))
+
+    @cached_property
+    def _joint_rows(self) -> IntArray:
+        """Bandwidth within a host of joint allocations, by number of GPUs."""
+        return self.search.joint_rows(self.hosts, self.rule.fill)
+
+    def _network(self, counts: IntArray) -> IntArray:
+        rates = self.search.rates
+        if rates is None:
+            falling = -np.sort(-counts.astype(np.int16), axis=1, kind="stable")
+            falling = falling[:, : max(1, int((falling > 0).sum(axis=1).max(initial=0)))]
+            rows, at = np.unique(falling, axis=0, return_inverse=True)
+            known: IntArray = self.search.flat[0].model.network(rows.astype(np.int64))
+            return known[at.reshape(-1)]
+        used = counts > 0
+        m, n = used.sum(axis=1), counts.sum(axis=1)
+        least = np.where(used, rates[counts], np.inf).min(axis=1)
+        limit: IntArray = np.full(len(counts), NO_LIMIT)
+        limit[n < 2] = 0
+        several = m >= 2
+        limit[several] = line(least[several], n[several], m[several])
+        return limit
+
+    # the best
+
+    def best(self, deadline: float | None) -> tuple[Answer | None, int]:
+        """The best choice found, and a bound on all."""
+
+        def in_time() -> bool:
+            if deadline is None:
+                return self.judged < MOST_JUDGED
+            return time.monotonic() < deadline
+
+        hurry = deadline is not None
+        self.top: IntArray | None = None
+        self.best_value = self.best_own = -1
+        if self.k == 1:
+            self._judge(np.eye(self.n, dtype=np.int64)[np.lexsort((self.room[: self.n],))])
+            return self._answer(0)
+        counts, upper = self.alone(np.ones(self.n, np.bool_), hurry)
+        known = [] if counts is None else [counts]
+        self._judge(known)
+        if self.shared.any():
+            counts, bound = self.alone(~self.shared, hurry)
+            upper = min(upper, max(bound, self._shared_bound(upper)))
+            if counts is not None:
+                self._judge([counts])
+            self._judge(self._cheap(hurry), in_time)
+        if self.best_value < upper:
+            self._judge(self._spreads(), in_time)
+            if self.shared.any() and in_time():
+                self._judge(self._grown(in_time), in_time)
+        while self.best_value < upper and self.top is not None and in_time():
+            before = self.best_value
+            self._judge(self._neighbours(self.top), in_time)
+            if self.best_value == before:
+                break
+        return self._answer(upper)
+
+    def _answer(self, upper: int) -> tuple[Answer | None, int]:
+        if self.top is None:
+            return None, upper
+        gpus = gpus_of(self.state, self._masks(self.top, self.best_own))
+        return Answer(gpus, self.best_value, self.best_own, upper), upper
+
+    def _judge(self, rows: Iterable[IntArray], in_time: Callable[[], bool] = lambda: True) -> None:
+        """Keep the best of count vectors."""
+        chunk: list[IntArray] = []
+        rest = iter(rows)
+        while True:
+            chunk = [row for row, _ in zip(rest, range(_CHUNK), strict=False)]
+            if not chunk:
+                return
+            counts = np.zeros((len(chunk), len(self.hosts)), np.int64)
+            counts[:, : self.n] = chunk
+            value, own = self.values(counts)
+            self.judged += len(chunk)
+            for i in np.argsort(-value, kind="stable").tolist():
+                if value[i] <= self.best_value:
+                    break
+                if self._is_allowed(chunk[i]):
+                    self.top, self.best_value, self.best_own = chunk[i], int(value[i]), int(own[i])
+                    break
+            if not in_time():
+                return
+
+    def _is_allowed(self, counts: IntArray) -> bool:
+        if self.policy.is_free:
+            return True
+        at = np.flatnonzero(counts)
+        used = dict(zip(self.hosts[at].tolist(), counts[at].tolist(), strict=True))
+        return not self.policy.broken_by(self.state.cluster, used)
+
+    def _masks(self, counts: IntArray, own: int) -> list[tuple[int, int]]:
+        """On every host the lowest ids that keep the bandwidth."""
+        parts = []
+        for i in np.flatnonzero(counts).tolist():
+            h, count = int(self.hosts[i]), int(counts[i])
+            if self.state.cluster.sizes[h] > MOST_BY_SUBSET:
+                parts.append((h, count))
+                continue
+            free = int(self.state.masks[h])
+            parts.append((h, self.search.lowest(h, free, self._least(i, count, own))[count]))
+        return sorted(parts)
+
+    def _least(self, _host: int, _count: int, own: int) -> int:
+        """What a subset must have within its host."""
+        return own
+
+    # bounds
+
+    def alone(self, some: Bools, hurry: bool) -> tuple[IntArray | None, int]:
+        """The best counts on some hosts without regard to tenants, and a bound; -1: none is."""
+        at = np.flatnonzero(some)
+        if self.room[at].sum() < self.k:
+            return None, -1
+        rows, search = self.rows[at], self.search
+        if search.rates is not None:
+            found, upper = best_by_line_rate(rows, search.rates, self.k, self.price[at])
+        else:
+            most = FEW_PATTERNS if hurry else None
+            upper = bound_within(rows, self.k)
+            listed = search.flat[0].best_counts(rows, self.k, self.price[at], most)
+            found, upper = (None, upper) if listed is None else listed
+        if found is None:
+            return None, upper
+        counts = np.zeros(self.n, np.int64)
+        counts[at] = found
+        return counts, upper
+
+    def _shared_bound(self, most: int) -> int:
+        """No choice that touches a host with tenants has more; `most`: nor alone."""
+        worst = 0
+        widths = np.arange(self._joint_rows.shape[1])
+        size = self.k + self.held.sum(axis=1)
+        capacity = np.full(len(self.jobs), NO_LIMIT)
+        rates = self.search.rates
+        for j, held in enumerate(self.held):
+            on = np.flatnonzero(held)
+            may = (widths >= held[on, None]) & (widths <= (held + self.room)[on, None])
+            capacity[j] = np.where(may, self._joint_rows[on], -1).max(axis=1).min()
+            if rates is not None and self.rule.sides == "one":
+                least = np.where(may, rates, -1.0).max(axis=1).min()
+                capacity[j] = min(capacity[j], int(line(least, size[j], len(on))))
+        for h in np.flatnonzero(self.shared).tolist():
+            jobs = self.held[:, h] > 0
+            limit, total = int(capacity[jobs].min()), most + int(self.demands[jobs].sum())
+            worst = max(worst, most if total <= limit else most * limit // total)
+        if self.rule.cross_only and self.k < self.rows.shape[1]:
+            worst = max(worst, int(self.rows[self.shared, self.k].max(initial=0)))
+        # so many GPUs must lie on such hosts; jobs that reach few of them for their demand are met
+        need = self.k - int(self.room[: self.n][~self.shared].sum())
+        if need > 0 and not (self.rule.cross_only and self.k < self.rows.shape[1]):
+            reach = (self.held[:, : self.n] > 0) @ self.room[: self.n]
+            demand, limit = 0, int(capacity.max())
+            for j in np.argsort(self.demands / np.maximum(reach, 1), kind="stable").tolist():
+                part = min(need, int(reach[j]))
+                demand += int(self.demands[j]) * part // max(1, int(reach[j]))
+                need -= part
+            worst = min(worst, most if most + demand <= limit else most * limit // (most + demand))
+        return min(worst, most)
+
+    # candidates
+
+    def _cheap(self, hurry: bool) -> Iterator[IntArray]:
+        """The best without regard to tenants on hosts that are not shared, or by few demands."""
+        prices = np.unique(self.price[self.shared])
+        for price in prices[:: -(-len(prices) // _PRICES)].tolist():
+            counts, _ = self.alone(self.price <= price, hurry)
+            if counts is not None:
+                yield counts
+
+    def _spreads(self) -> Iterator[IntArray]:
+        """Even counts on the hosts with most room, or with fewest demands, few of them and more."""
+        room = self.room[: self.n]
+        for keys in ((-room,), (-room, self.price), (-room, self.shared)):
+            order = np.lexsort(keys)
+            total = np.cumsum(room[order])
+            first = int(np.searchsorted(total, self.k)) + 1
+            for m in _numbers(first, min(self.n, self.k)):
+                counts = np.zeros(self.n, np.int64)
+                counts[order[:m]] = even(room[order[:m]], self.k)
+                yield counts
+
+    def _grown(self, in_time: Callable[[], bool]) -> Iterator[IntArray]:
+        """From every host (the cheapest first) on, hosts whose jobs add least demand to a GPU."""
+        room = self.room[: self.n]
+        there = self.held[:, : self.n] > 0
+        for seed in np.lexsort((-room, self.price))[:_SEEDS].tolist():
+            if not in_time():
+                return
+            out = np.zeros(self.n, np.bool_)
+            wanted = self.demands + 1  # of jobs that are not met yet
+            total, more, h = 0, 0, seed
+            order: list[int] = []
+            while True:
+                order.append(h)
+                out[h] = True
+                total += int(room[h])
+                if total >= self.k:
+                    counts = np.zeros(self.n, np.int64)
+                    counts[order] = even(room[order], self.k)
+                    yield counts
+                    more += 1
+                if more > _MORE or len(order) == min(self.n, self.k):
+                    break
+                wanted = np.where(there[:, h], 0, wanted)
+                h = int(np.where(out, np.inf, (wanted @ there + 1) / room).argmin())
+
+    def _neighbours(self, counts: IntArray) -> Iterator[IntArray]:
+        """One GPU moved, or two hosts swapped; of hosts that are alike one is tried."""
+        alike: dict[tuple[int, ...], int] = {}
+        tenants = (self.held[:, : self.n] > 0).T
+        for h in range(self.n):
+            key = (int(counts[h]), *self.rows[h].tolist(), *np.flatnonzero(tenants[h]).tolist())
+            alike.setdefault(key, h)
+        some = sorted(alike.values(), key=lambda h: int(self.price[h]))
+        sources = [h for h in reversed(some) if counts[h]][:_SOURCES]
+        targets = [h for h in some if counts[h] < self.room[h]][:_TARGETS]
+        for a in sources:
+            for b in targets:
+                moves = {1, int(counts[a] - counts[b])} if a != b else set()
+                for n in moves:
+                    if 0 < n <= counts[a] and counts[b] + n <= self.room[b]:
+                        row = counts.copy()
+                        row[a] -= n
+                        row[b] += n
+                        yield row
+
+
+class _Least:
+    """The least rates and limits of count vectors, to be asked again with some GPUs more."""
+
+    def __init__(self, limits: Floats, counts: IntArray) -> None:
+        self.limits, self.counts = limits, counts
+        self.every = limits[:, np.arange(counts.shape[1]), counts]
+        self.where = self.every.argmin(axis=2)
+        self.least = self.every.min(axis=2)
+        self.used = (counts > 0).sum(axis=1)
+
+    def beside(
+        self, at: IntArray, on: IntArray, held: IntArray
+    ) -> tuple[Floats, IntArray, IntArray]:
+        """Of rows `at` with `held` more GPUs on the hosts `on`: rate, limit within, hosts."""
+        least = self.least[:, at]
+        for which in range(2):  # where the least is on such a host, look at the others
+            again = np.flatnonzero(np.isin(self.where[which, at], on))
+            if len(again):
+                rest = self.every[which, at[again]]
+                rest[:, on] = np.inf
+                least[which, again] = rest.min(axis=1)
+        theirs = self.counts[at[:, None], on]
+        both = self.limits[:, on, theirs + held].min(axis=2)
+        rate, within = np.minimum(least, both)
+        hosts = self.used[at] + (theirs == 0).sum(axis=1)
+        return rate, np.minimum(within, NO_LIMIT).astype(np.int64), hosts
+
+
+def _numbers(first: int, last: int) -> list[int]:
+    """All numbers of a short range; of a long one the first, then fewer and fewer."""
+    near = range(first, min(first + 48, last + 1))
+    far = np.geomspace(first + 48, last, 24).astype(int).tolist() if last >= first + 48 else []
+    return [*near, *dict.fromkeys(far)]

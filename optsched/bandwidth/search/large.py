@@ -1,0 +1,135 @@
+"""Choices of k GPUs on clusters too large for tables: a proof where there is one, else a search.
+
+On a flat cluster the value alone depends on the pattern and the hosts. Where the network is the
+line rate of the cards, only the number of hosts and the slowest of them matter, so that the best
+value is the highest threshold that some hosts can keep with exactly k GPUs; otherwise the patterns
+of k are listed, if they are few. Beside tenants the same is asked of the hosts that nobody shares,
+and what a choice on any shared host may have at most is bounded by that host's jobs. Spreads as
+even as free counts allow, over the fewest hosts and over more, are tried in any case, and then
+improved by moving single GPUs and swapping hosts.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from optsched.bandwidth.models.contention import Contention
+from optsched.bandwidth.models.pods import PodBandwidth
+from optsched.bandwidth.search.ask import Answer, levels_of
+from optsched.bandwidth.search.ground import Ground
+from optsched.bandwidth.search.host_limits import HostLimits
+from optsched.bandwidth.search.pod_ground import PodGround
+from optsched.bandwidth.search.pod_search import choose_pods
+from optsched.bandwidth.topology.policy import Policy
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from optsched.bandwidth.models.model import CountModel
+    from optsched.bandwidth.topology.state import ClusterState
+
+
+MOST_WORK: Final = 20_000_000
+"""Steps of the exact search on pods beside tenants: seconds."""
+
+WORK_A_SECOND: Final = 20_000_000
+"""What a slow core does of them."""
+
+
+class LargeSearch:
+    """Chooses on clusters of any size, flat or of pods; what depends on the model alone is kept."""
+
+    def __init__(self, model: CountModel | PodBandwidth) -> None:
+        self.model, self.limits = model, HostLimits(model)
+        self.ground = PodGround if isinstance(model, PodBandwidth) else Ground
+
+    def choose(
+        self,
+        state: ClusterState,
+        k: int,
+        demands: Sequence[int] = (),
+        policy: Policy | None = None,
+        contention: Contention | None = None,
+        deadline: float | None = None,
+    ) -> Answer | None:
+        """The best choice found; None if none obeys the policy or all patterns are unmeasured.
+
+        Parameters
+        ----------
+        state, k
+            Free GPUs, and how many are asked, at most all of them.
+        demands
+            kB/s of every job of the state.
+        policy, contention
+            As in `ask`; rules other than domains and excluded hosts are only kept to.
+        deadline
+            Reading of `time.monotonic` by which to answer; some milliseconds are always taken.
+        """
+        rules = policy or Policy()
+        if (
+            isinstance(self.model, PodBandwidth)
+            and rules.is_free
+            and contention in (None, Contention())
+        ):
+            return self._across_pods(self.model, state, k, demands, deadline)
+        return self._best(state, k, demands, rules, contention, deadline)
+
+    def _across_pods(
+        self,
+        model: PodBandwidth,
+        state: ClusterState,
+        k: int,
+        demands: Sequence[int],
+        deadline: float | None,
+    ) -> Answer | None:
+        """By the exact search; where its work does not suffice, the better of both."""
+        work = MOST_WORK
+        if deadline is not None:
+            work = max(0, int((deadline - time.monotonic()) / 2 * WORK_A_SECOND))
+        try:
+            found = choose_pods(model, state, k, demands, min(work, MOST_WORK))
+        except InputError:  # too large for it, or nothing is measured
+            return self._best(state, k, demands, Policy(), Contention(), deadline)
+        exact = Answer(found.gpus, found.value, model.of(found.gpus), found.upper_bound)
+        if found.exact:
+            return exact
+        other = self._best(state, k, demands, Policy(), Contention(), deadline)
+        if other is None:
+            return exact
+        upper = min(exact.upper_bound, other.upper_bound)
+        return max(exact, other, key=lambda one: one.value)._replace(upper_bound=upper)
+
+    def _best(
+        self,
+        state: ClusterState,
+        k: int,
+        demands: Sequence[int],
+        rules: Policy,
+        contention: Contention | None,
+        deadline: float | None,
+    ) -> Answer | None:
+        for level in levels_of(state.cluster, rules):
+            best: Answer | None = None
+            upper = 0
+            for hosts in grounds(state, rules, level, k):
+                ground = self.ground(self.limits, state, hosts, k, demands, rules, contention)
+                found, bound = ground.best(deadline)
+                upper = max(upper, bound)
+                if found is not None and (best is None or found.value > best.value):
+                    best = found
+            if best is not None:
+                return best._replace(upper_bound=max(upper, best.value))
+        return None
+
+
+def grounds(state: ClusterState, policy: Policy, level: int | None, k: int) -> Iterator[list[int]]:
+    """Hosts with free GPUs, those of every domain of a level by themselves, if they reach k."""
+    cluster, room = state.cluster, state.room.tolist()
+    barred = {cluster.host_index(name) for name in policy.exclude or ()}
+    every: Iterable[Sequence[int]] = [range(cluster.n_hosts)]
+    for hosts in every if level is None else cluster.domains(level).values():
+        usable = [h for h in hosts if room[h] and h not in barred]
+        if sum(room[h] for h in usable) >= k:
+            yield usable

@@ -1,0 +1,1 @@
+"""Clusters, their hosts, links and states, and rules for choices."""

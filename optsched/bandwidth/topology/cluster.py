@@ -1,0 +1,467 @@
+"""What a cluster is made of: types of hosts, hosts, and the tree of domains above them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, IntraTable
+from optsched.bandwidth.topology.links import check_links
+from optsched.bandwidth.topology.rates import kilobytes
+from optsched.errors import InputError
+from optsched.io.strict_json import shortened
+from optsched.io.values import integer, label
+from optsched.model.schedule import Resource
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from optsched.model.schedule import IntArray
+
+MOST_PER_HOST: Final = 256
+MOST_HOSTS: Final = 100_000
+
+_PART = re.compile(r"(?P<host>[^\s:]+?)(?::(?P<ids>[\d,\-*]+))?")
+_IDS = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
+
+
+@dataclass(frozen=True)
+class HostType:
+    """What hosts of one kind have in common; a host is one island of NVLink or PCIe.
+
+    Parameters
+    ----------
+    name
+        Label.
+    gpus
+        GPUs a host, 1 to 256 (a rack of 72 GPUs joined by NVLink is one host).
+    links
+        ``links[i][k]``: how GPUs i and k are joined, as `nvidia-smi topo -m` writes it (``X``,
+        ``NV4``, ``PIX``, ...); None if unknown.
+    numa
+        Groups of local GPU ids near one CPU; by default one group.
+    nics, nic_rate
+        Network cards a host, and GB/s of each in one direction.
+    intra
+        Measured bandwidths of subsets of one host, if there are any.
+    tray
+        GPUs a tray: where subsets of a size are alike, whole trays are taken first; 0 = none.
+
+    Raises
+    ------
+    InputError
+        A field of a wrong type or size; the message names it.
+    """
+
+    name: str
+    gpus: int
+    links: tuple[tuple[str, ...], ...] | None = None
+    numa: tuple[tuple[int, ...], ...] = ()
+    nics: int = 1
+    nic_rate: float = 50.0
+    intra: IntraTable | None = None
+    tray: int = 0
+
+    def __post_init__(self) -> None:
+        label("type.name", self.name)
+        place = f"types[{self.name}]"
+        if not self.name:
+            raise InputError("type.name: expected a name, got ''")
+        n = integer(f"{place}.gpus", self.gpus, 1, MOST_PER_HOST)
+        integer(f"{place}.nics", self.nics, 0, 1024)
+        integer(f"{place}.tray", self.tray, 0, n)
+        if self.tray and n % self.tray:
+            raise InputError(f"{place}.tray: {n} GPUs are no whole trays of {self.tray}")
+        kilobytes(f"{place}.nic_rate", self.nic_rate)
+        if self.links is not None:
+            object.__setattr__(self, "links", check_links(f"{place}.links", self.links, n))
+        try:
+            groups = tuple(tuple(int(i) for i in group) for group in self.numa)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"{place}.numa: expected lists of local ids, got {self.numa!r:.60}"
+            ) from None
+        groups = groups or (tuple(range(n)),)
+        if sorted(i for group in groups for i in group) != list(range(n)):
+            raise InputError(f"{place}.numa: expected every GPU 0..{n - 1} in one group")
+        object.__setattr__(self, "numa", groups)
+        if self.intra is not None and not isinstance(self.intra, IntraTable):
+            raise InputError(f"{place}.intra: expected an IntraTable, got {self.intra!r:.60}")
+        if self.intra is not None and self.intra.gpus != n:
+            raise InputError(f"{place}.intra: is for {self.intra.gpus} GPUs, the host has {n}")
+
+    @property
+    def nic_kilobytes(self) -> int:
+        """Rate of one network card in kB/s."""
+        return kilobytes("nic_rate", self.nic_rate)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host: its name, the name of its type, and its domains, one a level."""
+
+    name: str
+    type: str
+    domains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Hosts with their GPUs, numbered through: host by host, then by local id.
+
+    Parameters
+    ----------
+    hosts
+        In the order that numbers the GPUs.
+    types
+        The types that the hosts name.
+    levels
+        Names of the levels above the hosts, widest first, such as ``("block", "rack")``.
+    pod
+        The level whose domains are pods, if there is one; see `PodBandwidth`.
+    name
+        Label.
+
+    Raises
+    ------
+    InputError
+        Two hosts of one name, an unknown type, a domain that lies in two domains of the level
+        above, or more than 100,000 hosts.
+    """
+
+    hosts: tuple[Host, ...]
+    types: tuple[HostType, ...]
+    levels: tuple[str, ...] = ()
+    pod: str | None = None
+    name: str = ""
+    _by_name: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for key, kind in (("hosts", Host), ("types", HostType), ("levels", str)):
+            given = getattr(self, key)
+            if not isinstance(given, (list, tuple)) or not all(isinstance(g, kind) for g in given):
+                raise InputError(f"{key}: expected a list of {kind.__name__}, got {given!r:.60}")
+            object.__setattr__(self, key, tuple(given))
+        label("name", self.name)
+        if not 1 <= len(self.hosts) <= MOST_HOSTS:
+            raise InputError(f"hosts: expected 1..{MOST_HOSTS} hosts, got {len(self.hosts)}")
+        names = [kind.name for kind in self.types]
+        if len(set(names)) < len(names):
+            raise InputError(f"types: two are called {_twice(names)!r}")
+        if len(set(self.levels)) < len(self.levels) or "host" in self.levels:
+            raise InputError("levels: expected distinct names other than 'host'")
+        if self.pod is not None and self.pod not in self.levels:
+            raise InputError(
+                f"pod: expected one of the levels {', '.join(self.levels) or '(none)'}, "
+                f"got {self.pod!r:.60}"
+            )
+        above: dict[tuple[int, str], tuple[str, ...]] = {}
+        for i, host in enumerate(self.hosts):
+            label(f"hosts[{i}].name", host.name)
+            if not host.name or re.search(r"[\s:/,\[\]]", host.name):
+                raise InputError(
+                    f"hosts[{i}].name: expected a name without spaces, commas, colons, "
+                    f"slashes and brackets, got {host.name!r:.60}"
+                )
+            if host.name in self._by_name:
+                raise InputError(f"hosts[{i}].name: there are two hosts {host.name!r}")
+            self._by_name[host.name] = i
+            if host.type not in names:
+                raise InputError(
+                    f"hosts[{i}].type: there is no type {host.type!r:.60}; "
+                    f"known: {shortened(names) or 'none'}"
+                )
+            if len(host.domains) != len(self.levels):
+                raise InputError(
+                    f"hosts[{i}].domains: expected one name for each of the {len(self.levels)} "
+                    f"levels, got {len(host.domains)}"
+                )
+            for level, domain in enumerate(host.domains):
+                way = above.setdefault((level, domain), host.domains[:level])
+                if way != host.domains[:level]:
+                    raise InputError(
+                        f"hosts[{i}].domains: {self.levels[level]} {domain!r:.60} lies in "
+                        f"{'/'.join(way)!r:.60} and in {'/'.join(host.domains[:level])!r:.60}"
+                    )
+
+    # sizes and views
+
+    @property
+    def n_hosts(self) -> int:
+        """Number of hosts."""
+        return len(self.hosts)
+
+    @cached_property
+    def n_gpus(self) -> int:
+        """Number of GPUs."""
+        return int(self.first[-1])
+
+    @cached_property
+    def type_of(self) -> tuple[int, ...]:
+        """For every host the position of its type in `types`."""
+        at = {kind.name: t for t, kind in enumerate(self.types)}
+        return tuple(at[host.type] for host in self.hosts)
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """GPUs of every host."""
+        sizes = np.array([self.types[t].gpus for t in self.type_of], np.int64)
+        sizes.flags.writeable = False
+        return sizes
+
+    @cached_property
+    def first(self) -> IntArray:
+        """Host h has the GPUs ``first[h] .. first[h + 1] - 1``."""
+        first = np.zeros(self.n_hosts + 1, np.int64)
+        np.cumsum(self.sizes, out=first[1:])
+        first.flags.writeable = False
+        return first
+
+    @cached_property
+    def host_of(self) -> IntArray:
+        """Host of every GPU."""
+        of = np.repeat(np.arange(self.n_hosts), self.sizes)
+        of.flags.writeable = False
+        return of
+
+    @cached_property
+    def places(self) -> tuple[list[int], list[int], list[bool]]:
+        """Host of every GPU, first GPU of every host, and whether a host has at most 16: lists."""
+        small = (self.sizes <= MOST_BY_SUBSET).tolist()
+        return self.host_of.tolist(), self.first.tolist(), small
+
+    @cached_property
+    def resources(self) -> tuple[Resource, ...]:
+        """The GPUs as resources of schedules, ``host/local id``."""
+        return tuple(Resource(self.gpu_name(gpu)) for gpu in range(self.n_gpus))
+
+    def type(self, host: int) -> HostType:
+        """Type of a host."""
+        return self.types[self.type_of[host]]
+
+    def level(self, name: str) -> int:
+        """Position of a level; ``host`` is the one below all others.
+
+        Raises
+        ------
+        InputError
+            There is no such level.
+        """
+        known = (*self.levels, "host")
+        if name not in known:
+            raise InputError(f"level: expected one of {', '.join(known)}, got {name!r:.60}")
+        return known.index(name)
+
+    def domains(self, level: int) -> dict[str, tuple[int, ...]]:
+        """Domain name to its hosts, in order of the first host; `level` from `Cluster.level`."""
+        found: dict[str, list[int]] = {}
+        for h, host in enumerate(self.hosts):
+            key = host.name if level == len(self.levels) else host.domains[level]
+            found.setdefault(key, []).append(h)
+        return {key: tuple(hosts) for key, hosts in found.items()}
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of all that matters for bandwidths and policies, 64 hexadecimal digits."""
+        text = repr((self.hosts, self.levels, self.pod, [
+            (t.name, t.gpus, t.links, t.numa, t.nics, t.nic_kilobytes, t.tray,
+             None if t.intra is None else t.intra.values.tolist()) for t in self.types
+        ]))  # fmt: skip
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Cluster):
+            return NotImplemented
+        return self is other or (self.sha256 == other.sha256 and self.name == other.name)
+
+    def __hash__(self) -> int:
+        return int(self.sha256[:15], 16)
+
+    def __repr__(self) -> str:
+        return f"<Cluster {self.name!r}: {self.n_hosts} hosts, {self.n_gpus} GPUs>"
+
+    # names of GPUs
+
+    def host_index(self, name: str, place: str = "host") -> int:
+        """Position of a host.
+
+        Raises
+        ------
+        InputError
+            There is none of that name.
+        """
+        found = self._by_name.get(name)
+        if found is None:
+            some = shortened([host.name for host in self.hosts])
+            raise InputError(f"{place}: there is no host {name!r:.60}; hosts: {some}")
+        return found
+
+    def gpu_name(self, gpu: int) -> str:
+        """``host/local id`` of a GPU."""
+        h = int(self.host_of[gpu])
+        return f"{self.hosts[h].name}/{gpu - int(self.first[h])}"
+
+    def parse(self, text: str, place: str = "gpus") -> tuple[int, ...]:
+        """GPUs in words: ``"n01:0-5 n02:6,7 n03"``, by global number, ascending.
+
+        Parameters
+        ----------
+        text
+            Parts separated by white space; a host alone, or with ``:*``, means all its GPUs. Host
+            names may hold brackets: ``n[01-04]:0-3``.
+        place
+            Field for messages.
+
+        Raises
+        ------
+        InputError
+            No such host, a local id that it has not, or a GPU twice.
+        """
+        from optsched.bandwidth.topology.host_lists import expand
+
+        found: list[int] = []
+        if not isinstance(text, str):
+            raise InputError(f"{place}: expected words such as 'n01:0-5 n02', got {text!r:.60}")
+        for part in text.split():
+            match = _PART.fullmatch(part)
+            if match is None:
+                raise InputError(f"{place}: expected HOST:IDS, got {part!r:.60}")
+            for name in expand(match["host"], place):
+                h = self.host_index(name, place)
+                ids, size = match["ids"], int(self.sizes[h])
+                local = range(size) if ids in (None, "*") else _local_ids(ids, size, part, place)
+                found += [int(self.first[h]) + i for i in local]
+        return self.gpus(found, place)
+
+    def gpus(self, given: Iterable[int], place: str = "gpus") -> tuple[int, ...]:
+        """Global numbers, ascending and distinct.
+
+        Raises
+        ------
+        InputError
+            A number out of range, or one twice.
+        """
+        try:
+            found = sorted(integer(place, i, 0, self.n_gpus - 1) for i in given)
+        except TypeError:
+            raise InputError(f"{place}: expected GPU numbers, got {given!r:.60}") from None
+        for a, b in pairwise(found):
+            if a == b:
+                raise InputError(f"{place}: GPU {self.gpu_name(a)} is given twice")
+        return tuple(found)
+
+    def written(self, gpus: Iterable[int]) -> str:
+        """The inverse of `parse`: ``"n01:0-5 n02:6,7"``."""
+        by_host: dict[int, list[int]] = {}
+        for gpu in sorted(gpus):
+            h = int(self.host_of[gpu])
+            by_host.setdefault(h, []).append(gpu - int(self.first[h]))
+        return " ".join(f"{self.hosts[h].name}:{_ranges(ids)}" for h, ids in by_host.items())
+
+    # files
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Cluster:
+        """Read a document ``optsched.cluster/1``; `InputError` names path, rule and value."""
+        from optsched.bandwidth.topology.cluster_document import read
+
+        return read(path)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write a document ``optsched.cluster/1``, all of it or nothing."""
+        from optsched.bandwidth.topology.cluster_document import to_json
+        from optsched.io.files import write_atomic
+
+        write_atomic(path, to_json(self))
+
+    @classmethod
+    def from_files(
+        cls,
+        topo: Mapping[str, str | os.PathLike[str]],
+        hosts: Mapping[str, str],
+        *,
+        domains: str | os.PathLike[str] | None = None,
+        levels: Sequence[str] = (),
+        nics: int | Sequence[str] | None = None,
+        nic_rate: float = 50.0,
+        pod: str | None = None,
+        name: str = "",
+    ) -> Cluster:
+        """A cluster from the files that its tools write.
+
+        Parameters
+        ----------
+        topo
+            Name of a host type to the output of `nvidia-smi topo -m`, or of
+            `rocm-smi --showtopo`, on such a host.
+        hosts
+            Host list with brackets, such as ``n[01-04]``, to the name of its type; may be empty
+            if `domains` is of Kubernetes, whose nodes have types.
+        domains
+            Slurm's ``topology.conf`` or ``topology.yaml``, the JSON of ``kubectl get nodes``, or a
+            CSV with columns ``host,level...``.
+        levels
+            Labels of Kubernetes nodes that are levels, widest first; see
+            `optsched.formats.host_domains.from_nodes`.
+        nics, nic_rate
+            Network cards a host, by number or by names in the matrix, and GB/s of each; by default
+            those that `optsched.formats.nvidia_topo.from_text` counts, and 50 GB/s.
+        pod, name
+            As in the constructor.
+
+        Raises
+        ------
+        InputError
+            With ``file:line`` and the rule.
+        """
+        from optsched.formats.topology import cluster_from_files
+
+        return cluster_from_files(topo, hosts, domains, levels, nics, nic_rate, pod, name)
+
+    @classmethod
+    def uniform(
+        cls, kind: HostType, hosts: int | Sequence[str], *, name: str = "", prefix: str = "n"
+    ) -> Cluster:
+        """Hosts of one type, without levels: so many, or with these names."""
+        if not isinstance(kind, HostType):
+            raise InputError(f"kind: expected a HostType, got {kind!r:.60}")
+        if not isinstance(hosts, (list, tuple)):
+            hosts = integer("hosts", hosts, 1, MOST_HOSTS)
+            width = max(2, len(str(hosts)))
+            hosts = [f"{prefix}{i:0{width}d}" for i in range(1, hosts + 1)]
+        return cls(tuple(Host(host, kind.name) for host in hosts), (kind,), name=name)
+
+
+def _twice(names: list[str]) -> str:
+    return next(name for i, name in enumerate(names) if name in names[:i])
+
+
+def _local_ids(text: str, size: int, part: str, place: str) -> list[int]:
+    if not _IDS.fullmatch(text):
+        raise InputError(f"{place}: expected ids such as 0-3,6 after the colon, got {part!r:.60}")
+    found: list[int] = []
+    for span in text.split(","):
+        low, _, high = span.partition("-")
+        last = int(high or low)
+        if last >= size or int(low) > last:
+            raise InputError(f"{place}: {part!r:.60}: expected ids in 0..{size - 1}, got {span}")
+        found += range(int(low), last + 1)
+    return found
+
+
+def _ranges(ids: list[int]) -> str:
+    parts: list[str] = []
+    start = 0
+    for i in range(1, len(ids) + 1):
+        if i == len(ids) or ids[i] != ids[i - 1] + 1:
+            a, b = ids[start], ids[i - 1]
+            parts.append(str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a},{b}")
+            start = i
+    return ",".join(parts)

@@ -1,0 +1,75 @@
+"""Why no choice of GPUs can exist, where counting the free ones shows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from optsched.bandwidth.topology.cluster import Cluster
+    from optsched.bandwidth.topology.policy import Policy
+    from optsched.bandwidth.topology.state import ClusterState
+
+
+def impossible(state: ClusterState, policy: Policy, k: int) -> str:
+    """The reason in one sentence, if counting free GPUs shows it; else ``""``."""
+    cluster = state.cluster
+    barred = {cluster.host_index(name) for name in policy.exclude or ()}
+    room = {h: int(n) for h, n in enumerate(state.room.tolist()) if n and h not in barred}
+    total = sum(room.values())
+    if total < k:
+        return f"exclude: asks {k} GPUs, {total} are free on the hosts that are left"
+    included = [cluster.host_index(name) for name in policy.include or ()]
+    for h in included:
+        if h not in room:
+            return f"include: host {cluster.hosts[h].name!r} has no free GPU"
+    if len(included) > k:
+        return f"include: {len(included)} hosts for {k} GPUs"
+    if policy.min_hosts > min(k, len(room)):
+        return f"min_hosts: {policy.min_hosts} hosts for {k} GPUs, and {len(room)} have a free one"
+    if policy.required == "host" and policy.min_hosts > 1:
+        return (
+            f"required, min_hosts: one host and at least {policy.min_hosts} contradict each other"
+        )
+    if policy.slice_size is not None and k % policy.slice_size:
+        return f"slice_size: {k} GPUs are no whole slices of {policy.slice_size}"
+    if policy.slice_size is not None and policy.slice_level == "host":
+        slices = k // policy.slice_size
+        if slices < policy.min_hosts:
+            return (
+                f"slice_size, min_hosts: {k} GPUs are {slices} slices, each on one host, and "
+                f"{policy.min_hosts} hosts are to be used"
+            )
+    if policy.balance == "exact":
+        ways = [
+            m for m in range(policy.min_hosts, min(k, policy.max_hosts or k) + 1)
+            if k % m == 0 and sum(n >= k // m for n in room.values()) >= m
+        ]  # fmt: skip
+        if not ways:
+            most = policy.max_hosts or "more"
+            return (
+                f"balance: no number of hosts in {policy.min_hosts}..{most} gives {k} GPUs in "
+                "equal parts on hosts with so many free ones"
+            )
+    if policy.max_hosts is not None:
+        most = sum(sorted(room.values(), reverse=True)[: policy.max_hosts])
+        if most < k:
+            return f"max_hosts: asks {k} GPUs, {policy.max_hosts} hosts have {most} free at most"
+    if policy.required is not None:
+        return _no_domain(cluster, policy.required, room, k, set(included))
+    return ""
+
+
+def _no_domain(
+    cluster: Cluster, level: str, room: dict[int, int], k: int, included: set[int]
+) -> str:
+    domains = cluster.domains(cluster.level(level))
+    free = {name: sum(room.get(h, 0) for h in hosts) for name, hosts in domains.items()}
+    best = max(free, key=lambda name: free[name])
+    if free[best] < k:
+        return (
+            f"required: asks {k} GPUs in one {level}, the {level} with most free GPUs is {best!r} "
+            f"with {free[best]}"
+        )
+    if included and not any(included <= set(hosts) for hosts in domains.values()):
+        return f"required, include: the included hosts are not in one {level}"
+    return ""
