@@ -209,10 +209,3 @@ class _Drawn(CountModel):
 
     def intra_of(self, kind: int, which: Which = "value") -> IntArray | None:
         return self.model.intra_of(kind, which)
-
-
-__all__ = [
-    "Scenario", "doubt", "every_pattern", "patterns_that_may_bind",
-    "simulated",
-    "wanted",
-]  # fmt: skip

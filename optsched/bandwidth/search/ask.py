@@ -199,6 +199,8 @@ def gpus_of(state: ClusterState, parts: Iterable[tuple[int, int]]) -> tuple[int,
     cluster = state.cluster
     found: list[int] = []
     for host, part in parts:
+        if not part:
+            continue
         first, size = int(cluster.first[host]), int(cluster.sizes[host])
         if size <= MOST_BY_SUBSET:
             found += [first + i for i in range(size) if part >> i & 1]

@@ -15,7 +15,7 @@ import numpy as np
 
 from optsched.bandwidth.models.pods import UNIT_BITS, PodBandwidth
 from optsched.bandwidth.models.tables import WIDTH
-from optsched.bandwidth.search.ask import gpus_of as gpus_of_parts
+from optsched.bandwidth.search.ask import gpus_of
 from optsched.bandwidth.search.pod_local import POD, assign_pod, local_values
 from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
 from optsched.errors import Infeasible, InputError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.bandwidth.topology.state import ClusterState
-    from optsched.model.schedule import IntArray
 
 ABOVE: Final = 1 << 40
 """More pods than there are."""
@@ -107,12 +106,7 @@ def idle_choice(model: PodBandwidth, state: ClusterState, k: int) -> PodChoice:
     value = int(search_idle(*tables, state.masks, k, chosen))
     if value < 0:
         raise InputError(f"k: every choice of {k} GPUs has a pattern that is not measured")
-    return PodChoice(value, gpus_of(state, chosen), value, True)
-
-
-def gpus_of(state: ClusterState, chosen: IntArray) -> tuple[int, ...]:
-    """Global numbers of GPUs that are given as masks by host (of large hosts as their number)."""
-    return gpus_of_parts(state, [(h, int(chosen[h])) for h in np.flatnonzero(chosen).tolist()])
+    return PodChoice(value, gpus_of(state, enumerate(chosen.tolist())), value, True)
 
 
 def _demands(model: PodBandwidth, state: ClusterState, given: Sequence[int] | None) -> list[int]:

@@ -15,8 +15,9 @@ from optsched.bandwidth.models.pods import UNIT_BITS
 from optsched.bandwidth.search import pod_entries as entry
 from optsched.bandwidth.search import pod_sets as sets
 from optsched.bandwidth.search import pod_windows as windows
+from optsched.bandwidth.search.ask import gpus_of
 from optsched.bandwidth.search.pod_local import POD
-from optsched.bandwidth.search.pod_search import PodChoice, gpus_of, idle_choice
+from optsched.bandwidth.search.pod_search import PodChoice, idle_choice
 from optsched.bandwidth.topology.rates import NO_LIMIT
 from optsched.errors import InputError
 
@@ -140,7 +141,7 @@ def _by_sets(
         picked = [(int(entries[3]), int(entries[2]))]
     for p, code in picked:
         entry.decode(tables.words, tables.pods, tables.hosts, p, code, state.masks, chosen)
-    gpus = gpus_of(state, chosen) if picked else start.gpus
+    gpus = gpus_of(state, enumerate(chosen.tolist())) if picked else start.gpus
     exact = bool(out[windows.COMPLETE])
     bound = value if exact else min(int(out[windows.BOUND]), start.upper_bound)
     return PodChoice(value, gpus, bound, exact or bound == value)

@@ -238,7 +238,7 @@ class ClusterState:
         state.__dict__.update(cluster=self.cluster, free=free, jobs=jobs, down=self.down)
         known = self.__dict__
         if sign and "masks" in known and "held" in known:
-            counts, bits = _host_counts(self.cluster, moved)
+            counts, bits = host_counts(self.cluster, moved)
             masks = known["masks"].copy()
             held = np.zeros((len(jobs), self.cluster.n_hosts), np.int64)
             for h, mask in bits.items():
@@ -290,7 +290,7 @@ def _frozen(array: IntArray) -> IntArray:
     return array
 
 
-def _host_counts(cluster: Cluster, gpus: tuple[int, ...]) -> tuple[dict[int, int], dict[int, int]]:
+def host_counts(cluster: Cluster, gpus: tuple[int, ...]) -> tuple[dict[int, int], dict[int, int]]:
     """Host to number of these GPUs, and to their mask (or number, beyond 16 GPUs a host)."""
     counts: dict[int, int] = {}
     bits: dict[int, int] = {}

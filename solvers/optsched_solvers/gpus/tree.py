@@ -9,8 +9,9 @@ import numpy as np
 
 from optsched.bandwidth.models.tables import BY_MASK, GPUS, INTRA, RECORD, RECORDS
 from optsched.bandwidth.search.ask import gpus_of
-from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
+from optsched.bandwidth.topology.intra import subset_sizes
 from optsched.bandwidth.topology.rates import NO_LIMIT
+from optsched.bandwidth.topology.state import host_counts
 from optsched.problems.gpus.problem import GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from optsched.model.schedule import IntArray, Problem
-    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
 
@@ -125,7 +125,7 @@ def _best_subsets(vectors: CountVectors, row: IntArray) -> tuple[int, tuple[int,
         both, held = counts + state.held[j], state.held[j]
         sides = [both] if rule.sides == "one" else [both * (counts > 0), both * (held > 0)]
         limits.append(min(vectors.network(side[None])[0] for side in sides))
-    theirs = {j: _by_host(problem, state.jobs[j].gpus) for j in jobs}
+    theirs = {j: host_counts(cluster, state.jobs[j].gpus)[1] for j in jobs}
     fronts = np.array([limits], np.int64)
     chosen: list[tuple[tuple[int, int], ...]] = [()]
     for h in range(cluster.n_hosts):
@@ -181,16 +181,6 @@ def pareto(rows: IntArray) -> npt.NDArray[np.bool_]:
             beaten[i] = False
             kept &= ~beaten
     return kept
-
-
-def _by_host(problem: GpuPlacement, gpus: tuple[int, ...]) -> dict[int, int]:
-    """Host to mask of these GPUs, or to their number where a host has over 16."""
-    cluster, found = problem.cluster, dict[int, int]()
-    for gpu in gpus:
-        h = int(cluster.host_of[gpu])
-        small = cluster.sizes[h] <= MOST_BY_SUBSET
-        found[h] = found.get(h, 0) + (1 << gpu - int(cluster.first[h]) if small else 1)
-    return found
 
 
 class BranchAndBound:
