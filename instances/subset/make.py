@@ -2,7 +2,7 @@
 
     python make.py            # rewrite the *.json files and optima.csv beside this script
 
-Clusters, bandwidths and tenants are made up by `optsched.bandwidth.measure.synthetic`, by seed: same seed,
+Clusters, bandwidths and tenants are made up by `optsched.bandwidth.synthetic`, by seed: same seed,
 same bytes. The optima are proved: by `counts` and again by `cpsat` on four hosts, by `pods` above.
 """
 
