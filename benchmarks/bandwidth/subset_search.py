@@ -17,7 +17,7 @@ import numpy as np
 import optsched
 from benchmarks.machine import machine
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.measure.metrics import bandwidth_loss, gbe
+from optsched.bandwidth.measure.metrics import gbe
 from optsched.bandwidth.measure.scenarios import packed, uniform
 from optsched.bandwidth.models.measured import MeasuredBandwidth
 from optsched.bandwidth.models.measured_data import VARIABLE, load_measured
@@ -123,7 +123,7 @@ def measure(args: argparse.Namespace, cluster: str, model: BandwidthModel) -> It
                     share[solver.name].append(gbe(-result.objective, best))
                     seconds[solver.name].append(result.seconds)
                     got = problem.shares(problem.chosen(result.schedule))[0]
-                    lost = bandwidth_loss(got.standalone, got.value) / KILOBYTES
+                    lost = (got.standalone - got.value) / KILOBYTES
                     loss[solver.name].append(lost)
             yield Cell(cluster, scenario, traffic, [k for _, k in requests], share, seconds, loss)
 

@@ -31,18 +31,6 @@ def gbe(value: float, best: float) -> float:
     return value / best if best else 1.0
 
 
-def gbe_best_found(value: float, best_found: float) -> float:
-    """The same against the best of several heuristics: above 1 if the choice beats them."""
-    return value / best_found if best_found else 1.0
-
-
-def bandwidth_loss(standalone: int, contended: int) -> int:
-    """What the traffic of others costs a choice: B(S) - B(S, others), kB/s."""
-    if contended > standalone:
-        raise InputError(f"bandwidth_loss: {contended} beside others is above {standalone} alone")
-    return standalone - contended
-
-
 def r_squared(true: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Share of the variance that is explained; of constant values 1 if all are hit, else -inf."""
     y, p = _both(true, predicted)
