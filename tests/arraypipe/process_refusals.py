@@ -29,7 +29,6 @@ from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 from optsched.arraypipe.distributed import collect
-from optsched.arraypipe.distributed import ranks as run_of_ranks
 from optsched.arraypipe.distributed.transport import Stalled
 from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.runtime.worker import Worker
@@ -148,7 +147,7 @@ def concluded(ranks: int) -> dict[str, Any]:
         "worker": (1, Worker, "finish"),
         "state": (1, collect, "_state"),
         "taking": (0, collect, "_install"),
-        "records": (1, run_of_ranks, "gather_past"),
+        "records": (1, collect, "_life"),
         "pickle": (ranks, collect, "_state"),  # on rank 1, which cannot send a state
     }
     for name, (failing, owner, attribute) in ways.items():

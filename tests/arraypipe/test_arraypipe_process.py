@@ -22,7 +22,7 @@ from optsched import InputError, OptschedError, Schedule, verify  # noqa: E402
 from optsched.arraypipe import random_schedule  # noqa: E402
 from optsched.arraypipe.distributed import backend as process  # noqa: E402
 from optsched.arraypipe.distributed import wire  # noqa: E402
-from optsched.arraypipe.distributed.collect import Reading, copies_on, on_first_clock  # noqa: E402
+from optsched.arraypipe.distributed.collect import Reading, on_first_clock  # noqa: E402
 from optsched.arraypipe.distributed.mailbox import Capacity  # noqa: E402
 from optsched.arraypipe.distributed.protocol import SIZE, ProtocolError  # noqa: E402
 from optsched.arraypipe.distributed.wire import (  # noqa: E402
@@ -490,8 +490,8 @@ def test_times_are_those_of_the_first_rank(offset: int, drift: int, t: int) -> N
 
 def test_copies_on_the_clock_of_the_first_rank() -> None:
     """Both ends are moved, nothing else."""
-    rows = [(1, "out", 0, 0, -900, -800, 8)]
-    assert copies_on(lambda t: t + 1000, rows) == [Copied(1, "out", 0, 0, 100, 200, 8)]
+    rows, reading = [Copied(1, "out", 0, 0, -900, -800, 8)], Reading(0, 1000, 10)
+    assert on_first_clock(rows, reading, reading) == [Copied(1, "out", 0, 0, 100, 200, 8)]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.plan.segments import Change, device_stream, places
 from optsched.arraypipe.runtime.cuda_streams import AHEAD, BlockTimes, GpuClock, timer
 from optsched.arraypipe.runtime.environment import on_gpu
-from optsched.arraypipe.runtime.inline import Past
+from optsched.arraypipe.runtime.inline import Backend
 from optsched.arraypipe.runtime.stages import move, take_off
 from optsched.arraypipe.runtime.worker import reason
 
@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     from optsched.arraypipe.distributed.group import Group
     from optsched.arraypipe.distributed.mailbox import Capacity
     from optsched.arraypipe.distributed.transport import GlooLinks
-    from optsched.arraypipe.plan.segments import Course, Planner, Segment
+    from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Copied, Instance, Record
-    from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.types import Parcel
-    from optsched.arraypipe.runtime.worker import Worker
 
 
 class Announcement(NamedTuple):
@@ -47,21 +45,15 @@ class Announcement(NamedTuple):
 
 
 @dataclass(eq=False)
-class ProcessBackend:
+class ProcessBackend(Backend):
     """Runs the part of a course that one device has; all ranks run the same course.
 
     Device d is rank d. Only the planner of rank 0 is asked, the others are told.
     """
 
-    course: Course
-    runs: Sequence[JobRun]
-    worker: Worker
-    planner: Planner
     links: GlooLinks
     group: Group
     capacity: Capacity
-    strict: bool = False
-    past: Past = field(default_factory=Past)
     copies: Sequence[Copied] = ()  # of this rank when it is over; then of all, on the first
     homes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of every stage, by job
     mail: dict[int, Parcel] = field(default_factory=dict)
@@ -69,7 +61,6 @@ class ProcessBackend:
     wish: Change | None = None  # what cannot be announced any more waits for the end
     now: Instance | None = None
     flying: BlockTimes | None = None  # on a GPU, where launching is no block's time
-    interrupted: bool = False
 
     def __post_init__(self) -> None:
         self.device = self.links.rank
@@ -81,10 +72,6 @@ class ProcessBackend:
     def reads_late(self) -> bool:
         """Whether losses are read, and so travel, one iteration late (`JobRun.note_loss`)."""
         return on_gpu(self.links.device)
-
-    def interrupt(self) -> None:
-        """Let every job end with the iteration that it is in (rank 0 decides when)."""
-        self.interrupted = True
 
     def unseat(self, job: int) -> None:
         """On a GPU: the states of a job that has ended go to the host."""
@@ -108,7 +95,7 @@ class ProcessBackend:
                     self.group.assemble()
                     self.post.flush()
                     self._land(0)
-                    self._forget(self.past.close())
+                    self.forget(self.past.close(), self.flying)
                     lost = False
                     return self.past.records
                 self._begin(following)
@@ -144,14 +131,17 @@ class ProcessBackend:
         memory, flying, timed = worker.memory, self.flying, worker.memory.moves
         exposed = memory.exposed
         self._seat(segment)  # before any message: it takes memory
-        post.open(segment, number, self._windows(segment))
+        roomy = not self.links.apart and memory.limits is None
+        capacity = self.capacity
+        windows = capacity.windows(segment, self.device) if roomy else capacity.window
+        post.open(segment, number, windows)
         cycle = -1
         for now in device_stream(segment, self.device):
             self.now = now
             if now.cycle != cycle:
                 cycle = now.cycle
                 self._steer(segment, number, cycle)
-                self._forget(self.past.trim())
+                self.forget(self.past.trim(), self.flying)
                 post.post(cycle)  # later ones of this cycle are posted when a block has ended
             post.waited = 0
             received = {
@@ -180,15 +170,13 @@ class ProcessBackend:
             away = {k: sent.pop(k) for k in outer[now.operation]}
             self.mail.update(sent)
             post.ended(now, away)
-            self._check(segment, now)
+            run = self.runs[segment.seats[segment.plan.blocks[now.operation].job]]
+            if run.job.life.status == "failed":
+                if self.strict and run.job.error is not None:
+                    raise run.job.error
+                run.drop_kept()
         self.now = None
-        post.close()
-
-    def _windows(self, segment: Segment) -> int | Sequence[int]:
-        """Blocks whose messages are posted ahead; with a limit of memory no more than promised."""
-        if self.links.apart or self.worker.memory.limits is not None:
-            return self.capacity.window
-        return self.capacity.windows(segment, self.device)
+        post.port.close()
 
     def _land(self, most: int) -> None:
         """Note the times of the GPU instead of the host's, until so many blocks are under way."""
@@ -198,15 +186,6 @@ class ProcessBackend:
                 self.past.rows[k] = (*self.past.rows[k][:4], start, end, self.past.rows[k][6])
                 if self.worker.memory.moves:
                     self.past.exposed[k] = waited
-
-    def _forget(self, kept: Sequence[int] | None) -> None:
-        """If blocks are no longer remembered: what else there is of their time goes too."""
-        if kept is None:
-            return
-        if self.flying is not None:
-            self.flying.keep({old: new for new, old in enumerate(kept)})
-        self.worker.memory.forget(self.past.begin)
-        self.course.forget(self.past.cut[0])
 
     def _seat(self, segment: Segment) -> None:
         """Drop the states of jobs that are new here and live elsewhere, bring the others in."""
@@ -291,14 +270,6 @@ class ProcessBackend:
                 self.worker.on_loss(run, iteration, parcel.loss)
         if run.job.life.stopping:
             run.stop_after(now.iteration)
-
-    def _check(self, segment: Segment, now: Instance) -> None:
-        """A job that has failed keeps nothing; the whole run ends if that is wanted."""
-        run = self.runs[segment.seats[segment.plan.blocks[now.operation].job]]
-        if run.job.life.status == "failed":
-            if self.strict and run.job.error is not None:
-                raise run.job.error
-            run.drop_kept()
 
     def _following(self, number: int) -> Announcement | None:
         """What comes after the segment that is over; None at the end of the run."""

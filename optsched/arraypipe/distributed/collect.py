@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,18 +12,19 @@ from torch.utils._pytree import tree_map_only
 from optsched.arraypipe.distributed.transport import hearing
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.plan.segments import Walk
-from optsched.arraypipe.plan.types import Copied
+from optsched.arraypipe.plan.types import Copied, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from optsched.arraypipe.distributed.transport import GlooLinks
     from optsched.arraypipe.plan.segments import Course
-    from optsched.arraypipe.plan.types import Record
     from optsched.arraypipe.runtime.inline import Moment, Past
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
+Timed = TypeVar("Timed", Record, Copied)
+Remembered: TypeAlias = "tuple[Past, list[Copied]]"
 _ROUNDS = 5
 
 
@@ -63,31 +64,19 @@ def _compare(rank: int, links: GlooLinks) -> Reading:
     return Reading(there, (asked + back) // 2 - there, (back - asked + 1) // 2)
 
 
-def on_first_clock(records: Sequence[Record], before: Reading, after: Reading) -> list[Record]:
-    """Records of a rank in the time of rank 0."""
-    moved = to_first(before, after)
-    return [r._replace(start=moved(r.start), end=moved(r.end)) for r in records]
-
-
-def to_first(before: Reading, after: Reading) -> Callable[[int], int]:
-    """From the time of a rank to that of rank 0; the offset drifts evenly between two readings.
+def on_first_clock(rows: Sequence[Timed], before: Reading, after: Reading) -> list[Timed]:
+    """Records or copies of a rank in the time of rank 0; the offset drifts evenly between readings.
 
     An offset within its error is none: processes of one machine share a clock.
     """
     if max(abs(r.offset) - r.error for r in (before, after)) <= 0:
-        return int
-    span = max(1, after.at - before.at)
+        return list(rows)
+    span, drift = max(1, after.at - before.at), after.offset - before.offset
 
     def moved(t: int) -> int:
-        return t + before.offset + (after.offset - before.offset) * (t - before.at) // span
+        return t + before.offset + drift * (t - before.at) // span
 
-    return moved
-
-
-def copies_on(clock: Callable[[int], int], copies: Sequence[Sequence[Any]]) -> list[Copied]:
-    """Copies of one rank on another clock."""
-    rows = map(Copied._make, copies)
-    return [row._replace(start=clock(row.start), end=clock(row.end)) for row in rows]
+    return [row._replace(start=moved(row.start), end=moved(row.end)) for row in rows]
 
 
 def drop(stage: JobStage) -> None:
@@ -101,8 +90,14 @@ def drop(stage: JobStage) -> None:
         stage.optimizer.state.clear()
 
 
-def gather(runs: Sequence[JobRun], homes: Mapping[int, tuple[int, ...]], links: GlooLinks) -> None:
-    """Bring all stages of all jobs to rank 0 (collective); `homes`: devices of stages, by job."""
+def gather(
+    runs: Sequence[JobRun], homes: Mapping[int, tuple[int, ...]], own: Remembered, links: GlooLinks
+) -> list[Remembered]:
+    """Bring all stages of all jobs to rank 0, and what each rank remembers (collective).
+
+    `homes` has the devices of all stages by job; the result is empty on the others.
+    """
+    everybody = [own]
     for rank in range(1, links.size):
         if links.rank not in (0, rank):
             continue
@@ -114,20 +109,13 @@ def gather(runs: Sequence[JobRun], homes: Mapping[int, tuple[int, ...]], links: 
                 else:
                     _install(part, _take(rank, links))
         if links.rank:
-            _give([_life(runs[job]) for job in homes], links)
+            _give(([_life(runs[job]) for job in homes], own), links)
         else:
-            for row in _take(rank, links):
+            lives, remembered = _take(rank, links)
+            everybody.append(remembered)
+            for row in lives:
                 _hear_of(runs, *row)
-
-
-def gather_past(
-    past: Past, copies: Sequence[Copied], links: GlooLinks
-) -> list[tuple[Past, Sequence[Copied]]]:
-    """What all ranks remember, and their copies, on rank 0; nothing elsewhere (collective)."""
-    if links.rank:
-        _give((past, [*copies]), links)
-        return []
-    return [(past, copies), *(_take(rank, links) for rank in range(1, links.size))]
+    return [] if links.rank else everybody
 
 
 def in_topological_order(

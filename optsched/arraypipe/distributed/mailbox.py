@@ -167,16 +167,15 @@ class Post:
         self.port = DevicePort(segment, self.links.rank, window)
         self.coming = {}
         self.finished: dict[tuple[int, int], Header] = {}  # waits for its turn, in its outbox
-        self.lines = {
-            k: self._line(k, channel)
-            for channel in segment.routes.channels
-            if self.links.rank in channel[:2]
-            for k in channel.messages
-        }
-
-    def close(self) -> None:
-        """End it."""
-        self.port.close()
+        self.lines: dict[int, _Line] = {}
+        blocks, here = segment.plan.blocks, self.links.rank
+        for source, target, kind, messages in segment.routes.channels:
+            for k in messages if here in (source, target) else ():
+                _, producer, consumer = segment.routes.messages[k]
+                taker, origin = blocks[consumer], blocks[producer].stage
+                key = kind, taker.job, taker.microbatch, origin, taker.stage
+                peer = source if target == here else target
+                self.lines[k] = _Line(peer, MESSAGES.index(kind), key)
 
     def post(self, cycle: int) -> None:
         """Be ready for the messages of the blocks to come."""
@@ -230,14 +229,6 @@ class Post:
         Receives that are still posted would hold the connections open, so that peers would wait.
         """
         self.coming, self.leaving, self.hear = {}, {}, lambda swap: None
-
-    def _line(self, message: int, channel: Channel) -> _Line:
-        _, producer, consumer = self.segment.routes.messages[message]
-        blocks = self.segment.plan.blocks
-        taker, origin = blocks[consumer], blocks[producer].stage
-        peer = channel.source if channel.target == self.links.rank else channel.target
-        key = channel.kind, taker.job, taker.microbatch, origin, taker.stage
-        return _Line(peer, MESSAGES.index(channel.kind), key)
 
     def _packed(self, message: int, iteration: int, parcel: Parcel) -> Header:
         """Copy a parcel into its outbox: nothing else is kept of it until its turn comes."""

@@ -13,13 +13,10 @@ import torch.distributed as dist
 
 from optsched.arraypipe.distributed.backend import ProcessBackend
 from optsched.arraypipe.distributed.collect import (
-    copies_on,
     gather,
-    gather_past,
     in_topological_order,
     on_first_clock,
     read_clocks,
-    to_first,
 )
 from optsched.arraypipe.distributed.group import Group
 from optsched.arraypipe.distributed.mailbox import Capacity
@@ -122,7 +119,7 @@ class Ranks:
                 )
         self.before = read_clocks(self.links)
         self.backend = ProcessBackend(
-            course, runs, worker, planner, self.links, self.group, self.capacity, strict
+            course, runs, worker, planner, strict, self.links, self.group, self.capacity
         )
         return self.backend
 
@@ -173,8 +170,8 @@ class Ranks:
         remembers it.
         """
         after, backend = read_clocks(self.links), self.backend
-        gather(backend.runs, backend.homes, self.links)
-        everybody = gather_past(backend.past, backend.copies, self.links)
+        remembered = backend.past, [*backend.copies]
+        everybody = gather(backend.runs, backend.homes, remembered, self.links)
         self.links.close()
         if not everybody:
             return records
@@ -186,7 +183,7 @@ class Ranks:
         waited: dict[tuple[int, ...], int] = {}
         for (past, copied), *readings in zip(everybody, self.before, after, strict=True):
             rows.append(on_first_clock(since(cut, past.records), *readings))
-            copies += copies_on(to_first(*readings), copied)
+            copies += on_first_clock(copied, *readings)
             waited |= dict(zip((row[:3] for row in past.rows), past.exposed, strict=False))
         ordered = in_topological_order(backend.course, rows, cut)
         left_out = sum(past.left_out + len(past.rows) for past, _ in everybody) - len(ordered)

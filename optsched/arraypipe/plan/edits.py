@@ -20,22 +20,8 @@ def without(schedule: Schedule, jobs: Collection[int]) -> Schedule:
     """The schedule without some jobs: the others keep their order, and start as early as it allows.
 
     It is feasible if the schedule was, and its period (or makespan) is no longer, as long as no
-    family of setups spans two jobs.
-
-    Parameters
-    ----------
-    schedule
-        A scheduled document.
-    jobs
-        Numbers of the jobs to delete. The others are numbered anew, 0, 1, ..., in their order, and
-        so are their operations; if families are jobs, they follow.
-
-    Raises
-    ------
-    InputError
-        There is no such job, none would be left, or the document has no orders.
-    CyclicOrder
-        The orders could not be run before either.
+    family of setups spans two jobs. Jobs, and families if they are jobs, are numbered anew.
+    `InputError` if there is no such job, or none would be left.
     """
     if schedule.sequences is None:
         raise InputError("this graph is not scheduled: it has no sequences")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -212,16 +212,6 @@ class Change(NamedTuple):
     seats: tuple[int, ...]
 
 
-class Runner(Protocol):
-    """What the course has to know of a job."""
-
-    begin: int  # first iteration that no segment has run yet
-    end: int  # first iteration that will not be run
-
-    def rest(self) -> None:
-        """No segment will run it any more."""
-
-
 class Planner(Protocol):
     """Wishes for a change of plan or seats."""
 
@@ -236,12 +226,12 @@ class Planner(Protocol):
 
 
 class Course:
-    """Makes the segments of a run, of all its jobs, whose number may grow."""
+    """Makes the segments of a run, of all its jobs (`runtime.state.JobRun`), which may become more."""
 
     def __init__(
         self,
         plan: ExecutionPlan,
-        runs: Sequence[Runner],
+        runs: Sequence[Any],
         routes_of: Callable[[ExecutionPlan], Routes],
     ) -> None:
         self.runs, self.routes_of = runs, routes_of

@@ -497,6 +497,6 @@ def _cycle(segment: Segment, worker: Worker, posts: Sequence[Post]) -> float:
         times.append(thread_time_ns())
     for post in posts:
         post.flush()
-        post.close()
+        post.port.close()
     spans = [later - one for one, later in pairwise(times[:: len(segment.plan.blocks)])]
     return median(spans[len(spans) // 4 :])

@@ -219,10 +219,9 @@ class Lanes:
                 found[k] = Posted(parcel, lane, ready)
         return found
 
-    def keep(self, blocks: Sequence[int]) -> None:
-        """Forget the times of all other blocks."""
-        place = {old: new for new, old in enumerate(blocks)}
-        self.times = [self.times[k] for k in blocks]
+    def keep(self, place: Mapping[int, int]) -> None:
+        """Rows have new numbers, in the same order; forget those that have none."""
+        self.times = [self.times[k] for k in place]
         for flying in self.flying:
             flying.keep(place)
 

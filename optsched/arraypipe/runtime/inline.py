@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.plan.segments import Change, Course, Planner, Segment
     from optsched.arraypipe.plan.types import Copied, Instance
-    from optsched.arraypipe.runtime.cuda_streams import Lanes
+    from optsched.arraypipe.runtime.cuda_streams import BlockTimes, Lanes
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
 
@@ -89,26 +89,41 @@ def since(cut: Moment, records: Sequence[Record]) -> list[Record]:
 
 
 @dataclass(eq=False)
-class InlineBackend:
-    """Runs a course in this process; on a CPU devices are logical and time is serial."""
+class Backend:
+    """What runs a course: all of it here, or one device."""
 
     course: Course
     runs: Sequence[JobRun]  # all jobs, in the order of the trainer's
     worker: Worker
     planner: Planner  # may change plan and seats on the way
-    strict: bool = False  # raise when a job fails
+    strict: bool  # raise when a job fails
+    past: Past = field(default_factory=Past, kw_only=True)
+    interrupted: bool = field(default=False, kw_only=True)
+
+    def interrupt(self) -> None:
+        """Let every job end with the iteration that it is in; `run` returns then."""
+        self.interrupted = True
+
+    def forget(self, kept: Sequence[int] | None, times: Lanes | BlockTimes | None) -> None:
+        """If blocks are no longer remembered: what else there is of their time goes too."""
+        if kept is None:
+            return
+        if times is not None:
+            times.keep({old: new for new, old in enumerate(kept)})
+        self.worker.memory.forget(self.past.begin)
+        self.course.forget(self.past.cut[0])
+
+
+@dataclass(eq=False)
+class InlineBackend(Backend):
+    """Runs a course in this process; on a CPU devices are logical and time is serial."""
+
     lanes: Lanes | None = None  # streams of the devices, on GPUs
-    past: Past = field(default_factory=Past)
-    interrupted: bool = False  # let every job end with the iteration that it is in
 
     @property
     def copies(self) -> Sequence[Copied]:
         """Copies of states."""
         return self.worker.memory.copies
-
-    def interrupt(self) -> None:
-        """Let every job end with the iteration that it is in; `run` returns then."""
-        self.interrupted = True
 
     def run(self) -> list[Record]:
         """Train until all jobs have ended; what was executed, in order, or the end of it."""
@@ -130,7 +145,7 @@ class InlineBackend:
             for job in set(self.course.now.seats).difference(change.seats):
                 self.unseat(job)
             self.course.follow(change)
-        self._forget(self.past.close())
+        self.forget(self.past.close(), self.lanes)
         records = self.past.records
         if self.lanes is None:
             return records
@@ -193,7 +208,7 @@ class InlineBackend:
                 continue
             if cycle > latest:  # devices are in different cycles: asked once for each
                 latest, change = cycle, self.planner.poll(segment)
-                self._forget(past.trim())
+                self.forget(past.trim(), self.lanes)
             if change is not None or self.interrupted:
                 draining = True
                 for other, begun in enumerate(walk.begun):
@@ -203,16 +218,6 @@ class InlineBackend:
                 run.stop_after(first[seat] + count[seat] - 1)
             return None
         return change or self.planner.poll(segment)
-
-    def _forget(self, kept: Sequence[int] | None) -> None:
-        """If blocks are no longer remembered: what else there is of their time goes too."""
-        if kept is None:
-            return
-        past = self.past
-        if self.lanes is not None:
-            self.lanes.keep(kept)
-        self.worker.memory.forget(past.begin)
-        self.course.forget(past.cut[0])
 
     def _executor(self, segment: Segment) -> Callable[[Instance, dict[int, Any]], dict[int, Any]]:
         """What runs a block: the worker itself, on GPUs in the stream of the block's device."""
