@@ -239,14 +239,13 @@ class RunLog(Listener):
     def _is_kept(self, line: str) -> bool:
         """Not what a killed run has left after its checkpoint, or half written."""
         try:
-            row = json.loads(line) if self.path.suffix == ".jsonl" else _row(line)
+            if self.path.suffix == ".jsonl":
+                row = json.loads(line)
+            else:
+                row = dict(zip(_COLUMNS, line.split(","), strict=True))
             return bool(int(row["iteration"]) < self.fit.start(row["job"]))
         except (KeyError, TypeError, ValueError):
             return False
-
-
-def _row(line: str) -> dict[str, str]:
-    return dict(zip(_COLUMNS, line.split(","), strict=True))
 
 
 class TensorBoard(Listener):

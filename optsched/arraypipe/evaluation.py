@@ -86,13 +86,7 @@ class Evaluation:
 
 
 def measure_of(given: Any, loss: Loss) -> Measure:
-    """What `fit` takes as `evaluate`: a function of the model, a data set, or one with a metric.
-
-    Raises
-    ------
-    InputError
-        It is none of these.
-    """
+    """What `fit` takes as `evaluate`: a function of the model, a data set, or one with a metric."""
     data, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, loss)
     if isinstance(data, nn.Module):
         raise InputError("evaluate: expected a function of the model, got a model")

@@ -160,7 +160,11 @@ class Fit:
             if self.config.replan:
                 raise InputError("replan: expected no schedule, so that its problem is known")
         if not self.on_ranks:
-            schedule, self.problem = self._prepare(plan, _devices(trainer))
+            # a schedule has one device a stage, if there are so many or it is one for all
+            found, count = resolve(trainer.devices), len(trainer.stages)
+            if trainer.devices is not None or len(found) > 1:
+                count = min(count, len(found))
+            schedule, self.problem = self._prepare(plan, count)
         else:
             import torch.distributed as dist
 
@@ -173,8 +177,8 @@ class Fit:
             )
         plan = plan or trainer._compile(cast("Schedule", schedule))
         if given is not None:
-            found = predict(plan)
-            self._say(_predicted(found.period * unit(plan), found.bound * unit(plan)))
+            predicted = predict(plan)
+            self._say(_predicted(predicted.period * unit(plan), predicted.bound * unit(plan)))
         return plan
 
     def _check_same_data(self) -> None:
@@ -286,13 +290,6 @@ class Fit:
             print(line, file=sys.stderr, flush=True)
 
 
-def _devices(trainer: ArrayTrainer) -> int:
-    """How many a schedule gets in one process: one a stage, if there are so many."""
-    found = resolve(trainer.devices)
-    shared = trainer.devices is None and len(found) == 1  # logical devices
-    return len(trainer.stages) if shared else min(len(trainer.stages), len(found))
-
-
 def schedule_for(
     trainer: ArrayTrainer,
     devices: int | None = None,
@@ -306,21 +303,18 @@ def schedule_for(
     others get its schedule. By default there is one device per process, or one per stage;
     `InputError` if there are more than stages. `say` is called with lines of progress.
     """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return _solved(trainer, devices or len(trainer.stages), time_limit, say)[0]
     import torch.distributed as dist
 
-    grouped = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if grouped:
-        from optsched.arraypipe.distributed.group import agree, join
+    from optsched.arraypipe.distributed.group import agree, join
 
-        join()
-    count = devices or (dist.get_world_size() if grouped else len(trainer.stages))
-    first = not grouped or dist.get_rank() == 0
+    join()
+    count, first = devices or dist.get_world_size(), dist.get_rank() == 0
 
     def found() -> Schedule | None:
         return _solved(trainer, count, time_limit, say)[0] if first else None
 
-    if not grouped:
-        return cast("Schedule", found())
     return cast("Schedule", agree(found, _PATIENCE + time_limit, of_first=True))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -32,7 +32,7 @@ from optsched.arraypipe.runtime.environment import (
 )
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
-from optsched.arraypipe.training_run import ArrayRun, RunOptions, check_timeout
+from optsched.arraypipe.training_run import ArrayRun, RunOptions
 from optsched.errors import InputError
 from optsched.io.values import boolean, integer, is_integer, one_of
 from optsched.model.schedule import Schedule
@@ -105,10 +105,6 @@ class RunConfig:
         integer("check", self.check, 0, None)
         boolean("replan", self.replan)
         boolean("verbose", self.verbose)
-
-
-Checked: TypeAlias = "tuple[ExecutionPlan, CheckpointFolder | None, RunOptions]"
-"""What a run is given, when it has been looked at."""
 
 
 class ArrayTrainer:
@@ -372,7 +368,7 @@ class ArrayTrainer:
         """
         backend = one_of("backend", options.get("backend", "inline"), ("inline", "process"))
 
-        def checked() -> Checked:
+        def checked() -> tuple[ExecutionPlan, CheckpointFolder | None, RunOptions]:
             integer("steps", steps, 1, None)
             given = RunOptions(**options)
             plan = schedule if isinstance(schedule, ExecutionPlan) else self._compile(schedule)
@@ -389,11 +385,9 @@ class ArrayTrainer:
             from optsched.arraypipe.distributed.group import agree
             from optsched.arraypipe.distributed.ranks import check_size
 
-            patience = options.get("timeout", RunOptions.timeout)
-            try:
-                check_timeout(patience)
-            except InputError:  # which `checked` raises
-                patience = RunOptions.timeout
+            patience = options.get("timeout")
+            if not isinstance(patience, (int, float)) or not 0 < patience <= 1e6:
+                patience = RunOptions.timeout  # what is wrong with it `checked` says
             plan, folder, given = agree(checked, patience)
         profile = self.last_profile or self.problem_profile
         if profile is not None and (gap := profile.gap(plan.schedule)):

@@ -172,7 +172,7 @@ class RunOptions:
         boolean("resume", self.resume)
         boolean("queue", self.queue)
         integer("window", self.window, 1, None)
-        check_timeout(self.timeout)
+        number("timeout", self.timeout, 0.0, 1e6, above=True, what="seconds")
         one_of("on_error", self.on_error, ("continue", "raise"))
         integer("keep", self.keep, 1, None)
         if self.checkpoint_every is not None:
@@ -182,11 +182,6 @@ class RunOptions:
                 raise InputError("checkpoint: expected a folder to write to or resume from")
         elif not isinstance(self.checkpoint, (str, PathLike)) or not str(self.checkpoint):
             raise InputError(f"checkpoint: expected a folder, got {format_value(self.checkpoint)}")
-
-
-def check_timeout(seconds: float) -> None:
-    """Refuse what ranks cannot wait for each other."""
-    number("timeout", seconds, 0.0, 1e6, above=True, what="seconds")
 
 
 class Trainer(Protocol):
@@ -246,13 +241,18 @@ class ArrayRun:
         """Make all that is needed; nothing is trained."""
         trainer, plan, options, ranks = self.trainer, self.plan, self.options, self.ranks
         # iterations from which jobs go on, as the first rank says
-        begun = self._same(partial(self._latest, trainer.titles))
-        self._begun = begun if ranks is None else ranks.all(begun)[0]
+        self._begun = self._same(partial(self._latest, trainer.titles), of_first=True)
         self.runs: list[JobRun] = self._same(self._made)
         self.worker = Worker(
             self.runs, Memory(self.runs), trainer.loss, self._on_update, self._on_loss
         )
-        self._rehearse()
+        self._same(partial(self._first_forward, *self.runs))
+        if ranks is not None:
+            ranks.share_failures(self.runs)
+        errors = [run.job.error for run in self.runs]
+        found = [error for error in errors if error is not None]
+        if found and (self.strict or None not in errors):  # or no job has anything to give
+            raise found[0]
         self.course = Course(plan, self.runs, trainer.routes)
         refill = options.refill and self._refill
         self.planner = Rescheduling(
@@ -271,41 +271,40 @@ class ArrayRun:
             self.__dict__.clear()
 
     def _train(self) -> RunResult:
-        if self.folder is not None:
-            if self.ranks is not None:
-                self.folder.stages_of = self.ranks.stages_of
-                self.folder.is_first = self.ranks.is_first
+        folder, ranks = self.folder, self.ranks
+        if folder is not None:
+            if ranks is not None:
+                folder.stages_of, folder.is_first = ranks.stages_of, ranks.is_first
             # nobody writes before the first has tidied up
-            prepare = partial(self.folder.prepare, self.trainer.titles, self.options.resume)
-            self._same(prepare)
+            self._same(lambda: folder.prepare(self.trainer.titles, self.options.resume))
         self.trains = True
         try:
             with on_first_interrupt(self.engine.interrupt):
                 records = self.engine.run()
-                with nullcontext() if self.ranks is None else self.ranks.concluding():
-                    if self.folder is not None:
+                with nullcontext() if ranks is None else ranks.concluding():
+                    if folder is not None:
                         for run in self.runs:
-                            self.folder.finish(run)
+                            folder.finish(run)
         finally:
             self.planner.close()
-            if self.folder is not None:
-                self.folder.close()
-        if self.ranks is not None:
-            with self.ranks.concluding():
-                records = self.ranks.collect(records)
+            if folder is not None:
+                folder.close()
+        if ranks is not None:
+            with ranks.concluding():
+                records = ranks.collect(records)
             for run in self.runs:  # no message has told a last loss that was read late
                 self.worker.report_loss(run)
         for run in self.runs:
             run.conclude(run.begin)
-            for stage in run.stages if self.gpu and self.ranks is None else ():
+            for stage in run.stages if self.gpu and ranks is None else ():
                 take_off(stage)
             restore_ties(run.model, run.stages)
             run.model.cpu()
         return self._result(records)
 
-    def _same(self, make: Callable[[], Made]) -> Made:
-        """What it makes; on several ranks all end with what one of them raises."""
-        return make() if self.ranks is None else self.ranks.same(make)
+    def _same(self, make: Callable[[], Made], of_first: bool = False) -> Made:
+        """What it makes, or the first rank; all ranks end with what one of them raises."""
+        return make() if self.ranks is None else self.ranks.same(make, of_first)
 
     def _refill(self, ended: Job) -> Job | None:
         """Another job for a seat; the one that leaves it has its checkpoint before that is told.
@@ -403,18 +402,8 @@ class ArrayRun:
         self.runs.append(run)
         return run
 
-    def _rehearse(self) -> None:
-        """Run the first forward of all jobs without changing anything of them."""
-        self._same(partial(self._first_forward, *self.runs))
-        if self.ranks is not None:
-            self.ranks.share_failures(self.runs)
-        errors = [run.job.error for run in self.runs]
-        found = [error for error in errors if error is not None]
-        if found and (self.strict or None not in errors):  # or no job has anything to give
-            raise found[0]
-
     def _first_forward(self, *runs: JobRun) -> None:
-        """A job whose first forward raises has the error."""
+        """Change nothing of the jobs; one whose first forward raises has the error."""
         for run in runs:
             try:
                 if self.ranks is None:

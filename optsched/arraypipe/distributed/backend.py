@@ -11,7 +11,6 @@ from optsched.arraypipe.distributed.collect import drop
 from optsched.arraypipe.distributed.mailbox import Post
 from optsched.arraypipe.distributed.protocol import Swap, first_cycle, is_heard, shorten
 from optsched.arraypipe.distributed.transport import PeerLost, Stalled
-from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.plan.segments import Change, device_stream, places
 from optsched.arraypipe.runtime.cuda_streams import AHEAD, BlockTimes, GpuClock, timer
 from optsched.arraypipe.runtime.environment import on_gpu
@@ -37,7 +36,7 @@ class Announcement(NamedTuple):
     has ended by then takes no part in the next segment.
     """
 
-    change: Any  # as it is sent: instead of a plan the number of its segment, or its document
+    change: Any  # a `Change`; as it is sent it may have the number of a segment instead of a plan
     ends: list[int]  # of all jobs as rank 0 knows them
     halts: bool  # the run is over
     joined: Sequence[tuple[int, int]]  # `Planner.joined`
@@ -228,24 +227,19 @@ class ProcessBackend(Backend):
         found = Announcement(change, ends, self.interrupted, self.planner.joined, sizes)
         self.announced, self.wish = found, None
         if change is not None:
-            plan = change.plan
             # the newest: older segments may have been forgotten, here or there
-            same = [k for k, part in enumerate(self.course.segments) if part.plan is plan]
-            told = same[-1] if same else (plan.schedule, plan.barrier, plan.together)
-            found = found._replace(change=(told, change.seats))
+            same = [k for k, part in enumerate(self.course.segments) if part.plan is change.plan]
+            found = found._replace(change=change._replace(plan=same[-1]) if same else change)
         self.group.broadcast(found)
 
     def _told(self) -> Announcement:
         """What rank 0 has announced."""
         found: Announcement = self.group.hear()
-        if found.change is None:
-            return found
-        told, seats = found.change
-        if isinstance(told, int):
-            return found._replace(change=Change(self.course.segments[told].plan, seats))
-        schedule, barrier, together = told
-        plan = compile(schedule, barrier=barrier, together=together)
-        return found._replace(change=Change(plan, seats))
+        plan = None if found.change is None else found.change.plan
+        if isinstance(plan, int):
+            known = self.course.segments[plan].plan
+            found = found._replace(change=found.change._replace(plan=known))
+        return found
 
     def _hear(self, swap: Swap) -> None:
         """The segment ends early, with all iterations that begin before the swap."""

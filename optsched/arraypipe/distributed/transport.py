@@ -168,11 +168,25 @@ class CreditedLinks(GlooLinks):
         self._threads: list[threading.Thread] = []
         every = {lane: self._group(sorted(lane[:2])) for lane in lanes}
         own = {lane: group for lane, group in every.items() if self.rank in lane[:2]}
-        for lane, group in own.items():  # communicators are made at their first use: in order
-            self._warm_up(lane, group)
+        for (source, target, _), group in own.items():
+            # communicators are made at their first use: in order
+            byte = torch.zeros(1, dtype=torch.uint8, device=device)
+            if self.rank == source:
+                group.send([byte], self._in_group(target), 0).wait()
+            else:
+                group.recv([byte], self._in_group(source), 0).wait()
+            if self._cuda:
+                torch.cuda.synchronize(device)
         self._groups = [*own.values()]
         for lane, group in own.items():
-            self._serve(lane, group)
+            queue = self._queues[lane] = SimpleQueue()
+            work = self._deliver if lane[0] == self.rank else self._collect
+            thread = threading.Thread(
+                target=self._loop, args=(queue, work, lane, group), name=f"channel {lane}",
+                daemon=True,
+            )  # fmt: skip
+            thread.start()
+            self._threads.append(thread)
 
     def post(self, source: int, lane: int, size: int) -> Any:
         """Give a credit and be ready for the header that answers it."""
@@ -263,26 +277,6 @@ class CreditedLinks(GlooLinks):
             return done.result(self.timeout.total_seconds())
         except Late as error:
             raise Stalled(f"no message from rank {peer} for {self.timeout}") from error
-
-    def _warm_up(self, lane: Lane, group: Any) -> None:
-        byte = torch.zeros(1, dtype=torch.uint8, device=self.device)
-        source, target, _ = lane
-        if self.rank == source:
-            group.send([byte], self._in_group(target), 0).wait()
-        else:
-            group.recv([byte], self._in_group(source), 0).wait()
-        if self._cuda:
-            torch.cuda.synchronize(self.device)
-
-    def _serve(self, lane: Lane, group: Any) -> None:
-        queue = self._queues[lane] = SimpleQueue()
-        work = self._deliver if lane[0] == self.rank else self._collect
-        given = (queue, work, lane, group)
-        thread = threading.Thread(
-            target=self._loop, args=given, name=f"channel {lane}", daemon=True
-        )
-        thread.start()
-        self._threads.append(thread)
 
     def _loop(self, queue: SimpleQueue[Any], work: Any, lane: Lane, group: Any) -> None:
         stream = None

@@ -226,7 +226,7 @@ class Planner(Protocol):
 
 
 class Course:
-    """Makes the segments of a run, of all its jobs (`runtime.state.JobRun`), which may become more."""
+    """Makes the segments of a run, of all its jobs (`JobRun`), whose number may grow."""
 
     def __init__(
         self,
