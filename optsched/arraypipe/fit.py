@@ -7,6 +7,7 @@ import sys
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -19,7 +20,12 @@ from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.plan.plan import ExecutionPlan
 from optsched.arraypipe.report.executed import unit
 from optsched.arraypipe.report.explain import predict
-from optsched.arraypipe.runtime.environment import global_state_kept, own_first, resolve
+from optsched.arraypipe.runtime.environment import (
+    global_state_kept,
+    is_follower,
+    own_first,
+    resolve,
+)
 from optsched.arraypipe.runtime.stages import fresh_model
 from optsched.arraypipe.train_alone import NotIdentical
 from optsched.arraypipe.training_run import RunOptions
@@ -69,7 +75,7 @@ class Fit:
         for k, callback in enumerate(self.callbacks):
             if not isinstance(callback, Callback):
                 raise InputError(f"callbacks[{k}]: expected a Callback, got {callback!r:.60}")
-        self.is_first = not self.on_ranks or os.environ.get("RANK", "0") == "0"
+        self.is_first = not self.on_ranks or not is_follower()
         self.every = None if self.checkpoint is None else config.every
         integer("steps", self.steps, 1, None)
         self.folder = self.trainer.folder(
@@ -171,10 +177,8 @@ class Fit:
             from optsched.arraypipe.distributed.group import agree
 
             self._check_same_data()
-            count, first = dist.get_world_size(), dist.get_rank() == 0
-            schedule, self.problem = agree(
-                lambda: self._prepare(plan, count) if first else (None, None), _PATIENCE, True
-            )
+            prepare = partial(self._prepare, plan, dist.get_world_size())
+            schedule, self.problem = agree(prepare, _PATIENCE, of_first=True)
         plan = plan or trainer._compile(cast("Schedule", schedule))
         if given is not None:
             predicted = predict(plan)
@@ -310,12 +314,9 @@ def schedule_for(
     from optsched.arraypipe.distributed.group import agree, join
 
     join()
-    count, first = devices or dist.get_world_size(), dist.get_rank() == 0
-
-    def found() -> Schedule | None:
-        return _solved(trainer, count, time_limit, say)[0] if first else None
-
-    return cast("Schedule", agree(found, _PATIENCE + time_limit, of_first=True))
+    count = devices or dist.get_world_size()
+    solve = partial(_solved, trainer, count, time_limit, say)
+    return agree(solve, _PATIENCE + time_limit, of_first=True)[0]
 
 
 def _solved(

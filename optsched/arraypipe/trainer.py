@@ -383,7 +383,7 @@ class ArrayTrainer:
             plan, folder, given = checked()
         else:  # on all ranks or on none: the others would wait for one that has been refused
             from optsched.arraypipe.distributed.group import agree
-            from optsched.arraypipe.distributed.ranks import check_size
+            from optsched.arraypipe.distributed.ranks import Ranks, check_size
 
             patience = options.get("timeout")
             if not isinstance(patience, (int, float)) or not 0 < patience <= 1e6:
@@ -392,9 +392,14 @@ class ArrayTrainer:
         profile = self.last_profile or self.problem_profile
         if profile is not None and (gap := profile.gap(plan.schedule)):
             warnings.warn(gap, stacklevel=2)
+        ranks: Ranks | None = None
         with global_state_kept():  # the links of a rank choose its GPU
-            ranks = self._ranks(plan, steps, given) if backend == "process" else None
             try:
+                if backend == "process":
+                    ranks = Ranks(
+                        plan, self.routes(plan), given.window, given.timeout, self.devices
+                    )
+                    ranks.agree(self._settings(plan, steps, given))
                 devices = resolve(self.devices, plan.devices) if ranks is None else ranks.devices
                 deterministic(devices)
                 if given.queue or given.refill is not None:
@@ -479,8 +484,18 @@ class ArrayTrainer:
         """The plan is one of these jobs, and those beyond its seats can take one."""
         check_jobs(self.jobs)
         n = plan.n_jobs if queue else len(self.jobs)
-        plan.check_fits([job.microbatches for job in self.jobs[:n]], len(self.stages))
-        for j, job in enumerate(self.jobs[:n]):
+        seated = self.jobs[:n]
+        if plan.n_jobs != len(seated):
+            raise InputError(f"the schedule has {plan.n_jobs} jobs, the trainer {len(seated)}")
+        if plan.n_stages != len(self.stages):
+            raise InputError(
+                f"the schedule has {plan.n_stages} stages, the model {len(self.stages)}"
+            )
+        for j, (job, planned) in enumerate(zip(seated, plan.microbatches, strict=True)):
+            if planned != job.microbatches:
+                raise InputError(
+                    f"job {j}: the schedule has {planned} micro-batches, the job {job.microbatches}"
+                )
             if waits_for_all(job) and j not in plan.together:
                 raise InputError(
                     f"job {self.titles[j]} clips its gradients or adapts its learning rate to the "
@@ -493,32 +508,22 @@ class ArrayTrainer:
                     f"{job.microbatches} micro-batches, and there is none"
                 )
 
-    def _ranks(self, plan: ExecutionPlan, steps: int, options: RunOptions) -> Ranks:
-        """The group of this run, when all of it have been given the same."""
-        from optsched.arraypipe.distributed.ranks import Ranks
-
-        ranks = Ranks(plan, self.routes(plan), options.window, options.timeout, self.devices)
-        try:
-            settings = ("queue", "on_error", "checkpoint_every", "keep", "resume")
-            of_jobs = (
-                "seed", "batch_size", "microbatches", "precision", "clip_norm", "recompute",
-            )  # fmt: skip
-            rows = [[getattr(job, key) for key in of_jobs] for job in self.jobs]
-            ranks.agree({
-                "schedule": plan.schedule.sha256,
-                "barrier": plan.barrier,
-                "steps": steps,
-                "memory": self.memory,
-                "stages": self.stages,
-                "tied": self.tied,
-                "jobs": list(zip(self.titles, rows, strict=True)),
-                "checkpoint": "not given" if options.checkpoint is None else "given",
-                **{key: getattr(options, key) for key in settings},
-            })  # fmt: skip
-        except BaseException:
-            ranks.leave()
-            raise
-        return ranks
+    def _settings(self, plan: ExecutionPlan, steps: int, options: RunOptions) -> dict[str, object]:
+        """What all ranks of a run must have been given alike."""
+        settings = ("queue", "on_error", "checkpoint_every", "keep", "resume")
+        of_jobs = ("seed", "batch_size", "microbatches", "precision", "clip_norm", "recompute")
+        rows = [[getattr(job, key) for key in of_jobs] for job in self.jobs]
+        return {
+            "schedule": plan.schedule.sha256,
+            "barrier": plan.barrier,
+            "steps": steps,
+            "memory": self.memory,
+            "stages": self.stages,
+            "tied": self.tied,
+            "jobs": list(zip(self.titles, rows, strict=True)),
+            "checkpoint": "not given" if options.checkpoint is None else "given",
+            **{key: getattr(options, key) for key in settings},
+        }
 
 
 def _bytes(memory: int | str) -> int:

@@ -339,9 +339,8 @@ class ArrayRun:
 
     def _latest(self, titles: Sequence[str]) -> list[int]:
         """Iterations that the checkpoints have, which the first process alone looks up."""
-        folder, asks = self.folder, self.options.resume
-        asks &= self.ranks is None or self.ranks.is_first
-        return [folder.latest(t) if folder is not None and asks else 0 for t in titles]
+        folder = self.folder if self.options.resume else None
+        return [0 if folder is None else folder.latest(title) for title in titles]
 
     def _make(self, index: int, at: int, seat: int, away: bool) -> JobRun:
         """A job, ready to go on from iteration `at` on the devices of a seat."""

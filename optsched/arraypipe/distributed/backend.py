@@ -229,7 +229,8 @@ class ProcessBackend(Backend):
         if change is not None:
             # the newest: older segments may have been forgotten, here or there
             same = [k for k, part in enumerate(self.course.segments) if part.plan is change.plan]
-            found = found._replace(change=change._replace(plan=same[-1]) if same else change)
+            plan: Any = same[-1] if same else change.plan
+            found = found._replace(change=change._replace(plan=plan))
         self.group.broadcast(found)
 
     def _told(self) -> Announcement:

@@ -59,7 +59,7 @@ class Group:
         return rows
 
     def agree(self, make: Callable[[], Made], of_first: bool = False) -> Made:
-        """What it makes, here or on the first rank; if it raises on some rank, all end with that.
+        """What it makes, here or on the first rank alone; if it raises on some, all end with that.
 
         With `InputError` and the same sentence if it was refused, else with its own error where it
         was raised and `PeerLost` elsewhere.
@@ -67,7 +67,7 @@ class Group:
         made: Made | None = None
         failure: Exception | SystemExit | None = None
         try:
-            made = make()
+            made = None if of_first and self.rank else make()
         except (Exception, SystemExit) as error:  # also what would end this process alone
             failure = error
         refused = isinstance(failure, InputError)

@@ -162,20 +162,6 @@ class ExecutionPlan:
             rows[arc.head].append(arc)
         return tuple(map(tuple, rows))
 
-    def check_fits(self, microbatches: Sequence[int], n_stages: int) -> None:
-        """Refuse with a sentence a plan made for other jobs or another number of stages."""
-        if self.n_jobs != len(microbatches):
-            raise InputError(
-                f"the schedule has {self.n_jobs} jobs, the trainer {len(microbatches)}"
-            )
-        if self.n_stages != n_stages:
-            raise InputError(f"the schedule has {self.n_stages} stages, the model {n_stages}")
-        for job, (planned, wanted) in enumerate(zip(self.microbatches, microbatches, strict=True)):
-            if planned != wanted:
-                raise InputError(
-                    f"job {job}: the schedule has {planned} micro-batches, the job {wanted}"
-                )
-
 
 _SHOWN = 24  # blocks of a cycle that a message lists
 

@@ -39,6 +39,13 @@ if "RANK" in os.environ:  # of `torchrun`: here, because already to ask for GPUs
     set_queues()
 
 
+def is_follower() -> bool:
+    """Whether this process is a rank, and not the first."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank() > 0
+    return os.environ.get("RANK", "0") != "0"
+
+
 def on_gpu(device: torch.device) -> bool:
     """Whether what a device is given runs later, in streams."""
     return device.type == "cuda"

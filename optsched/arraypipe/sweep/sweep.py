@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from optsched.arraypipe.life.changes import fits_seat
 from optsched.arraypipe.plan.edits import without
 from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.plan.segments import places
+from optsched.arraypipe.runtime.environment import is_follower
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.errors import InputError, MissingExtra
 from optsched.io.values import integer, number, one_of
@@ -35,6 +35,7 @@ from optsched.arraypipe.sweep.trials import TrialFiles, Trials, mean_of_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from os import PathLike
 
     from optuna.trial import FrozenTrial
     from torch import nn
@@ -153,7 +154,7 @@ class ArraySweep:
                 raise InputError(f"{key}: expected a function, got {function!r:.60}")
         if evaluate is not None and value is not None:
             raise InputError("value: expected none beside evaluate, which is what trials are told")
-        if not isinstance(study, Study) and not (study is None and _is_follower()):
+        if not isinstance(study, Study) and not (study is None and is_follower()):
             raise InputError(f"study: expected an optuna.Study, got {study!r:.60}")
         if study is not None and len(study.directions) > 1:
             raise InputError(
@@ -182,7 +183,7 @@ class ArraySweep:
         n_trials: int | None = None,
         timeout: float | None = None,
         *,
-        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint: str | PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         keep: int = 2,
         resume: bool = False,
@@ -253,7 +254,7 @@ class ArraySweep:
     def _trials(
         self, n_trials: int | None, timeout: float | None, options: dict[str, Any]
     ) -> Trials:
-        follows = options["backend"] == "process" and _is_follower()
+        follows = options["backend"] == "process" and is_follower()
         study, files = None if follows else self.study, None
         folder, every = options["checkpoint"], options["checkpoint_every"]
         if folder is None and (every is not None or options["resume"]):
@@ -410,12 +411,3 @@ def _on_all_ranks(make: Callable[[], Made], backend: str) -> Made:
     from optsched.arraypipe.distributed.group import agree
 
     return agree(make)
-
-
-def _is_follower() -> bool:
-    """Whether this process is a rank, and not the first."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return int(dist.get_rank()) > 0
-    return os.environ.get("RANK", "0") != "0"
