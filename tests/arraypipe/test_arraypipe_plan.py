@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from optsched import Arcs, CyclicOrder, InputError, JobArray, Resource, Rows, Schedule
 from optsched.arraypipe import compile, random_schedule
 from optsched.arraypipe.memory.budget import budget
-from optsched.arraypipe.plan.liveness import token_free_cycle
+from optsched.arraypipe.plan.plan import token_free_cycle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
