@@ -13,7 +13,7 @@ import msgspec
 
 from optsched.bandwidth.topology.host_lists import expand
 from optsched.errors import InputError
-from optsched.formats.csv_rows import check_header, csv_rows
+from optsched.formats.csv_rows import csv_records
 from optsched.io.strict_json import decode, shortened
 
 if TYPE_CHECKING:
@@ -73,25 +73,18 @@ def from_labels(text: str, name: str = "labels") -> Domains:
         With ``file:line``: another header, cells missing or empty, a host twice, or a domain that
         lies in two domains of the level above.
     """
-    levels: tuple[str, ...] | None = None
+    if not re.match("host,.", text.lstrip().replace('"', "")):
+        got = text.strip().partition("\n")[0].strip()
+        raise InputError(f"{name}:1: expected a header host,LEVEL,..., got {got!r:.60}")
+    levels: tuple[str, ...] = ()
     of: dict[str, tuple[str, ...]] = {}
     above: dict[tuple[int, str], tuple[str, ...]] = {}
-    for place, cells in csv_rows(text, name):
-        if not any(cells):
-            continue
-        if levels is None:
-            if cells[0] != "host" or len(cells) < 2 or "" in cells:
-                got = ",".join(cells)
-                raise InputError(f"{place}: expected a header host,LEVEL,..., got {got!r:.60}")
-            check_header(cells, (), (), place)
-            levels = tuple(cells[1:])
-            continue
-        if len(cells) != len(levels) + 1 or "" in cells:
+    for place, cells in csv_records(text, name, (), ("host",)):
+        levels, way = tuple(cells)[1:], tuple(cells.values())[1:]
+        if "" in cells.values() or "" in levels:
             raise InputError(
-                f"{place}: expected a host and a label for each of {', '.join(levels)}, "
-                f"got {','.join(cells)!r:.60}"
+                f"{place}: expected a host and a label for each of {', '.join(levels)}"
             )
-        way = tuple(cells[1:])
         for k, domain in enumerate(way):
             other = above.setdefault((k, domain), way[:k])
             if other != way[:k]:
@@ -99,12 +92,12 @@ def from_labels(text: str, name: str = "labels") -> Domains:
                     f"{place}: {levels[k]} {domain!r:.60} lies in {'/'.join(other)!r:.60} and in "
                     f"{'/'.join(way[:k])!r:.60}: give it two names"
                 )
-        for host in expand(cells[0], f"{place}: host"):
+        for host in expand(cells["host"], f"{place}: host"):
             if host in of:
                 raise InputError(f"{place}: host {host!r:.60} is there twice")
             of[host] = way
-    if levels is None or not of:
-        raise InputError(f"{name}: expected a header host,LEVEL,... and a line for every host")
+    if not of:
+        raise InputError(f"{name}: expected a line for every host below the header")
     return Domains(levels, of)
 
 

@@ -14,7 +14,7 @@ from optsched.bandwidth.models.patterns import parse_pattern, written_pattern
 from optsched.bandwidth.topology.gpu_words import parse_gpus, written_gpus
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
-from optsched.formats.csv_rows import check_header, csv_rows
+from optsched.formats.csv_rows import csv_records
 from optsched.io.files import read_text
 from optsched.io.strict_json import placed
 from optsched.io.values import one_of
@@ -64,7 +64,8 @@ def from_text(
     text: str, name: str, op: str | None = None, payload: int | None = None
 ) -> MeasurementTable:
     """Read measurements from the text of a CSV; see `read`."""
-    lines = _lines(text, name)
+    rows = csv_records(text, name, _KNOWN, _NEEDED)
+    lines = [_line(cells, place) for place, cells in rows]
     if not lines:
         raise InputError(f"{name}: there are no measurements in it")
     chosen = [
@@ -85,8 +86,8 @@ def from_text(
                 f"{line.place}: {line.op} of {_bytes(line.payload)}, but {first.place} "
                 f"is {first.op} of {_bytes(first.payload)}: choose op and payload"
             )
-    rows = tuple(line.measurement for line in chosen)
-    return MeasurementTable(rows, first.op, first.payload, any(line.mixed for line in chosen))
+    found = tuple(line.measurement for line in chosen)
+    return MeasurementTable(found, first.op, first.payload, any(line.mixed for line in chosen))
 
 
 def to_csv(table: MeasurementTable) -> str:
@@ -119,24 +120,6 @@ def to_csv(table: MeasurementTable) -> str:
 
 def _bytes(payload: int | None) -> str:
     return "unknown size" if payload is None else f"{payload} bytes"
-
-
-def _lines(text: str, name: str) -> list[_Line]:
-    columns: list[str] = []
-    found: list[_Line] = []
-    for place, cells in csv_rows(text, name):
-        if not any(cells):
-            continue
-        if not columns:
-            check_header(cells, _KNOWN, _NEEDED, place)
-            columns = cells
-        elif len(cells) != len(columns):
-            raise InputError(f"{place}: expected {len(columns)} columns, got {len(cells)}")
-        else:
-            found.append(_line(dict(zip(columns, cells, strict=True)), place))
-    if not columns:
-        raise InputError(f"{name}: the file is empty, expected the header {','.join(COLUMNS)}")
-    return found
 
 
 def _line(cells: dict[str, str], place: str) -> _Line:

@@ -1,4 +1,7 @@
-"""`nvidia-smi topo -m`: how the GPUs of a host are joined, its NUMA groups and network cards."""
+"""`nvidia-smi topo -m`: how the GPUs of a host are joined, its NUMA groups and network cards.
+
+`rocm-smi --showtopo` is read too, as `optsched.formats.rocm_topo` translates it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from optsched.bandwidth.topology.cluster import MOST_PER_HOST, HostType
 from optsched.bandwidth.topology.links import PCIE, SELF, is_link
 from optsched.errors import InputError
+from optsched.formats import rocm_topo
 from optsched.io.files import read_text
 from optsched.io.values import is_integer
 
@@ -46,7 +50,7 @@ def from_text(
     tray: int = 0,
     intra: IntraTable | None = None,
 ) -> HostType:
-    """A host type from the matrix of `nvidia-smi topo -m`, or from that matrix alone.
+    """A host type from the output of `nvidia-smi topo -m`, or its matrix alone, or `rocm-smi`.
 
     Parameters
     ----------
@@ -73,6 +77,8 @@ def from_text(
         With ``file:line``: no header or matrix, GPUs missing, a cell that is no known link (its row
         and column are named), or two cells of one pair that differ.
     """
+    if rocm_topo.recognises(text):
+        text = rocm_topo.as_nvidia(text, file)
     lines = [_ANSI.sub("", line) for line in text.splitlines()]
     start, devices, affinities = _header(lines, file)
     gpus = [device for device in devices if _GPU.fullmatch(device)]
@@ -111,7 +117,7 @@ def _cards(
             for card in cards}  # fmt: skip
     if wanted is not None:
         legend = (_LEGEND.fullmatch(line.strip()) for line in lines)
-        names = {found[2]: found[1] for found in legend if found}
+        names = {found[2]: found[1] for found in legend if found and found[1] in cards}
         chosen = [names.get(name, name) for name in wanted]
         lost = [name for name in chosen if name not in cards]
         if lost or isinstance(wanted, str) or len(set(chosen)) < len(chosen):
@@ -134,6 +140,8 @@ def _cards(
             "nics=, --nics say otherwise)",
             stacklevel=3,
         )
+    if not cards:
+        warnings.warn(f"{file}: lists no network card: 1 is taken (nics=, --nics)", stacklevel=3)
     return len(cards) - len(left_out) or 1
 
 

@@ -77,7 +77,8 @@ def read_problem(
         source = Source(name, text, tree, reentrant)
         reader = readers()[format] if format != "auto" else _recognised(source)
         assert reader is not None  # the last ones refuse a text that is of no format
-        return reader.read(source)
+        problem: Problem = reader.read(source)
+        return problem
 
 
 def read_job_shop(
@@ -105,13 +106,15 @@ def from_tree(tree: Any, name: str) -> Problem:
         return document.from_tree(tree, name).graph()
     if tree.get("schema") == "slim-scenario/1":
         family = "optsched.routing"
+    problem: Problem
     if family in DOCUMENTS:
-        problem: Problem = import_module(DOCUMENTS[family]).from_tree(tree, name)
+        problem = import_module(DOCUMENTS[family]).from_tree(tree, name)
         return problem
     check_kin(tree, name)
     source = Source(name, "", tree)
     if reader := _recognised(source):
-        return reader.read(source)
+        problem = reader.read(source)
+        return problem
     found = f"format {format_json(tree['format'])}" if "format" in tree else "no known keys"
     raise InputError(
         f"{name}: not an instance this optsched reads ({found}): readable are {READABLE}"

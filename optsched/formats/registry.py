@@ -28,6 +28,8 @@ _DOCUMENTS: Final = (
 _TEXTS: Final = ("standard:READER", "taillard:READER")
 """Asked last, because together they refuse what they do not know."""
 
+_LOGS: Final = ("SACCT", "HELIOS", "ALIBABA2020", "ALIBABA2023", "PHILLY", "SWF", "CSV")
+
 
 @dataclass(frozen=True)
 class Source:
@@ -62,7 +64,8 @@ class Reader:
     recognises
         Whether a file can only be of this format, by its content.
     read
-        The problem in a file; `InputError` with the place of the first fault.
+        The problem in a file, or the runs of a log (`optsched.formats.job_logs.Run`); `InputError`
+        with the place of the first fault.
     write
         The text of a problem, `InputError` for one that the format cannot hold; None: it cannot
         be written.
@@ -71,19 +74,22 @@ class Reader:
     holds
         What is written of a problem, if not all of it; otherwise ``optsched convert`` reads again
         what it has written, and compares.
+    kind
+        ``"problem"``, or ``"trace"``: a log of jobs, which ``optsched workload`` reads.
     """
 
     name: str
     recognises: Callable[[Source], bool]
-    read: Callable[[Source], Problem]
+    read: Callable[[Source], Any]
     write: Callable[[Problem], str] | None = None
     endings: tuple[str, ...] = ()
     holds: str = ""
+    kind: str = "problem"
 
 
 @cache
-def readers() -> dict[str, Reader]:
-    """All readers by name, in the order in which they are asked.
+def readers(kind: str = "problem") -> dict[str, Reader]:
+    """All readers of a kind by name, in the order in which they are asked.
 
     Raises
     ------
@@ -92,13 +98,16 @@ def readers() -> dict[str, Reader]:
     """
     from importlib.metadata import entry_points  # 20 ms that `import optsched` need not pay
 
-    found = [_load(place) for place in _DOCUMENTS]
+    logs = kind == "trace"
+    found = [
+        _load(place) for place in ([f"job_logs:{log}" for log in _LOGS] if logs else _DOCUMENTS)
+    ]
     for point in entry_points(group=GROUP):
         reader = point.load()
         if not isinstance(reader, Reader):
             raise InputError(f"entry point {point.name} of {GROUP}: {point.value} is no Reader")
-        found.append(reader)
-    found += map(_load, _TEXTS)
+        found += [reader] * (reader.kind == kind)
+    found += map(_load, () if logs else _TEXTS)
     by_name = {reader.name: reader for reader in found}
     if len(by_name) < len(found):
         names = [reader.name for reader in found]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from optsched.bandwidth.topology.cluster import MOST_HOSTS, Cluster, Host, HostType
 from optsched.bandwidth.topology.host_lists import expand
 from optsched.errors import InputError
-from optsched.formats import nvidia_topo, rocm_topo
+from optsched.formats import nvidia_topo
 from optsched.formats.host_domains import Domains, from_labels, from_nodes
 from optsched.formats.slurm_topology import from_slurm
 from optsched.io.files import read_text
@@ -29,7 +29,7 @@ def cluster_from_files(
     name: str = "",
 ) -> Cluster:
     """A cluster from the files that its tools write; see `Cluster.from_files`."""
-    types = {kind: _host_type(path, kind, nics, nic_rate) for kind, path in topo.items()}
+    types = {kind: nvidia_topo.read(path, kind, nics, nic_rate) for kind, path in topo.items()}
     kind_of: dict[str, str] = {}
     for listed, kind in hosts.items():
         place = f"hosts[{listed!r:.60}]"
@@ -91,12 +91,3 @@ def read_domains(
     if "," in first and "=" not in first:
         return from_labels(text, file)
     return from_slurm(text, file, hosts)
-
-
-def _host_type(
-    path: str | os.PathLike[str], kind: str, nics: int | Sequence[str] | None, nic_rate: float
-) -> HostType:
-    text = read_text(path)
-    if rocm_topo.recognises(text):
-        return rocm_topo.from_text(text, kind, str(path), nics, nic_rate)
-    return nvidia_topo.from_text(text, kind, str(path), nics, nic_rate)

@@ -155,6 +155,9 @@ class TraceTable:
         if not rows:
             raise InputError(f"{path}: the file is empty; expected a header {','.join(USUAL)}")
         header, rows, self.row = rows[0], rows[1:], self.row[1:]
+        if "job_id" not in header:
+            way = "(optsched workload makes a trace of a scheduler's log)"
+            raise InputError(f'{path}: row 1: column "job_id" is missing {way}')
         known = () if ignore_columns else (*COLUMNS, *where)
         skip = " (ignore_columns=True, --ignore-columns skips it)"
         check_header(header, known, (*USUAL[:3], *where), f"{path}: row 1", skip)

@@ -17,7 +17,6 @@ from optsched.formats import (
     measurements_csv,
     nccl_tests,
     nvidia_topo,
-    rocm_topo,
     slurm_topology,
 )
 from optsched.io.strict_json import parse
@@ -75,7 +74,7 @@ READERS: dict[str, tuple[str, Callable[[str, Any], object]]] = {
         "== Hops ==\n GPU0 GPU1\nGPU0 0 1\nGPU1 1 0\n== Link Type between two GPUs ==\n"
         " GPU0 GPU1\nGPU0 0 XGMI\nGPU1 XGMI 0\n== Numa Nodes ==\n"
         "GPU[0] : (Topology) Numa Node: 0\nGPU[1] : (Topology) Numa Node: 1\n",
-        lambda text, _: rocm_topo.from_text(text, "h", nics=1),
+        lambda text, _: nvidia_topo.from_text(text, "h", nics=1),
     ),
     "measurements": (
         'op,payload_bytes,hosts,pattern,gpus,busbw_GBps\nreduce,8,2,2+1,"a:0,1 b:3",4.5\n',

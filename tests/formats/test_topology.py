@@ -200,13 +200,13 @@ def test_refused(text: str) -> None:
 
 LABELS = "host,zone,rack\nn[01-02],z1,r1\nn03,z1,r2\n"
 BAD_LABELS = {
-    "": "t: expected a header",
-    "host,zone\n": "t: expected a header host,LEVEL,... and a line",
+    "": "t:1: expected a header host,LEVEL",
+    "host,zone\n": "t: expected a line for every host",
     "node,zone\na,b\n": "t:1: expected a header",
     "host\na\n": "t:1: expected a header",
     "host,rack,rack\na,b,c\n": 't:1: column "rack" is there twice',
     "host,rack,host\na,b,c\n": 't:1: column "host" is there twice',
-    LABELS + "n04,z1\n": "t:4: expected a host and a label for each of zone, rack",
+    LABELS + "n04,z1\n": "t:4: expected 3 columns, got 2",
     LABELS + "n04,z1,\n": "t:4: expected a host and a label",
     LABELS + "n02,z1,r1\n": "t:4: host 'n02' is there twice",
     LABELS + "n04,z2,r1\n": "t:4: rack 'r1' lies in 'z1' and in 'z2': give it two names",

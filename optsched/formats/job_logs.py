@@ -1,0 +1,361 @@
+"""Logs of schedulers as traces: ``sacct``, SWF, Helios, Philly, Alibaba 2020 and 2023, plain CSV.
+
+A reader says every run of every job; `import_trace` makes the jobs of them, by the same rules.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from optsched.errors import InputError
+from optsched.formats.csv_rows import csv_records
+from optsched.formats.registry import Reader, Source, readers
+from optsched.io.files import read_text, write_atomic
+from optsched.io.strict_json import decode, parse, without_collector
+from optsched.io.values import one_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping
+
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?")
+_SPAN = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])(?:\.[0-9]*)?")
+_TRES = re.compile(r"gres/gpu(:[^=,]*)?=([0-9]{1,9})(?=,|$)")
+_SWF = re.compile(r"\s*(;.*|(-?[0-9.]+\s+){17}-?[0-9.]+\s*)")
+_UNKNOWN: Final = ("", "-1", "None", "Unknown", "N/A", "nan", "null", "(null)")
+_TASKS: Final = (
+    "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem",
+    "plan_gpu", "gpu_type",
+)  # fmt: skip
+"""Columns of Alibaba's ``pai_task_table.csv``, whose header is a file of its own."""
+
+
+class Run(NamedTuple):
+    """A job on its GPUs once, as a log says it; times in seconds, None if they are unknown.
+
+    Without `start` it waited only, without `seconds` it had not ended. `beside`: it ran at the
+    same time as the other runs of the job, as tasks do; else after them, as attempts do.
+    """
+
+    place: str
+    job: str
+    submit: Decimal | None
+    start: Decimal | None
+    seconds: Decimal | None
+    gpus: Decimal
+    kind: str = ""
+    group: str = ""
+    beside: bool = False
+
+
+@dataclass
+class _Job:
+    """What the runs of a job make up."""
+
+    submit: Decimal = Decimal("Infinity")
+    gpus: Decimal = Decimal(0)
+    gpu_time: Decimal = Decimal(0)
+    start: Decimal = Decimal("Infinity")
+    end: Decimal = Decimal("-Infinity")
+    kind: str = ""
+    group: str = ""
+    ended: bool = True
+    started: bool = False
+
+    def add(self, run: Run) -> None:
+        submit = run.start if run.submit is None else run.submit
+        self.submit = self.submit if submit is None else min(self.submit, submit)
+        self.kind, self.group = self.kind or run.kind, self.group or run.group
+        if run.start is None:
+            return
+        self.started, self.ended = True, self.ended and run.seconds is not None
+        seconds = run.seconds or Decimal(0)
+        self.gpu_time += run.gpus * seconds
+        if run.beside and run.gpus:
+            self.start, self.end = min(self.start, run.start), max(self.end, run.start + seconds)
+        self.gpus = self.gpus + run.gpus if run.beside else max(self.gpus, run.gpus)
+
+    @property
+    def seconds(self) -> int:
+        """Whole seconds, rounded up: from the first start to the last end, or all attempts."""
+        return math.ceil(
+            self.end - self.start if self.end >= self.start else self.gpu_time / self.gpus
+        )
+
+
+def import_trace(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    format: str = "auto",
+    *,
+    zero: str = "drop",
+    shares: str = "up",
+) -> list[str]:
+    """Write the log of a scheduler as a trace for `optsched.cluster.read_trace`.
+
+    Times count from the first submission that is kept, in whole seconds: submissions rounded down,
+    durations up. Runs of one job after each other, such as those of requeued jobs, are one job of
+    as much GPU-time, on the most GPUs that it had. Jobs that never started, that had not ended, or
+    that had no GPUs are left out; how a job ended is no matter.
+
+    Parameters
+    ----------
+    source, target
+        The log, and the CSV that is written.
+    format
+        Name of a reader, such as ``"sacct"``; ``"auto"`` decides by the content.
+    zero
+        Jobs of 0 seconds: ``"drop"`` leaves them out, ``"keep"`` makes them 1 second long.
+    shares
+        Jobs with a part of a GPU, which traces cannot hold: ``"up"`` rounds the sum of its parts up
+        to whole GPUs, ``"drop"`` leaves them out.
+
+    Returns
+    -------
+    list of str
+        What was read, left out and rounded, in sentences.
+
+    Raises
+    ------
+    InputError
+        With ``file:line`` and the field; also if nothing is left.
+    """
+    one_of("zero", zero, ("drop", "keep"))
+    one_of("shares", shares, ("up", "drop"))
+    known = readers("trace")
+    one_of("format", format, ["auto", *known])
+    file, text = str(source), read_text(source)
+    with without_collector():
+        given = Source(file, text, parse(text, file) if text.lstrip()[:1] in ("[", "{") else None)
+        names = [format] if format != "auto" else [n for n in known if known[n].recognises(given)]
+        if not names:
+            raise InputError(f"{file}: of no known format; name one: {', '.join(known)}")
+        jobs: dict[str, _Job] = {}
+        for run in known[names[0]].read(given):
+            if not run.job or run.gpus < 0 or (run.seconds or 0) < 0:
+                what = "a name, >= 0 GPUs and an end after its start"
+                raise InputError(f"{run.place}: expected {what}, got job {run.job!r:.40}")
+            jobs.setdefault(run.job, _Job()).add(run)
+    rules: dict[str, Callable[[_Job], bool]] = {
+        "never started": lambda job: not job.started,
+        "not ended": lambda job: not job.ended,
+        "without GPUs": lambda job: not job.gpus,
+        "of 0 seconds (keep: 1 second)": lambda job: zero == "drop" and not job.seconds,
+        "with shares of GPUs": lambda job: shares == "drop" and job.gpus % 1 != 0,
+    }
+    counts, left = [], jobs
+    for what, rule in rules.items():
+        kept = {name: job for name, job in left.items() if not rule(job)}
+        counts += [f"{len(left) - len(kept):,} {what}"] * (len(kept) < len(left))
+        left = kept
+    notes = [f"{names[0]}: {len(left):,} of {len(jobs):,} jobs"]
+    notes += [f"left out: {', '.join(counts)}"] * bool(counts)
+    if not left:
+        raise InputError(f"{file}: no jobs are left: {'; '.join(notes)}")
+    if parts := [job for job in left.values() if job.gpus % 1]:
+        added = sum((math.ceil(j.gpus) - j.gpus) * j.seconds for j in parts)
+        more = float(added) / float(sum(j.gpus * j.seconds for j in left.values()) or 1)
+        notes.append(f"rounded up: {len(parts):,} jobs with shares of GPUs, {more:+.1%} GPU-time")
+    first = min(job.submit for job in left.values())
+    rows = sorted(
+        (
+            int(job.submit - first),
+            name,
+            math.ceil(job.gpus),
+            max(job.seconds, 1),
+            job.kind,
+            job.group,
+        )
+        for name, job in left.items()
+    )
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("submit_time_s", "job_id", "num_gpus", "duration_s", "type", "group"))
+    writer.writerows(rows)
+    write_atomic(target, out.getvalue())
+    return notes
+
+
+def _time(text: str, place: str) -> Decimal | None:
+    """Seconds of a number, a date (without a zone: UTC) or a span; None if it is unknown."""
+    if text in _UNKNOWN:
+        return None
+    if _NUMBER.fullmatch(text):
+        return Decimal(text)
+    if span := _SPAN.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in span.groups())
+        return Decimal(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    try:
+        date = datetime.fromisoformat(text)
+        return Decimal(str((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()))
+    except (ValueError, OverflowError):
+        raise InputError(
+            f"{place}: expected seconds, a date such as 2020-06-09 18:41:01 or a time such as "
+            f"1-02:03:04, got {text!r:.60}"
+        ) from None
+
+
+def _count(text: str, place: str) -> Decimal:
+    if text not in _UNKNOWN and not _NUMBER.fullmatch(text):
+        raise InputError(f"{place}: expected a number, got {text!r:.60}")
+    return Decimal(0 if text in _UNKNOWN else text)
+
+
+class _Columns(NamedTuple):
+    """Where a table has what; `gpus` are columns that are multiplied, with a unit."""
+
+    job: str
+    submit: str
+    start: str
+    end: str
+    seconds: tuple[str, ...]
+    gpus: tuple[str, ...]
+    unit: int = 1
+    kind: str = ""
+    group: str = ""
+    beside: bool = False
+
+
+_HELIOS = _Columns(
+    "job_id", "submit_time", "start_time", "end_time", ("duration",), ("gpu_num",), group="vc"
+)
+_POD = _Columns(
+    "name", "creation_time", "scheduled_time", "deletion_time", (), ("num_gpu", "gpu_milli"), 1000,
+    "gpu_spec", "qos",
+)  # fmt: skip
+_TASK = _Columns(
+    "job_name", "start_time", "start_time", "end_time", (), ("inst_num", "plan_gpu"), 100,
+    "gpu_type", beside=True,
+)  # fmt: skip
+_PLAIN = _Columns(
+    "job_id", "submit_time_s", "submit_time_s", "duration_s", ("duration_s",), ("num_gpus",),
+    kind="type", group="group",
+)  # fmt: skip
+_SACCT = _Columns(
+    "JobID", "Submit", "Start", "End", ("ElapsedRaw", "Elapsed"), (), kind="Partition",
+    group="Account",
+)  # fmt: skip
+
+
+def _table(columns: _Columns, source: Source) -> Iterator[Run]:
+    """Runs of a table, a row each; steps of ``sacct`` (``17.batch``) are passed over."""
+    text, of_slurm = source.text, columns is _SACCT
+    header = _TASKS if columns is _TASK and not text.startswith(_TASKS[0]) else ()
+    needed = dict.fromkeys((*columns[:4], *columns.gpus))
+    rows = csv_records(text, source.file, (), list(needed), "|" if of_slurm else ",", header)
+    for place, cells in rows:
+        job = cells[columns.job]
+        if of_slurm and "." in job:
+            continue
+        submit, start, end = (_time(cells[key], f"{place}: {key}") for key in columns[1:4])
+        gpus = _allocated(cells, place) if of_slurm else Decimal(1) / columns.unit
+        for key in columns.gpus:
+            gpus = (gpus or 0) * _count(cells[key], f"{place}: {key}")
+        known = next((key for key in columns.seconds if key in cells), None)
+        seconds = None if start is None or end is None else end - start
+        if known and end is not None:
+            seconds = _time(cells[known], f"{place}: {known}")
+        start = None if gpus is None else start
+        kind, group = cells.get(columns.kind, ""), cells.get(columns.group, "")
+        share = gpus or Decimal(0)
+        yield Run(place, job, submit, start, seconds, share, kind, group, columns.beside)
+
+
+def _allocated(cells: Mapping[str, str], place: str) -> Decimal | None:
+    """GPUs of ``AllocTRES``, or ``ReqTRES`` if there is no such column; None: nothing was given."""
+    key = "AllocTRES" if "AllocTRES" in cells else "ReqTRES"
+    if key not in cells:
+        raise InputError(f"{place}: AllocTRES: the column is missing (sacct -P -o ...,AllocTRES)")
+    found = _TRES.findall(cells[key])
+    plain = [int(count) for kind, count in found if not kind]
+    total = Decimal(sum(plain) if plain else sum(int(count) for _, count in found))
+    return None if key == "AllocTRES" and not cells[key] else total
+
+
+def _swf(source: Source) -> Iterator[Run]:
+    """Processors stand for GPUs; parts of a job (status 2 to 4) are in the line of the whole."""
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if not (fields := line.split()) or line.lstrip().startswith(";"):
+            continue
+        place = f"{source.file}:{number}"
+        if len(fields) != 18:
+            raise InputError(f"{place}: expected 18 fields, got {len(fields)}")
+        submit, wait, run = (_time(fields[k], f"{place}: field {k + 1}") for k in (1, 2, 3))
+        used, asked = (_count(fields[k], f"{place}: field {k + 1}") for k in (4, 7))
+        if fields[10] not in ("2", "3", "4"):
+            start = None if run is None or submit is None else submit + (wait or 0)
+            owner = "" if fields[11] == "-1" else fields[11]
+            yield Run(place, fields[0], submit, start, run, used or asked, f"q{fields[14]}", owner)
+
+
+class _Server(msgspec.Struct):
+    gpus: list[str]
+
+
+class _Attempt(msgspec.Struct):
+    start_time: str | None = None
+    end_time: str | None = None
+    detail: list[_Server] = []
+
+
+class _Submission(msgspec.Struct):
+    jobid: str
+    submitted_time: str
+    attempts: list[_Attempt]
+    vc: str = ""
+
+
+def _philly(source: Source) -> Iterator[Run]:
+    """Attempts whose length is not known are left out, unless it is the last one's end."""
+    for i, job in enumerate(decode(source.tree, list[_Submission], source.file)):
+        place = f"{source.file}: [{i}]"
+        submit = _time(job.submitted_time, f"{place}.submitted_time")
+        if not job.attempts:
+            yield Run(place, job.jobid, submit, None, None, Decimal(0))
+        for k, one in enumerate(job.attempts, 1):
+            at = f"{place}.attempts[{k - 1}]"
+            start = _time(one.start_time or "", f"{at}.start_time")
+            end = _time(one.end_time or "", f"{at}.end_time")
+            if end is None and k < len(job.attempts):
+                start = None
+            gpus = Decimal(sum(len(server.gpus) for server in one.detail))
+            seconds = None if start is None or end is None else end - start
+            yield Run(at, job.jobid, submit, start, seconds, gpus, group=job.vc)
+
+
+def _header(columns: _Columns) -> Callable[[Source], bool]:
+    """Whether the first line has the columns."""
+
+    def recognises(source: Source) -> bool:
+        head = source.text.lstrip().partition("\n")[0].strip()
+        words = set(re.split(r"[|,]", head))
+        if columns is _TASK and re.search(r",(Terminated|Running|Failed|Waiting),", head):
+            return head.count(",") == len(_TASKS) - 1
+        return words >= {*columns[:4], *columns.gpus}
+
+    return recognises
+
+
+def _is_philly(source: Source) -> bool:
+    tree = source.tree
+    return isinstance(tree, list) and any(isinstance(t, dict) and "attempts" in t for t in tree[:1])
+
+
+def _reader(name: str, columns: _Columns) -> Reader:
+    return Reader(name, _header(columns), partial(_table, columns), kind="trace")
+
+
+SACCT, HELIOS, CSV = _reader("sacct", _SACCT), _reader("helios", _HELIOS), _reader("csv", _PLAIN)
+ALIBABA2020, ALIBABA2023 = _reader("alibaba2020", _TASK), _reader("alibaba2023", _POD)
+PHILLY = Reader("philly", _is_philly, _philly, kind="trace")
+SWF = Reader("swf", lambda source: _SWF.match(source.text) is not None, _swf, kind="trace")
