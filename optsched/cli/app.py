@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "topology": Entry("topology", "Describe a cluster: import, show, check."),
     "bandwidth": Entry("bandwidth", "Bandwidths of sets of GPUs: import, fit, plan, check."),
     "dispatch": Entry("dispatch", "Choose the free GPUs with the highest bandwidth."),
-    "workload": Entry("workload", "Make a trace of the log of a scheduler."),
+    "workload": Entry("convert", "Make a trace of the log of a scheduler."),
     "simulate": Entry("simulate", "Replay a trace on a cluster under one policy or several."),
     "decide": Entry("decide", "Who starts on which agents, as Determined decides."),
     "manifest": Entry("manifest", "Kubernetes jobs from a plan, a schedule or a decision."),

@@ -1,4 +1,4 @@
-"""``optsched convert``: the same problem in another format, or a sentence why not."""
+"""``optsched convert`` and ``workload``: problems in other formats, logs of schedulers as traces."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from optsched.cli.options import Output  # noqa: TC001 (typer reads the annotations)
 from optsched.errors import InputError
 from optsched.formats import pipelining_csv, read_problem
+from optsched.formats.job_logs import import_trace
 from optsched.formats.registry import Source, readers, writable, written
 from optsched.io.files import check_outputs, write_atomic
 from optsched.io.strict_json import parse, placed
@@ -66,6 +68,26 @@ def convert(
     kept = f", {reader.holds}" if reader is not None and reader.holds else ""
     dropped = f", without {' and '.join(lost)}" if lost else ""
     print(f"wrote {output}{kept}{dropped}")
+
+
+def workload(
+    log: Annotated[Path, typer.Argument(help="sacct -P, SWF, Helios, Philly, Alibaba, or a CSV.")],
+    output: Output,
+    from_: Annotated[
+        str, typer.Option("--from", help="Name of the format [default: by the content].")
+    ] = "auto",
+    zero: Annotated[
+        str, typer.Option(help="Jobs of 0 seconds: drop, or keep (as 1 second).")
+    ] = "drop",
+    shares: Annotated[
+        str, typer.Option(help="Jobs with a part of a GPU: up (to whole GPUs), or drop.")
+    ] = "up",
+) -> None:
+    """Write the log of a scheduler as a trace for `optsched simulate`."""
+    check_outputs([output], [log])
+    for note in import_trace(log, output, from_, zero=zero, shares=shares):
+        print(note)
+    print(f"wrote {output}")
 
 
 def target_of(output: Path, to: str) -> str:
