@@ -1,4 +1,4 @@
-"""``optsched convert`` and ``workload``: problems in other formats, logs of schedulers as traces."""
+"""``optsched convert`` and ``workload``: problems in other formats, traces of logs."""
 
 from __future__ import annotations
 
