@@ -8,9 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from optsched.arraypipe import ArrayTrainer, Job
+from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from optsched.arraypipe.training_run import RunResult
 
 loss = nn.functional.cross_entropy
 CUTS = [4, 6]
@@ -53,3 +56,12 @@ def trainer(jobs: Sequence[Job], **changes: Any) -> ArrayTrainer:
     """An `ArrayTrainer` of the tiny model."""
     given: dict[str, Any] = {"build_model": build_model, "stages": CUTS, "loss": loss, "data": data}
     return ArrayTrainer(jobs=jobs, **{**given, **changes})
+
+
+def exact(array: ArrayTrainer, result: RunResult) -> bool:
+    """Whether jobs that have not failed have the bits of training alone for as many iterations."""
+    return not any(
+        differences(got, array.train_alone(j, len(got.losses)))
+        for j, got in enumerate(result.trained)
+        if array.jobs[j].status != "failed"
+    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from optsched import JobArray
 from optsched.analysis.rolling import rolling
 from optsched.arraypipe.plan.orders import topological
 from optsched.arraypipe.plan.plan import routes
@@ -17,8 +18,29 @@ from optsched.solving.solution import PeriodicOrders
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched import JobArray, Schedule
+    from optsched import Schedule
     from optsched.arraypipe import ExecutionPlan
+
+
+def random_array(draw: random.Random, jobs: int, objective: str) -> JobArray:
+    """Jobs of random times, bytes, setups, micro-batches and copies."""
+    stages = draw.randint(1, 3)
+
+    def table(low: int, high: int) -> list[list[int]]:
+        return [[draw.randint(low, high) for _ in range(stages)] for _ in range(jobs)]
+
+    return JobArray(
+        table(1, 9), table(1, 9), recompute=table(0, 3), update=2, activation=table(0, 9),
+        switch=table(0, 5), switch_on=draw.choice(["in", "out"]),
+        lag_forward=[row[1:] for row in table(0, 2)],
+        recompute_mode=[draw.random() < 0.3 for _ in range(jobs)],
+        recompute_as_block=draw.random() < 0.5,
+        update_mode=draw.choice(["fused", "block", "global"]),
+        micro_batches=[draw.choice([1, 1, 2]) for _ in range(jobs)],
+        multiplicity=[draw.choice([1, 1, 2]) for _ in range(jobs)],
+        objective=objective,
+        place=[s % draw.randint(1, stages) for s in range(stages)] if draw.random() < 0.3 else None,
+    )  # fmt: skip
 
 
 def random_rolling(array: JobArray, *, spread: int = 2, seed: int = 0) -> Schedule:

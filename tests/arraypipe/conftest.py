@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+OWN = r"(arraypipe_models|arraypipe_lives|streams_cases)"
+NEED = {
+    name: [
+        path.name
+        for path in Path(__file__).parent.glob("test_*.py")
+        if re.search(rf"^(import|from) ({modules})\b", path.read_text(), re.M)
+    ]
+    for name, modules in (("torch", f"torch|{OWN}"), ("optuna", "optuna"))
+}
+"""Files that cannot be imported without a package."""
+
+collect_ignore = [path for name, paths in NEED.items() if find_spec(name) is None for path in paths]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of files that need PyTorch are marked so."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name in NEED["torch"]:
+            item.add_marker(pytest.mark.torch)
 
 
 @pytest.fixture(autouse=True, scope="session")

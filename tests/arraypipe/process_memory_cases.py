@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import process_cases
 import torch.distributed as dist
 from arraypipe_plans import in_turn
-from process_cases import PROCESSES, Row, alone, compared, main, patched, trainer
+from process_cases import MAKERS, PROCESSES, Row, alone, compared, main, patched, trainer
 
-from optsched import InputError, JobArray
-from optsched.arraypipe import ArrayTrainer, random_schedule, training_run
+from optsched import InputError, JobArray, verify
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule, training_run
 from optsched.arraypipe.life import changes
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.life.replanner import Replanner
@@ -25,6 +25,7 @@ from optsched.arraypipe.memory.residency import slot_bytes
 from optsched.arraypipe.memory.slots import layout_of
 from optsched.arraypipe.memory.stage_bytes import beside_states
 from optsched.arraypipe.memory.types import State
+from optsched.arraypipe.runtime import inline
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
@@ -239,9 +240,32 @@ def moved(ranks: int) -> dict[str, Any]:
     return {"said": "; ".join(said), "differences": compared(result, rows, [2, 6, 6])}
 
 
+def remembered(ranks: int, swaps: bool, most: int) -> dict[str, Any]:
+    """Jobs of which one stops, with others that wait for seats or not; what is left of the run."""
+    rows = [Row(j, optimizer=list(MAKERS)[j % 2]) for j in range(5 if swaps else 2)]
+    array = trainer(rows)
+
+    def on_step(job: Job, step: int, loss: float) -> None:
+        if (job.seed, step) == (1, 3):
+            job.stop()
+
+    place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
+    schedule = random_schedule([1, 1], 4, place=place, seed=1)
+    with patched(inline, "MOST", most * (1 + dist.get_rank())):
+        result = array.run(schedule, 12, queue=swaps, on_step=on_step, **PROCESSES)
+    documents, report = (result.trace, result.replay), result.report
+    left_out = {d.provenance.get("blocks_left_out", 0) for d in documents} | {report.left_out}
+    return {
+        "differences": compared(result, rows, [4 if j == 1 else 12 for j in range(len(rows))]),
+        "violations": [str(row) for document in documents for row in verify(document)],
+        "alike": len(left_out) == 1 and report.cycles > 0 and result.replay.n_operations > 0,
+        "left out": max(left_out) > 0,
+    }
+
+
 vars(process_cases).update({
     case.__name__: case for case in (
-        tight, tight_replanned, too_small, reported, too_large, refilled, moved
+        tight, tight_replanned, too_small, reported, too_large, refilled, moved, remembered
     )
 })  # fmt: skip
 

@@ -214,6 +214,10 @@ def test_how_many_jobs_and_devices() -> None:
         chain = 4 * 3 * 1_800_000 / 1e9
         assert advice["job array"].seconds >= chain
         assert advice["one job per GPU"].seconds == pytest.approx(chain, rel=1e-3)
+    advice = advise(profile(), devices=4)
+    assert all(
+        "2 groups of 2 dev" in advice[name].reason for name in ("1F1B", "interleaved", "FSDP")
+    )
     advice = advise(profile(2, (8,) * 8, state=20 * GB, memory=60 * GB), devices=8)
     assert "4 groups of 2 devices" in advice["1F1B"].reason
     assert "4 arrays of 2 devices" in advice["job array"].reason

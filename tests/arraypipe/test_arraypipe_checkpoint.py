@@ -10,26 +10,23 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from arraypipe_lives import Halves
+from arraypipe_models import adamw, build_model, sgd, trainer
+from depth import seeds
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from arraypipe_lives import Halves  # noqa: E402
-from arraypipe_models import adamw, build_model, sgd, trainer  # noqa: E402
-from depth import seeds  # noqa: E402
-from torch import nn  # noqa: E402
-
-from optsched import InputError  # noqa: E402
-from optsched.arraypipe import Job, JobFailed, SplitPoint, random_schedule  # noqa: E402
-from optsched.arraypipe import trainer as trainer_module  # noqa: E402
-from optsched.arraypipe.checkpoint import files as checkpoint_files  # noqa: E402
-from optsched.arraypipe.checkpoint import folder as checkpoint  # noqa: E402
-from optsched.arraypipe.model import optimizers  # noqa: E402
-from optsched.arraypipe.train_alone import Trained, differences  # noqa: E402
+from optsched import InputError
+from optsched.arraypipe import Job, JobFailed, SplitPoint, random_schedule
+from optsched.arraypipe import trainer as trainer_module
+from optsched.arraypipe.checkpoint import files as checkpoint_files
+from optsched.arraypipe.checkpoint import folder as checkpoint
+from optsched.arraypipe.model import optimizers
+from optsched.arraypipe.train_alone import Trained, differences
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.torch
 
 JOBS = [
     Job(0, 8, adamw, name="first"),

@@ -6,31 +6,22 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from arraypipe_lives import Halves, jobs_of, killed_before, same, saved_is_exact
+from arraypipe_models import data, sgd, trainer
+from hypothesis import given
+from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from arraypipe_lives import (  # noqa: E402
-    Halves,
-    jobs_of,
-    killed_before,
-    same,
-    saved_is_exact,
-)
-from arraypipe_models import data, sgd, trainer  # noqa: E402
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from optsched import InputError  # noqa: E402
-from optsched.arraypipe import Job, RunConfig, random_schedule  # noqa: E402
-from optsched.arraypipe import trainer as trainer_module  # noqa: E402
-from optsched.arraypipe.callbacks import BestCheckpoint  # noqa: E402
-from optsched.arraypipe.checkpoint.files import numbered  # noqa: E402
-from optsched.arraypipe.checkpoint.folder import CheckpointFolder  # noqa: E402
+from optsched import InputError
+from optsched.arraypipe import Job, RunConfig, random_schedule
+from optsched.arraypipe import trainer as trainer_module
+from optsched.arraypipe.callbacks import BestCheckpoint
+from optsched.arraypipe.checkpoint.files import numbered
+from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.torch
 
 STEPS = 5
 ORDER = random_schedule([1], 3, seed=2)

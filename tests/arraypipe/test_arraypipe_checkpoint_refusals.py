@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from arraypipe_models import adamw, build_model, sgd, trainer
+from test_arraypipe_checkpoint import JOBS, ORDER, files, same_state
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from arraypipe_models import adamw, build_model, sgd, trainer  # noqa: E402
-from test_arraypipe_checkpoint import JOBS, ORDER, files, same_state  # noqa: E402
-from torch import nn  # noqa: E402
-
-from optsched import InputError  # noqa: E402
-from optsched.arraypipe import Job, random_schedule  # noqa: E402
-from optsched.arraypipe.checkpoint import files as checkpoint_files  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from optsched import InputError
+from optsched.arraypipe import Job, random_schedule
+from optsched.arraypipe.checkpoint import files as checkpoint_files
 
 
 class Kind(int):

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from arraypipe_models import adamw, sgd, trainer  # noqa: E402
-from torch.utils.data import (  # noqa: E402
+import torch
+from arraypipe_models import adamw, sgd, trainer
+from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
@@ -20,16 +18,14 @@ from torch.utils.data import (  # noqa: E402
     WeightedRandomSampler,
 )
 
-from optsched import InputError  # noqa: E402
-from optsched.arraypipe import Job  # noqa: E402
-from optsched.arraypipe.runtime.datasets import batches_of, check_resumable  # noqa: E402
+from optsched import InputError
+from optsched.arraypipe import Job
+from optsched.arraypipe.runtime.datasets import batches_of, check_resumable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
-
-pytestmark = pytest.mark.torch
 
 
 class Rows(Dataset[Any]):

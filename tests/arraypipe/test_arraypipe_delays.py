@@ -8,27 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import arraypipe_models
 import pytest
+import torch
+from depth import depth
+from streams_cases import ONE, STEPS, TWO, jobs, run, slotted, trainer, without
+from streams_model import streams
+from test_arraypipe_process import ask
 
-torch = pytest.importorskip("torch")
-
-from depth import depth  # noqa: E402
-from streams_cases import ONE, STEPS, TWO, jobs, run, slotted, trainer, without  # noqa: E402
-from streams_model import streams  # noqa: E402
-from test_arraypipe_process import ask  # noqa: E402
-
-from optsched.arraypipe import JobFailed, random_schedule  # noqa: E402
-from optsched.arraypipe.checkpoint import folder  # noqa: E402
-from optsched.arraypipe.memory import cuda_engine  # noqa: E402
-from optsched.arraypipe.runtime import (  # noqa: E402
-    cuda_streams,
-    data,
-)
-from optsched.arraypipe.train_alone import differences  # noqa: E402
+from optsched.arraypipe import JobFailed, random_schedule
+from optsched.arraypipe.checkpoint import folder
+from optsched.arraypipe.memory import cuda_engine
+from optsched.arraypipe.runtime import cuda_streams, data
+from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-pytestmark = pytest.mark.torch
 
 
 CREDITS = "optsched.arraypipe.distributed.transport"

@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from program import PATIENCE, PROGRAM
 
-torch = pytest.importorskip("torch")
-
-from program import PATIENCE, PROGRAM  # noqa: E402
-
-from optsched import InputError, Schedule, verify  # noqa: E402
-from optsched.arraypipe import demo, random_schedule, run_demo, tiny_gpt  # noqa: E402
-from optsched.arraypipe.profile import measure  # noqa: E402
-from optsched.arraypipe.train_alone import NotIdentical  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from optsched import InputError, Schedule, verify
+from optsched.arraypipe import demo, random_schedule, run_demo, tiny_gpt
+from optsched.arraypipe.profile import measure
+from optsched.arraypipe.train_alone import NotIdentical
 
 
 def test_demo_solves_trains_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

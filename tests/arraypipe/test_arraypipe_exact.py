@@ -9,21 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from arraypipe_models import adamw, build_model, data, loss, sgd, trainer
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from optsched import verify  # noqa: E402
-from optsched.arraypipe import Job, random_schedule  # noqa: E402
-from optsched.arraypipe.runtime import blocks  # noqa: E402
-from optsched.arraypipe.runtime.data import Feed  # noqa: E402
-from optsched.arraypipe.train_alone import Trained, differences, train_alone  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from optsched import verify
+from optsched.arraypipe import Job, random_schedule
+from optsched.arraypipe.runtime import blocks
+from optsched.arraypipe.runtime.data import Feed
+from optsched.arraypipe.train_alone import Trained, differences, train_alone
 
 STEPS = 3
 MAKERS = {"adamw": adamw, "sgd": sgd}

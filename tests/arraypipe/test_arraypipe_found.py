@@ -8,19 +8,15 @@ import weakref
 from typing import Any
 
 import pytest
+import torch
+from arraypipe_models import adamw, build_model, data, loss, sgd, trainer
+from depth import seeds
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noqa: E402
-from depth import seeds  # noqa: E402
-from torch import nn  # noqa: E402
-
-from optsched import InputError  # noqa: E402
-from optsched.arraypipe import ArrayTrainer, Job, JobFailed, random_schedule  # noqa: E402
-from optsched.arraypipe.checkpoint.folder import CheckpointFolder  # noqa: E402
-from optsched.arraypipe.train_alone import differences, train_alone  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from optsched import InputError
+from optsched.arraypipe import ArrayTrainer, Job, JobFailed, random_schedule
+from optsched.arraypipe.checkpoint.folder import CheckpointFolder
+from optsched.arraypipe.train_alone import differences, train_alone
 
 
 class Unordered(nn.Module):

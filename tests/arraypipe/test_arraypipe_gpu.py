@@ -15,25 +15,22 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from streams_model import Machine, streams
 
-torch = pytest.importorskip("torch")
-
-from streams_model import Machine, streams  # noqa: E402
-
-from optsched.arraypipe.job import Job  # noqa: E402
-from optsched.arraypipe.memory import slots  # noqa: E402
-from optsched.arraypipe.profile import measure  # noqa: E402
-from optsched.arraypipe.runtime import cuda_streams  # noqa: E402
-from optsched.arraypipe.runtime.blocks import own_norms, total_norm  # noqa: E402
-from optsched.arraypipe.runtime.cuda_streams import Late, page_locked_like  # noqa: E402
-from optsched.arraypipe.runtime.stages import fresh_stages  # noqa: E402
-from optsched.arraypipe.runtime.state import JobRun  # noqa: E402
-from optsched.arraypipe.runtime.types import Norms  # noqa: E402
+from optsched.arraypipe.job import Job
+from optsched.arraypipe.memory import slots
+from optsched.arraypipe.profile import measure
+from optsched.arraypipe.runtime import cuda_streams
+from optsched.arraypipe.runtime.blocks import own_norms, total_norm
+from optsched.arraypipe.runtime.cuda_streams import Late, page_locked_like
+from optsched.arraypipe.runtime.stages import fresh_stages
+from optsched.arraypipe.runtime.state import JobRun
+from optsched.arraypipe.runtime.types import Norms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-pytestmark = pytest.mark.torch
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 GPU = torch.device("cpu", 0)  # as `streams_model` has it

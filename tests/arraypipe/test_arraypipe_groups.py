@@ -5,20 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from arraypipe_models import trainer
+from torch import nn, optim
 
-torch = pytest.importorskip("torch")
-
-from arraypipe_models import trainer  # noqa: E402
-from torch import nn, optim  # noqa: E402
-
-from optsched import InputError  # noqa: E402
-from optsched.arraypipe import Job, random_schedule  # noqa: E402
-from optsched.arraypipe.train_alone import differences  # noqa: E402
+from optsched import InputError
+from optsched.arraypipe import Job, random_schedule
+from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.torch
 
 STEPS = 5
 

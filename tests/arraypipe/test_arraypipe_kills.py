@@ -13,24 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
+from arraypipe_lives import PARTS, STEPS, Halves, jobs_of, killed_before, same, saved_is_exact
+from arraypipe_models import trainer
 
-torch = pytest.importorskip("torch")
-
-from arraypipe_lives import (  # noqa: E402
-    PARTS,
-    STEPS,
-    Halves,
-    jobs_of,
-    killed_before,
-    same,
-    saved_is_exact,
-)
-from arraypipe_models import trainer  # noqa: E402
-
-from optsched.arraypipe import Job, random_schedule  # noqa: E402
-from optsched.arraypipe import trainer as trainer_module  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from optsched.arraypipe import Job, random_schedule
+from optsched.arraypipe import trainer as trainer_module
 
 JOBS = 2
 

@@ -8,37 +8,23 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from arraypipe_models import adamw, sgd
+from depth import seeds
+from streams_cases import GPU, ONE, STEPS, TWO, jobs, run, slotted, trainer
+from streams_model import Machine, Stream, streams
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from arraypipe_models import adamw, sgd  # noqa: E402
-from depth import seeds  # noqa: E402
-from streams_cases import GPU, ONE, STEPS, TWO, jobs, run, slotted, trainer  # noqa: E402
-from streams_model import Machine, Stream, streams  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from optsched import verify  # noqa: E402
-from optsched.arraypipe import (  # noqa: E402
-    Job,
-    JobFailed,
-    random_schedule,
-    training_run,
-)
-from optsched.arraypipe.memory import cuda_engine  # noqa: E402
-from optsched.arraypipe.runtime import (  # noqa: E402
-    cuda_streams,
-    data,
-    inline,
-    stages,
-)
-from optsched.arraypipe.train_alone import differences  # noqa: E402
+from optsched import verify
+from optsched.arraypipe import Job, JobFailed, random_schedule, training_run
+from optsched.arraypipe.memory import cuda_engine
+from optsched.arraypipe.runtime import cuda_streams, data, inline, stages
+from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from optsched.arraypipe.runtime.state import JobStage
-
-pytestmark = pytest.mark.torch
 
 
 @pytest.fixture

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from arraypipe_models import adamw, sgd, trainer
+from hypothesis import given
+from hypothesis import strategies as st
+from test_arraypipe_memory import beside, room
+from test_arraypipe_trace import by_device, courses, log, simulate
 
-torch = pytest.importorskip("torch")
-
-from arraypipe_models import adamw, sgd, trainer  # noqa: E402
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from test_arraypipe_memory import beside, room  # noqa: E402
-from test_arraypipe_process import ask  # noqa: E402
-from test_arraypipe_trace import by_device, courses, log, simulate  # noqa: E402
-
-from optsched import verify  # noqa: E402
-from optsched.arraypipe import (  # noqa: E402
-    Job,
-    random_schedule,
-    training_run,
-)
-from optsched.arraypipe.distributed.collect import in_topological_order  # noqa: E402
-from optsched.arraypipe.report.report import compare  # noqa: E402
-from optsched.arraypipe.report.trace import (  # noqa: E402
-    measured,
-    replayed,
-)
-from optsched.arraypipe.runtime import inline  # noqa: E402
-from optsched.arraypipe.runtime.inline import (  # noqa: E402
-    InlineBackend,
-    since,
-)
-from optsched.arraypipe.train_alone import differences  # noqa: E402
+from optsched import verify
+from optsched.arraypipe import Job, random_schedule, training_run
+from optsched.arraypipe.distributed.collect import in_topological_order
+from optsched.arraypipe.report.report import compare
+from optsched.arraypipe.report.trace import measured, replayed
+from optsched.arraypipe.runtime import inline
+from optsched.arraypipe.runtime.inline import InlineBackend, since
+from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     import random
 
     from optsched import Schedule
     from optsched.arraypipe.plan.segments import Course
-
-pytestmark = pytest.mark.torch
 
 
 def names(trace: Schedule) -> list[tuple[Any, ...]]:
@@ -144,19 +127,3 @@ def test_an_inline_run_remembers_its_end(
         assert not any(part.seats for part in course.segments[: course.forgotten])
     text = str(result.report)
     assert f"(the last {result.report.cycles} cycles of the run; " in text and "its end" in text
-
-
-@pytest.mark.slow
-def test_ranks_cut_at_the_same_cycle(tmp_path: Path) -> None:
-    """Every rank remembers another number of blocks: the trace begins where all remember them."""
-    script = Path(__file__).with_name("process_past_cases.py")
-    groups = [(ranks, "remembered", swaps, 24) for ranks in (2, 4) for swaps in (False, True)]
-    whole = (2, "remembered", True, 10**6)
-    *rows, long = ask(tmp_path, [*groups, whole], 300, script)
-    for row in (*rows, long):
-        assert row["differences"] == [] and row["violations"] == []
-    for row in rows:
-        one, other = row["left out"]
-        assert one == other == row["reported"][0] > 0
-        assert row["reported"][1] > 0 and row["blocks"] > 0
-    assert long["left out"] == [0, 0] and long["blocks"] > rows[1]["blocks"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from arraypipe_plans import random_rolling, walk
+from arraypipe_plans import random_array, random_rolling, walk
 from depth import depth
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,20 +92,6 @@ def rolling() -> Schedule:
         sequences=Rows.of([[0, 3, 4, 7, 11, 8], [1, 2, 5, 6, 10, 9]]),
         start=[0] * len(labels),  # type: ignore[arg-type]
     )  # fmt: skip
-
-
-def test_rolling_rule() -> None:
-    """Instance c of copy a with offset o runs iteration (c - o) * copies + a, and no other."""
-    plan = compile(rolling())
-    assert plan.copies == (2, 1)
-    for operation, cycle, iteration in walk(plan, [5, 4]):
-        block = plan.blocks[operation]
-        assert iteration == (cycle - block.offset) * plan.copies[block.job] + block.copy
-    count = Counter((plan.blocks[i.operation].job, i.iteration) for i in walk(plan, [5, 4]))
-    assert count == {**{(0, t): 4 for t in range(5)}, **{(1, t): 4 for t in range(4)}}
-    # job 1 is a cycle behind with its backward, so its next forward waits for it in vain
-    with pytest.raises(CyclicOrder, match="job 1"):
-        compile(changed(rolling(), sequences=Rows.of([[0, 3, 4, 7, 8, 11], [1, 2, 5, 6, 9, 10]])))
 
 
 @given(random_orders())
@@ -351,16 +337,7 @@ def plans(seeds: range) -> Iterator[tuple[Schedule, bool]]:
 
 
 def _rolling(draw: Random, seed: int) -> Schedule:
-    jobs, stages = draw.randint(1, 3), draw.randint(1, 3)
-    array = JobArray(
-        np.full((jobs, stages), 1), 2, recompute=1, update=1, recompute_as_block=True,
-        recompute_mode=[draw.random() < 0.3 for _ in range(jobs)],
-        update_mode=draw.choice(["fused", "block", "global"]),
-        micro_batches=[draw.choice([1, 1, 2]) for _ in range(jobs)],
-        multiplicity=[draw.choice([1, 1, 2]) for _ in range(jobs)],
-        place=[s % draw.randint(1, stages) for s in range(stages)] if draw.random() < 0.3 else None,
-        objective="period",
-    )  # fmt: skip
+    array = random_array(draw, draw.randint(1, 3), "period")
     found = random_rolling(array, spread=draw.randint(0, 2), seed=seed)
     return dataclasses.replace(found, provenance={"global": array.update_mode == "global"})
 

@@ -11,41 +11,31 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from optsched import InputError, OptschedError, Schedule, verify  # noqa: E402
-from optsched.arraypipe import random_schedule  # noqa: E402
-from optsched.arraypipe.distributed import backend as process  # noqa: E402
-from optsched.arraypipe.distributed import wire  # noqa: E402
-from optsched.arraypipe.distributed.collect import Reading, on_first_clock  # noqa: E402
-from optsched.arraypipe.distributed.mailbox import Capacity  # noqa: E402
-from optsched.arraypipe.distributed.protocol import SIZE, ProtocolError  # noqa: E402
-from optsched.arraypipe.distributed.wire import (  # noqa: E402
-    ALIGNMENT,
-    Inbox,
-    Outbox,
-    capacity,
-    layouts,
-    words,
-)
-from optsched.arraypipe.plan.plan import compile, routes  # noqa: E402
-from optsched.arraypipe.plan.segments import Segment  # noqa: E402
-from optsched.arraypipe.plan.types import Copied  # noqa: E402
-from optsched.arraypipe.training_run import ArrayRun  # noqa: E402
-from optsched.cli.app import app  # noqa: E402
+from optsched import InputError, OptschedError, Schedule, verify
+from optsched.arraypipe import random_schedule
+from optsched.arraypipe.distributed import backend as process
+from optsched.arraypipe.distributed import wire
+from optsched.arraypipe.distributed.collect import Reading, on_first_clock
+from optsched.arraypipe.distributed.mailbox import Capacity
+from optsched.arraypipe.distributed.protocol import SIZE, ProtocolError
+from optsched.arraypipe.distributed.wire import ALIGNMENT, Inbox, Outbox, capacity, layouts, words
+from optsched.arraypipe.plan.plan import compile, routes
+from optsched.arraypipe.plan.segments import Segment
+from optsched.arraypipe.plan.types import Copied
+from optsched.arraypipe.training_run import ArrayRun
+from optsched.cli.app import app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
-]
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="torch without distributed"
+)
 
 SCRIPT = Path(__file__).with_name("process_cases.py")
 TROUBLES: dict[str, list[str]] = {

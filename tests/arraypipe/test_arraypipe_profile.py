@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import torch
+from arraypipe_models import CUTS, adamw, build_model, data, loss, sgd, trainer
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from arraypipe_models import CUTS, adamw, build_model, data, loss, sgd, trainer  # noqa: E402
-from torch import nn  # noqa: E402
-
-from optsched import InputError  # noqa: E402
-from optsched.arraypipe import ArrayTrainer, random_schedule  # noqa: E402
-from optsched.arraypipe.job import Job  # noqa: E402
-from optsched.arraypipe.profile.document import Profile, from_tree, to_bytes  # noqa: E402
+from optsched import InputError
+from optsched.arraypipe import ArrayTrainer, random_schedule
+from optsched.arraypipe.job import Job
+from optsched.arraypipe.profile.document import Profile, from_tree, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-pytestmark = pytest.mark.torch
 
 
 def profile_of(

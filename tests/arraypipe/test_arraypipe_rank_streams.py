@@ -15,26 +15,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from optsched.arraypipe import training_run  # noqa: E402
-from optsched.arraypipe.distributed import (  # noqa: E402
-    ranks,
-    transport,
-)
-from optsched.arraypipe.distributed.backend import ProcessBackend  # noqa: E402
-from optsched.arraypipe.distributed.transport import (  # noqa: E402
-    CreditedLinks,
-    PeerLost,
-)
-from optsched.arraypipe.runtime import environment  # noqa: E402
-from optsched.errors import InputError  # noqa: E402
+from optsched.arraypipe import training_run
+from optsched.arraypipe.distributed import ranks, transport
+from optsched.arraypipe.distributed.backend import ProcessBackend
+from optsched.arraypipe.distributed.transport import CreditedLinks, PeerLost
+from optsched.arraypipe.runtime import environment
+from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-pytestmark = pytest.mark.torch
 
 Channel = tuple[int, int]
 """Ranks of sender and receiver."""

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from arraypipe_plans import random_rolling, walk
+from arraypipe_plans import random_array, random_rolling, walk
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,26 +23,6 @@ if TYPE_CHECKING:
     from optsched.arraypipe import ExecutionPlan
 
 SEEDS = st.integers(0, 10**6)
-
-
-def random_array(draw: Random, jobs: int, objective: str) -> JobArray:
-    """Jobs of random times, bytes, setups, micro-batches and copies."""
-    stages = draw.randint(1, 3)
-
-    def table(low: int, high: int) -> list[list[int]]:
-        return [[draw.randint(low, high) for _ in range(stages)] for _ in range(jobs)]
-
-    return JobArray(
-        table(1, 9), table(1, 9), recompute=table(0, 3), update=2, activation=table(0, 9),
-        switch=table(0, 5), switch_on=draw.choice(["in", "out"]),
-        lag_forward=[row[1:] for row in table(0, 2)],
-        recompute_mode=[draw.random() < 0.3 for _ in range(jobs)],
-        recompute_as_block=draw.random() < 0.5,
-        update_mode=draw.choice(["fused", "block", "global"]),
-        micro_batches=[draw.choice([1, 1, 2]) for _ in range(jobs)],
-        multiplicity=[draw.choice([1, 1, 2]) for _ in range(jobs)],
-        objective=objective,
-    )  # fmt: skip
 
 
 def random_document(seed: int) -> tuple[JobArray, Schedule]:

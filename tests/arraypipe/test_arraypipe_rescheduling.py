@@ -9,27 +9,21 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from arraypipe_models import adamw, build_model, data, exact, loss, sgd, trainer
+from arraypipe_plans import random_rolling
 from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noqa: E402
-from arraypipe_plans import random_rolling  # noqa: E402
-from torch import nn  # noqa: E402
-
-from optsched import InputError, JobArray, verify  # noqa: E402
-from optsched.arraypipe import (  # noqa: E402
-    Job,
-    random_schedule,
-    training_run,
-)
-from optsched.arraypipe.life import changes as rescheduling  # noqa: E402
-from optsched.arraypipe.life.changes import Rescheduling  # noqa: E402
-from optsched.arraypipe.plan.plan import compile  # noqa: E402
-from optsched.arraypipe.plan.segments import Change  # noqa: E402
-from optsched.arraypipe.train_alone import Trained, differences, train_alone  # noqa: E402
+from optsched import InputError, JobArray, verify
+from optsched.arraypipe import Job, random_schedule, training_run
+from optsched.arraypipe.life import changes as rescheduling
+from optsched.arraypipe.life.changes import Rescheduling
+from optsched.arraypipe.plan.plan import compile
+from optsched.arraypipe.plan.segments import Change
+from optsched.arraypipe.train_alone import Trained, differences, train_alone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +31,6 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Segment
 
-pytestmark = pytest.mark.torch
 
 STEPS = 6
 PARTS = [1, 2, 1, 2, 1]
@@ -268,9 +261,7 @@ def replanned(
         on_step=lambda job, t, x: job.seed == 0 and t == 2 and job.stop(), **given,
     )  # fmt: skip
     assert verify(result.trace) == [] and ended[-1]
-    for j in range(len(array.jobs)):
-        n = len(result.losses[j])
-        assert differences(result.trained[j], array.train_alone(j, n)) == []
+    assert exact(array, result)
     return array, asked, changes, result
 
 
@@ -369,5 +360,4 @@ def test_the_real_solver_is_asked_and_heard(monkeypatch: pytest.MonkeyPatch) -> 
 
     result = array.run(SLOW, 10**5, replan=PROBLEM, on_step=on_step)
     assert changes[0].seats == (1, 2, 3)
-    for j in range(4):
-        assert differences(result.trained[j], array.train_alone(j, len(result.losses[j]))) == []
+    assert exact(array, result)

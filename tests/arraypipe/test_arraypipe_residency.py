@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from arraypipe_plans import random_rolling
-from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +15,7 @@ from optsched.arraypipe import compile
 from optsched.arraypipe.memory.budget import Room, StageBytes, budget
 from optsched.arraypipe.memory.copies import Carrier, OutOfSlots, Rule, Transfers
 from optsched.arraypipe.memory.engines import IN, HostLink, SimulatedEngine
-from optsched.arraypipe.memory.residency import ResidencyPlan, divide, slot_bytes
+from optsched.arraypipe.memory.residency import ResidencyPlan, divide
 from optsched.arraypipe.memory.types import CHANGES, NEEDS, POOLS, State, Visit
 
 if TYPE_CHECKING:
@@ -254,28 +252,6 @@ def test_chunks_overlap_both_directions_of_a_swap() -> None:
     rows, visits = states(6, 64), updates(range(6), 64.0)
     plan = ResidencyPlan(tuple(rows), tuple(visits), (Rule(2, 1), Rule(1)), 1)
     assert 6 * 64 <= plan.simulate(ONE, 40).time <= 6 * 66
-
-
-@pytest.mark.parametrize("chunk", [500, None])
-@seeds(4, 12)
-def test_copies_hide_behind_longer_blocks(seed: int, chunk: int | None) -> None:
-    """With half of the states in slots, and blocks twice as long as all copies, none is seen."""
-    rng = random.Random(seed)
-    n = rng.randint(5, 9)
-    rows, shift = (
-        states(n, rng.randint(1, 4) * 1000, rng.choice([0, 2000, 9000])),
-        rng.randrange(1, n),
-    )
-    visits = []
-    for j in range(n):
-        k = (j - shift) % n
-        visits.append(Visit(j, "F", duration=100.0))
-        visits += [Visit(k, "B", duration=300.0), Visit(k, "U")]
-    copied = sum(2 * state.bytes[0] + state.bytes[3] for state in rows)
-    room, speed = max(3, n // 2) * sum(slot_bytes(rows)), 2 * copied / (400 * n)
-    link = HostLink(speed, speed)
-    plan = ResidencyPlan.compile(rows, visits, room, link, chunk=chunk)
-    assert plan.simulate(link).time <= 1.02 * 400 * n
 
 
 # residency, refusals and the budget

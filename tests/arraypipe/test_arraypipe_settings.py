@@ -7,25 +7,22 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from arraypipe_models import adamw, build_model, data, loss, sgd, trainer
+from depth import few_examples, seeds
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noqa: E402
-from depth import few_examples, seeds  # noqa: E402
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import nn  # noqa: E402
-
-from optsched import InputError  # noqa: E402
-from optsched.arraypipe import ArrayTrainer, Job, SplitPoint, random_schedule  # noqa: E402
-from optsched.arraypipe.runtime import environment  # noqa: E402
-from optsched.arraypipe.train_alone import differences  # noqa: E402
+from optsched import InputError
+from optsched.arraypipe import ArrayTrainer, Job, SplitPoint, random_schedule
+from optsched.arraypipe.runtime import environment
+from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-pytestmark = pytest.mark.torch
 
 STEPS = 4
 

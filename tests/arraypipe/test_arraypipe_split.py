@@ -6,37 +6,29 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import arraypipe_traced_models as models
 import pytest
+import torch
+from arraypipe_models import adamw, sgd
 from depth import half
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-import arraypipe_traced_models as models  # noqa: E402
-from arraypipe_models import adamw, sgd  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from optsched import InputError  # noqa: E402
-from optsched.arraypipe import ArrayTrainer, Job  # noqa: E402
-from optsched.arraypipe.model import split as cutting  # noqa: E402
-from optsched.arraypipe.model import tied_weights  # noqa: E402
-from optsched.arraypipe.model.split import (  # noqa: E402
-    SplitPoint,
-    counted_costs,
-    split,
-    stage_names,
-)
-from optsched.arraypipe.model.tracing import traced_stages  # noqa: E402
-from optsched.arraypipe.runtime.stages import fresh_stages  # noqa: E402
+from optsched import InputError
+from optsched.arraypipe import ArrayTrainer, Job
+from optsched.arraypipe.model import split as cutting
+from optsched.arraypipe.model import tied_weights
+from optsched.arraypipe.model.split import SplitPoint, counted_costs, split, stage_names
+from optsched.arraypipe.model.tracing import traced_stages
+from optsched.arraypipe.runtime.stages import fresh_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from optsched.arraypipe.runtime.state import JobStage
 
-pytestmark = pytest.mark.torch
 
 JOBS = [Job(0, 6, adamw, microbatches=2), Job(1, 5, sgd, recompute=True)]
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,36 +17,13 @@ from optsched import pipelines
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.executor import (  # noqa: E402
-    arraypipe_study,
-    study_arrays,
-    study_baselines,
-    study_cases,
-    study_tables,
-)
+from benchmarks.executor import study_arrays, study_baselines, study_cases, study_tables  # noqa: E402
 from benchmarks.executor.study_cases import Case  # noqa: E402
 
 SMALL = Case("bert_large", stages=4, jobs=8)
 
 
 # cases
-
-
-@pytest.mark.parametrize("chunks", [(), pipelines.zigzag(8, 2), pipelines.wrapped(8, 2)])
-def test_infiniband_between_servers_only(chunks: tuple[int, ...]) -> None:
-    """Cuts within a server have NVLink's lags, others InfiniBand's, also with chunks."""
-    inside, both, outside = (
-        case.array([16, 32], chunks=chunks)
-        for case in (
-            Case("gpt2_xl"), Case("gpt2_xl", per_server=4), Case("gpt2_xl", link="infiniband"),
-        )
-    )  # fmt: skip
-    place = chunks or range(8)
-    for v, (a, b) in enumerate(pairwise(place)):
-        like = outside if a // 4 != b // 4 else inside
-        assert (both.lag_forward[:, v] == like.lag_forward[:, v]).all()
-        assert (both.lag_backward[:, v] == like.lag_backward[:, v]).all()
-    assert both.servers == ("server0",) * 4 + ("server1",) * 4
 
 
 def test_one_job_needs_one_buffer_of_its_state() -> None:
@@ -147,16 +123,6 @@ def test_tables_are_written_between_their_comments() -> None:
         study_tables.written_into(page, {"c": ""})
     whole = (ROOT / "docs" / "arraypipe-study.md").read_text()  # it has a place for every table
     study_tables.written_into(whole, study_tables.tables(study_of({"gpipe": 2, "rolling": 100})))
-
-
-def test_tasks() -> None:
-    """No run twice; every case exists; a quick run has few."""
-    found = arraypipe_study.tasks(quick=False)
-    every = [(case, method) for case, group in found for method in group]
-    assert len(every) == len(set(every)) and all(case.exists for case, _ in every)
-    assert {case.model for case, _ in every} == set(study_cases.MODELS)
-    quick = [method for _, group in arraypipe_study.tasks(quick=True) for method in group]
-    assert 0 < len(quick) < 6
 
 
 @pytest.mark.slow

@@ -15,26 +15,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import optuna
 import pytest
+import torch
+from arraypipe_models import CUTS, build_model, data, loss, sgd
+from depth import few_examples, half
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.trial import TrialState
 
-torch = pytest.importorskip("torch")
-optuna = pytest.importorskip("optuna")
-
-from arraypipe_models import CUTS, build_model, data, loss, sgd  # noqa: E402
-from depth import few_examples, half  # noqa: E402
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from optuna.trial import TrialState  # noqa: E402
-
-from optsched import InputError, MissingExtra  # noqa: E402
-from optsched.arraypipe import ArrayTrainer, Job, random_schedule  # noqa: E402
-from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult  # noqa: E402
-from optsched.arraypipe.train_alone import differences, train_alone  # noqa: E402
+from optsched import InputError, MissingExtra
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult
+from optsched.arraypipe.train_alone import differences, train_alone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = pytest.mark.torch
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 make_trainer = ArrayTrainer(build_model, data, stages=CUTS, loss=loss).with_jobs

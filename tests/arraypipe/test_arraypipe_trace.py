@@ -229,6 +229,9 @@ def test_period_of_a_prediction_that_comes_true(seed: int) -> None:
         idle = 1 - sum(int(schedule.duration[i]) for i in row) / schedule.period
         assert device.idle == pytest.approx(idle, abs=0.01)
         assert device.switch == device.host == device.exposed == 0
+    twice = simulate(course, lambda k, i: 2 * int(schedule.duration[i]) * MICRO)
+    slow = compare(log(course, by_device(course, twice)))
+    assert slow.predicted == report.predicted < slow.replayed
     # a job that ends early: the period is that of the others, which ran longer together
     course = course_of([plan], [60, 60, 60], random.Random(seed))
     course.now.count[1] = 10
