@@ -89,19 +89,10 @@ def drawn(seed: int, most: int) -> Drawn:
 
 
 class Device:
-    """A cycle of blocks, so many slots, and so many chunks per state.
+    """A cycle of blocks, so many slots, so many chunks a state; at most so many moments.
 
-    Parameters
-    ----------
-    phases
-        One cycle.
-    slots, chunks
-        Of the pool.
-    late
-        The state is needed at the end of the blocks that change it only (moments), instead of
-        during all blocks (weights).
-    most
-        Moments to look at, before `TooLarge` is raised.
+    `late`: the state is needed at the end of the blocks that change it only (moments), instead of
+    during all blocks (weights).
     """
 
     def __init__(

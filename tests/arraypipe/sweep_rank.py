@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import sys
@@ -17,7 +16,7 @@ import optuna
 import torch
 import torch.distributed as dist
 from arraypipe_models import build_model, data, loss
-from test_arraypipe_sweep import Doomed, states, study_of, suggest
+from test_arraypipe_sweep import Doomed, failing, states, study_of, suggest
 
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult
@@ -48,18 +47,7 @@ def main() -> None:
             if row.trial.state != optuna.trial.TrialState.FAIL and row.trained is not None:
                 assert differences(row.trained, alone_of(row, make)) == []
 
-    def fails(trial: Any) -> Job:
-        job = suggest(trial)
-
-        def make(named: Any) -> Any:
-            optimizer = job.optimizer(named)
-            if trial.number == 3:
-                optimizer.param_groups[0]["lr"] = math.nan
-            return optimizer
-
-        # of one sample batch normalisation can make nothing
-        return Job(job.seed, 1 if trial.number in (1, 5) else job.batch_size, make)
-
+    fails = failing((1, 5), "forward", failing((3,), "loss"))
     study = study_of(Doomed(2, [0, 4])) if rank == 0 else None
     sweep = ArraySweep(make_trainer, study, fails, 3, STEPS, [2, 4])
     result = sweep.run(9, backend="process")

@@ -317,8 +317,8 @@ def test_other_data_on_resume_are_refused(
 
 def test_data_that_are_the_same_are_gone_on_with(tmp_path: Path) -> None:
     """Equal batches, and one batch of data that ignore `start`, which are the right ones then."""
-    trainer([Job(0, 8, sgd)], data=rounded).run(ORDER, 1, checkpoint=tmp_path / "c")
-    trainer([Job(0, 8, sgd)], data=rounded).run(ORDER, 2, checkpoint=tmp_path / "c", resume=True)
+    trainer([Job(0, 8, sgd)], data=rounded).run(ORDER, 2, checkpoint=tmp_path / "c")
+    trainer([Job(0, 8, sgd)], data=rounded).run(ORDER, 3, checkpoint=tmp_path / "c", resume=True)
     for name, batches, first in (("a", constant, 2), ("b", ignoring, 1)):
         array = trainer([Job(0, 8, sgd)], data=batches)
         array.run(ORDER, first, checkpoint=tmp_path / name)

@@ -67,18 +67,14 @@ def without_torch(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_plan_explains(shop: Cli) -> None:
-    """Headline, period, bound, device lists and channels."""
+    """One line; on demand period, bound, device lists and channels."""
     ran = shop("arraypipe", "plan", "x.schedule.json")
     assert ran.code == 0 and ran.out.count("\n") == 1
     assert "can be run: 3 jobs in 2 stages on 2 devices" in ran.out
-    text = shop("arraypipe", "plan", "x.schedule.json", "--explain", "--window", 3).out
-    for part in (
-        "predicted period", "bound", "longest chain", "device0: stage 0, 6 blocks",
-        "device0 -> device1  activation 3 messages", "3 posted ahead",
-    ):  # fmt: skip
+    more = ("--explain", "--window", 3, "--barrier")
+    text = shop("arraypipe", "plan", "x.schedule.json", *more).out
+    for part in ("longest chain", "device0: stage 0, 6 blocks", "3 posted ahead", "wait for each"):
         assert part in text, part
-    again = shop("arraypipe", "plan", "x.schedule.json", "--explain", "--barrier").out
-    assert "wait for each other" in again
 
 
 KNOWN = ROOT / "instances" / "profiles" / "gpt2_xl-4.profile.json"

@@ -41,28 +41,15 @@ def test_demo_solves_trains_and_compares(tmp_path: Path, monkeypatch: pytest.Mon
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.slow
-def test_demo_learns_by_any_schedule_that_fits() -> None:
-    """A schedule of one's own is run; every loss falls."""
-    result = run_demo(steps=8, schedule=random_schedule([1, 1, 1, 2], 4, seed=3))
-    assert result.profile is None and "how else" not in result.story
-    for losses in result.result.losses:
-        assert losses[-1] < 0.8 * losses[0]
-
-
 def test_demo_refuses_what_does_not_fit(tmp_path: Path) -> None:
-    """Another array's schedule, a bad number of steps and an unusable folder: one sentence."""
+    """Another array's schedule and an unusable folder: one sentence."""
     (tmp_path / "file").write_text("")
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("2 jobs, the trainer 4", {"schedule": random_schedule([1, 1], 4)}),
-        ("3 stages, the model 4", {"schedule": random_schedule([1, 1, 1, 2], 3)}),
+    for sentence, given in (
         ("job 3: the schedule has 1", {"schedule": random_schedule([1, 1, 1, 1], 4)}),
-        ("steps", {"steps": 0}),
         ("cannot be made", {"out": tmp_path / "file"}),
-    ]
-    for sentence, arguments in cases:
+    ):
         with pytest.raises(InputError, match=sentence):
-            run_demo(**arguments)
+            run_demo(**given)  # type: ignore[arg-type]
 
 
 def test_demo_ends_at_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:

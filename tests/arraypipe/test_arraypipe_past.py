@@ -113,7 +113,8 @@ def test_an_inline_run_remembers_its_end(
     for document in (result.trace, result.replay):
         assert verify(document) == []
         assert document.provenance["blocks_left_out"] == total - result.replay.n_operations > 0
-    assert result.replay.n_operations >= blocks
+    assert result.replay.n_operations >= blocks  # whole cycles
+    assert case == "queue" or result.replay.n_operations % blocks == 0
     assert max(rows for rows, _ in sizes) <= 5 * blocks
     assert names(result.replay)[-blocks // 2 :] == names(whole.replay)[-blocks // 2 :]
     if case == "memory":

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from arraypipe_plans import random_rolling
+from depth import depth
+from exact_residency import Device, Phase, TooLarge, drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.executor.copy_bound import copy_bound
 from optsched import InputError, JobArray, solve
 from optsched.arraypipe import compile
 from optsched.arraypipe.memory.budget import Room, StageBytes, budget
@@ -366,3 +369,35 @@ def test_moments_have_a_pool_of_their_own() -> None:
     visits = [v for j in range(4) for v in (*reads([j]), *reads([(j + 2) % 4]), *updates([j]))]
     plan = ResidencyPlan(tuple(rows), tuple(visits), (Rule(2), Rule(1)))
     assert 4 * 100 < plan.simulate(ONE, 6).inward < 5 * 100
+
+
+# plans are close to the best, which a search finds
+
+
+def test_plans_of_tiny_devices_are_close_to_the_best() -> None:
+    """Bounds <= the best of all plans, found by search <= the plan <= 1.15 x the best."""
+    seen = 0
+    for seed in range(depth(10, 48)):
+        states, visits, slots, device = drawn(seed, most=6_000)
+        try:
+            best = device.least_period()
+        except TooLarge:
+            continue
+        seen += 1
+        compute = sum(v.duration for v in visits)
+        plan = ResidencyPlan.compile(states, visits, None, ONE, slots=slots, chunk=1)
+        assert max(compute, copy_bound(states, visits, slots, ONE)) <= best + 1e-6
+        assert best - 1e-9 <= plan.simulate(ONE).time <= 1.15 * best
+    assert seen >= 3
+
+
+def test_the_search_of_all_plans_in_closed_form() -> None:
+    """The oracle itself: one slot, two slots, and all states in slots."""
+    phases = [Phase(j, 3, False) for j in range(4)]
+    assert Device(phases, 1, 5, late=False).least_period() == 4 * 8
+    assert Device(phases, 2, 5, late=False).least_period() == 4 * 5
+    assert Device(phases, 4, 2, late=False).least_period() == 4 * 3
+    changed = [Phase(j, 3, True) for j in range(4)]
+    assert Device(changed, 1, 1, late=False).least_period() == 4 * 5
+    # moments are needed at the end of a block only: copies hide behind it even in one slot
+    assert Device(changed, 1, 1, late=True).least_period() == 4 * 3

@@ -229,11 +229,11 @@ def test_trials_are_judged_by_an_evaluation() -> None:
     assert result.best is not None and result.best.trial.number == study.best_trial.number
 
 
-def failing(numbers: Sequence[int], how: str) -> Any:
-    """`suggest`, but some trials fail in one of the ways there are."""
+def failing(numbers: Sequence[int], how: str, others: Any = suggest) -> Any:
+    """Jobs of which some trials fail in one of the ways there are."""
 
     def make(trial: Any) -> Job:
-        job = suggest(trial)
+        job = others(trial)
         if trial.number not in numbers:
             return job
         if how == "forward":  # of one sample batch normalisation can make nothing
@@ -395,16 +395,11 @@ def test_wrong_arguments(changes: dict[str, Any], sentence: str) -> None:
 
 
 def test_a_trainer_lends_all_but_its_jobs() -> None:
-    """A sweep with a trainer is that with the function that made it; the trainer keeps its jobs."""
+    """A sweep takes a trainer, too, which keeps its jobs."""
     example = Job(99, 4, sgd, name="example")
     trainer = make_trainer([example])
-    first, second = study_of(), study_of()
-    ArraySweep(trainer, first, suggest, 2, 3).run(4)
-    ArraySweep(make_trainer, second, suggest, 2, 3).run(4)
-    assert first.trials_dataframe()["value"].tolist() == second.trials_dataframe()["value"].tolist()
-    assert trainer.jobs == (example,)
-    assert trainer.titles == ["example"]
-    assert example.status == "ready"
+    assert_alone(ArraySweep(trainer, study_of(), suggest, 2, 3).run(4))
+    assert (trainer.jobs, trainer.titles, example.status) == ((example,), ["example"], "ready")
     with pytest.raises(InputError, match="jobs: expected at least one"):
         trainer.with_jobs([])
 
