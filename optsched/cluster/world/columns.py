@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from optsched.cluster.world.advance import advance
+from optsched.cluster.world.apply import apply
 from optsched.cluster.world.layout import (
     ACTIVE,
+    ASK,
     COUNT,
     ENTERED,
     FIRST_START,
@@ -13,6 +16,7 @@ from optsched.cluster.world.layout import (
     GPUS,
     HELD,
     INTS2,
+    LEGAL,
     PASSES,
     PHASE,
     RUNS,
@@ -30,21 +34,32 @@ from optsched.cluster.world.stays import (
 from optsched.kernels.compile import INT, INTS, READ, entry
 
 PRESENT: Final = ("job", "gpus", "done", "remaining", "running", "at_pass_end")
-"""Rows of the table that `present` fills."""
+"""Rows of `World.present`."""
 
 PAST: Final = ("passes", "starts", "first_start", "entered", "attained")
 """Rows of the table that `past` fills."""
 
 
-@entry(INT, WORLD, INT, INTS2, counted=False)
-def present(w, clairvoyant, out):  # type: ignore[no-untyped-def]
-    """Fill the rows `PRESENT` of ``out``, shape (6, active)."""
-    for i in range(w.state[ACTIVE]):
-        j = w.active[i]
-        out[0, i], out[1, i] = j, w.job[j, GPUS]
-        out[2, i], out[3, i] = done_now(w, j), remaining_now(w, j, clairvoyant)
-        out[4, i], out[5, i] = 1 if w.job[j, PHASE] == RUNS else 0, at_pass_end(w, j)
-    return w.state[ACTIVE]
+@entry(INT, WORLD, INT, INT, counted=False)
+def turn(w, decided, clairvoyant):  # type: ignore[no-untyped-def]
+    """`apply` a decision (if decided = 1), `advance`, and fill ``present[:, :active]``.
+
+    One call, for handing over a world takes longer than all of it. Answers as `advance`, or the
+    broken rule times -1.
+    """
+    if decided == 1:
+        rule = apply(w)
+        if rule != LEGAL:
+            return -rule
+    status = advance(w)
+    if status == ASK:
+        out = w.present
+        for i in range(w.state[ACTIVE]):
+            j = w.active[i]
+            out[0, i], out[1, i] = j, w.job[j, GPUS]
+            out[2, i], out[3, i] = done_now(w, j), remaining_now(w, j, clairvoyant)
+            out[4, i], out[5, i] = 1 if w.job[j, PHASE] == RUNS else 0, at_pass_end(w, j)
+    return status
 
 
 @entry(INT, WORLD, INTS2, counted=False)

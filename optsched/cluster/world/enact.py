@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.world.advance import apply
 from optsched.cluster.world.errors import PolicyError
 from optsched.cluster.world.layout import (
     ABOUT,
@@ -15,7 +14,6 @@ from optsched.cluster.world.layout import (
     AT,
     BESIDE,
     BEST_EFFORT,
-    LEGAL,
     MID_PASS,
     NAMED,
     NODE_FULL,
@@ -25,6 +23,7 @@ from optsched.cluster.world.layout import (
     SHARE,
     SHARING,
     SIZE,
+    TIME,
     TOO_MANY,
     UNKNOWN_NODE,
     WAKE,
@@ -41,18 +40,20 @@ if TYPE_CHECKING:
 _SHOWN: Final = 8
 
 
-def enact(w: World, workload: Workload, policy: str, view: ClusterView, decision: Any) -> World:
-    """Do what the policy says, or raise `PolicyError`; the world (with more room, if need be)."""
+def read(w: World, workload: Workload, policy: str, view: ClusterView, decision: Any) -> World:
+    """Write what a policy says into the world (which gets more room, if need be)."""
     try:
         if not isinstance(decision, Decision):
             raise PolicyError(f"decide() answered {format_value(decision)}, expected a Decision")
-        w = _read(w, workload, view, decision)
-        rule = apply(w)
-        if rule != LEGAL:
-            raise PolicyError(_broken(w, workload, view, rule))
+        return _read(w, workload, view, decision)
     except PolicyError as error:
         raise PolicyError(f"policy {format_value(policy)} at time {view.time}: {error}") from None
-    return w
+
+
+def refused(w: World, workload: Workload, policy: str, rule: int) -> PolicyError:
+    """The exception that says which rule the decision breaks."""
+    told = _broken(w, workload, rule)
+    return PolicyError(f"policy {format_value(policy)} at time {w.state[TIME]}: {told}")
 
 
 def _read(w: World, workload: Workload, view: ClusterView, decision: Decision) -> World:
@@ -154,11 +155,11 @@ def _name_nodes(w: World, workload: Workload, view: ClusterView, nodes: Any) -> 
     return w
 
 
-def _broken(w: World, workload: Workload, view: ClusterView, rule: int) -> str:
+def _broken(w: World, workload: Workload, rule: int) -> str:
     """The rule in words."""
     s = w.state
     at, about, beside = int(s[AT]), int(s[ABOUT]), int(s[BESIDE])
-    j = int(view.job[at])
+    j = int(w.active[at])
     job = f"job {format_value(workload.names[j])}"
     if rule == SIZE:
         sizes = workload.size[workload.size_ptr[j] : workload.size_ptr[j + 1]].tolist()

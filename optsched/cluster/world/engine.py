@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from optsched.cluster.world import columns as world_view
-from optsched.cluster.world.advance import advance
+from optsched.cluster.world.apply import apply
 from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
-from optsched.cluster.world.enact import enact
+from optsched.cluster.world.enact import read, refused
 from optsched.cluster.world.layout import (
     ACTIVE,
     ALONE,
     ASK,
     FINISHED_ALL,
     GPUS,
+    LEGAL,
     LOG_PARTNER,
     NO_ROOM,
     PARTNER,
@@ -88,8 +89,10 @@ def simulate_generic(
     progress = Progress()
     complete = False
     try:
+        decided = 0
         while True:
-            status = advance(w)
+            status = world_view.turn(w, decided, viewer.clairvoyant)
+            decided = 0
             if status == NO_ROOM:
                 viewer.world = w = grown(w)
                 continue
@@ -100,10 +103,16 @@ def simulate_generic(
             decision = policy.decide(view)
             if watch is not None:
                 watch(view, decision)
-            viewer.world = w = enact(w, workload, policy.name, view, decision)
+            viewer.world = w = read(w, workload, policy.name, view, decision)
+            decided = 1
             if settings.contention is not None:
+                decided, status = 0, -apply(w)
+                if status != -LEGAL:
+                    break
                 _slow_down(w, workload, settings.contention)
             report.tell(w)
+        if status < 0:
+            raise refused(w, workload, policy.name, -status)
         if status == STALLED:
             raise stalled(w, workload, policy.name)
         if status != FINISHED_ALL:

@@ -256,6 +256,8 @@ class World(NamedTuple):
     named_ptr: IntArray
     named: Table
     """Decision, if ``state[NAMED]``: chosen (node, GPUs) by position; an empty row: best fit."""
+    present: Table
+    """(6, jobs): what `optsched.cluster.world.columns.turn` fills."""
     share: IntArray
     """Decision, if ``state[SHARING]``: position of the job whose GPUs are shared; -1."""
     log: Table
@@ -269,7 +271,7 @@ READ2: Final = types.Array(types.int64, 2, "C", readonly=True)
 
 WORLD: Final[Any] = types.NamedTuple(
     [INTS, READ2, READ, READ, INTS2, INTS, INTS2, INTS2, INTS2, INTS2, READ2, INTS2,
-     INTS, INTS, INTS, INTS2, INTS, INTS2, INTS2],
+     INTS, INTS, INTS, INTS2, INTS2, INTS, INTS2, INTS2],
     World,
 )  # fmt: skip
 """Type of a `World` in the signatures of kernels."""

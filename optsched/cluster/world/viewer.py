@@ -78,15 +78,14 @@ class Viewer:
         self.kept: dict[str, Any] = {}
         own = workload.restart_cost
         self.cost = np.where(own < 0, settings.restart_cost, own)
-        self.has_zero = bool((workload.size == 0).any())
+        self.one_size = len(workload.size) == len(workload) and bool((workload.size > 0).all())
 
     def look(self) -> EngineView:
         """The view of the present instant; earlier ones are over."""
         state = self.world.state
         n = int(state[ACTIVE])
-        table = np.empty((len(world_view.PRESENT), n), np.int64)
-        world_view.present(self.world, self.clairvoyant, table)
-        table.setflags(write=False)
+        table = self.world.present[:, :n].copy()
+        table.flags.writeable = False
         self.asked += 1
         if self.version != state[VERSION]:
             self.version = int(state[VERSION])
@@ -135,10 +134,12 @@ def _costs(viewer: Viewer, columns: dict[str, Any]) -> None:
 
 def _sizes(viewer: Viewer, columns: dict[str, Any]) -> None:
     jobs, workload = columns["job"], viewer.workload
-    first, length = workload.size_ptr[jobs], workload.size_ptr[jobs + 1] - workload.size_ptr[jobs]
-    if viewer.has_zero:
-        length = np.where(workload.size[first] == 0, 0, length)
-    ptr, source = _rows(first, length)
+    if viewer.one_size:
+        ptr, source = np.arange(len(jobs) + 1), jobs
+    else:
+        first = workload.size_ptr[jobs]
+        length = workload.size_ptr[jobs + 1] - first
+        ptr, source = _rows(first, np.where(workload.size[first] == 0, 0, length))
     size, rate = workload.size[source], workload.rate[source]
     _keep(viewer, columns, size_ptr=ptr, size=size, rate=rate)
 
@@ -168,10 +169,12 @@ def _held(viewer: Viewer, columns: dict[str, Any]) -> None:
     columns["held_count"] = _frozen(count)
 
 
-def _nodes(viewer: Viewer, columns: dict[str, Any]) -> None:
-    node = viewer.world.node
-    for name, column in (("free", FREE), ("capacity", CAPACITY), ("zero_free", FREE_UNITS)):
+def _of_nodes(name: str, column: int) -> Callable[[Viewer, dict[str, Any]], None]:
+    def make(viewer: Viewer, columns: dict[str, Any]) -> None:
+        node = viewer.world.node
         columns[name] = _frozen(node[:, column] * node[:, TAKES])
+
+    return make
 
 
 def _partners(viewer: Viewer, columns: dict[str, Any]) -> None:
@@ -188,6 +191,7 @@ _LATER: Final[dict[str, Callable[[Viewer, dict[str, Any]], None]]] = {
     "size_ptr": _sizes, "size": _sizes, "rate": _sizes,
     "observed_ptr": _observed, "observed": _observed,
     "held_ptr": _held, "held_node": _held, "held_count": _held,
-    "free": _nodes, "capacity": _nodes, "zero_free": _nodes,
+    "free": _of_nodes("free", FREE), "capacity": _of_nodes("capacity", CAPACITY),
+    "zero_free": _of_nodes("zero_free", FREE_UNITS),
     "partner": _partners,
 }  # fmt: skip
