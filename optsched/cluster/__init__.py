@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.speedup import Amdahl, Goodput, Linear, Speedup, Table
     from optsched.cluster.workload.synthetic import entropy_workload, synthetic
     from optsched.cluster.workload.workload import Group, Workload
+    from optsched.cluster.world.compiled import compiled
     from optsched.cluster.world.errors import PolicyError, Stalled
     from optsched.cluster.world.log import Log
     from optsched.cluster.world.policy import ClusterView, Decision, Policy
@@ -33,6 +34,7 @@ _HOME = {
         "optsched.cluster.workload.nodes": "NodeChange Nodes",
         "optsched.cluster.workload.workload": "Group Workload",
         "optsched.cluster.workload.synthetic": "entropy_workload synthetic",
+        "optsched.cluster.world.compiled": "compiled",
         "optsched.cluster.world.errors": "PolicyError Stalled",
         "optsched.cluster.world.log": "Log",
         "optsched.cluster.world.policy": "ClusterView Decision Policy",
@@ -47,35 +49,10 @@ _HOME = {
 _MODULES = ("contention", "determined", "policies")
 
 __all__ = [
-    "WORK",
-    "Amdahl",
-    "ClusterView",
-    "Curve",
-    "Decision",
-    "Goodput",
-    "Group",
-    "Job",
-    "Linear",
-    "Log",
-    "Metrics",
-    "NodeChange",
-    "Nodes",
-    "Policy",
-    "PolicyError",
-    "Run",
-    "Settings",
-    "Speedup",
-    "Stalled",
-    "Table",
-    "Workload",
-    "contention",
-    "determined",
-    "entropy_workload",
-    "policies",
-    "read_trace",
-    "simulate",
-    "synthetic",
-    "write_trace",
+    "WORK", "Amdahl", "ClusterView", "Curve", "Decision", "Goodput", "Group", "Job", "Linear",
+    "Log", "Metrics", "NodeChange", "Nodes", "Policy", "PolicyError", "Run", "Settings", "Speedup",
+    "Stalled", "Table", "Workload", "compiled", "contention", "determined", "entropy_workload",
+    "policies", "read_trace", "simulate", "synthetic", "write_trace",
 ]  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from optsched.cluster.contention import NodeSpan, PackingTable
 from optsched.cluster.world.advance import MOST_IDLE, advance, start
 from optsched.cluster.world.build import grown, log_of, world
 from optsched.cluster.world.engine import simulate_generic
-from optsched.cluster.world.layout import ASK, FINISHED_ALL, NO_ROOM
+from optsched.cluster.world.layout import ASK, FINISHED_ALL, NO_ROOM, WORLD
+from optsched.kernels.compile import INT, entry
 
 UNIT = 10**6
 
@@ -247,6 +248,12 @@ def test_the_log_grows() -> None:
     assert (done == workload.work).all()
 
 
+@entry(INT, WORLD, INT, INT)
+def started(w: Any, j: int, gpus: int) -> int:
+    """A door to `start`."""
+    return start(w, j, gpus)
+
+
 def test_kernels_chain_without_a_policy() -> None:
     """First come, first served by hand: advance, start, grow."""
     workload = Workload.of([job(str(i), (1,), 5, submit=i) for i in range(4)])
@@ -257,8 +264,8 @@ def test_kernels_chain_without_a_policy() -> None:
         status = advance(w)
         if status == NO_ROOM:
             w = grown(w)
-        if status == ASK and w.node[0, 0] and waiting < 4:
-            waiting += start(w, waiting, 1)
+        if status == ASK and w.node["free"][0] and waiting < 4:
+            waiting += started(w, waiting, 1)
     assert log_of(w).finished.tolist() == [5, 10, 15, 20]
 
 

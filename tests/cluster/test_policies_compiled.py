@@ -67,6 +67,13 @@ def test_allocation_of_jobs_of_one_size(name, seed, jobs, size):
     compiled_equals_asked(name, {}, work, cases.nodes(seed), cases.settings(seed))
 
 
+@pytest.mark.parametrize("options", [{}, {"fit": "worst"}, {"variant": "docs", "gang": 3}])
+@given(clusters())
+def test_priority_on_one_level(options, case):
+    """Nobody is displaced, and Determined's own ties decide on the node."""
+    compiled_equals_asked("priority", options, *case)
+
+
 @pytest.mark.xfail(reason="jobs that may stop at any time, at the end of a pass", strict=True)
 def test_when_a_pass_ends():
     """The compiled run gives a job its GPUs a second earlier; who is right is not known yet."""

@@ -17,7 +17,11 @@ from optsched.cluster.policies.gangs import checked_gang
 from optsched.io.values import boolean, one_of
 
 if TYPE_CHECKING:
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.log import Log
     from optsched.cluster.world.policy import ClusterView, Decision
+    from optsched.cluster.world.settings import Settings
 
 
 class FairShare:
@@ -112,3 +116,13 @@ class Priority:
         cols = self._cluster.columns(view)
         start, release, _ = decide_priority(cols, self.preemption, self.variant)
         return decision(view, cols, start, release)
+
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+        """The whole simulation in compiled code, of jobs on one level."""
+        from optsched.cluster.determined.one_level import simulate_one_level
+
+        if self.heterogeneous:
+            return None
+        return simulate_one_level(
+            workload, nodes, settings, self.gang, self.fit == "best", self.name
+        )

@@ -38,7 +38,7 @@ _HOME: Final = {
 
 
 GROUP: Final = "optsched.policies"
-"""Entry points of this group are policies of other packages: name -> class."""
+"""Entry points of this group are policies of other packages: name -> class, or policy."""
 
 
 def _others() -> dict[str, EntryPoint]:
@@ -66,7 +66,7 @@ def get(name: str, **options: Any) -> Policy:
         if key not in known:
             told = ", ".join(known) or "none"
             raise InputError(f"options: {name} has no option {key!r:.60}; it has: {told}")
-    policy: Policy = kind(**options)
+    policy: Policy = kind(**options) if isinstance(kind, type) else kind
     return policy
 
 

@@ -9,19 +9,7 @@ from numba import types
 
 from optsched.cluster.policies.elastic_rule import BY_GAIN, FREE, HOLDS, LAST, NEVER, pays, share
 from optsched.cluster.world.advance import release, start
-from optsched.cluster.world.layout import (
-    ACTIVE,
-    ARRIVED,
-    COMPLETED,
-    ENDED,
-    EVENTS,
-    LOSES_PASS,
-    PASS_ONLY,
-    PASSED,
-    PASSES,
-    PHASE,
-    WORLD,
-)
+from optsched.cluster.world.layout import ARRIVED, COMPLETED, ENDED, PASSED, WORLD
 from optsched.kernels.compile import INT, INTS, READ, helper
 
 if TYPE_CHECKING:
@@ -154,15 +142,15 @@ def sort(c):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, COLUMNS, counted=False)
 def some_ended(w, c):  # type: ignore[no-untyped-def]
     """1 if jobs of the order have ended; called before this instant's arrivals join it."""
-    s = w.state
+    s = w.state[0]
     come = 0
-    for i in range(s[EVENTS]):
+    for i in range(s.events):
         if w.event[i, 0] == COMPLETED:
             return 1
         if w.event[i, 0] == ARRIVED:
             come += 1
     # an instant that left no active job was not told
-    return 1 if c.count[0] + come != s[ACTIVE] else 0
+    return 1 if c.count[0] + come != s.active else 0
 
 
 @helper(INT, WORLD, COLUMNS, counted=False)
@@ -173,17 +161,17 @@ def notice(w, c):  # type: ignore[no-untyped-def]
     whose pass has just ended, else it is 1 always) has its least.
     Arrived jobs stand last in the order, to be sorted.
     """
-    s = w.state
+    s = w.state[0]
     worth = some_ended(w, c)
     if worth == 1:
         to = 0
         for at in range(c.count[0]):
             job = c.order[at]
-            if w.job[job, PHASE] != ENDED:
+            if w.job[job].phase != ENDED:
                 c.order[to] = job
                 to += 1
         c.count[0] = to
-    for i in range(s[EVENTS]):
+    for i in range(s.events):
         kind, job = w.event[i, 0], w.event[i, 1]
         if kind == PASSED:
             c.fixed[job] = FREE
@@ -192,7 +180,7 @@ def notice(w, c):  # type: ignore[no-untyped-def]
         elif kind == ARRIVED:
             c.order[c.count[0]] = job
             c.count[0] += 1
-    return worth | (1 - (s[PASS_ONLY] | s[LOSES_PASS]))
+    return worth | (1 - (s.pass_only | s.loses_pass))
 
 
 @helper(INT, COLUMNS, INT, counted=False)
@@ -224,7 +212,7 @@ def settled(c, preempt):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, COLUMNS, INT, counted=False)
 def _hold(w, c, job):  # type: ignore[no-untyped-def]
     """A running job keeps its size until its pass ends, or until it ends."""
-    c.fixed[job] = LAST if w.job[job, PASSES] >= c.final[job] else HOLDS
+    c.fixed[job] = LAST if w.job[job].passes >= c.final[job] else HOLDS
     return 0
 
 
@@ -232,7 +220,7 @@ def _hold(w, c, job):  # type: ignore[no-untyped-def]
 def act(w, c, preempt, surplus):  # type: ignore[no-untyped-def]
     """Decide for the sorted jobs and change the world."""
     n = c.count[0]
-    by_pass = w.state[PASS_ONLY] | w.state[LOSES_PASS]
+    by_pass = w.state[0].pass_only | w.state[0].loses_pass
     share(c.held, c.fixed, c.preemptible, c.size_ptr, c.size, c.rate, c.order, c.remaining,
           c.weight, c.cost, n, c.count[1], preempt, surplus, c.taken, c.step, c.quota)  # fmt: skip
     for at in range(n):
@@ -254,8 +242,8 @@ def act(w, c, preempt, surplus):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, COLUMNS, counted=False)
 def hold(w, c):  # type: ignore[no-untyped-def]
     """Nothing changes at this instant: whose pass has ended goes on at its size."""
-    for i in range(w.state[EVENTS]):
+    for i in range(w.state[0].events):
         job = w.event[i, 1]
-        if w.event[i, 0] == PASSED and (w.state[PASS_ONLY] | w.state[LOSES_PASS]) == 1:
+        if w.event[i, 0] == PASSED and (w.state[0].pass_only | w.state[0].loses_pass) == 1:
             _hold(w, c, job)
     return 0

@@ -18,17 +18,7 @@ from optsched.cluster.policies.elastic_columns import (
 from optsched.cluster.policies.elastic_rule import BY_ORDER, NEVER, PAIRWISE, ROUND
 from optsched.cluster.world.advance import remaining_now, step, tidy
 from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
-from optsched.cluster.world.layout import (
-    ACTIVE,
-    ASK,
-    FREE_GPUS,
-    LOSES_PASS,
-    NO_ROOM,
-    RUNNING_NOW,
-    STALLED,
-    TOO_LATE,
-    WORLD,
-)
+from optsched.cluster.world.layout import ASK, NO_ROOM, STALLED, TOO_LATE, WORLD
 from optsched.kernels.compile import INT, entry, helper
 
 if TYPE_CHECKING:
@@ -112,7 +102,7 @@ def _by_key(w, c):  # type: ignore[no-untyped-def]
         if status != ASK:
             return status
         worth = notice(w, c)
-        if worth == 1 or w.state[FREE_GPUS] > 0:
+        if worth == 1 or w.state[0].free_gpus > 0:
             sort(c)
             act(w, c, NEVER, ROUND)
         else:
@@ -127,15 +117,15 @@ def _by_remaining(w, c, clairvoyant):  # type: ignore[no-untyped-def]
         if status != ASK:
             return status
         worth = notice(w, c)
-        if w.state[LOSES_PASS] == 1:  # who was preempted has more to do than it had
+        if w.state[0].loses_pass == 1:  # who was preempted has more to do than it had
             tidy(w)
-            for i in range(w.state[ACTIVE]):
+            for i in range(w.state[0].active):
                 c.key[w.active[i]] = remaining_now(w, w.active[i], clairvoyant)
         else:
-            for i in range(w.state[RUNNING_NOW]):
+            for i in range(w.state[0].running_now):
                 c.key[w.heap[i, 1]] = remaining_now(w, w.heap[i, 1], clairvoyant)
         sort(c)
-        if worth == 1 or w.state[FREE_GPUS] > 0 or settled(c, BY_ORDER) == 0:
+        if worth == 1 or w.state[0].free_gpus > 0 or settled(c, BY_ORDER) == 0:
             act(w, c, BY_ORDER, ROUND)
         else:
             hold(w, c)
@@ -149,12 +139,12 @@ def _by_gain(w, c, surplus):  # type: ignore[no-untyped-def]
         if status != ASK:
             return status
         worth = notice(w, c)
-        if worth == 1 or w.state[FREE_GPUS] > 0:
-            for i in range(w.state[RUNNING_NOW]):
+        if worth == 1 or w.state[0].free_gpus > 0:
+            for i in range(w.state[0].running_now):
                 _foresee(w, c, w.heap[i, 1], surplus)
-            if w.state[LOSES_PASS] == 1:
+            if w.state[0].loses_pass == 1:
                 tidy(w)
-                for i in range(w.state[ACTIVE]):
+                for i in range(w.state[0].active):
                     _foresee(w, c, w.active[i], surplus)
             sort(c)
             act(w, c, NEVER, surplus)

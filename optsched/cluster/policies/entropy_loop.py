@@ -21,18 +21,7 @@ from optsched.cluster.policies.elastic_loops import run
 from optsched.cluster.policies.elastic_rule import APPORTION, BY_ORDER, NEVER
 from optsched.cluster.world.advance import remaining_now, step, tidy
 from optsched.cluster.world.build import world
-from optsched.cluster.world.layout import (
-    ACTIVE,
-    ARRIVED,
-    ASK,
-    EVENTS,
-    FREE_GPUS,
-    LOSES_PASS,
-    PASSED,
-    PASSES,
-    RUNNING_NOW,
-    WORLD,
-)
+from optsched.cluster.world.layout import ARRIVED, ASK, PASSED, WORLD
 from optsched.kernels.compile import INT, READ, entry, helper
 
 if TYPE_CHECKING:
@@ -62,7 +51,7 @@ def by_score(
 @helper(INT, WORLD, COLUMNS, INT, READ, GIVEN, types.float64, types.float64, INT, counted=False)
 def _score(w, c, job, ptr, seen, lam, initial, resolved):  # type: ignore[no-untyped-def]
     """Score and key of a job now."""
-    last = min(ptr[job] + w.job[job, PASSES], ptr[job + 1]) - 1
+    last = min(ptr[job] + w.job[job].passes, ptr[job + 1]) - 1
     level = seen[last] if last >= ptr[job] else initial
     fall = max(seen[last - 1] - seen[last], 0.0) if last > ptr[job] else 0.0
     score = lam * level + (1.0 - lam) * fall
@@ -81,17 +70,17 @@ def _loop(w, c, ptr, seen, lam, initial, resolved, preempt):  # type: ignore[no-
         if status != ASK:
             return status
         worth = notice(w, c)
-        for i in range(w.state[EVENTS]):
+        for i in range(w.state[0].events):
             if w.event[i, 0] == ARRIVED or w.event[i, 0] == PASSED:
                 _score(w, c, w.event[i, 1], ptr, seen, lam, initial, resolved)
-        if w.state[FREE_GPUS] > 0:
+        if w.state[0].free_gpus > 0:
             worth = 1
-        if resolved == 1 and w.state[LOSES_PASS] == 1:
+        if resolved == 1 and w.state[0].loses_pass == 1:
             tidy(w)
-            for i in range(w.state[ACTIVE]):
+            for i in range(w.state[0].active):
                 _score(w, c, w.active[i], ptr, seen, lam, initial, resolved)
         elif resolved == 1 and (worth == 1 or preempt != NEVER):
-            for i in range(w.state[RUNNING_NOW]):
+            for i in range(w.state[0].running_now):
                 _score(w, c, w.heap[i, 1], ptr, seen, lam, initial, resolved)
         if worth == 1 or preempt != NEVER:
             sort(c)

@@ -16,25 +16,7 @@ from optsched.cluster.policies.elastic_loops import run
 from optsched.cluster.policies.rigid import NEVER, rigid
 from optsched.cluster.world.advance import set_rate, start, step
 from optsched.cluster.world.build import frozen, world
-from optsched.cluster.world.layout import (
-    ARRIVED,
-    ASK,
-    COMPLETED,
-    DONE,
-    EVENTS,
-    INTS2,
-    LATE,
-    LUCID_NODE,
-    PASS_WORK,
-    PHASE,
-    RATE,
-    RUNNING_NOW,
-    RUNS,
-    TIME,
-    WAKE,
-    WORK_TOTAL,
-    WORLD,
-)
+from optsched.cluster.world.layout import ARRIVED, ASK, COMPLETED, INTS2, LUCID_NODE, RUNS, WORLD
 from optsched.cluster.world.packing_table import packable, type_of
 from optsched.cluster.world.stays import start_beside
 from optsched.kernels.compile import INT, INTS, entry, helper, record, records
@@ -124,9 +106,9 @@ def simulate_packing(
         np.array([kinds]), np.array([0, 0, NEVER, 0]),
     )  # fmt: skip
     w = world(workload, nodes, settings)
-    w.state[LATE] = 1
+    w.state["late"] = 1
     given = w.given.copy()
-    given[:, WORK_TOTAL] = given[:, PASS_WORK] = duration * MILLION
+    given["work_total"] = given["pass_work"] = duration * MILLION
     w = w._replace(given=frozen(given), rate=frozen(np.full_like(w.rate, MILLION)))
     log = run(lambda w: pack(w, p), w, workload, name)
     return log._replace(work=workload.work[log.job])
@@ -201,9 +183,9 @@ def _ended(w, p, job):  # type: ignore[no-untyped-def]
             p.version[gang] += 1
         return 0
     p.job[job].partner = p.job[partner].partner = -1
-    if w.job[partner, PHASE] == RUNS:
+    if w.job[partner].phase == RUNS:
         if p.job[partner].number > p.job[job].number:  # it got this second at full speed already
-            w.job[partner, DONE] += MILLION - w.job[partner, RATE]
+            w.job[partner].done += MILLION - w.job[partner].rate
         set_rate(w, partner, MILLION)
         _be_host(p, partner)
     else:
@@ -286,7 +268,7 @@ def _decide(w, p):  # type: ignore[no-untyped-def]
             if started == 0:
                 p.failed[chance] = p.version[p.size[chance]]
             elif started == 1:
-                p.n[_AGAIN] = w.state[TIME] + 1
+                p.n[_AGAIN] = w.state[0].time + 1
         if started == 0:
             p.pending[kept] = job
             kept += 1
@@ -299,24 +281,24 @@ def _decide(w, p):  # type: ignore[no-untyped-def]
 @entry(INT, WORLD, PACKING, counted=False)
 def pack(w, p):  # type: ignore[no-untyped-def]
     """By cost, beside a running job or on free GPUs; nobody blocks the next."""
-    s = w.state
+    s = w.state[0]
     while True:
         status = step(w)
         if status != ASK:
             return status
-        if s[TIME] == p.n[_AGAIN]:
+        if s.time == p.n[_AGAIN]:
             p.n[_FROM] = 0
-        for i in range(s[EVENTS]):
+        for i in range(s.events):
             job = w.event[i, 1]
             if w.event[i, 0] == ARRIVED:
                 _arrive(p, job)
             elif w.event[i, 0] == COMPLETED:
                 _ended(w, p, job)
                 p.n[_FROM] = 0
-        if s[RUNNING_NOW] == 0:  # an instant that left no active job was not told
+        if s.running_now == 0:  # an instant that left no active job was not told
             for gang in range(LUCID_NODE + 1):
                 p.alone[gang] = 0
                 p.version[gang] += 1
         if p.n[_FROM] < p.n[_PENDING]:
             _decide(w, p)
-        s[WAKE] = p.n[_AGAIN] if p.n[_AGAIN] < NEVER else -1
+        s.wake = p.n[_AGAIN] if p.n[_AGAIN] < NEVER else -1

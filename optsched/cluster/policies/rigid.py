@@ -27,28 +27,7 @@ from optsched.cluster.policies.waiting import (
 )
 from optsched.cluster.world.advance import attained_now, release, remaining_now, start, step
 from optsched.cluster.world.build import world
-from optsched.cluster.world.layout import (
-    ARRIVED,
-    ASK,
-    COMPLETED,
-    CONSOLIDATED,
-    COST,
-    DONE,
-    EVENTS,
-    FREE_GPUS,
-    LATE,
-    LUCID_NODE,
-    OWED,
-    PREEMPTIBLE,
-    RATE,
-    RUNNING_NOW,
-    SINCE,
-    SUBMIT,
-    TIME,
-    WAKE,
-    WORK_TOTAL,
-    WORLD,
-)
+from optsched.cluster.world.layout import ARRIVED, ASK, COMPLETED, LUCID_NODE, WORLD
 from optsched.errors import InputError
 from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 
@@ -211,7 +190,7 @@ def simulate_walk(
     thresholds = np.array([*(queues[0] if queues else ()), NEVER], np.int64)
 
     def loop(w: World) -> Any:
-        w.state[LATE] = w.state[CONSOLIDATED]
+        w.state["late"] = w.state["consolidated"]
         return by_service(w, r, thresholds, queues[1]) if queues else by_remaining(w, r)
 
     return run(loop, world(workload, nodes, settings), workload, name)
@@ -252,11 +231,11 @@ def _enter(r, job, key, tie, change):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, RIGID, counted=False)
 def _drop_ended(w, r):  # type: ignore[no-untyped-def]
     """Jobs that have ended run no more; 1 if there were any."""
-    if w.state[RUNNING_NOW] == 0:
+    if w.state[0].running_now == 0:
         r.n[_RUNS] = 0  # an instant that left no active job was not told
         return 1
     ended = 0
-    for i in range(w.state[EVENTS]):
+    for i in range(w.state[0].events):
         if w.event[i, 0] == COMPLETED:
             ended = 1
             _leave(r, w.event[i, 1])
@@ -287,7 +266,7 @@ def _start(w, r, kind, at, backfill):  # type: ignore[no-untyped-def]
         return 0
     take(r.waiting, kind, at)
     if backfill == EASY:
-        _enter(r, job, w.state[TIME] + r.job[job].estimate, job, 0)
+        _enter(r, job, w.state[0].time + r.job[job].estimate, job, 0)
     return 1
 
 
@@ -312,7 +291,7 @@ def _first_done(r, free, extra, time, shortest):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, RIGID, INT, INT, counted=False)
 def _reserve(w, r, need, shortest):  # type: ignore[no-untyped-def]
     """EASY: start whoever fits and does not delay the first job, which needs more than is free."""
-    now, there, shadow = w.state[TIME], w.state[FREE_GPUS], NEVER
+    now, there, shadow = w.state[0].time, w.state[0].free_gpus, NEVER
     for i in range(r.n[_RUNS] - 1, -1, -1):
         end = max(r.run[i].key, now + 1)  # who outlives its estimate is believed to end at once
         if there >= need and end > shadow:
@@ -321,8 +300,8 @@ def _reserve(w, r, need, shortest):  # type: ignore[no-untyped-def]
         if there >= need:
             shadow = end
     extra = there - need
-    while w.state[FREE_GPUS] > 0:
-        at = _first_done(r, w.state[FREE_GPUS], extra, shadow - now, shortest)
+    while w.state[0].free_gpus > 0:
+        at = _first_done(r, w.state[0].free_gpus, extra, shadow - now, shortest)
         if at < 0:
             break
         job = r.waiting.heap[at].job
@@ -336,12 +315,12 @@ def _reserve(w, r, need, shortest):  # type: ignore[no-untyped-def]
 @entry(INT, WORLD, RIGID, READ, INT, INT, counted=False)
 def in_order(w, r, first, backfill, shortest):  # type: ignore[no-untyped-def]
     """Start pending jobs by the column `first`, ties by arrival; `shortest`: it is the estimate."""
-    s = w.state
+    s = w.state[0]
     while True:
         status = step(w)
         if status != ASK:
             return status
-        for i in range(s[EVENTS]):
+        for i in range(s.events):
             if w.event[i, 0] == ARRIVED:
                 push(r.waiting, w.event[i, 1], first[w.event[i, 1]], w.event[i, 1])
         if backfill == EASY:
@@ -349,13 +328,13 @@ def in_order(w, r, first, backfill, shortest):  # type: ignore[no-untyped-def]
         kind = first_fitting(r.waiting, NEVER)
         while kind >= 0 and _start(w, r, kind, 0, backfill) == 1:
             kind = first_fitting(r.waiting, NEVER)
-        if kind >= 0 and backfill == EASY and s[FREE_GPUS] > 0:
+        if kind >= 0 and backfill == EASY and s.free_gpus > 0:
             _reserve(w, r, r.waiting.size[kind].gpus, shortest)
         elif kind >= 0 and backfill == FIRST_FIT:
-            kind = first_fitting(r.waiting, s[FREE_GPUS])
+            kind = first_fitting(r.waiting, s.free_gpus)
             while kind >= 0:
                 _start(w, r, kind, 0, backfill)
-                kind = first_fitting(r.waiting, s[FREE_GPUS])
+                kind = first_fitting(r.waiting, s.free_gpus)
 
 
 # walks
@@ -364,7 +343,7 @@ def in_order(w, r, first, backfill, shortest):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, RIGID, INT, counted=False)
 def _number(w, r, job):  # type: ignore[no-untyped-def]
     """Order among equals: by arrival, in Lucid's simulator that of entering a list."""
-    if w.state[LATE] == 0:
+    if w.state[0].late == 0:
         return job
     r.n[_NUMBER] += 1
     return r.n[_NUMBER]
@@ -373,7 +352,7 @@ def _number(w, r, job):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, RIGID, INT, INT, INT, counted=False)
 def _fits(w, r, gang, key, shift):  # type: ignore[no-untyped-def]
     """1 if a pending job fits the counter at its place: what is free and what runs behind it."""
-    at, room = 0, w.state[FREE_GPUS]
+    at, room = 0, w.state[0].free_gpus
     while room < gang and at < r.n[_RUNS] and r.run[at].key >= key + shift:
         room += r.job[r.run[at].job].gang
         at += 1
@@ -403,7 +382,7 @@ def _select(w, r, key, shift):  # type: ignore[no-untyped-def]
     while at < r.n[_RUNS] and run[at].key >= key + shift:
         behind += r.job[run[at].job].gang
         at += 1
-    counter = w.state[FREE_GPUS] + behind
+    counter = w.state[0].free_gpus + behind
     while True:
         kind = first_fitting(q, counter)
         if kind < 0 and behind <= counter:
@@ -440,7 +419,7 @@ def _preempt(w, r, by_time):  # type: ignore[no-untyped-def]
         release(w, job, 0)
         if by_time == 1:
             left, rate = remaining_now(w, job, 1), r.job[job].rate
-            key = (left + rate - 1) // rate + w.given[job, COST] + w.job[job, OWED]
+            key = (left + rate - 1) // rate + w.given[job].cost + w.job[job].owed
         push(r.waiting, job, key, _number(w, r, job))
         run[r.out[i]].job = -1
     kept = r.out[out - 1]
@@ -466,40 +445,40 @@ def _start_chosen(w, r, i):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, counted=False)
 def _last(w, job):  # type: ignore[no-untyped-def]
     """When a job that starts now will have done its work."""
-    left, rate = w.given[job, WORK_TOTAL] - w.job[job, DONE], w.job[job, RATE]
-    return w.job[job, SINCE] + (left + rate - 1) // rate
+    left, rate = w.given[job].work_total - w.job[job].done, w.job[job].rate
+    return w.job[job].since + (left + rate - 1) // rate
 
 
 @entry(INT, WORLD, RIGID, counted=False)
 def by_remaining(w, r):  # type: ignore[no-untyped-def]
     """All jobs by true remaining time, restarts included; ties: pending first."""
-    s, q = w.state, r.waiting
+    s, q = w.state[0], r.waiting
     while True:
         status = step(w)
         if status != ASK:
             return status
         come, key = 0, NEVER
-        for i in range(s[EVENTS]):
+        for i in range(s.events):
             if w.event[i, 0] == ARRIVED:
                 job, come = w.event[i, 1], come + 1
-                key = (w.given[job, WORK_TOTAL] + r.job[job].rate - 1) // r.job[job].rate
+                key = (w.given[job].work_total + r.job[job].rate - 1) // r.job[job].rate
                 push(q, job, key, _number(w, r, job))
         ended = _drop_ended(w, r)
         if q.count[0] == 0 or (ended == 0 and come == 0):
             continue
         if ended == 0 and come == 1 and r.n[_STUCK] == 0:  # nobody else can be selected
-            if _fits(w, r, r.job[job].gang, key, s[TIME]) == 0:
+            if _fits(w, r, r.job[job].gang, key, s.time) == 0:
                 continue
         else:
-            key = _first(w, r, s[TIME])
+            key = _first(w, r, s.time)
             if key == NEVER:
                 continue
         r.n[_STUCK] = 0
-        _select(w, r, key, s[TIME])
+        _select(w, r, key, s.time)
         _preempt(w, r, 1)
         for i in range(r.n[_CHOSEN]):
             job = _start_chosen(w, r, i)
-            if job >= 0 and w.given[job, PREEMPTIBLE] == 1:
+            if job >= 0 and w.given[job].preemptible == 1:
                 _enter(r, job, _last(w, job), _number(w, r, job), 0)
 
 
@@ -510,27 +489,27 @@ def _queue(w, r, thresholds, every, job, tie):  # type: ignore[no-untyped-def]
     while attained > thresholds[queue]:
         queue += 1
     if thresholds[queue] != NEVER:
-        when = w.state[TIME] + (thresholds[queue] - attained) // r.job[job].gang + 1
+        when = w.state[0].time + (thresholds[queue] - attained) // r.job[job].gang + 1
         if when <= _last(w, job):
             change = -(-when // every) * every
-    key = job if w.state[LATE] == 0 else w.given[job, SUBMIT]
+    key = job if w.state[0].late == 0 else w.given[job].submit
     return _enter(r, job, queue * _QUEUE + key, tie, change)
 
 
 @entry(INT, WORLD, RIGID, READ, INT, counted=False)
 def by_service(w, r, thresholds, every):  # type: ignore[no-untyped-def]
     """All jobs by queue, then arrival, at rounds; ties in Lucid's simulator: running first."""
-    s, q = w.state, r.waiting
+    s, q = w.state[0], r.waiting
     while True:
         status = step(w)
         if status != ASK:
             return status
-        now = s[TIME]
+        now = s.time
         changed = _drop_ended(w, r)
-        for i in range(s[EVENTS]):
+        for i in range(s.events):
             if w.event[i, 0] == ARRIVED:
                 job, changed = w.event[i, 1], 1
-                push(q, job, job if s[LATE] == 0 else w.given[job, SUBMIT], _number(w, r, job))
+                push(q, job, job if s.late == 0 else w.given[job].submit, _number(w, r, job))
         if changed == 1:
             r.n[_DUE] = -(-now // every) * every
         moved = r.n[_CROSSING] <= now
@@ -544,15 +523,15 @@ def by_service(w, r, thresholds, every):  # type: ignore[no-untyped-def]
         if r.n[_DUE] == now:
             r.n[_DUE], moved = NEVER, True
             if q.count[0] > 0:
-                _select(w, r, _first(w, r, s[LATE]), s[LATE])
+                _select(w, r, _first(w, r, s.late), s.late)
                 _preempt(w, r, 0)
                 for i in range(r.n[_CHOSEN]):
                     job = _start_chosen(w, r, i)
-                    if job >= 0 and w.given[job, PREEMPTIBLE] == 1:
+                    if job >= 0 and w.given[job].preemptible == 1:
                         _queue(w, r, thresholds, every, job, _number(w, r, job))
         if moved:
             r.n[_CROSSING] = NEVER
             for i in range(r.n[_RUNS]):
                 r.n[_CROSSING] = min(r.n[_CROSSING], r.job[r.run[i].job].change)
         wake = min(r.n[_DUE], r.n[_CROSSING])
-        s[WAKE] = wake if wake < NEVER else -1
+        s.wake = wake if wake < NEVER else -1

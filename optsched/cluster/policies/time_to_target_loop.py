@@ -34,22 +34,7 @@ from optsched.cluster.policies.posterior import (
 )
 from optsched.cluster.world.advance import done_now, step, tidy
 from optsched.cluster.world.build import world
-from optsched.cluster.world.layout import (
-    ACTIVE,
-    ARRIVED,
-    ASK,
-    ENDED,
-    EVENTS,
-    FREE_GPUS,
-    LOSES_PASS,
-    PASS_WORK,
-    PASSED,
-    PASSES,
-    PHASE,
-    RUNS,
-    STARTS,
-    WORLD,
-)
+from optsched.cluster.world.layout import ARRIVED, ASK, ENDED, PASSED, RUNS, WORLD
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
@@ -175,8 +160,8 @@ def _frozen(values: npt.NDArray[Any]) -> Any:
 @helper(INT, WORLD, COLUMNS, BELIEFS, INT, counted=False)
 def _value(w, c, b, job):  # type: ignore[no-untyped-def]
     """Remaining work and key of a job, from what is believed."""
-    left = work_left(b.pooled[job], b.aims[job], w.given[job, PASS_WORK], b.passes[job],
-                     w.job[job, PASSES], done_now(w, job))  # fmt: skip
+    left = work_left(b.pooled[job], b.aims[job], w.given[job].pass_work, b.passes[job],
+                     w.job[job].passes, done_now(w, job))  # fmt: skip
     c.remaining[job] = left
     c.key[job] = left / c.weight[job]
     return 0
@@ -202,7 +187,7 @@ def _learn(w, b, job, sigma):  # type: ignore[no-untyped-def]
     """A job has ended a pass, or all of them."""
     if b.kind[job] >= 0:
         b.touched[b.kind[job]] = 1
-    over = w.job[job, PHASE] == ENDED
+    over = w.job[job].phase == ENDED
     if over or b.aims[job] == 0:
         b.mean[job], b.variance[job], b.known[job] = b.certain[job], LEAST_VARIANCE, 1
         if over and b.row[job] >= 0:
@@ -216,10 +201,10 @@ def _learn(w, b, job, sigma):  # type: ignore[no-untyped-def]
             b.spare[0] -= 1
             start(b.state, row, b.centre[job], sigma, b.gap[job])
         first = b.observed_ptr[job]
-        replay(b.state, row, b.observed, first + b.seen[job], first + w.job[job, PASSES],
+        replay(b.state, row, b.observed, first + b.seen[job], first + w.job[job].passes,
                b.target[job])  # fmt: skip
-        b.seen[job] = w.job[job, PASSES]
-        moments(b.state, row, b.centre[job], sigma, float(w.job[job, PASSES]), b.mean, b.variance,
+        b.seen[job] = w.job[job].passes
+        moments(b.state, row, b.centre[job], sigma, float(w.job[job].passes), b.mean, b.variance,
                 job)  # fmt: skip
     b.pooled[job] = b.mean[job]
     return 0
@@ -228,16 +213,16 @@ def _learn(w, b, job, sigma):  # type: ignore[no-untyped-def]
 @entry(INT, WORLD, COLUMNS, BELIEFS, types.float64, INT, INT, counted=False)
 def _loop(w, c, b, sigma, single, surplus):  # type: ignore[no-untyped-def]
     """By believed remaining work, displacing where the gain exceeds both restart costs."""
-    s = w.state
+    s = w.state[0]
     while True:
         status = step(w)
         if status != ASK:
             return status
         if some_ended(w, c) == 1:
             for at in range(c.count[0]):
-                if w.job[c.order[at], PHASE] == ENDED:
+                if w.job[c.order[at]].phase == ENDED:
                     _learn(w, b, c.order[at], sigma)
-        for i in range(s[EVENTS]):
+        for i in range(s.events):
             job = w.event[i, 1]
             if w.event[i, 0] == PASSED:
                 _learn(w, b, job, sigma)
@@ -252,20 +237,20 @@ def _loop(w, c, b, sigma, single, surplus):  # type: ignore[no-untyped-def]
                 end = b.first[k] + b.members[k]
                 pool(b.member, b.first[k], end, b.known, b.mean, b.variance, b.pooled)
                 for at in range(b.first[k], end):
-                    if w.job[b.member[at], PHASE] != ENDED:
+                    if w.job[b.member[at]].phase != ENDED:
                         _value(w, c, b, b.member[at])
-        if single == 1 or s[LOSES_PASS] == 1:
+        if single == 1 or s.loses_pass == 1:
             tidy(w)
-            for i in range(s[ACTIVE]):
+            for i in range(s.active):
                 job = w.active[i]
                 _value(w, c, b, job)
-                cost = c.restart[job] if w.job[job, STARTS] > 0 else 0
-                if s[LOSES_PASS] == 1 and w.job[job, PHASE] == RUNS:
-                    open_work = done_now(w, job) - w.job[job, PASSES] * w.given[job, PASS_WORK]
+                cost = c.restart[job] if w.job[job].starts > 0 else 0
+                if s.loses_pass == 1 and w.job[job].phase == RUNS:
+                    open_work = done_now(w, job) - w.job[job].passes * w.given[job].pass_work
                     cost += open_work // c.rate[c.size_ptr[job]]
                 c.cost[job] = max(cost, 0)
         sort(c)
-        if worth == 1 or s[FREE_GPUS] > 0 or settled(c, BY_GAIN) == 0:
+        if worth == 1 or s.free_gpus > 0 or settled(c, BY_GAIN) == 0:
             act(w, c, BY_GAIN, surplus)
         else:
             hold(w, c)

@@ -9,65 +9,18 @@ import numpy as np
 from optsched.cluster.workload.job import WORK
 from optsched.cluster.world.errors import Stalled
 from optsched.cluster.world.layout import (
-    ACTIVE,
     ADD,
-    BELIEVED,
-    CAPACITY,
-    CONSOLIDATED,
-    COST,
+    CHANGE,
     DRAIN,
-    END_SIZE,
-    FINISHED,
-    FIRST_SIZE,
-    FIRST_START,
-    FREE,
-    FREE_GPUS,
-    FREE_UNITS,
-    FREE_ZERO,
     GIVEN,
     GROUP,
-    HEAD,
     HELD,
-    HORIZON,
     JOB,
-    LIMIT,
     LOG,
-    LOG_END,
-    LOG_END_NODE,
-    LOG_FIRST,
-    LOG_GPUS,
-    LOG_HALF,
-    LOG_JOB,
-    LOG_PARTNER,
-    LOG_RESTART,
-    LOG_ROWS,
-    LOG_START,
-    LOG_WORK,
-    LOSES_PASS,
     NODE,
-    PARTNER,
-    PASS_END,
-    PASS_ONLY,
-    PASS_WORK,
     PENDING,
-    PHASE,
-    PREEMPTED,
-    PREEMPTIBLE,
     REMOVE,
-    RESTART,
-    ROUND,
-    ROW,
-    RUNNING_NOW,
-    SLOT,
     STATE,
-    SUBMIT,
-    TAIL,
-    TAKES,
-    TIME,
-    UNFINISHED,
-    UNITS,
-    WAKE,
-    WORK_TOTAL,
     World,
 )
 from optsched.cluster.world.log import Log
@@ -129,49 +82,52 @@ def check_fits(workload: Workload, nodes: Nodes, settings: Settings) -> None:
 def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
     """The cluster before the first event."""
     n, count = len(workload), len(nodes.gpus)
-    state = np.zeros(STATE, np.int64)
-    given = np.zeros((n, GIVEN), np.int64)
-    given[:, SUBMIT], given[:, WORK_TOTAL] = workload.submit, workload.work
-    given[:, PASS_WORK], given[:, BELIEVED] = workload.pass_work, workload.believed
-    given[:, FIRST_SIZE], given[:, END_SIZE] = workload.size_ptr[:-1], workload.size_ptr[1:]
+    state = np.zeros(1, STATE)
+    given = np.zeros(n, GIVEN)
+    given["submit"], given["work_total"] = workload.submit, workload.work
+    given["pass_work"], given["believed"] = workload.pass_work, workload.believed
+    given["first_size"], given["end_size"] = workload.size_ptr[:-1], workload.size_ptr[1:]
     own = workload.restart_cost
-    given[:, COST] = np.where(own < 0, settings.restart_cost, own)
-    given[:, PREEMPTIBLE], given[:, GROUP] = workload.preemptible, workload.group
+    given["cost"] = np.where(own < 0, settings.restart_cost, own)
+    given["preemptible"], given["group"] = workload.preemptible, workload.group
 
-    job = np.zeros((n, JOB), np.int64)
-    for column in (PASS_END, SLOT, FIRST_START, FINISHED, ROW, HELD, PARTNER):
-        job[:, column] = -1
+    job = np.zeros(n, JOB)
+    for column in ("pass_end", "slot", "first_start", "finished", "row", "held", "partner"):
+        job[column] = -1
 
-    node = np.zeros((count, NODE), np.int64)
-    node[:, FREE] = node[:, CAPACITY] = nodes.gpus
+    node = np.zeros(count, NODE)
+    node["free"] = node["capacity"] = nodes.gpus
     zero_slot = int((workload.size[workload.size_ptr[:-1]] == 0).sum())
-    node[:, FREE_UNITS] = node[:, UNITS] = nodes.zero_slots
-    node[:, TAKES] = 1
+    node["free_units"] = node["units"] = nodes.zero_slots
+    node["takes"] = 1
     changes = sorted(
         (change.time, index, change.node, _KINDS[change.kind])
         for index, change in enumerate(settings.changes)
     )
     for _, _, which, kind in reversed(changes):  # the first change of a node has the last word
-        node[which, TAKES] = 0 if kind == ADD else 1
+        node["takes"][which] = 0 if kind == ADD else 1
 
     pool = 2 * nodes.total + min(zero_slot, count * nodes.zero_slots) + 1
-    held = np.full((pool, 3), -1, np.int64)
-    held[:-1, 2] = np.arange(1, pool)
-    group = np.full((max(1, len(workload.groups)), 4), -1, np.int64)
-    group[:, 1] = 0
+    held = np.zeros(pool, HELD)
+    held["following"] = np.append(np.arange(1, pool), -1)
+    group = np.zeros(max(1, len(workload.groups)), GROUP)
+    group["limit"] = group["head"] = group["tail"] = -1
     for g, about in enumerate(workload.groups):
-        group[g, LIMIT] = -1 if about.max_concurrent is None else about.max_concurrent
-        group[g, HEAD] = group[g, TAIL] = -1
+        if about.max_concurrent is not None:
+            group["limit"][g] = about.max_concurrent
 
-    takes = node[:, TAKES] == 1
-    state[TIME] = state[WAKE] = -1
-    state[UNFINISHED] = n
-    state[FREE_GPUS], state[FREE_ZERO] = node[takes, FREE].sum(), node[takes, FREE_UNITS].sum()
-    state[ROUND], state[RESTART] = settings.round, settings.restart_cost
-    state[PASS_ONLY] = settings.resize == "pass"
-    state[LOSES_PASS] = settings.checkpoint == "pass"
-    state[CONSOLIDATED] = settings.timing == "lucid"
-    state[HORIZON] = min(MOST_TIME, 2**62 // max(1, nodes.total))
+    takes = node["takes"] == 1
+    state["time"][0] = state["wake"][0] = -1
+    state["unfinished"][0] = n
+    state["free_gpus"][0], state["free_zero"][0] = (
+        node["free"][takes].sum(),
+        node["free_units"][takes].sum(),
+    )
+    state["round"][0], state["restart"][0] = settings.round, settings.restart_cost
+    state["pass_only"][0] = settings.resize == "pass"
+    state["loses_pass"][0] = settings.checkpoint == "pass"
+    state["consolidated"][0] = settings.timing == "lucid"
+    state["horizon"][0] = min(MOST_TIME, 2**62 // max(1, nodes.total))
     return World(
         state=state,
         given=frozen(given),
@@ -183,7 +139,7 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
         node=node,
         held=held,
         group=group,
-        change=frozen(np.array([(t, k, e) for t, _, k, e in changes], np.int64).reshape(-1, 3)),
+        change=frozen(np.array([(t, k, e) for t, _, k, e in changes], CHANGE)),
         event=np.zeros((4 * n + 1, 2), np.int64),
         quota=np.zeros(n, np.int64),
         order=np.zeros(n, np.int64),
@@ -191,7 +147,7 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
         named=np.zeros((pool, 2), np.int64),
         present=np.zeros((6, n), np.int64),
         share=np.full(n, -1, np.int64),
-        log=np.zeros((4 * n + min(n, pool) + 64, LOG), np.int64),
+        log=np.zeros(4 * n + min(n, pool) + 64, LOG),
         log_node=np.zeros((8 * n + 2 * pool + 64, 2), np.int64),
     )
 
@@ -216,66 +172,62 @@ def log_of(w: World) -> Log:
 
     Stays are sorted by start, ties by job.
     """
-    rows = int(w.state[LOG_ROWS])
+    rows = int(w.state["log_rows"][0])
     log = w.log[:rows]
-    open_rows = np.flatnonzero(log[:, LOG_END] < 0)
+    open_rows = np.flatnonzero(log["end"] < 0)
     if len(open_rows):
         log = log.copy()
         _close(w, log, open_rows)
-    instant = np.cumsum(np.diff(log[:, LOG_START], prepend=0) != 0)  # starts never fall
-    order = np.argsort(instant * len(w.job) + log[:, LOG_JOB], kind="stable")
-    first = log[order, LOG_FIRST]
-    length = log[order, LOG_END_NODE] - first
+    instant = np.cumsum(np.diff(log["start"], prepend=0) != 0)  # starts never fall
+    order = np.argsort(instant * len(w.job) + log["job"], kind="stable")
+    first = log["first"][order]
+    length = log["end_node"][order] - first
     ptr = np.zeros(rows + 1, np.int64)
     np.cumsum(length, out=ptr[1:])
     source = np.repeat(first - ptr[:-1], length) + np.arange(ptr[-1])
-    columns = {
-        "job": LOG_JOB, "start": LOG_START, "end": LOG_END, "restart": LOG_RESTART,
-        "gpus": LOG_GPUS, "half": LOG_HALF, "work": LOG_WORK,
-    }  # fmt: skip
-    values = {key: frozen(log[order, column]) for key, column in columns.items()}
+    names = ("job", "start", "end", "restart", "gpus", "half", "work")
+    values = {name: frozen(log[name][order]) for name in names}
     if bool((values["half"] > 0).any()):
         place = np.empty(rows + 1, np.int64)
         place[order] = np.arange(rows)
         place[-1] = -1
-        values["partner"] = frozen(place[log[order, LOG_PARTNER]])
+        values["partner"] = frozen(place[log["partner"][order]])
     return Log(
         **values,
         node_ptr=frozen(ptr),
         node=frozen(w.log_node[source, 0]),
         count=frozen(w.log_node[source, 1]),
-        finished=frozen(w.job[:, FINISHED]),
-        preemptions=frozen(w.job[:, PREEMPTED]),
+        finished=frozen(w.job["finished"]),
+        preemptions=frozen(w.job["preempted"]),
     )
 
 
 def _close(w: World, log: Any, rows: IntArray) -> None:
     """Let open stays end at the present time in this copy of the log (an interrupted run)."""
-    from optsched.cluster.world.layout import STAY_DONE
     from optsched.cluster.world.stays import done_now
 
-    now = int(w.state[TIME])
+    now = int(w.state["time"][0])
     for row in rows.tolist():
-        j = int(log[row, LOG_JOB])
-        log[row, LOG_END] = now
-        log[row, LOG_RESTART] = min(log[row, LOG_RESTART], now - log[row, LOG_START])
-        log[row, LOG_WORK] = done_now(w, j) - w.job[j, STAY_DONE]
+        j = int(log["job"][row])
+        log["end"][row] = now
+        log["restart"][row] = min(log["restart"][row], now - log["start"][row])
+        log["work"][row] = done_now(w, j) - w.job["stay_done"][j]
 
 
 def stalled(w: World, workload: Workload, policy: str) -> Stalled:
     """The exception that says who waits for nothing."""
-    waiting = [int(j) for j in w.active[: w.state[ACTIVE]] if w.job[j, PHASE] == PENDING]
+    waiting = [int(j) for j in w.active[: w.state["active"][0]] if w.job["phase"][j] == PENDING]
     return Stalled(
         f"policy {policy!r:.60} starts none of {len(waiting)} pending jobs at time "
-        f"{w.state[TIME]}, nothing runs, and no event is left: {_listed(workload, waiting)}"
+        f"{w.state['time'][0]}, nothing runs, and no event is left: {_listed(workload, waiting)}"
     )
 
 
 def too_late(w: World, workload: Workload, policy: str) -> InputError:
     """The exception that says that time would be too large for exact arithmetic."""
-    running = w.heap[: w.state[RUNNING_NOW], 1].tolist()
+    running = w.heap[: w.state["running_now"][0], 1].tolist()
     return InputError(
-        f"time: the next event under policy {policy!r:.60} lies behind {w.state[HORIZON]}; "
+        f"time: the next event under policy {policy!r:.60} lies behind {w.state['horizon'][0]}; "
         f"running then: {_listed(workload, running) or 'nothing'} (use a coarser unit of time)"
     )
 

@@ -6,24 +6,7 @@ from typing import Final
 
 from optsched.cluster.world.advance import advance
 from optsched.cluster.world.apply import apply
-from optsched.cluster.world.layout import (
-    ACTIVE,
-    ASK,
-    COUNT,
-    ENTERED,
-    FIRST_START,
-    FOLLOWING,
-    GPUS,
-    HELD,
-    INTS2,
-    LEGAL,
-    PASSES,
-    PHASE,
-    RUNS,
-    STARTS,
-    WHERE,
-    WORLD,
-)
+from optsched.cluster.world.layout import ASK, INTS2, LEGAL, RUNS, WORLD
 from optsched.cluster.world.stays import (
     at_pass_end,
     attained_now,
@@ -54,36 +37,36 @@ def turn(w, decided, clairvoyant):  # type: ignore[no-untyped-def]
     status = advance(w)
     if status == ASK:
         out = w.present
-        for i in range(w.state[ACTIVE]):
+        for i in range(w.state[0].active):
             j = w.active[i]
-            out[0, i], out[1, i] = j, w.job[j, GPUS]
+            out[0, i], out[1, i] = j, w.job[j].gpus
             out[2, i], out[3, i] = done_now(w, j), remaining_now(w, j, clairvoyant)
-            out[4, i], out[5, i] = 1 if w.job[j, PHASE] == RUNS else 0, at_pass_end(w, j)
+            out[4, i], out[5, i] = 1 if w.job[j].phase == RUNS else 0, at_pass_end(w, j)
     return status
 
 
 @entry(INT, WORLD, INTS2, counted=False)
 def past(w, out):  # type: ignore[no-untyped-def]
     """Fill the rows `PAST` of ``out``, shape (5, active)."""
-    for i in range(w.state[ACTIVE]):
+    for i in range(w.state[0].active):
         j = w.active[i]
-        out[0, i], out[1, i] = w.job[j, PASSES], w.job[j, STARTS]
-        out[2, i], out[3, i] = w.job[j, FIRST_START], w.job[j, ENTERED]
+        out[0, i], out[1, i] = w.job[j].passes, w.job[j].starts
+        out[2, i], out[3, i] = w.job[j].first_start, w.job[j].entered
         out[4, i] = attained_now(w, j)
-    return w.state[ACTIVE]
+    return w.state[0].active
 
 
 @entry(INT, WORLD, INTS, counted=False)
 def held_rows(w, ptr):  # type: ignore[no-untyped-def]
     """Where the rows of every active job begin in `held`; their number."""
     total = 0
-    for i in range(w.state[ACTIVE]):
+    for i in range(w.state[0].active):
         ptr[i] = total
-        row = w.job[w.active[i], HELD]
+        row = w.job[w.active[i]].held
         while row >= 0:
             total += 1
-            row = w.held[row, FOLLOWING]
-    ptr[w.state[ACTIVE]] = total
+            row = w.held[row].following
+    ptr[w.state[0].active] = total
     return total
 
 
@@ -91,12 +74,12 @@ def held_rows(w, ptr):  # type: ignore[no-untyped-def]
 def held(w, node, count):  # type: ignore[no-untyped-def]
     """Nodes and GPUs of all active jobs, one after the other."""
     k = 0
-    for i in range(w.state[ACTIVE]):
-        row = w.job[w.active[i], HELD]
+    for i in range(w.state[0].active):
+        row = w.job[w.active[i]].held
         while row >= 0:
-            node[k], count[k] = w.held[row, WHERE], w.held[row, COUNT]
+            node[k], count[k] = w.held[row].where, w.held[row].count
             k += 1
-            row = w.held[row, FOLLOWING]
+            row = w.held[row].following
     return k
 
 

@@ -9,24 +9,14 @@ import numpy as np
 
 from optsched.cluster.world.errors import PolicyError
 from optsched.cluster.world.layout import (
-    ABOUT,
-    ACTIVE,
-    AT,
-    BESIDE,
-    BEST_EFFORT,
     MID_PASS,
-    NAMED,
     NODE_FULL,
     NODE_SUM,
     NOT_PREEMPTIBLE,
-    ORDERED,
     SHARE,
-    SHARING,
     SIZE,
-    TIME,
     TOO_MANY,
     UNKNOWN_NODE,
-    WAKE,
 )
 from optsched.cluster.world.policy import Decision
 from optsched.io.strict_json import MAX_INTEGER
@@ -53,7 +43,7 @@ def read(w: World, workload: Workload, policy: str, view: ClusterView, decision:
 def refused(w: World, workload: Workload, policy: str, rule: int) -> PolicyError:
     """The exception that says which rule the decision breaks."""
     told = _broken(w, workload, rule)
-    return PolicyError(f"policy {format_value(policy)} at time {w.state[TIME]}: {told}")
+    return PolicyError(f"policy {format_value(policy)} at time {w.state['time'][0]}: {told}")
 
 
 def _read(w: World, workload: Workload, view: ClusterView, decision: Decision) -> World:
@@ -64,20 +54,20 @@ def _read(w: World, workload: Workload, view: ClusterView, decision: Decision) -
         raise PolicyError(
             f"best_effort: expected True or False, got {format_value(decision.best_effort)}"
         )
-    s[BEST_EFFORT] = decision.best_effort
-    s[ORDERED] = decision.order is not None
+    s["best_effort"][0] = decision.best_effort
+    s["ordered"][0] = decision.order is not None
     if decision.order is not None:
         w.order[:n] = _permutation("order", decision.order, n)
-    s[NAMED] = bool(decision.nodes)
+    s["named"][0] = bool(decision.nodes)
     if decision.nodes:
         w = _name_nodes(w, workload, view, decision.nodes)
-    s[SHARING] = bool(decision.share)
+    s["sharing"][0] = bool(decision.share)
     if decision.share:
         w.share[:n] = -1
         for i, partner in _pairs("share", decision.share, n):
             w.share[i] = _position(f"share[{i}]", partner, n)
     if decision.wake_at is not None:
-        s[WAKE] = _wake(view.time, decision.wake_at)
+        s["wake"][0] = _wake(view.time, decision.wake_at)
     return w
 
 
@@ -128,7 +118,7 @@ def _wake(now: int, wake: Any) -> int:
 
 def _name_nodes(w: World, workload: Workload, view: ClusterView, nodes: Any) -> World:
     """Write chosen nodes as rows by position."""
-    n = int(w.state[ACTIVE])
+    n = int(w.state["active"][0])
     chosen_rows: list[tuple[int, int]] = []
     w.named_ptr[: n + 1] = 0
     for i, chosen in _pairs("nodes", nodes, n):
@@ -158,7 +148,7 @@ def _name_nodes(w: World, workload: Workload, view: ClusterView, nodes: Any) -> 
 def _broken(w: World, workload: Workload, rule: int) -> str:
     """The rule in words."""
     s = w.state
-    at, about, beside = int(s[AT]), int(s[ABOUT]), int(s[BESIDE])
+    at, about, beside = int(s["at"][0]), int(s["about"][0]), int(s["beside"][0])
     j = int(w.active[at])
     job = f"job {format_value(workload.names[j])}"
     if rule == SIZE:

@@ -11,23 +11,7 @@ from optsched.cluster.world import columns as world_view
 from optsched.cluster.world.apply import apply
 from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
 from optsched.cluster.world.enact import read, refused
-from optsched.cluster.world.layout import (
-    ACTIVE,
-    ALONE,
-    ASK,
-    FINISHED_ALL,
-    GPUS,
-    LEGAL,
-    LOG_PARTNER,
-    NO_ROOM,
-    PARTNER,
-    PHASE,
-    ROW,
-    RUNS,
-    STALLED,
-    TIME,
-    UNFINISHED,
-)
+from optsched.cluster.world.layout import ASK, FINISHED_ALL, LEGAL, NO_ROOM, RUNS, STALLED
 from optsched.cluster.world.placement import Placement, rates
 from optsched.cluster.world.progress import Progress
 from optsched.cluster.world.viewer import Viewer
@@ -136,14 +120,14 @@ class _Report:
         if self.callback is None or (not last and time.monotonic() < self.next):
             return
         self.next = time.monotonic() + _EVERY
-        finished = self.total - int(w.state[UNFINISHED])
-        self.callback(max(0, int(w.state[TIME])), finished, self.total)
+        finished = self.total - int(w.state["unfinished"][0])
+        self.callback(max(0, int(w.state["time"][0])), finished, self.total)
 
 
 def _slow_down(w: World, workload: Workload, model: Contention) -> None:
     """Set all speeds by what the model says of the present placement."""
-    jobs = w.active[: w.state[ACTIVE]]
-    jobs = jobs[w.job[jobs, PHASE] == RUNS]
+    jobs = w.active[: w.state["active"][0]]
+    jobs = jobs[w.job["phase"][jobs] == RUNS]
     if len(jobs) == 0:
         return
     placement = placement_of(w, workload, jobs)
@@ -152,18 +136,18 @@ def _slow_down(w: World, workload: Workload, model: Contention) -> None:
 
 def placement_of(w: World, workload: Workload, jobs: Any) -> Placement:
     """Where these running jobs are, ascending."""
-    ptr = np.empty(int(w.state[ACTIVE]) + 1, np.int64)
+    ptr = np.empty(int(w.state["active"][0]) + 1, np.int64)
     total = world_view.held_rows(w, ptr)
     node, count = np.empty(total, np.int64), np.empty(total, np.int64)
     world_view.held(w, node, count)
-    every = w.active[: w.state[ACTIVE]]
+    every = w.active[: w.state["active"][0]]
     position = np.searchsorted(every, jobs)
     # pending jobs have empty rows, so that the rows of the others follow each other
     own = np.append(ptr[position], total)
-    partner = w.job[jobs, PARTNER]
+    partner = w.job["partner"][jobs]
     row = np.where(partner < 0, -1, np.searchsorted(jobs, partner))
-    joined = (partner >= 0) & (w.log[w.job[jobs, ROW], LOG_PARTNER] == w.job[partner, ROW])
+    joined = (partner >= 0) & (w.log["partner"][w.job["row"][jobs]] == w.job["row"][partner])
     return Placement(
-        job=np.ascontiguousarray(jobs), gpus=w.job[jobs, GPUS], rate=w.job[jobs, ALONE],
+        job=np.ascontiguousarray(jobs), gpus=w.job["gpus"][jobs], rate=w.job["alone"][jobs],
         node_ptr=own, node=node, count=count, partner=row, joined=joined, workload=workload,
     )  # fmt: skip

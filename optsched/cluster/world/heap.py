@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optsched.cluster.world.layout import NEXT, RUNNING_NOW, SLOT, WORLD
+from optsched.cluster.world.layout import WORLD
 from optsched.kernels.compile import INT, helper
 
 
@@ -16,17 +16,17 @@ def rise(w, i):  # type: ignore[no-untyped-def]
         if other < time or (other == time and w.heap[up, 1] < job):
             break
         w.heap[i, 0], w.heap[i, 1] = other, w.heap[up, 1]
-        w.job[w.heap[i, 1], SLOT] = i
+        w.job[w.heap[i, 1]].slot = i
         i = up
     w.heap[i, 0], w.heap[i, 1] = time, job
-    w.job[job, SLOT] = i
+    w.job[job].slot = i
     return i
 
 
 @helper(INT, WORLD, INT, counted=False)
 def sink(w, i):  # type: ignore[no-untyped-def]
     """Move row i away from the top while a row below is earlier."""
-    n = w.state[RUNNING_NOW]
+    n = w.state[0].running_now
     time, job = w.heap[i, 0], w.heap[i, 1]
     while True:
         down = 2 * i + 1
@@ -40,37 +40,37 @@ def sink(w, i):  # type: ignore[no-untyped-def]
         if time < other or (time == other and job < w.heap[down, 1]):
             break
         w.heap[i, 0], w.heap[i, 1] = other, w.heap[down, 1]
-        w.job[w.heap[i, 1], SLOT] = i
+        w.job[w.heap[i, 1]].slot = i
         i = down
     w.heap[i, 0], w.heap[i, 1] = time, job
-    w.job[job, SLOT] = i
+    w.job[job].slot = i
     return i
 
 
 @helper(INT, WORLD, INT, counted=False)
 def enter(w, j):  # type: ignore[no-untyped-def]
-    """Put running job j in, by its `NEXT`."""
-    i = w.state[RUNNING_NOW]
-    w.state[RUNNING_NOW] += 1
-    w.heap[i, 0], w.heap[i, 1] = w.job[j, NEXT], j
+    """Put running job j in, by its `JOB.next`."""
+    i = w.state[0].running_now
+    w.state[0].running_now += 1
+    w.heap[i, 0], w.heap[i, 1] = w.job[j].next, j
     return rise(w, i)
 
 
 @helper(INT, WORLD, INT, counted=False)
 def move(w, j):  # type: ignore[no-untyped-def]
-    """Put job j where its changed `NEXT` belongs."""
-    i = w.job[j, SLOT]
-    w.heap[i, 0] = w.job[j, NEXT]
+    """Put job j where its changed `JOB.next` belongs."""
+    i = w.job[j].slot
+    w.heap[i, 0] = w.job[j].next
     return sink(w, rise(w, i))
 
 
 @helper(INT, WORLD, INT, counted=False)
 def withdraw(w, j):  # type: ignore[no-untyped-def]
     """Take job j out."""
-    i = w.job[j, SLOT]
-    w.job[j, SLOT] = -1
-    w.state[RUNNING_NOW] -= 1
-    last = w.state[RUNNING_NOW]
+    i = w.job[j].slot
+    w.job[j].slot = -1
+    w.state[0].running_now -= 1
+    last = w.state[0].running_now
     if i == last:
         return last
     w.heap[i, 0], w.heap[i, 1] = w.heap[last, 0], w.heap[last, 1]

@@ -5,22 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from optsched.cluster.world.errors import Stalled
-from optsched.cluster.world.layout import (
-    ACTIVE,
-    ARRIVALS,
-    CHANGES,
-    LOG_END,
-    LOG_RESTART,
-    LOG_ROWS,
-    LOG_START,
-    LOG_WORK,
-    PHASE,
-    RUNS,
-    SINCE,
-    STAY,
-    TIME,
-    UNFINISHED,
-)
+from optsched.cluster.world.layout import RUNS
 from optsched.io.values import format_value
 
 if TYPE_CHECKING:
@@ -50,10 +35,10 @@ class Progress:
         if asked % self.every:
             return
         s = w.state
-        events = (int(s[ARRIVALS]), int(s[CHANGES]), int(s[UNFINISHED]))
-        rows = int(s[LOG_ROWS])
+        events = (int(s["arrivals"][0]), int(s["changes"][0]), int(s["unfinished"][0]))
+        rows = int(s["log_rows"][0])
         if events != self.events or rows == self.rows or self._lasts(w):
-            self.since, self.started, self.lost = int(s[TIME]), rows, 0
+            self.since, self.started, self.lost = int(s["time"][0]), rows, 0
         else:
             self.lost += 1
             worked = self._worked(w)
@@ -62,26 +47,25 @@ class Progress:
                 without = "a pass, whose work is lost" if worked else "their restart cost"
                 raise Stalled(
                     f"policy {format_value(policy)} makes no progress: from time {first} to "
-                    f"{s[TIME]} it "
+                    f"{s['time'][0]} it "
                     f"started jobs {rows - before} times and stopped them all before the end of "
-                    f"{without}; nothing arrived, ended or changed ({s[ACTIVE]} jobs are active)"
+                    f"{without}; nothing arrived, ended or changed ({s['active'][0]} jobs are "
+                    "active)"
                 )
-        self.time, self.rows, self.events = int(s[TIME]), rows, events
+        self.time, self.rows, self.events = int(s["time"][0]), rows, events
 
     def _lasts(self, w: World) -> bool:
         """Whether any work was done since then that was not lost, or an older stay goes on."""
-        log = w.log[: w.state[LOG_ROWS]]
-        job = w.job[w.active[: w.state[ACTIVE]]]
-        older = (job[:, PHASE] == RUNS) & (job[:, STAY] <= self.time)
-        kept = (log[:, LOG_END] > self.time) & (log[:, LOG_WORK] > 0)
+        log = w.log[: w.state["log_rows"][0]]
+        job = w.job[w.active[: w.state["active"][0]]]
+        older = (job["phase"] == RUNS) & (job["stay"] <= self.time)
+        kept = (log["end"] > self.time) & (log["work"] > 0)
         return bool(older.any() or kept.any())
 
     def _worked(self, w: World) -> bool:
         """Whether any work was done since then, lost or not."""
-        log = w.log[: w.state[LOG_ROWS]]
-        ended = (log[:, LOG_END] > self.time) & (
-            log[:, LOG_END] - log[:, LOG_START] > log[:, LOG_RESTART]
-        )
-        job = w.job[w.active[: w.state[ACTIVE]]]
-        works = (job[:, PHASE] == RUNS) & (job[:, SINCE] < w.state[TIME])
+        log = w.log[: w.state["log_rows"][0]]
+        ended = (log["end"] > self.time) & (log["end"] - log["start"] > log["restart"])
+        job = w.job[w.active[: w.state["active"][0]]]
+        works = (job["phase"] == RUNS) & (job["since"] < w.state["time"][0])
         return bool(ended.any() or works.any())

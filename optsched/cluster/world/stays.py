@@ -5,66 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from optsched.cluster.world.heap import enter, move, withdraw
-from optsched.cluster.world.layout import (
-    ALONE,
-    ATTAINED,
-    BELIEVED,
-    CONSOLIDATED,
-    COST,
-    COUNT,
-    DONE,
-    END_SIZE,
-    ENTERED,
-    FIRST_SIZE,
-    FIRST_START,
-    FOLLOWING,
-    FREE,
-    FREE_GPUS,
-    FREE_UNITS,
-    FREE_ZERO,
-    GPUS,
-    HELD,
-    HORIZON,
-    KEPT,
-    LATE,
-    LOG_END,
-    LOG_END_NODE,
-    LOG_FIRST,
-    LOG_GPUS,
-    LOG_HALF,
-    LOG_JOB,
-    LOG_NODES,
-    LOG_PARTNER,
-    LOG_RESTART,
-    LOG_ROWS,
-    LOG_START,
-    LOG_WORK,
-    LOSES_PASS,
-    LUCID_NODE,
-    NEXT,
-    OWED,
-    PARTNER,
-    PASS_END,
-    PASS_WORK,
-    PASSES,
-    PENDING,
-    PHASE,
-    PREEMPTED,
-    RATE,
-    ROW,
-    RUNS,
-    SINCE,
-    SLOT,
-    SPARE,
-    STARTS,
-    STAY,
-    STAY_DONE,
-    TAKES,
-    TIME,
-    WHERE,
-    WORK_TOTAL,
-    WORLD,
-)
+from optsched.cluster.world.layout import LUCID_NODE, PENDING, RUNS, WORLD
 from optsched.cluster.world.log import HALF_A, HALF_B, WHOLE
 from optsched.kernels.compile import INT, entry, helper
 
@@ -78,32 +19,32 @@ NEVER: Final = 2**62
 @entry(INT, WORLD, INT, counted=False)
 def done_now(w, j):  # type: ignore[no-untyped-def]
     """Work done, at most all."""
-    done = w.job[j, DONE]
-    if w.job[j, SLOT] >= 0 and w.state[TIME] > w.job[j, SINCE]:
-        done += w.job[j, RATE] * (w.state[TIME] - w.job[j, SINCE])
-    return min(done, w.given[j, WORK_TOTAL])
+    done = w.job[j].done
+    if w.job[j].slot >= 0 and w.state[0].time > w.job[j].since:
+        done += w.job[j].rate * (w.state[0].time - w.job[j].since)
+    return min(done, w.given[j].work_total)
 
 
 @helper(INT, WORLD, INT, INT, counted=False)
 def remaining_now(w, j, clairvoyant):  # type: ignore[no-untyped-def]
     """Work left, the true one (clairvoyant = 1) or that by the estimate, at least 1."""
     if clairvoyant == 1:
-        return w.given[j, WORK_TOTAL] - done_now(w, j)
-    return max(1, w.given[j, BELIEVED] - done_now(w, j))
+        return w.given[j].work_total - done_now(w, j)
+    return max(1, w.given[j].believed - done_now(w, j))
 
 
 @helper(INT, WORLD, INT, counted=False)
 def attained_now(w, j):  # type: ignore[no-untyped-def]
     """GPU-time received, restarts included."""
-    if w.job[j, SLOT] < 0:
-        return w.job[j, ATTAINED]
-    return w.job[j, ATTAINED] + w.job[j, GPUS] * (w.state[TIME] - w.job[j, STAY])
+    if w.job[j].slot < 0:
+        return w.job[j].attained
+    return w.job[j].attained + w.job[j].gpus * (w.state[0].time - w.job[j].stay)
 
 
 @helper(INT, WORLD, INT, counted=False)
 def at_pass_end(w, j):  # type: ignore[no-untyped-def]
     """1 if job j is pending or ended a pass at this instant."""
-    return 1 if w.job[j, SLOT] < 0 or w.job[j, PASS_END] == w.state[TIME] else 0
+    return 1 if w.job[j].slot < 0 or w.job[j].pass_end == w.state[0].time else 0
 
 
 @helper(INT, WORLD, INT, INT, counted=False)
@@ -112,7 +53,7 @@ def is_size(w, j, gpus):  # type: ignore[no-untyped-def]
     wanted = 0 if gpus == -1 else gpus
     if gpus == 0 or gpus < -1:
         return 0
-    for k in range(w.given[j, FIRST_SIZE], w.given[j, END_SIZE]):
+    for k in range(w.given[j].first_size, w.given[j].end_size):
         if w.size[k] == wanted:
             return 1
     return 0
@@ -122,7 +63,7 @@ def is_size(w, j, gpus):  # type: ignore[no-untyped-def]
 def rate_of(w, j, gpus):  # type: ignore[no-untyped-def]
     """Work per unit of time at an allowed size, without contention; 0 if it is not allowed."""
     wanted = 0 if gpus == -1 else gpus
-    for k in range(w.given[j, FIRST_SIZE], w.given[j, END_SIZE]):
+    for k in range(w.given[j].first_size, w.given[j].end_size):
         if w.size[k] == wanted:
             return w.rate[k]
     return 0
@@ -134,32 +75,32 @@ def rate_of(w, j, gpus):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, counted=False)
 def sync(w, j):  # type: ignore[no-untyped-def]
     """Book the progress of running job j until now."""
-    now = w.state[TIME]
-    if now > w.job[j, SINCE]:
-        done = w.job[j, DONE] + w.job[j, RATE] * (now - w.job[j, SINCE])
-        w.job[j, DONE], w.job[j, SINCE] = min(done, w.given[j, WORK_TOTAL]), now
-    return w.job[j, DONE]
+    now = w.state[0].time
+    if now > w.job[j].since:
+        done = w.job[j].done + w.job[j].rate * (now - w.job[j].since)
+        w.job[j].done, w.job[j].since = min(done, w.given[j].work_total), now
+    return w.job[j].done
 
 
 @helper(INT, WORLD, INT, counted=False)
 def foresee(w, j):  # type: ignore[no-untyped-def]
-    """Set `NEXT` of a synchronised job: the first time at which a pass or all work is done."""
-    goal = min((w.job[j, PASSES] + 1) * w.given[j, PASS_WORK], w.given[j, WORK_TOTAL])
-    left, rate = goal - w.job[j, DONE], w.job[j, RATE]
+    """Set `JOB.next` of a synchronised job: the first time at which a pass or all work is done."""
+    goal = min((w.job[j].passes + 1) * w.given[j].pass_work, w.given[j].work_total)
+    left, rate = goal - w.job[j].done, w.job[j].rate
     wait = (left + rate - 1) // rate
-    if goal == w.given[j, WORK_TOTAL]:
-        wait += w.state[LATE]
-    w.job[j, NEXT] = NEVER if wait > w.state[HORIZON] else w.job[j, SINCE] + wait
-    return w.job[j, NEXT]
+    if goal == w.given[j].work_total:
+        wait += w.state[0].late
+    w.job[j].next = NEVER if wait > w.state[0].horizon else w.job[j].since + wait
+    return w.job[j].next
 
 
 @helper(INT, WORLD, INT, INT, counted=False)
 def set_rate(w, j, rate):  # type: ignore[no-untyped-def]
     """Another speed from now on, for neighbours came or went; 1 if it changed."""
-    if rate == w.job[j, RATE]:
+    if rate == w.job[j].rate:
         return 0
     sync(w, j)
-    w.job[j, RATE] = rate
+    w.job[j].rate = rate
     foresee(w, j)
     move(w, j)
     return 1
@@ -171,21 +112,21 @@ def set_rate(w, j, rate):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, INT, counted=False)
 def _note(w, node, count):  # type: ignore[no-untyped-def]
     """Write a row of the stay that is being opened: nodes ascending."""
-    i = w.state[LOG_NODES]
-    first = w.log[w.state[LOG_ROWS], LOG_FIRST]
+    i = w.state[0].log_nodes
+    first = w.log[w.state[0].log_rows].first
     while i > first and w.log_node[i - 1, 0] > node:
         w.log_node[i, 0], w.log_node[i, 1] = w.log_node[i - 1, 0], w.log_node[i - 1, 1]
         i -= 1
     w.log_node[i, 0], w.log_node[i, 1] = node, count
-    w.state[LOG_NODES] += 1
+    w.state[0].log_nodes += 1
     return i
 
 
 @helper(INT, WORLD, INT, INT, counted=False)
 def _take(w, node, count):  # type: ignore[no-untyped-def]
     """Take GPUs of a node that has them."""
-    w.node[node, FREE] -= count
-    w.state[FREE_GPUS] -= count
+    w.node[node].free -= count
+    w.state[0].free_gpus -= count
     return _note(w, node, count)
 
 
@@ -197,8 +138,8 @@ def _best_fit(w, gpus):  # type: ignore[no-untyped-def]
         best = most = -1
         least, greatest = NEVER, 0
         for n in range(w.node.shape[0]):
-            free = w.node[n, FREE]
-            if w.node[n, TAKES] == 0 or free == 0:
+            free = w.node[n].free
+            if w.node[n].takes == 0 or free == 0:
                 continue
             if need <= free < least:
                 best, least = n, free
@@ -224,7 +165,7 @@ def _consolidated(w, gpus):  # type: ignore[no-untyped-def]
         whole, rest = 0, gpus
     idle, best, least, most = 0, -1, NEVER, 0
     for n in range(w.node.shape[0]):
-        free = w.node[n, FREE]
+        free = w.node[n].free
         if whole > 0:
             if free == LUCID_NODE and idle < whole:
                 idle += 1
@@ -237,7 +178,7 @@ def _consolidated(w, gpus):  # type: ignore[no-untyped-def]
     if rest > 0:
         _take(w, best, rest)
     for n in range(w.node.shape[0]):
-        if whole > 0 and w.node[n, FREE] == LUCID_NODE and n != best:
+        if whole > 0 and w.node[n].free == LUCID_NODE and n != best:
             _take(w, n, LUCID_NODE)
             whole -= 1
     return 1
@@ -248,46 +189,46 @@ def _take_unit(w, node, hold):  # type: ignore[no-untyped-def]
     """Take a zero-slot unit of this node (-1: of the first that has one)."""
     if node < 0:
         node = 0
-        while w.node[node, TAKES] == 0 or w.node[node, FREE_UNITS] == 0:
+        while w.node[node].takes == 0 or w.node[node].free_units == 0:
             node += 1
-    w.node[node, FREE_UNITS] -= 1
-    w.state[FREE_ZERO] -= 1
-    row = w.state[SPARE]
-    w.state[SPARE] = w.held[row, FOLLOWING]
-    w.held[row, WHERE], w.held[row, COUNT], w.held[row, FOLLOWING] = node, 0, -1
-    w.job[hold, HELD] = row
+    w.node[node].free_units -= 1
+    w.state[0].free_zero -= 1
+    row = w.state[0].spare
+    w.state[0].spare = w.held[row].following
+    w.held[row].where, w.held[row].count, w.held[row].following = node, 0, -1
+    w.job[hold].held = row
     return node
 
 
 @helper(INT, WORLD, INT, INT, INT, counted=False)
 def _open(w, j, gpus, half):  # type: ignore[no-untyped-def]
     """Let job j run on what was noted for it, after its restart cost."""
-    now, row = w.state[TIME], w.state[LOG_ROWS]
-    cost = w.given[j, COST] + w.job[j, OWED] if w.job[j, STARTS] > 0 else 0
+    now, row = w.state[0].time, w.state[0].log_rows
+    cost = w.given[j].cost + w.job[j].owed if w.job[j].starts > 0 else 0
     last = -1
-    for i in range(w.log[row, LOG_FIRST], w.state[LOG_NODES]):
-        spare = w.state[SPARE]
-        w.state[SPARE] = w.held[spare, FOLLOWING]
-        w.held[spare, WHERE], w.held[spare, COUNT] = w.log_node[i, 0], w.log_node[i, 1]
-        w.held[spare, FOLLOWING] = -1
+    for i in range(w.log[row].first, w.state[0].log_nodes):
+        spare = w.state[0].spare
+        w.state[0].spare = w.held[spare].following
+        w.held[spare].where, w.held[spare].count = w.log_node[i, 0], w.log_node[i, 1]
+        w.held[spare].following = -1
         if last < 0:
-            w.job[j, HELD] = spare
+            w.job[j].held = spare
         else:
-            w.held[last, FOLLOWING] = spare
+            w.held[last].following = spare
         last = spare
-    w.log[row, LOG_JOB], w.log[row, LOG_START], w.log[row, LOG_END] = j, now, -1
-    w.log[row, LOG_RESTART], w.log[row, LOG_GPUS], w.log[row, LOG_HALF] = cost, gpus, half
-    w.log[row, LOG_WORK], w.log[row, LOG_PARTNER] = 0, -1
-    w.log[row, LOG_END_NODE] = w.state[LOG_NODES]
-    w.state[LOG_ROWS] += 1
-    w.job[j, PHASE], w.job[j, GPUS], w.job[j, ROW], w.job[j, STAY] = RUNS, gpus, row, now
-    w.job[j, ENTERED] = now
-    if w.job[j, STARTS] == 0:
-        w.job[j, FIRST_START] = now
-    w.job[j, STARTS] += 1
-    w.job[j, SINCE], w.job[j, STAY_DONE] = now + cost, w.job[j, DONE]
-    w.job[j, KEPT] = w.job[j, DONE]
-    w.job[j, RATE] = w.job[j, ALONE] = rate_of(w, j, gpus if gpus > 0 else -1)
+    w.log[row].job, w.log[row].start, w.log[row].end = j, now, -1
+    w.log[row].restart, w.log[row].gpus, w.log[row].half = cost, gpus, half
+    w.log[row].work, w.log[row].partner = 0, -1
+    w.log[row].end_node = w.state[0].log_nodes
+    w.state[0].log_rows += 1
+    w.job[j].phase, w.job[j].gpus, w.job[j].row, w.job[j].stay = RUNS, gpus, row, now
+    w.job[j].entered = now
+    if w.job[j].starts == 0:
+        w.job[j].first_start = now
+    w.job[j].starts += 1
+    w.job[j].since, w.job[j].stay_done = now + cost, w.job[j].done
+    w.job[j].kept = w.job[j].done
+    w.job[j].rate = w.job[j].alone = rate_of(w, j, gpus if gpus > 0 else -1)
     foresee(w, j)
     return enter(w, j)
 
@@ -299,15 +240,15 @@ def start(w, j, gpus):  # type: ignore[no-untyped-def]
     Also the second half of a resize, after ``release(w, j, 1)``. All releases of an instant come
     before its starts.
     """
-    w.log[w.state[LOG_ROWS], LOG_FIRST] = w.state[LOG_NODES]
+    w.log[w.state[0].log_rows].first = w.state[0].log_nodes
     if gpus < 0:
-        if w.state[FREE_ZERO] == 0:
+        if w.state[0].free_zero == 0:
             return 0
         _take_unit(w, -1, j)
     else:
-        if gpus > w.state[FREE_GPUS]:
+        if gpus > w.state[0].free_gpus:
             return 0
-        if w.state[CONSOLIDATED] == 0:
+        if w.state[0].consolidated == 0:
             _best_fit(w, gpus)
         elif _consolidated(w, gpus) == 0:
             return 0
@@ -320,11 +261,11 @@ def start_on(w, j, gpus, first, end):  # type: ignore[no-untyped-def]
     """The same on the nodes of rows ``first:end`` of `World.named`; 0 if one has too few."""
     for i in range(first, end):
         node = w.named[i, 0]
-        if w.node[node, TAKES] == 0 or w.node[node, FREE] < w.named[i, 1]:
+        if w.node[node].takes == 0 or w.node[node].free < w.named[i, 1]:
             return 0
-        if gpus < 0 and w.node[node, FREE_UNITS] == 0:
+        if gpus < 0 and w.node[node].free_units == 0:
             return 0
-    w.log[w.state[LOG_ROWS], LOG_FIRST] = w.state[LOG_NODES]
+    w.log[w.state[0].log_rows].first = w.state[0].log_nodes
     if gpus < 0:
         _take_unit(w, w.named[first, 0], j)
     else:
@@ -337,65 +278,65 @@ def start_on(w, j, gpus, first, end):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, INT, counted=False)
 def start_beside(w, j, partner):  # type: ignore[no-untyped-def]
     """Run pending job j on the GPUs of a running job that shares them with nobody; else 0."""
-    if partner == j or w.job[partner, PHASE] != RUNS or w.job[partner, PARTNER] >= 0:
+    if partner == j or w.job[partner].phase != RUNS or w.job[partner].partner >= 0:
         return 0
-    if w.job[partner, GPUS] == 0:
+    if w.job[partner].gpus == 0:
         return 0
-    w.log[w.state[LOG_ROWS], LOG_FIRST] = w.state[LOG_NODES]
-    row = w.job[partner, HELD]
+    w.log[w.state[0].log_rows].first = w.state[0].log_nodes
+    row = w.job[partner].held
     while row >= 0:
-        _note(w, w.held[row, WHERE], w.held[row, COUNT])
-        row = w.held[row, FOLLOWING]
-    theirs = w.job[partner, ROW]
-    if w.log[theirs, LOG_HALF] == WHOLE:
-        w.log[theirs, LOG_HALF] = HALF_A
-    half = HALF_B if w.log[theirs, LOG_HALF] == HALF_A else HALF_A
-    _open(w, j, w.job[partner, GPUS], half)
-    w.log[w.job[j, ROW], LOG_PARTNER] = theirs
-    w.job[j, PARTNER], w.job[partner, PARTNER] = partner, j
+        _note(w, w.held[row].where, w.held[row].count)
+        row = w.held[row].following
+    theirs = w.job[partner].row
+    if w.log[theirs].half == WHOLE:
+        w.log[theirs].half = HALF_A
+    half = HALF_B if w.log[theirs].half == HALF_A else HALF_A
+    _open(w, j, w.job[partner].gpus, half)
+    w.log[w.job[j].row].partner = theirs
+    w.job[j].partner, w.job[partner].partner = partner, j
     return 1
 
 
 @helper(INT, WORLD, INT, counted=False)
 def vacate(w, j):  # type: ignore[no-untyped-def]
     """Close the stay of synchronised running job j and give back what it holds alone."""
-    now, row, partner = w.state[TIME], w.job[j, ROW], w.job[j, PARTNER]
-    w.log[row, LOG_END], w.log[row, LOG_WORK] = now, w.job[j, DONE] - w.job[j, STAY_DONE]
-    w.log[row, LOG_RESTART] = min(w.log[row, LOG_RESTART], now - w.job[j, STAY])
-    w.job[j, ATTAINED] += w.job[j, GPUS] * (now - w.job[j, STAY])
-    spare = w.job[j, HELD]
+    now, row, partner = w.state[0].time, w.job[j].row, w.job[j].partner
+    w.log[row].end, w.log[row].work = now, w.job[j].done - w.job[j].stay_done
+    w.log[row].restart = min(w.log[row].restart, now - w.job[j].stay)
+    w.job[j].attained += w.job[j].gpus * (now - w.job[j].stay)
+    spare = w.job[j].held
     while spare >= 0:
         node, count, following = (
-            w.held[spare, WHERE],
-            w.held[spare, COUNT],
-            w.held[spare, FOLLOWING],
+            w.held[spare].where,
+            w.held[spare].count,
+            w.held[spare].following,
         )
-        if w.job[j, GPUS] == 0:
-            w.node[node, FREE_UNITS] += 1
-            w.state[FREE_ZERO] += w.node[node, TAKES]
+        if w.job[j].gpus == 0:
+            w.node[node].free_units += 1
+            w.state[0].free_zero += w.node[node].takes
         elif partner < 0:
-            w.node[node, FREE] += count
-            w.state[FREE_GPUS] += count * w.node[node, TAKES]
-        w.held[spare, FOLLOWING] = w.state[SPARE]
-        w.state[SPARE] = spare
+            w.node[node].free += count
+            w.state[0].free_gpus += count * w.node[node].takes
+        w.held[spare].following = w.state[0].spare
+        w.state[0].spare = spare
         spare = following
     if partner >= 0:
-        w.job[partner, PARTNER] = w.job[j, PARTNER] = -1
-    w.job[j, HELD] = w.job[j, ROW] = -1
-    w.job[j, GPUS] = w.job[j, RATE] = w.job[j, ALONE] = 0
+        w.job[partner].partner = w.job[j].partner = -1
+    w.job[j].held = w.job[j].row = -1
+    w.job[j].gpus = w.job[j].rate = w.job[j].alone = 0
     return withdraw(w, j)
 
 
 @helper(INT, WORLD, INT, INT, counted=False)
 def release(w, j, keeps):  # type: ignore[no-untyped-def]
     """Take running job j off its GPUs: for a resize (keeps = 1: `start` follows) or preempted."""
-    if w.state[LATE] == 1:
-        w.job[j, OWED] = max(0, w.job[j, SINCE] - w.state[TIME])
+    if w.state[0].late == 1:
+        w.job[j].owed = max(0, w.job[j].since - w.state[0].time)
     sync(w, j)
-    if w.state[LOSES_PASS] == 1:
-        w.job[j, DONE] = w.job[j, KEPT]
+    if w.state[0].loses_pass == 1:
+        w.job[j].done = w.job[j].kept
     vacate(w, j)
-    w.job[j, PHASE], w.job[j, ENTERED] = PENDING, w.state[TIME]
+    w.job[j].phase, w.job[j].entered = PENDING, w.state[0].time
     if keeps == 0:
-        w.job[j, PREEMPTED] += 1
+        w.job[j].preempted += 1
     return 0

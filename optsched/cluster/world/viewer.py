@@ -7,17 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.cluster.world import columns as world_view
-from optsched.cluster.world.layout import (
-    ACTIVE,
-    CAPACITY,
-    FREE,
-    FREE_UNITS,
-    PARTNER,
-    PASSES,
-    TAKES,
-    TIME,
-    VERSION,
-)
 from optsched.cluster.world.policy import ClusterView
 
 if TYPE_CHECKING:
@@ -83,17 +72,17 @@ class Viewer:
     def look(self) -> EngineView:
         """The view of the present instant; earlier ones are over."""
         state = self.world.state
-        n = int(state[ACTIVE])
+        n = int(state["active"][0])
         table = self.world.present[:, :n].copy()
         table.flags.writeable = False
         self.asked += 1
-        if self.version != state[VERSION]:
-            self.version = int(state[VERSION])
+        if self.version != state["version"][0]:
+            self.version = int(state["version"][0])
             self.kept = {}
         columns = dict(self.kept)
         columns["job"], columns["gpus"], columns["done"], columns["remaining"], *flags = table
         columns["_flags"] = flags
-        columns["time"] = int(state[TIME])
+        columns["time"] = int(state["time"][0])
         columns["workload"], columns["settings"] = self.workload, self.settings
         return EngineView(self, columns)
 
@@ -155,7 +144,7 @@ def _observed(viewer: Viewer, columns: dict[str, Any]) -> None:
     jobs, workload = columns["job"], viewer.workload
     first = workload.observed_ptr[jobs]
     known = workload.observed_ptr[jobs + 1] - first
-    ptr, source = _rows(first, np.minimum(known, viewer.world.job[jobs, PASSES]))
+    ptr, source = _rows(first, np.minimum(known, viewer.world.job["passes"][jobs]))
     columns["observed_ptr"] = _frozen(ptr)
     columns["observed"] = _frozen(workload.observed[source])
 
@@ -169,16 +158,16 @@ def _held(viewer: Viewer, columns: dict[str, Any]) -> None:
     columns["held_count"] = _frozen(count)
 
 
-def _of_nodes(name: str, column: int) -> Callable[[Viewer, dict[str, Any]], None]:
+def _of_nodes(name: str, column: str) -> Callable[[Viewer, dict[str, Any]], None]:
     def make(viewer: Viewer, columns: dict[str, Any]) -> None:
         node = viewer.world.node
-        columns[name] = _frozen(node[:, column] * node[:, TAKES])
+        columns[name] = _frozen(node[column] * node["takes"])
 
     return make
 
 
 def _partners(viewer: Viewer, columns: dict[str, Any]) -> None:
-    partner = viewer.world.job[columns["job"], PARTNER]
+    partner = viewer.world.job["partner"][columns["job"]]
     found = np.searchsorted(columns["job"], partner)
     columns["partner"] = _frozen(np.where(partner < 0, -1, found))
 
@@ -191,7 +180,7 @@ _LATER: Final[dict[str, Callable[[Viewer, dict[str, Any]], None]]] = {
     "size_ptr": _sizes, "size": _sizes, "rate": _sizes,
     "observed_ptr": _observed, "observed": _observed,
     "held_ptr": _held, "held_node": _held, "held_count": _held,
-    "free": _of_nodes("free", FREE), "capacity": _of_nodes("capacity", CAPACITY),
-    "zero_free": _of_nodes("zero_free", FREE_UNITS),
+    "free": _of_nodes("free", "free"), "capacity": _of_nodes("capacity", "capacity"),
+    "zero_free": _of_nodes("zero_free", "free_units"),
     "partner": _partners,
 }  # fmt: skip

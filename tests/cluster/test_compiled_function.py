@@ -1,0 +1,98 @@
+"""Policies made of one function by the decorator `compiled`."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from depth import depth, few_examples
+from hypothesis import given
+from rigid_workloads import clusters, workload
+
+from optsched.cluster import Nodes, PolicyError, Stalled, compiled, simulate
+from optsched.errors import InputError
+from optsched.testing import check_policy
+from optsched.testing.policy_worlds import policy_worlds
+
+
+@compiled
+def longest(view):
+    """Whoever has waited longest, at its largest size."""
+    quota = view.gpus.copy()
+    room = view.free.sum()
+    for i in range(len(quota)):
+        largest = view.size[view.size_ptr[i + 1] - 1]
+        if not view.running[i] and largest <= room:
+            quota[i] = largest
+            room -= largest
+    return quota
+
+
+@compiled(clairvoyant=True)
+def greedy(view):
+    """Least of everything that there is to see; preempts where it may."""
+    quota = view.gpus.copy()
+    key = view.remaining + view.done + view.attained + view.passes + view.submit + view.priority
+    key = key - view.group + np.rint(view.weight).astype(np.int64) + view.job
+    room = view.free.sum()
+    for i in np.argsort(key, kind="mergesort"):
+        size = view.size[view.size_ptr[i]]
+        if not view.running[i] and size <= room and view.rate[view.size_ptr[i]] > 0:
+            quota[i] = size
+            room -= size
+        elif view.running[i] and view.preemptible[i] and view.at_pass_end[i] and view.time % 5 == 4:
+            quota[i] = 0
+    return quota if view.capacity.sum() > 0 else view.gpus
+
+
+@pytest.mark.parametrize("policy", [longest, greedy])
+@few_examples
+@given(clusters(15))
+def test_compiled_equals_asked(policy, case):
+    """All columns are those of a `ClusterView`."""
+    jobs, nodes, how = case
+    fast = simulate(jobs, policy, nodes, **how).log
+    slow = simulate(jobs, policy, nodes, engine="generic", **how).log
+    for key in fast._fields:
+        assert np.array_equal(getattr(fast, key), getattr(slow, key)), key
+
+
+def test_it_is_a_policy():
+    """With a name and without options; it may be sent to other processes."""
+    assert (longest.name, longest.clairvoyant, longest.options) == ("longest", False, ())
+    assert (greedy.name, greedy.clairvoyant) == ("greedy", True)
+    check_policy(longest, worlds=policy_worlds(depth(4, 20)))
+    assert pickle.loads(pickle.dumps(longest)) is longest
+
+
+def test_what_is_wrong_is_said():
+    """In the function, in its answer, or in what it leads to."""
+    jobs, nodes = workload([0, 1], [4, 8], [5, 5]), Nodes(1)
+
+    @compiled
+    def all_at_once(view):
+        return view.size.copy()
+
+    @compiled
+    def short(view):
+        return view.gpus[1:].copy()
+
+    @compiled
+    def never(view):
+        return view.gpus.copy()
+
+    @compiled
+    def unknown(view):
+        return view.nothing
+
+    with pytest.raises(PolicyError, match=r"all_at_once\W+at time 1: job .*over-allocation"):
+        simulate(jobs, all_at_once, nodes)
+    with pytest.raises(PolicyError, match="expected 1 numbers"):
+        simulate(jobs, short, nodes)
+    with pytest.raises(Stalled, match="starts none"):
+        simulate(jobs, never, nodes)
+    with pytest.raises(InputError, match="unknown: numba cannot compile it"):
+        simulate(jobs, unknown, nodes)
+    with pytest.raises(InputError, match="expected a function"):
+        compiled(3)
