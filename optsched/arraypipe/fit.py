@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -29,7 +28,7 @@ from optsched.arraypipe.runtime.environment import (
 from optsched.arraypipe.runtime.stages import fresh_model
 from optsched.arraypipe.train_alone import NotIdentical
 from optsched.arraypipe.training_run import RunOptions
-from optsched.errors import InputError, InternalError, OptschedError
+from optsched.errors import InputError, InternalError
 from optsched.io.text import duration
 from optsched.io.values import integer
 
@@ -354,25 +353,11 @@ def _solved(
     result = solve(problem, time_limit=time_limit, stop=Gap(_GOOD))
     if result.schedule is None:
         raise InternalError("the solver found no schedule")
-    schedule, bound = result.schedule, problem.lower_bound()
-    if problem.evaluate(schedule) > (1 + _GOOD) * bound:  # kernels may not be there yet
-        schedule = min([schedule, *_by_hand(problem)], key=problem.evaluate)
-    say(_predicted(problem.evaluate(schedule), result.lower_bound or bound))
-    return schedule, problem
+    bound = result.lower_bound or problem.lower_bound()
+    say(_predicted(problem.evaluate(result.schedule), bound))
+    return result.schedule, problem
 
 
 def _predicted(period: float, bound: float) -> str:
     above = f"{period / max(1, bound) - 1:.1%} above the bound of {duration(bound)}"
     return f"predicted: {duration(period)} a cycle, {above}"
-
-
-def _by_hand(problem: JobArray) -> list[Schedule]:
-    """The orders that pipelines are known for, as far as they fit the array and its memory."""
-    from optsched import pipelines
-    from optsched.model.verify import verify
-
-    found = []
-    for make in (pipelines.one_f_one_b, pipelines.gpipe):
-        with suppress(OptschedError):  # several stages a device, for one
-            found.append(make(problem))
-    return [schedule for schedule in found if not verify(schedule)]
