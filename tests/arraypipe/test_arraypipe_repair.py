@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from optsched import InputError, JobArray, Rows, Schedule, verify
 from optsched.arraypipe import compile, random_schedule
 from optsched.arraypipe.memory.budget import budget
-from optsched.arraypipe.plan.edits import without
-from optsched.arraypipe.plan.orders import topological
+from optsched.arraypipe.plan.orders import topological, without
 from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:

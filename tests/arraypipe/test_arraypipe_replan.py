@@ -17,7 +17,7 @@ from arraypipe_plans import random_rolling
 import optsched
 from optsched import JobArray, Schedule, verify
 from optsched.arraypipe.life.replanner import _CHILD, Replanner
-from optsched.arraypipe.plan.edits import without
+from optsched.arraypipe.plan.orders import without
 from optsched.model.schedule import Problem
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import optsched
 from optsched import JobArray
-from optsched.arraypipe.plan.edits import blocks_only
+from optsched.arraypipe.plan.checks import blocks_only
 from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile, routes
 from optsched.arraypipe.plan.segments import Change, Course, Walk

@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.life.replanner import Replanner
-from optsched.arraypipe.plan.edits import without
+from optsched.arraypipe.plan.orders import without
 from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.runtime.stages import waits_for_all

@@ -3,26 +3,50 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from optsched.analysis.occupancy import held_bytes, jobs_that_fit
-from optsched.arraypipe.plan.types import KINDS, MARK, Block
+from optsched.arraypipe.plan.types import COPIES, KINDS, MARK, MESSAGES, Block
 from optsched.errors import InputError
 from optsched.io.strict_json import format_json
+from optsched.model.schedule import Rows, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from optsched.model.schedule import IntArray, Schedule
+    from optsched.model.schedule import IntArray
 
     Sequences = tuple[tuple[int, ...], ...]
     Labels = tuple[tuple[Block, ...], int, tuple[int, ...], tuple[int, ...]]
 
 
 _MOST_CYCLES: Final = 10_000  # largest offset: a run looks at so many cycles more
+
+
+def blocks_only(schedule: Schedule) -> Schedule:
+    """A scheduled document without messages and copies of states, and without their links.
+
+    What a message joined is joined by an arc of its own. Documents without links are given back as
+    they are.
+    """
+    carried = np.isin(schedule.kind, [*MESSAGES, *COPIES.values()])
+    if not carried.any():
+        return schedule
+    kept = schedule.subset(~carried)
+    used = [r for r in range(len(kept.users)) if not len(schedule.users[r]) or len(kept.users[r])]
+    at = np.full(schedule.n_resources, -1)
+    at[used] = np.arange(len(used))
+    assert kept.sequences is not None
+    return replace(
+        kept,
+        resources=tuple(schedule.resources[r] for r in used),
+        op_resources=Rows(kept.op_resources.indptr, at[kept.op_resources.ids]),
+        sequences=Rows.of(kept.sequences[r] for r in used),
+    )
 
 
 def identify(schedule: Schedule) -> Labels:

@@ -1,14 +1,17 @@
-"""Feasible schedules drawn at random: what exactness is tested on when no solver is at hand."""
+"""Orders that no solver has made: drawn at random, or what is left of one without some jobs."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from optsched.arraypipe.plan.plan import training_arcs
 from optsched.arraypipe.plan.types import Block
 from optsched.errors import InputError
-from optsched.model.graph import evaluate
+from optsched.model.graph import evaluate, scheduled
 from optsched.model.schedule import Arcs, Resource, Rows, Schedule
 
 if TYPE_CHECKING:
@@ -99,3 +102,31 @@ def topological(n: int, arcs: Iterable[tuple[int, int]], draw: random.Random) ->
             if not waiting[j]:
                 ready.append(j)
     return order
+
+
+def without(schedule: Schedule, jobs: Collection[int]) -> Schedule:
+    """The schedule without some jobs: the others keep their order, and start as early as it allows.
+
+    It is feasible if the schedule was, and its period (or makespan) is no longer, as long as no
+    family of setups spans two jobs. Jobs, and families if they are jobs, are numbered anew.
+    `InputError` if there is no such job, or none would be left.
+    """
+    if schedule.sequences is None:
+        raise InputError("this graph is not scheduled: it has no sequences")
+    there = set(schedule.job.tolist())
+    for job in jobs:
+        if isinstance(job, bool) or job not in there:
+            raise InputError(f"jobs: the schedule has no job {job!r}")
+    if there <= set(jobs):
+        raise InputError(f"jobs: none would be left of {len(there)}")
+    kept = schedule.subset(~np.isin(schedule.job, np.array([*jobs], np.int64)))
+    number = np.unique(kept.job, return_inverse=True)[1].astype(np.int64)
+    family = number if np.array_equal(kept.family, kept.job) else kept.family
+    kept = replace(kept, job=number, family=family)
+    assert kept.sequences is not None
+    provenance = {"order": "jobs deleted", "jobs": sorted(set(jobs))}
+    if kept.period is None:
+        return scheduled(kept.graph(), kept.sequences, provenance)
+    from optsched.analysis.rolling import rolling  # compiled
+
+    return rolling(kept.graph(), kept.sequences, kept.offset, provenance)

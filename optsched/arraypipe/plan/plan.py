@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from optsched.arraypipe.plan.checks import (
+    blocks_only,
     check_memory,
     check_microbatches,
     check_together,
     identify,
 )
-from optsched.arraypipe.plan.edits import blocks_only
 from optsched.arraypipe.plan.types import Channel, Message, Routes
 from optsched.errors import CyclicOrder, InputError
 from optsched.model.cycles import cycle_of

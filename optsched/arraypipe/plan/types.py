@@ -29,6 +29,7 @@ class Block(NamedTuple):
 
 
 MESSAGES: Final = ("activation", "gradient", "tied", "weight", "factor")
+COPIES: Final = {"in": "copy in", "out": "copy out"}  # kinds of copies of states, by direction
 STOP: Final = 1  # flags of a message: its job ends with this iteration,
 FAILED: Final = 2  # it has failed,
 TOMBSTONE: Final = 4  # and nothing is carried

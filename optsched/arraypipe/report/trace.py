@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.arraypipe.plan.edits import COPIES
+from optsched.arraypipe.plan.types import COPIES
 from optsched.arraypipe.report.executed import grouped
 from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
 

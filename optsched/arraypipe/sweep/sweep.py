@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.life.changes import fits_seat
-from optsched.arraypipe.plan.edits import without
+from optsched.arraypipe.plan.orders import without
 from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.plan.segments import places
 from optsched.arraypipe.runtime.environment import is_follower
