@@ -28,7 +28,7 @@ from torch import nn
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder
-from optsched.arraypipe.distributed import collect
+from optsched.arraypipe.distributed import ranks as run_of_ranks
 from optsched.arraypipe.distributed.transport import Stalled
 from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.runtime.worker import Worker
@@ -145,10 +145,10 @@ def concluded(ranks: int) -> dict[str, Any]:
     ways: dict[str, tuple[int, Any, str]] = {  # the rank that fails, and where
         "checkpoint": (1, CheckpointFolder, "finish"),
         "worker": (1, Worker, "finish"),
-        "state": (1, collect, "_state"),
-        "taking": (0, collect, "_install"),
-        "records": (1, collect, "_life"),
-        "pickle": (ranks, collect, "_state"),  # on rank 1, which cannot send a state
+        "state": (1, run_of_ranks, "_state"),
+        "taking": (0, run_of_ranks, "_install"),
+        "records": (1, run_of_ranks, "_life"),
+        "pickle": (ranks, run_of_ranks, "_state"),  # on rank 1, which cannot send a state
     }
     for name, (failing, owner, attribute) in ways.items():
         folder = {"checkpoint": f"{sys.argv[1]}/{name}"} if name == "checkpoint" else {}

@@ -13,7 +13,7 @@ from test_arraypipe_trace import by_device, courses, log, simulate
 
 from optsched import verify
 from optsched.arraypipe import Job, random_schedule, training_run
-from optsched.arraypipe.distributed.collect import in_topological_order
+from optsched.arraypipe.distributed.ranks import in_topological_order
 from optsched.arraypipe.report.report import compare
 from optsched.arraypipe.report.trace import measured, replayed
 from optsched.arraypipe.runtime import inline

@@ -20,9 +20,9 @@ from optsched import InputError, OptschedError, Schedule, verify
 from optsched.arraypipe import random_schedule
 from optsched.arraypipe.distributed import backend as process
 from optsched.arraypipe.distributed import wire
-from optsched.arraypipe.distributed.collect import Reading, on_first_clock
 from optsched.arraypipe.distributed.mailbox import Capacity
 from optsched.arraypipe.distributed.protocol import SIZE, ProtocolError
+from optsched.arraypipe.distributed.ranks import Reading, on_first_clock
 from optsched.arraypipe.distributed.wire import ALIGNMENT, Inbox, Outbox, capacity, layouts, words
 from optsched.arraypipe.plan.plan import compile, routes
 from optsched.arraypipe.plan.segments import Segment

@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from optsched.arraypipe.distributed.collect import drop
 from optsched.arraypipe.distributed.mailbox import Post
 from optsched.arraypipe.distributed.protocol import Swap, first_cycle, is_heard, shorten
 from optsched.arraypipe.distributed.transport import PeerLost, Stalled
@@ -15,7 +14,7 @@ from optsched.arraypipe.plan.segments import Change, device_stream, places
 from optsched.arraypipe.runtime.cuda_streams import AHEAD, BlockTimes, GpuClock, timer
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.inline import Backend
-from optsched.arraypipe.runtime.stages import move, take_off
+from optsched.arraypipe.runtime.stages import drop, move, take_off
 from optsched.arraypipe.runtime.worker import reason
 
 if TYPE_CHECKING:

@@ -75,6 +75,17 @@ def take_off(stage: JobStage) -> None:
     _carry(stage, torch.device("cpu"))
 
 
+def drop(stage: JobStage) -> None:
+    """Give the memory of a stage back that another rank trains; its objects stay."""
+    masters = stage.masters or []
+    borrowed = [entry.parameter for entry in stage.borrowed]
+    for parameter in [p for _, p in (*stage.parameters, *masters)] + borrowed:
+        parameter.data = parameter.data.new_empty(0)
+    stage.set_buffers([buffer.new_empty(0) for buffer in stage.buffers()])
+    if stage.optimizer is not None:
+        stage.optimizer.state.clear()
+
+
 @contextmanager
 def in_place(stage: JobStage) -> Iterator[None]:
     """Have the tensors of a stage in their place for a while."""
