@@ -73,11 +73,6 @@ class Past:
         return kept
 
     @property
-    def begin(self) -> int:
-        """When the first block that is remembered began."""
-        return min((row[4] for row in self.rows), default=0)
-
-    @property
     def records(self) -> list[Record]:
         """The blocks that are remembered."""
         return [*map(Record._make, self.rows)]
@@ -110,7 +105,7 @@ class Backend:
             return
         if times is not None:
             times.keep({old: new for new, old in enumerate(kept)})
-        self.worker.memory.forget(self.past.begin)
+        self.worker.memory.forget(min((row[4] for row in self.past.rows), default=0))
         self.course.forget(self.past.cut[0])
 
 
