@@ -164,8 +164,10 @@ def _within(kind: HostType) -> str:
 
 def _links(kind: HostType) -> Table:
     assert kind.links is not None
-    heads = ["", *(str(i) for i in range(kind.gpus))]
+    heads = ["", *(str(i) for i in range(kind.gpus)), *["network cards near"] * bool(kind.near)]
     rows: list[list[str | Text]] = [[str(i), *map(_link, row)] for i, row in enumerate(kind.links)]
+    for row, cards in zip(rows, kind.near, strict=False):
+        row.append(plain(" ".join(cards)))
     return table(heads, rows, left=range(len(heads)))
 
 

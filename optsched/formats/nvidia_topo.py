@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.bandwidth.topology.cluster import MOST_PER_HOST, HostType
-from optsched.bandwidth.topology.links import PCIE, SELF, is_link
+from optsched.bandwidth.topology.links import PCIE, SELF, is_link, weight
 from optsched.errors import InputError
 from optsched.formats import rocm_topo
 from optsched.io.files import read_text
@@ -100,33 +100,44 @@ def from_text(
                     f"column {row} is {cells[column][devices.index(row)]}: links have no direction"
                 )
     numa = _numa([rows[gpu][1] for gpu in gpus], len(devices), affinities)
-    cards = nics if is_integer(nics) else _cards(lines, devices, cells, nics, file)
+    names = {found[1]: found[2] for line in lines if (found := _LEGEND.fullmatch(line.strip()))}
+    cards = _cards(devices, cells, names, nics, file)
     links = tuple(
         tuple(cells[gpu][k] for k, device in enumerate(devices) if device in gpus) for gpu in gpus
     )
-    return HostType(name, len(gpus), links, numa, cards, nic_rate, intra, tray)  # type: ignore[arg-type]
+    near = []
+    for gpu in gpus if cards else ():
+        way = {card: weight(cells[gpu][devices.index(card)]) for card in cards}
+        closest = [card for card in cards if way[card] == max(way.values())]
+        near.append(tuple(names.get(card, card) for card in closest))
+    count: Any = nics if is_integer(nics) else len(cards) or 1
+    return HostType(
+        name, len(gpus), links, numa, count, nic_rate, intra, tray, tuple(near)
+    )  # fmt: skip
 
 
 def _cards(
-    lines: list[str], devices: list[str], cells: dict[str, list[str]],
-    wanted: Any, file: str,
-) -> int:  # fmt: skip
-    """Number of the network cards among the devices: those wanted, or those near GPUs."""
+    devices: list[str], cells: dict[str, list[str]], names: dict[str, str], wanted: Any, file: str
+) -> list[str]:
+    """The network cards among the devices: those wanted (all, by a number), or those near GPUs."""
     cards = [device for device in devices if not _GPU.fullmatch(device)]
-    near = {card: {row[devices.index(card)] for gpu, row in cells.items() if _GPU.fullmatch(gpu)}
-            for card in cards}  # fmt: skip
+    if is_integer(wanted):
+        return cards
     if wanted is not None:
-        legend = (_LEGEND.fullmatch(line.strip()) for line in lines)
-        names = {found[2]: found[1] for found in legend if found and found[1] in cards}
-        chosen = [names.get(name, name) for name in wanted]
+        own = {names.get(card, card): card for card in cards}
+        chosen = [own.get(name, name) for name in wanted]
         lost = [name for name in chosen if name not in cards]
         if lost or isinstance(wanted, str) or len(set(chosen)) < len(chosen):
             got = wanted if isinstance(wanted, str) else ", ".join(map(str, lost or wanted))
             raise InputError(
                 f"{file}: nics: expected a number, or names of cards, each once, among "
-                f"{', '.join(cards) or '(none)'}, got {got!r:.60}"
+                f"{', '.join(own) or '(none)'}, got {got!r:.60}"
             )
-        return len(chosen)
+        return chosen
+    if not cards:
+        warnings.warn(f"{file}: lists no network card: 1 is taken (nics=, --nics)", stacklevel=3)
+    near = {card: {row[devices.index(card)] for gpu, row in cells.items() if _GPU.fullmatch(gpu)}
+            for card in cards}  # fmt: skip
     kept = [card for card in cards if near[card] & {"PIX", "PXB"}] or cards
     ports = {
         card for i, card in enumerate(kept) if "PIX" not in near[card] and card in cells
@@ -134,15 +145,14 @@ def _cards(
     }  # fmt: skip
     left_out = [card for card in cards if card in ports or card not in kept]
     if left_out:
+        told = ", ".join(names.get(card, card) for card in left_out)
         warnings.warn(
             f"{file}: {len(cards) - len(left_out)} of {len(cards)} network devices count; left "
-            f"out: {', '.join(left_out)} (on no PCIe switch of a GPU, or second ports of a card; "
-            "nics=, --nics say otherwise)",
+            f"out: {told} (on no PCIe switch of a GPU, or second ports of a card; nics=, --nics "
+            "say otherwise)",
             stacklevel=3,
         )
-    if not cards:
-        warnings.warn(f"{file}: lists no network card: 1 is taken (nics=, --nics)", stacklevel=3)
-    return len(cards) - len(left_out) or 1
+    return [card for card in cards if card not in left_out]
 
 
 def _header(lines: list[str], file: str) -> tuple[int, list[str], list[str]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.links import PCIE
 from optsched.errors import InputError
 from optsched.formats.nvidia_topo import from_text, read
@@ -34,6 +36,7 @@ def test_full_output() -> None:
     kind = from_text(HGX, "h", nic_rate=25.0)
     assert (kind.gpus, kind.links, kind.numa) == (4, NV, ((0, 1), (2, 3)))
     assert (kind.nics, kind.nic_rate) == (2, 25.0)
+    assert kind.near == (("mlx5_0",), ("mlx5_0",), ("mlx5_1",), ("mlx5_1",))
     assert from_text(HGX, "h", nics=4).nics == 4
 
 
@@ -50,7 +53,9 @@ def test_ways_of_copying(tmp_path: Path) -> None:
         "\ufeff" + HGX,
     ):
         path.write_text(text, encoding="utf-8", newline="")
-        assert read(path, "h") == kind
+        found = read(path, "h")
+        cards = "mlx5_" if "NIC0: " in text else "NIC"  # the legend may be lost
+        assert found.near[0] == (f"{cards}0",) and replace(found, near=kind.near) == kind
 
 
 def test_older_and_newer_columns() -> None:
@@ -125,12 +130,18 @@ def dgx(names: list[str]) -> str:
 
 
 @pytest.mark.parametrize("word", ["mlx5_", "NIC"])
-def test_cards_of_a_dgx(word: str) -> None:
+def test_cards_of_a_dgx(word: str, tmp_path: Path) -> None:
     """Twelve devices, eight cards: those of storage are named in a warning, and can be chosen."""
     text = dgx([f"{word}{i}" for i in range(12)])
-    left_out = ", ".join(f"{word}{i}" for i in (4, 5, 10, 11))
+    left_out = "mlx5_4, mlx5_5, mlx5_10, mlx5_11"
     with pytest.warns(UserWarning, match=f"f: 8 of 12 network devices count; left out: {left_out}"):
-        assert from_text(text, "h", "f").nics == 8
+        kind = from_text(text, "h", "f")
+    assert kind.nics == 8
+    assert kind.near[2:6] == (("mlx5_2", "mlx5_3"),) * 2 + (("mlx5_6", "mlx5_7"),) * 2
+    assert from_text(text, "h", nics=12).near == kind.near
+    assert from_text(text, "h", nics=["mlx5_3"]).near == (("mlx5_3",),) * 8
+    Cluster.uniform(kind, 1).write(tmp_path / "c.json")
+    assert Cluster.read(tmp_path / "c.json").types == (kind,)
     assert from_text(text, "h", nics=12).nics == 12
     assert from_text(text, "h", nics=[f"{word}{i}" for i in range(4)]).nics == 4
     if word == "NIC":

@@ -53,6 +53,8 @@ class HostType:
         Measured bandwidths of subsets of one host, if there are any.
     tray
         GPUs a tray: where subsets of a size are alike, whole trays are taken first; 0 = none.
+    near
+        Names of the network cards nearest to each GPU; empty if unknown. Told, not used.
 
     Raises
     ------
@@ -68,6 +70,7 @@ class HostType:
     nic_rate: float = 50.0
     intra: IntraTable | None = None
     tray: int = 0
+    near: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         label("type.name", self.name)
@@ -77,6 +80,8 @@ class HostType:
         n = integer(f"{place}.gpus", self.gpus, 1, MOST_PER_HOST)
         integer(f"{place}.nics", self.nics, 0, 1024)
         integer(f"{place}.tray", self.tray, 0, n)
+        if len(self.near) not in (0, n):
+            raise InputError(f"{place}.near: expected cards of {n} GPUs, got {len(self.near)}")
         if self.tray and n % self.tray:
             raise InputError(f"{place}.tray: {n} GPUs are no whole trays of {self.tray}")
         kilobytes(f"{place}.nic_rate", self.nic_rate)
@@ -404,15 +409,11 @@ class Cluster:
         hosts
             Host list with brackets, such as ``n[01-04]``, to the name of its type; may be empty
             if `domains` is of Kubernetes, whose nodes have types.
-        domains
-            Slurm's ``topology.conf`` or ``topology.yaml``, the JSON of ``kubectl get nodes``, or a
-            CSV with columns ``host,level...``.
-        levels
-            Labels of Kubernetes nodes that are levels, widest first; see
-            `optsched.formats.host_domains.from_nodes`.
+        domains, levels
+            Slurm's ``topology.conf`` or ``topology.yaml``, a CSV ``host,level...``, or the JSON of
+            ``kubectl get nodes`` with the labels that are levels, widest first.
         nics, nic_rate
-            Network cards a host, by number or by names in the matrix, and GB/s of each; by default
-            those that `optsched.formats.nvidia_topo.from_text` counts, and 50 GB/s.
+            As in `optsched.formats.nvidia_topo.from_text`.
         pod, name
             As in the constructor.
 

@@ -37,6 +37,7 @@ class _Type(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_o
     tray: Count = 0
     numa: list[list[Count]] = []
     links: list[list[str]] | None = None
+    near: list[list[str]] = []
     intra: dict[str, Any] | None = None
 
 
@@ -113,6 +114,7 @@ def _type(given: _Type) -> HostType:
         given.nic_rate,
         intra,
         given.tray,
+        tuple(map(tuple, given.near)),
     )
 
 
@@ -142,6 +144,8 @@ def _type_json(kind: HostType) -> bytes:
         members["tray"] = kind.tray
     if kind.numa != (tuple(range(kind.gpus)),):
         members["numa"] = kind.numa
+    if kind.near:
+        members["near"] = kind.near
     if kind.links is not None:
         members["links"] = rows(kind.links, 3)
     if kind.intra is not None:
