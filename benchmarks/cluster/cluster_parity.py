@@ -51,7 +51,7 @@ def main() -> None:
         sys.exit(f"give --traces or OPTSCHED_TRACES: the folder with {TRACE}")
     print(machine("numpy", "numba"))
     path = Path(given.traces) / TRACE
-    agree = lines(read_trace(path, limit=2000))
+    agree = lines(read_trace(path)[:2000])
     whole = read_trace(path)
     for seed in range(given.seeds + 1):
         first = random.Random(seed).randrange(len(whole) - given.jobs) if seed else 0

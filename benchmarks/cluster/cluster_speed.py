@@ -65,7 +65,7 @@ def main() -> None:
     ]
     if given.traces:
         folder = Path(given.traces)
-        week = read_trace(folder / "philly_week_2017-10-09.csv", limit=2000)
+        week = read_trace(folder / "philly_week_2017-10-09.csv")[:2000]
         cases.append(("2000 Philly jobs", week, Nodes(8)))
         cases.append(("all Philly", read_trace(folder / "philly_full.csv", largest=64), Nodes(64)))
         if given.ticks:

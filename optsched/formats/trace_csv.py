@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -49,17 +49,13 @@ def read_trace(
     nodes: Nodes | None = None,
     sort: bool = False,
     ignore_columns: bool = False,
-    limit: int | None = None,
     *,
     time_unit: str = "s",
     speedup: Speedup | None = None,
     sizes: Sequence[int] | None = None,
     passes: int = 1,
     profiles: Mapping[str, Profile] | None = None,
-    priority_as: Literal["priority", "weight", "ignored"] = "priority",
-    type_as: Literal["source", "group", "template"] = "source",
     largest: int | None = None,
-    where: Mapping[str, str] | None = None,
 ) -> Workload:
     """Read a trace strictly; a job ends after exactly its duration at its own size.
 
@@ -80,8 +76,6 @@ def read_trace(
     ignore_columns
         Skip columns that are not known instead of refusing them, and read several workloads as
         one.
-    limit
-        Read only so many rows.
     time_unit
         Unit of the workload; the file's times are seconds, and whole ones in this unit.
     speedup
@@ -94,14 +88,8 @@ def read_trace(
         column goes first.
     profiles
         Work, speed-up and sizes by `type`; they go before `speedup` and `sizes`.
-    priority_as
-        What the column `priority` is: 1 (first) to 99, a weight > 0, or nothing.
-    type_as
-        What the column `type` is besides free text: the group or the template of the job.
     largest
-        Leave out jobs of more GPUs (after `limit`).
-    where
-        Keep rows whose column has this text (before `limit`); the column may be an unknown one.
+        Leave out jobs of more GPUs.
 
     Raises
     ------
@@ -110,10 +98,8 @@ def read_trace(
     """
     from optsched.cluster.workload.workload import Workload
 
-    table = TraceTable(path, ignore_columns, dict(where or {}), limit)
+    table = TraceTable(path, ignore_columns)
     one_of("time_unit", time_unit, TIME_UNITS)
-    one_of("priority_as", priority_as, ("priority", "weight", "ignored"))
-    one_of("type_as", type_as, ("source", "group", "template"))
     integer("passes", passes, 1)
     known = _profiles(profiles or {})
     if not ignore_columns:
@@ -141,7 +127,7 @@ def read_trace(
             i + 1, "submit_time_s",
             f"{submit[i + 1]} comes after {submit[i]}: not sorted (sort=True, --sort)",
         )  # fmt: skip
-    columns = _labels(table, priority_as, type_as, passes)
+    columns = _labels(table, passes)
     columns |= _sizes(table, gpus, speedup or Linear(), sizes, known)
     per_job = np.repeat(gpus, np.diff(columns["size_ptr"]))
     rate = columns["rate"][columns["size"] == per_job]
@@ -168,8 +154,7 @@ def _check_one_workload(table: TraceTable) -> None:
     if len(found) > 1:
         raise InputError(
             f"{table.path}: workload: {len(found)} of them in one file ({format_json(found[0])}, "
-            f"{format_json(found[1])}, ...); where={{'workload': {found[0]!r:.60}}} chooses one, "
-            "ignore_columns=True, --ignore-columns reads all as one"
+            f"{format_json(found[1])}, ...); ignore_columns=True, --ignore-columns reads all as one"
         )
 
 
@@ -280,22 +265,15 @@ def _work(
     return found
 
 
-def _labels(table: TraceTable, priority_as: str, type_as: str, passes: int) -> dict[str, Any]:
+def _labels(table: TraceTable, passes: int) -> dict[str, Any]:
     """Columns of a workload that rows say one by one."""
     from optsched.cluster.workload.columns import grouped
 
-    shares = priority_as == "weight"
-    for option, taken, key in (("type_as", type_as, type_as), ("priority_as", shares, "weight")):
-        if taken and any(table.columns.get(key, ())):
-            raise InputError(f"{option}: {table.path} has a column {key}; leave {option} as it is")
-    group, template = (
-        table.texts("type" if type_as == key else key) for key in ("group", "template")
-    )
+    group, template = table.texts("group"), table.texts("template")
     groups, templates = list(dict.fromkeys(group)), sorted(set(template) - {""})
-    ranks = "priority" if priority_as == "priority" else ""
     return {
-        "priority": np.array(table.values("priority", ranks)),
-        "weight": np.array(table.values("weight", "priority" if shares else "weight")),
+        "priority": np.array(table.values("priority")),
+        "weight": np.array(table.values("weight")),
         "preemptible": np.array(table.values("preemptible")),
         "passes": np.array(table.values("passes", default=passes)),
         "source": np.array(table.texts("type"), np.str_),

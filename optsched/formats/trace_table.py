@@ -17,7 +17,6 @@ from optsched.errors import InputError
 from optsched.formats.csv_rows import check_header
 from optsched.io.files import read_text
 from optsched.io.strict_json import MAX_INTEGER, format_json, without_collector
-from optsched.io.values import integer
 from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
@@ -94,11 +93,11 @@ COLUMNS: Final = {
     "job_id": Column(cells=lambda w: w.names),
     "submit_time_s": Column(cells=lambda w: seconds(w.submit, w.time_unit)),
     "num_gpus": Column(
-        "whole GPUs in 0..2^24 (jobs that share a GPU are not simulated)", _whole(0, MOST_GPUS)
+        "whole GPUs in 0..2^24 (jobs that share a GPU: see optsched workload)", _whole(0, MOST_GPUS)
     ),
     "duration_s": Column(),
     "priority": Column(
-        "a whole number in 1..99 (priority_as='weight' reads shares)",
+        "a whole number in 1..99 (shares are a column weight)",
         _whole(1, 99), 50, lambda w: w.priority.tolist(),
     ),
     "type": Column(cells=lambda w: w.source.tolist()),
@@ -135,9 +134,7 @@ USUAL: Final = tuple(COLUMNS)[:6]
 class TraceTable:
     """Rows of the file by column, with what is needed to name a place in it."""
 
-    def __init__(
-        self, path: Any, ignore_columns: bool, where: dict[str, str], limit: int | None
-    ) -> None:
+    def __init__(self, path: Any, ignore_columns: bool) -> None:
         self.path = path
         text = read_text(path)
         if (nul := text.find("\0")) >= 0:
@@ -158,9 +155,9 @@ class TraceTable:
         if "job_id" not in header:
             way = "(optsched workload makes a trace of a scheduler's log)"
             raise InputError(f'{path}: row 1: column "job_id" is missing {way}')
-        known = () if ignore_columns else (*COLUMNS, *where)
+        known = () if ignore_columns else tuple(COLUMNS)
         skip = " (ignore_columns=True, --ignore-columns skips it)"
-        check_header(header, known, (*USUAL[:3], *where), f"{path}: row 1", skip)
+        check_header(header, known, USUAL[:3], f"{path}: row 1", skip)
         if not rows:
             raise InputError(f"{path}: no jobs: there are no rows")
         bad = first(np.array([len(row) for row in rows], np.int64) != len(header))
@@ -172,11 +169,6 @@ class TraceTable:
         self.columns: dict[str, Sequence[str]] = dict(
             zip(header, zip(*rows, strict=True), strict=True)
         )
-        for key, wanted in where.items():
-            kept = np.array([text == wanted for text in self.columns[key]], np.bool_)
-            self.keep(kept, "no jobs: there are no rows left")
-        if limit is not None and integer("limit", limit, 1) < len(self.row):
-            self.take(range(limit))
 
     def refuse(self, i: int, key: str, what: str) -> NoReturn:
         """Refuse a cell of the i-th job."""
@@ -218,23 +210,12 @@ class TraceTable:
             i = next(i for i, name in enumerate(names) if seen.setdefault(name, i) != i)
             self.refuse(i, "job_id", f"is also that of row {self.row[seen[names[i]]]}")
 
-    def values(self, kind: str, key: str | None = None, default: Any = None) -> list[Any]:
-        """Values of a column.
-
-        Parameters
-        ----------
-        kind
-            Its name; all cells are empty if it is not there.
-        key
-            Another column that is read in its place, by the same rule.
-        default
-            Of an empty cell, in place of the rule's.
-        """
-        rule = COLUMNS[kind]
+    def values(self, key: str, default: Any = None) -> list[Any]:
+        """Values of a column by its rule; of empty cells, or no column, `default` or the rule's."""
+        rule = COLUMNS[key]
         assert rule.read is not None  # nobody asks for values of names and times
         empty = rule.default if default is None else default
-        known: dict[str, Any] = {} if kind in USUAL[:3] else {"": empty}
-        key = kind if key is None else key
+        known: dict[str, Any] = {} if key in USUAL[:3] else {"": empty}
         column = self.columns.get(key)
         if column is None:
             return [empty] * len(self.row)
