@@ -11,6 +11,7 @@ import numpy as np
 from optsched.bandwidth.models.patterns import automaton
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
 from optsched.bandwidth.topology.rates import NO_LIMIT
+from optsched.bandwidth.topology.state import host_counts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,6 +120,16 @@ class CountTables:
         words = np.concatenate([header, *parts]).astype(np.int64)
         words.flags.writeable = False
         return cls(cluster, network, tuple(intra), words)
+
+    def value(self, gpus: tuple[int, ...]) -> int:
+        """B(S) of one set by global numbers, as the model has it; -1 if it is not measured."""
+        words, state, least = self.words, 0, NO_LIMIT
+        step, width, records, network = words[[STEP, WIDTH, RECORDS, NETWORK]].tolist()
+        counts, parts = host_counts(self.cluster, gpus)
+        for host, count in counts.items():
+            state = int(words[step + state * width + count])
+            least = min(least, int(words[words[records + host * RECORD + INTRA] + parts[host]]))
+        return min(int(words[network + state]), least)
 
     def best(self, host: int, free: int, count: int) -> int:
         """The best bandwidth of `count` of a host's free GPUs (mask, or number), -1 if too few.

@@ -231,12 +231,11 @@ def trays_first(free: list[int], count: int, tray: int) -> list[int]:
 
 def jobs_of(held: IntArray, demands: Sequence[int], contention: Contention) -> IntArray:
     """The jobs that can interfere, as the kernel reads them: demand, then GPUs by host."""
-    across = (held > 0).sum(axis=1) >= 2
-    wanting = np.array(demands, np.int64).reshape(len(held))
-    if contention.skip_idle:
-        across &= wanting > 0
-    jobs: IntArray = np.column_stack([wanting, held])[across].reshape(-1).astype(np.int64)
-    return jobs
+    jobs: list[int] = []
+    for demand, row in zip(demands, held.tolist(), strict=True):
+        if (demand > 0 or not contention.skip_idle) and len(row) - row.count(0) >= 2:
+            jobs += [demand, *row]
+    return np.array(jobs, np.int64)
 
 
 def request_of(

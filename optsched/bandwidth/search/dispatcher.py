@@ -30,7 +30,6 @@ from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
     from optsched.bandwidth.models.contention import Traffic
-    from optsched.bandwidth.topology.state import Job
     from optsched.model.schedule import IntArray
 
 
@@ -249,18 +248,18 @@ class Dispatcher:
             self._alone = {}
         alone = self._alone
         new = [j for j in state.jobs if j.gpus not in alone and needs_bandwidth(j, self.traffic)]
-        if new:
-            alone.update(zip((job.gpus for job in new), self._reached(new), strict=True))
+        if self._tables is not None:
+            for job in new:
+                reached = self._tables.value(job.gpus)
+                alone[job.gpus] = self.model.of(job.gpus) if reached < 0 else reached  # refuses
+        elif new:
+            rows = np.zeros((len(new), self.cluster.n_gpus), np.bool_)
+            for row, job in zip(rows, new, strict=True):
+                row[list(job.gpus)] = True
+            found = self.model.predict(rows).tolist()
+            alone.update(zip((job.gpus for job in new), found, strict=True))
         unit = self.contention.unit
         return [demand_of(job, alone, self.traffic, self.seed, unit) for job in state.jobs]
-
-    def _reached(self, jobs: list[Job]) -> list[int]:
-        """What the GPUs of jobs reach alone."""
-        rows = np.zeros((len(jobs), self.cluster.n_gpus), np.bool_)
-        for row, job in zip(rows, jobs, strict=True):
-            row[list(job.gpus)] = True
-        found: list[int] = self.model.predict(rows).tolist()
-        return found
 
     def _subsets(self, host: int) -> list[tuple[int, ...]]:
         """Global numbers of every mask of a host."""

@@ -163,9 +163,9 @@ class ClusterState:
         """GPUs that job j has on host h, shape (jobs, hosts)."""
         held = np.zeros((len(self.jobs), self.cluster.n_hosts), np.int64)
         for j, job in enumerate(self.jobs):
-            held[j] = _counts(self.cluster, job.gpus)
-        held.flags.writeable = False
-        return held
+            for h, count in host_counts(self.cluster, job.gpus)[0].items():
+                held[j, h] = count
+        return _frozen(held)
 
     # changes
 
@@ -285,6 +285,10 @@ class ClusterState:
         write_atomic(path, to_json(self))
 
 
+_FEW = 256
+"""GPUs that are counted faster one by one than by NumPy."""
+
+
 def _frozen(array: IntArray) -> IntArray:
     array.flags.writeable = False
     return array
@@ -308,6 +312,13 @@ def _counts(cluster: Cluster, gpus: tuple[int, ...]) -> IntArray:
 
 
 def _by_host(cluster: Cluster, gpus: tuple[int, ...]) -> IntArray:
+    if len(gpus) <= _FEW:
+        host_of, first, by_mask = cluster.places
+        bits = [0] * cluster.n_hosts
+        for gpu in gpus:
+            h = host_of[gpu]
+            bits[h] += 1 << gpu - first[h] if by_mask[h] else 1
+        return np.array(bits, np.int64)
     of = np.zeros(cluster.n_hosts, np.int64)
     ids = np.array(gpus, np.int64)
     hosts = cluster.host_of[ids]
