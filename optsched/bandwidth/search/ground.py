@@ -75,7 +75,8 @@ class Ground:
         self.judged = 0
         self.demands = np.array([demands[j] for j in self.jobs], np.int64)
         theirs = np.flatnonzero(state.held[self.jobs].any(axis=0)) if self.jobs else ()
-        self.hosts = np.array([*hosts, *(h for h in theirs if h not in set(hosts))], np.int64)
+        there = set(hosts)
+        self.hosts = np.array([*hosts, *(h for h in theirs if h not in there)], np.int64)
         self.n = len(hosts)
         self.held = state.held[self.jobs][:, self.hosts]
         self.on = [np.flatnonzero(held) for held in self.held]
@@ -190,11 +191,11 @@ class Ground:
             upper = min(upper, max(bound, self._shared_bound(upper)))
             if counts is not None:
                 self._judge([counts])
-            self._judge(self._cheap(hurry), in_time)
         if self.best_value < upper:
             self._judge(self._spreads(), in_time)
-            if self.shared.any() and in_time():
-                self._judge(self._grown(in_time), in_time)
+        if self.best_value < upper and self.shared.any() and in_time():
+            self._judge(self._cheap(in_time, hurry), in_time)
+            self._judge(self._grown(in_time), in_time)
         while self.best_value < upper and self.top is not None and in_time():
             before = self.best_value
             self._judge(self._neighbours(self.top), in_time)
@@ -307,10 +308,12 @@ class Ground:
 
     # candidates
 
-    def _cheap(self, hurry: bool) -> Iterator[IntArray]:
+    def _cheap(self, in_time: Callable[[], bool], hurry: bool) -> Iterator[IntArray]:
         """The best without regard to tenants on hosts that are not shared, or by few demands."""
         prices = np.unique(self.price[self.shared])
         for price in prices[:: -(-len(prices) // _PRICES)].tolist():
+            if not in_time():
+                return
             counts, _ = self.alone(self.price <= price, hurry)
             if counts is not None:
                 yield counts
