@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from functools import cache, partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import (
     Contention,
     check_traffic,
@@ -182,7 +181,21 @@ class Dispatcher:
         if until is None:
             return MOST_NODES
         left = max(0.0, until - time.monotonic()) / 2
-        return 1000 + int(left * _nodes_a_second() / (1 + n_jobs / _JOBS_A_STEP))
+        return 1000 + int(left * self._speed / (1 + n_jobs / _JOBS_A_STEP))
+
+    @cached_property
+    def _speed(self) -> float:
+        """Steps of the kernel a second without jobs, measured once where no choice is allowed."""
+        from optsched.bandwidth.search import counts as kernel
+
+        request, none = self._template.copy(), np.zeros(0, np.int64)
+        request[kernel.K], request[kernel.NODES] = self.cluster.n_gpus // 2, 50_000
+        request[kernel.MIN_HOSTS] = self.cluster.n_hosts + 1
+        masks, out = ClusterState.idle(self.cluster).masks, np.empty(len(request), np.int64)
+        kernel.choose(self._words, request, masks, none, out)  # compiles, perhaps
+        begin = time.perf_counter()
+        kernel.choose(self._words, request, masks, none, out)
+        return 50_000 / (time.perf_counter() - begin)
 
     def _slowly(self, state: ClusterState, k: int, until: float | None) -> Answer:
         """Under a policy, with hosts of many GPUs, on pods, or without tables."""
@@ -265,28 +278,6 @@ class Dispatcher:
         """Global numbers of every mask of a host."""
         first, size = int(self.cluster.first[host]), int(self.cluster.sizes[host])
         return [tuple(first + i for i in range(size) if mask >> i & 1) for mask in range(1 << size)]
-
-
-@cache
-def _nodes_a_second() -> float:
-    """Steps of the kernel without jobs, measured once: every even spread of 16 over 8 hosts."""
-    from optsched.bandwidth import synthetic
-    from optsched.bandwidth.search import counts as kernel
-
-    cluster = synthetic.cluster("nvswitch", 8)
-    tables = BottleneckBandwidth(cluster).tables()
-    assert tables is not None
-    masks = np.full(8, 255)
-    request = request_of(cluster, masks, 30, Policy(min_hosts=9), Contention())
-    assert request is not None
-    out, none = np.empty(kernel.CHOSEN + 8, np.int64), np.zeros(0, np.int64)
-    best = 0.0
-    for nodes in (1, 50_000, 50_000):  # the first compiles
-        request[kernel.NODES] = nodes
-        begin = time.perf_counter()
-        kernel.choose(tables.words, request, masks, none, out)
-        best = max(best, nodes / (time.perf_counter() - begin))
-    return best
 
 
 MOST_NODES: Final = 50_000_000

@@ -39,7 +39,11 @@ def choose_beside_tenants(
 
     With over 62 jobs across hosts, or very large pods, it is the idle choice with its bound.
     """
-    team = relevant(state, demands)
+    team = [
+        j
+        for j, (demand, held) in enumerate(zip(demands, state.held, strict=True))
+        if demand > 0 and np.count_nonzero(held) > 1 and state.room[held > 0].any()
+    ]
     idle = idle_choice(model, state, k)
     bar = _value_of(model, state, demands, idle.gpus)
     if bar == idle.value:
@@ -49,16 +53,6 @@ def choose_beside_tenants(
         return PodChoice(bar, idle.gpus, idle.value, False)
     team.sort(key=lambda j: demands[j])
     return _by_sets(model, state, k, demands, team, idle._replace(value=bar), work)
-
-
-def relevant(state: ClusterState, demands: Sequence[int]) -> list[int]:
-    """Jobs that can interfere: on several hosts, one of them with free GPUs, and a demand."""
-    held, room = state.held, state.room
-    return [
-        j
-        for j, demand in enumerate(demands)
-        if demand > 0 and (held[j] > 0).sum() > 1 and room[held[j] > 0].any()
-    ]
 
 
 def _value_of(
