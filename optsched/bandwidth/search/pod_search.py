@@ -17,9 +17,8 @@ from optsched.bandwidth.models.pods import UNIT_BITS, PodBandwidth
 from optsched.bandwidth.models.tables import WIDTH
 from optsched.bandwidth.search.ask import gpus_of
 from optsched.bandwidth.search.pod_local import POD, assign_pod, local_values
-from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
-from optsched.errors import Infeasible, InputError
-from optsched.io.values import integer
+from optsched.bandwidth.topology.rates import NO_LIMIT
+from optsched.errors import InputError
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def choose_pods(
     model: PodBandwidth,
     state: ClusterState,
     k: int,
-    demands: Sequence[int] | None = None,
+    demands: Sequence[int] = (),
     work: int = 20_000_000,
 ) -> PodChoice:
     """Best k free GPUs of a cluster of pods, jobs of the state being tenants.
@@ -66,8 +65,7 @@ def choose_pods(
     k
         GPUs asked for, 1 to the number of free ones.
     demands
-        kB/s of every job; by default those of the state, and where it has none the bandwidth that
-        the job's GPUs reach alone.
+        kB/s of every job; none of them matters by default.
     work
         About how many elementary steps a contended search may take until it answers with a bound
         in place of a proof.
@@ -75,21 +73,14 @@ def choose_pods(
     Raises
     ------
     InputError
-        k out of range, another cluster, demands of a wrong number; no k free GPUs are measured.
+        No k free GPUs are measured, or there are too many pods.
     """
-    n = len(state.free)
-    if model.cluster != state.cluster:
-        raise InputError("state: is of another cluster than the model")
-    k = integer("k", k, 1, model.cluster.n_gpus)
-    if k > n:
-        raise Infeasible(f"k: asks {k} GPUs, free are {n} on {int((state.room > 0).sum())} hosts")
     if k == 1:
         return PodChoice(0, state.free[:1], 0, True)
-    asked = _demands(model, state, demands)
-    if any(asked):
+    if any(demands):
         from optsched.bandwidth.search.pod_tenants import choose_beside_tenants
 
-        return choose_beside_tenants(model, state, k, asked, work)
+        return choose_beside_tenants(model, state, k, demands, work)
     return idle_choice(model, state, k)
 
 
@@ -107,15 +98,6 @@ def idle_choice(model: PodBandwidth, state: ClusterState, k: int) -> PodChoice:
     if value < 0:
         raise InputError(f"k: every choice of {k} GPUs has a pattern that is not measured")
     return PodChoice(value, gpus_of(state, enumerate(chosen.tolist())), value, True)
-
-
-def _demands(model: PodBandwidth, state: ClusterState, given: Sequence[int] | None) -> list[int]:
-    if given is None:
-        return [model.of(job.gpus) if job.demand is None else job.demand for job in state.jobs]
-    asked = [integer(f"demands[{j}]", demand, 0, MOST) for j, demand in enumerate(given)]
-    if len(asked) != len(state.jobs):
-        raise InputError(f"demands: expected {len(state.jobs)} numbers, got {len(asked)}")
-    return asked
 
 
 @helper(INT, INT, INT)
