@@ -87,6 +87,23 @@ def test_warnings_are_a_line(cli: Cli) -> None:
     assert ran.code == 0 and ran.err.startswith("warning: far.txt: 1 of 2 network devices count;")
 
 
+def test_logs_of_pods(cli: Cli) -> None:
+    """Names of pods become hosts, and a log that was cut off is told."""
+    Path("run.log").write_text(
+        "# nThread 1 nGpus 1 minBytes 8 maxBytes 8\n"
+        "#  Rank  0 Group  0 Pid 10 on  pod-a device  0 [0x07] NVIDIA H100\n"
+        "#  Rank  1 Group  0 Pid 11 on  pod-b device  0 [0x07] NVIDIA H100\n"
+        "#  size   count  type  redop  root   time   algbw  busbw #wrong  time  algbw  busbw\n"
+        "   4096    1024  float   sum    -1  12.30   10.00  10.00      0  12.3  10.00  10.00\n"
+    )
+    Path("pods.txt").write_text("POD NODE\npod-a n01\npod-b n02\n")
+    words = ("bandwidth", "import", "run.log", "-o", "m.csv", "--host-map", "pods.txt")
+    ran = cli(*words, "--payload", "4K")
+    assert ran.code == 0 and ran.err.startswith("warning: run.log:1: the run is cut off")
+    assert Path("m.csv").read_text().splitlines()[1] == "all_reduce,4096,2,1+1,n01:0 n02:0,10"
+    assert "choose a payload" in cli(*words).err
+
+
 BAD: list[tuple[tuple[str, ...], str]] = [
     (("--topo", "k"), "topo: expected TYPE=FILE, got 'k'"),
     (("--topo", "h=x"), "topo: 'h' is given twice"),

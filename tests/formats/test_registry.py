@@ -68,6 +68,28 @@ def test_the_format_of_the_page_is_installed(tmp_path: Path) -> None:
     assert "words" in unknown.stderr and "taillard" in unknown.stderr
 
 
+def test_a_log_of_another_package(tmp_path: Path) -> None:
+    """A reader of kind `trace` is one of `optsched workload`, and none of `convert`."""
+    module = (
+        "from decimal import Decimal\n"
+        "from optsched.formats.job_logs import Run\n"
+        "from optsched.formats.registry import Reader\n"
+        "def read(source):\n"
+        "    for i, line in enumerate(source.text.split()[1:], 1):\n"
+        "        gpus, seconds = map(Decimal, line.split('x'))\n"
+        "        yield Run(f'{source.file}:{i}', f'j{i}', Decimal(i), Decimal(i), seconds, gpus)\n"
+        "READER = Reader('mylog', lambda s: s.text.startswith('mylog'), read, kind='trace')\n"
+    )
+    environment = installed(tmp_path, "[optsched.formats]\nw = wordshop:READER\n", module)
+    (tmp_path / "a.log").write_text("mylog\n2x60\n1x0\n")
+    made = run(tmp_path, environment, "workload", "a.log", "-o", "t.csv", "--zero", "keep")
+    assert (made.returncode, made.stdout) == (0, "mylog: 2 of 2 jobs\nwrote t.csv\n"), made
+    rows = (tmp_path / "t.csv").read_text().splitlines()[1:]
+    assert rows == ["0,j1,2,60,,", "1,j2,1,1,,"]
+    other = run(tmp_path, environment, "convert", "a.log", "x.json", "--from", "mylog")
+    assert other.returncode == 2 and "from: expected one of" in other.stderr
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
