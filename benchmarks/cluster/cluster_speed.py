@@ -1,4 +1,4 @@
-"""Jobs a second of every compiled rigid policy, in both timings.
+"""Jobs a second of every compiled policy, of rigid ones in both timings.
 
 python -m benchmarks.cluster.cluster_speed [--traces DIR] [--repeat 5] [--ticks 200] [--own]
 
@@ -45,6 +45,13 @@ POLICIES = [
 ]  # fmt: skip
 
 
+OTHERS = [
+    "elastic_fifo", "elastic_sjf", "elastic_srtf", "entropy", "time_to_target", "optimus", "afs",
+    "max_min", "proportional", "makespan", "finish_time_fairness", "goodput", "lucid", "priority",
+]  # fmt: skip
+"""Simulated once, and only all Philly jobs."""
+
+
 def main() -> None:
     """Print one line per workload, policy and timing."""
     options = argparse.ArgumentParser(
@@ -72,6 +79,10 @@ def main() -> None:
             ticks(week, given.ticks)
     else:
         print("no traces (--traces or OPTSCHED_TRACES): synthetic workloads only")
+    if given.traces:
+        for name in OTHERS:
+            _, cpu, _ = timed(cases[-1][1], name, {}, "event", cases[-1][2], 1)
+            print(f"all Philly, {name}: CPU {cpu:.2f} s")
     for what, workload, nodes in cases:
         print(f"{what}: {len(workload)} jobs, {nodes.total} GPUs")
         for name, chosen, timings in POLICIES:
