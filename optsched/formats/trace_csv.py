@@ -62,8 +62,7 @@ def read_trace(
     Beside the six columns a file may have any of ``sizes`` (numbers of GPUs such as ``1|2|4``) or
     ``min_gpus`` and ``max_gpus`` (all from one to the other; an absent one is ``num_gpus``),
     ``weight``, ``group``, ``preemptible`` (true or false, 1 or 0), ``passes`` and ``template``;
-    an empty cell is the default. Nothing is kept of ``batch_size`` and ``workload``, but a file
-    with rows of several workloads is refused unless columns are ignored.
+    an empty cell is the default.
 
     Parameters
     ----------
@@ -74,8 +73,7 @@ def read_trace(
     sort
         Sort by submit time, ties by id; otherwise rows must be sorted by submit time.
     ignore_columns
-        Skip columns that are not known instead of refusing them, and read several workloads as
-        one.
+        Skip columns that are not known instead of refusing them.
     time_unit
         Unit of the workload; the file's times are seconds, and whole ones in this unit.
     speedup
@@ -102,8 +100,6 @@ def read_trace(
     one_of("time_unit", time_unit, TIME_UNITS)
     integer("passes", passes, 1)
     known = _profiles(profiles or {})
-    if not ignore_columns:
-        _check_one_workload(table)
     gpus = np.array(table.values("num_gpus"), np.int64)
     if largest is not None:
         kept = gpus <= integer("largest", largest, 1)
@@ -146,16 +142,6 @@ def read_trace(
         target=np.full(n, np.nan), initial=np.full(n, np.nan),
         estimate=np.ones(n), micro_factor=np.ones(n), **columns,
     )  # fmt: skip
-
-
-def _check_one_workload(table: TraceTable) -> None:
-    """Rows of one workload only: the others would be replayed on top of it."""
-    found = list(dict.fromkeys(table.columns.get("workload", ())))
-    if len(found) > 1:
-        raise InputError(
-            f"{table.path}: workload: {len(found)} of them in one file ({format_json(found[0])}, "
-            f"{format_json(found[1])}, ...); ignore_columns=True, --ignore-columns reads all as one"
-        )
 
 
 def _profiles(profiles: Mapping[str, Profile]) -> dict[str, Profile]:

@@ -101,8 +101,6 @@ COLUMNS: Final = {
         _whole(1, 99), 50, lambda w: w.priority.tolist(),
     ),
     "type": Column(cells=lambda w: w.source.tolist()),
-    "workload": Column(),
-    "batch_size": Column(),
     "min_gpus": Column("whole GPUs in 1..2^24", _whole(1, MOST_GPUS)),
     "max_gpus": Column("whole GPUs in 1..2^24", _whole(1, MOST_GPUS)),
     "sizes": Column(
@@ -125,7 +123,6 @@ COLUMNS: Final = {
         cells=lambda w: ["" if t < 0 else w.templates[t] for t in w.template.tolist()]
     ),
 }  # fmt: skip
-"""All of them; of ``workload`` and ``batch_size`` nothing is kept."""
 
 USUAL: Final = tuple(COLUMNS)[:6]
 """Columns that every trace has when it is written; the first three must be there to be read."""
