@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 MOST_LEAVES: Final = 2_000_000
 """Count vectors that a search evaluates; above, the answer is not said to be exact."""
 
+MOST_NODES: Final = 50_000_000
+"""Steps of the kernel without a deadline: seconds."""
+
 FEW_LEAVES: Final = 400
 """The same in plain Python, in half a second, where there may be more to look at."""
 
@@ -90,7 +93,7 @@ def ask(
     ties: bool = False,
     tolerance: float = 0.0,
     leaves: int = MOST_LEAVES,
-    nodes: int = NO_LIMIT,
+    nodes: int = MOST_NODES,
 ) -> Choice | None:
     """The best k free GPUs under contention and a policy, exactly; None if there are none.
 

@@ -16,7 +16,15 @@ from optsched.bandwidth.models.contention import (
 )
 from optsched.bandwidth.models.model import BandwidthModel, CountModel
 from optsched.bandwidth.models.pods import PodBandwidth
-from optsched.bandwidth.search.ask import Answer, ask, choose, gpus_of, jobs_of, request_of
+from optsched.bandwidth.search.ask import (
+    MOST_NODES,
+    Answer,
+    ask,
+    choose,
+    gpus_of,
+    jobs_of,
+    request_of,
+)
 from optsched.bandwidth.search.large import LargeSearch
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.feasibility import impossible
@@ -279,9 +287,6 @@ class Dispatcher:
         first, size = int(self.cluster.first[host]), int(self.cluster.sizes[host])
         return [tuple(first + i for i in range(size) if mask >> i & 1) for mask in range(1 << size)]
 
-
-MOST_NODES: Final = 50_000_000
-"""Steps of the kernel without a deadline: seconds."""
 
 _JOBS_A_STEP: Final = 4
 """So many jobs take as long in a step as everything else."""

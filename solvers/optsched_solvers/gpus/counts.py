@@ -14,7 +14,7 @@ from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import written_pattern
 from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.models.tables import CountTables
-from optsched.bandwidth.search.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
+from optsched.bandwidth.search.ask import MOST_LEAVES, MOST_NODES, ask, gpus_of, leaves_in_python
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 KERNEL = "optsched.bandwidth.search.counts"
 
+NODES_A_SECOND = 5_000_000
+"""Steps of the kernel that a slow core does beside some jobs."""
+
 INSTANT = 100_000
 """Count vectors that take milliseconds at worst."""
-
-_YES = Support(True)
 
 
 class Counts:
@@ -59,7 +60,7 @@ class Counts:
         """One request, and a model with tables or any `CountModel`."""
         if not isinstance(problem, GpuPlacement):
             return Support(False, "it only chooses GPUs (GpuPlacement)")
-        return _YES if is_large(problem) else supported(problem)
+        return Support(True) if is_large(problem) else supported(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search all count vectors, or as many as the iterations allow; then go on as on large."""
@@ -70,15 +71,18 @@ class Counts:
         leaves = MOST_LEAVES if limits.iterations is None else limits.iterations
         ready = loaded(KERNEL)
         few = leaves if ready else min(leaves, leaves_in_python(state.room, problem.k))
-        found = _asked(problem, few) if few else None
+        nodes = MOST_NODES
+        if limits.iterations is None:
+            nodes = int(min(nodes, monitor.remaining * NODES_A_SECOND))
+        found = _asked(problem, few, nodes) if few else None
         if few < leaves and (found is None or not found.compared):
             if load(monitor, KERNEL):
-                found = _asked(problem, leaves)
+                found = _asked(problem, leaves, nodes)
             elif found is None:
                 offer_nearest(problem, monitor)
                 return Result("unknown")
         if found is None:
-            if vectors(problem) > leaves:
+            if vectors(problem) > min(leaves, nodes // 32):
                 return self._large(problem, limits, monitor)
             return nothing_found(problem)
         if not ready:
@@ -113,12 +117,13 @@ def search_large(problem: GpuPlacement, limits: Limits, monitor: Monitor, name: 
     return Result("unknown")
 
 
-def _asked(problem: GpuPlacement, leaves: int) -> Choice | None:
+def _asked(problem: GpuPlacement, leaves: int, nodes: int) -> Choice | None:
     assert problem.tables is not None
     state = problem.state
     return ask(
         problem.tables, state.masks, state.held, problem.demands, problem.k, problem.policy,
         problem.contention, ties=True, tolerance=problem.tolerance, leaves=leaves,
+        nodes=nodes,
     )  # fmt: skip
 
 
@@ -183,7 +188,7 @@ def nothing_found(problem: GpuPlacement) -> Result:
         everything, state.masks, state.held, (0,) * len(state.jobs), problem.k, problem.policy
     )
     if found is None:
-        return Result("infeasible", reason=no_choice(problem))
+        return Result("infeasible", reason=f"no set of {problem.k} free GPUs obeys the policy")
     sizes = problem.cluster.sizes
     counts = [p.bit_count() if sizes[h] <= MOST_BY_SUBSET else p for h, p in found.parts]
     pattern = written_pattern(tuple(counts))
@@ -192,8 +197,3 @@ def nothing_found(problem: GpuPlacement) -> Result:
         reason=f"every choice of {problem.k} GPUs needs a pattern that is not measured, such as "
         f"{pattern} or, beside running jobs, theirs together: measure it, or predict",
     )
-
-
-def no_choice(problem: GpuPlacement) -> str:
-    """Why there is none, if counting does not show it."""
-    return f"no set of {problem.k} free GPUs obeys the policy"
