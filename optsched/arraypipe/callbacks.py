@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 from optsched.arraypipe.checkpoint.files import check_writable, load, replace_file
 from optsched.errors import InputError, OptschedError
 from optsched.io.files import write_atomic
-from optsched.io.values import integer, one_of
+from optsched.io.values import integer, number, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -109,8 +109,13 @@ class EarlyStopping(Listener):
         self, patience: int, mode: Literal["min", "max"] = "min", min_delta: float = 0.0
     ) -> None:
         self.patience, self.sign = integer("patience", patience, 1, None), _sign(mode)
-        self.min_delta = min_delta
+        self.min_delta = number("min_delta", min_delta)
         self.best: dict[Job, tuple[float, int]] = {}  # value, values since
+
+    def on_start(self, fit: FitInfo) -> None:
+        """Nothing has been counted."""
+        super().on_start(fit)
+        self.best.clear()
 
     def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
         """Count, and stop the job."""
@@ -135,6 +140,11 @@ class OptunaPruning(Listener):
 
     def __init__(self, trials: Mapping[str, Any]) -> None:
         self.trials, self.pruned = trials, set[str]()
+
+    def on_start(self, fit: FitInfo) -> None:
+        """Nothing has been pruned."""
+        super().on_start(fit)
+        self.pruned.clear()
 
     def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
         """Report and ask."""
@@ -167,6 +177,7 @@ class BestCheckpoint(Listener):
     def on_start(self, fit: FitInfo) -> None:
         """Look at the folder; jobs that are resumed have a best value already."""
         super().on_start(fit)
+        self.best.clear()
         if not fit.evaluates:
             raise InputError("BestCheckpoint: expected fit to have evaluate=...")
         check_writable(self.folder)
@@ -235,6 +246,7 @@ class RunLog(Listener):
         """Close the file."""
         if self.stream is not None:
             self.stream.close()
+            self.stream = None
 
     def _is_kept(self, line: str) -> bool:
         """Not what a killed run has left after its checkpoint, or half written."""

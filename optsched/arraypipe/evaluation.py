@@ -16,6 +16,7 @@ from optsched.arraypipe.runtime.datasets import as_tuples
 from optsched.arraypipe.runtime.environment import global_state_kept, on_gpu
 from optsched.arraypipe.runtime.stages import fresh_model
 from optsched.errors import InputError
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +92,7 @@ def measure_of(given: Any, loss: Loss) -> Measure:
     if isinstance(data, nn.Module):
         raise InputError("evaluate: expected a function of the model, got a model")
     if data is given and callable(data) and not hasattr(data, "__getitem__"):
-        return lambda job, model, place: given(model)
+        return lambda job, model, place: _number(given(model), "the function")
     indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     readable = indexed or isinstance(data, (DataLoader, IterableDataset))
     if isinstance(data, tuple) or not readable or not callable(metric):
@@ -112,7 +113,7 @@ def measure_of(given: Any, loss: Loss) -> Measure:
                     f"evaluate: expected pairs (input, target), got {type(pair).__name__}"
                 )
             x, target = (brought(part, place) for part in as_tuples(pair))
-            value = float(metric(model(cast(x, job.precision)), target))
+            value = _number(metric(model(cast(x, job.precision)), target), "the metric")
             size = len(x[0] if isinstance(x, tuple) else x)
             total, samples = total + value * size, samples + size
         if not samples:
@@ -120,3 +121,11 @@ def measure_of(given: Any, loss: Loss) -> Measure:
         return total / samples
 
     return mean
+
+
+def _number(value: Any, whose: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        shown = format_value(value)
+        raise InputError(f"evaluate: expected a number of {whose}, got {shown}") from None

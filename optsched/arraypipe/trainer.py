@@ -32,7 +32,7 @@ from optsched.arraypipe.runtime.environment import (
 )
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
-from optsched.arraypipe.training_run import ArrayRun, RunOptions
+from optsched.arraypipe.training_run import ArrayRun, RunOptions, run_options
 from optsched.errors import InputError
 from optsched.io.values import boolean, integer, is_integer, one_of
 from optsched.model.schedule import Schedule
@@ -180,8 +180,9 @@ class ArrayTrainer:
             )
         if not callable(build_model):
             raise InputError(f"build_model: expected a function, got {build_model!r:.60}")
-        if not callable(loss):
-            raise InputError(f"loss: expected a function, got {loss!r:.60}")
+        if not callable(loss) or isinstance(loss, type):
+            made = "; make one of the class" if isinstance(loss, type) else ""
+            raise InputError(f"loss: expected a function, got {loss!r:.60}{made}")
         if isinstance(build_model, nn.Module):
             raise InputError("build_model: expected a function that makes a model, got a model")
         if tied not in ("exact", "sum"):
@@ -370,7 +371,7 @@ class ArrayTrainer:
 
         def checked() -> tuple[ExecutionPlan, CheckpointFolder | None, RunOptions]:
             integer("steps", steps, 1, None)
-            given = RunOptions(**options)
+            given = run_options(options)
             plan = schedule if isinstance(schedule, ExecutionPlan) else self._compile(schedule)
             self._check(plan, given.queue)
             if backend == "process":

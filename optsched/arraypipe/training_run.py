@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 
+from optsched.arraypipe.checkpoint.states import makers, model_arguments
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.memory.manager import memory_of
@@ -38,7 +40,7 @@ from optsched.io.values import boolean, format_value, integer, number, one_of
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -184,6 +186,33 @@ class RunOptions:
             raise InputError(f"checkpoint: expected a folder, got {format_value(self.checkpoint)}")
 
 
+def _settings(run: JobRun) -> Iterator[tuple[str, str]]:
+    """What a fresh job is made with besides its plain settings, which ranks compare, in words."""
+    made = makers(run)
+    for name, row in made["optimizer"].items():
+        for key, value in {"class": row["class"], **row["settings"]}.items():
+            yield f"job {run.title}: optimizer {key} of {name}", repr(value)
+    for key, value in {
+        "class": made["scheduler"].get("class"),
+        **made["scheduler"].get("made", {}),
+    }.items():
+        yield f"job {run.title}: scheduler {key}", repr(value)
+    for key, value in model_arguments(run.job.model)["model"].items():
+        yield f"job {run.title}: model[{key!r}]", repr(value)
+    yield f"job {run.title}: init", str(run.job.init)
+
+
+def run_options(given: Mapping[str, Any]) -> RunOptions:
+    """The options of these names; refuses others."""
+    known = [option.name for option in fields(RunOptions)]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise InputError(f"run: has no option {name!r:.60} (it has {', '.join(known)}){hint}")
+    return RunOptions(**given)
+
+
 class Trainer(Protocol):
     """What a run takes from an `ArrayTrainer`, and the jobs that it adds to it."""
 
@@ -243,6 +272,8 @@ class ArrayRun:
         # iterations from which jobs go on, as the first rank says
         self._begun = self._same(partial(self._latest, trainer.titles), of_first=True)
         self.runs: list[JobRun] = self._same(self._made)
+        if ranks is not None:
+            ranks.agree({key: value for run in self.runs for key, value in _settings(run)})
         self.worker = Worker(
             self.runs, Memory(self.runs), trainer.loss, self._on_update, self._on_loss
         )

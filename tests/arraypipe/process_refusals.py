@@ -252,14 +252,19 @@ def refused(ranks: int) -> list[str]:
     array = trainer([Row(0)])
     found = []
     only_on_rank_0 = {"checkpoint": "never_made"} if torch.distributed.get_rank() == 0 else {}
-    for schedule, more in (
-        (random_schedule([1], 4), {}),
-        (random_schedule([1], 4, place=[0, 1, 0, 1]), {"window": 0}),
-        (random_schedule([1], 4, place=[0, 1, 0, 1]), {"timeout": 0.0}),
-        (random_schedule([1], 4, place=[0, 1, 0, 1]), only_on_rank_0),
+    here = random_schedule([1], 4, place=[0, 1, 0, 1])
+    lr = 0.1 * (1 + torch.distributed.get_rank())
+    other = Job(0, 8, lambda named: torch.optim.SGD(named, lr=lr))
+    for given, schedule, more in (
+        (array, random_schedule([1], 4), {}),
+        (array, here, {"window": 0}),
+        (array, here, {"timeout": 0.0}),
+        (array, here, only_on_rank_0),
+        (array, here, {"checkpoint_evry": 2}),
+        (array.with_jobs([other]), here, {}),
     ):
         try:
-            array.run(schedule, 1, **{**PROCESSES, **more})
+            given.run(schedule, 1, **{**PROCESSES, **more})
         except InputError as error:
             found.append(str(error))
     return found

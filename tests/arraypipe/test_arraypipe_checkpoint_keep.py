@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -205,6 +206,15 @@ def test_a_pointer_without_its_checkpoint(tmp_path: Path) -> None:
         (tmp_path / "job0" / str(done) / "train.pt").write_bytes(b"half")
     with pytest.raises(InputError, match=r"job0/5: train.pt cannot be read .* no older checkpoint"):
         train(tmp_path, 9)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "train.pt"])
+def test_files_of_two_checkpoints_are_none(tmp_path: Path, name: str) -> None:
+    """As a copy that was broken off leaves them: the one before is gone on from."""
+    train(tmp_path, 3)
+    shutil.copy(tmp_path / "job0" / "2" / name, tmp_path / "job0" / "3" / name)
+    with pytest.warns(UserWarning, match="3: model.pt is not the one that train.pt was written"):
+        assert same(train(tmp_path).trained[0], 0, STEPS, start=2)
 
 
 def test_a_damaged_checkpoint_is_told_once(tmp_path: Path) -> None:

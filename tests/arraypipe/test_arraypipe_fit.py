@@ -335,6 +335,11 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda _: RunConfig(devices="cpu"), "devices: expected a list"),
     (lambda _: EarlyStopping(0), "patience: expected an integer >= 1, got 0"),
     (lambda _: EarlyStopping(1, "up"), "mode: expected one of min, max"),
+    (lambda _: EarlyStopping(1, min_delta=-1), "min_delta: expected a finite number >= 0, got -1"),
+    (fitted(evaluate=lambda model: "low"), "evaluate: expected a number of the function, got"),
+    (fitted(evaluate=(DATA, lambda x, y: None)), "evaluate: expected a number of the metric, got"),
+    (lambda made: made.run(by(2), 2, keeps=1), "run: has no option 'keeps' .* did you mean keep"),
+    (lambda _: ArrayTrainer(build_model, DATA, stages=2, loss=nn.MSELoss), "loss: expected a func"),
     (lambda _: RunLog("run.txt"), r"RunLog: expected a .csv or .jsonl file"),
     (lambda made: made.run(by(1), 2), "jobs: expected at least one"),
 ]
@@ -347,6 +352,21 @@ def test_bad_input(call: Any, sentence: str) -> None:
     made.profile = lambda *rest: pytest.fail("measured")
     with pytest.raises(InputError, match=sentence):
         call(made)
+
+
+def test_callbacks_serve_a_second_call(tmp_path: Path) -> None:
+    """Nothing of the first one is left in them."""
+    log, best, stopping = RunLog(tmp_path / "a.csv"), BestCheckpoint(tmp_path), EarlyStopping(2)
+    jobs, values = jobs_of(1), iter([1.0, 2.0, 3.0, 8.0, 8.0, 8.0])
+    config = RunConfig(check=0, verbose=False, every=1)
+    for lengths, value in ((3, 1.0), (3, 8.0)):
+        result = array().fit(
+            jobs, 5, schedule=by(1), config=config, evaluate=lambda model: next(values),
+            callbacks=[log, best, stopping],
+        )  # fmt: skip
+        assert len(result.losses[0]) == lengths
+        assert torch.load(best.path("job0"), weights_only=True)["value"] == value
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + 2 * 3
 
 
 def test_tensorboard(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
+import zlib
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -44,19 +45,31 @@ def numbered(place: Path) -> list[int]:
 def damage(checkpoint: Path) -> str:
     """Why a checkpoint cannot be read, found without loading it; "" if it can."""
     checked = getattr(torch.serialization, "get_crc32_options", lambda: True)()  # torch >= 2.6
-    for name in sorted(NAMES):
+    loaded: Any = None
+    for name in sorted(NAMES):  # train.pt last
         try:
             with zipfile.ZipFile(checkpoint / name) as archive:
                 # reads all and compares the checksums, which `torch.load` does not look at
                 damaged = archive.testzip() if checked else None
-            torch.load(checkpoint / name, weights_only=True, map_location="meta")  # as it reads it
+            loaded = torch.load(checkpoint / name, weights_only=True, map_location="meta")
         except FileNotFoundError:
             return f"{name}: no such file"
         except Exception as error:  # of a damaged list of its entries any may come
             return f"{name} cannot be read ({type(error).__name__}: {error})"
         if damaged:
             return f"{name} is damaged"
+    known = loaded.get("model_checksum") if isinstance(loaded, dict) else None
+    if checked and known not in (None, checksum(checkpoint / "model.pt")):
+        return "model.pt is not the one that train.pt was written with"
     return ""
+
+
+def checksum(path: Path) -> int:
+    """Of all entries of a file of `torch.save`, by their own checksums."""
+    with zipfile.ZipFile(path) as archive:
+        return zlib.crc32(
+            repr([(entry.filename, entry.CRC) for entry in archive.infolist()]).encode()
+        )
 
 
 def write_folder(target: Path, contents: Mapping[str, Any]) -> None:
@@ -68,8 +81,9 @@ def write_folder(target: Path, contents: Mapping[str, Any]) -> None:
     temporary = _temporary(target.parent)
     try:
         temporary.mkdir()
-        for name, value in contents.items():
-            save(value, temporary / name)
+        save(contents["model.pt"], temporary / "model.pt")
+        tied = {"model_checksum": checksum(temporary / "model.pt")}
+        save({**contents["train.pt"], **tied}, temporary / "train.pt")
         sync_folder(temporary)
         if target.exists():
             shutil.rmtree(target)

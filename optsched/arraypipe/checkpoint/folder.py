@@ -363,7 +363,10 @@ def _newest(place: Path) -> int:
         return max(numbered(place), default=0)
     text = read_text(pointer).strip()
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
-        raise InputError(f"{pointer}: expected the number of an iteration, got {text[:40]!r}")
+        raise InputError(
+            f"{pointer}: expected the number of an iteration, got {text[:40]!r}; remove it to "
+            f"go on from the newest checkpoint"
+        )
     return int(text)
 
 

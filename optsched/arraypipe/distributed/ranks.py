@@ -70,10 +70,11 @@ class Ranks:
         """Refuse, on all ranks, to run if they were given different things."""
         rows = self.all(what)
         for rank, row in enumerate(rows):
-            for key, value in rows[0].items():
-                if row[key] != value:
+            for key in {**rows[0], **row}:
+                first, here = rows[0].get(key), row.get(key)
+                if first != here:
                     raise InputError(
-                        f"{key}: differs between ranks, {value!r} on rank 0 and {row[key]!r} on "
+                        f"{key}: differs between ranks, {first!r} on rank 0 and {here!r} on "
                         f"rank {rank}; all ranks must run the same"
                     )
 

@@ -165,5 +165,5 @@ def _load(model: nn.Module, path: str | PathLike[str]) -> None:
     except FileNotFoundError:
         raise InputError(f"init: {path}: no such file") from None
     except Exception as error:
-        line = str(error).splitlines()[0]
-        raise InputError(f"init: {path} is no state dict of this model ({line})") from error
+        found = " ".join(str(error).split())
+        raise InputError(f"init: {path} is no state dict of this model ({found:.300})") from error
