@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from optsched.arraypipe import ArrayTrainer, Job
-from optsched.arraypipe.train_alone import differences
+from optsched.arraypipe.train_alone import Trained, differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -65,3 +65,10 @@ def exact(array: ArrayTrainer, result: RunResult) -> bool:
         for j, got in enumerate(result.trained)
         if array.jobs[j].status != "failed"
     )
+
+
+def model_alone(trained: Trained) -> nn.Module:
+    """The tiny model after training alone, to be evaluated."""
+    model = build_model()
+    model.load_state_dict({**trained.parameters, **trained.buffers}, strict=False)
+    return model.eval()

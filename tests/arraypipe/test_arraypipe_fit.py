@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from arraypipe_models import CUTS, adamw, build_model, exact, loss, sgd
+from arraypipe_models import CUTS, adamw, build_model, exact, loss, model_alone, sgd
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -152,10 +152,9 @@ def test_evaluation_changes_no_bit(memory: int | None) -> None:
 
     def at(j: int, steps: int) -> float:
         """The value of the model trained alone."""
-        model, alone = build_model(), made.train_alone(j, steps)
-        model.load_state_dict(alone.parameters | alone.buffers)
         with torch.no_grad():
-            return float(loss(model.eval()(DATA.tensors[0]), DATA.tensors[1]))
+            output = model_alone(made.train_alone(j, steps))(DATA.tensors[0])
+            return float(loss(output, DATA.tensors[1]))
 
     before = torch.get_rng_state()
     result = made.fit(
@@ -435,10 +434,9 @@ def test_killed_and_resumed(tmp_path: Path, ranks: int) -> None:
         values = {int(row["iteration"]): row["value"] for row in rows if row["value"]}
         assert 8 in values and (ranks > 1 or set(values) == set(range(9)))
         for iteration, value in values.items():
-            model, alone = build_model(), made.train_alone(j, iteration + 1)
-            model.load_state_dict(alone.parameters | alone.buffers)
+            model = model_alone(made.train_alone(j, iteration + 1))
             with torch.no_grad():
-                found = measure_of(DATA, loss)(made.jobs[j], model.eval(), torch.device("cpu"))
+                found = measure_of(DATA, loss)(made.jobs[j], model, torch.device("cpu"))
             assert float(value) == found
 
 

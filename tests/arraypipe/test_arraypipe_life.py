@@ -217,6 +217,7 @@ def test_a_failure_stays_with_its_job(tmp_path: Path, where: str) -> None:
         }
         assert reason.get(where, "trapped") in str(bad.error)
         assert array.jobs[0].error is None
+        assert all(p.grad is None for p in result.models[1].parameters())
         assert exact(array, result)
         place = tmp_path / str(seed) / "job1"
         assert int((place / "latest").read_text()) == when  # the last complete iteration

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ from optsched.arraypipe.memory.stage_bytes import beside_states
 from optsched.arraypipe.memory.types import State
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages, waits_for_all
-from optsched.arraypipe.train_alone import Trained, differences
 
 if TYPE_CHECKING:
     from optsched.arraypipe.runtime.state import JobStage
@@ -42,12 +40,6 @@ def job(row: Settings, recompute: bool = True) -> Job:
     """The job with these settings."""
     seed, batch, optimizer, parts = row
     return Job(seed, batch, MAKERS[optimizer], microbatches=parts, recompute=recompute)
-
-
-@cache
-def alone(row: Settings, steps: int = STEPS) -> Trained:
-    """The reference."""
-    return trainer([job(row)]).train_alone(0, steps)
 
 
 class Weighed(Exception):
@@ -112,12 +104,6 @@ def little(jobs: list[Job], schedule: Schedule, factor: float, **changes: Any) -
     return trainer(jobs, memory=slots + beside(jobs, schedule, **changes), **changes)
 
 
-def check(result: Any, rows: list[Settings], steps: int = STEPS) -> None:
-    """Jobs have the bits that they have alone."""
-    for j in range(len(rows)):
-        assert differences(result.trained[j], alone(rows[j], steps)) == []
-
-
 @few_examples
 @given(st.data())
 def test_bit_identical_in_any_memory(data: st.DataObject) -> None:
@@ -142,7 +128,7 @@ def test_bit_identical_in_any_memory(data: st.DataObject) -> None:
     except InputError as error:
         assert "memory:" in str(error)
         return
-    check(result, rows)
+    assert exact(array, result)
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 50.0])
@@ -170,7 +156,7 @@ def test_copies_are_in_the_trace(
     assert trace.n_operations == blocks + len(moved)
     assert bool(moved) == bool(slots_of(memory)) == (factor < 50)
     again = trainer(jobs).run(trace, STEPS)  # messages and copies are no blocks
-    check(again, FOUR)
+    assert exact(trainer(jobs), again)
     assert result.replay.n_operations == blocks
     if not moved:
         assert "copied_bytes" not in trace.provenance
@@ -358,7 +344,7 @@ def test_orders_that_change_on_the_way(
         monkeypatch.setattr(Rescheduling, "_seated", poll)
         result = array.run(plans[0], 8, on_error="raise")
         assert slots_of(made[-1]) and len(plans) == 1
-        check(result, FOUR, 8)
+        assert exact(array, result)
 
 
 def test_copies_are_those_of_the_plan(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -438,7 +438,10 @@ def _agree(seeds: range) -> Counter[str]:
             counts = [3] * plan.n_jobs
             per_iteration = Counter((b.job, b.copy) for b in plan.blocks)
             expected = sum(per_iteration[j, 0] * n for j, n in enumerate(counts))
-            assert sum(1 for _ in walk(plan, counts)) == expected  # the walk does not halt either
+            run = list(walk(plan, counts))
+            assert len(run) == expected  # the walk does not halt either
+            for b, cycle, iteration in ((plan.blocks[i], c, t) for i, c, t in run):
+                assert iteration == (cycle - b.offset) * plan.copies[b.job] + b.copy
     return seen
 
 

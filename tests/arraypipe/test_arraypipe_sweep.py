@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 import pytest
 import torch
-from arraypipe_models import CUTS, build_model, data, loss, sgd
+from arraypipe_models import CUTS, build_model, data, loss, model_alone, sgd
 from depth import few_examples, half
 from hypothesis import given
 from hypothesis import strategies as st
@@ -207,9 +207,7 @@ def held_out_loss(model: Any) -> float:
 def value_alone(row: Any, done: int) -> float:
     """What `held_out_loss` gives for a trial trained alone for so many iterations."""
     job = suggest(optuna.trial.FixedTrial(row.trial.params, row.trial.number))
-    alone, model = train_alone(build_model, job, NAMES, loss, data, done), build_model()
-    model.load_state_dict({**alone.parameters, **alone.buffers}, strict=False)
-    return held_out_loss(model.eval())
+    return held_out_loss(model_alone(train_alone(build_model, job, NAMES, loss, data, done)))
 
 
 def test_trials_are_judged_by_an_evaluation() -> None:
