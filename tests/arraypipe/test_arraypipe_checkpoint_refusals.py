@@ -140,6 +140,8 @@ def saved(name: str, value: Any) -> Any:
     def save(place: Path) -> None:
         whole = torch.load(place / name, weights_only=True)
         torch.save(value(whole) if callable(value) else value, place / name)
+        if name == "model.pt":  # as if it had been written so
+            field("model_checksum")(place)
 
     return save
 
