@@ -178,6 +178,7 @@ def test_a_damaged_newest_checkpoint_falls_back(
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
     else:
         path.write_bytes(whole[:at] + bytes(len(whole) - at) * (how == "zeros"))
+    unchanged = path.exists() and path.read_bytes() == whole  # its last bytes are zeros anyway
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         result = train(place)
@@ -185,7 +186,7 @@ def test_a_damaged_newest_checkpoint_falls_back(
     start = 2 if sentences else 3
     assert same(result.trained[0], 0, STEPS, start=start)
     if start == 3:
-        assert how == "flip" or path.read_bytes() == whole
+        assert how == "flip" or unchanged
         return
     assert f"{place}/job0/3: {name}" in sentences[0] and len(sentences) == 1
     assert "job job0 goes on from iteration 2" in sentences[0]
