@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
+from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -40,7 +42,7 @@ from optsched.io.values import boolean, format_value, integer, number, one_of
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -186,20 +188,22 @@ class RunOptions:
             raise InputError(f"checkpoint: expected a folder, got {format_value(self.checkpoint)}")
 
 
-def _settings(run: JobRun) -> Iterator[tuple[str, str]]:
+def _settings(run: JobRun) -> dict[str, str]:
     """What a fresh job is made with besides its plain settings, which ranks compare, in words."""
-    made = makers(run)
-    for name, row in made["optimizer"].items():
-        for key, value in {"class": row["class"], **row["settings"]}.items():
-            yield f"job {run.title}: optimizer {key} of {name}", repr(value)
-    for key, value in {
-        "class": made["scheduler"].get("class"),
-        **made["scheduler"].get("made", {}),
-    }.items():
-        yield f"job {run.title}: scheduler {key}", repr(value)
-    for key, value in model_arguments(run.job.model)["model"].items():
-        yield f"job {run.title}: model[{key!r}]", repr(value)
-    yield f"job {run.title}: init", str(run.job.init)
+    made, rows = makers(run), dict[str, Any]()
+    for _, alike in groupby(made["optimizer"].items(), lambda pair: repr(pair[1])):
+        name, row = next(alike)  # once for all parameters of a group
+        settings = {"class": row["class"], **row["settings"]}
+        rows |= {f"optimizer {key} of {name}": value for key, value in settings.items()}
+    scheduler = {"class": made["scheduler"].get("class"), **made["scheduler"].get("made", {})}
+    rows |= {f"scheduler {key}": value for key, value in scheduler.items()}
+    model = model_arguments(run.job.model)["model"]
+    rows |= {f"model[{key!r}]": value for key, value in model.items()}
+    # where an object lies is another place in every process
+    return {
+        f"job {run.title}: {key}": re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+        for key, value in rows.items()
+    }
 
 
 def run_options(given: Mapping[str, Any]) -> RunOptions:
@@ -273,7 +277,7 @@ class ArrayRun:
         self._begun = self._same(partial(self._latest, trainer.titles), of_first=True)
         self.runs: list[JobRun] = self._same(self._made)
         if ranks is not None:
-            ranks.agree({key: value for run in self.runs for key, value in _settings(run)})
+            ranks.agree({key: value for run in self.runs for key, value in _settings(run).items()})
         self.worker = Worker(
             self.runs, Memory(self.runs), trainer.loss, self._on_update, self._on_loss
         )

@@ -14,10 +14,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.optim.lr_scheduler import LambdaLR
 from typer.testing import CliRunner
 
 from optsched import InputError, OptschedError, Schedule, verify
-from optsched.arraypipe import random_schedule
+from optsched.arraypipe import Job, random_schedule
 from optsched.arraypipe.distributed import backend as process
 from optsched.arraypipe.distributed import wire
 from optsched.arraypipe.distributed.mailbox import Capacity
@@ -27,7 +28,9 @@ from optsched.arraypipe.distributed.wire import ALIGNMENT, Inbox, Outbox, capaci
 from optsched.arraypipe.plan.plan import compile, routes
 from optsched.arraypipe.plan.segments import Segment
 from optsched.arraypipe.plan.types import Copied
-from optsched.arraypipe.training_run import ArrayRun
+from optsched.arraypipe.runtime.stages import fresh_stages
+from optsched.arraypipe.runtime.state import JobRun
+from optsched.arraypipe.training_run import ArrayRun, _settings
 from optsched.cli.app import app
 
 if TYPE_CHECKING:
@@ -340,6 +343,28 @@ def test_refused_before_anything_is_trained(answers: dict[Any, Any]) -> None:
     words.append("job job0: optimizer lr of 0.weight: differs between ranks, '0.1' on rank 0 and")
     missing = [row for row in zip(words, found, strict=True) if row[0] not in row[1]]
     assert not missing
+
+
+def test_what_ranks_compare_is_the_same_in_every_process() -> None:
+    """Objects in settings are not compared by where they lie; each group is told once."""
+
+    class Halves:
+        def __init__(self) -> None:
+            self.inner = object()
+
+        def __call__(self, epoch: int) -> float:
+            return 0.5**epoch
+
+    def described() -> dict[str, str]:
+        job = Job(0, 8, torch.optim.SGD, scheduler=lambda o: LambdaLR(o, Halves()))
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+        devices = [torch.device("cpu")] * 2
+        stages = fresh_stages(model, (("0",), ("1",)), job, 0, "job0", devices)
+        return _settings(JobRun(job, 0, "job0", model, stages, 0, 1, None))
+
+    one, other = described(), described()
+    assert one == other and not any(" at 0x" in text for text in one.values())
+    assert sum("optimizer lr" in key for key in one) == 1
 
 
 def test_without_a_process_group() -> None:
