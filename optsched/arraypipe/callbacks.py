@@ -141,11 +141,6 @@ class OptunaPruning(Listener):
     def __init__(self, trials: Mapping[str, Any]) -> None:
         self.trials, self.pruned = trials, set[str]()
 
-    def on_start(self, fit: FitInfo) -> None:
-        """Nothing has been pruned."""
-        super().on_start(fit)
-        self.pruned.clear()
-
     def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
         """Report and ask."""
         name = self.fit.name(job)
