@@ -101,7 +101,7 @@ def best_batch(problem: GpuPlacement) -> int | None:
         for r, gpus in enumerate(chosen):
             others = [o for o in range(len(chosen)) if o != r]
             jobs = (*state.jobs, *(Job(f"other {o}", chosen[o]) for o in others))
-            around = state._changed(state.free, jobs)
+            around = state.with_jobs(jobs)
             demands = (*problem.demands, *(wanted[o] for o in others))
             values.append(share(around, bandwidth, demands, gpus, problem.contention))  # type: ignore[arg-type]
         if None in values:

@@ -169,7 +169,16 @@ class ClusterState:
 
     # changes
 
-    def take(self, gpus: Iterable[int], name: str, demand: int | None = None) -> ClusterState:
+    def job(self, name: str) -> Job:
+        """The running job of a name; `InputError` if there is none."""
+        return self.jobs[self._position(name)]
+
+    def jobs_on(self, gpus: Iterable[int] | str) -> tuple[str, ...]:
+        """Names of the jobs that hold any of these GPUs (numbers, or words such as ``"n02"``)."""
+        there = set(self._ids(gpus))
+        return tuple(job.name for job in self.jobs if not there.isdisjoint(job.gpus))
+
+    def take(self, gpus: Iterable[int] | str, name: str, demand: int | None = None) -> ClusterState:
         """The state after a job started on free GPUs.
 
         Raises
@@ -177,15 +186,8 @@ class ClusterState:
         InputError
             A GPU is not free, or the name is taken.
         """
-        free = set(self.free)
-        try:
-            taken = tuple(gpus)
-        except TypeError:
-            raise InputError(f"gpus: expected GPU numbers, got {gpus!r:.60}") from None
-        if len(set(taken)) < len(taken) or not free.issuperset(taken):
-            for gpu in self.cluster.gpus(taken):  # refuses what is no GPU, or is given twice
-                if gpu not in free:
-                    raise InputError(f"GPU {self.cluster.gpu_name(gpu)} is not free")
+        taken = self._ids(gpus)
+        self._check_free(taken)
         if any(job.name == name for job in self.jobs):
             raise InputError(f"jobs: there is a job {name!r:.60} already")
         if not taken or not isinstance(name, str) or not name:
@@ -193,63 +195,168 @@ class ClusterState:
         label("take: name", name)
         if demand is not None:
             integer("demand", demand, 0, MOST - 1)
-        free.difference_update(taken)
-        job = Job(name, tuple(sorted(int(gpu) for gpu in taken)), demand)
-        return self._changed(tuple(sorted(free)), (*self.jobs, job), job.gpus, -1)
+        return self._changed(len(self.jobs), 0, (Job(name, taken, demand),), taken=taken)
 
     def give(self, name: str) -> ClusterState:
         """The state after a job ended; `InputError` if there is none of that name."""
-        for j, job in enumerate(self.jobs):
-            if job.name == name:
-                free = tuple(sorted((*self.free, *job.gpus)))
-                return self._changed(free, self.jobs[:j] + self.jobs[j + 1 :], job.gpus, 1, j)
-        known = ", ".join(job.name for job in self.jobs[:8]) or "none"
-        raise InputError(f"jobs: there is no job {name!r:.60}; running: {known}")
+        j = self._position(name)
+        return self._changed(j, 1, freed=self.jobs[j].gpus)
+
+    def resize(self, name: str, gpus: Iterable[int] | str) -> ClusterState:
+        """The state after a job grew onto free GPUs, or gave some of its own back.
+
+        Parameters
+        ----------
+        name
+            Of the job; what it demands stays.
+        gpus
+            All that it holds afterwards: those it has and more, or some of those it has.
+
+        Raises
+        ------
+        InputError
+            Neither of both, no GPU at all, or one that is not free.
+        """
+        wanted, held = set(self._ids(gpus)), set(self.job(name).gpus)
+        if not wanted or not (wanted <= held or wanted >= held):
+            raise InputError(
+                f"resize: {name!r:.60} grows or shrinks; expected its GPUs and more, or some of "
+                f"them, got {self.cluster.written(wanted) or 'none'} (see move)"
+            )
+        return self._holding(name, wanted)
+
+    def move(self, name: str, gpus: Iterable[int] | str) -> ClusterState:
+        """The state after a job went to as many GPUs, each free or its own.
+
+        Raises
+        ------
+        InputError
+            Another number of GPUs, or one that is neither free nor its own.
+        """
+        wanted, job = set(self._ids(gpus)), self.job(name)
+        if len(wanted) != len(job.gpus):
+            raise InputError(
+                f"move: {name!r:.60} has {len(job.gpus)} GPUs, got {len(wanted)} (see resize)"
+            )
+        return self._holding(name, wanted)
+
+    def fail(self, gpus: Iterable[int] | str) -> ClusterState:
+        """The state after GPUs failed: they are down, and `jobs_on` names the jobs that are hit.
+
+        A job keeps its other GPUs until it is given up by `give`; one that has none left is gone.
+        GPUs that are down already stay so.
+        """
+        gone, state = set(self._ids(gpus)), self
+        for name in self.jobs_on(gone):
+            job, j = state.job(name), state._position(name)
+            lost, rest = gone & set(job.gpus), tuple(g for g in job.gpus if g not in gone)
+            left = (Job(name, rest, job.demand),) if rest else ()
+            state = state._changed(j, 1, left, down=(*state.down, *lost))
+        free = tuple(gone.intersection(state.free))
+        return state._changed(taken=free, down=(*state.down, *free)) if free else state
+
+    def repair(self, gpus: Iterable[int] | str) -> ClusterState:
+        """The state after GPUs came back: of these those that are down are free."""
+        back = tuple(set(self._ids(gpus)).intersection(self.down))
+        left = tuple(g for g in self.down if g not in back)
+        return self._changed(freed=back, down=left) if back else self
 
     def pooled(self) -> ClusterState:
         """All running jobs taken for one, as the published evaluation does."""
-        if not self.jobs:
-            return self
         gpus = tuple(sorted(gpu for job in self.jobs for gpu in job.gpus))
-        return self._changed(self.free, (Job("pooled", gpus),))
-
-    def beside(self, others: Iterable[Job]) -> ClusterState:
-        """The same free GPUs with further jobs on others, whoever had them (unchecked)."""
-        return self._changed(self.free, (*self.jobs, *others))
+        return self.with_jobs([Job("pooled", gpus)]) if gpus else self
 
     def with_jobs(self, jobs: Iterable[Job]) -> ClusterState:
         """The same free GPUs with other jobs (nothing is checked)."""
-        return self._changed(self.free, tuple(jobs))
+        return self._changed(0, len(self.jobs), tuple(jobs))
+
+    def without(self, gpus: Iterable[int]) -> ClusterState:
+        """Of the free GPUs these are left out, as if they were nowhere (nothing is checked)."""
+        barred = tuple(set(self.free).intersection(gpus))
+        return self._changed(taken=barred) if barred else self
+
+    def _ids(self, gpus: Iterable[int] | str) -> tuple[int, ...]:
+        """GPUs by number, ascending; words are read as by `Cluster.parse`."""
+        if isinstance(gpus, str):
+            return self.cluster.parse(gpus)
+        try:
+            found = tuple(sorted(gpus))
+            plain = all(type(gpu) is int for gpu in found) and len(set(found)) == len(found)
+        except TypeError:
+            raise InputError(f"gpus: expected GPU numbers, got {gpus!r:.60}") from None
+        if plain and (not found or (found[0] >= 0 and found[-1] < self.cluster.n_gpus)):
+            return found
+        return self.cluster.gpus(found)  # refuses what is no GPU, or is given twice
+
+    def _position(self, name: str) -> int:
+        for j, job in enumerate(self.jobs):
+            if job.name == name:
+                return j
+        known = ", ".join(job.name for job in self.jobs[:8]) or "none"
+        raise InputError(f"jobs: there is no job {name!r:.60}; running: {known}")
+
+    def _check_free(self, gpus: tuple[int, ...]) -> None:
+        free = set(self.free)
+        if not free.issuperset(gpus):
+            busy = next(gpu for gpu in gpus if gpu not in free)
+            raise InputError(f"GPU {self.cluster.gpu_name(busy)} is not free")
+
+    def _holding(self, name: str, wanted: set[int]) -> ClusterState:
+        """A job holds these GPUs, and those that it had are free otherwise."""
+        j = self._position(name)
+        job = self.jobs[j]
+        held = set(job.gpus)
+        taken, freed = tuple(sorted(wanted - held)), tuple(held - wanted)
+        self._check_free(taken)
+        new = Job(name, tuple(sorted(wanted)), job.demand)
+        return self._changed(j, 1, (new,), freed=freed, taken=taken)
 
     def _changed(
         self,
-        free: tuple[int, ...],
-        jobs: tuple[Job, ...],
-        moved: tuple[int, ...] = (),
-        sign: int = 0,
-        gone: int | None = None,
+        at: int = 0,
+        gone: int = 0,
+        new: tuple[Job, ...] = (),
+        *,
+        freed: tuple[int, ...] = (),
+        taken: tuple[int, ...] = (),
+        down: tuple[int, ...] | None = None,
     ) -> ClusterState:
-        """Without the checks: what is free and what is held add up as before.
+        """Without the checks: from job `at` on so many are gone, and others there instead.
 
-        Arrays that are there are changed rather than made anew, if `moved` GPUs became free
-        (``sign=1``, of job `gone`) or taken (-1, by the last job).
+        GPUs become free, or are free no longer; arrays that are there are changed, not made anew.
         """
+        free, jobs = self.free, (*self.jobs[:at], *new, *self.jobs[at + gone :])
+        if taken:
+            no_longer = set(taken)
+            free = tuple([gpu for gpu in free if gpu not in no_longer])
+        if freed:
+            free = tuple(sorted((*free, *freed)))
         state = object.__new__(ClusterState)
-        state.__dict__.update(cluster=self.cluster, free=free, jobs=jobs, down=self.down)
+        below = self.down if down is None else tuple(sorted(down))
         known = self.__dict__
-        if sign and "masks" in known and "held" in known:
-            counts, bits = host_counts(self.cluster, moved)
+        state.__dict__.update(cluster=self.cluster, free=free, jobs=jobs, down=below)
+        counts: dict[int, int] = {}  # of the GPUs that are taken
+        if "masks" in known and (freed or taken):
             masks = known["masks"].copy()
-            held = np.zeros((len(jobs), self.cluster.n_hosts), np.int64)
+            for h, mask in host_counts(self.cluster, freed)[1].items():
+                masks[h] += mask
+            counts, bits = host_counts(self.cluster, taken)
             for h, mask in bits.items():
-                masks[h] += sign * mask
-            if gone is None:
-                held[:-1] = known["held"]
-                for h, count in counts.items():
-                    held[-1, h] = count
-            else:
-                held[:gone], held[gone:] = known["held"][:gone], known["held"][gone + 1 :]
-            state.__dict__.update(masks=_frozen(masks), held=_frozen(held))
+                masks[h] -= mask
+            state.__dict__["masks"] = _frozen(masks)
+        elif "masks" in known:
+            state.__dict__["masks"] = known["masks"]
+        if "held" in known and len(new) < 2:
+            held = known["held"]
+            if gone or new:
+                held = np.zeros((len(jobs), self.cluster.n_hosts), np.int64)
+                held[:at], held[at + len(new) :] = known["held"][:at], known["held"][at + gone :]
+                if new:
+                    known_already = counts and new[0].gpus is taken
+                    own = counts if known_already else host_counts(self.cluster, new[0].gpus)[0]
+                    for h, count in own.items():
+                        held[at, h] = count
+            state.__dict__["held"] = _frozen(held)
         return state
 
     def __eq__(self, other: object) -> bool:

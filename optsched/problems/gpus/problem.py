@@ -252,7 +252,7 @@ class GpuPlacement(Problem):
             for other, theirs in enumerate(chosen):
                 if other != r:
                     name = f"request {self.requests[other].name}"
-                    state = state.beside([Job(name, tuple(theirs))])
+                    state = state.with_jobs([*state.jobs, Job(name, tuple(theirs))])
                     wanted = (*wanted, self.judged_by.of(theirs))
             found.append(share(self.judged_by, state, gpus, wanted, self.contention))
         return found

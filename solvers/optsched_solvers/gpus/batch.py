@@ -134,8 +134,8 @@ def one_after_the_other(problem: GpuPlacement) -> list[tuple[int, ...]] | None:
                 return None
             gpus = gpus_of(state, found.parts)
             chosen.append(gpus)
-            free = tuple(gpu for gpu in state.free if gpu not in gpus)
-            state = state._changed(free, (*state.jobs, Job(f"request {request.name}", gpus)))
+            jobs = (*state.jobs, Job(f"request {request.name}", gpus))
+            state = state.without(gpus).with_jobs(jobs)
             wanted = (*wanted, problem.judged_by.of(gpus))
         problem.worth(chosen)
     except UnmeasuredPattern:  # beside those that came later
