@@ -21,10 +21,10 @@ from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.cli.options import AsJson, OptionalOutput, parse_options
 from optsched.cli.output import answer_lines
 from optsched.errors import Infeasible, InputError
-from optsched.formats.dispatch_json import to_json
 from optsched.io.files import check_outputs
 from optsched.io.strict_json import parse
 from optsched.problems.gpus.document import policy_from_tree
+from optsched.problems.gpus.explain import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

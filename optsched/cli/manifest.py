@@ -12,8 +12,9 @@ import typer
 import optsched
 from optsched.cli.options import OptionalOutput  # noqa: TC001
 from optsched.cli.output import stdin_or_file
+from optsched.cluster.determined.document import read_answer
 from optsched.errors import InputError
-from optsched.formats import decide_json, kubernetes
+from optsched.formats import kubernetes
 from optsched.formats.kubernetes import Options, surplus, to_json
 from optsched.formats.kubernetes import manifest as written
 from optsched.io.files import check_outputs, write_atomic
@@ -102,7 +103,7 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
     if family == "optsched.decision" or (
         found is None and isinstance(tree, dict) and "error" in tree
     ):
-        answer = decide_json.read_answer(tree, name)
+        answer = read_answer(tree, name)
         released = ", ".join(answer.release or [])
         notes = [f"to be released, so delete these jobs: {released}"] if released else []
         return kubernetes.of_answer(answer), notes

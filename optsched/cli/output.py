@@ -104,7 +104,7 @@ class RunOutputs(NamedTuple):
     def show(self, runs: Mapping[str, Run], *, as_json: bool, quiet: bool) -> None:
         """The table, or one JSON object."""
         if as_json:
-            from optsched.formats.metrics_json import to_json
+            from optsched.cluster.results.document import to_json
 
             print(json.dumps(json.loads(to_json(runs, per_job=False, inputs=self.inputs))))
         elif not quiet:
@@ -112,7 +112,7 @@ class RunOutputs(NamedTuple):
 
     def write(self, runs: Mapping[str, Run], *, quiet: bool) -> list[Path]:
         """All files, one after the other; those that were written."""
-        from optsched.formats import metrics_json
+        from optsched.cluster.results import document
 
         written = []
         for name, path in self._histories().items():
@@ -120,7 +120,7 @@ class RunOutputs(NamedTuple):
                 _write_history(runs[name], path)
                 written.append(path)
         if self.metrics is not None:
-            metrics_json.write(runs, self.metrics, inputs=self.inputs)
+            document.write(runs, self.metrics, inputs=self.inputs)
             written.append(self.metrics)
         drawn = {name: run for name, run in runs.items() if run.metrics.ended.any()}
         if self.plot is not None and drawn:

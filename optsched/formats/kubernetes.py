@@ -17,7 +17,7 @@ from optsched.io.values import format_value, integer, label, one_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from optsched.formats.decide_json import Answer
+    from optsched.cluster.determined.document import Answer
     from optsched.model.schedule import Schedule
     from optsched.problems.quota.problem import QuotaPlan
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from program import Cli
 
-from optsched.cluster.determined import Task
-from optsched.formats import decide_json
+from optsched.cluster.determined import Task, document
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,10 +45,10 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: A
 def test_documents_are_read() -> None:
     """The one in the page, and those of the instances."""
     (text,) = blocks("json")
-    pools, _ = decide_json.read(text, "page")
+    pools, _ = document.read(text, "page")
     assert pools[0].decide().release == ("old",)
     for path in (ROOT / "instances/determined").glob("*.json"):
-        pools, _ = decide_json.read(path.read_text(), str(path))
+        pools, _ = document.read(path.read_text(), str(path))
         assert pools[0].decide()
 
 

@@ -12,6 +12,7 @@ from hand_logs import held_at, run_of, runs, slow_percentile, stay
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optsched.cluster.results import document
 from optsched.cluster.results.metrics import nearest_rank
 from optsched.cluster.simulate import simulate
 from optsched.cluster.workload.job import WORK, Job
@@ -21,7 +22,6 @@ from optsched.cluster.workload.synthetic import synthetic
 from optsched.cluster.world.log import HALF_A, HALF_B
 from optsched.cluster.world.settings import Settings
 from optsched.errors import InputError
-from optsched.formats import metrics_json
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def test_effective_utilisation_sees_the_speedup() -> None:
 def test_document_round_trip(tmp_path_factory: pytest.TempPathFactory, run: Run) -> None:
     """What is written is what is read."""
     path = tmp_path_factory.mktemp("m") / "m.json"
-    metrics_json.write({"x": run, "y": run}, path)
+    document.write({"x": run, "y": run}, path)
     found = parse(path.read_text(), "m")
     assert found["names"] == list(run.workload.names) and list(found["runs"]) == ["x", "y"]
     assert found["runs"]["x"]["jobs"]["jct"] == run.jct.tolist()
@@ -325,4 +325,4 @@ def test_document_round_trip(tmp_path_factory: pytest.TempPathFactory, run: Run)
 def test_a_document_has_a_run() -> None:
     """None is refused."""
     with pytest.raises(InputError, match="at least one"):
-        metrics_json.to_json({})
+        document.to_json({})

@@ -1,9 +1,9 @@
-"""Why a request got its GPUs: what limits them, who pays, and what else there was."""
+"""Why a request got its GPUs, what else there was, and the document ``optsched.dispatch/1``."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,12 +11,16 @@ from optsched.bandwidth.models.contention import Contention, share
 from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import written_pattern
 from optsched.bandwidth.topology.links import weight
-from optsched.bandwidth.topology.rates import shown
+from optsched.bandwidth.topology.rates import KILOBYTES, shown
 from optsched.bandwidth.topology.state import ClusterState, Job
+from optsched.io.strict_json import lines
 
 if TYPE_CHECKING:
     from optsched.bandwidth.topology.policy import Policy
     from optsched.problems.gpus.problem import DispatchChoice, GpuPlacement
+    from optsched.solving.result import Result
+
+FORMAT = "optsched.dispatch/1"
 
 
 def victims(choice: DispatchChoice) -> dict[str, int]:
@@ -60,7 +64,7 @@ def _as_tenant(
 def explained(choice: DispatchChoice) -> str:
     """One fact a line."""
     problem = choice.problem
-    lines = [
+    facts = [
         f"{written_pattern(tuple(choice.counts.values()))} GPUs: "
         f"{problem.cluster.written(choice.gpus)}",
         f"bandwidth {shown(choice.bandwidth)}"
@@ -69,18 +73,18 @@ def explained(choice: DispatchChoice) -> str:
     ]
     if choice.share.jobs:
         one = choice.share
-        lines.append(
+        facts.append(
             f"shared with {', '.join(one.jobs)}: together {shown(one.capacity or 0)} (the least, "
             f"with {one.job}), asked {shown(one.standalone + one.demand)}"
         )
     if problem.model.mixed:
-        lines.append("the model mixes measurements of several payloads or collectives")
-    lines += [f"costs {name} {shown(lost)}" for name, lost in choice.victims.items()]
+        facts.append("the model mixes measurements of several payloads or collectives")
+    facts += [f"costs {name} {shown(lost)}" for name, lost in choice.victims.items()]
     if choice.regret:
-        lines.append(f"not all of this is measured: up to {shown(choice.regret)} may be lost")
+        facts.append(f"not all of this is measured: up to {shown(choice.regret)} may be lost")
     if not problem.policy.is_free:
-        lines.append(f"the policy costs {shown(choice.price_of_policy)}")
-    return "\n".join([*lines, *_alternatives(choice)])
+        facts.append(f"the policy costs {shown(choice.price_of_policy)}")
+    return "\n".join([*facts, *_alternatives(choice)])
 
 
 def limit_of(choice: DispatchChoice) -> str:
@@ -134,14 +138,46 @@ def _alternatives(choice: DispatchChoice) -> list[str]:
     ]
     if not policy.is_free:
         others.insert(3, ("without the policy", None, k))
-    lines = []
+    said = []
     for what, rules, size in others:
         found = problem.best(rules, size)
         if found is None:
-            lines.append(f"{what}: not possible")
+            said.append(f"{what}: not possible")
             continue
         cluster = problem.cluster
         counts = [part.bit_count() if cluster.sizes[h] <= 16 else part for h, part in found.parts]
         relative = f" ({found.value / choice.bandwidth:.0%})" if choice.bandwidth else ""
-        lines.append(f"{what}: {written_pattern(tuple(counts))}, {shown(found.value)}{relative}")
-    return lines
+        said.append(f"{what}: {written_pattern(tuple(counts))}, {shown(found.value)}{relative}")
+    return said
+
+
+def to_json(choice: DispatchChoice, result: Result) -> bytes:
+    """The document of a solved request, a field a line.
+
+    Bandwidths are in GB/s, exact to the kB/s. What does not apply is left out.
+    """
+    problem, share = choice.problem, choice.share
+    cluster = problem.cluster
+    fields: dict[str, Any] = {
+        "format": FORMAT,
+        "status": result.status,
+        "gpus": cluster.written(choice.gpus),
+        "counts": choice.counts,
+        "ranks": [cluster.gpu_name(gpu) for gpu in choice.rank_order],
+        "bandwidth": _rate(share.value),
+        "standalone": _rate(share.standalone),
+        "upper_bound": None if result.lower_bound is None else _rate(-result.lower_bound),
+        "limited_by": limit_of(choice) or None,
+        "jobs": list(share.jobs) or None,
+        "capacity": _rate(share.capacity),
+        "asked": _rate(share.standalone + share.demand) if share.jobs else None,
+        "victims": {name: _rate(lost) for name, lost in choice.victims.items()} or None,
+        "regret": _rate(choice.regret),
+        "price_of_policy": None if problem.policy.is_free else _rate(choice.price_of_policy),
+        "mixed_measurements": problem.model.mixed or None,
+    }
+    return lines({key: value for key, value in fields.items() if value is not None})
+
+
+def _rate(kilobytes: float | None) -> float | None:
+    return None if kilobytes is None else kilobytes / KILOBYTES

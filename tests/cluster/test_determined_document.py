@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from optsched.cluster.determined import Agent, Group, Pool, State, Task, decide
-from optsched.formats import decide_json
+from optsched.cluster.determined import Agent, Group, Pool, State, Task, decide, document
 from optsched.io.strict_json import parse
 
 POOL = Pool(
@@ -51,7 +50,7 @@ def test_pools_survive_writing_and_reading() -> None:
     """One pool on the top level, several in a list."""
     others = [Pool(State(())), Pool(State((Agent("x", 1),), (Task("y", 1),)), "second")]
     for pools in ([POOL], [POOL, *others], [others[0]]):
-        found, given = decide_json.read(written(pools), "file")
+        found, given = document.read(written(pools), "file")
         assert found == pools and given is None
 
 
@@ -62,16 +61,16 @@ def test_defaults_may_be_left_out() -> None:
         "agents": [{"name": "n", "slots": 8}],
         "tasks": [{"name": "t", "slots": 1}],
     }
-    assert decide_json.from_tree(tree, "f")[0] == [Pool(State((Agent("n", 8),), (Task("t", 1),)))]
+    assert document.from_tree(tree, "f")[0] == [Pool(State((Agent("n", 8),), (Task("t", 1),)))]
 
 
 def test_answers_survive_writing_and_reading() -> None:
     """With and without an id."""
     pools = [Pool(State((Agent("n", 8),), (Task("t", 1, "g"),), (Group("g", priority=3),)))]
     for given in (None, 5, "x"):
-        answer = decide_json.answer_of(pools, decide(pools), given)
-        text = decide_json.to_json(answer).decode()
-        assert decide_json.read_answer(parse(text, "a"), "a") == answer
+        answer = document.answer_of(pools, decide(pools), given)
+        text = document.to_json(answer).decode()
+        assert document.read_answer(parse(text, "a"), "a") == answer
         assert answer.start is not None and answer.start[0].priority == 3
 
 
@@ -79,7 +78,7 @@ def test_overrides_go_first() -> None:
     """For every pool."""
     text = written([POOL, Pool(State(()), "x")])
     first = {"scheduler": "fair_share", "variant": "code", "preemption": True, "fit": "best"}
-    changed, _ = decide_json.read(text, "f", first)
+    changed, _ = document.read(text, "f", first)
     for pool in changed:
         assert (pool.scheduler, pool.variant, pool.preemption) == ("fair_share", "code", True)
         assert pool.state.fit == "best"
