@@ -41,8 +41,11 @@ def manifest(
         ),
     ],
     gang: Annotated[
-        str, typer.Option(help="podgroup: PodGroup objects; labels: of the older plugin.")
+        str, typer.Option(help="podgroup, labels (of the older plugin), volcano or kueue.")
     ] = "podgroup",
+    queue: Annotated[
+        str | None, typer.Option(help="LocalQueue of kueue, or queue of volcano.")
+    ] = None,
     schedule: Annotated[
         Path | None, typer.Option(help="Answer to the plan [default: solve it].")
     ] = None,
@@ -70,7 +73,7 @@ def manifest(
     except ValueError as error:
         raise InputError(f"command: {error} in {command!r:.60}") from None
     options = Options(
-        gang=gang, gpus_per_pod=gpus_per_pod, pin=pin, image=image, command=words,  # type: ignore[arg-type]
+        gang=gang, queue=queue, gpus_per_pod=gpus_per_pod, pin=pin, image=image, command=words,  # type: ignore[arg-type]
         namespace=namespace, scheduler_name=scheduler_name, gpu_resource=gpu_resource,
     )  # fmt: skip
     check_outputs([output], [None if str(file) == "-" else file, schedule])

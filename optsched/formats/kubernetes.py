@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 LARGEST_POD: Final = 8
 """GPUs of a pod at most, if nothing is said."""
 
-POD_GROUP: Final = "scheduling.x-k8s.io"
-"""API group of PodGroup, and prefix of the label that joins it."""
-
-OLD_LABEL: Final = "pod-group.scheduling.sigs.k8s.io"
-"""Prefix of the labels of the older, lightweight plugin, as Determined sets them."""
-
-_SCHEDULERS: Final = {"podgroup": "scheduler-plugins-scheduler", "labels": "coscheduler"}
+_OLD: Final = "pod-group.scheduling.sigs.k8s.io"  # as Determined sets it
+_KUEUE: Final = "kueue.x-k8s.io"
+_POD_GROUPS: Final = {
+    "podgroup": "scheduling.x-k8s.io/v1alpha1", "volcano": "scheduling.volcano.sh/v1beta1",
+}  # fmt: skip
+_SCHEDULERS: Final = {
+    "podgroup": "scheduler-plugins-scheduler", "labels": "coscheduler", "volcano": "volcano",
+    "kueue": None,
+}  # fmt: skip
 _MANAGED: Final = {"app.kubernetes.io/managed-by": "optsched"}
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _MOST_PODS: Final = 10**5  # of an Indexed Job with a completion mode
@@ -72,7 +74,10 @@ class Options:
     ----------
     gang
         ``"podgroup"``: a PodGroup of ``scheduling.x-k8s.io/v1alpha1`` per job; ``"labels"``: the
-        two labels of the older plugin.
+        two labels of the older plugin; ``"volcano"``: a PodGroup of
+        ``scheduling.volcano.sh/v1beta1``; ``"kueue"``: suspended Jobs that Kueue admits.
+    queue
+        Of Volcano (None: its default), or the LocalQueue of Kueue, which must be given.
     gpus_per_pod
         At most; None: the largest number up to 8 that divides the GPUs on every node.
     pin
@@ -81,12 +86,13 @@ class Options:
     image, command
         Of the container; command None: what the image runs.
     namespace, scheduler_name
-        None: that of kubectl; that of the plugin.
+        None: that of kubectl; that of the plugin (Kueue leaves it to the cluster).
     gpu_resource
         What a GPU is called.
     """
 
-    gang: Literal["podgroup", "labels"] = "podgroup"
+    gang: Literal["podgroup", "labels", "volcano", "kueue"] = "podgroup"
+    queue: str | None = None
     gpus_per_pod: int | None = None
     pin: bool = False
     image: str = "job:latest"
@@ -97,6 +103,12 @@ class Options:
 
     def __post_init__(self) -> None:
         one_of("gang", self.gang, tuple(_SCHEDULERS))
+        if self.queue is not None:
+            if self.gang not in ("volcano", "kueue"):
+                raise InputError(f"queue: is of volcano and kueue, but gang is {self.gang}")
+            check_name("queue", self.queue)
+        elif self.gang == "kueue":
+            raise InputError("queue: missing, Kueue admits jobs by their LocalQueue: give its name")
         if self.gpus_per_pod is not None:
             integer("gpus_per_pod", self.gpus_per_pod, 1, 2**20)
         for key in ("image", "gpu_resource"):
@@ -112,7 +124,8 @@ def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str,
     """A ``List``: priority classes, then a PodGroup (if asked for) and an Indexed Job per gang.
 
     ``parallelism = completions`` = pods = ceil(GPUs / GPUs per pod); the gang's minimum counts pods
-    too. Larger priorities win in Kubernetes: 1 becomes 99, 99 becomes 1.
+    too. Larger priorities win in Kubernetes: 1 becomes 99, 99 becomes 1. Kueue may admit fewer pods
+    than all, but not fewer than the minimum.
 
     Raises
     ------
@@ -125,12 +138,12 @@ def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str,
     if twice:
         raise InputError(f"jobs: {format_value(twice[0])} is there twice")
     levels = sorted({gang.priority for gang in rows if gang.priority is not None})
-    items: list[dict[str, Any]] = [_priority_class(level) for level in levels]
+    items: list[dict[str, Any]] = [_priority_class(level, chosen) for level in levels]
     for gang in rows:
         pods, gpus = pods_of(gang, chosen.gpus_per_pod, pin=chosen.pin)
         check_name(f"job {format_value(gang.name)}", gang.name, 63 - len(f"-{pods - 1}"))
         needed = pods if gang.minimum is None else max(1, -(-gang.minimum // max(1, gpus)))
-        if chosen.gang == "podgroup":
+        if chosen.gang in _POD_GROUPS:
             items.append(_pod_group(gang, needed, chosen))
         items.append(_job(gang, pods, gpus, needed, chosen))
     return {"apiVersion": "v1", "kind": "List", "items": items}
@@ -217,11 +230,12 @@ def _checked(gang: Gang) -> Gang:
     return gang
 
 
-def _priority_class(level: int) -> dict[str, Any]:
+def _priority_class(level: int, options: Options) -> dict[str, Any]:
+    kueue = options.gang == "kueue"
     return {
-        "apiVersion": "scheduling.k8s.io/v1",
-        "kind": "PriorityClass",
-        "metadata": {"name": f"optsched-{100 - level}"},
+        "apiVersion": f"{_KUEUE}/v1beta1" if kueue else "scheduling.k8s.io/v1",
+        "kind": "WorkloadPriorityClass" if kueue else "PriorityClass",
+        "metadata": {"name": _class_of(level)},
         "value": 100 - level,
         "description": f"optsched priority {level} (1 goes first); in Kubernetes larger ones win",
     }
@@ -231,46 +245,62 @@ def _meta(name: str, options: Options) -> dict[str, Any]:
     return {"name": name} | ({"namespace": options.namespace} if options.namespace else {})
 
 
+def _class_of(level: int) -> str:
+    return f"optsched-{100 - level}"
+
+
 def _pod_group(gang: Gang, needed: int, options: Options) -> dict[str, Any]:
+    spec: dict[str, Any] = {"minMember": needed}
+    if options.queue is not None:
+        spec["queue"] = options.queue
+    if options.gang == "volcano" and gang.priority is not None:
+        spec["priorityClassName"] = _class_of(gang.priority)
     return {
-        "apiVersion": f"{POD_GROUP}/v1alpha1",
+        "apiVersion": _POD_GROUPS[options.gang],
         "kind": "PodGroup",
         "metadata": _meta(gang.name, options),
-        "spec": {"minMember": needed},
+        "spec": spec,
     }
 
 
 def _job(gang: Gang, pods: int, gpus: int, needed: int, options: Options) -> dict[str, Any]:
+    meta = _meta(gang.name, options) | {"labels": dict(_MANAGED)}
+    joined: dict[str, Any] = {"labels": dict(_MANAGED)}
     if options.gang == "podgroup":
-        joined = {f"{POD_GROUP}/pod-group": gang.name}
+        joined["labels"]["scheduling.x-k8s.io/pod-group"] = gang.name
+    elif options.gang == "labels":
+        joined["labels"] |= {f"{_OLD}/name": gang.name, f"{_OLD}/min-available": str(needed)}
+    elif options.gang == "volcano":
+        joined["annotations"] = {"scheduling.k8s.io/group-name": gang.name}
     else:
-        joined = {f"{OLD_LABEL}/name": gang.name, f"{OLD_LABEL}/min-available": str(needed)}
+        meta["labels"][f"{_KUEUE}/queue-name"] = options.queue
+        if gang.priority is not None:
+            meta["labels"][f"{_KUEUE}/priority-class"] = _class_of(gang.priority)
+        if needed < pods:
+            least, equal = f"{_KUEUE}/job-min-parallelism", "job-completions-equal-parallelism"
+            meta["annotations"] = {least: str(needed), f"{_KUEUE}/{equal}": "true"}
     container: dict[str, Any] = {"name": "main", "image": options.image}
     if options.command is not None:
         container["command"] = list(options.command)
     if gpus:
         container["resources"] = {"limits": {options.gpu_resource: gpus}}
-    pod: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "schedulerName": options.scheduler_name or _SCHEDULERS[options.gang],
-        "containers": [container],
-    }
-    if gang.priority is not None:
-        pod["priorityClassName"] = f"optsched-{100 - gang.priority}"
+    pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container]}
+    if scheduler := options.scheduler_name or _SCHEDULERS[options.gang]:
+        pod["schedulerName"] = scheduler
+    if gang.priority is not None and options.gang != "kueue":
+        pod["priorityClassName"] = _class_of(gang.priority)
     if options.pin:
         pod["affinity"] = _affinity(gang)
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": _meta(gang.name, options) | {"labels": dict(_MANAGED)},
-        "spec": {
-            "completionMode": "Indexed",
-            "parallelism": pods,
-            "completions": pods,
-            "backoffLimit": 0,
-            "template": {"metadata": {"labels": _MANAGED | joined}, "spec": pod},
-        },
+    spec = {
+        "completionMode": "Indexed",
+        "parallelism": pods,
+        "completions": pods,
+        "backoffLimit": 0,
+        "template": {"metadata": joined, "spec": pod},
     }
+    if options.gang == "kueue":
+        spec["suspend"] = True
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
 
 
 def _affinity(gang: Gang) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.workload.job import WORK, rates
+from optsched.cluster.workload.job import rates
 from optsched.cluster.workload.job_checks import MOST_WORK, ascending
 from optsched.cluster.workload.speedup import Linear
 from optsched.errors import InputError
@@ -21,7 +21,7 @@ from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.speedup import Speedup
@@ -30,18 +30,6 @@ if TYPE_CHECKING:
 
 _MOST_SIZES: Final = 2**22  # of all rows
 _MOST_CELL: Final = 131_000  # characters: what readers of CSV take
-
-
-class Profile(NamedTuple):
-    """What a trace does not say about the jobs of one `type`.
-
-    `work` is 1-GPU time until completion, in the workload's unit, for rows without a duration
-    (None: there must be one); `sizes` the allowed numbers of GPUs (None: the row's alone).
-    """
-
-    work: int | None = None
-    speedup: Speedup = Linear()
-    sizes: tuple[int, ...] | None = None
 
 
 def read_trace(
@@ -54,7 +42,6 @@ def read_trace(
     speedup: Speedup | None = None,
     sizes: Sequence[int] | None = None,
     passes: int = 1,
-    profiles: Mapping[str, Profile] | None = None,
     largest: int | None = None,
 ) -> Workload:
     """Read a trace strictly; a job ends after exactly its duration at its own size.
@@ -80,12 +67,10 @@ def read_trace(
         Of every job; linear by default.
     sizes
         Every job may take its own size or any of these; rigid by default. Sizes in the file go
-        first, then those of `profiles`.
+        first.
     passes
         Data passes of every job: elastic jobs change size between them (``resize="pass"``). The
         column goes first.
-    profiles
-        Work, speed-up and sizes by `type`; they go before `speedup` and `sizes`.
     largest
         Leave out jobs of more GPUs.
 
@@ -99,7 +84,6 @@ def read_trace(
     table = TraceTable(path, ignore_columns)
     one_of("time_unit", time_unit, TIME_UNITS)
     integer("passes", passes, 1)
-    known = _profiles(profiles or {})
     gpus = np.array(table.values("num_gpus"), np.int64)
     if largest is not None:
         kept = gpus <= integer("largest", largest, 1)
@@ -124,10 +108,13 @@ def read_trace(
             f"{submit[i + 1]} comes after {submit[i]}: not sorted (sort=True, --sort)",
         )  # fmt: skip
     columns = _labels(table, passes)
-    columns |= _sizes(table, gpus, speedup or Linear(), sizes, known)
+    columns |= _sizes(table, gpus, speedup or Linear(), sizes)
     per_job = np.repeat(gpus, np.diff(columns["size_ptr"]))
     rate = columns["rate"][columns["size"] == per_job]
-    work, passes_of = _work(table, rate, time_unit, known), columns["passes"]
+    duration = table.times("duration_s", time_unit, 1)
+    if (i := first(duration > MOST_WORK // rate)) is not None:
+        table.refuse(i, "duration_s", f"{duration[i]} {time_unit} on its GPUs: more work than 2^62")
+    work, passes_of = duration * rate, columns["passes"]
     if (i := first(-(-work // rate) > MAX_INTEGER - submit)) is not None:
         table.refuse(i, "duration_s", f"ends beyond 2^53 {time_unit}")
     if (i := first(passes_of > work)) is not None:
@@ -144,47 +131,25 @@ def read_trace(
     )  # fmt: skip
 
 
-def _profiles(profiles: Mapping[str, Profile]) -> dict[str, Profile]:
-    known = {}
-    for key, profile in profiles.items():
-        place = f"profiles[{format_value(key)}]"
-        if not isinstance(profile, Profile):
-            raise InputError(f"{place}: expected a Profile, got {format_value(profile)}")
-        if profile.work is not None:
-            integer(f"{place}.work", profile.work, 1, MOST_WORK // WORK)
-        if profile.sizes is not None:
-            ascending(f"{place}.sizes", profile.sizes)
-        known[key] = profile
-    return known
-
-
 def _sizes(
-    table: TraceTable,
-    gpus: IntArray,
-    speedup: Speedup,
-    sizes: Sequence[int] | None,
-    profiles: Mapping[str, Profile],
+    table: TraceTable, gpus: IntArray, speedup: Speedup, sizes: Sequence[int] | None
 ) -> dict[str, Any]:
     """Speed-ups, and sizes with their rates in CSR form: columns of a workload."""
     from optsched.cluster.workload.columns import sized
 
     wanted = None if sizes is None else ascending("sizes", sizes)
-    types, own, n = table.texts("type"), _own_sizes(table, gpus), len(gpus)
+    own, n = _own_sizes(table, gpus), len(gpus)
     found: tuple[Any, ...]
-    if wanted is None and own is None and profiles.keys().isdisjoint(types):
+    if wanted is None and own is None:
         distinct, which = np.unique(gpus, return_inverse=True)
         rate = np.array([rates(speedup, (g,))[0] for g in distinct.tolist()], np.int64)
         found = (speedup,), np.zeros(n, np.int64), np.arange(n + 1), gpus, rate[which]
     else:
-        others = Profile(None, speedup, wanted)
-        rows = [profiles.get(t, others) for t in types]
-        found = sized(
-            [
-                named or ((g,) if p.sizes is None or g == 0 else (*sorted({*p.sizes, g} - {0}),))
-                for named, g, p in zip(own or [()] * n, gpus.tolist(), rows, strict=True)
-            ],
-            [p.speedup for p in rows],
-        )
+        rows = [
+            named or ((g,) if wanted is None or g == 0 else (*sorted({*wanted, g} - {0}),))
+            for named, g in zip(own or [()] * n, gpus.tolist(), strict=True)
+        ]
+        found = sized(rows, [speedup] * n)
     return dict(zip(("speedups", "speedup", "size_ptr", "size", "rate"), found, strict=True))
 
 
@@ -222,33 +187,6 @@ def _named(
     if not low <= g <= high:
         table.refuse(i, "num_gpus", f"{g} is not in {low}..{high} (min_gpus, max_gpus)")
     return range(low, high + 1)
-
-
-def _work(
-    table: TraceTable, rate: IntArray, time_unit: str, profiles: Mapping[str, Profile]
-) -> IntArray:
-    """Duration times speed at the own size; where there is no duration, that of the profile."""
-    column = table.columns.get("duration_s", ("",) * len(rate))
-    given: dict[int, int] = {}
-    if "" in column:
-        types = table.texts("type")
-        for i in [i for i, text in enumerate(column) if not text]:
-            work = profiles.get(types[i], Profile()).work
-            if work is None:
-                table.refuse(
-                    i, "duration_s",
-                    "missing, and there is no profile with the work of type "
-                    f"{format_json(types[i])} (profiles=)",
-                )  # fmt: skip
-            given[i] = work * WORK
-        table.columns["duration_s"] = [text or "1" for text in column]
-    duration = table.times("duration_s", time_unit, 1)
-    if (late := first(duration > MOST_WORK // rate)) is not None:
-        what = f"{duration[late]} {time_unit} on these GPUs is more work than 2^62"
-        table.refuse(late, "duration_s", what)
-    found = duration * rate
-    found[list(given)] = list(given.values())
-    return found
 
 
 def _labels(table: TraceTable, passes: int) -> dict[str, Any]:
@@ -322,6 +260,3 @@ def _cells_of_sizes(w: Workload, path: Any) -> dict[str, Sequence[Any]]:
         "duration_s": seconds(-(-w.work // w.rate[at]), w.time_unit),
         "min_gpus": least, "max_gpus": most, "sizes": listed,
     }  # fmt: skip
-
-
-__all__ = ["Profile", "read_trace", "write_trace"]

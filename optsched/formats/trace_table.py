@@ -125,7 +125,7 @@ COLUMNS: Final = {
 }  # fmt: skip
 
 USUAL: Final = tuple(COLUMNS)[:6]
-"""Columns that every trace has when it is written; the first three must be there to be read."""
+"""Columns that every trace has when it is written; the first four must be there to be read."""
 
 
 class TraceTable:
@@ -154,7 +154,7 @@ class TraceTable:
             raise InputError(f'{path}: row 1: column "job_id" is missing {way}')
         known = () if ignore_columns else tuple(COLUMNS)
         skip = " (ignore_columns=True, --ignore-columns skips it)"
-        check_header(header, known, USUAL[:3], f"{path}: row 1", skip)
+        check_header(header, known, USUAL[:4], f"{path}: row 1", skip)
         if not rows:
             raise InputError(f"{path}: no jobs: there are no rows")
         bad = first(np.array([len(row) for row in rows], np.int64) != len(header))

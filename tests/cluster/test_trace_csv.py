@@ -17,7 +17,7 @@ from optsched.cluster.workload.nodes import Nodes
 from optsched.cluster.workload.speedup import Amdahl
 from optsched.cluster.workload.workload import Workload
 from optsched.errors import InputError
-from optsched.formats.trace_csv import Profile, read_trace, write_trace
+from optsched.formats.trace_csv import read_trace, write_trace
 
 HEAD = "job_id,submit_time_s,num_gpus,duration_s,priority,type\n"
 ROOT = Path(__file__).parent.parent.parent
@@ -95,14 +95,11 @@ def test_a_trace_by_hand(tmp_path: Path) -> None:
 
 def test_options(tmp_path: Path) -> None:
     """Every option that changes what is read."""
-    path = trace(tmp_path, "a,0,4,10,2,m\nb,3.25,16,20,,n\nc,5,1,,3,k\n")
-    kept = read_trace(path, time_unit="ms", largest=4, profiles={"k": Profile(7)})
-    assert kept.names == ("a", "c") and kept.work.tolist() == [40_000 * WORK, 7 * WORK]
+    path = trace(tmp_path, "a,0,4,10,2,m\nb,3.25,16,20,,n\nc,5,1,7,3,k\n")
+    kept = read_trace(path, time_unit="ms", largest=4)
+    assert kept.names == ("a", "c") and kept.work.tolist() == [40_000 * WORK, 7000 * WORK]
     assert kept.submit.tolist() == [0, 5000] and kept.priority.tolist() == [2, 3]
     law = Amdahl(0.5)
-    profiles = {"k": Profile(100, law, (1, 2)), "m": Profile(None, law, (2, 8))}
-    mixed = read_trace(path, profiles=profiles, time_unit="ms")
-    assert [mixed.sizes_of(i).tolist() for i in range(3)] == [[2, 4, 8], [16], [1, 2]]
     one = trace(tmp_path, "a,0,4,10,2,m\n")
     curved = read_trace(one, speedup=law, sizes=[1, 2, 4])
     assert curved.rates_of(0).tolist() == [round(WORK * law.of(g)) for g in (1, 2, 4)]
@@ -131,8 +128,7 @@ def test_options(tmp_path: Path) -> None:
         ("a,0,1,9007199254740992,,\n", {"time_unit": "ms"}, r"beyond 2\^53 ms"),
         ("a,0,1,1.5,,\n", {}, r"1.5 s is not a whole number of s \(time_unit='ms', --time-unit"),
         ("a,0,16777216,9007199254740992,,\n", {}, r"more work than 2\^62"),
-        ("a,0,1,,,\n", {}, r'row 2 .*duration_s: missing, and there is no profile .* type ""'),
-        ("a,0,1,5,,k\nb,0,1,,,k\n", {"profiles": {"k": Profile()}}, "row 3 .*duration_s: missing"),
+        ("a,0,1,5,,k\nb,0,1,,,k\n", {}, "row 3 .*duration_s: expected seconds, got nothing"),
         ("a,-1,1,5,,\n", {}, "submit_time_s: expected a time >= 0, got -1"),
         ("a,,1,5,,\n", {}, "submit_time_s: expected seconds, got nothing"),
         ("a,9,1,5,,\nb,3,1,5,,\n", {}, r"row 3 .*submit_time_s: 3 comes after 9: .*--sort"),
@@ -160,8 +156,6 @@ def test_options(tmp_path: Path) -> None:
         ("a,0,1,5,,\n", {"passes": 0}, "passes"),
         ("a,0,1,5,,\n", {"time_unit": "h"}, "time_unit"),
         ("a,0,1,5,,\n", {"sizes": [2, 1]}, "sizes: expected ascending"),
-        ("a,0,1,5,,\n", {"profiles": {"k": 3}}, "expected a Profile"),
-        ("a,0,1,5,,\n", {"profiles": {"k": Profile(0)}}, "work"),
     ],
 )
 def test_hostile_rows(tmp_path: Path, body: str, options: dict[str, Any], message: str) -> None:
@@ -178,9 +172,12 @@ def test_hostile_rows(tmp_path: Path, body: str, options: dict[str, Any], messag
         ("", "the file is empty"),
         ("\n\n", "the file is empty"),
         ("job_id,submit_time_s\n", '"num_gpus" is missing'),
-        ("job_id,submit_time_s,num_gpus,gpus\n", r'unknown column "gpus" .*--ignore-columns'),
+        (
+            "job_id,submit_time_s,num_gpus,duration_s,gpus\n",
+            r'unknown column "gpus" .*--ignore-columns',
+        ),
         ("job_id,submit_time_s,num_gpus,job_id\n", '"job_id" is there twice'),
-        ("job_id,submit_time_s,num_gpus\na,0,1\n", "duration_s: missing"),
+        ("job_id,submit_time_s,num_gpus\na,0,1\n", '"duration_s" is missing'),
     ],
 )
 def test_hostile_headers(tmp_path: Path, head: str, message: str) -> None:

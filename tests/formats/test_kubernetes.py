@@ -64,17 +64,113 @@ def test_counts(gpus: int, most: int, minimum: int) -> None:
     assert "scheduling.x-k8s.io/pod-group" not in old
 
 
-def test_a_pod_group() -> None:
-    """The kind, the label that joins it, and the scheduler."""
-    tree = manifest([Gang("j", 4, nodes={"n1": 4})], Options(pin=True, namespace="ml"))
-    group, made = tree["items"]
-    assert group["apiVersion"] == "scheduling.x-k8s.io/v1alpha1" and group["kind"] == "PodGroup"
-    assert group["metadata"] == {"name": "j", "namespace": "ml"}
-    template = made["spec"]["template"]
-    assert template["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "j"
-    assert template["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
-    assert "priorityClassName" not in template["spec"]
-    assert b'"kind": "List"' in to_json(tree)
+META = {"name": r"[a-z0-9-]{1,63}", "namespace?": "[a-z0-9-]+", "labels?": {".*": r"[\w.-]{1,63}"},
+        "annotations?": {".*": ".*"}}  # fmt: skip
+TERM = {"matchExpressions": [{"key": ".+", "operator": "In|NotIn|Exists", "values?": [".+"]}]}
+AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution?": {"nodeSelectorTerms": [TERM]}}
+POD = {
+    "restartPolicy": "Never|OnFailure", "priorityClassName?": ".+", "schedulerName?": ".+",
+    "containers": [{"name": ".+", "image": ".+", "command?": [".*"],
+                    "resources?": {"limits?": {".*": int}}}],
+    "affinity?": {"nodeAffinity?": AFFINITY},
+}  # fmt: skip
+SCHEMAS: dict[str, Any] = {
+    # kubernetes/kubernetes: api/openapi-spec/v3/apis__batch__v1_openapi.json
+    "batch/v1 Job": {"metadata": META, "spec": {
+        "completionMode?": "Indexed|NonIndexed", "parallelism?": int, "completions?": int,
+        "backoffLimit?": int, "suspend?": bool,
+        "template": {"metadata?": {k: v for k, v in META.items() if "?" in k}, "spec": POD}}},
+    # kubernetes/kubernetes: api/openapi-spec/v3/apis__scheduling.k8s.io__v1_openapi.json
+    "scheduling.k8s.io/v1 PriorityClass": {
+        "metadata": META, "value": int, "description?": ".*", "preemptionPolicy?": "Never|.*"},
+    # kubernetes-sigs/scheduler-plugins: config/crd/bases/scheduling.x-k8s.io_podgroups.yaml
+    "scheduling.x-k8s.io/v1alpha1 PodGroup": {"metadata": META, "spec?": {
+        "minMember?": int, "minResources?": {".*": ".*"}, "scheduleTimeoutSeconds?": int}},
+    # volcano-sh/volcano: config/crd/volcano/bases/scheduling.volcano.sh_podgroups.yaml
+    "scheduling.volcano.sh/v1beta1 PodGroup": {"metadata": META, "spec?": {
+        "minMember?": int, "queue?": ".+", "priorityClassName?": ".+",
+        "minResources?": {".*": ".*"}, "minTaskMember?": {".*": int}}},
+    # kubernetes-sigs/kueue: config/components/crd/bases/kueue.x-k8s.io_workloadpriorityclasses.yaml
+    "kueue.x-k8s.io/v1beta1 WorkloadPriorityClass": {
+        "metadata": META, "value": int, "description?": ".*"},
+}  # fmt: skip
+"""Fields of what is written: ``?`` may be left out, a text is a pattern, an integer is an int32."""
+
+
+def wrong(value: Any, rule: Any, at: str = "") -> list[str]:
+    """Where a value breaks a schema."""
+    if isinstance(rule, dict):
+        if not isinstance(value, dict):
+            return [at]
+        if set(rule) == {".*"}:
+            return [x for key, v in value.items() for x in wrong(v, rule[".*"], f"{at}.{key}")]
+        known = {key.rstrip("?"): inner for key, inner in rule.items()}
+        found = [f"{at}.{key}" for key in value if key not in known]
+        found += [f"{at}.{key}" for key in rule if key[-1] != "?" and key not in value]
+        return found + [x for key, v in value.items() if key in known
+                        for x in wrong(v, known[key], f"{at}.{key}")]  # fmt: skip
+    if isinstance(rule, list):
+        rows = value if isinstance(value, list) and value else [None]
+        return [x for i, row in enumerate(rows) for x in wrong(row, rule[0], f"{at}[{i}]")]
+    if isinstance(rule, str):
+        return [at] * (not isinstance(value, str) or re.fullmatch(rule, value) is None)
+    return [at] * (type(value) is not rule or (rule is int and not 0 <= value < 2**31))
+
+
+JOINED = {
+    "podgroup": ("labels", "scheduling.x-k8s.io/pod-group", "scheduler-plugins-scheduler"),
+    "labels": ("labels", "pod-group.scheduling.sigs.k8s.io/name", "coscheduler"),
+    "volcano": ("annotations", "scheduling.k8s.io/group-name", "volcano"),
+}
+
+
+@given(
+    st.sampled_from([*JOINED, "kueue"]), st.integers(0, 40), st.integers(0, 40),
+    st.none() | st.integers(1, 99), st.booleans(), st.none() | st.just("ml"),
+)  # fmt: skip
+def test_schemas(
+    gang: Any, gpus: int, minimum: int, priority: int | None, pin: bool, namespace: str | None
+) -> None:
+    """Every object is what its published schema takes; pods join their group."""
+    queue = "team-a" if gang == "kueue" or (gang == "volcano" and pin) else None
+    made = Gang("j", gpus, min(minimum, gpus), {"n1": gpus}, priority)
+    options = Options(gang=gang, queue=queue, pin=pin, namespace=namespace, command=("run",))
+    tree = manifest([made], options)
+    assert b'"kind": "List"' in to_json(tree) and (tree["apiVersion"], tree["kind"]) == (
+        "v1",
+        "List",
+    )
+    kinds = {}
+    for item in tree["items"]:
+        name = f"{item['apiVersion']} {item['kind']}"
+        rest = {key: v for key, v in item.items() if key not in ("apiVersion", "kind")}
+        assert not wrong(rest, SCHEMAS[name]), name
+        assert wrong(rest | {"more": 1}, SCHEMAS[name]) == [".more"]
+        kinds[name] = rest
+    spec = kinds["batch/v1 Job"]["spec"]
+    pod, meta, own = spec["template"]["spec"], spec["template"]["metadata"], kinds["batch/v1 Job"]
+    level = None if priority is None else f"optsched-{100 - priority}"
+    groups = [v for name, v in kinds.items() if name.endswith(" PodGroup")]
+    assert len(groups) == (gang in ("podgroup", "volcano"))
+    if gang != "kueue":
+        where, key, scheduler = JOINED[gang]
+        assert meta[where][key] == "j" and pod["schedulerName"] == scheduler
+        assert pod.get("priorityClassName") == level and "suspend" not in spec
+        plain = {key: v for key, v in own["metadata"].items() if key != "labels"}
+        assert all(group["metadata"] == plain for group in groups)
+        if gang == "volcano":
+            assert groups[0]["spec"].get("queue") == queue
+            assert groups[0]["spec"].get("priorityClassName") == level
+        return
+    # pkg/controller/jobs/job/job_webhook.go of Kueue
+    assert spec["suspend"] is True and not {"schedulerName", "priorityClassName"} & set(pod)
+    labels, notes = own["metadata"]["labels"], own["metadata"].get("annotations", {})
+    assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert labels.get("kueue.x-k8s.io/priority-class") == level
+    if notes:
+        least = int(notes["kueue.x-k8s.io/job-min-parallelism"])
+        assert 0 < least < spec["parallelism"] == spec["completions"]
+        assert notes["kueue.x-k8s.io/job-completions-equal-parallelism"] == "true"
 
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=6))
@@ -114,6 +210,9 @@ def test_names(name: str) -> None:
         (lambda: manifest([Gang("a", 1)], Options(pin=True)), "leave out --pin"),
         (lambda: manifest([Gang("a", 1, nodes={"N_1": 1})], Options(pin=True)), "node"),
         (lambda: Options(gang="none"), "gang: expected one of"),  # type: ignore[arg-type]
+        (lambda: Options(gang="kueue"), "queue: missing"),
+        (lambda: Options(queue="a"), "queue: is of volcano and kueue, but gang is podgroup"),
+        (lambda: Options(gang="volcano", queue="a.b"), "queue"),
         (lambda: Options(image=""), "image"),
         (lambda: Options(image="a b"), "image"),
         (lambda: Options(namespace="A"), "namespace"),
