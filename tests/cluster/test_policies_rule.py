@@ -18,6 +18,7 @@ from optsched.cluster.policies.elastic_rule import (
     PAIRWISE,
     PINNED,
     ROUND,
+    columns_of,
     share,
 )
 
@@ -173,14 +174,12 @@ def test_kernel_equals_plain_code(situation, preempt, surplus):
 def kernel_share(jobs, order, budget, preempt, surplus):
     """The same by the kernel; quotas by job, ascending."""
     n = len(jobs)
-    column = {k: np.array([job[k] for job in jobs]) for k in jobs[0] if k not in ("size", "rate")}
-    ptr = np.concatenate(([0], np.cumsum([len(job["size"]) for job in jobs]))).astype(np.int64)
-    size, rate = (np.array([x for job in jobs for x in job[k]], np.int64) for k in ("size", "rate"))
-    scratch = np.zeros((3, n), np.int64)
-    share(column["held"], column["fixed"], column["preemptible"], ptr, size, rate,
-          np.array(order, np.int64), column["remaining"], column["weight"], column["cost"], n,
-          budget, preempt, surplus, *scratch)  # fmt: skip
-    return dict(enumerate(scratch[2].tolist()))
+    column = {k: [job[k] for job in jobs] for k in jobs[0] if k not in ("size", "rate")}
+    ptr = np.concatenate(([0], np.cumsum([len(job["size"]) for job in jobs])))
+    size, rate = ([x for job in jobs for x in job[k]] for k in ("size", "rate"))
+    c = columns_of(n, n, budget, size_ptr=ptr, size=size, rate=rate, order=order, **column)
+    share(c, preempt, surplus)
+    return dict(enumerate(c.quota.tolist()))
 
 
 @given(st.lists(st.integers(0, 64), min_size=1, max_size=6), st.integers(0, 20))

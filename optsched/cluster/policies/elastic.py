@@ -43,9 +43,11 @@ class ElasticFifo:
 
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
-        from optsched.cluster.policies.elastic_loops import FIFO, ordered
+        from optsched.cluster.policies.elastic_loops import GIVEN_KEY, Rule, simulate_by_rule
 
-        return ordered(workload, nodes, settings, FIFO, self.name)
+        rule = Rule(GIVEN_KEY, 0, 0, _NEVER, _ROUND)
+        key = np.arange(len(workload))
+        return simulate_by_rule(workload, nodes, settings, rule, self.name, key)
 
 
 class ElasticSjf:
@@ -71,9 +73,11 @@ class ElasticSjf:
 
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
-        from optsched.cluster.policies.elastic_loops import SJF, SJF_TRUE, ordered
+        from optsched.cluster.policies.elastic_loops import GIVEN_KEY, Rule, simulate_by_rule
 
-        return ordered(workload, nodes, settings, SJF_TRUE if self.clairvoyant else SJF, self.name)
+        rule = Rule(GIVEN_KEY, 0, int(self.clairvoyant), _NEVER, _ROUND)
+        key = workload.work if self.clairvoyant else workload.believed
+        return simulate_by_rule(workload, nodes, settings, rule, self.name, key)
 
 
 class ElasticSrtf:
@@ -98,11 +102,10 @@ class ElasticSrtf:
 
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
-        from optsched.cluster.policies.elastic_loops import SRTF, SRTF_TRUE, ordered
+        from optsched.cluster.policies.elastic_loops import REMAINING, Rule, simulate_by_rule
 
-        return ordered(
-            workload, nodes, settings, SRTF_TRUE if self.clairvoyant else SRTF, self.name
-        )
+        rule = Rule(REMAINING, 1, int(self.clairvoyant), _BY_ORDER, _ROUND)
+        return simulate_by_rule(workload, nodes, settings, rule, self.name)
 
 
 class Optimus:
@@ -126,9 +129,12 @@ class Optimus:
 
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
-        from optsched.cluster.policies.elastic_loops import by_gain
+        from optsched.cluster.policies.elastic_loops import GIVEN_KEY, Rule, simulate_by_rule
 
-        return by_gain(workload, nodes, settings, _MARGINAL, self.name)
+        rule, n = Rule(GIVEN_KEY, 1, 0, _NEVER, _MARGINAL), len(workload)
+        return simulate_by_rule(
+            workload, nodes, settings, rule, self.name, np.arange(n), np.ones(n)
+        )
 
 
 class Afs:
@@ -155,6 +161,7 @@ class Afs:
 
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
-        from optsched.cluster.policies.elastic_loops import by_gain
+        from optsched.cluster.policies.elastic_loops import TIME, Rule, simulate_by_rule
 
-        return by_gain(workload, nodes, settings, _PAIRWISE, self.name)
+        rule = Rule(TIME, 1, 0, _NEVER, _PAIRWISE)
+        return simulate_by_rule(workload, nodes, settings, rule, self.name)

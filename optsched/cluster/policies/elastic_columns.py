@@ -2,70 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numba import types
 
-from optsched.cluster.policies.elastic_rule import BY_GAIN, FREE, HOLDS, LAST, NEVER, pays, share
+from optsched.cluster.policies.elastic_rule import (
+    BY_GAIN,
+    COLUMNS,
+    FREE,
+    HOLDS,
+    LAST,
+    NEVER,
+    columns_of,
+    pays,
+    share,
+)
 from optsched.cluster.world.advance import release, start
 from optsched.cluster.world.layout import ARRIVED, COMPLETED, ENDED, PASSED, WORLD
-from optsched.kernels.compile import INT, INTS, READ, helper
+from optsched.kernels.compile import INT, helper
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from optsched.cluster.policies.elastic_rule import Columns
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.settings import Settings
-    from optsched.model.schedule import IntArray
-
-    FloatArray = npt.NDArray[np.float64]
-
-
-class Columns(NamedTuple):
-    """One value per job of the workload; the arguments of `elastic_rule.share`."""
-
-    count: IntArray  # type: ignore[assignment]  # tuple.count
-    """Number of active jobs, the length of `order` in use; all GPUs."""
-    order: IntArray
-    """Active jobs by key, then running before pending, then by number."""
-    key: FloatArray
-    held: IntArray
-    fixed: IntArray
-    preemptible: IntArray
-    size_ptr: IntArray
-    size: IntArray
-    rate: IntArray
-    remaining: FloatArray
-    weight: FloatArray
-    restart: IntArray
-    """Restart cost of a job."""
-    cost: IntArray
-    """Restart cost of its next start: 0 before the first."""
-    final: IntArray
-    """Passes completed from which on a job is in its last one, as is believed."""
-    taken: IntArray
-    step: IntArray
-    quota: IntArray
-
 
 _FEW: Final = 64
 """So many jobs out of place are put right one by one."""
 
-FLOATS: Final = types.Array(types.float64, 1, "C")
-GIVEN: Final = types.Array(types.float64, 1, "C", readonly=True)
-COLUMNS: Final[Any] = types.NamedTuple(
-    [INTS, INTS, FLOATS, INTS, INTS, READ, READ, READ, READ, FLOATS, GIVEN, READ, INTS, READ,
-     INTS, INTS, INTS],
-    Columns,
-)  # fmt: skip
-
 
 def columns(
-    workload: Workload, nodes: Nodes, settings: Settings, clairvoyant: bool = False
-) -> Columns | None:
-    """Columns before the first event; None for what is not compiled.
+    workload: Workload, nodes: Nodes, settings: Settings, clairvoyant: bool = False,
+    weight: Any = None,
+) -> Columns | None:  # fmt: skip
+    """Columns before the first event; None for what is not compiled. `weight` goes before theirs.
 
     Not compiled are contention, changes of nodes, and zero-slot tasks.
     """
@@ -73,36 +43,15 @@ def columns(
         return None
     if bool((workload.size == 0).any()):
         return None
-    n = len(workload)
     own = workload.restart_cost
     work = workload.work if clairvoyant else workload.believed
     passes = np.where(np.isnan(workload.target), workload.passes, -(-work // workload.pass_work))
-    return Columns(
-        count=np.array([0, nodes.total], np.int64),
-        order=np.zeros(n, np.int64),
-        key=np.zeros(n),
-        held=np.zeros(n, np.int64),
-        fixed=np.zeros(n, np.int64),
-        preemptible=_frozen(workload.preemptible, np.int64),
-        size_ptr=_frozen(workload.size_ptr, np.int64),
-        size=_frozen(workload.size, np.int64),
-        rate=_frozen(workload.rate, np.int64),
-        remaining=np.zeros(n),
-        weight=_frozen(workload.weight, np.float64),
-        restart=_frozen(np.where(own < 0, settings.restart_cost, own), np.int64),
-        cost=np.zeros(n, np.int64),
-        final=_frozen(passes - 1, np.int64),
-        taken=np.zeros(n, np.int64),
-        step=np.zeros(n, np.int64),
-        quota=np.zeros(n, np.int64),
-    )
-
-
-def _frozen(values: Any, kind: Any) -> Any:
-    """A read-only copy."""
-    array = np.array(values, kind)
-    array.setflags(write=False)
-    return array
+    return columns_of(
+        len(workload), 0, nodes.total,
+        preemptible=workload.preemptible, size_ptr=workload.size_ptr, size=workload.size,
+        rate=workload.rate, weight=workload.weight if weight is None else weight, final=passes - 1,
+        restart=np.where(own < 0, settings.restart_cost, own),
+    )  # fmt: skip
 
 
 @helper(INT, COLUMNS, INT, INT, counted=False)
@@ -206,7 +155,7 @@ def settled(c, preempt):  # type: ignore[no-untyped-def]
     if preempt != BY_GAIN:
         return 0
     job, victim = c.order[pending], c.order[last]
-    return 1 - pays(c.size_ptr, c.rate, c.remaining, c.weight, c.cost, job, victim)
+    return 1 - pays(c, job, victim)
 
 
 @helper(INT, WORLD, COLUMNS, INT, counted=False)
@@ -221,8 +170,7 @@ def act(w, c, preempt, surplus):  # type: ignore[no-untyped-def]
     """Decide for the sorted jobs and change the world."""
     n = c.count[0]
     by_pass = w.state[0].pass_only | w.state[0].loses_pass
-    share(c.held, c.fixed, c.preemptible, c.size_ptr, c.size, c.rate, c.order, c.remaining,
-          c.weight, c.cost, n, c.count[1], preempt, surplus, c.taken, c.step, c.quota)  # fmt: skip
+    share(c, preempt, surplus)
     for at in range(n):
         job = c.order[at]
         if c.held[job] > 0 and c.quota[job] != c.held[job]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from numba import types
 
 from optsched.cluster.policies.elastic_columns import (
-    COLUMNS,
     act,
     columns,
     hold,
@@ -15,11 +15,19 @@ from optsched.cluster.policies.elastic_columns import (
     settled,
     sort,
 )
-from optsched.cluster.policies.elastic_rule import BY_ORDER, NEVER, PAIRWISE, ROUND
+from optsched.cluster.policies.elastic_rule import COLUMNS, GIVEN, NEVER
 from optsched.cluster.world.advance import remaining_now, step, tidy
-from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
-from optsched.cluster.world.layout import ASK, NO_ROOM, STALLED, TOO_LATE, WORLD
-from optsched.kernels.compile import INT, entry, helper
+from optsched.cluster.world.build import frozen, grown, log_of, stalled, too_late, world
+from optsched.cluster.world.layout import (
+    ARRIVED,
+    ASK,
+    NO_ROOM,
+    PASSED,
+    STALLED,
+    TOO_LATE,
+    WORLD,
+)
+from optsched.kernels.compile import INT, READ, entry, helper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,48 +38,56 @@ if TYPE_CHECKING:
     from optsched.cluster.world.log import Log
     from optsched.cluster.world.settings import Settings
 
-FIFO: Final = 0
-SJF: Final = 1
-SJF_TRUE: Final = 2
-SRTF: Final = 3
-SRTF_TRUE: Final = 4
+# what the order goes by
+GIVEN_KEY: Final = 0
+REMAINING: Final = 1
+TIME: Final = 2
+"""Remaining work at the speed of the smallest size."""
+SCORE: Final = 3
+"""Falling score of `entropy`."""
 
 
-def ordered(
-    workload: Workload, nodes: Nodes, settings: Settings, kind: int, name: str
-) -> Log | None:
-    """The log of `elastic_fifo`, `elastic_sjf` or `elastic_srtf`; None if not compiled."""
-    c = columns(workload, nodes, settings, kind == SRTF_TRUE)
+class Rule(NamedTuple):
+    """An elastic policy."""
+
+    by: int
+    changes: int
+    """1 if keys or remaining work of running jobs change while they run."""
+    clairvoyant: int
+    preempt: int
+    surplus: int
+    lam: float = 0.0
+    initial: float = 0.0
+    observed_ptr: Any = frozen(np.zeros(1, np.int64))
+    observed: Any = frozen(np.zeros(0))
+
+
+RULE: Final[Any] = types.NamedTuple([INT] * 5 + [types.float64] * 2 + [READ, GIVEN], Rule)
+
+
+def simulate_by_rule(
+    workload: Workload, nodes: Nodes, settings: Settings, rule: Rule, name: str, key: Any = None,
+    weight: Any = None,
+) -> Log | None:  # fmt: skip
+    """The log of an elastic policy; None if not compiled.
+
+    Parameters
+    ----------
+    workload, nodes, settings, name
+        As in `simulate`; the policy's name.
+    rule
+        What it does.
+    key
+        What jobs are ordered by where that never changes.
+    weight
+        Of jobs, instead of their own.
+    """
+    c = columns(workload, nodes, settings, rule.clairvoyant == 1, weight)
     if c is None:
         return None
-    if kind == FIFO:
-        c.key[:] = np.arange(len(workload))
-    else:
-        c.key[:] = workload.work if kind in (SJF_TRUE, SRTF_TRUE) else workload.believed
-    if kind in (SRTF, SRTF_TRUE):
-        return run(
-            lambda w: _by_remaining(w, c, int(kind == SRTF_TRUE)),
-            world(workload, nodes, settings), workload, name,
-        )  # fmt: skip
-    return run(lambda w: _by_key(w, c), world(workload, nodes, settings), workload, name)
-
-
-def by_gain(
-    workload: Workload, nodes: Nodes, settings: Settings, surplus: int, name: str
-) -> Log | None:
-    """The log of `optimus` (`MARGINAL`, without weights) or `afs` (`PAIRWISE`)."""
-    c = columns(workload, nodes, settings)
-    if c is None:
-        return None
-    c.remaining[:] = np.maximum(workload.believed, 1)
-    c.key[:] = np.arange(len(workload))
-    if surplus == PAIRWISE:
-        c.key[:] = c.remaining / workload.rate[workload.size_ptr[:-1]]
-    else:
-        c = c._replace(weight=np.ones(len(workload)))
-        c.weight.setflags(write=False)
-    w = world(workload, nodes, settings)
-    return run(lambda w: _by_gain(w, c, surplus), w, workload, name)
+    if key is not None:
+        c.key[:] = key
+    return run(lambda w: _loop(w, c, rule), world(workload, nodes, settings), workload, name)
 
 
 def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -> Log:
@@ -94,68 +110,52 @@ def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -
     return log_of(w)
 
 
-@entry(INT, WORLD, COLUMNS, counted=False)
-def _by_key(w, c):  # type: ignore[no-untyped-def]
-    """By a key that never changes, without preemption."""
-    while True:
-        status = step(w)
-        if status != ASK:
-            return status
-        worth = notice(w, c)
-        if worth == 1 or w.state[0].free_gpus > 0:
-            sort(c)
-            act(w, c, NEVER, ROUND)
-        else:
-            hold(w, c)
-
-
-@entry(INT, WORLD, COLUMNS, INT, counted=False)
-def _by_remaining(w, c, clairvoyant):  # type: ignore[no-untyped-def]
-    """By remaining work, with preemption at every event."""
-    while True:
-        status = step(w)
-        if status != ASK:
-            return status
-        worth = notice(w, c)
-        if w.state[0].loses_pass == 1:  # who was preempted has more to do than it had
-            tidy(w)
-            for i in range(w.state[0].active):
-                c.key[w.active[i]] = remaining_now(w, w.active[i], clairvoyant)
-        else:
-            for i in range(w.state[0].running_now):
-                c.key[w.heap[i, 1]] = remaining_now(w, w.heap[i, 1], clairvoyant)
-        sort(c)
-        if worth == 1 or w.state[0].free_gpus > 0 or settled(c, BY_ORDER) == 0:
-            act(w, c, BY_ORDER, ROUND)
-        else:
-            hold(w, c)
-
-
-@entry(INT, WORLD, COLUMNS, INT, counted=False)
-def _by_gain(w, c, surplus):  # type: ignore[no-untyped-def]
-    """By arrival, or by estimated remaining time (`PAIRWISE`), without preemption."""
-    while True:
-        status = step(w)
-        if status != ASK:
-            return status
-        worth = notice(w, c)
-        if worth == 1 or w.state[0].free_gpus > 0:
-            for i in range(w.state[0].running_now):
-                _foresee(w, c, w.heap[i, 1], surplus)
-            if w.state[0].loses_pass == 1:
-                tidy(w)
-                for i in range(w.state[0].active):
-                    _foresee(w, c, w.active[i], surplus)
-            sort(c)
-            act(w, c, NEVER, surplus)
-        else:
-            hold(w, c)
-
-
-@helper(INT, WORLD, COLUMNS, INT, INT, counted=False)
-def _foresee(w, c, job, surplus):  # type: ignore[no-untyped-def]
-    """Remaining work of a job by its estimate, and its order if that goes by it."""
-    c.remaining[job] = remaining_now(w, job, 0)
-    if surplus == PAIRWISE:
+@helper(INT, WORLD, COLUMNS, RULE, INT, counted=False)
+def _key(w, c, rule, job):  # type: ignore[no-untyped-def]
+    """Remaining work or score of a job now, and its place in the order if that goes by it."""
+    if rule.by == SCORE:
+        ptr, seen = rule.observed_ptr, rule.observed
+        last = min(ptr[job] + w.job[job].passes, ptr[job + 1]) - 1
+        level = seen[last] if last >= ptr[job] else rule.initial
+        fall = max(seen[last - 1] - seen[last], 0.0) if last > ptr[job] else 0.0
+        score = rule.lam * level + (1.0 - rule.lam) * fall
+        if rule.changes == 1:
+            score /= remaining_now(w, job, 0)
+        c.remaining[job] = score
+        c.key[job] = -score
+        return 0
+    c.remaining[job] = remaining_now(w, job, rule.clairvoyant)
+    if rule.by == REMAINING:
+        c.key[job] = c.remaining[job]
+    elif rule.by == TIME:
         c.key[job] = c.remaining[job] / c.rate[c.size_ptr[job]]
     return 0
+
+
+@entry(INT, WORLD, COLUMNS, RULE, counted=False)
+def _loop(w, c, rule):  # type: ignore[no-untyped-def]
+    """At every event: keys, order, decision."""
+    s = w.state[0]
+    while True:
+        status = step(w)
+        if status != ASK:
+            return status
+        worth = notice(w, c)
+        if s.free_gpus > 0:
+            worth = 1
+        for i in range(s.events):  # keys of jobs that wait change only where a stop loses work
+            if w.event[i, 0] == ARRIVED or w.event[i, 0] == PASSED:
+                _key(w, c, rule, w.event[i, 1])
+        if worth == 1 or rule.preempt != NEVER:
+            if rule.changes == 1 and s.loses_pass == 1:
+                tidy(w)
+                for i in range(s.active):
+                    _key(w, c, rule, w.active[i])
+            elif rule.changes == 1:
+                for i in range(s.running_now):
+                    _key(w, c, rule, w.heap[i, 1])
+            sort(c)
+        if worth == 1 or settled(c, rule.preempt) == 0:
+            act(w, c, rule.preempt, rule.surplus)
+        else:
+            hold(w, c)

@@ -8,13 +8,67 @@ on until its GPUs are really used), surplus (GPUs that would idle go round, or t
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 from numba import types
 
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
-FLOATS = types.Array(types.float64, 1, "C", readonly=True)
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from optsched.model.schedule import IntArray
+
+    FloatArray = npt.NDArray[np.float64]
+
+FLOATS: Final = types.Array(types.float64, 1, "C")
+GIVEN: Final = types.Array(types.float64, 1, "C", readonly=True)
+
+
+class Columns(NamedTuple):
+    """One value per job: of a whole workload by number, or of a view by position."""
+
+    count: IntArray  # type: ignore[assignment]  # tuple.count
+    """Number of active jobs, the length of `order` in use; GPUs for all but `PINNED` jobs."""
+    order: IntArray
+    """Active jobs by key, then running before pending, then by number."""
+    key: FloatArray
+    held: IntArray
+    fixed: IntArray
+    preemptible: IntArray
+    size_ptr: IntArray
+    size: IntArray
+    rate: IntArray
+    remaining: FloatArray
+    weight: FloatArray
+    restart: IntArray
+    """Restart cost of a job."""
+    cost: IntArray
+    """Restart cost of its next start: 0 before the first."""
+    final: IntArray
+    """Passes completed from which on a job is in its last one, as is believed."""
+    taken: IntArray
+    step: IntArray
+    quota: IntArray
+
+
+COLUMNS: Final[Any] = types.NamedTuple(
+    [INTS, INTS, FLOATS, INTS, INTS, READ, READ, READ, READ, FLOATS, GIVEN, READ, INTS, READ,
+     INTS, INTS, INTS],
+    Columns,
+)  # fmt: skip
+
+
+def columns_of(jobs: int, active: int, budget: int, **given: Any) -> Columns:
+    """Columns of so many jobs, copies of what is given; the others are zero."""
+    made: dict[str, Any] = {"count": np.array([active, budget], np.int64)}
+    for name, kind in zip(Columns._fields[1:], COLUMNS.types[1:], strict=True):
+        dtype = np.int64 if kind.dtype == INT else np.float64
+        made[name] = np.array(given[name], dtype) if name in given else np.zeros(jobs, dtype)
+        made[name].setflags(write=kind.mutable)
+    return Columns(**made)
+
 
 # when a running job loses its GPUs
 NEVER: Final = 0
@@ -45,104 +99,100 @@ PINNED: Final = 2
 LAST: Final = 3
 """As `HOLDS`, in what is believed to be its last pass: it holds its GPUs until it ends."""
 
-_VIEW = (READ, READ, READ, READ, READ, READ, READ, FLOATS, FLOATS, READ)
-"""held, fixed, preemptible, size_ptr, size, rate, order; remaining, weight; restart cost."""
 
-
-@helper(INT, READ, READ, READ, INTS, INT, counted=False)
-def _may_go(held, fixed, preemptible, taken, job):  # type: ignore[no-untyped-def]
+@helper(INT, COLUMNS, INT, counted=False)
+def _may_go(c, job):  # type: ignore[no-untyped-def]
     """1 if a job runs, has not been displaced yet, and may be."""
-    if held[job] > 0 and taken[job] == 1 and preemptible[job] == 1 and fixed[job] != PINNED:
+    if c.held[job] > 0 and c.taken[job] == 1 and c.preemptible[job] == 1 and c.fixed[job] != PINNED:
         return 1
     return 0
 
 
-@helper(INT, READ, READ, READ, READ, INT, counted=False)
-def _least(held, fixed, size_ptr, size, job):  # type: ignore[no-untyped-def]
+@helper(INT, COLUMNS, INT, counted=False)
+def _least(c, job):  # type: ignore[no-untyped-def]
     """GPUs that a job needs until it ends: its smallest size, or what it cannot give back."""
-    if held[job] > 0 and fixed[job] == LAST:
-        return held[job]
-    return size[size_ptr[job]]
+    if c.held[job] > 0 and c.fixed[job] == LAST:
+        return c.held[job]
+    return c.size[c.size_ptr[job]]
 
 
-@helper(INT, READ, READ, FLOATS, FLOATS, READ, INT, INT, counted=False)
-def pays(size_ptr, rate, remaining, weight, cost, job, victim):  # type: ignore[no-untyped-def]
+@helper(INT, COLUMNS, INT, INT, counted=False)
+def pays(c, job, victim):  # type: ignore[no-untyped-def]
     """1 if a job gains more than both restart costs by going before a running one."""
-    own = weight[victim] * (remaining[job] / rate[size_ptr[job]])
-    its = weight[job] * (remaining[victim] / rate[size_ptr[victim]])
-    both = weight[victim] * cost[victim] + weight[victim] * cost[job]
+    own = c.weight[victim] * (c.remaining[job] / c.rate[c.size_ptr[job]])
+    its = c.weight[job] * (c.remaining[victim] / c.rate[c.size_ptr[victim]])
+    both = c.weight[victim] * c.cost[victim] + c.weight[victim] * c.cost[job]
     return 1 if its - own - both > _NOISE * its else 0
 
 
-@helper(INT, *_VIEW, INT, INT, INT, INTS, counted=False)
-def _admit(held, fixed, preemptible, size_ptr, size, rate, order, remaining, weight, cost,  # type: ignore[no-untyped-def]
-           n, budget, preempt, taken):  # fmt: skip
+@helper(INT, COLUMNS, INT, counted=False)
+def _admit(c, preempt):  # type: ignore[no-untyped-def]
     """Mark (taken = 1) the jobs that shall run; their least GPUs fit the budget together."""
-    left = budget
-    for at in range(n):
-        job = order[at]
-        taken[job] = 0
-        if fixed[job] == PINNED and held[job] > 0:
-            taken[job] = 1
-        elif held[job] > 0 and (preempt != BY_ORDER or preemptible[job] == 0):
-            taken[job] = 1
-            left -= _least(held, fixed, size_ptr, size, job)
-    last = n - 1
+    left = c.count[1]
+    for at in range(c.count[0]):
+        job = c.order[at]
+        c.taken[job] = 0
+        if c.fixed[job] == PINNED and c.held[job] > 0:
+            c.taken[job] = 1
+        elif c.held[job] > 0 and (preempt != BY_ORDER or c.preemptible[job] == 0):
+            c.taken[job] = 1
+            left -= _least(c, job)
+    last = c.count[0] - 1
     displace = preempt == BY_GAIN
-    for at in range(n):
+    for at in range(c.count[0]):
         if left == 0 and not displace:
             break
-        job = order[at]
-        if taken[job] == 1 or (held[job] > 0 and preempt != BY_ORDER):
+        job = c.order[at]
+        if c.taken[job] == 1 or (c.held[job] > 0 and preempt != BY_ORDER):
             continue
-        if size_ptr[job] == size_ptr[job + 1]:
+        if c.size_ptr[job] == c.size_ptr[job + 1]:
             continue
-        gang = _least(held, fixed, size_ptr, size, job)
+        gang = _least(c, job)
         if gang <= left:
-            taken[job] = 1
+            c.taken[job] = 1
             left -= gang
         elif displace:
             freed = left
             back = last  # from the last running job upwards, as long as each gives way with a gain
             while displace and back > at and freed < gang:
-                victim = order[back]
-                if _may_go(held, fixed, preemptible, taken, victim) == 1:
-                    if pays(size_ptr, rate, remaining, weight, cost, job, victim) == 1:
-                        freed += _least(held, fixed, size_ptr, size, victim)
+                victim = c.order[back]
+                if _may_go(c, victim) == 1:
+                    if pays(c, job, victim) == 1:
+                        freed += _least(c, victim)
                     else:
                         displace = False  # whoever comes later gains less
                 back -= 1
             if freed < gang:
                 displace = False
                 continue
-            taken[job] = 1
+            c.taken[job] = 1
             left = freed - gang
             for between in range(back + 1, last + 1):
-                victim = order[between]
-                if _may_go(held, fixed, preemptible, taken, victim) == 1:
-                    least = _least(held, fixed, size_ptr, size, victim)
+                victim = c.order[between]
+                if _may_go(c, victim) == 1:
+                    least = _least(c, victim)
                     if least <= left:  # a larger one that stood before it is enough
                         left -= least
                         back = max(back, between)
                     else:
-                        taken[victim] = 0
+                        c.taken[victim] = 0
             last = back
     return left
 
 
-@helper(INT, READ, INT, READ, READ, READ, INT, INTS, INTS, counted=False)
-def _go_round(order, n, fixed, size_ptr, size, spare, step, quota):  # type: ignore[no-untyped-def]
+@helper(INT, COLUMNS, INT, counted=False)
+def _go_round(c, spare):  # type: ignore[no-untyped-def]
     """One step up for each in order, again and again."""
     moved = True
     while moved and spare > 0:
         moved = False
-        for at in range(n):
-            job = order[at]
-            if quota[job] > 0 and fixed[job] == FREE and step[job] + 1 < size_ptr[job + 1]:
-                more = size[step[job] + 1] - size[step[job]]
+        for at in range(c.count[0]):
+            job = c.order[at]
+            if c.quota[job] > 0 and c.fixed[job] == FREE and c.step[job] + 1 < c.size_ptr[job + 1]:
+                more = c.size[c.step[job] + 1] - c.size[c.step[job]]
                 if more <= spare:
-                    step[job] += 1
-                    quota[job] += more
+                    c.step[job] += 1
+                    c.quota[job] += more
                     spare -= more
                     moved = True
                     if spare == 0:
@@ -150,44 +200,44 @@ def _go_round(order, n, fixed, size_ptr, size, spare, step, quota):  # type: ign
     return spare
 
 
-@helper(INT, READ, FLOATS, INTS, INT, INT, counted=False)
-def _beats(rate, remaining, step, job, other):  # type: ignore[no-untyped-def]
+@helper(INT, COLUMNS, INT, INT, counted=False)
+def _beats(c, job, other):  # type: ignore[no-untyped-def]
     """1 if the next step rather goes to `job` than to `other`, which stands before it.
 
     a ends earlier as they are; b is preferred iff its gain over its *later* speed exceeds the gain
     of a over its *present* speed.
     """
-    own, its = rate[step[job]], rate[step[other]]
-    own_next, its_next = rate[step[job] + 1], rate[step[other] + 1]
-    if remaining[job] / own < remaining[other] / its:
+    own, its = c.rate[c.step[job]], c.rate[c.step[other]]
+    own_next, its_next = c.rate[c.step[job] + 1], c.rate[c.step[other] + 1]
+    if c.remaining[job] / own < c.remaining[other] / its:
         return 0 if (its_next - its) / its_next > (own_next - own) / own else 1
     return 1 if (own_next - own) / own_next > (its_next - its) / its else 0
 
 
-@helper(INT, READ, INT, READ, READ, READ, READ, FLOATS, FLOATS, INT, INT, INTS, INTS, counted=False)
-def _by_gain(order, n, fixed, size_ptr, size, rate, remaining, weight, rule, spare, step, quota):  # type: ignore[no-untyped-def]
+@helper(INT, COLUMNS, INT, INT, counted=False)
+def _by_gain(c, rule, spare):  # type: ignore[no-untyped-def]
     """Each step to the largest gain; ties to the first in order."""
     while spare > 0:
         best = -1
         most = 0.0
-        for at in range(n):
-            job = order[at]
-            if quota[job] > 0 and fixed[job] == FREE and step[job] + 1 < size_ptr[job + 1]:
-                now = size[step[job]]
-                then = size[step[job] + 1]
+        for at in range(c.count[0]):
+            job = c.order[at]
+            if c.quota[job] > 0 and c.fixed[job] == FREE and c.step[job] + 1 < c.size_ptr[job + 1]:
+                now = c.size[c.step[job]]
+                then = c.size[c.step[job] + 1]
                 if then - now <= spare:
                     if rule == PAIRWISE:
-                        if rate[step[job] + 1] > rate[step[job]] and (
-                            best < 0 or _beats(rate, remaining, step, job, best) == 1
+                        if c.rate[c.step[job] + 1] > c.rate[c.step[job]] and (
+                            best < 0 or _beats(c, job, best) == 1
                         ):
                             best = job
                         continue
                     if rule == MARGINAL:
-                        saved = remaining[job] / rate[step[job]]
-                        saved -= remaining[job] / rate[step[job] + 1]
-                        gain = weight[job] * saved / (then - now)
-                    elif remaining[job] > 0.0:
-                        gain = remaining[job] / (now + then)
+                        saved = c.remaining[job] / c.rate[c.step[job]]
+                        saved -= c.remaining[job] / c.rate[c.step[job] + 1]
+                        gain = c.weight[job] * saved / (then - now)
+                    elif c.remaining[job] > 0.0:
+                        gain = c.remaining[job] / (now + then)
                     else:  # who has no score shares equally, when all others have their most
                         gain = -float(then)
                     if best < 0 or gain > most:
@@ -195,54 +245,47 @@ def _by_gain(order, n, fixed, size_ptr, size, rate, remaining, weight, rule, spa
                         best = job
         if best < 0 or (rule == MARGINAL and most <= 0.0):
             break
-        more = size[step[best] + 1] - size[step[best]]
-        step[best] += 1
-        quota[best] += more
+        more = c.size[c.step[best] + 1] - c.size[c.step[best]]
+        c.step[best] += 1
+        c.quota[best] += more
         spare -= more
     return spare
 
 
-@entry(INT, *_VIEW, INT, INT, INT, INT, INTS, INTS, INTS, counted=False)
-def share(held, fixed, preemptible, size_ptr, size, rate, order, remaining, weight, cost,  # type: ignore[no-untyped-def]
-          n, budget, preempt, surplus, taken, step, quota):  # fmt: skip
-    """Quotas of the jobs ``order[:n]``; returns the GPUs left over.
-
-    held: GPUs now (0 pending); fixed: FREE, HOLDS, LAST or PINNED; budget: all GPUs except those of
-    pinned jobs; remaining: work; cost: restart cost at the next start. taken, step: scratch.
-    """
-    _admit(held, fixed, preemptible, size_ptr, size, rate, order, remaining, weight, cost,
-           n, budget, preempt, taken)  # fmt: skip
-    left = budget
-    for at in range(n):
-        job = order[at]
-        quota[job] = 0
-        step[job] = size_ptr[job]
-        if taken[job] == 1 and held[job] > 0:
-            quota[job] = held[job] if fixed[job] != FREE else size[step[job]]
-            if fixed[job] != PINNED:
-                left -= quota[job]
+@entry(INT, COLUMNS, INT, INT, counted=False)
+def share(c, preempt, surplus):  # type: ignore[no-untyped-def]
+    """Quotas of the jobs in order; returns the GPUs left over."""
+    _admit(c, preempt)
+    left = c.count[1]
+    for at in range(c.count[0]):
+        job = c.order[at]
+        c.quota[job] = 0
+        c.step[job] = c.size_ptr[job]
+        if c.taken[job] == 1 and c.held[job] > 0:
+            c.quota[job] = c.held[job] if c.fixed[job] != FREE else c.size[c.step[job]]
+            if c.fixed[job] != PINNED:
+                left -= c.quota[job]
     waiting = 0
-    for at in range(n):
-        job = order[at]
-        if taken[job] == 1 and held[job] == 0:
-            if size[step[job]] <= left:
-                quota[job] = size[step[job]]
-                left -= quota[job]
+    for at in range(c.count[0]):
+        job = c.order[at]
+        if c.taken[job] == 1 and c.held[job] == 0:
+            if c.size[c.step[job]] <= left:
+                c.quota[job] = c.size[c.step[job]]
+                left -= c.quota[job]
             else:
-                waiting += size[step[job]]
-        elif taken[job] == 0 and held[job] > 0:  # goes on while nobody starts in its place
-            if fixed[job] != FREE:
-                quota[job] = held[job] if held[job] <= left else 0
-            elif size[step[job]] <= left:
-                most = min(held[job], left)
-                while step[job] + 1 < size_ptr[job + 1] and size[step[job] + 1] <= most:
-                    step[job] += 1
-                quota[job] = size[step[job]]
-            left -= quota[job]
+                waiting += c.size[c.step[job]]
+        elif c.taken[job] == 0 and c.held[job] > 0:  # goes on while nobody starts in its place
+            if c.fixed[job] != FREE:
+                c.quota[job] = c.held[job] if c.held[job] <= left else 0
+            elif c.size[c.step[job]] <= left:
+                most = min(c.held[job], left)
+                while c.step[job] + 1 < c.size_ptr[job + 1] and c.size[c.step[job] + 1] <= most:
+                    c.step[job] += 1
+                c.quota[job] = c.size[c.step[job]]
+            left -= c.quota[job]
     spare = left - waiting  # those who wait for the end of somebody's pass come first
     if spare > 0 and surplus == ROUND:
-        _go_round(order, n, fixed, size_ptr, size, spare, step, quota)
+        _go_round(c, spare)
     elif spare > 0:
-        _by_gain(order, n, fixed, size_ptr, size, rate, remaining, weight, surplus, spare, step,
-                 quota)  # fmt: skip
+        _by_gain(c, surplus, spare)
     return left

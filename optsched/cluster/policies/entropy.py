@@ -94,12 +94,15 @@ class Entropy:
         """The whole simulation in compiled code; None with ranks."""
         if self.rank_normalise:
             return None
-        from optsched.cluster.policies.entropy_loop import by_score
+        from optsched.cluster.policies.elastic_loops import SCORE, Rule, simulate_by_rule
+        from optsched.cluster.world.build import frozen
 
-        resolved = self.score == "resolved"
-        return by_score(
-            workload, nodes, settings, self.lam, self.initial, resolved, self.preemptive, self.name
-        )
+        rule = Rule(
+            SCORE, int(self.score == "resolved"), 0, _BY_ORDER if self.preemptive else _NEVER,
+            _APPORTION, self.lam, self.initial, frozen(workload.observed_ptr[:]),
+            frozen(workload.observed[:]),
+        )  # fmt: skip
+        return simulate_by_rule(workload, nodes, settings, rule, self.name)
 
 
 def score(

@@ -129,22 +129,20 @@ def in_order(
     `preempt` and `surplus` are those of `optsched.cluster.policies.elastic_rule.share`, `remaining`
     work, `cost` (of the next start) and `weight` (the jobs' own) serve its gains.
     """
-    from optsched.cluster.policies.elastic_rule import share
+    from optsched.cluster.policies.elastic_rule import columns_of, share
 
-    n = len(view.job)
-    fixed = fixed_jobs(view)
+    n, fixed = len(view.job), fixed_jobs(view)
     order = np.lexsort((~view.running, key)).astype(np.int64)
-    budget = int(view.free.sum() + view.gpus[fixed != _PINNED].sum())
-    quota = np.zeros(n, np.int64)
-    scratch = np.zeros((2, n), np.int64)
-    cost = np.zeros(n, np.int64) if cost is None else cost
-    share(
-        view.gpus, fixed, view.preemptible.astype(np.int64), view.size_ptr, view.size, view.rate,
-        order, remaining, view.weight if weight is None else weight, cost,
-        n, budget, preempt, surplus, scratch[0], scratch[1], quota,
+    c = columns_of(
+        n, n, int(view.free.sum() + view.gpus[fixed != _PINNED].sum()),
+        order=order, held=view.gpus, fixed=fixed, preemptible=view.preemptible,
+        size_ptr=view.size_ptr, size=view.size, rate=view.rate, remaining=remaining,
+        weight=view.weight if weight is None else weight,
+        cost=np.zeros(n) if cost is None else cost,
     )  # fmt: skip
-    quota[np.diff(view.size_ptr) == 0] = -1
-    return decision(view, quota, order)
+    share(c, preempt, surplus)
+    c.quota[np.diff(view.size_ptr) == 0] = -1
+    return decision(view, c.quota, order)
 
 
 def flag(name: str, value: object) -> bool:

@@ -8,9 +8,6 @@ import numpy as np
 from numba import types
 
 from optsched.cluster.policies.elastic_columns import (
-    COLUMNS,
-    FLOATS,
-    GIVEN,
     act,
     columns,
     hold,
@@ -20,7 +17,7 @@ from optsched.cluster.policies.elastic_columns import (
     sort,
 )
 from optsched.cluster.policies.elastic_loops import run
-from optsched.cluster.policies.elastic_rule import BY_GAIN
+from optsched.cluster.policies.elastic_rule import BY_GAIN, COLUMNS, FLOATS, GIVEN
 from optsched.cluster.policies.posterior import (
     LEAST_VARIANCE,
     STATE,
@@ -33,7 +30,7 @@ from optsched.cluster.policies.posterior import (
     work_left,
 )
 from optsched.cluster.world.advance import done_now, step, tidy
-from optsched.cluster.world.build import world
+from optsched.cluster.world.build import frozen, world
 from optsched.cluster.world.layout import ARRIVED, ASK, ENDED, PASSED, RUNS, WORLD
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
@@ -130,31 +127,24 @@ def _beliefs(workload: Workload, sigma: float, pooling: bool) -> Beliefs:
         row=np.full(n, -1, np.int64),
         spare=np.concatenate(([rows], np.arange(rows)[::-1])).astype(np.int64),
         seen=np.zeros(n, np.int64),
-        centre=_frozen(centre),
-        certain=_frozen(certain),
+        centre=frozen(centre),
+        certain=frozen(certain),
         mean=centre.copy(),
         variance=np.full(n, sigma**2),
         pooled=centre.copy(),
         known=np.zeros(n, np.int64),
-        kind=_frozen(kind.astype(np.int64)),
-        first=_frozen(np.concatenate(([0], np.cumsum(size))).astype(np.int64)),
+        kind=frozen(kind.astype(np.int64)),
+        first=frozen(np.concatenate(([0], np.cumsum(size))).astype(np.int64)),
         members=np.zeros(pools + 1, np.int64),
         member=np.zeros(n, np.int64),
         touched=np.zeros(pools + 1, np.int64),
-        aims=_frozen(aims.astype(np.int64)),
-        passes=_frozen(np.where(aims, 0, workload.passes).astype(np.int64)),
-        target=_frozen(workload.target.astype(np.float64)),
-        gap=_frozen((workload.initial - workload.target).astype(np.float64)),
-        observed_ptr=_frozen(workload.observed_ptr.astype(np.int64)),
-        observed=_frozen(workload.observed.astype(np.float64)),
+        aims=frozen(aims.astype(np.int64)),
+        passes=frozen(np.where(aims, 0, workload.passes).astype(np.int64)),
+        target=frozen(workload.target.astype(np.float64)),
+        gap=frozen((workload.initial - workload.target).astype(np.float64)),
+        observed_ptr=frozen(workload.observed_ptr.astype(np.int64)),
+        observed=frozen(workload.observed.astype(np.float64)),
     )
-
-
-def _frozen(values: npt.NDArray[Any]) -> Any:
-    """The same, contiguous and read-only."""
-    array = np.array(values)
-    array.setflags(write=False)
-    return array
 
 
 @helper(INT, WORLD, COLUMNS, BELIEFS, INT, counted=False)
