@@ -80,7 +80,7 @@ def workload(
         str, typer.Option(help="Jobs of 0 seconds: drop, or keep (as 1 second).")
     ] = "drop",
     shares: Annotated[
-        str, typer.Option(help="Jobs with a part of a GPU: up (to whole GPUs), or drop.")
+        str, typer.Option(help="Parts of GPUs: up (to whole ones), drop, or N (count N-ths).")
     ] = "up",
 ) -> None:
     """Write the log of a scheduler as a trace for `optsched simulate`."""

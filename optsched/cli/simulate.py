@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 MOST_JOBS: Final = 10**7
 """Jobs of a generated workload."""
 
-_GENERATED: Final = re.compile(r"(synthetic|entropy):([0-9]+)")
+_GENERATED: Final = re.compile(r"(synthetic|entropy):([0-9]+)(?::([0-9.e+-]+))?")
 
 
 def simulate(
     trace: Annotated[
         str,
-        typer.Argument(help="Trace (CSV), or a generated workload: synthetic:2000, entropy:50."),
+        typer.Argument(help="Trace (CSV), or a generated one: synthetic:JOBS:LOAD, entropy:JOBS."),
     ],
     policy: Annotated[
         list[str], typer.Option(help="Name, or names separated by commas; may be repeated.")
@@ -58,9 +58,6 @@ def simulate(
     estimate_error: Annotated[
         float, typer.Option(help="Sigma of lognormal errors in believed work.")
     ] = 0.0,
-    micro_factor: Annotated[
-        float, typer.Option(help="Work of every job times this: a measured gain inside jobs.")
-    ] = 1.0,
     restart: Annotated[
         int, typer.Option(help="Time without progress after a preemption or a resize.")
     ] = 0,
@@ -79,14 +76,6 @@ def simulate(
         str | None, typer.Option(help="For lucid: PAIRS.csv,TYPES.csv, see docs/simulator.md.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of errors, curves and generated workloads.")] = 0,
-    sort: Annotated[
-        bool, typer.Option("--sort", help="Sort rows by submit time, then id.")
-    ] = False,
-    ignore_columns: Annotated[
-        bool, typer.Option("--ignore-columns", help="Skip unknown columns.")
-    ] = False,
-    time_unit: Annotated[str, typer.Option(help="s, ms, us or ns.")] = "s",
-    load: Annotated[float | None, typer.Option(help="Load of a generated workload.")] = None,
     out: History = None,
     metrics: Metrics = None,
     plot: ReportFile = None,
@@ -104,9 +93,7 @@ def simulate(
     outputs = RunOutputs(out, metrics, plot, tuple(names), inputs)
     outputs.check(trace, *tables)
     site = cluster(nodes)
-    jobs = _workload(trace, site, load, sort, ignore_columns, seed=seed, time_unit=time_unit)
-    if micro_factor != 1.0:
-        jobs = jobs.with_micro_factor(micro_factor)
+    jobs = _workload(trace, site, seed)
     if estimate_error:
         jobs = jobs.with_estimate_error(estimate_error, seed)
     settings = {
@@ -168,27 +155,21 @@ def changes(texts: Sequence[str]) -> tuple[NodeChange, ...]:
     return tuple(found)
 
 
-def _workload(
-    trace: str, nodes: Nodes, load: float | None, sort: bool, ignore_columns: bool, **given: Any
-) -> Workload:
-    """The trace in a file, or a generated one for this cluster."""
-    if _GENERATED.fullmatch(trace) is None:
-        if load is not None:
-            raise InputError("trace: --load is for synthetic:N and entropy:N")
-        return read_trace(trace, nodes, sort, ignore_columns, time_unit=given["time_unit"])
-    if sort or ignore_columns:
-        raise InputError(f"trace: {trace} is generated, --sort and --ignore-columns are of files")
-    return _generated(trace, nodes.total, load, **given)
-
-
-def _generated(trace: str, gpus: int, load: float | None, **given: Any) -> Workload:
-    """``synthetic:2000`` or ``entropy:50`` for so many GPUs."""
-    kind, _, digits = trace.partition(":")
+def _workload(trace: str, nodes: Nodes, seed: int) -> Workload:
+    """The trace in a file, or one generated for this cluster."""
+    found = _GENERATED.fullmatch(trace)
+    if found is None:
+        return read_trace(trace, nodes)
+    kind, digits, text = found.groups()
     if len(digits.lstrip("0")) > 8 or int(digits) > MOST_JOBS:
         raise InputError(f"trace: {trace:.60}: too many jobs, expected at most {MOST_JOBS:,}")
+    try:
+        load = None if text is None else float(text)
+    except ValueError:
+        raise InputError(f"trace: {trace:.60}: the load is no number") from None
     if kind == "entropy":
-        return entropy_workload(int(digits), gpus=gpus, load=load, **given)
-    return synthetic(int(digits), 0.9 if load is None else load, gpus=gpus, **given)
+        return entropy_workload(int(digits), gpus=nodes.total, load=load, seed=seed)
+    return synthetic(int(digits), 0.9 if load is None else load, seed, gpus=nodes.total)
 
 
 def _run_all(

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?")
-_SPAN = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])(?:\.[0-9]*)?")
-_TRES = re.compile(r"gres/gpu(:[^=,]*)?=([0-9]{1,9})(?=,|$)")
+_SPAN = re.compile(r"(?:(?:([0-9]{1,6})-)?([0-9]{1,4}):)?([0-5][0-9]):([0-5][0-9])(?:\.[0-9]*)?")
+_TRES = re.compile(r"gres/gpu(?::([^=,]*))?=([0-9]{1,9})(?=,|$)")
 _SWF = re.compile(r"\s*(;.*|(-?[0-9.]+\s+){17}-?[0-9.]+\s*)")
-_UNKNOWN: Final = ("", "-1", "None", "Unknown", "N/A", "nan", "null", "(null)")
+_UNKNOWN: Final = ("", "-1", "None", "Unknown", "N/A", "nan", "null", "(null)", "INVALID")
 _TASKS: Final = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem",
     "plan_gpu", "gpu_type",
@@ -117,8 +117,9 @@ def import_trace(
     zero
         Jobs of 0 seconds: ``"drop"`` leaves them out, ``"keep"`` makes them 1 second long.
     shares
-        Jobs with a part of a GPU, which traces cannot hold: ``"up"`` rounds the sum of its parts up
-        to whole GPUs, ``"drop"`` leaves them out.
+        Jobs with a part of a GPU: ``"up"`` rounds the sum of a job's parts up to whole GPUs,
+        ``"drop"`` leaves such jobs out, and a number N writes all sizes in N-ths of a GPU, rounded
+        up: for nodes of N times as many, whose GPUs then have no borders.
 
     Returns
     -------
@@ -131,21 +132,14 @@ def import_trace(
         With ``file:line`` and the field; also if nothing is left.
     """
     one_of("zero", zero, ("drop", "keep"))
-    one_of("shares", shares, ("up", "drop"))
-    known = readers("trace")
-    one_of("format", format, ["auto", *known])
+    parts = 1
+    if re.fullmatch(r"[1-9][0-9]{0,3}", shares):
+        parts = int(shares)
+    elif shares not in ("up", "drop"):
+        raise InputError(f"shares: expected up, drop or a number in 1..9999, got {shares!r:.40}")
     file, text = str(source), read_text(source)
     with without_collector():
-        given = Source(file, text, parse(text, file) if text.lstrip()[:1] in ("[", "{") else None)
-        names = [format] if format != "auto" else [n for n in known if known[n].recognises(given)]
-        if not names:
-            raise InputError(f"{file}: of no known format; name one: {', '.join(known)}")
-        jobs: dict[str, _Job] = {}
-        for run in known[names[0]].read(given):
-            if not run.job or run.gpus < 0 or (run.seconds or 0) < 0:
-                what = "a name, >= 0 GPUs and an end after its start"
-                raise InputError(f"{run.place}: expected {what}, got job {run.job!r:.40}")
-            jobs.setdefault(run.job, _Job()).add(run)
+        name, jobs = _jobs(file, text, format)
     rules: dict[str, Callable[[_Job], bool]] = {
         "never started": lambda job: not job.started,
         "not ended": lambda job: not job.ended,
@@ -155,35 +149,52 @@ def import_trace(
     }
     counts, left = [], jobs
     for what, rule in rules.items():
-        kept = {name: job for name, job in left.items() if not rule(job)}
+        kept = {key: job for key, job in left.items() if not rule(job)}
         counts += [f"{len(left) - len(kept):,} {what}"] * (len(kept) < len(left))
         left = kept
-    notes = [f"{names[0]}: {len(left):,} of {len(jobs):,} jobs"]
+    notes = [f"{name}: {len(left):,} of {len(jobs):,} jobs"]
     notes += [f"left out: {', '.join(counts)}"] * bool(counts)
     if not left:
         raise InputError(f"{file}: no jobs are left: {'; '.join(notes)}")
-    if parts := [job for job in left.values() if job.gpus % 1]:
-        added = sum((math.ceil(j.gpus) - j.gpus) * j.seconds for j in parts)
-        more = float(added) / float(sum(j.gpus * j.seconds for j in left.values()) or 1)
-        notes.append(f"rounded up: {len(parts):,} jobs with shares of GPUs, {more:+.1%} GPU-time")
-    first = min(job.submit for job in left.values())
-    rows = sorted(
-        (
-            int(job.submit - first),
-            name,
-            math.ceil(job.gpus),
-            max(job.seconds, 1),
-            job.kind,
-            job.group,
-        )
-        for name, job in left.items()
+    notes += [f"sizes are in 1/{parts} of a GPU: simulate on nodes of {parts} times as many"] * (
+        parts > 1
     )
+    sizes = {key: math.ceil(job.gpus * parts) for key, job in left.items()}
+    if cut := [key for key, job in left.items() if sizes[key] != job.gpus * parts]:
+        added = sum((sizes[key] - left[key].gpus * parts) * left[key].seconds for key in cut)
+        more = float(added) / float(sum(j.gpus * parts * j.seconds for j in left.values()) or 1)
+        notes.append(f"rounded up: {len(cut):,} jobs with shares of GPUs, {more:+.1%} GPU-time")
+    first = min(job.submit for job in left.values())
+    rows = [
+        (int(job.submit - first), key, sizes[key], max(job.seconds, 1), job.kind, job.group)
+        for key, job in left.items()
+    ]
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("submit_time_s", "job_id", "num_gpus", "duration_s", "type", "group"))
-    writer.writerows(rows)
+    writer.writerows(sorted(rows))
     write_atomic(target, out.getvalue())
     return notes
+
+
+def _jobs(file: str, text: str, format: str) -> tuple[str, dict[str, _Job]]:
+    """The format of a log, and its jobs by name."""
+    known = readers("trace")
+    one_of("format", format, ["auto", *known])
+    given = Source(file, text, parse(text, file) if text.lstrip()[:1] in ("[", "{") else None)
+    names = [format] if format != "auto" else [n for n in known if known[n].recognises(given)]
+    if not names:
+        raise InputError(
+            f"{file}: of no known format (sacct: with -P and a header); name one: "
+            f"{', '.join(known)}"
+        )
+    jobs: dict[str, _Job] = {}
+    for run in known[names[0]].read(given):
+        if not run.job or run.gpus < 0 or (run.seconds or 0) < 0:
+            what = "a name, >= 0 GPUs and an end after its start"
+            raise InputError(f"{run.place}: expected {what}, got job {run.job!r:.40}")
+        jobs.setdefault(run.job, _Job()).add(run)
+    return names[0], jobs
 
 
 def _time(text: str, place: str) -> Decimal | None:
@@ -241,45 +252,49 @@ _PLAIN = _Columns(
     "job_id", "submit_time_s", "submit_time_s", "duration_s", ("duration_s",), ("num_gpus",),
     kind="type", group="group",
 )  # fmt: skip
-_SACCT = _Columns(
-    "JobID", "Submit", "Start", "End", ("ElapsedRaw", "Elapsed"), (), kind="Partition",
-    group="Account",
-)  # fmt: skip
+_SACCT = _Columns("JobID", "Submit", "Start", "End", ("ElapsedRaw", "Elapsed"), (), group="Account")
 
 
 def _table(columns: _Columns, source: Source) -> Iterator[Run]:
-    """Runs of a table, a row each; steps of ``sacct`` (``17.batch``) are passed over."""
-    text, of_slurm = source.text, columns is _SACCT
-    header = _TASKS if columns is _TASK and not text.startswith(_TASKS[0]) else ()
-    needed = dict.fromkeys((*columns[:4], *columns.gpus))
-    rows = csv_records(text, source.file, (), list(needed), "|" if of_slurm else ",", header)
-    for place, cells in rows:
-        job = cells[columns.job]
-        if of_slurm and "." in job:
-            continue
-        submit, start, end = (_time(cells[key], f"{place}: {key}") for key in columns[1:4])
-        gpus = _allocated(cells, place) if of_slurm else Decimal(1) / columns.unit
+    """Runs of a table, a row each."""
+    header = _TASKS if columns is _TASK and not source.text.startswith(_TASKS[0]) else ()
+    needed = list(dict.fromkeys((*columns[:4], *columns.gpus)))
+    for place, cells in csv_records(source.text, source.file, (), needed, ",", header):
+        gpus = Decimal(1) / columns.unit
         for key in columns.gpus:
-            gpus = (gpus or 0) * _count(cells[key], f"{place}: {key}")
-        known = next((key for key in columns.seconds if key in cells), None)
-        seconds = None if start is None or end is None else end - start
-        if known and end is not None:
-            seconds = _time(cells[known], f"{place}: {known}")
-        start = None if gpus is None else start
-        kind, group = cells.get(columns.kind, ""), cells.get(columns.group, "")
-        share = gpus or Decimal(0)
-        yield Run(place, job, submit, start, seconds, share, kind, group, columns.beside)
+            gpus *= _count(cells[key], f"{place}: {key}")
+        yield _run(columns, place, cells, gpus)._replace(kind=cells.get(columns.kind, ""))
 
 
-def _allocated(cells: Mapping[str, str], place: str) -> Decimal | None:
-    """GPUs of ``AllocTRES``, or ``ReqTRES`` if there is no such column; None: nothing was given."""
-    key = "AllocTRES" if "AllocTRES" in cells else "ReqTRES"
-    if key not in cells:
-        raise InputError(f"{place}: AllocTRES: the column is missing (sacct -P -o ...,AllocTRES)")
-    found = _TRES.findall(cells[key])
-    plain = [int(count) for kind, count in found if not kind]
-    total = Decimal(sum(plain) if plain else sum(int(count) for _, count in found))
-    return None if key == "AllocTRES" and not cells[key] else total
+def _run(columns: _Columns, place: str, cells: Mapping[str, str], gpus: Decimal) -> Run:
+    """What a row of a table says beside the GPUs."""
+    submit, start, end = (_time(cells[key], f"{place}: {key}") for key in columns[1:4])
+    known = next((key for key in columns.seconds if key in cells), None)
+    seconds = None if start is None or end is None else end - start
+    if known and end is not None:
+        seconds = _time(cells[known], f"{place}: {known}")
+    group, job = cells.get(columns.group, ""), cells[columns.job]
+    return Run(place, job, submit, start, seconds, gpus, group=group, beside=columns.beside)
+
+
+def _sacct(source: Source) -> Iterator[Run]:
+    """Jobs of Slurm; steps (``17.batch``) are passed over, parts of a job (``17+1``) beside it."""
+    for place, cells in csv_records(source.text, source.file, (), list(_SACCT[:4]), "|"):
+        if "." in cells["JobID"]:
+            continue
+        key = "AllocTRES" if "AllocTRES" in cells else "ReqTRES"
+        if key not in cells:
+            way = "the column is missing (sacct -P -o ...,AllocTRES)"
+            raise InputError(f"{place}: AllocTRES: {way}")
+        found = _TRES.findall(cells[key])
+        plain = [int(count) for kind, count in found if not kind]
+        gpus = Decimal(sum(plain) if plain else sum(int(count) for _, count in found))
+        run = _run(_SACCT, place, cells, gpus)
+        job, part, _ = run.job.partition("+")
+        kinds = "|".join(kind for kind, count in found if kind and int(count))
+        start = None if key == "AllocTRES" and not cells[key] else run.start
+        kind = kinds or cells.get("Partition", "")
+        yield run._replace(job=job, start=start, kind=kind, beside=bool(part))
 
 
 def _swf(source: Source) -> Iterator[Run]:
@@ -355,7 +370,8 @@ def _reader(name: str, columns: _Columns) -> Reader:
     return Reader(name, _header(columns), partial(_table, columns), kind="trace")
 
 
-SACCT, HELIOS, CSV = _reader("sacct", _SACCT), _reader("helios", _HELIOS), _reader("csv", _PLAIN)
+SACCT = Reader("sacct", _header(_SACCT), _sacct, kind="trace")
+HELIOS, CSV = _reader("helios", _HELIOS), _reader("csv", _PLAIN)
 ALIBABA2020, ALIBABA2023 = _reader("alibaba2020", _TASK), _reader("alibaba2023", _POD)
 PHILLY = Reader("philly", _is_philly, _philly, kind="trace")
 SWF = Reader("swf", lambda source: _SWF.match(source.text) is not None, _swf, kind="trace")

@@ -35,7 +35,6 @@ _MOST_CELL: Final = 131_000  # characters: what readers of CSV take
 def read_trace(
     path: str | os.PathLike[str],
     nodes: Nodes | None = None,
-    sort: bool = False,
     ignore_columns: bool = False,
     *,
     time_unit: str = "s",
@@ -46,10 +45,10 @@ def read_trace(
 ) -> Workload:
     """Read a trace strictly; a job ends after exactly its duration at its own size.
 
-    Beside the six columns a file may have any of ``sizes`` (numbers of GPUs such as ``1|2|4``) or
-    ``min_gpus`` and ``max_gpus`` (all from one to the other; an absent one is ``num_gpus``),
-    ``weight``, ``group``, ``preemptible`` (true or false, 1 or 0), ``passes`` and ``template``;
-    an empty cell is the default.
+    Beside the six columns a file may have any of ``sizes`` (numbers of GPUs such as ``1|2|4``, or
+    ``2-8``), ``weight``, ``group``, ``preemptible`` (true or false, 1 or 0), ``passes`` and
+    ``template``; an empty cell is the default. Jobs are in the order of their submission, those of
+    one time in that of the file.
 
     Parameters
     ----------
@@ -57,8 +56,6 @@ def read_trace(
         The file: UTF-8, a header, one job a row.
     nodes
         The cluster; a job with more GPUs is an error.
-    sort
-        Sort by submit time, ties by id; otherwise rows must be sorted by submit time.
     ignore_columns
         Skip columns that are not known instead of refusing them.
     time_unit
@@ -97,16 +94,10 @@ def read_trace(
         )  # fmt: skip
     submit = table.times("submit_time_s", time_unit, 0)
     table.check_names()
-    if sort:
-        names = table.columns["job_id"]
-        order = sorted(range(len(names)), key=lambda i: (submit[i], names[i]))
-        table.take(order)
+    if (np.diff(submit) < 0).any():
+        order = np.argsort(submit, kind="stable")
+        table.take(order.tolist())
         gpus, submit = gpus[order], submit[order]
-    elif (i := first(np.diff(submit) < 0)) is not None:
-        table.refuse(
-            i + 1, "submit_time_s",
-            f"{submit[i + 1]} comes after {submit[i]}: not sorted (sort=True, --sort)",
-        )  # fmt: skip
     columns = _labels(table, passes)
     columns |= _sizes(table, gpus, speedup or Linear(), sizes)
     per_job = np.repeat(gpus, np.diff(columns["size_ptr"]))
@@ -138,55 +129,26 @@ def _sizes(
     from optsched.cluster.workload.columns import sized
 
     wanted = None if sizes is None else ascending("sizes", sizes)
-    own, n = _own_sizes(table, gpus), len(gpus)
+    own, n = table.values("sizes"), len(gpus)
     found: tuple[Any, ...]
-    if wanted is None and own is None:
+    if wanted is None and not any(own):
         distinct, which = np.unique(gpus, return_inverse=True)
         rate = np.array([rates(speedup, (g,))[0] for g in distinct.tolist()], np.int64)
         found = (speedup,), np.zeros(n, np.int64), np.arange(n + 1), gpus, rate[which]
     else:
-        rows = [
-            named or ((g,) if wanted is None or g == 0 else (*sorted({*wanted, g} - {0}),))
-            for named, g in zip(own or [()] * n, gpus.tolist(), strict=True)
-        ]
+        rows: list[tuple[int, ...]] = []
+        total = 0
+        for i, (named, g) in enumerate(zip(own, gpus.tolist(), strict=True)):
+            if named and g not in named:
+                cell = format_value(table.columns["sizes"][i])
+                table.refuse(i, "num_gpus", f"{g} is not among the sizes {cell}")
+            total += len(named or (g,))
+            if total > _MOST_SIZES:
+                table.refuse(i, "sizes", f"more than {_MOST_SIZES:,} sizes in all rows up to here")
+            usual = (g,) if wanted is None or g == 0 else sorted({*wanted, g} - {0})
+            rows.append(tuple(named or usual))
         found = sized(rows, [speedup] * n)
     return dict(zip(("speedups", "speedup", "size_ptr", "size", "rate"), found, strict=True))
-
-
-def _own_sizes(table: TraceTable, gpus: IntArray) -> list[tuple[int, ...]] | None:
-    """Sizes that rows name themselves, empty for the others; None if no row does."""
-    columns = [table.values(key) for key in ("sizes", "min_gpus", "max_gpus")]
-    if not any(map(any, columns)):
-        return None
-    known: dict[Any, tuple[int, ...]] = {}
-    found, total = [], 0
-    for i, key in enumerate(zip(*columns, gpus.tolist(), strict=True)):
-        named: Sequence[int] = known[key] if key in known else _named(table, i, *key)
-        total += max(1, len(named))
-        if total > _MOST_SIZES:
-            table.refuse(i, "sizes", f"more than {_MOST_SIZES:,} sizes in all rows up to here")
-        found.append(known.setdefault(key, tuple(named)))
-    return found
-
-
-def _named(
-    table: TraceTable, i: int, listed: tuple[int, ...] | None, low: int | None, high: int | None,
-    g: int,
-) -> Sequence[int]:  # fmt: skip
-    """Sizes of one row; `g` is one of them."""
-    if low is None and high is None:
-        if listed and g not in listed:
-            what = f"is not among the sizes {format_value(SEPARATOR.join(map(str, listed)))}"
-            table.refuse(i, "num_gpus", f"{g} {what}")
-        return listed or ()
-    if listed:
-        table.refuse(i, "sizes", "given beside min_gpus or max_gpus; give one of the two")
-    if g == 0:
-        table.refuse(i, "num_gpus", "0: a task without GPUs has neither min_gpus nor max_gpus")
-    low, high = low or g, high or g
-    if not low <= g <= high:
-        table.refuse(i, "num_gpus", f"{g} is not in {low}..{high} (min_gpus, max_gpus)")
-    return range(low, high + 1)
 
 
 def _labels(table: TraceTable, passes: int) -> dict[str, Any]:
@@ -240,23 +202,19 @@ def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
 
 
 def _cells_of_sizes(w: Workload, path: Any) -> dict[str, Sequence[Any]]:
-    """The own size and its duration; bounds of sizes without gaps, lists of others."""
+    """The own size and its duration; ranges of sizes without gaps, lists of others."""
     begin, ends = w.size_ptr[:-1], w.size_ptr.tolist()
     exact = np.repeat(w.work, np.diff(w.size_ptr)) % w.rate == 0
     place = np.minimum.reduceat(np.where(exact, np.arange(len(exact)), len(exact)), begin)
     at = np.where(place < len(exact), place, begin)
     low, high = w.size[begin].tolist(), w.size[w.size_ptr[1:] - 1].tolist()
-    least, most, listed = ([""] * len(w) for _ in range(3))
+    listed = [""] * len(w)
     for i in np.flatnonzero(np.diff(w.size_ptr) > 1).tolist():
         count = ends[i + 1] - ends[i]
-        if high[i] - low[i] + 1 == count:
-            least[i], most[i] = str(low[i]), str(high[i])
-            continue
-        listed[i] = SEPARATOR.join(map(str, w.sizes_of(i).tolist()))
+        dense = high[i] - low[i] + 1 == count
+        sizes = (low[i], high[i]) if dense else w.sizes_of(i).tolist()
+        listed[i] = ("-" if dense else SEPARATOR).join(map(str, sizes))
         if len(listed[i]) > _MOST_CELL:
             raise InputError(f"{path}: job {format_json(w.names[i])}: {count:,} sizes are too many")
-    return {
-        "num_gpus": w.size[at].tolist(),
-        "duration_s": seconds(-(-w.work // w.rate[at]), w.time_unit),
-        "min_gpus": least, "max_gpus": most, "sizes": listed,
-    }  # fmt: skip
+    duration = seconds(-(-w.work // w.rate[at]), w.time_unit)
+    return {"num_gpus": w.size[at].tolist(), "duration_s": duration, "sizes": listed}

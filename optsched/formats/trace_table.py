@@ -68,12 +68,13 @@ def _weight(text: str) -> float | None:
     return value if 0 < value < math.inf else None
 
 
-def _sizes(text: str) -> tuple[int, ...] | None:
-    numbers = [_whole(0, MOST_GPUS)(part) for part in text.split(SEPARATOR)]
-    found = tuple(number for number in numbers if number is not None)
-    rising = all(a < b for a, b in pairwise(found))
-    zero = 0 in found and len(found) > 1
-    return found if rising and not zero and len(found) == len(numbers) else None
+def _sizes(text: str) -> Sequence[int] | None:
+    ends = [_whole(0, MOST_GPUS)(part) for part in re.split(r"[|-]", text)]
+    found = [number for number in ends if number is not None]
+    rising = all(a < b for a, b in pairwise(found)) and len(found) == len(ends)
+    if not rising or (0 in found and len(found) > 1) or ("-" in text and len(found) != 2):
+        return None
+    return range(found[0], found[1] + 1) if "-" in text else found
 
 
 class Column(NamedTuple):
@@ -101,11 +102,7 @@ COLUMNS: Final = {
         _whole(1, 99), 50, lambda w: w.priority.tolist(),
     ),
     "type": Column(cells=lambda w: w.source.tolist()),
-    "min_gpus": Column("whole GPUs in 1..2^24", _whole(1, MOST_GPUS)),
-    "max_gpus": Column("whole GPUs in 1..2^24", _whole(1, MOST_GPUS)),
-    "sizes": Column(
-        f"ascending sizes in 1..2^24 such as 1{SEPARATOR}2{SEPARATOR}4, or 0 alone", _sizes
-    ),
+    "sizes": Column("ascending sizes in 1..2^24 such as 1|2|4 or 2-8, or 0 alone", _sizes),
     "weight": Column(
         "a finite weight > 0", _weight, 1.0,
         lambda w: ["" if x == 1 else x for x in w.weight.tolist()],
@@ -153,7 +150,7 @@ class TraceTable:
             way = "(optsched workload makes a trace of a scheduler's log)"
             raise InputError(f'{path}: row 1: column "job_id" is missing {way}')
         known = () if ignore_columns else tuple(COLUMNS)
-        skip = " (ignore_columns=True, --ignore-columns skips it)"
+        skip = " (ignore_columns=True skips it; optsched workload leaves such columns out)"
         check_header(header, known, USUAL[:4], f"{path}: row 1", skip)
         if not rows:
             raise InputError(f"{path}: no jobs: there are no rows")
@@ -256,8 +253,8 @@ class TraceTable:
             finer = TIME_UNITS[max(TIME_UNITS.index(time_unit) - 1, 0)]
             self.refuse(
                 i, key,
-                f"{text} s is not a whole number of {time_unit} (time_unit={finer!r}, "
-                f"--time-unit {finer})",
+                f"{text} s is not a whole number of {time_unit} (time_unit={finer!r}; optsched "
+                "workload rounds)",
             )  # fmt: skip
         return int(value)
 

@@ -202,7 +202,9 @@ def wanted(jobs: list[Sample], zero: str, shares: str, first_start: bool) -> lis
         if (not sum(known) and zero == "drop") or (job.gpus % 100 and shares == "drop"):
             continue
         submit = job.runs[0][0] if first_start else job.submit
-        rows.append((submit, job.name, math.ceil(Fraction(job.gpus, 100)), max(sum(known), 1)))
+        parts = int(shares) if shares.isdigit() else 1
+        size = math.ceil(Fraction(job.gpus * parts, 100))
+        rows.append((submit, job.name, size, max(sum(known), 1)))
     first = min((row[0] for row in rows), default=0)
     return [[str(s - first), name, str(g), str(d)] for s, name, g, d in sorted(rows)]
 
@@ -213,7 +215,8 @@ def test_any_log(name: str, tmp_path_factory: pytest.TempPathFactory, data: st.D
     """The jobs that ran and ended are in the trace, and the trace can be simulated."""
     form = FORMATS[name]
     jobs = data.draw(samples(form))
-    zero, shares = (data.draw(st.sampled_from(pair)) for pair in (("drop", "keep"), ("up", "drop")))
+    zero = data.draw(st.sampled_from(["drop", "keep"]))
+    shares = data.draw(st.sampled_from(["up", "drop", "100", "7"]))
     folder = tmp_path_factory.mktemp("log")
     log, trace = folder / "log", folder / "trace.csv"
     text = form.write(jobs)
@@ -229,19 +232,21 @@ def test_any_log(name: str, tmp_path_factory: pytest.TempPathFactory, data: st.D
     with trace.open(newline="") as stream:
         found = list(csv.reader(stream))
     assert [row[:4] for row in found[1:]] == rows
-    workload = read_trace(trace, Nodes(2, gpus=8))
+    workload = read_trace(trace, Nodes(2, gpus=800))
     assert workload.submit.tolist() == [int(row[0]) for row in rows]
-    assert any("rounded up" in note for note in notes) == (
-        shares == "up"
-        and any(job.gpus % 100 for job in jobs if [r for r in rows if r[1] == job.name])
+    parts = {"up": 1, "drop": 100}.get(shares) or int(shares)
+    there = [job for job in jobs if [r for r in rows if r[1] == job.name]]
+    assert any("rounded up" in note for note in notes) == any(
+        job.gpus * parts % 100 for job in there
     )
+    assert any("simulate on nodes" in note for note in notes) == shares.isdigit()
 
 
 def test_more_columns(tmp_path: Path) -> None:
     """Groups and types by format; old GRES without a plain count; only requested TRES; `-p`."""
     owner = {"sacct": "vc1", "swf": "7", "helios": "vc1", "philly": "vc1", "alibaba2020": "",
              "alibaba2023": "vc1", "csv": "vc1"}  # fmt: skip
-    kinds = {"sacct": "gpu", "swf": "q2", "alibaba2020": "MISC", "alibaba2023": "V100M16|V100M32"}
+    kinds = {"sacct": "a100", "swf": "q2", "alibaba2020": "MISC", "alibaba2023": "V100M16|V100M32"}
     log, trace = tmp_path / "log", tmp_path / "t.csv"
     for name, form in FORMATS.items():
         log.write_text(form.write([Sample("1", 50, 200, ((60, 9),))]))
@@ -252,7 +257,15 @@ def test_more_columns(tmp_path: Path) -> None:
                    "7_[1-3]|1000|Unknown|Unknown|0|gres/gpu=1|\n"
                    "7_1|1000|1010|1100|40|cpu=4,gres/gpu:a100=2,gres/gpu:h100=1|\n")  # fmt: skip
     assert import_trace(log, trace) == ["sacct: 1 of 2 jobs", "left out: 1 never started"]
-    assert trace.read_text().splitlines()[1] == "0,7_1,3,40,,"
+    assert trace.read_text().splitlines()[1] == "0,7_1,3,40,a100|h100,"
+    # parts of a job beside each other, Slurm's own word for a damaged time, minutes alone
+    log.write_text("JobID|Partition|Submit|Start|End|Elapsed|AllocTRES\n"
+                   "8+0|p|0|10|70|01:00|cpu=9,gres/gpu:a100=4,gres/gpuutil=3,gres/gpumem=9G\n"
+                   "8+1|p|0|10|70|00:01:00|gres/gpu=2\n8+0.batch|p|0|10|70|01:00|gres/gpu=4\n"
+                   "9|p|0|10|5|INVALID|gres/gpu=1\n10|p|0|None|5|00:00:00|\n"
+                   "11|p|5|11|12|0-00:00:01|gres/gpu:a100_1g.5gb=1\n")  # fmt: skip
+    assert import_trace(log, trace)[1] == "left out: 1 never started, 1 not ended"
+    assert trace.read_text().splitlines()[1:] == ["0,8,6,60,a100,", "5,11,1,1,a100_1g.5gb,"]
 
 
 def test_notes(tmp_path: Path) -> None:
@@ -271,7 +284,7 @@ def test_notes(tmp_path: Path) -> None:
 
 ONE = [Sample("1", 50, 100, ((60, 9),))]
 BAD = {
-    "unknown": ("hello\n", r"f: of no known format; name one: sacct, helios"),
+    "unknown": ("hello\n", r"f: of no known format .*; name one: sacct, helios"),
     "date": (helios(ONE).replace("2020-06-09 18:01:00", "9 June"), r"f:2: start_time: expected"),
     "number": (helios(ONE).replace("vc1,1,", "vc1,x,"), r"f:2: gpu_num: expected .*'x'"),
     "backwards": (helios(ONE).replace(",9,0", ",-9,0"), r"f:2: expected a name, >= 0"),
