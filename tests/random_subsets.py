@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.models.contention import Contention
 
 
-def random_batch(rng: random.Random, most: int = 9) -> GpuPlacement | None:
+def random_batch(rng: random.Random, most: int = 9, parts: bool = False) -> GpuPlacement | None:
     """Two or three requests of at most eight free GPUs, tenants, rules; None if too few."""
     gaps = rng.choice([0, 0, 0.15])
     model = Tables(rng, sizes_of(rng, rng.randint(4, most)), gaps=gaps)
@@ -40,6 +41,10 @@ def random_batch(rng: random.Random, most: int = 9) -> GpuPlacement | None:
     for _ in range(rng.randint(0, free - many)):
         sizes[rng.randrange(many)] += 1
     rules = [policy_of(rng, model.cluster) if rng.random() < 0.4 else Policy() for _ in sizes]
+    for i, rule in enumerate(rules):  # whole hosts only, unless parts of hosts are wanted
+        names = {word.partition(":")[0] for word in rule.exclude or ()}
+        hosts = tuple(names.difference(rule.include or ()))
+        rules[i] = rule if parts else replace(rule, within=None, whole=None, exclude=hosts)
     requests = [
         Request(f"r{i}", k, policy) for i, (k, policy) in enumerate(zip(sizes, rules, strict=True))
     ]
@@ -83,15 +88,11 @@ def best_batch(problem: GpuPlacement) -> int | None:
         )
         for request in problem.requests
     ]  # fmt: skip
-    host_of = problem.cluster.host_of.tolist()
     best = None
     for chosen in _tuples(state.free, [request.gpus for request in problem.requests]):
-        counts = [
-            {host_of[g]: [host_of[x] for x in s].count(host_of[g]) for g in s} for s in chosen
-        ]
         if any(
-            request.policy.broken_by(problem.cluster, count)
-            for request, count in zip(problem.requests, counts, strict=True)
+            request.policy.fault(state, gpus)
+            for request, gpus in zip(problem.requests, chosen, strict=True)
         ):
             continue
         wanted = [bandwidth(gpus) for gpus in chosen]
@@ -185,9 +186,5 @@ def subsets_of(gpus: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def allowed(problem: GpuPlacement) -> bool:
     """Whether the policy allows any set at all, measured or not."""
-    host_of = problem.cluster.host_of.tolist()
-    for chosen in combinations(problem.state.free, problem.k):
-        hosts = [host_of[gpu] for gpu in chosen]
-        if not problem.policy.broken_by(problem.cluster, {h: hosts.count(h) for h in hosts}):
-            return True
-    return False
+    every = combinations(problem.state.free, problem.k)
+    return any(not problem.policy.fault(problem.state, chosen) for chosen in every)

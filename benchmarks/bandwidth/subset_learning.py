@@ -30,7 +30,7 @@ from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.models.measured_data import VARIABLE
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
-from optsched.bandwidth.search.ask import ask, gpus_of
+from optsched.bandwidth.search.ask import ask
 
 if TYPE_CHECKING:
     from optsched.bandwidth.models.contention import Traffic
@@ -106,7 +106,7 @@ def requests(known: Truth, repeats: int) -> list[Request]:
         for state, k in states:
             for traffic in PROFILES:
                 wants = demands(known.model, state, traffic)
-                best = ask(tables, state.masks, state.held, wants, k)
+                best = ask(tables, state, wants, k)
                 assert best is not None
                 found.append(Request(kind, state, k, traffic, wants, best.value))
     return found
@@ -143,9 +143,9 @@ def efficiencies(
     for request in asked:
         state = request.state
         thought = demands(model, state, request.traffic)
-        choice = ask(tables, state.masks, state.held, thought, request.gpus)
+        choice = ask(tables, state, thought, request.gpus)
         assert choice is not None
-        real = share(known.model, state, gpus_of(state, choice.parts), request.demands)
+        real = share(known.model, state, choice.gpus, request.demands)
         value = gbe(real.value, request.best)
         found.setdefault((request.kind, request.traffic), []).append(value)
     return found

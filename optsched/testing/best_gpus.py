@@ -34,7 +34,15 @@ class Tables(CountModel):
                 kind = rng.choice(same)
             else:
                 values = [rng.randint(2, 40) * 10_000_000 for _ in range(1 << n)]
-                kind = HostType(f"t{i}", n, intra=IntraTable(n, values))
+                inner, ids = random.Random(repr(values)), range(n)
+                side = [inner.randrange(2) for _ in ids]
+                numa = tuple(tuple(g for g in ids if side[g] == s) for s in {*side})
+                links = [["X"] * n for _ in ids]
+                for a, b in combinations(ids, 2):
+                    links[a][b] = links[b][a] = inner.choice(["SYS", "SYS", "PIX", "NV1", "NV4"])
+                kind = HostType(
+                    f"t{i}", n, tuple(map(tuple, links)), numa, intra=IntraTable(n, values)
+                )
                 kinds.append(kind)
             rack = i * racks // len(sizes)
             hosts.append(Host(f"n{i}", kind.name, (f"b{rack // 2}", f"r{rack}")))
@@ -121,8 +129,11 @@ def policy_of(rng: random.Random, cluster: Cluster) -> Policy:
     if rng.random() < 0.5:
         return Policy()
     for key in rng.sample(
-        ["required", "balance", "hosts", "type", "include", "exclude", "slice"], 2
-    ):
+        [
+            "required", "balance", "hosts", "type", "include", "exclude", "slice", "apart",
+            "max_per_host", "within", "whole",
+        ], 2,
+    ):  # fmt: skip
         name = rng.choice(cluster.hosts).name
         if key == "required":
             rules["required"] = rng.choice(["block", "rack", "host"])
@@ -136,7 +147,13 @@ def policy_of(rng: random.Random, cluster: Cluster) -> Policy:
         elif key == "include" and (name,) != rules.get("exclude"):
             rules["include"] = (name,)
         elif key == "exclude" and (name,) != rules.get("include"):
-            rules["exclude"] = (name,)
+            rules["exclude"] = (rng.choice([name, f"{name}:0"]),)
+        elif key == "apart":
+            rules.update(apart=("j0", "gone"), apart_level=rng.choice(["host", "host", "rack"]))
+        elif key == "max_per_host":
+            rules["max_per_host"] = rng.randint(1, 3)
+        elif key in ("within", "whole"):
+            rules[key] = rng.choice(["numa", "nvlink", "NV4", "PIX"])
         elif key == "slice":
             rules.update(slice_size=rng.randint(1, 2), slice_level=rng.choice(["rack", "host"]))
     return Policy(**rules)
@@ -193,12 +210,8 @@ def all_subsets(
     k, contention, policy
         The request.
     """
-    host_of = state.cluster.host_of.tolist()
     for chosen in combinations(state.free, k):
-        counts: dict[int, int] = {}
-        for gpu in chosen:
-            counts[host_of[gpu]] = counts.get(host_of[gpu], 0) + 1
-        if policy is not None and policy.broken_by(state.cluster, counts):
+        if policy is not None and policy.fault(state, chosen):
             continue
         value = share(state, bandwidth, demands, chosen, contention)
         if value is not None:

@@ -14,7 +14,7 @@ from optsched.bandwidth import ClusterState
 from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.models.model import UnmeasuredPattern
 from optsched.bandwidth.search import counts
-from optsched.bandwidth.search.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
+from optsched.bandwidth.search.ask import MOST_LEAVES, ask, leaves_in_python
 from optsched.testing.best_gpus import (
     Tables,
     all_subsets,
@@ -44,7 +44,7 @@ def case(seed: int, most: int = 11) -> tuple:  # type: ignore[type-arg]
 def answer(seed: int, **rest):  # type: ignore[no-untyped-def]
     """What the kernel says of a case."""
     model, state, wanted, k, rule, policy, _ = case(seed)
-    return ask(model.tables(), state.masks, state.held, wanted, k, policy, rule, **rest)
+    return ask(model.tables(), state, wanted, k, policy, rule, **rest)
 
 
 def test_optimum():  # type: ignore[no-untyped-def]
@@ -57,7 +57,7 @@ def test_optimum():  # type: ignore[no-untyped-def]
         )
         assert (None if found is None else found.value) == best, seed
         if found is not None:
-            gpus = gpus_of(state, found.parts)
+            gpus = found.gpus
             assert len(gpus) == k and set(gpus) <= set(state.free)
             got = share(model, state, gpus, wanted, rule)
             assert (got.value, got.standalone) == (best, found.standalone), seed
@@ -70,7 +70,7 @@ def test_ties():  # type: ignore[no-untyped-def]
     for seed in range(CASES):
         model, state, wanted, k, rule, policy, tolerance = case(seed, 9)
         found = ask(
-            model.tables(), state.masks, state.held, wanted, k, policy, rule, ties=True,
+            model.tables(), state, wanted, k, policy, rule, ties=True,
             tolerance=tolerance / 1e6,
         )  # fmt: skip
         best = best_subset(state, model.known, wanted, k, rule, policy, tolerance)
@@ -78,7 +78,7 @@ def test_ties():  # type: ignore[no-untyped-def]
             assert found is None, seed
             continue
         assert found is not None, seed
-        assert (found.value, gpus_of(state, found.parts)) == (best.value, best.gpus), seed
+        assert (found.value, found.gpus) == (best.value, best.gpus), seed
 
 
 def test_predictions_are_the_tables():  # type: ignore[no-untyped-def]
@@ -142,7 +142,7 @@ def test_python_answers_as_the_kernel(monkeypatch):  # type: ignore[no-untyped-d
     asked = []
     for seed in range(150):
         model, state, wanted, k, rule, policy, tolerance = case(seed)
-        given = model.tables(), state.masks, state.held, wanted, k, policy, rule
+        given = model.tables(), state, wanted, k, policy, rule
         rest = {"ties": seed % 3 > 0, "tolerance": tolerance / 1e6, "leaves": (10**6, 5)[seed % 2]}
         asked.append((given, rest, ask(*given, **rest)))
     uncompile(monkeypatch, counts)
@@ -158,10 +158,10 @@ def test_python_leaves_large_questions_to_the_kernel(monkeypatch):  # type: igno
         assert few < MOST_LEAVES and (few > 0) == (sizes == [8] * 6)
     assert leaves_in_python([8] * 4, 16) == MOST_LEAVES
     state = ClusterState.idle(model.cluster)
-    exact = ask(model.tables(), state.masks, state.held, (), k, ties=True)
-    cut = ask(model.tables(), state.masks, state.held, (), k, ties=True, leaves=few)
+    exact = ask(model.tables(), state, (), k, ties=True)
+    cut = ask(model.tables(), state, (), k, ties=True, leaves=few)
     assert exact.compared and not cut.compared
     uncompile(monkeypatch, counts)
-    assert ask(model.tables(), state.masks, state.held, (), k, ties=True, leaves=few) == cut
+    assert ask(model.tables(), state, (), k, ties=True, leaves=few) == cut
     with pytest.raises(AssertionError, match="choose would be compiled"):
-        ask(model.tables(), state.masks, state.held, (), k, ties=True)
+        ask(model.tables(), state, (), k, ties=True)

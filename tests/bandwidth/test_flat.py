@@ -135,11 +135,7 @@ def test_beside_tenants_between_the_best_and_its_bound(seed: int) -> None:
     got = share(model, state, found.gpus, wanted, rule)
     assert (got.value, got.standalone) == (found.value, found.standalone)
     assert found.value <= max(values) <= found.upper_bound
-    counts: dict[int, int] = {}
-    for gpu in found.gpus:
-        h = int(model.cluster.host_of[gpu])
-        counts[h] = counts.get(h, 0) + 1
-    assert not policy.broken_by(model.cluster, counts)
+    assert not policy.fault(state, found.gpus)
 
 
 @given(SEEDS)

@@ -28,7 +28,7 @@ from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.models.measured import MeasuredBandwidth
 from optsched.bandwidth.models.measured_data import VARIABLE, load_measured
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
-from optsched.bandwidth.search.ask import ask, gpus_of
+from optsched.bandwidth.search.ask import ask
 from optsched.bandwidth.topology.cluster import Cluster, HostType
 from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import InputError
@@ -191,11 +191,11 @@ def efficiency(model: BottleneckBandwidth, scenarios: tuple[Scenario, ...]) -> l
         state, profile = scenario.state, "heavy" if scenario.heavy else "idle"
         real = demands(TRUE, state, profile)  # type: ignore[arg-type]
         thought = demands(model, state, profile)  # type: ignore[arg-type]
-        best = ask(true, state.masks, state.held, real, scenario.gpus)
-        choice = ask(mine, state.masks, state.held, thought, scenario.gpus)
+        best = ask(true, state, real, scenario.gpus)
+        choice = ask(mine, state, thought, scenario.gpus)
         assert best is not None
         assert choice is not None
-        value = share(TRUE, state, gpus_of(state, choice.parts), real).value
+        value = share(TRUE, state, choice.gpus, real).value
         found.append(value / best.value if best.value else 1.0)
     return found
 

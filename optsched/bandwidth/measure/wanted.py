@@ -11,7 +11,7 @@ from optsched.bandwidth.measure.scenarios import packed, uniform
 from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.models.model import CountModel, Which, alone
 from optsched.bandwidth.models.patterns import automaton
-from optsched.bandwidth.search.ask import Choice, ask, gpus_of
+from optsched.bandwidth.search.ask import Choice, ask
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.errors import InputError
 
@@ -151,9 +151,7 @@ def _answer(drawn: _Drawn, scenario: Scenario) -> Choice | None:
     state = scenario.state
     tables = drawn.tables()
     assert tables is not None
-    return ask(
-        tables, state.masks, state.held, _demands(drawn, scenario), scenario.gpus, leaves=LEAVES
-    )
+    return ask(tables, state, _demands(drawn, scenario), scenario.gpus, leaves=LEAVES)
 
 
 def _demands(drawn: _Drawn, scenario: Scenario) -> tuple[int, ...]:
@@ -165,7 +163,7 @@ def _loss(drawn: _Drawn, scenario: Scenario, first: Choice, second: Choice) -> f
     if first.parts == second.parts or not second.value:
         return 0.0
     state = scenario.state
-    got = share(drawn, state, gpus_of(state, first.parts), _demands(drawn, scenario))
+    got = share(drawn, state, first.gpus, _demands(drawn, scenario))
     return 1 - got.value / second.value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.models.patterns import Automaton
     from optsched.bandwidth.topology.cluster import Cluster
+    from optsched.bandwidth.topology.policy import Policy
     from optsched.model.schedule import IntArray
 
 # one array of integers holds everything: a kernel's call costs a microsecond for every few arrays
@@ -53,7 +54,9 @@ WHOLE: Final = 4
 LEFT: Final = 5
 """Where the second weights begin: the sum of best bandwidths of every count that is left."""
 KIND: Final = 6
-RECORD: Final = 7
+JOINT: Final = 7
+"""Where the bandwidths of joint allocations begin, by count: of the first, and of the best GPUs."""
+RECORD: Final = 8
 
 WHOLE_HOST: Final = 1 << 50
 """Weight of a host left entirely free: above every sum of pairs."""
@@ -104,11 +107,14 @@ class CountTables:
             best, worth = _best(limits, n, by_mask), _best(known, n, by_mask)
             whole, left = _weights(known, worth, n, by_mask)
             record = [n, int(by_mask)]
-            for part in (limits, best, whole, left):
+            joint = np.tile(limits, 2)
+            if by_mask:
+                joint = np.append(limits[(1 << np.arange(n + 1)) - 1], best[-n - 1 :])
+            for part in (limits, best, whole, left, joint):
                 record.append(offset)
                 parts.append(part)
                 offset += len(part)
-            records.append([*record, t])
+            records.append([*record[:-1], t, record[-1]])
         parts.append(np.array([records[t] for t in cluster.type_of], np.int64).reshape(-1))
         begin = HEADER + len(parts[0])
         header = np.array(
@@ -120,6 +126,29 @@ class CountTables:
         words = np.concatenate([header, *parts]).astype(np.int64)
         words.flags.writeable = False
         return cls(cluster, network, tuple(intra), words)
+
+    def ruled(self, policy: Policy) -> CountTables:
+        """The same for choices that obey the rules on parts of hosts: others have -1."""
+        key = policy.within, policy.whole
+        if key == (None, None):
+            return self
+        if key not in self._ruled:
+            words = self.words.copy()
+            records = words[words[RECORDS] :][: len(self.cluster.hosts) * RECORD]
+            for record in np.unique(records.reshape(-1, RECORD), axis=0).tolist():
+                n, at, best = record[GPUS], record[INTRA], record[BEST]
+                allowed = policy.allowed(self.cluster.types[record[KIND]])
+                assert allowed is not None
+                limits = np.where(allowed, words[at : at + (1 << n)], -1)
+                words[at : at + (1 << n)] = limits
+                words[best : best + ((n + 1) << n)] = _best(limits, n, by_mask=True)
+            words.flags.writeable = False
+            self._ruled[key] = replace(self, words=words)
+        return self._ruled[key]
+
+    @cached_property
+    def _ruled(self) -> dict[tuple[str | None, str | None], CountTables]:
+        return {}
 
     def value(self, gpus: tuple[int, ...]) -> int:
         """B(S) of one set by global numbers, as the model has it; -1 if it is not measured."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.models.tables import CountTables
     from optsched.bandwidth.topology.cluster import Cluster
+    from optsched.bandwidth.topology.policy import Bounds
     from optsched.bandwidth.topology.state import ClusterState
     from optsched.model.schedule import IntArray
 
@@ -73,18 +75,21 @@ class Choice(NamedTuple):
     """Weight of the rest: hosts left whole, then pairs."""
     sum_left: int
     """Second weight: the best bandwidths of every count that is left."""
+    gpus: tuple[int, ...]
+    """By global number; see `gpus_of`."""
     visited: int
     """Count vectors evaluated."""
     exact: bool
     """Whether the optimum is proved."""
     compared: bool = True
     """Whether all of the best were compared for what they leave."""
+    level: int = 0
+    """Which of `levels_of` it keeps."""
 
 
 def ask(
     tables: CountTables,
-    masks: IntArray,
-    held: IntArray,
+    state: ClusterState,
     demands: Sequence[int],
     k: int,
     policy: Policy | None = None,
@@ -99,58 +104,132 @@ def ask(
 
     Parameters
     ----------
-    tables
-        Bandwidths of the cluster.
-    masks, held
-        `ClusterState.masks` and `ClusterState.held`.
+    tables, policy, contention, ties, tolerance
+        As in `CountSearch`.
+    state
+        Free GPUs and running jobs.
     demands
         kB/s of every job.
     k
         How many.
-    policy, contention
-        By default everything is allowed, and jobs share as in `Contention`. Joint allocations are
-        filled with the first or best GPUs; for the exact ones see `optsched.bandwidth.subsets`.
-    ties
-        Whether the choice among equals matters; see `GpuPlacement`.
-    tolerance
-        Share of the best value that may be lost for a better rest; to the millionth.
     leaves
         Most count vectors to evaluate in each of the two passes.
     nodes
         Most steps of the search, some tens of nanoseconds each.
     """
-    from optsched.bandwidth.search import counts as kernel
-
-    rules, rule = policy or Policy(), contention or Contention()
-    for level in levels_of(tables.cluster, rules):
-        request = request_of(
-            tables.cluster, masks, k, rules, rule, required=level, ties=ties, tolerance=tolerance,
-            leaves=leaves,
-        )  # fmt: skip
-        if request is not None:
-            request[kernel.NODES] = nodes
-            found = asked(tables, request, masks, jobs_of(held, demands, rule))
-            if found is not None:
-                return found
-    return None
+    search = CountSearch(tables, policy, contention, ties=ties, tolerance=tolerance)
+    return search.choose(state, search.jobs(state, demands), k, leaves=leaves, nodes=nodes)[0]
 
 
-def asked(tables: CountTables, request: IntArray, masks: IntArray, jobs: IntArray) -> Choice | None:
-    """The kernel's answer to a request of `request_of` beside jobs of `jobs_of`."""
-    from optsched.bandwidth.search import counts as kernel
+class CountSearch:
+    """The exact search by counts, with everything prepared that does not depend on the state.
 
-    used = int(request[kernel.N_USED])
-    request[kernel.N_JOBS] = len(jobs) // (tables.cluster.n_hosts + 1)
-    out = np.zeros(kernel.CHOSEN + used, np.int64)
-    if not choose(tables.words, request, masks, jobs, out):
-        return None
-    hosts = request[kernel.LISTS : kernel.LISTS + used].tolist()
-    optimum, value, d, capacity, demand, whole, left, visited, complete, _, *chosen = out.tolist()
-    parts = tuple((host, part) for host, part in zip(hosts, chosen, strict=True) if part)
-    return Choice(
-        optimum, value, d, None if capacity < 0 else capacity, demand, parts, whole, left, visited,
-        complete >= 1, complete == 2,
-    )  # fmt: skip
+    Parameters
+    ----------
+    tables
+        Bandwidths of the cluster.
+    policy, contention
+        By default everything is allowed, and jobs share as in `Contention`. Joint allocations are
+        filled with the first or best GPUs; exact ones are not functions of counts.
+    ties
+        Whether the choice among equals matters; see `GpuPlacement`.
+    tolerance
+        Share of the best value that may be lost for a better rest; to the millionth.
+    """
+
+    def __init__(
+        self,
+        tables: CountTables,
+        policy: Policy | None = None,
+        contention: Contention | None = None,
+        *,
+        ties: bool = False,
+        tolerance: float = 0.0,
+    ) -> None:
+        self.cluster, self.policy = tables.cluster, policy or Policy()
+        self.contention = contention or Contention()
+        self.words = tables.ruled(self.policy).words
+        self.requests = [
+            self._request(level, ties, tolerance) for level in levels_of(self.cluster, self.policy)
+        ]
+
+    def jobs(self, state: ClusterState, demands: Sequence[int]) -> IntArray:
+        """The jobs that can interfere, as the kernel reads them."""
+        return jobs_of(state.held, demands, self.contention)
+
+    def choose(
+        self,
+        state: ClusterState,
+        jobs: IntArray,
+        k: int,
+        *,
+        leaves: int = NO_LIMIT,
+        nodes: int = MOST_NODES,
+        bounds: Bounds | None = None,
+    ) -> tuple[Choice | None, bool]:
+        """The best choice, None if there is none; and whether there is surely no better one.
+
+        Parameters
+        ----------
+        state, k, leaves, nodes
+            As in `ask`.
+        jobs
+            See `jobs`.
+        bounds
+            On the counts of hosts, beside the policy's own; then nothing is lost for the rest.
+        """
+        from optsched.bandwidth.search import counts as kernel
+
+        here, n, proved = self.policy.usable(state), self.cluster.n_hosts, True
+        for level, template in enumerate(self.requests):
+            request = template.copy()
+            request[kernel.K], request[kernel.N_JOBS] = k, len(jobs) // (n + 1)
+            request[kernel.LEAVES], request[kernel.NODES] = leaves, nodes
+            if bounds is not None:
+                least, most = request[kernel.LISTS :].reshape(5, n)[[1, 4]]
+                request[kernel.LISTS + n : kernel.LISTS + 2 * n] = np.maximum(least, bounds.least)
+                request[kernel.LISTS + 4 * n :] = np.minimum(most, bounds.most)
+                request[kernel.TOLERANCE] = 0
+            out = np.empty(kernel.CHOSEN + n, np.int64)
+            if not choose(self.words, request, here.masks, jobs, out):
+                proved = proved and bool(out[kernel.COMPLETE])
+                continue
+            best, value, d, capacity, demand, whole, left, seen, complete, _, *of = out.tolist()
+            parts = tuple([(host, part) for host, part in enumerate(of) if part])
+            found = Choice(
+                best, value, d, None if capacity < 0 else capacity, demand, parts, whole, left,
+                gpus_of(here, parts), seen, complete >= 1, complete == 2, level,
+            )  # fmt: skip
+            return found, found.exact
+        return None, proved
+
+    def _request(self, required: int | None, ties: bool, tolerance: float) -> IntArray:
+        """The kernel's request at one level, the number of GPUs and the jobs aside."""
+        from optsched.bandwidth.search import counts as kernel
+
+        cluster, policy, contention = self.cluster, self.policy, self.contention
+        request = np.zeros(kernel.LISTS + 5 * cluster.n_hosts, np.int64)
+        request[kernel.N_USED] = cluster.n_hosts
+        request[kernel.BALANCE] = policy.most_difference
+        request[kernel.MIN_HOSTS] = policy.min_hosts
+        request[kernel.MAX_HOSTS] = ANY if policy.max_hosts is None else policy.max_hosts
+        request[kernel.SAME_TYPE] = policy.same_type
+        request[kernel.TOLERANCE] = round(tolerance * MILLION)
+        request[kernel.FILL_BEST] = contention.fill == "best"
+        request[kernel.TWO_SIDED] = contention.sides == "two"
+        request[kernel.CROSS_ONLY] = contention.cross_only
+        request[kernel.UNIT] = contention.unit
+        request[kernel.TIES] = ties
+        request[kernel.LEAVES] = request[kernel.NODES] = NO_LIMIT
+        lists = request[kernel.LISTS :].reshape(5, cluster.n_hosts)
+        lists[0] = range(cluster.n_hosts)
+        lists[1], lists[4] = policy.bounds(cluster)
+        if policy.slice_size is not None and policy.slice_level is not None:
+            request[kernel.SLICE] = policy.slice_size
+            lists[2] = domain_numbers(cluster, cluster.level(policy.slice_level))
+        if required is not None:
+            lists[3] = domain_numbers(cluster, required)
+        return request
 
 
 def choose(
@@ -199,18 +278,23 @@ def gpus_of(state: ClusterState, parts: Iterable[tuple[int, int]]) -> tuple[int,
     Where a host has more than 16 GPUs, only their number is chosen: whole trays come first, then
     lowest ids.
     """
-    cluster = state.cluster
+    of, first, by_mask = state.cluster.places
     found: list[int] = []
     for host, part in parts:
-        if not part:
-            continue
-        first, size = int(cluster.first[host]), int(cluster.sizes[host])
-        if size <= MOST_BY_SUBSET:
-            found += [first + i for i in range(size) if part >> i & 1]
-        else:
-            free = [g - first for g in state.free if first <= g < first + size]
-            found += [first + i for i in trays_first(free, part, cluster.type(host).tray)]
+        begin = first[host]
+        if by_mask[host]:
+            found += [begin + i for i in _bits(part)]
+        elif part:
+            free = [gpu - begin for gpu in state.free if of[gpu] == host]
+            tray = state.cluster.type(host).tray
+            found += [begin + i for i in trays_first(free, part, tray)]
     return tuple(found)
+
+
+@cache
+def _bits(mask: int) -> tuple[int, ...]:
+    """The bits that are set, ascending; below 2^16."""
+    return tuple(i for i in range(MOST_BY_SUBSET) if mask >> i & 1)
 
 
 def trays_first(free: list[int], count: int, tray: int) -> list[int]:
@@ -239,58 +323,6 @@ def jobs_of(held: IntArray, demands: Sequence[int], contention: Contention) -> I
         if (demand > 0 or not contention.skip_idle) and len(row) - row.count(0) >= 2:
             jobs += [demand, *row]
     return np.array(jobs, np.int64)
-
-
-def request_of(
-    cluster: Cluster,
-    masks: IntArray,
-    k: int,
-    policy: Policy,
-    contention: Contention,
-    *,
-    required: int | None = None,
-    ties: bool = False,
-    tolerance: float = 0.0,
-    leaves: int = MOST_LEAVES,
-) -> IntArray | None:
-    """The kernel's request; None if no host has room, or one that must be used has none.
-
-    Parameters
-    ----------
-    cluster, masks, k, policy, contention, ties, tolerance, leaves
-        As in `ask`.
-    required
-        Position of the level in one domain of which the choice must lie.
-    """
-    from optsched.bandwidth.search import counts as kernel
-
-    excluded = {cluster.host_index(name) for name in policy.exclude or ()}
-    included = {cluster.host_index(name) for name in policy.include or ()}
-    used = [h for h in range(cluster.n_hosts) if masks[h] and h not in excluded]
-    if not used or not included <= set(used):
-        return None
-    request = np.zeros(kernel.LISTS + 4 * len(used), np.int64)
-    request[kernel.K], request[kernel.N_USED] = k, len(used)
-    request[kernel.BALANCE] = policy.most_difference
-    request[kernel.MIN_HOSTS] = policy.min_hosts
-    request[kernel.MAX_HOSTS] = ANY if policy.max_hosts is None else policy.max_hosts
-    request[kernel.SAME_TYPE] = policy.same_type
-    request[kernel.TOLERANCE] = round(tolerance * MILLION)
-    request[kernel.FILL_BEST] = contention.fill == "best"
-    request[kernel.TWO_SIDED] = contention.sides == "two"
-    request[kernel.CROSS_ONLY] = contention.cross_only
-    request[kernel.UNIT] = contention.unit
-    request[kernel.LEAVES], request[kernel.TIES] = leaves, ties
-    request[kernel.NODES] = NO_LIMIT
-    lists = request[kernel.LISTS :].reshape(4, len(used))
-    lists[0] = used
-    lists[1] = [h in included for h in used]
-    if policy.slice_size is not None and policy.slice_level is not None:
-        request[kernel.SLICE] = policy.slice_size
-        lists[2] = domain_numbers(cluster, cluster.level(policy.slice_level))[used]
-    if required is not None:
-        lists[3] = domain_numbers(cluster, required)[used]
-    return request
 
 
 def domain_numbers(cluster: Cluster, level: int) -> IntArray:

@@ -19,6 +19,7 @@ from optsched.bandwidth.models.tables import (
     GPUS,
     HOSTS,
     INTRA,
+    JOINT,
     KIND,
     LEFT,
     NETWORK,
@@ -32,7 +33,7 @@ from optsched.bandwidth.models.tables import (
 from optsched.bandwidth.topology.rates import NO_LIMIT
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
-# what is asked: one array, then host numbers, must-use flags, slices and domains by used host
+# what is asked: one array, then the lists by used host
 K: Final = 0
 N_USED: Final = 1
 """Hosts that may be used; others only carry jobs."""
@@ -59,7 +60,8 @@ TIES: Final = 14
 NODES: Final = 15
 """Most levels of the search to enter in both passes together."""
 LISTS: Final = 16
-"""Where the lists begin, `N_USED` numbers each: hosts, must-use flags, slice domains, domains."""
+"""Where the lists begin, `N_USED` numbers each: hosts, least counts, slice domains, domains, most
+counts."""
 
 # what is answered: these, then the chosen masks (or counts) of the used hosts
 OPTIMUM: Final = 0
@@ -130,13 +132,7 @@ def shared(d, any_job, capacity, total):  # type: ignore[no-untyped-def]
 @helper(INT, READ, INT, INT, INT, counted=False)
 def joint_within(words, record, count, best):  # type: ignore[no-untyped-def]
     """Bandwidth within a host of the GPUs that a joint allocation is taken to have there."""
-    if words[record + BY_MASK] == 1:
-        if best == 1:
-            n = words[record + GPUS]
-            full = (1 << n) - 1
-            return words[words[record + BEST] + full * (n + 1) + count]
-        return words[words[record + INTRA] + (1 << count) - 1]
-    return words[words[record + INTRA] + count]
+    return words[words[record + JOINT] + best * (words[record + GPUS] + 1) + count]
 
 
 @helper(INT, READ, INT, INT, INT, INT, INTS, counted=False)
@@ -307,9 +303,9 @@ def _descend(words, request, masks, jobs, work, at, level, count):  # type: igno
     to = at + size
     host = request[LISTS + level]
     record = words[RECORDS] + host * RECORD
+    if count < request[LISTS + used + level] or count > request[LISTS + 4 * used + level]:
+        return 0
     if count == 0:
-        if request[LISTS + used + level] == 1:
-            return 0
         for f in range(_COUNT):
             work[to + f] = work[at + f]
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import cached_property, partial
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,29 +14,28 @@ from optsched.bandwidth.models.contention import (
     check_traffic,
     demand_of,
     needs_bandwidth,
+    share,
 )
 from optsched.bandwidth.models.model import BandwidthModel, CountModel
 from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.search.ask import (
     MOST_NODES,
     Answer,
-    ask,
-    choose,
-    gpus_of,
-    jobs_of,
-    request_of,
+    CountSearch,
 )
 from optsched.bandwidth.search.large import LargeSearch
+from optsched.bandwidth.search.what_if import WhatIf, regret, victims
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.feasibility import impossible
-from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
-from optsched.bandwidth.topology.policy import Policy, check_rules, share_of
-from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
+from optsched.bandwidth.topology.policy import ANY, Bounds, Policy, check_rules, share_of
+from optsched.bandwidth.topology.rates import MOST
 from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import Infeasible, InputError
 from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from optsched.bandwidth.models.contention import Traffic
     from optsched.model.schedule import IntArray
 
@@ -99,26 +99,13 @@ class Dispatcher:
             raise InputError(
                 "model: has no tables for this cluster: use optsched.solve(GpuPlacement(...))"
             )
-        self._small = bool((cluster.sizes <= MOST_BY_SUBSET).all()) and self.policy.is_free
-        self._small = self._small and tables is not None
         self._known: tuple[ClusterState, IntArray] | None = None
         self._alone: dict[tuple[int, ...], int] = {}
         if tables is None:
             return
-        from optsched.bandwidth.search import counts
-
-        self._words = tables.words
-        every = np.ones(cluster.n_hosts, np.int64)
-        template = request_of(
-            cluster, every, 1, Policy(), self.contention, ties=True, tolerance=tolerance
-        )
-        assert template is not None
-        template[counts.LEAVES], template[counts.NODES] = NO_LIMIT, MOST_NODES
-        self._template = template
-        self._ids = [
-            self._subsets(h) if cluster.sizes[h] <= _LISTED else None
-            for h in range(cluster.n_hosts)
-        ]
+        rules = self.policy, self.contention
+        self._search = CountSearch(tables, *rules, ties=True, tolerance=tolerance)
+        self._quick = CountSearch(tables, *rules)
 
     def choose(
         self, state: ClusterState, k: int, deadline: float | None = None
@@ -147,8 +134,141 @@ class Dispatcher:
 
     def answer(self, state: ClusterState, k: int, deadline: float | None = None) -> Answer:
         """The same with the bandwidth that the GPUs would have alone, and the proven bound."""
-        from optsched.bandwidth.search import counts as kernel
+        k, until = self._checked(state, k, deadline)
+        return self._first(state, k, until)[0]
 
+    def best(
+        self, state: ClusterState, k: int, n: int, deadline: float | None = None
+    ) -> list[Answer]:
+        """The n best choices that differ in the numbers of GPUs on hosts, the best first.
+
+        As good as `answer`: exact where that is, the tolerance aside. Behind a choice the counts
+        that are left are searched in parts: fewer GPUs on its first host, else as many there and
+        fewer on the second, and so on (Lawler 1972).
+
+        Parameters
+        ----------
+        state, k
+            As in `choose`.
+        n
+            How many, 1 to 1,000; there may be fewer.
+        deadline
+            Seconds for all of it.
+
+        Raises
+        ------
+        InputError, Infeasible
+            As `choose`.
+        """
+        k, until = self._checked(state, k, deadline)
+        integer("n", n, 1, 1000)
+        every = Bounds(*np.tile([[0], [ANY]], self.cluster.n_hosts))
+        one, level = self._first(state, k, _part(until, 2), every)
+        heap = [(level, -one.value, 0, one, every)]
+        found: dict[bytes, Answer] = {}
+        number = 0
+        while heap and len(found) < n and (until is None or time.monotonic() < until or not found):
+            *_, one, bounds = heappop(heap)
+            counts = np.bincount(
+                self.cluster.host_of[list(one.gpus)], minlength=self.cluster.n_hosts
+            )
+            found.setdefault(counts.tobytes(), one)
+            used = np.flatnonzero(counts).tolist()
+            least = bounds.least.copy()
+            for i, h in enumerate(used if len(found) < n else ()):
+                most = bounds.most.copy()
+                most[h] = counts[h] - 1
+                part = _part(until, (n - len(found)) * len(used) - i)
+                child = Bounds(least.copy(), most)
+                if (other := self._find(state, k, part, child)) is not None:
+                    number += 1
+                    heappush(heap, (other[1], -other[0].value, number, other[0], child))
+                if self._tables is not None:  # else parts overlap: only upper bounds are searched
+                    least[h] = counts[h]
+        return list(found.values())
+
+    def scores(self, state: ClusterState, k: int, deadline: float | None = None) -> dict[str, int]:
+        """Host to score for a scheduler that filters and scores hosts, best choice included.
+
+        100: the host belongs to a best choice; below: the best choice with at least one GPU of this
+        host has so many percent of the best bandwidth, rounded down. Hosts that no allowed choice
+        uses are left out. Exact where `answer` is; of hosts that are alike one is asked for.
+
+        Parameters
+        ----------
+        state, k
+            As in `choose`.
+        deadline
+            Seconds for all of it.
+
+        Raises
+        ------
+        InputError, Infeasible
+            As `choose`: if no host is left, the reason is told.
+        """
+        k, until = self._checked(state, k, deadline)
+        cluster, here = self.cluster, self.policy.usable(state)
+        best, level = self._first(state, k, _part(until, 2))
+        roles = [self._role(here, h) if n else None for h, n in enumerate(here.masks.tolist())]
+        score: dict[object, int | None] = {None: None}
+        score.update((roles[h], 100) for h in cluster.host_of[list(best.gpus)].tolist())
+        missing = len(set(roles) - score.keys())
+        for h, role in enumerate(roles):
+            if role in score:
+                continue
+            bounds = Bounds(*np.tile([[0], [ANY]], cluster.n_hosts))
+            bounds.least[h] = 1
+            found = self._find(state, k, _part(until, missing), bounds, ties=False)
+            missing -= 1
+            score[role] = None
+            if found is not None:
+                same = (found[0].value, found[1]) == (best.value, level)
+                part = 100 * found[0].value // best.value if best.value else 99
+                score[role] = 100 if same else min(part, 99)
+                for other in cluster.host_of[list(found[0].gpus)].tolist() if same else ():
+                    score[roles[other]] = 100
+        of = ((host.name, score[role]) for host, role in zip(cluster.hosts, roles, strict=True))
+        return {name: value for name, value in of if value is not None}
+
+    def what_if(
+        self, state: ClusterState, gpus: Iterable[int] | str, deadline: float | None = None
+    ) -> WhatIf:
+        """What free GPUs of one's own choice would get, and what running jobs would lose.
+
+        Parameters
+        ----------
+        state
+            Of this cluster.
+        gpus
+            By number, or in words such as ``"n01:0-3 n02"``.
+        deadline
+            Seconds to look for a better choice.
+
+        Raises
+        ------
+        InputError
+            None at all, or one that is not free.
+        """
+        chosen = state.take(gpus, "the new job").jobs[-1].gpus
+        tenants = self._tenants(state)
+        rule, wanted = self.contention, self._demands(tenants)
+        try:
+            best = self.answer(state, len(chosen), deadline).value
+        except Infeasible:
+            best = None
+        return WhatIf(
+            chosen,
+            share(self.model, tenants, chosen, wanted, rule),
+            victims(self.model, tenants, wanted, chosen, rule),
+            best,
+            regret(self.model, tenants, chosen, self.policy, rule, self.traffic, self.seed),
+            self.policy.fault(state, chosen),
+        )
+
+    def _checked(
+        self, state: ClusterState, k: int, deadline: float | None
+    ) -> tuple[int, float | None]:
+        """The number, and the reading of the clock by which to answer."""
         if not isinstance(state, ClusterState):
             raise InputError(f"state: expected a ClusterState, got {state!r:.60}")
         if state.cluster is not self.cluster and state.cluster.sha256 != self.cluster.sha256:
@@ -157,32 +277,51 @@ class Dispatcher:
             k = integer("gpus", k, 1, 2**31)
             if k > len(state.free):
                 raise Infeasible(f"gpus: asks {k}, free {len(state.free)}")
-        until = None
-        if deadline is not None:
-            until = time.monotonic() + number("deadline", deadline, above=True, what="seconds")
-        if not self._small:
-            return self._slowly(state, k, until)
+        if deadline is None:
+            return k, None
+        return k, time.monotonic() + number("deadline", deadline, above=True, what="seconds")
+
+    def _first(
+        self, state: ClusterState, k: int, until: float | None, bounds: Bounds | None = None
+    ) -> tuple[Answer, int]:
+        """The best choice, or why there is none."""
+        found = self._find(state, k, until, bounds)
+        if found is None:
+            raise Infeasible(
+                impossible(state, self.policy, k)
+                or f"no choice of {k} GPUs obeys the policy and has a known bandwidth"
+            )
+        return found
+
+    def _find(
+        self,
+        state: ClusterState,
+        k: int,
+        until: float | None,
+        bounds: Bounds | None = None,
+        *,
+        ties: bool = True,
+    ) -> tuple[Answer, int] | None:
+        """The best choice by tables, or beyond them; and which preferred level it keeps."""
+        if self._tables is None:
+            return self._beyond(state, k, None, until, bounds)
         jobs = self._jobs(state)
-        n_hosts = self.cluster.n_hosts
-        request = self._template.copy()
-        request[kernel.K] = k
-        request[kernel.N_JOBS] = n_jobs = len(jobs) // (n_hosts + 1)
-        if until is not None:
-            request[kernel.NODES] = self._nodes(until, n_jobs)
-        out = np.empty(kernel.CHOSEN + n_hosts, np.int64)
-        if not choose(self._words, request, state.masks, jobs, out):
-            if out[kernel.COMPLETE]:
-                raise self._infeasible(state, k)
-            return self._best_of(state, k, None, until)
-        answer = out.tolist()
-        gpus: tuple[int, ...] = ()
-        for ids, part, host in zip(self._ids, answer[kernel.CHOSEN :], range(n_hosts), strict=True):
-            if part:
-                gpus += gpus_of(state, [(host, part)]) if ids is None else ids[part]
-        found = Answer(
-            gpus, answer[kernel.VALUE], answer[kernel.STANDALONE], answer[kernel.OPTIMUM]
-        )
-        return found if answer[kernel.COMPLETE] else self._best_of(state, k, found, until)
+        nodes = self._nodes(until, len(jobs) // (self.cluster.n_hosts + 1))
+        search = self._search if ties else self._quick
+        found, proved = search.choose(state, jobs, k, nodes=nodes, bounds=bounds)
+        if found is None:
+            return None if proved else self._beyond(state, k, None, until, bounds)
+        answer = Answer(found.gpus, found.value, found.standalone, found.optimum)
+        return (answer, found.level) if proved else self._beyond(state, k, answer, until, bounds)
+
+    def _role(self, state: ClusterState, h: int) -> tuple[object, ...]:
+        """What distinguishes a host from others."""
+        host, rules = self.cluster.hosts[h], self.policy
+        by_domain = rules.required or rules.preferred or rules.slice_level or self.cluster.pod
+        return (
+            host.type, int(state.masks[h]), state.held[:, h].tobytes(),
+            host.domains if by_domain else (), host.name in (rules.include or ()),
+        )  # fmt: skip
 
     def _nodes(self, until: float | None, n_jobs: int) -> int:
         """Steps of the kernel that fit in half of the time that is left."""
@@ -196,46 +335,36 @@ class Dispatcher:
         """Steps of the kernel a second without jobs, measured once where no choice is allowed."""
         from optsched.bandwidth.search import counts as kernel
 
-        request, none = self._template.copy(), np.zeros(0, np.int64)
+        request, none = self._search.requests[0].copy(), np.zeros(0, np.int64)
         request[kernel.K], request[kernel.NODES] = self.cluster.n_gpus // 2, 50_000
         request[kernel.MIN_HOSTS] = self.cluster.n_hosts + 1
         masks, out = ClusterState.idle(self.cluster).masks, np.empty(len(request), np.int64)
-        kernel.choose(self._words, request, masks, none, out)  # compiles, perhaps
+        kernel.choose(self._search.words, request, masks, none, out)  # compiles, perhaps
         begin = time.perf_counter()
-        kernel.choose(self._words, request, masks, none, out)
+        kernel.choose(self._search.words, request, masks, none, out)
         return 50_000 / (time.perf_counter() - begin)
 
-    def _slowly(self, state: ClusterState, k: int, until: float | None) -> Answer:
-        """Under a policy, with hosts of many GPUs, on pods, or without tables."""
-        if self._tables is None:
-            return self._best_of(state, k, None, until)
-        tenants = self._tenants(state)
-        found = ask(
-            self._tables, state.masks, tenants.held, self._demands(tenants), k, self.policy,
-            self.contention, ties=True, tolerance=self._tolerance, leaves=NO_LIMIT,
-            nodes=self._nodes(until, len(tenants.jobs)),
-        )  # fmt: skip
-        if found is None:
-            return self._best_of(state, k, None, until)
-        answer = Answer(gpus_of(state, found.parts), found.value, found.standalone, found.optimum)
-        return answer if found.exact else self._best_of(state, k, answer, until)
-
-    def _best_of(
-        self, state: ClusterState, k: int, found: Answer | None, until: float | None
-    ) -> Answer:
+    def _beyond(
+        self,
+        state: ClusterState,
+        k: int,
+        found: Answer | None,
+        until: float | None,
+        bounds: Bounds | None,
+    ) -> tuple[Answer, int] | None:
         """The better of what is found and of a search that goes on to the deadline."""
         other = None
         if self._large is not None:
-            tenants = self._tenants(state)
+            tenants = self._tenants(self.policy.usable(state))
             other = self._large.choose(
-                tenants, k, self._demands(tenants), self.policy, self.contention, until
+                tenants, k, self._demands(tenants), self.policy, self.contention, until, bounds
             )
         if other is None and found is None:
-            raise self._infeasible(state, k)
+            return None
         if other is None or (found is not None and found.value >= other.value):
             assert found is not None
-            return found._replace(upper_bound=MOST if other is None else other.upper_bound)
-        return other
+            return found._replace(upper_bound=MOST if other is None else other.upper_bound), 0
+        return other, 0
 
     def _jobs(self, state: ClusterState) -> IntArray:
         """The state's jobs as the kernel reads them, computed once a state."""
@@ -243,18 +372,12 @@ class Dispatcher:
         if known is not None and known[0] is state:
             return known[1]
         tenants = self._tenants(state)
-        jobs = jobs_of(tenants.held, self._demands(tenants), self.contention)
+        jobs = self._search.jobs(tenants, self._demands(tenants))
         self._known = (state, jobs)
         return jobs
 
     def _tenants(self, state: ClusterState) -> ClusterState:
         return state.pooled() if self.contention.pooled else state
-
-    def _infeasible(self, state: ClusterState, k: int) -> Infeasible:
-        return Infeasible(
-            impossible(state, self.policy, k)
-            or f"no choice of {k} GPUs obeys the policy and has a known bandwidth"
-        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         rest = {
@@ -282,10 +405,13 @@ class Dispatcher:
         unit = self.contention.unit
         return [demand_of(job, alone, self.traffic, self.seed, unit) for job in state.jobs]
 
-    def _subsets(self, host: int) -> list[tuple[int, ...]]:
-        """Global numbers of every mask of a host."""
-        first, size = int(self.cluster.first[host]), int(self.cluster.sizes[host])
-        return [tuple(first + i for i in range(size) if mask >> i & 1) for mask in range(1 << size)]
+
+def _part(until: float | None, n: int) -> float | None:
+    """The time by which one of n more searches is to end."""
+    if until is None:
+        return None
+    now = time.monotonic()
+    return now + max(0.0, until - now) / max(1, n)
 
 
 _JOBS_A_STEP: Final = 4
@@ -293,6 +419,3 @@ _JOBS_A_STEP: Final = 4
 
 _REMEMBERED: Final = 100_000
 """Bandwidths of running jobs that are kept; then all are forgotten."""
-
-_LISTED: Final = 10
-"""GPUs a host up to which the ids of every mask are listed beforehand."""

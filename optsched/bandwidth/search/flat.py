@@ -17,6 +17,7 @@ import numpy as np
 
 from optsched.bandwidth.search.counts import popcount
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
+from optsched.bandwidth.topology.policy import Policy
 from optsched.bandwidth.topology.rates import MOST, NO_LIMIT, UNMEASURED
 from optsched.errors import InputError
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
@@ -42,11 +43,13 @@ class FlatSearch:
     ----------
     model
         Any number of hosts.
+    policy
+        Its rules on parts of hosts are obeyed.
     """
 
-    def __init__(self, model: CountModel) -> None:
-        self.model = model
-        self._tables: dict[int, IntArray] = {}
+    def __init__(self, model: CountModel, policy: Policy | None = None) -> None:
+        self.model, self.policy = model, policy or Policy()
+        self._tables: dict[tuple[int, bool], IntArray] = {}
         self._listed: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}
 
     def best_counts(
@@ -67,7 +70,7 @@ class FlatSearch:
             62, there is no answer (None).
         """
         limit = MOST_PARTITIONS if most_patterns is None else most_patterns
-        for most in (rows.shape[1] - 1, int((rows >= 0).sum(axis=1).max()) - 1):
+        for most in (rows.shape[1] - 1, max(1, *np.flatnonzero((rows >= 0).any(axis=0)))):
             listed = (k, most) in self._listed
             if most <= MOST_PART and (listed or count_partitions(k, most) <= limit):
                 break
@@ -132,9 +135,12 @@ class FlatSearch:
             rows[its] = part.reshape(len(its), most + 1)
         return np.asarray(rows[of.reshape(-1)])
 
-    def _table(self, kind: int) -> IntArray:
-        """Bandwidths within a type by mask, or by count beyond 16 GPUs; 0 and 1 GPU: no limit."""
-        if kind not in self._tables:
+    def _table(self, kind: int, ruled: bool = True) -> IntArray:
+        """Bandwidths within a type by mask, or by count beyond 16 GPUs; 0 and 1 GPU: no limit.
+
+        With the policy's rules -1 where they forbid a mask.
+        """
+        if (kind, ruled) not in self._tables:
             n = self.model.cluster.types[kind].gpus
             given = self.model.intra_of(kind)
             sizes = np.arange(n + 1)
@@ -144,8 +150,9 @@ class FlatSearch:
             if given is not None:
                 limits[:] = given[sizes] if len(given) == n + 1 else given
             limits[sizes <= 1] = NO_LIMIT
-            self._tables[kind] = limits
-        return self._tables[kind]
+            allowed = self.policy.allowed(self.model.cluster.types[kind]) if ruled else None
+            self._tables[kind, ruled] = limits if allowed is None else np.where(allowed, limits, -1)
+        return self._tables[kind, ruled]
 
     def lowest(self, kind: int, free: int, value: int) -> dict[int, int]:
         """Of every number of a host's free GPUs the lowest ids with this bandwidth, as masks."""
@@ -161,7 +168,7 @@ class FlatSearch:
 
     def joint_row(self, kind: int, fill: str) -> IntArray:
         """Bandwidth of joint allocations within a host, by number of GPUs."""
-        table, n = self._table(kind), self.model.cluster.types[kind].gpus
+        table, n = self._table(kind, ruled=False), self.model.cluster.types[kind].gpus
         if n > MOST_BY_SUBSET:
             return table
         if fill == "first":

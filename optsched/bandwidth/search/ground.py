@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from optsched.bandwidth.search.host_limits import HostLimits
-    from optsched.bandwidth.topology.policy import Policy
+    from optsched.bandwidth.topology.policy import Bounds, Policy
     from optsched.bandwidth.topology.state import ClusterState
     from optsched.model.schedule import IntArray
 
@@ -64,6 +64,7 @@ class Ground:
         demands: Sequence[int],
         policy: Policy,
         contention: Contention | None,
+        bounds: Bounds,
     ) -> None:
         self.search, self.state, self.k, self.policy = search, state, k, policy
         self.rule = rule = contention or Contention()
@@ -81,9 +82,11 @@ class Ground:
         self.held = state.held[self.jobs][:, self.hosts]
         self.on = [np.flatnonzero(held) for held in self.held]
         self.room: IntArray = np.zeros(len(self.hosts), np.int64)
-        self.room[: self.n] = np.minimum(state.room[hosts], k)
+        self.least, most = bounds.least[hosts], np.minimum(bounds.most[hosts], k)
+        self.room[: self.n] = np.minimum(state.room[hosts], most)
         self.rows = search.rows(state, np.array(hosts, np.int64), k)
-        """Best bandwidth within a host by number of its free GPUs taken; -1: too few are free."""
+        """Best bandwidth within a host by number of its free GPUs taken; -1: not possible."""
+        self.rows[np.arange(self.rows.shape[1]) > most[:, None]] = -1
         self.shared: Bools = np.asarray((self.held[:, : self.n] > 0).any(axis=0))
         self.price: IntArray = self.demands @ (self.held[:, : self.n] > 0) + self.shared
         """Demand of the jobs on a host, 0 where there are none."""
@@ -231,6 +234,8 @@ class Ground:
                 return
 
     def _is_allowed(self, counts: IntArray) -> bool:
+        if (counts[: self.n] < self.least).any():
+            return False
         if self.policy.is_free:
             return True
         at = np.flatnonzero(counts)
@@ -322,7 +327,7 @@ class Ground:
         """Even counts on the hosts with most room, or with fewest demands, few of them and more."""
         room = self.room[: self.n]
         for keys in ((-room,), (-room, self.price), (-room, self.shared)):
-            order = np.lexsort(keys)
+            order = np.lexsort((*keys, self.least < 1))
             total = np.cumsum(room[order])
             first = int(np.searchsorted(total, self.k)) + 1
             for m in _numbers(first, min(self.n, self.k)):

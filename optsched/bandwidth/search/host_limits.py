@@ -11,6 +11,7 @@ from optsched.bandwidth.search.flat import FlatSearch
 
 if TYPE_CHECKING:
     from optsched.bandwidth.models.model import CountModel
+    from optsched.bandwidth.topology.policy import Policy
     from optsched.bandwidth.topology.state import ClusterState
     from optsched.model.schedule import IntArray
 
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 class HostLimits:
     """Of a flat cluster or of pods; what depends on the model alone is kept."""
 
-    def __init__(self, model: CountModel | PodBandwidth) -> None:
+    def __init__(self, model: CountModel | PodBandwidth, policy: Policy | None = None) -> None:
         cluster = model.cluster
         self.model = model
         self.pods = model if isinstance(model, PodBandwidth) else None
         locals_ = model.locals if isinstance(model, PodBandwidth) else (model,)
-        self.flat = [FlatSearch(one) for one in locals_]
+        self.flat = [FlatSearch(one, policy) for one in locals_]
         """One search by patterns for every local model."""
         self.rates = None if isinstance(model, PodBandwidth) else model.line_rates()
         """kB/s that so many GPUs of a host bring to the network, if nothing else limits it."""

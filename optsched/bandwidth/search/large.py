@@ -14,6 +14,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from optsched.bandwidth.models.contention import Contention
 from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.search.ask import Answer, levels_of
@@ -21,7 +23,7 @@ from optsched.bandwidth.search.ground import Ground
 from optsched.bandwidth.search.host_limits import HostLimits
 from optsched.bandwidth.search.pod_ground import PodGround
 from optsched.bandwidth.search.pod_search import choose_pods
-from optsched.bandwidth.topology.policy import Policy
+from optsched.bandwidth.topology.policy import Bounds, Policy
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ class LargeSearch:
     """Chooses on clusters of any size, flat or of pods; what depends on the model alone is kept."""
 
     def __init__(self, model: CountModel | PodBandwidth) -> None:
-        self.model, self.limits = model, HostLimits(model)
+        self.model = model
+        self.limits: dict[tuple[str | None, str | None], HostLimits] = {}
         self.ground = PodGround if isinstance(model, PodBandwidth) else Ground
 
     def choose(
@@ -53,6 +56,7 @@ class LargeSearch:
         policy: Policy | None = None,
         contention: Contention | None = None,
         deadline: float | None = None,
+        bounds: Bounds | None = None,
     ) -> Answer | None:
         """The best choice found; None if none obeys the policy or all patterns are unmeasured.
 
@@ -66,15 +70,19 @@ class LargeSearch:
             As in `ask`; rules other than domains and excluded hosts are only kept to.
         deadline
             Reading of `time.monotonic` by which to answer; some milliseconds are always taken.
+        bounds
+            On the counts of hosts, beside the policy's own.
         """
         rules = policy or Policy()
+        state = rules.usable(state)
         if (
             isinstance(self.model, PodBandwidth)
             and rules.is_free
+            and bounds is None
             and contention in (None, Contention())
         ):
             return self._across_pods(self.model, state, k, demands, deadline)
-        return self._best(state, k, demands, rules, contention, deadline)
+        return self._best(state, k, demands, rules, contention, deadline, bounds)
 
     def _across_pods(
         self,
@@ -109,12 +117,17 @@ class LargeSearch:
         rules: Policy,
         contention: Contention | None,
         deadline: float | None,
+        bounds: Bounds | None = None,
     ) -> Answer | None:
+        key = rules.within, rules.whole
+        if key not in self.limits:
+            self.limits[key] = HostLimits(self.model, rules)
+        limits, bounds = self.limits[key], rules.bounds(state.cluster, bounds)
         for level in levels_of(state.cluster, rules):
             best: Answer | None = None
             upper = 0
-            for hosts in grounds(state, rules, level, k):
-                ground = self.ground(self.limits, state, hosts, k, demands, rules, contention)
+            for hosts in grounds(state, level, k, bounds):
+                ground = self.ground(limits, state, hosts, k, demands, rules, contention, bounds)
                 found, bound = ground.best(deadline)
                 upper = max(upper, bound)
                 if found is not None and (best is None or found.value > best.value):
@@ -124,12 +137,12 @@ class LargeSearch:
         return None
 
 
-def grounds(state: ClusterState, policy: Policy, level: int | None, k: int) -> Iterator[list[int]]:
+def grounds(state: ClusterState, level: int | None, k: int, bounds: Bounds) -> Iterator[list[int]]:
     """Hosts with free GPUs, those of every domain of a level by themselves, if they reach k."""
-    cluster, room = state.cluster, state.room.tolist()
-    barred = {cluster.host_index(name) for name in policy.exclude or ()}
+    cluster, room = state.cluster, np.minimum(state.room, bounds.most).tolist()
+    must = set(np.flatnonzero(bounds.least).tolist())
     every: Iterable[Sequence[int]] = [range(cluster.n_hosts)]
     for hosts in every if level is None else cluster.domains(level).values():
-        usable = [h for h in hosts if room[h] and h not in barred]
-        if sum(room[h] for h in usable) >= k:
+        usable = [h for h in hosts if room[h]]
+        if sum(room[h] for h in usable) >= k and must <= set(usable):
             yield usable

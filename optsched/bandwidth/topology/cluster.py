@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, IntraTable
-from optsched.bandwidth.topology.links import check_links
+from optsched.bandwidth.topology.links import check_links, is_link, weight
 from optsched.bandwidth.topology.rates import kilobytes
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
@@ -101,6 +101,41 @@ class HostType:
             raise InputError(f"{place}.intra: expected an IntraTable, got {self.intra!r:.60}")
         if self.intra is not None and self.intra.gpus != n:
             raise InputError(f"{place}.intra: is for {self.intra.gpus} GPUs, the host has {n}")
+
+    def parts(self, what: str) -> tuple[tuple[int, ...], ...]:
+        """Domains inside such a host, as local ids.
+
+        Parameters
+        ----------
+        what
+            ``"numa"``, ``"tray"``, ``"nvlink"``, or a link such as ``"NV4"`` or ``"PIX"``: the GPUs
+            that are connected by links at least as near.
+
+        Raises
+        ------
+        InputError
+            Another word, or a type whose links or trays are not known.
+        """
+        if what == "numa":
+            return self.numa
+        if what == "tray" and self.tray:
+            trays = range(0, self.gpus, self.tray)
+            return tuple(tuple(range(i, i + self.tray)) for i in trays)
+        least = "NV1" if what == "nvlink" else what
+        if what != "tray" and not is_link(least):
+            raise InputError(
+                f"expected numa, tray, nvlink or a link such as NV4 or PIX, got {what!r:.60}"
+            )
+        if self.links is None or what == "tray":
+            raise InputError(f"types[{self.name}] tells no {'trays' * (what == 'tray') or 'links'}")
+        part = list(range(self.gpus))
+        for i, row in enumerate(self.links):
+            for k in range(i):
+                if part[i] != part[k] and weight(row[k]) >= weight(least):
+                    part = [part[i] if p == part[k] else p for p in part]
+        return tuple(
+            tuple(i for i in range(self.gpus) if part[i] == p) for p in dict.fromkeys(part)
+        )
 
     @property
     def nic_kilobytes(self) -> int:

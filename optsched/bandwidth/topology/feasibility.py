@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from optsched.bandwidth.topology.intra import subset_sizes
+
 if TYPE_CHECKING:
     from optsched.bandwidth.topology.cluster import Cluster
     from optsched.bandwidth.topology.policy import Policy
@@ -13,11 +17,24 @@ if TYPE_CHECKING:
 def impossible(state: ClusterState, policy: Policy, k: int) -> str:
     """The reason in one sentence, if counting free GPUs shows it; else ``""``."""
     cluster = state.cluster
-    barred = {cluster.host_index(name) for name in policy.exclude or ()}
-    room = {h: int(n) for h, n in enumerate(state.room.tolist()) if n and h not in barred}
+    here = policy.usable(state)
+    room = {h: int(n) for h, n in enumerate(here.room.tolist()) if n}
     total = sum(room.values())
     if total < k:
-        return f"exclude: asks {k} GPUs, {total} are free on the hosts that are left"
+        return f"exclude, apart: asks {k} GPUs, {total} are free on the hosts that are left"
+    inner = [key for key in ("max_per_host", "within", "whole") if getattr(policy, key)]
+    for h in room if inner else ():
+        kind = cluster.type(h)
+        if (allowed := policy.allowed(kind)) is not None:
+            fit = allowed & (np.arange(1 << kind.gpus) & ~here.masks[h] == 0)
+            room[h] = int(subset_sizes(kind.gpus)[fit].max())
+        room[h] = min(room[h], policy.max_per_host or room[h])
+    room = {h: n for h, n in room.items() if n}
+    if sum(room.values()) < k:
+        return (
+            f"{', '.join(inner)}: asks {k} GPUs, {total} are free, of which hosts may give "
+            f"{sum(room.values())}"
+        )
     included = [cluster.host_index(name) for name in policy.include or ()]
     for h in included:
         if h not in room:
@@ -55,7 +72,8 @@ def impossible(state: ClusterState, policy: Policy, k: int) -> str:
         if most < k:
             return f"max_hosts: asks {k} GPUs, {policy.max_hosts} hosts have {most} free at most"
     if policy.required is not None:
-        return _no_domain(cluster, policy.required, room, k, set(included))
+        reason = _no_domain(cluster, policy.required, room, k, set(included))
+        return f"{reason} by {', '.join(inner)}" if reason and inner else reason
     return ""
 
 

@@ -1,27 +1,42 @@
-"""Rules for a choice besides its bandwidth: domains, balance, slices, hosts."""
+"""Rules for a choice besides its bandwidth: domains, balance, slices, hosts, parts of hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+import numpy as np
+
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
 from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from optsched.bandwidth.topology.cluster import Cluster
+    import numpy.typing as npt
+
+    from optsched.bandwidth.topology.cluster import Cluster, HostType
+    from optsched.bandwidth.topology.state import ClusterState
+    from optsched.model.schedule import IntArray
 
 BALANCES: Final = ("free", "even", "exact")
 ANY: Final = 2**31
 
 
+class Bounds(NamedTuple):
+    """Least and most GPUs of a choice on every host, shape (hosts,)."""
+
+    least: IntArray
+    most: IntArray
+
+
 @dataclass(frozen=True)
 class Policy:
-    """Which sets of GPUs are allowed; all rules are on the numbers of GPUs on hosts.
+    """Which sets of GPUs are allowed.
 
     Parameters
     ----------
@@ -37,8 +52,20 @@ class Policy:
         How many hosts are used.
     same_type
         All on hosts of one type.
-    include, exclude
-        Names of hosts that must, or must not, be used.
+    include
+        Names of hosts that must be used.
+    exclude
+        Hosts, or some of their GPUs as in ``"n02:0,3"``, that must not be used.
+    apart, apart_level
+        Names of running jobs: their hosts, or their domains of this level, are not used. A job that
+        does not run is no obstacle.
+    max_per_host
+        Most GPUs on a host.
+    within
+        On every host all GPUs are in one of the domains that `HostType.parts` lists: ``"numa"``,
+        ``"tray"``, ``"nvlink"``, or a link. With ``required="host"`` all of the choice is.
+    whole
+        Of such domains all GPUs are taken, or none.
 
     Raises
     ------
@@ -56,12 +83,19 @@ class Policy:
     same_type: bool = False
     include: tuple[str, ...] | None = None
     exclude: tuple[str, ...] | None = None
+    apart: tuple[str, ...] | None = None
+    apart_level: str = "host"
+    max_per_host: int | None = None
+    within: str | None = None
+    whole: str | None = None
 
     def __post_init__(self) -> None:
-        for key in ("required", "preferred", "slice_level"):
+        for key in ("required", "preferred", "slice_level", "apart_level", "within", "whole"):
             name = getattr(self, key)
             if name is not None and not isinstance(name, str):
                 raise InputError(f"{key}: expected the name of a level, got {name!r:.60}")
+        if self.max_per_host is not None:
+            integer("max_per_host", self.max_per_host, 1, ANY)
         if not isinstance(self.same_type, bool):
             raise InputError(f"same_type: expected true or false, got {self.same_type!r:.60}")
         if self.balance not in BALANCES:
@@ -80,11 +114,11 @@ class Policy:
                     f"min_hosts, max_hosts: {self.min_hosts} and {self.max_hosts} contradict "
                     "each other"
                 )
-        for key in ("include", "exclude"):
+        for key in ("include", "exclude", "apart"):
             names = getattr(self, key)
             given = () if names is None else names
             if isinstance(given, str) or not isinstance(given, Iterable):
-                raise InputError(f"{key}: expected a list of host names, got {names!r:.60}")
+                raise InputError(f"{key}: expected a list of names, got {names!r:.60}")
             object.__setattr__(self, key, None if names is None else tuple(names))
         both = set(self.include or ()) & set(self.exclude or ())
         if both:
@@ -101,20 +135,102 @@ class Policy:
         return {"free": ANY, "even": 1, "exact": 0}[self.balance]
 
     def check(self, cluster: Cluster) -> None:
-        """Raise an `InputError` for a level or a host that the cluster has not."""
-        for key in ("required", "preferred", "slice_level"):
+        """Raise an `InputError` for a level, host or part of a host that the cluster has not."""
+        for key in ("required", "preferred", "slice_level", "apart_level"):
             name = getattr(self, key)
             if name is not None:
                 try:
                     cluster.level(name)
                 except InputError as error:
                     raise InputError(f"{key}: {error.args[0]}") from None
-        for key in ("include", "exclude"):
-            for name in getattr(self, key) or ():
-                cluster.host_index(name, key)
+        for name in self.include or ():
+            cluster.host_index(name, "include")
+        _excluded(cluster, self.exclude or ())
+        for kind in cluster.types:
+            for key, what in self._parts:
+                if kind.gpus > MOST_BY_SUBSET:
+                    raise InputError(
+                        f"{key}: hosts of type {kind.name!r:.60} have {kind.gpus} GPUs, of which "
+                        f"only numbers are chosen; parts of hosts need {MOST_BY_SUBSET} at most"
+                    )
+                try:
+                    kind.parts(what)
+                except InputError as error:
+                    raise InputError(f"{key}: {error.args[0]}") from None
+
+    @property
+    def _parts(self) -> Iterator[tuple[str, str]]:
+        """The rules on parts of hosts."""
+        for key, what in (("within", self.within), ("whole", self.whole)):
+            if what is not None:
+                yield key, what
+
+    def bounds(self, cluster: Cluster, others: Bounds | None = None) -> Bounds:
+        """What `include` and `max_per_host` say of every host, beside other bounds."""
+        least, most = np.zeros(cluster.n_hosts, np.int64), np.full(cluster.n_hosts, ANY, np.int64)
+        least[[cluster.host_index(name) for name in self.include or ()]] = 1
+        most[:] = self.max_per_host or ANY
+        if others is not None:
+            least, most = np.maximum(least, others.least), np.minimum(most, others.most)
+        return Bounds(least, most)
+
+    def usable(self, state: ClusterState) -> ClusterState:
+        """The state in which only GPUs are free that `exclude` and `apart` leave."""
+        if not self.exclude and not self.apart:
+            return state
+        return state.without(self._barred(state))
+
+    def _barred(self, state: ClusterState) -> frozenset[int]:
+        cluster = state.cluster
+        gpus = _excluded(cluster, self.exclude or ())
+        others = [job.gpus for job in state.jobs if job.name in (self.apart or ())]
+        if others:
+            hosts = {int(cluster.host_of[gpu]) for held in others for gpu in held}
+            of = {_domain(cluster, self.apart_level, h) for h in hosts}
+            every = range(cluster.n_hosts)
+            near = [h for h in every if _domain(cluster, self.apart_level, h) in of]
+            gpus = gpus.union(*(range(cluster.first[h], cluster.first[h + 1]) for h in near))
+        return gpus
+
+    def allowed(self, kind: HostType) -> npt.NDArray[np.bool_] | None:
+        """By mask of local ids whether a choice may have these; None if every mask is allowed."""
+        if self.within is None and self.whole is None:
+            return None
+        masks, good = np.arange(1 << kind.gpus), np.ones(1 << kind.gpus, np.bool_)
+        for key, what in self._parts:
+            parts = [sum(1 << i for i in ids) for ids in kind.parts(what)]
+            if key == "within":
+                good &= np.any([masks & ~part == 0 for part in parts], axis=0)
+            for part in parts if key == "whole" else ():
+                good &= (masks & part == 0) | (masks & part == part)
+        return good
+
+    def fault(self, state: ClusterState, gpus: Iterable[int]) -> str:
+        """The first rule that GPUs break, in one sentence, or ``""``; see `broken_by`."""
+        cluster, chosen = state.cluster, sorted(gpus)
+        counts: dict[int, int] = {}
+        for h in cluster.host_of[chosen].tolist():
+            counts[h] = counts.get(h, 0) + 1
+        broken = self.broken_by(cluster, counts)
+        if broken:
+            return broken
+        for gpu in self._barred(state).intersection(chosen):
+            return f"exclude, apart: GPU {cluster.gpu_name(gpu)} is used"
+        for key, what in self._parts:
+            for h in counts:
+                first, kind = int(cluster.first[h]), cluster.type(h)
+                own = {g - first for g in chosen if first <= g < first + kind.gpus}
+                met = [(len(own.intersection(part)), len(part)) for part in kind.parts(what)]
+                cut = sum(n > 0 for n, _ in met) > 1
+                if key == "whole":
+                    cut = any(0 < n < size for n, size in met)
+                if cut:
+                    ids = cluster.written(first + i for i in own)
+                    return f"{key}: {ids} is not {'whole' * (key == 'whole') or 'one'} by {what}"
+        return ""
 
     def broken_by(self, cluster: Cluster, counts: Mapping[int, int]) -> str:
-        """The first rule that a choice breaks, in one sentence, or ``""``.
+        """The first rule on counts that a choice breaks, in one sentence, or ``""``.
 
         Parameters
         ----------
@@ -135,15 +251,14 @@ class Policy:
                 f"min_hosts, max_hosts: {len(used)} hosts are used, "
                 f"allowed are {self.min_hosts}..{self.max_hosts or 'any'}"
             )
+        if used and max(used) > (self.max_per_host or ANY):
+            return f"max_per_host: {max(used)} GPUs are on one host, not {self.max_per_host}"
         if self.same_type and len({cluster.type_of[h] for h in counts}) > 1:
             return "same_type: hosts of several types are used"
         names = {cluster.hosts[h].name for h in counts}
         for name in self.include or ():
             if name not in names:
                 return f"include: host {name!r} is not used"
-        for name in self.exclude or ():
-            if name in names:
-                return f"exclude: host {name!r} is used"
         if self.slice_size is not None and self.slice_level is not None:
             sums: dict[str, int] = {}
             for h, count in counts.items():
@@ -171,6 +286,11 @@ def check_rules(policy: object, contention: object) -> None:
 def share_of(place: str, given: Any) -> float:
     """A share in 0..1."""
     return number(place, given, most=1.0, what="a share")
+
+
+@lru_cache(maxsize=256)
+def _excluded(cluster: Cluster, words: tuple[str, ...]) -> frozenset[int]:
+    return frozenset(gpu for word in words for gpu in cluster.parse(word, "exclude"))
 
 
 def _domain(cluster: Cluster, level: str, host: int) -> str:

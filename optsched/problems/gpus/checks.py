@@ -62,7 +62,7 @@ def faults_of(
         who = f"request {request.name!r}"
         if len(gpus) != request.gpus:
             found.append(f"{who} gets {len(gpus)} GPUs, it asks {request.gpus}")
-        counts: dict[int, int] = {}
+        known: list[int] = []
         for gpu in gpus:
             if not 0 <= gpu < cluster.n_gpus:
                 found.append(f"{who} gets GPU {gpu}, the cluster has 0..{cluster.n_gpus - 1}")
@@ -72,9 +72,8 @@ def faults_of(
             if gpu in owner:
                 found.append(f"GPU {cluster.gpu_name(gpu)} goes to {owner[gpu]} and to {who}")
             owner[gpu] = who
-            host = int(cluster.host_of[gpu])
-            counts[host] = counts.get(host, 0) + 1
-        broken = request.policy.broken_by(cluster, counts)
+            known.append(gpu)
+        broken = request.policy.fault(state, known)
         if broken:
             found.append(f"{who} breaks its policy: {broken}")
     return found

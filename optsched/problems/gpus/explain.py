@@ -7,58 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.bandwidth.models.contention import Contention, share
 from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import written_pattern
 from optsched.bandwidth.topology.links import weight
 from optsched.bandwidth.topology.rates import KILOBYTES, shown
-from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.io.strict_json import lines
 
 if TYPE_CHECKING:
     from optsched.bandwidth.topology.policy import Policy
-    from optsched.problems.gpus.problem import DispatchChoice, GpuPlacement
+    from optsched.problems.gpus.problem import DispatchChoice
     from optsched.solving.result import Result
 
 FORMAT = "optsched.dispatch/1"
-
-
-def victims(choice: DispatchChoice) -> dict[str, int]:
-    """What running jobs lose, for those that lose anything."""
-    problem = choice.problem
-    state, model, wanted = problem.state, problem.judged_by, problem.demands
-    newcomer = "the new job"
-    found = {}
-    for j, job in enumerate(state.jobs):
-        others = state.jobs[:j] + state.jobs[j + 1 :]
-        asked = wanted[:j] + wanted[j + 1 :]
-        before = _as_tenant(problem, state, others, asked, job, wanted[j])
-        after = _as_tenant(
-            problem, state, (*others, Job(newcomer, choice.gpus)),
-            (*asked, model.of(choice.gpus)), job, wanted[j],
-        )  # fmt: skip
-        if after < before:
-            found[job.name] = before - after
-    return found
-
-
-def _as_tenant(
-    problem: GpuPlacement,
-    state: ClusterState,
-    others: tuple[Job, ...],
-    asked: tuple[int, ...],
-    job: Job,
-    demand: int,
-) -> int:
-    """What a running job gets beside others, of its demand or B of its GPUs if that is less."""
-    around = state.with_jobs(others)
-    rule: Contention = problem.contention
-    one = share(problem.judged_by, around, job.gpus, asked, rule)
-    if not one.jobs or one.capacity is None:
-        return min(demand, one.standalone)
-    wanted = min(demand, one.standalone)
-    total = wanted + one.demand
-    return wanted if total <= one.capacity else wanted * one.capacity // total
 
 
 def explained(choice: DispatchChoice) -> str:

@@ -20,6 +20,7 @@ from optsched.bandwidth.models.contention import (
 )
 from optsched.bandwidth.models.ends import End, measured_only
 from optsched.bandwidth.models.model import BandwidthModel
+from optsched.bandwidth.search.what_if import regret, victims
 from optsched.bandwidth.topology.feasibility import impossible
 from optsched.bandwidth.topology.policy import Policy, check_rules, share_of
 from optsched.bandwidth.topology.ranks import hostfile, rank_order, visible_devices
@@ -144,6 +145,8 @@ class GpuPlacement(Problem):
         wanted = tuple(requests) or (Request("job", gpus, policy or Policy()),)  # type: ignore[arg-type]
         rule = contention or Contention()
         if rule.pooled:
+            if any(request.policy.apart for request in wanted if isinstance(request, Request)):
+                raise InputError("apart, contention: jobs that are pooled have no names")
             state = state.pooled()
         check_requests(state, wanted)
         values: dict[str, Any] = {
@@ -265,19 +268,16 @@ class GpuPlacement(Problem):
         if self.tables is None or not 1 <= size <= len(self.state.free):
             return None
         return ask(
-            self.tables, self.state.masks, self.state.held, self.demands, size, policy,
-            self.contention, ties=ties, tolerance=self.tolerance if ties else 0.0,
+            self.tables, self.state, self.demands, size, policy, self.contention, ties=ties,
+            tolerance=self.tolerance if ties else 0.0,
         )  # fmt: skip
 
     def _best_choice(self) -> DispatchChoice | None:
         """What `counts` answers; None if there is nothing, or no tables."""
-        from optsched.bandwidth.search.ask import gpus_of
-
         found = self.best(self.policy, ties=True)
         if found is None:
             return None
-        gpus = gpus_of(self.state, found.parts)
-        return DispatchChoice(self, gpus, self.shares([gpus])[0])
+        return DispatchChoice(self, found.gpus, self.shares([found.gpus])[0])
 
     @cached_property
     def best_alone(self) -> tuple[int, ...]:
@@ -549,36 +549,19 @@ class DispatchChoice:
     @cached_property
     def victims(self) -> dict[str, int]:
         """What running jobs lose, for those that lose anything: their share before less after."""
-        from optsched.problems.gpus.explain import victims
-
-        return victims(self)
+        problem = self.problem
+        return victims(
+            problem.judged_by, problem.state, problem.demands, self.gpus, problem.contention
+        )
 
     @cached_property
     def regret(self) -> int | None:
-        """What may be lost at most by not knowing better; 0 if all is measured, None if unknown.
-
-        The best that any choice may have, were the model's intervals true at their upper ends,
-        less what this choice has at least.
-        """
-        from optsched.bandwidth.search.ask import ask
-
+        """What may be lost at most by not knowing better; 0 if all is measured, None if unknown."""
         problem = self.problem
-        model, state = problem.model, problem.state
-        high, low = End(model, "high"), End(model, "low")
-        tables = high.tables()
-        if tables is None:
-            return None
-        kind, seed, unit = problem.traffic, problem.seed, problem.contention.unit
-        best = ask(
-            tables, state.masks, state.held, demands(low, state, kind, seed, unit), len(self.gpus),
-            problem.policy, problem.contention,
+        return regret(
+            problem.model, problem.state, self.gpus, problem.policy, problem.contention,
+            problem.traffic, problem.seed,
         )  # fmt: skip
-        if best is None or not best.exact:
-            return None
-        sure = share(
-            low, state, self.gpus, demands(high, state, kind, seed, unit), problem.contention
-        )
-        return max(0, best.value - sure.value)
 
     @cached_property
     def price_of_policy(self) -> int:

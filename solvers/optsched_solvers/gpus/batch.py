@@ -15,7 +15,7 @@ import numpy as np
 
 from optsched.bandwidth.models.model import UnmeasuredPattern
 from optsched.bandwidth.models.tables import BEST, BY_MASK, GPUS, INTRA, RECORD, RECORDS
-from optsched.bandwidth.search.ask import ask, gpus_of, trays_first
+from optsched.bandwidth.search.ask import ask, trays_first
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
 from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
 from optsched.bandwidth.topology.state import Job
@@ -66,7 +66,10 @@ def supports(problem: GpuPlacement) -> Support:
                 False,
                 "of several requests a preferred level would depend on their order; use required",
             )
-        number = CountVectors(problem, request).count()
+        vectors = CountVectors(problem, request)
+        if _cuts_hosts(problem, vectors):
+            return Support(False, "of several requests it takes no rule on GPUs or parts of a host")
+        number = vectors.count()
         if number > MOST_VECTORS:
             return Support(
                 False,
@@ -127,12 +130,11 @@ def one_after_the_other(problem: GpuPlacement) -> list[tuple[int, ...]] | None:
     try:
         for request in problem.requests:
             found = ask(
-                problem.tables, state.masks, state.held, wanted, request.gpus, request.policy,
-                problem.contention,
+                problem.tables, state, wanted, request.gpus, request.policy, problem.contention,
             )  # fmt: skip
             if found is None:
                 return None
-            gpus = gpus_of(state, found.parts)
+            gpus = found.gpus
             chosen.append(gpus)
             jobs = (*state.jobs, Job(f"request {request.name}", gpus))
             state = state.without(gpus).with_jobs(jobs)
@@ -479,12 +481,19 @@ class BatchSearch:
         name = cluster.hosts[h].name
         for request in problem.requests:
             policy = request.policy
-            role += [name in (policy.include or ()), name in (policy.exclude or ())]
+            role += [name in (policy.include or ()), int(policy.usable(problem.state).masks[h])]
             for level in (policy.required, policy.slice_level):
                 if level is not None:
                     at = cluster.level(level)
                     role.append(name if at == len(cluster.levels) else cluster.hosts[h].domains)
         return tuple(role)
+
+
+def _cuts_hosts(problem: GpuPlacement, vectors: CountVectors) -> bool:
+    """Whether a request may have some of the free GPUs of a host, and not others."""
+    policy, free = vectors.request.policy, problem.state.masks[vectors.hosts]
+    some = (vectors.state.masks[vectors.hosts] != free).any()
+    return bool(some) or policy.within is not None or policy.whole is not None
 
 
 def _is_unlimited(problem: GpuPlacement) -> bool:

@@ -14,7 +14,7 @@ from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import written_pattern
 from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.models.tables import CountTables
-from optsched.bandwidth.search.ask import MOST_LEAVES, MOST_NODES, ask, gpus_of, leaves_in_python
+from optsched.bandwidth.search.ask import MOST_LEAVES, MOST_NODES, ask, leaves_in_python
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
@@ -88,7 +88,7 @@ class Counts:
         if not ready:
             load_behind(KERNEL)  # for the next question
         monitor.advance(found.visited)
-        monitor.incumbent(GpuSets.of([gpus_of(state, found.parts)]), -found.value, self.name)
+        monitor.incumbent(GpuSets.of([found.gpus]), -found.value, self.name)
         if found.exact:
             claim(problem, monitor, found.optimum, self.name)
             return Result("unknown")
@@ -119,11 +119,9 @@ def search_large(problem: GpuPlacement, limits: Limits, monitor: Monitor, name: 
 
 def _asked(problem: GpuPlacement, leaves: int, nodes: int) -> Choice | None:
     assert problem.tables is not None
-    state = problem.state
     return ask(
-        problem.tables, state.masks, state.held, problem.demands, problem.k, problem.policy,
-        problem.contention, ties=True, tolerance=problem.tolerance, leaves=leaves,
-        nodes=nodes,
+        problem.tables, problem.state, problem.demands, problem.k, problem.policy,
+        problem.contention, ties=True, tolerance=problem.tolerance, leaves=leaves, nodes=nodes,
     )  # fmt: skip
 
 
@@ -184,9 +182,7 @@ def nothing_found(problem: GpuPlacement) -> Result:
     assert tables is not None
     state = problem.state
     everything = CountTables.of(tables.cluster, np.maximum(tables.network, 0), tables.intra)
-    found = ask(
-        everything, state.masks, state.held, (0,) * len(state.jobs), problem.k, problem.policy
-    )
+    found = ask(everything, state, (0,) * len(state.jobs), problem.k, problem.policy)
     if found is None:
         return Result("infeasible", reason=f"no set of {problem.k} free GPUs obeys the policy")
     sizes = problem.cluster.sizes

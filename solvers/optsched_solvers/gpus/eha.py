@@ -13,7 +13,7 @@ from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
-from optsched_solvers.gpus.judge import UNKNOWN, grounds, judge_of, supported
+from optsched_solvers.gpus.judge import RULES, UNKNOWN, grounds, judge_of, supported, usable
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ class Eha:
 
     One iteration is one candidate evaluated; not their limit is heeded, but `max_candidates`.
     Models without tables, and joint allocations with their exact GPUs, are judged in plain Python:
-    the same picks, thousands of times slower. Of a policy it obeys `required` and `exclude`. It
+    the same picks, thousands of times slower. It obeys `required`, `exclude`, `apart`. It
     proves nothing.
     """
 
@@ -56,8 +56,8 @@ class Eha:
         return isinstance(problem, GpuPlacement) and problem.tables is not None
 
     def supports(self, problem: Problem) -> Support:
-        """One request of up to 4,096 hosts, no rules but `required` and `exclude`."""
-        support = supported(problem, ("required", "exclude"))
+        """One request of up to 4,096 hosts, no rules but `required`, `exclude` and `apart`."""
+        support = supported(problem, ("required", *RULES))
         if support and problem.cluster.n_hosts > MOST_HOSTS:  # type: ignore[attr-defined]
             return Support(False, f"it takes up to {MOST_HOSTS} hosts")
         return support
@@ -90,13 +90,13 @@ def checked_candidates(limits: Limits) -> int:
 
 def _single(problem: GpuPlacement, hosts: list[int]) -> tuple[IntArray, IntArray]:
     """Every host that suffices, with k."""
-    some = np.array(hosts, np.int64)[problem.state.room[hosts] >= problem.k].reshape(-1, 1)
+    some = np.array(hosts, np.int64)[usable(problem).room[hosts] >= problem.k].reshape(-1, 1)
     return some, np.full_like(some, problem.k)
 
 
 def _several(problem: GpuPlacement, hosts: list[int], most: int) -> tuple[IntArray, IntArray]:
     """Candidates on the fewest hosts, several, by global number, with counts."""
-    state, cluster, k = problem.state, problem.cluster, problem.k
+    state, cluster, k = usable(problem), problem.cluster, problem.k
     room = state.room[hosts]
     m = max(2, fewest(room, k))
     kinds: list[Hashable] = list(hosts)

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.models.model import Selection, Which
     from optsched.bandwidth.models.tables import CountTables
+    from optsched.bandwidth.topology.state import ClusterState
     from optsched.model.schedule import IntArray, Problem
     from optsched.solving.monitor import Monitor
 
 UNKNOWN: Final = "no candidate of this search has a known bandwidth"
 """Why there is no answer, if not for a limit."""
+
+RULES: Final = ("exclude", "apart", "apart_level")
+"""Of a policy, which leave fewer free GPUs."""
 
 MOST_REMEMBERED: Final = 50_000
 """Bandwidths that a search without tables keeps; then it forgets them all."""
@@ -58,25 +62,29 @@ def supported(problem: Problem, rules: Sequence[str], *, measured: bool = True) 
 
 
 def grounds(problem: GpuPlacement) -> list[list[int]]:
-    """Sets of hosts with enough free GPUs in which a choice obeys `required` and `exclude`."""
-    cluster, policy, room = problem.cluster, problem.policy, problem.state.room
-    barred = {cluster.host_index(name) for name in policy.exclude or ()}
+    """Sets of hosts with enough free GPUs in which a choice obeys the `RULES`."""
+    cluster, policy, room = problem.cluster, problem.policy, usable(problem).room
     domains: Iterable[Sequence[int]] = [range(cluster.n_hosts)]
     if policy.required is not None:
         domains = cluster.domains(cluster.level(policy.required)).values()
     found = []
     for hosts in domains:
-        usable = [h for h in hosts if room[h] and h not in barred]
-        if sum(int(room[h]) for h in usable) >= problem.k:
-            found.append(usable)
+        able = [h for h in hosts if room[h]]
+        if sum(int(room[h]) for h in able) >= problem.k:
+            found.append(able)
     return found
+
+
+def usable(problem: GpuPlacement) -> ClusterState:
+    """The state with the free GPUs that `exclude` and `apart` leave."""
+    return problem.policy.usable(problem.state)
 
 
 def free_on(problem: GpuPlacement, hosts: Iterable[int]) -> list[int]:
     """Free GPUs of some hosts, by global number."""
     there = set(hosts)
     of = problem.cluster.host_of.tolist()
-    return [gpu for gpu in problem.state.free if of[gpu] in there]
+    return [gpu for gpu in usable(problem).free if of[gpu] in there]
 
 
 def judge_of(problem: GpuPlacement) -> Judge:
@@ -208,7 +216,7 @@ class TableJudge(Judge):
         """All rows by one call of the kernel."""
         from optsched_solvers.gpus.judge_kernels import first_best
 
-        state, out = self.problem.state, np.zeros(1, np.int64)
+        state, out = usable(self.problem), np.zeros(1, np.int64)
         if not len(hosts):
             return -1, ()
         row = first_best(
@@ -248,4 +256,4 @@ class TableJudge(Judge):
             )
             monitor.advance(evaluated)
         masks = [(h, int(now[h])) for h in range(cluster.n_hosts) if now[h]]
-        return int(out[1]), gpus_of(self.problem.state, masks)
+        return int(out[1]), gpus_of(usable(self.problem), masks)

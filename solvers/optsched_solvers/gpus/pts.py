@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched_solvers._loading import load
-from optsched_solvers.gpus.judge import UNKNOWN, free_on, grounds, judge_of, supported
+from optsched_solvers.gpus.judge import (
+    RULES,
+    UNKNOWN,
+    free_on,
+    grounds,
+    judge_of,
+    supported,
+    usable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +36,7 @@ class Pts:
     evaluations; one iteration is one of them. Sets that are not measured are worse than all others.
 
     Models without tables, and joint allocations with their exact GPUs, are judged in plain Python:
-    the same picks, thousands of times slower. Of a policy it obeys `required` and `exclude`. It
+    the same picks, thousands of times slower. It obeys `required`, `exclude`, `apart`. It
     proves nothing. Stopped early it has no answer, so a limit of iterations is not heeded.
     """
 
@@ -41,8 +49,8 @@ class Pts:
         return isinstance(problem, GpuPlacement) and problem.tables is not None
 
     def supports(self, problem: Problem) -> Support:
-        """One request, no rules but `required` and `exclude`."""
-        return supported(problem, ("required", "exclude"))
+        """One request, no rules but `required`, `exclude` and `apart`."""
+        return supported(problem, ("required", *RULES))
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Prune once in every domain that the policy allows."""
@@ -51,7 +59,7 @@ class Pts:
             return Result("unknown")
         judge = judge_of(problem)
         for hosts in grounds(problem):
-            enough = [h for h in hosts if problem.state.room[h] >= problem.k]
+            enough = [h for h in hosts if usable(problem).room[h] >= problem.k]
             begin = [free_on(problem, [h]) for h in enough] or [free_on(problem, hosts)]
             values = judge.standalone(begin) if len(begin) > 1 else [0]
             value, gpus = judge.pruned(begin[values.index(max(values))], monitor)

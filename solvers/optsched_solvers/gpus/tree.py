@@ -148,7 +148,7 @@ def _best_subsets(vectors: CountVectors, row: IntArray) -> tuple[int, tuple[int,
         tight = (total > capacity) & (total > 0)
         value[tight] = own[tight] * capacity[tight] // total[tight]
     at = int(value.argmax())
-    return int(value[at]), gpus_of(state, [(h, mask) for h, mask in chosen[at] if mask])
+    return int(value[at]), gpus_of(vectors.state, [(h, mask) for h, mask in chosen[at] if mask])
 
 
 def _candidates(
@@ -157,17 +157,19 @@ def _candidates(
     """Of a host own and joint bandwidths of every subset of `count` free GPUs that matters."""
     words = vectors.tables.words
     record = words[words[RECORDS] + h * RECORD :][:RECORD]
-    free, n = int(vectors.problem.state.masks[h]), int(record[GPUS])
+    free, n = int(vectors.state.masks[h]), int(record[GPUS])
     intra = words[int(record[INTRA]) :]
+    alike = vectors.problem.tables.words[int(record[INTRA]) :]  # type: ignore[union-attr]
     if not record[BY_MASK]:
         masks = np.array([count])
         sums = [masks + theirs for theirs in held]
     else:
         every = np.arange(1 << n)
         masks = every[((every & ~free) == 0) & (subset_sizes(n) == count)]
+        masks = masks[intra[masks] >= 0]  # a rule on parts of hosts forbids the others
         sums = [masks | theirs for theirs in held]
     own = intra[masks] if count else np.full(len(masks), NO_LIMIT)
-    table = np.stack([own, *(intra[both] for both in sums)], axis=1)
+    table = np.stack([own, *(alike[both] for both in sums)], axis=1)
     kept = pareto(table)
     return table[kept], masks[kept].tolist()
 

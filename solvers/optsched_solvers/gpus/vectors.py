@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.models.tables import BEST, BY_MASK, GPUS, INTRA, RECORD, RECORDS
+from optsched.bandwidth.models.tables import BEST, GPUS, JOINT, RECORD, RECORDS
 from optsched.bandwidth.search.ask import domain_numbers, levels_of
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.policy import ANY
@@ -50,13 +50,14 @@ class CountVectors:
     def __init__(self, problem: GpuPlacement, request: Request) -> None:
         tables = problem.tables
         assert tables is not None
-        self.problem, self.request, self.tables = problem, request, tables
         cluster, policy = problem.cluster, request.policy
-        room = problem.state.room
-        barred = {cluster.host_index(name) for name in policy.exclude or ()}
-        self.hosts = [h for h in range(cluster.n_hosts) if room[h] and h not in barred]
+        self.problem, self.request, self.tables = problem, request, tables.ruled(policy)
+        self.state = policy.usable(problem.state)
+        room = self.state.room
+        self.hosts = np.flatnonzero(room).tolist()
         """Hosts that may be used: the columns of a vector."""
-        self.room: IntArray = np.minimum(room[self.hosts], request.gpus)
+        most = min(request.gpus, policy.max_per_host or ANY)
+        self.room: IntArray = np.minimum(room[self.hosts], most)
         """Most GPUs by host."""
         self.types = np.array(cluster.type_of, np.int64)[self.hosts]
         self.must = {cluster.host_index(name) for name in policy.include or ()}
@@ -80,13 +81,10 @@ class CountVectors:
         record = words[words[RECORDS] + h * RECORD :][:RECORD]
         n = int(record[GPUS])
         if which == "best":
-            free = int(self.problem.state.masks[h])
+            free = int(self.state.masks[h])
             return words[int(record[BEST]) + free * (n + 1) :][: n + 1]
-        if not record[BY_MASK]:
-            return words[int(record[INTRA]) :][: n + 1]
-        if self.problem.contention.fill != "first":  # of the exact GPUs the most they may have
-            return words[int(record[BEST]) + ((1 << n) - 1) * (n + 1) :][: n + 1]
-        return np.asarray(words[int(record[INTRA]) + (1 << np.arange(n + 1)) - 1], np.int64)
+        best = self.problem.contention.fill != "first"  # of the exact GPUs the most they may have
+        return words[int(record[JOINT]) + best * (n + 1) :][: n + 1]
 
     # rules
 
@@ -131,9 +129,9 @@ class CountVectors:
         counts = np.zeros((n, self.problem.cluster.n_hosts), np.int64)
         counts[:, self.hosts] = vectors
         raw = self.network(counts)
-        sure = raw >= 0
         for u, row in enumerate(self._best):
-            raw = np.minimum(raw, np.where(vectors[:, u] > 1, row[vectors[:, u]], NO_LIMIT))
+            raw = np.minimum(raw, row[vectors[:, u]])
+        sure = raw >= 0
         rule = self.problem.contention
         unit = rule.unit
         own = raw - raw % unit
@@ -214,9 +212,9 @@ class CountVectors:
                 continue
             part = count
             if cluster.sizes[h] <= MOST_BY_SUBSET:
-                part = self.tables.best_subset(h, int(self.problem.state.masks[h]), count)
+                part = self.tables.best_subset(h, int(self.state.masks[h]), count)
             parts.append((h, part))
-        return gpus_of(self.problem.state, parts)
+        return gpus_of(self.state, parts)
 
 
 def claim(

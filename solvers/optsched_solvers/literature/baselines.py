@@ -14,7 +14,7 @@ from optsched.bandwidth.topology.proximity import proximity
 from optsched.errors import InputError
 from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
-from optsched_solvers.gpus.judge import free_on, grounds, supported
+from optsched_solvers.gpus.judge import RULES, free_on, grounds, supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,14 +39,14 @@ class _Baseline:
         return True
 
     def supports(self, problem: Problem) -> Support:
-        """One request, no rule but `exclude`."""
-        return supported(problem, ("exclude",), measured=False)
+        """One request, no rule but `exclude` and `apart`."""
+        return supported(problem, RULES, measured=False)
 
 
 class Proximity(_Baseline):
     """What schedulers do by default (BandPilot's "Default"); see `bandwidth.proximity`.
 
-    Of a policy it obeys `exclude`.
+    Of a policy it obeys `exclude` and `apart`.
     """
 
     name = "proximity"
@@ -64,7 +64,8 @@ class Topo(_Baseline):
     If one host suffices: the one whose greedy choice has the highest sum of link weights. Else
     hosts by falling number of free GPUs, whole, and of the last as many as are missing. The greedy
     choice begins with every GPU in turn, adds the GPU whose links to the chosen ones weigh most,
-    and the heaviest of all is taken. Ties go to the lowest ids. Of a policy it obeys `exclude`.
+    and the heaviest of all is taken. Ties go to the lowest ids. It obeys `exclude` and
+    `apart`.
     """
 
     name = "topo"
@@ -87,7 +88,7 @@ class Topo(_Baseline):
 
 
 class RandomSubset(_Baseline):
-    """k of the free GPUs, every set as likely as any other. Of a policy it obeys `exclude`."""
+    """k of the free GPUs, every set as likely as any other. It obeys `exclude` and `apart`."""
 
     name = "random_subset"
 

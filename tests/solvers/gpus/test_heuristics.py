@@ -323,7 +323,7 @@ def test_hosts_beyond_masks():  # type: ignore[no-untyped-def]
     state = ClusterState.with_free(cluster, [*range(3, 15), *range(22, 40)])
     for k in (1, 5, 18, 19, 30):
         found = solved(optsched.GpuPlacement(state, Flat(), k), Eha())
-        best = ask(Flat().tables(), state.masks, state.held, (), k)
+        best = ask(Flat().tables(), state, (), k)
         assert found is not None and best is not None and found[0] <= best.value
         on = [sum(g < 20 for g in found[1]), sum(g >= 20 for g in found[1])]
         assert min(on) == 0 if k <= 18 else max(on) - min(on) <= 1 or k == 30

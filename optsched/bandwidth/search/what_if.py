@@ -1,0 +1,111 @@
+"""What a set of GPUs would get, what it would cost running jobs, and what is not known of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from optsched.bandwidth.models.contention import Contention, Share, demands, share
+from optsched.bandwidth.models.ends import End
+from optsched.bandwidth.search.ask import ask
+from optsched.bandwidth.topology.state import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optsched.bandwidth.models.contention import Traffic
+    from optsched.bandwidth.models.model import BandwidthModel
+    from optsched.bandwidth.topology.policy import Policy
+    from optsched.bandwidth.topology.state import ClusterState
+
+
+class WhatIf(NamedTuple):
+    """If a job started on these GPUs; bandwidths in kB/s."""
+
+    gpus: tuple[int, ...]
+    share: Share
+    """What they get beside the running jobs, what they had alone, and who interferes."""
+    victims: dict[str, int]
+    """What running jobs lose, for those that lose anything."""
+    best: int | None
+    """Value of the dispatcher's own choice of so many GPUs; None if the policy allows none."""
+    regret: int | None
+    """What may be lost at most by not knowing better; 0 if all is measured, None if unknown."""
+    fault: str
+    """The rule of the policy that they break; ``""`` if they obey it."""
+
+
+def victims(
+    model: BandwidthModel,
+    state: ClusterState,
+    wanted: Sequence[int],
+    gpus: tuple[int, ...],
+    rule: Contention,
+) -> dict[str, int]:
+    """What running jobs lose to a new one, for those that lose anything.
+
+    Parameters
+    ----------
+    model, state
+        Bandwidths, and the running jobs.
+    wanted
+        Their demands in kB/s.
+    gpus
+        Of the new job.
+    rule
+        How jobs share.
+    """
+    newcomer, own = Job("the new job", gpus), model.of(gpus)
+    found = {}
+    for j, job in enumerate(state.jobs):
+        others, asked = state.jobs[:j] + state.jobs[j + 1 :], [*wanted[:j], *wanted[j + 1 :]]
+        before, after = (
+            _as_tenant(model, state.with_jobs(around), job, [*theirs, wanted[j]], rule)
+            for around, theirs in ((others, asked), ((*others, newcomer), [*asked, own]))
+        )
+        if after < before:
+            found[job.name] = before - after
+    return found
+
+
+def _as_tenant(
+    model: BandwidthModel, around: ClusterState, job: Job, wanted: Sequence[int], rule: Contention
+) -> int:
+    """What a running job gets beside others, of its demand (the last), or of B of its GPUs."""
+    one = share(model, around, job.gpus, wanted[:-1], rule)
+    own = min(wanted[-1], one.standalone)
+    if one.capacity is None or own + one.demand <= one.capacity:
+        return own
+    return own * one.capacity // (own + one.demand)
+
+
+def regret(
+    model: BandwidthModel,
+    state: ClusterState,
+    gpus: tuple[int, ...],
+    policy: Policy,
+    rule: Contention,
+    traffic: Traffic,
+    seed: int,
+) -> int | None:
+    """What a choice may lose at most by not knowing better, in kB/s; None without tables.
+
+    The best that any choice may have, were the model's intervals true at their upper ends, less
+    what this choice has at least.
+
+    Parameters
+    ----------
+    model, state, gpus
+        The choice.
+    policy, rule, traffic, seed
+        As in `GpuPlacement`.
+    """
+    high, low = End(model, "high"), End(model, "low")
+    tables = high.tables()
+    if tables is None:
+        return None
+    least = demands(low, state, traffic, seed, rule.unit)
+    best = ask(tables, state, least, len(gpus), policy, rule)
+    if best is None or not best.exact:
+        return None
+    sure = share(low, state, gpus, demands(high, state, traffic, seed, rule.unit), rule)
+    return max(0, best.value - sure.value)
