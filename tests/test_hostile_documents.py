@@ -75,9 +75,6 @@ DOCUMENTS = {"schedule": SCHEDULE, "jobshop": JOB_SHOP, "jobarray": JOB_ARRAY}
 FOREIGN: dict[str, Any] = {
     "job_shop_lib": {"name": "x", "duration_matrix": [[1, 2], [3, 4]],
                      "machines_matrix": [[0, 1], [1, 0]], "metadata": {"optimum": 3}},
-    "schedule_opt": {"jobs": 1, "machines": 2, "instance": "x", "data": [
-        {"job": 0, "operation": 0, "machine": 1, "duration": 3},
-        {"job": 0, "operation": 1, "machine": 0, "duration": 4}]},
     "arraypipe": {"name": "x", "n_stages": 2, "n_jobs": 1, "flags": ["a"],
                   "jobs": [{"route": [0, 1, 1, 0], "dur": [1, 2, 3, 4]}]},
 }  # fmt: skip

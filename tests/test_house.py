@@ -25,7 +25,7 @@ FLOORS = (
 MOST: dict[str, dict[str, int]] = {
     "lines": {
         "analysis": 1000, "arraypipe": 17420, "bandwidth": 11790, "bench": 1200, "cli": 4033,
-        "cluster": 11935, "elastic": 2600, "errors": 100, "formats": 4262, "io": 800,
+        "cluster": 11935, "elastic": 2600, "errors": 100, "formats": 4177, "io": 800,
         "kernels": 1500, "model": 2600, "optsched": 200, "optsched_solvers": 17221,
         "pipelines": 1800, "plots": 1400, "problems": 7700, "serving": 4000, "solving": 1400,
         "testing": 3100, "version": 100,
@@ -39,7 +39,7 @@ MOST: dict[str, dict[str, int]] = {
         "serving": 3,
     },
     "functions of too many parameters": {
-        "arraypipe": 1, "bandwidth": 7, "cli": 11, "cluster": 5, "elastic": 1, "formats": 4262,
+        "arraypipe": 1, "bandwidth": 7, "cli": 11, "cluster": 5, "elastic": 1, "formats": 1,
         "optsched_solvers": 2, "pipelines": 2, "problems": 3, "solving": 1,
     },
 }  # fmt: skip

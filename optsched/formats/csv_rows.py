@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-def csv_rows(text: str, name: str, delimiter: str = ",") -> Iterator[tuple[str, list[str]]]:
+def csv_rows(
+    text: str, name: str, delimiter: str = ",", strip: bool = True
+) -> Iterator[tuple[str, list[str]]]:
     """Every row, its cells stripped, with its place ``file:line``; blank lines too.
 
     Only cells that are separated by commas may have quotes.
@@ -28,7 +30,8 @@ def csv_rows(text: str, name: str, delimiter: str = ",") -> Iterator[tuple[str, 
     reader = csv.reader(lines, strict=True, delimiter=delimiter, quoting=quoting)
     try:
         for cells in reader:
-            yield f"{name}:{reader.line_num}", [cell.strip() for cell in cells]
+            place = f"{name}:{reader.line_num}"
+            yield place, [cell.strip() for cell in cells] if strip else cells
     except csv.Error as error:
         raise InputError(f"{name}:{reader.line_num}: not valid CSV ({error})") from None
 

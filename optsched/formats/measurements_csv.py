@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.bandwidth.models.model import OPERATIONS
@@ -15,12 +15,8 @@ from optsched.bandwidth.topology.gpu_words import parse_gpus, written_gpus
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
 from optsched.formats.csv_rows import csv_records
-from optsched.io.files import read_text
 from optsched.io.strict_json import placed
 from optsched.io.values import one_of
-
-if TYPE_CHECKING:
-    import os
 
 COLUMNS: Final = ("op", "payload_bytes", "hosts", "pattern", "gpus", "busbw_GBps")
 _KNOWN: Final = (*COLUMNS, "censored", "mixed")
@@ -38,17 +34,19 @@ class _Line:
     mixed: bool
 
 
-def read(
-    path: str | os.PathLike[str], op: str | None = None, payload: int | None = None
+def from_text(
+    text: str, name: str, op: str | None = None, payload: int | None = None
 ) -> MeasurementTable:
     """Read measurements; the order of the lines is kept.
 
     Parameters
     ----------
-    path
+    text
         CSV with a header. `hosts` (how many, checked against the pattern), `gpus`
         (``n01:0-3 n02:4,5``), `censored` (1 where other traffic ran) and `mixed` (1 where values
         are not all of the payload given) may be missing; an empty `payload_bytes` is unknown.
+    name
+        File name for messages.
     op, payload
         Take these lines only; by default all, which must then agree.
 
@@ -57,13 +55,6 @@ def read(
     InputError
         With ``file:line``. `MixedMeasurements`: two collectives or payloads, and none chosen.
     """
-    return from_text(read_text(path), str(path), op, payload)
-
-
-def from_text(
-    text: str, name: str, op: str | None = None, payload: int | None = None
-) -> MeasurementTable:
-    """Read measurements from the text of a CSV; see `read`."""
     rows = csv_records(text, name, _KNOWN, _NEEDED)
     lines = [_line(cells, place) for place, cells in rows]
     if not lines:
@@ -91,7 +82,7 @@ def from_text(
 
 
 def to_csv(table: MeasurementTable) -> str:
-    """The CSV of a table, readable by `read`; a column that says nothing is left out.
+    """The CSV of a table, readable by `from_text`; a column that says nothing is left out.
 
     Raises
     ------

@@ -13,11 +13,9 @@ from optsched.bandwidth.topology.cluster import MOST_PER_HOST, HostType
 from optsched.bandwidth.topology.links import PCIE, SELF, is_link, weight
 from optsched.errors import InputError
 from optsched.formats import rocm_topo
-from optsched.io.files import read_text
 from optsched.io.values import is_integer
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from optsched.bandwidth.topology.intra import IntraTable
@@ -27,18 +25,6 @@ _GPU = re.compile(r"GPU(\d{1,3})")
 _AFFINITY: Final = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _LEGEND = re.compile(r"(NIC\d{1,3}):\s*(\S+)")
 _SPANS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
-
-
-def read(
-    path: str | os.PathLike[str],
-    name: str,
-    nics: int | Sequence[str] | None = None,
-    nic_rate: float = 50.0,
-    tray: int = 0,
-    intra: IntraTable | None = None,
-) -> HostType:
-    """A host type from a file with the matrix; see `from_text`."""
-    return from_text(read_text(path), name, str(path), nics, nic_rate, tray, intra)
 
 
 def from_text(

@@ -32,7 +32,7 @@ DOCUMENTS: Final = {
 
 READABLE: Final = (
     f"{', '.join(f'{family}/1' for family in DOCUMENTS)}, optsched.schedule/1, job_shop_lib's "
-    "(duration_matrix), ScheduleOpt's (data) and ArrayPipe's (n_stages, jobs)"
+    "(duration_matrix) and ArrayPipe's (n_stages, jobs)"
 )
 
 

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 GROUP: Final = "optsched.formats"
 """The group of entry points."""
 
-_DOCUMENTS: Final = (
-    "arraypipe:READER", "shop_json:JOB_SHOP_LIB", "shop_json:SCHEDULE_OPT", "pipelining_csv:READER",
-)  # fmt: skip
+_DOCUMENTS: Final = ("arraypipe:READER", "shop_json:READER", "pipelining_csv:READER")
 _TEXTS: Final = ("standard:READER", "taillard:READER")
 """Asked last, because together they refuse what they do not know."""
 

@@ -1,4 +1,4 @@
-"""Job shops in the JSON of two other projects: job_shop_lib's and ScheduleOpt's."""
+"""Job shops in the JSON of job_shop_lib."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import msgspec
 
 from optsched.errors import InputError
 from optsched.formats.registry import Reader, Source
-from optsched.formats.standard import named_shop
-from optsched.io.strict_json import MAX_INTEGER, decode, placed
-from optsched.problems.jobshop.document import Count, check_machine
+from optsched.io.strict_json import decode, placed
+from optsched.problems.jobshop.document import Count
 from optsched.problems.jobshop.problem import JobShop
 
-Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
 Matrix = Annotated[
     list[Annotated[list[Count], msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)
 ]
@@ -24,23 +22,6 @@ class _JobShopLib(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     duration_matrix: Matrix
     machines_matrix: Matrix
     metadata: dict[str, Any] = {}
-
-
-class _Task(msgspec.Struct, forbid_unknown_fields=True):
-    job: Count
-    operation: Count
-    machine: Count
-    duration: Count
-
-
-class _ScheduleOpt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    jobs: Size
-    machines: Size
-    data: list[_Task]
-    instance: str = ""
-    family: str = ""
-    family_long: str = ""
-    year: str = ""
 
 
 def from_job_shop_lib(tree: Any, name: str) -> JobShop:
@@ -63,48 +44,11 @@ def from_job_shop_lib(tree: Any, name: str) -> JobShop:
         return JobShop(jobs, None, name=found.name, metadata=found.metadata)
 
 
-def from_schedule_opt(tree: Any, name: str) -> JobShop:
-    """``data``: a list of operations with their job, place in it, machine and duration."""
-    found = decode(tree, _ScheduleOpt, name)
-    n, m = found.jobs, found.machines
-    chains: dict[int, dict[int, tuple[int, int]]] = {}
-    for t, task in enumerate(found.data):
-        if task.job >= n:
-            raise InputError(
-                f"{name}: data[{t}].job: expected 0..{n - 1}, got {task.job} (jobs are 0-based)"
-            )
-        check_machine(task.machine, m, f"{name}: data[{t}].machine")
-        chain = chains.setdefault(task.job, {})
-        if task.operation in chain:
-            raise InputError(
-                f"{name}: data[{t}].operation: job {task.job} has {task.operation} already"
-            )
-        chain[task.operation] = (task.machine, task.duration)
-    if len(chains) != n:
-        raise InputError(f"{name}: data: expected operations of {n} jobs, got {len(chains)} jobs")
-    jobs = []
-    for j in range(n):
-        missing = next((i for i in range(len(chains[j])) if i not in chains[j]), None)
-        if missing is not None:
-            raise InputError(f"{name}: data: job {j} has no operation {missing}, but later ones")
-        jobs.append([chains[j][i] for i in range(len(chains[j]))])
-    facts = {"family": found.family, "family_long": found.family_long, "year": found.year}
-    metadata = {key: value for key, value in facts.items() if value}
-    return named_shop(jobs, m, name, found.instance, metadata)
+def _recognises(source: Source) -> bool:
+    keys = source.tree.keys() if isinstance(source.tree, dict) else set()
+    return "format" not in keys and bool({"duration_matrix", "machines_matrix"} & keys)
 
 
-def _has(source: Source, *keys: str) -> bool:
-    tree = source.tree
-    return isinstance(tree, dict) and "format" not in tree and bool(tree.keys() & set(keys))
-
-
-JOB_SHOP_LIB = Reader(
-    "job_shop_lib",
-    recognises=lambda source: _has(source, "duration_matrix", "machines_matrix"),
-    read=lambda source: from_job_shop_lib(source.tree, source.file),
-)
-SCHEDULE_OPT = Reader(
-    "schedule_opt",
-    recognises=lambda source: _has(source, "data"),
-    read=lambda source: from_schedule_opt(source.tree, source.file),
+READER = Reader(
+    "job_shop_lib", _recognises, lambda source: from_job_shop_lib(source.tree, source.file)
 )

@@ -29,7 +29,10 @@ def cluster_from_files(
     name: str = "",
 ) -> Cluster:
     """A cluster from the files that its tools write; see `Cluster.from_files`."""
-    types = {kind: nvidia_topo.read(path, kind, nics, nic_rate) for kind, path in topo.items()}
+    types = {
+        kind: nvidia_topo.from_text(read_text(path), kind, str(path), nics, nic_rate)
+        for kind, path in topo.items()
+    }
     kind_of: dict[str, str] = {}
     for listed, kind in hosts.items():
         place = f"hosts[{listed!r:.60}]"

@@ -74,7 +74,7 @@ def read_trace(
     Raises
     ------
     InputError
-        The message names the row (the header is row 1) and the field.
+        With ``file:line`` and the field.
     """
     from optsched.cluster.workload.workload import Workload
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from decimal import Decimal
@@ -14,7 +12,7 @@ import numpy as np
 
 from optsched.cluster.workload.job_checks import CONTROL, MOST_GPUS
 from optsched.errors import InputError
-from optsched.formats.csv_rows import check_header
+from optsched.formats.csv_rows import check_header, csv_rows
 from optsched.io.files import read_text
 from optsched.io.strict_json import MAX_INTEGER, format_json, without_collector
 from optsched.model.schedule import TIME_UNITS
@@ -133,45 +131,37 @@ class TraceTable:
         text = read_text(path)
         if (nul := text.find("\0")) >= 0:
             raise InputError(f"{path}:{text.count(chr(10), 0, nul) + 1}: a NUL byte")
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        try:
-            with without_collector():
-                rows = list(reader)
-        except csv.Error as error:
-            raise InputError(f"{path}: row {reader.line_num}: not valid CSV: {error}") from None
-        self.row = np.arange(1, len(rows) + 1)
-        if [] in rows:  # blank lines
-            self.row = np.flatnonzero([bool(row) for row in rows]) + 1
-            rows = [row for row in rows if row]
+        with without_collector():
+            rows = [row for row in csv_rows(text, path, strip=False) if any(row[1])]
         if not rows:
             raise InputError(f"{path}: the file is empty; expected a header {','.join(USUAL)}")
-        header, rows, self.row = rows[0], rows[1:], self.row[1:]
+        place, header = rows.pop(0)
         if "job_id" not in header:
             way = "(optsched workload makes a trace of a scheduler's log)"
-            raise InputError(f'{path}: row 1: column "job_id" is missing {way}')
+            raise InputError(f'{place}: column "job_id" is missing {way}')
         known = () if ignore_columns else tuple(COLUMNS)
         skip = " (ignore_columns=True skips it; optsched workload leaves such columns out)"
-        check_header(header, known, USUAL[:4], f"{path}: row 1", skip)
+        check_header(header, known, USUAL[:4], place, skip)
         if not rows:
             raise InputError(f"{path}: no jobs: there are no rows")
-        bad = first(np.array([len(row) for row in rows], np.int64) != len(header))
-        if bad is not None:
-            raise InputError(
-                f"{path}: row {self.row[bad]}: has {len(rows[bad])} fields, the header has "
-                f"{len(header)}"
-            )
+        for place, cells in rows:
+            if len(cells) != len(header):
+                what = f"has {len(cells)} fields, the header has {len(header)}"
+                raise InputError(f"{place}: {what}")
+        places, cells_of = zip(*rows, strict=True)
+        self.places: Sequence[str] = places
         self.columns: dict[str, Sequence[str]] = dict(
-            zip(header, zip(*rows, strict=True), strict=True)
+            zip(header, zip(*cells_of, strict=True), strict=True)
         )
 
     def refuse(self, i: int, key: str, what: str) -> NoReturn:
         """Refuse a cell of the i-th job."""
         name = format_json(self.columns["job_id"][i])
-        raise InputError(f"{self.path}: row {self.row[i]} (job {name}): {key}: {what}")
+        raise InputError(f"{self.places[i]} (job {name}): {key}: {what}")
 
     def take(self, chosen: Sequence[int]) -> None:
         """These rows, in this order."""
-        self.row = self.row[chosen]
+        self.places = [self.places[i] for i in chosen]
         self.columns = {key: [v[i] for i in chosen] for key, v in self.columns.items()}
 
     def keep(self, kept: npt.NDArray[np.bool_], otherwise: str) -> None:
@@ -185,7 +175,7 @@ class TraceTable:
         """A column of names: short, without control characters; empty ones if it is not there."""
         column = self.columns.get(key)
         if column is None:
-            return ("",) * len(self.row)
+            return ("",) * len(self.places)
         long = max(column, key=len)
         if len(long) > _MAX_TEXT:
             self.refuse(column.index(long), key, f"longer than {_MAX_TEXT} characters")
@@ -202,7 +192,7 @@ class TraceTable:
         if len(set(names)) < len(names):
             seen: dict[str, int] = {}
             i = next(i for i, name in enumerate(names) if seen.setdefault(name, i) != i)
-            self.refuse(i, "job_id", f"is also that of row {self.row[seen[names[i]]]}")
+            self.refuse(i, "job_id", f"is also that of {self.places[seen[names[i]]]}")
 
     def values(self, key: str, default: Any = None) -> list[Any]:
         """Values of a column by its rule; of empty cells, or no column, `default` or the rule's."""
@@ -212,7 +202,7 @@ class TraceTable:
         known: dict[str, Any] = {} if key in USUAL[:3] else {"": empty}
         column = self.columns.get(key)
         if column is None:
-            return [empty] * len(self.row)
+            return [empty] * len(self.places)
         for text in dict.fromkeys(column):
             if text not in known:
                 known[text] = rule.read(text)

@@ -223,7 +223,7 @@ def test_bad_input(site: Cli, words: tuple[str, ...], message: str) -> None:
     ("body", "message"),
     [
         ("", "the file is empty"),
-        ("job_id,submit_time_s,num_gpus,duration_s\na,0,1,-5\n", "row 2 .*duration_s"),
+        ("job_id,submit_time_s,num_gpus,duration_s\na,0,1,-5\n", "bad.csv:2 .*duration_s"),
         ("job_id,submit_time_s,num_gpus,duration_s\na,0,.5,5\n", "num_gpus"),
         ("job_id,submit_time_s,num_gpus,duration_s,x\na,3,1,5,1\n", "optsched workload"),
     ],

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.links import PCIE
 from optsched.errors import InputError
-from optsched.formats.nvidia_topo import from_text, read
+from optsched.formats.nvidia_topo import from_text
+from optsched.io.files import read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +54,7 @@ def test_ways_of_copying(tmp_path: Path) -> None:
         "\ufeff" + HGX,
     ):
         path.write_text(text, encoding="utf-8", newline="")
-        found = read(path, "h")
+        found = from_text(read_text(path), "h")
         cards = "mlx5_" if "NIC0: " in text else "NIC"  # the legend may be lost
         assert found.near[0] == (f"{cards}0",) and replace(found, near=kind.near) == kind
 

@@ -115,9 +115,10 @@ class MeasurementTable:
         cls, path: str | os.PathLike[str], op: str | None = None, payload: int | None = None
     ) -> MeasurementTable:
         """Read a CSV ``op,payload_bytes,hosts,pattern,gpus,busbw_GBps``."""
-        from optsched.formats.measurements_csv import read
+        from optsched.formats.measurements_csv import from_text
+        from optsched.io.files import read_text
 
-        return read(path, op, payload)
+        return from_text(read_text(path), str(path), op, payload)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the CSV, all of it or nothing."""
