@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from optsched.bandwidth.models.model import OPERATIONS
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
+from optsched.io.files import read_text, write_atomic
 from optsched.io.values import integer
 
 if TYPE_CHECKING:
@@ -116,13 +117,11 @@ class MeasurementTable:
     ) -> MeasurementTable:
         """Read a CSV ``op,payload_bytes,hosts,pattern,gpus,busbw_GBps``."""
         from optsched.formats.measurements_csv import from_text
-        from optsched.io.files import read_text
 
         return from_text(read_text(path), str(path), op, payload)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the CSV, all of it or nothing."""
         from optsched.formats.measurements_csv import to_csv
-        from optsched.io.files import write_atomic
 
         write_atomic(path, to_csv(self))
