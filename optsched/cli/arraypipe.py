@@ -129,12 +129,6 @@ def plan(
     in_full: Annotated[
         bool, typer.Option("--explain", help="Device lists, channels, bytes, bound and period.")
     ] = False,
-    barrier: Annotated[
-        bool, typer.Option("--barrier", help="Jobs wait for each other after every iteration.")
-    ] = False,
-    window: Annotated[
-        int, typer.Option(help="Messages that receivers post ahead, per channel.", min=1)
-    ] = 2,
     profile: Annotated[
         Path | None,
         typer.Option(help="Of these jobs: warns if the schedule is of another one."),
@@ -153,8 +147,8 @@ def plan(
         known = Profile.read(profile)
     schedule = Schedule.read(file)
     with placed(f"{file}: "):
-        compiled = compile(schedule, barrier=barrier)
-        text = explain(compiled, window=window) if in_full else headline(compiled)
+        compiled = compile(schedule)
+        text = explain(compiled) if in_full else headline(compiled)
     if known is not None and (gap := known.gap(schedule)):
         print(f"warning: {gap}", file=sys.stderr)
     print(f"{file}: can be run: {text}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path  # noqa: TC003
 from typing import Annotated, Any
 
@@ -14,9 +13,7 @@ from optsched.cli.output import wrote
 from optsched.errors import InputError
 from optsched.formats import taillard as generator
 from optsched.io.files import check_outputs, check_writable
-from optsched.pipelines.generator import MAX_TIME
-
-Name = Annotated[str, typer.Option(help="Name of the instance.")]
+from optsched.io.values import one_of
 
 app = group("Make instances: job arrays of real models, job shops, quota plans.")
 
@@ -38,59 +35,31 @@ def jobarray(
         str | None,
         typer.Option(help="Whole memory of a device, such as 80GB [default: unlimited]."),
     ] = None,
-    recompute: Annotated[bool, typer.Option(help="Recompute activations in every job.")] = False,
-    choose_recompute: Annotated[
-        bool, typer.Option(help="Leave it to the solver which jobs recompute.")
-    ] = False,
-    in_flight: Annotated[
-        str | None,
-        typer.Option(help="1f1b: memory for what 1F1B has in flight, and no more."),
-    ] = None,
+    recompute: Annotated[
+        str, typer.Option(help="Activations: no, yes, or choose (the solver does, job by job).")
+    ] = "no",
     objective: Annotated[
         str, typer.Option(help="makespan (of one iteration) or period (rolling).")
     ] = "makespan",
-    jitter: Annotated[
-        float, typer.Option(help="Share by which block times are off, 0 to 1.")
-    ] = 0.0,
-    random: Annotated[
-        str | None, typer.Option(help="Uniform block times, such as 1:99; bytes stay the model's.")
-    ] = None,
     switch: Annotated[
         bool, typer.Option(help="Count the time of changing jobs on a device.")
     ] = False,
     micro_batches: Annotated[int, typer.Option(help="Micro-batches per job.")] = 1,
-    name: Name = "",
 ) -> None:
     """A job array of a real model by the analytic cost model."""
     from optsched.pipelines.generator import job_array
 
     check_writable(output)
-    if recompute and choose_recompute:
-        raise InputError("recompute: give it or --choose-recompute, not both")
-    if in_flight not in (None, "1f1b"):
-        raise InputError(f"in-flight: expected 1f1b, got {in_flight!r:.60}")
+    one_of("recompute", recompute, ("no", "yes", "choose"))
     array = job_array(
         model, stages, jobs, seed=seed, partition=partition, link=link, memory=memory,
-        recompute="choose" if choose_recompute else recompute, switch=switch,
-        micro_batches=micro_batches, objective=objective, in_flight=in_flight is not None,
-        jitter=jitter, times=None if random is None else _range(random), name=name,
+        recompute="choose" if recompute == "choose" else recompute == "yes", switch=switch,
+        micro_batches=micro_batches, objective=objective,
     )  # fmt: skip
     wrote(
         output, array.write,
         f": {array.n_jobs} jobs, {array.n_stages} stages on {array.n_devices} devices",
     )  # fmt: skip
-
-
-def _range(text: str) -> tuple[int, int]:
-    """Two integers of ``least:most``."""
-    match = re.fullmatch(r"([0-9]{1,12}):([0-9]{1,12})", text, re.ASCII)
-    least, most = (int(match[1]), int(match[2])) if match else (1, 0)
-    if not least <= most <= MAX_TIME:
-        raise InputError(
-            f"random: expected least:most, two integers in 0..{MAX_TIME} such as 1:99, "
-            f"got {text!r:.60}"
-        )
-    return least, most
 
 
 @app.command()
@@ -159,7 +128,6 @@ def quota(
     gaps: Annotated[bool, typer.Option(help="Sizes 1, 2, 4, ... instead of all.")] = True,
     locality: Annotated[str, typer.Option(help="any, single or whole.")] = "any",
     seed: Seed = 0,
-    name: Name = "",
 ) -> None:
     """A quota plan of jobs that scale by Amdahl's law."""
     from optsched.problems.quota.synthetic import synthetic
@@ -167,7 +135,7 @@ def quota(
     check_writable(output)
     plan = synthetic(
         jobs, nodes, seed, gpus=gpus, types=types, objective=objective, gaps=gaps,
-        locality=locality, name=name,
+        locality=locality,
     )  # fmt: skip
     size = f": {len(plan.jobs)} jobs, {len(plan.nodes)} nodes, {plan.n_gpus} GPUs"
     wrote(output, plan.write, size)

@@ -60,10 +60,6 @@ def manifest(
     command: Annotated[
         str | None, typer.Option(help="What it runs [default: what the image says].")
     ] = None,
-    namespace: Annotated[str | None, typer.Option(help="[default: that of kubectl].")] = None,
-    scheduler_name: Annotated[
-        str | None, typer.Option(help="[default: that of the plugin].")
-    ] = None,
     gpu_resource: Annotated[str, typer.Option(help="What a GPU is called.")] = "nvidia.com/gpu",
     output: OptionalOutput = None,
 ) -> None:
@@ -74,7 +70,7 @@ def manifest(
         raise InputError(f"command: {error} in {command!r:.60}") from None
     options = Options(
         gang=gang, queue=queue, gpus_per_pod=gpus_per_pod, pin=pin, image=image, command=words,  # type: ignore[arg-type]
-        namespace=namespace, scheduler_name=scheduler_name, gpu_resource=gpu_resource,
+        gpu_resource=gpu_resource,
     )  # fmt: skip
     check_outputs([output], [None if str(file) == "-" else file, schedule])
     gangs, notes = _gangs(file, schedule, at)

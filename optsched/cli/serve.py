@@ -91,7 +91,6 @@ def serve_sim(
     router: RouterSpec = "marginal",
     plan: PlanOption = "auto",
     seed: Seed = 0,
-    horizon_ms: Annotated[float | None, typer.Option(help="Stop then [default: drained].")] = None,
     log: Annotated[Path | None, typer.Option(help="Write the log here.")] = None,
     schedule: Annotated[Path | None, typer.Option(help="Write the schedule here.")] = None,
     telemetry: Annotated[Path | None, typer.Option(help="Write JSON lines here.")] = None,
@@ -103,9 +102,7 @@ def serve_sim(
     check_outputs([log, schedule, telemetry], [scenario, given])
     problem = Routing.read(scenario)
     _tell_compiling()
-    found = simulate(
-        problem, router_of(router), plan=plan_of(problem, plan), seed=seed, horizon_ms=horizon_ms
-    )
+    found = simulate(problem, router_of(router), plan=plan_of(problem, plan), seed=seed)
     if log is not None:
         write_atomic(log, found.log.to_json())  # type: ignore[union-attr]
     if schedule is not None:

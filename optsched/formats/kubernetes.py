@@ -85,8 +85,6 @@ class Options:
         each node gives exactly.
     image, command
         Of the container; command None: what the image runs.
-    namespace, scheduler_name
-        None: that of kubectl; that of the plugin (Kueue leaves it to the cluster).
     gpu_resource
         What a GPU is called.
     """
@@ -97,8 +95,6 @@ class Options:
     pin: bool = False
     image: str = "job:latest"
     command: tuple[str, ...] | None = None
-    namespace: str | None = None
-    scheduler_name: str | None = None
     gpu_resource: str = "nvidia.com/gpu"
 
     def __post_init__(self) -> None:
@@ -114,10 +110,6 @@ class Options:
         for key in ("image", "gpu_resource"):
             if not label(key, getattr(self, key), 1000) or re.search(r"\s", getattr(self, key)):
                 raise InputError(f"{key}: expected a name without spaces, got an empty one or some")
-        if self.namespace is not None:
-            check_name("namespace", self.namespace)
-        if self.scheduler_name is not None:
-            check_host("scheduler_name", self.scheduler_name)
 
 
 def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str, Any]:
@@ -241,10 +233,6 @@ def _priority_class(level: int, options: Options) -> dict[str, Any]:
     }
 
 
-def _meta(name: str, options: Options) -> dict[str, Any]:
-    return {"name": name} | ({"namespace": options.namespace} if options.namespace else {})
-
-
 def _class_of(level: int) -> str:
     return f"optsched-{100 - level}"
 
@@ -258,13 +246,13 @@ def _pod_group(gang: Gang, needed: int, options: Options) -> dict[str, Any]:
     return {
         "apiVersion": _POD_GROUPS[options.gang],
         "kind": "PodGroup",
-        "metadata": _meta(gang.name, options),
+        "metadata": {"name": gang.name},
         "spec": spec,
     }
 
 
 def _job(gang: Gang, pods: int, gpus: int, needed: int, options: Options) -> dict[str, Any]:
-    meta = _meta(gang.name, options) | {"labels": dict(_MANAGED)}
+    meta: dict[str, Any] = {"name": gang.name, "labels": dict(_MANAGED)}
     joined: dict[str, Any] = {"labels": dict(_MANAGED)}
     if options.gang == "podgroup":
         joined["labels"]["scheduling.x-k8s.io/pod-group"] = gang.name
@@ -285,7 +273,7 @@ def _job(gang: Gang, pods: int, gpus: int, needed: int, options: Options) -> dic
     if gpus:
         container["resources"] = {"limits": {options.gpu_resource: gpus}}
     pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container]}
-    if scheduler := options.scheduler_name or _SCHEDULERS[options.gang]:
+    if scheduler := _SCHEDULERS[options.gang]:
         pod["schedulerName"] = scheduler
     if gang.priority is not None and options.gang != "kueue":
         pod["priorityClassName"] = _class_of(gang.priority)

@@ -71,9 +71,8 @@ def test_plan_explains(shop: Cli) -> None:
     ran = shop("arraypipe", "plan", "x.schedule.json")
     assert ran.code == 0 and ran.out.count("\n") == 1
     assert "can be run: 3 jobs in 2 stages on 2 devices" in ran.out
-    more = ("--explain", "--window", 3, "--barrier")
-    text = shop("arraypipe", "plan", "x.schedule.json", *more).out
-    for part in ("longest chain", "device0: stage 0, 6 blocks", "3 posted ahead", "wait for each"):
+    text = shop("arraypipe", "plan", "x.schedule.json", "--explain").out
+    for part in ("longest chain", "device0: stage 0, 6 blocks", "2 posted ahead"):
         assert part in text, part
 
 

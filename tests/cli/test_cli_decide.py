@@ -271,19 +271,16 @@ def test_a_manifest_of_a_decision(cli: Cli) -> None:
     }  # fmt: skip
     Path("a.json").write_text(cli("decide", put("s.json", state)).out)
     ran = cli("manifest", "a.json", "--gang", "labels", "--pin", "--image", "img:1",
-              "--command", "python train.py --x '1 2'", "--namespace", "ml",
-              "--scheduler-name", "mine")  # fmt: skip
+              "--command", "python train.py --x '1 2'")  # fmt: skip
     jobs = jobs_of(ran.out)
     template = jobs["wide"]["spec"]["template"]
     pod = template["spec"]
-    assert (
-        jobs["wide"]["spec"]["completions"] == 2 and jobs["wide"]["metadata"]["namespace"] == "ml"
-    )
+    assert jobs["wide"]["spec"]["completions"] == 2
     assert template["metadata"]["labels"]["pod-group.scheduling.sigs.k8s.io/name"] == "wide"
     assert template["metadata"]["labels"]["pod-group.scheduling.sigs.k8s.io/min-available"] == "2"
     assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 8}}
     assert pod["containers"][0]["command"] == ["python", "train.py", "--x", "1 2"]
-    assert pod["containers"][0]["image"] == "img:1" and pod["schedulerName"] == "mine"
+    assert pod["containers"][0]["image"] == "img:1" and pod["schedulerName"] == "coscheduler"
     assert "resources" not in jobs["zero"]["spec"]["template"]["spec"]["containers"][0]
     classes = {i["metadata"]["name"]: i["value"] for i in json.loads(ran.out)["items"]
                if i["kind"] == "PriorityClass"}  # fmt: skip
@@ -307,7 +304,6 @@ def test_refused_manifests(cli: Cli) -> None:
         "manifest", "q.json", "--gang", "x"
     )
     assert "gpus_per_pod" in cli.refused("manifest", "q.json", "--gpus-per-pod", "0")
-    assert "namespace" in cli.refused("manifest", "q.json", "--namespace", "My")
     assert "command" in cli.refused("manifest", "q.json", "--command", "'")
     assert "goes with a schedule" in cli.refused("manifest", "q.json", "--at", "3")
     good = optsched.QuotaPlan([optsched.QuotaJob("ab", sizes=[1], utility=[1])], budget=2)

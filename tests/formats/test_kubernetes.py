@@ -64,7 +64,7 @@ def test_counts(gpus: int, most: int, minimum: int) -> None:
     assert "scheduling.x-k8s.io/pod-group" not in old
 
 
-META = {"name": r"[a-z0-9-]{1,63}", "namespace?": "[a-z0-9-]+", "labels?": {".*": r"[\w.-]{1,63}"},
+META = {"name": r"[a-z0-9-]{1,63}", "labels?": {".*": r"[\w.-]{1,63}"},
         "annotations?": {".*": ".*"}}  # fmt: skip
 TERM = {"matchExpressions": [{"key": ".+", "operator": "In|NotIn|Exists", "values?": [".+"]}]}
 AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution?": {"nodeSelectorTerms": [TERM]}}
@@ -126,15 +126,13 @@ JOINED = {
 
 @given(
     st.sampled_from([*JOINED, "kueue"]), st.integers(0, 40), st.integers(0, 40),
-    st.none() | st.integers(1, 99), st.booleans(), st.none() | st.just("ml"),
+    st.none() | st.integers(1, 99), st.booleans(),
 )  # fmt: skip
-def test_schemas(
-    gang: Any, gpus: int, minimum: int, priority: int | None, pin: bool, namespace: str | None
-) -> None:
+def test_schemas(gang: Any, gpus: int, minimum: int, priority: int | None, pin: bool) -> None:
     """Every object is what its published schema takes; pods join their group."""
     queue = "team-a" if gang == "kueue" or (gang == "volcano" and pin) else None
     made = Gang("j", gpus, min(minimum, gpus), {"n1": gpus}, priority)
-    options = Options(gang=gang, queue=queue, pin=pin, namespace=namespace, command=("run",))
+    options = Options(gang=gang, queue=queue, pin=pin, command=("run",))
     tree = manifest([made], options)
     assert b'"kind": "List"' in to_json(tree) and (tree["apiVersion"], tree["kind"]) == (
         "v1",
@@ -215,8 +213,6 @@ def test_names(name: str) -> None:
         (lambda: Options(gang="volcano", queue="a.b"), "queue"),
         (lambda: Options(image=""), "image"),
         (lambda: Options(image="a b"), "image"),
-        (lambda: Options(namespace="A"), "namespace"),
-        (lambda: Options(scheduler_name="a/b"), "scheduler_name"),
         (lambda: Options(gpus_per_pod=1.5), "gpus_per_pod"),  # type: ignore[arg-type]
     ],
 )

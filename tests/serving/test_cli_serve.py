@@ -88,7 +88,6 @@ def test_profile(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         (("serve-sim", "s.json", "--router", "policy:none.npz"), "none.npz"),
         (("serve-sim", "p.json"), "format"),
         (("serve-sim", "s.json", "--log", "s.json"), "s.json"),
-        (("serve-sim", "s.json", "--horizon-ms", "-1"), "horizon_ms"),
         (("serve-make", "-o", "x.json", "--name", "cluster"), "name: expected one of"),
         (("serve-make", "-o", "x.json", "--rate", "nan"), "rate"),
         (("serve-make", "-o", "x.json", "--burst", "0.5"), "burst: expected"),
