@@ -4,81 +4,60 @@ from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Self
 
 from optsched.io.text import plain
 from optsched.solving.progress import EVERY, FIRST_AFTER, LOGGER
 
 if TYPE_CHECKING:
-    import logging
-    from collections.abc import Callable
-    from types import TracebackType
+    from collections.abc import Callable, Iterator
 
     from optsched.solving.progress import Progress
 
 
-class ProgressLine:
-    """Callable for ``on_progress``: on a terminal one line that rewrites itself.
+@contextmanager
+def progress_line(*, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
+    """To be called with ``on_progress``: on a terminal one line that rewrites itself.
 
     Elsewhere a line every five seconds, through the logger of `optsched.solving.progress`.
     """
+    live = not quiet and sys.stderr.isatty()
+    shown, source = False, ""
 
-    def __init__(self, enabled: bool = True, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stderr
-        self.live = enabled and self.stream.isatty()
-        self.logs = enabled and not self.live
-        self.open = False
-        self._source = ""
-        self._handler: logging.Handler | None = None
+    def write(text: str) -> None:
+        with suppress(OSError):  # nobody looks any more: no reason to lose the search
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
-    def __call__(self, progress: Progress) -> None:
-        """Show the state, and the engine of the last news."""
-        self._source = progress.source or self._source
-        if self.live and progress.elapsed >= FIRST_AFTER:
+    def show(progress: Progress) -> None:
+        nonlocal shown, source
+        source = progress.source or source  # the engine of the last news
+        if live and progress.elapsed >= FIRST_AFTER:
             width = shutil.get_terminal_size().columns - 1  # a second line could not be taken back
-            text = str(progress._replace(source=self._source))
-            self._write(f"\r\x1b[2K{text[:width]}")
-            self.open = True
+            write(f"\r\x1b[2K{str(progress._replace(source=source))[:width]}")
+            shown = True
 
-    def _write(self, text: str) -> None:
+    if quiet or live:
         try:
-            self.stream.write(text)
-            self.stream.flush()
-        except OSError:  # nobody looks any more: no reason to lose the search
-            self.live = self.open = False
+            yield show
+        finally:
+            if shown:
+                write("\r\x1b[2K")
+        return
+    import logging
 
-    def __enter__(self) -> Self:
-        if self.logs:
-            import logging
-
-            # of errors in writing it says nothing, as above
-            self._handler = type("Lines", (logging.StreamHandler,), {"handleError": _ignore})(
-                self.stream
-            )
-            logger = logging.getLogger(LOGGER)
-            logger.addHandler(self._handler)
-            logger.setLevel(logging.INFO)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.open:
-            self._write("\r\x1b[2K")
-        if self._handler is not None:
-            import logging
-
-            logger = logging.getLogger(LOGGER)
-            logger.removeHandler(self._handler)
-            logger.setLevel(logging.NOTSET)
-
-
-def _ignore(*_: object) -> None:
-    pass
+    # of errors in writing it says nothing, as above
+    quiet_handler = type("Lines", (logging.StreamHandler,), {"handleError": lambda *_: None})
+    logger, handler = logging.getLogger(LOGGER), quiet_handler(sys.stderr)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield show
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
 
 
 class Bar:

@@ -25,7 +25,7 @@ from optsched.cli.options import (
     with_objective,
 )
 from optsched.cli.output import facts
-from optsched.cli.progress import ProgressLine
+from optsched.cli.progress import progress_line
 from optsched.formats.read_problem import read_problem
 from optsched.io.files import check_outputs
 from optsched.model.schedule import Schedule
@@ -65,7 +65,7 @@ def solve(
     check_outputs([output], [file])
     problem = with_objective(read_problem(file), objective)
     start = None if warm_start is None else Schedule.read(warm_start)
-    with ProgressLine(enabled=not quiet) as line:
+    with progress_line(quiet=quiet) as line:
         result = optsched.solve(
             problem, solver, time_limit=time_limit, iterations=iterations, target=target,
             stop=_criterion(stop_gap, stop_no_improvement), workers=workers, seed=seed,

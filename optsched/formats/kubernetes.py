@@ -35,6 +35,7 @@ _SCHEDULERS: Final = {
 }  # fmt: skip
 _MANAGED: Final = {"app.kubernetes.io/managed-by": "optsched"}
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_HOST: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _MOST_PODS: Final = 10**5  # of an Indexed Job with a completion mode
 
 # n1/g0 of quota plans, n1g0 and the halves n1g0/a of histories, n1:0 of choices of GPUs
@@ -102,7 +103,7 @@ class Options:
         if self.queue is not None:
             if self.gang not in ("volcano", "kueue"):
                 raise InputError(f"queue: is of volcano and kueue, but gang is {self.gang}")
-            check_name("queue", self.queue)
+            _check_name("queue", self.queue)
         elif self.gang == "kueue":
             raise InputError("queue: missing, Kueue admits jobs by their LocalQueue: give its name")
         if self.gpus_per_pod is not None:
@@ -133,7 +134,7 @@ def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str,
     items: list[dict[str, Any]] = [_priority_class(level, chosen) for level in levels]
     for gang in rows:
         pods, gpus = pods_of(gang, chosen.gpus_per_pod, pin=chosen.pin)
-        check_name(f"job {format_value(gang.name)}", gang.name, 63 - len(f"-{pods - 1}"))
+        _check_name(f"job {format_value(gang.name)}", gang.name, 63 - len(f"-{pods - 1}"))
         needed = pods if gang.minimum is None else max(1, -(-gang.minimum // max(1, gpus)))
         if chosen.gang in _POD_GROUPS:
             items.append(_pod_group(gang, needed, chosen))
@@ -178,36 +179,19 @@ def surplus(gang: Gang, most: int | None = None, *, pin: bool = False) -> int:
     return pods * gpus - gang.gpus
 
 
-def check_name(place: str, name: Any, longest: int = 63) -> str:
-    """A label of RFC 1123.
-
-    Raises
-    ------
-    InputError
-        Kubernetes would refuse it.
-    """
-    if not isinstance(name, str) or not _LABEL.fullmatch(name) or len(name) > longest:
+def _check_name(place: str, name: Any, longest: int = 63, form: re.Pattern[str] = _LABEL) -> None:
+    """A label of RFC 1123, or another form of names."""
+    if not isinstance(name, str) or not form.fullmatch(name) or len(name) > longest:
+        dots = " and ." * (form is _HOST)
         raise InputError(
             f"{place}: {format_value(name)} is no Kubernetes name: expected at most {longest} "
-            "lower-case letters, digits and -, with a letter or digit at both ends"
+            f"lower-case letters, digits, -{dots}, with a letter or digit at both ends"
         )
-    return name
-
-
-def check_host(place: str, name: Any) -> str:
-    """A subdomain of RFC 1123: labels with dots between them, at most 253 characters."""
-    parts = name.split(".") if isinstance(name, str) else []
-    if not parts or len(name) > 253 or not all(_LABEL.fullmatch(p) and len(p) < 64 for p in parts):
-        raise InputError(
-            f"{place}: {format_value(name)} is no Kubernetes name: expected lower-case letters, "
-            "digits, - and ."
-        )
-    return str(name)
 
 
 def _checked(gang: Gang) -> Gang:
     place = f"job {format_value(gang.name)}"
-    check_name(place, gang.name)
+    _check_name(place, gang.name)
     integer(f"{place}: gpus", gang.gpus, 0, 2**30)
     for node, count in gang.nodes.items():
         integer(f"{place}: nodes[{format_value(node)}]", count, min(1, gang.gpus), 2**30)
@@ -296,8 +280,9 @@ def _affinity(gang: Gang) -> dict[str, Any]:
         raise InputError(
             f"job {format_value(gang.name)}: pin: nobody chose its nodes; leave out --pin"
         )
-    nodes = sorted(check_host(f"job {format_value(gang.name)}: node", node) for node in gang.nodes)
-    rule = {"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}
+    for node in gang.nodes:
+        _check_name(f"job {format_value(gang.name)}: node", node, 253, _HOST)
+    rule = {"key": "kubernetes.io/hostname", "operator": "In", "values": sorted(gang.nodes)}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -25,6 +25,9 @@ _KINDS: Final = {
     "SwitchName": ("switches", "nodes", "linkspeed"), "BlockName": ("nodes",), "BlockSizes": (),
 }  # fmt: skip
 """What a line of Slurm's is about, with the keys that may stand beside it."""
+
+_Line = tuple[str, str, dict[str, str]]
+"""A line of Slurm's: its place, what it is about, and the value of every key in it."""
 
 _MOST_INCLUDED: Final = 20  # files in each other, as in Slurm's own reader
 
@@ -62,14 +65,6 @@ class _Topology(msgspec.Struct, forbid_unknown_fields=True):
     flat: Any = None
     ring: Any = None
     torus3d: Any = None
-
-
-class _Line(NamedTuple):
-    """A line of Slurm's: its place, what it is about, and the value of every key in it."""
-
-    place: str
-    kind: str
-    pairs: dict[str, str]
 
 
 @dataclass
@@ -117,12 +112,10 @@ def from_slurm(text: str, name: str = "topology.conf", hosts: Sequence[str] = ()
         title = f"{kind}={key}" if key else kind
         if key in found[kind]:
             raise InputError(f"{place}: {title} is at {found[kind][key].place} already")
-        rest = [
-            listed for listed in ("nodes", "switches") if pairs.get(listed, "").upper() == "ALL"
-        ]
+        rest = [part for part in ("nodes", "switches") if pairs.get(part, "").upper() == "ALL"]
         nodes, below = (
-            expand(pairs[listed], place) if listed in pairs and listed not in rest else []
-            for listed in ("nodes", "switches")
+            expand(pairs[part], place) if part in pairs and part not in rest else []
+            for part in ("nodes", "switches")
         )
         if kind == "BlockSizes":
             multiples = _sizes(pairs["blocksizes"], place)
@@ -170,7 +163,7 @@ def _conf(text: str, name: str, depth: int = 0) -> Iterator[_Line]:
     for number, words in _lines(text):
         place = f"{name}:{number}"
         if (included := _INCLUDE.fullmatch(words)) is None:
-            yield _Line(place, *_pairs(words, place))
+            yield place, *_pairs(words, place)
             continue
         if depth == _MOST_INCLUDED:
             raise InputError(f"{place}: Include: {depth} files in each other (a loop?)")
@@ -202,41 +195,32 @@ def _yaml(text: str, name: str) -> Iterator[_Line]:
     place = f"{name}: [{topologies.index(chosen[0])}]"
     if (tree := chosen[0].tree) is not None:
         for i, switch in enumerate(tree.switches):
-            cells = {
-                "switchname": switch.switch,
-                "switches": switch.children,
-                "nodes": switch.nodes,
-            }
-            pairs = {key: cell for key, cell in cells.items() if cell is not None}
-            yield _Line(f"{place}.tree.switches[{i}]", "SwitchName", pairs)
+            pairs = {"switchname": switch.switch}
+            pairs |= {"switches": switch.children} if switch.children is not None else {}
+            pairs |= {"nodes": switch.nodes} if switch.nodes is not None else {}
+            yield f"{place}.tree.switches[{i}]", "SwitchName", pairs
     elif (block := chosen[0].block) is not None:
         for i, one in enumerate(block.blocks):
-            pairs = {"blockname": one.block, "nodes": one.nodes}
-            yield _Line(f"{place}.block.blocks[{i}]", "BlockName", pairs)
+            own = {"blockname": one.block, "nodes": one.nodes}
+            yield f"{place}.block.blocks[{i}]", "BlockName", own
         if block.block_sizes:
             sizes = ",".join(map(str, block.block_sizes))
-            yield _Line(f"{place}.block.block_sizes", "BlockSizes", {"blocksizes": sizes})
+            yield f"{place}.block.block_sizes", "BlockSizes", {"blocksizes": sizes}
     else:
         raise InputError(f"{place}: has neither tree nor block: no levels, leave the file out")
 
 
-def _lines(text: str) -> list[tuple[int, str]]:
+def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Number and content of every line that says something, continued lines joined."""
-    found: list[tuple[int, str]] = []
     pending, start = "", 0
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.partition("#")[0].rstrip()
-        if not pending:
-            start = number
+    for number, raw in enumerate([*text.splitlines(), ""], 1):
+        line, start = pending + raw.partition("#")[0].rstrip(), start or number
         if line.endswith("\\"):
-            pending += line[:-1] + " "
+            pending = line[:-1] + " "
             continue
-        if (pending + line).strip():
-            found.append((start, (pending + line).strip()))
-        pending = ""
-    if pending.strip():
-        found.append((start, pending.strip()))
-    return found
+        if line.strip():
+            yield start, line.strip()
+        pending, start = "", 0
 
 
 def _pairs(line: str, place: str) -> tuple[str, dict[str, str]]:

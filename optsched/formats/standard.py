@@ -17,7 +17,6 @@ from optsched.problems.jobshop.problem import JobShop
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_PLAIN_ROW: Final = re.compile(r"-?[0-9]{1,15}(?:[ \t]+-?[0-9]{1,15})*")
 _INTEGER: Final = re.compile(r"-?[0-9]+")  # int() alone would also take 1_000, +5, Arabic digits
 
 
@@ -59,8 +58,6 @@ class ShopText:
 
     def numbers(self) -> list[int]:
         """Numbers of the present line; ASCII digits with an optional minus, not above 2^53."""
-        if _PLAIN_ROW.fullmatch(self.line):
-            return list(map(int, self.line.split()))
         return [self._number(token) for token in re.split(r"[ \t]+", self.line)]
 
     def sizes(self) -> tuple[int, int]:
