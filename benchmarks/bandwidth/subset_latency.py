@@ -1,4 +1,4 @@
-"""Latency of exact choices on 4x8 GPUs beside tenants: `Dispatcher.choose`, `solve`, the stream.
+"""Latency of exact choices on 4x8 GPUs beside tenants: a `Dispatcher`, `solve`, the stream.
 
 python -m benchmarks.bandwidth.subset_latency [--data DIR] [--requests 2000]
 
@@ -50,6 +50,9 @@ def main() -> None:
         show(f"{name}: Dispatcher.choose, fresh", [fresh(fast, *one) for one in asked])
         show(f"{name}: Dispatcher.choose and take, or give", loop(fast, given.requests))
         show(f"{name}: Dispatcher.choose, again", [timed(fast.choose, *one) for one in asked])
+        some = asked[:300]
+        show(f"{name}: Dispatcher.scores", [timed(fast.scores, *one) for one in some])
+        show(f"{name}: Dispatcher.best, five", [timed(fast.best, *one, 5) for one in some])
         problems = [
             optsched.GpuPlacement(s, known.model, k, traffic="heavy") for s, k in asked[:500]
         ]

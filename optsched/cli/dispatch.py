@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 from functools import cache
+from operator import attrgetter
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
 import msgspec
 import typer
@@ -65,8 +66,8 @@ def dispatch(
 ) -> None:
     """Choose the free GPUs with the highest bandwidth beside the running jobs.
 
-    A line of --stream is {"gpus": 8}; with "name" the job starts on them, {"give": NAME} ends it,
-    {"state": {...}} begins anew, "id" comes back with the answer.
+    A line of --stream is {"gpus": 8}; with "name" the job starts on them, {"give": NAME} ends it;
+    also scores, what_if, resize, move, fail, repair, state and restore: see the documentation.
     """
     check_outputs([output], [state, cluster, model])
     known = _model(cluster, model)
@@ -116,11 +117,11 @@ def _model(cluster: Path | None, model: Path | None) -> BandwidthModel:
 
 
 def _policy(given: list[str] | None) -> Policy:
-    """The rules on counts; hosts may be separated by commas."""
+    """The rules; names may be separated by spaces, or by commas where no GPUs are told."""
     tree = parse_options(given)
-    for key in ("include", "exclude"):
-        if isinstance(tree.get(key), str):
-            tree[key] = tree[key].split(",")
+    for key in ("include", "exclude", "apart"):
+        if isinstance(text := tree.get(key), str):
+            tree[key] = text.split(None if ":" in text or " " in text else ",")
     return policy_from_tree(tree, "policy")
 
 
@@ -136,25 +137,36 @@ def _share(text: str) -> float:
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
-    """A line: a request for GPUs, the end of a job, or another state."""
+    """A line: one of the `VERBS`, and what goes with it."""
 
     gpus: int | None = None
+    scores: int | None = None
+    what_if: str | None = None
+    give: str | None = None
+    resize: str | None = None
+    move: str | None = None
+    fail: str | None = None
+    repair: str | None = None
+    state: bool | None = None
+    restore: Any = None
     name: str | None = None
     demand: float | None = None
-    give: str | None = None
-    state: Any = None
+    best: int | None = None
     policy: Any = None
+    deadline: float | None = None
+    to: str | None = None
     id: int | str | None = None
 
 
-class Answer(msgspec.Struct, omit_defaults=True):
-    """A line: the GPUs and their bandwidth in GB/s, or what is wrong with the request."""
+_FIELDS: Final = Request.__struct_fields__[:-1]
+_values: Final = attrgetter(*_FIELDS)
 
-    id: int | str | None = None
-    gpus: str | None = None
-    bandwidth: float | None = None
-    free: int | None = None
-    error: str | None = None
+VERBS: Final = {
+    "gpus": ("name", "demand", "best", "policy", "deadline"), "scores": ("policy", "deadline"),
+    "what_if": ("policy", "deadline"), "give": (), "resize": ("to",), "move": ("to",), "fail": (),
+    "repair": (), "state": (), "restore": (),
+}  # fmt: skip
+"""What a line may ask, and the fields that go with it."""
 
 
 def answer_all(
@@ -181,56 +193,110 @@ def answer_all(
     def dispatcher(rules: Policy) -> Dispatcher:
         return Dispatcher(model.cluster, model, policy=rules, tolerance=tolerance, traffic=traffic)
 
-    dispatcher(policy)  # what is wrong with it, is so before the first line
+    usual = dispatcher(policy)  # what is wrong with it, is so before the first line
     decoder, encode = msgspec.json.Decoder(Request), msgspec.json.Encoder().encode
     written = _writer(model.cluster)
 
     def answer(number: int, line: bytes) -> bytes:
         nonlocal state
-        found = Answer()
+        found: dict[str, Any] = {}
         try:
             request = decoder.decode(line)
-            found.id = request.id
-            state = _step(request, found, state, dispatcher, policy, written)
-        except (InputError, Infeasible, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            found.error = str(error)
+            if request.id is not None:
+                found["id"] = request.id
+            verb = _verb(request)
+            if verb in ("gpus", "scores", "what_if"):
+                fast = usual
+                if request.policy is not None:
+                    fast = dispatcher(policy_from_tree(request.policy, "policy"))
+                state = _asked(verb, request, found, state, fast, written)
+            else:
+                state = _told(verb, request, found, state)
+        except Infeasible as error:
+            found["infeasible"] = str(error)
+        except (InputError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            found["error"] = str(error)
         return encode(found) + b"\n"
 
     answer_lines(lines, answers, answer)
 
 
-def _step(
+def _verb(request: Request) -> str:
+    """What a line asks; refuses two of them, and fields that do not go with it."""
+    values = zip(_FIELDS, _values(request), strict=True)
+    given = [key for key, value in values if value is not None]
+    verbs = [key for key in given if key in VERBS]
+    if len(verbs) != 1:
+        raise InputError(f"expected one of {', '.join(VERBS)}, got {' and '.join(verbs) or 'none'}")
+    for key in given:
+        if key != verbs[0] and key not in VERBS[verbs[0]]:
+            raise InputError(f"{key}: does not go with {verbs[0]}")
+    return verbs[0]
+
+
+def _asked(
+    verb: str,
     request: Request,
-    answer: Answer,
+    answer: dict[str, Any],
     state: ClusterState,
-    dispatcher: Callable[[Policy], Dispatcher],
-    policy: Policy,
+    dispatcher: Dispatcher,
     written: Callable[[tuple[int, ...]], str],
 ) -> ClusterState:
-    """Fill the answer; the state after the request."""
-    asked = [key for key in ("gpus", "give", "state") if getattr(request, key) is not None]
-    if len(asked) != 1:
-        raise InputError(f"expected one of gpus, give, state, got {' and '.join(asked) or 'none'}")
-    if request.gpus is None and (request.name or request.policy or request.demand is not None):
-        raise InputError("name, demand, policy: go with gpus")
-    if request.demand is not None and request.name is None:
-        raise InputError("demand: goes with the name of the job that starts")
-    if request.give is not None:
-        state = state.give(request.give)
-        answer.free = len(state.free)
-        return state
-    if request.state is not None:
-        tree = parse(msgspec.json.encode(request.state).decode(), "state")
-        state = state_document.from_tree(tree, state.cluster, "state")
-        answer.free = len(state.free)
-        return state
-    rules = policy if request.policy is None else policy_from_tree(request.policy, "policy")
-    gpus, bandwidth, alone, _ = dispatcher(rules).answer(state, request.gpus)  # type: ignore[arg-type]
-    if request.name is not None:
-        wanted = alone if request.demand is None else kilobytes("demand", request.demand)
-        state = state.take(gpus, request.name, wanted)
-    answer.gpus, answer.bandwidth = written(gpus), bandwidth / KILOBYTES
+    """Fill the answer to a question; the state after it, in which a named job has started."""
+    until = request.deadline
+    if verb == "scores":
+        answer["scores"] = dispatcher.scores(state, request.scores, until)  # type: ignore[arg-type]
+    elif verb == "what_if":
+        what = dispatcher.what_if(state, request.what_if or "", until)
+        answer |= {
+            "gpus": written(what.gpus), "bandwidth": _rate(what.share.value),
+            "alone": _rate(what.share.standalone), "best": _rate(what.best),
+            "victims": {name: _rate(lost) for name, lost in what.victims.items()},
+            "regret": _rate(what.regret), "fault": what.fault,
+        }  # fmt: skip
+    elif request.best is not None:
+        if request.name is not None or request.demand is not None:
+            raise InputError("name, demand: do not go with best; a job starts on one choice")
+        answer["choices"] = [
+            {"gpus": written(one.gpus), "bandwidth": _rate(one.value)}
+            for one in dispatcher.best(state, request.gpus, request.best, until)  # type: ignore[arg-type]
+        ]
+    else:
+        if request.demand is not None and request.name is None:
+            raise InputError("demand: goes with the name of the job that starts")
+        gpus, value = dispatcher.choose(state, request.gpus, until)  # type: ignore[arg-type]
+        if request.name is not None:
+            wanted = request.demand
+            state = state.take(
+                gpus, request.name, None if wanted is None else kilobytes("demand", wanted)
+            )
+        answer["gpus"], answer["bandwidth"] = written(gpus), _rate(value)
     return state
+
+
+def _told(verb: str, request: Request, answer: dict[str, Any], state: ClusterState) -> ClusterState:
+    """The state after a change, and how much of it is free; or the state itself."""
+    if verb == "state":
+        answer["state"] = msgspec.json.decode(state_document.to_json(state))
+        return state
+    if verb == "restore":
+        tree = parse(msgspec.json.encode(request.restore).decode(), "restore")
+        state = state_document.from_tree(tree, state.cluster, "restore")
+    elif verb in ("resize", "move"):
+        if request.to is None:
+            raise InputError(f"to: {verb} needs GPUs such as 'n01:0-3 n02'")
+        state = getattr(state, verb)(getattr(request, verb), request.to)
+    elif verb == "fail":
+        answer["jobs"] = state.jobs_on(request.fail or "")
+        state = state.fail(request.fail or "")
+    else:
+        state = getattr(state, verb)(getattr(request, verb))
+    answer["free"] = len(state.free)
+    return state
+
+
+def _rate(value: int | None) -> float | None:
+    return None if value is None else value / KILOBYTES
 
 
 def _writer(cluster: Cluster) -> Callable[[tuple[int, ...]], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -83,8 +83,6 @@ class Choice(NamedTuple):
     """Whether the optimum is proved."""
     compared: bool = True
     """Whether all of the best were compared for what they leave."""
-    level: int = 0
-    """Which of `levels_of` it keeps."""
 
 
 def ask(
@@ -118,7 +116,17 @@ def ask(
         Most steps of the search, some tens of nanoseconds each.
     """
     search = CountSearch(tables, policy, contention, ties=ties, tolerance=tolerance)
-    return search.choose(state, search.jobs(state, demands), k, leaves=leaves, nodes=nodes)[0]
+    here = search.policy.usable(state)
+    jobs = search.jobs(state, demands)
+    out, level = search.choose(here.masks, jobs, k, nodes, leaves)
+    if level < 0:
+        return None
+    best, value, d, capacity, demand, whole, left, visited, complete, _, *chosen = out
+    parts = tuple((host, part) for host, part in enumerate(chosen) if part)
+    return Choice(
+        best, value, d, None if capacity < 0 else capacity, demand, parts, whole, left,
+        gpus_of(here, parts), visited, complete >= 1, complete == 2,
+    )  # fmt: skip
 
 
 class CountSearch:
@@ -146,6 +154,9 @@ class CountSearch:
         ties: bool = False,
         tolerance: float = 0.0,
     ) -> None:
+        from optsched.bandwidth.search import counts
+
+        self._kernel = counts
         self.cluster, self.policy = tables.cluster, policy or Policy()
         self.contention = contention or Contention()
         self.words = tables.ruled(self.policy).words
@@ -159,55 +170,50 @@ class CountSearch:
 
     def choose(
         self,
-        state: ClusterState,
+        masks: IntArray,
         jobs: IntArray,
         k: int,
-        *,
-        leaves: int = NO_LIMIT,
-        nodes: int = MOST_NODES,
+        nodes: int | None = None,
+        leaves: int | None = None,
         bounds: Bounds | None = None,
-    ) -> tuple[Choice | None, bool]:
-        """The best choice, None if there is none; and whether there is surely no better one.
+    ) -> tuple[list[int], int]:
+        """What the kernel answers, and the position of the level that it keeps; -1: no choice.
 
         Parameters
         ----------
-        state, k, leaves, nodes
-            As in `ask`.
+        masks
+            `ClusterState.masks` of what `Policy.usable` leaves.
         jobs
             See `jobs`.
+        k, nodes, leaves
+            As in `ask`.
         bounds
             On the counts of hosts, beside the policy's own; then nothing is lost for the rest.
         """
-        from optsched.bandwidth.search import counts as kernel
-
-        here, n, proved = self.policy.usable(state), self.cluster.n_hosts, True
+        kernel, n, proved = self._kernel, self.cluster.n_hosts, True
         for level, template in enumerate(self.requests):
             request = template.copy()
             request[kernel.K], request[kernel.N_JOBS] = k, len(jobs) // (n + 1)
-            request[kernel.LEAVES], request[kernel.NODES] = leaves, nodes
+            if nodes is not None:
+                request[kernel.NODES] = nodes
+            if leaves is not None:
+                request[kernel.LEAVES] = leaves
             if bounds is not None:
-                least, most = request[kernel.LISTS :].reshape(5, n)[[1, 4]]
-                request[kernel.LISTS + n : kernel.LISTS + 2 * n] = np.maximum(least, bounds.least)
-                request[kernel.LISTS + 4 * n :] = np.minimum(most, bounds.most)
+                lists = request[kernel.LISTS :].reshape(5, n)
+                np.maximum(lists[1], bounds.least, out=lists[1])
+                np.minimum(lists[4], bounds.most, out=lists[4])
                 request[kernel.TOLERANCE] = 0
             out = np.empty(kernel.CHOSEN + n, np.int64)
-            if not choose(self.words, request, here.masks, jobs, out):
-                proved = proved and bool(out[kernel.COMPLETE])
-                continue
-            best, value, d, capacity, demand, whole, left, seen, complete, _, *of = out.tolist()
-            parts = tuple([(host, part) for host, part in enumerate(of) if part])
-            found = Choice(
-                best, value, d, None if capacity < 0 else capacity, demand, parts, whole, left,
-                gpus_of(here, parts), seen, complete >= 1, complete == 2, level,
-            )  # fmt: skip
-            return found, found.exact
-        return None, proved
+            if choose(self.words, request, masks, jobs, out):
+                return out.tolist(), level
+            proved = proved and bool(out[kernel.COMPLETE])
+        out[kernel.COMPLETE] = proved
+        return out.tolist(), -1
 
     def _request(self, required: int | None, ties: bool, tolerance: float) -> IntArray:
         """The kernel's request at one level, the number of GPUs and the jobs aside."""
-        from optsched.bandwidth.search import counts as kernel
-
-        cluster, policy, contention = self.cluster, self.policy, self.contention
+        kernel, cluster = self._kernel, self.cluster
+        policy, contention = self.policy, self.contention
         request = np.zeros(kernel.LISTS + 5 * cluster.n_hosts, np.int64)
         request[kernel.N_USED] = cluster.n_hosts
         request[kernel.BALANCE] = policy.most_difference
@@ -220,7 +226,7 @@ class CountSearch:
         request[kernel.CROSS_ONLY] = contention.cross_only
         request[kernel.UNIT] = contention.unit
         request[kernel.TIES] = ties
-        request[kernel.LEAVES] = request[kernel.NODES] = NO_LIMIT
+        request[kernel.LEAVES], request[kernel.NODES] = NO_LIMIT, MOST_NODES
         lists = request[kernel.LISTS :].reshape(5, cluster.n_hosts)
         lists[0] = range(cluster.n_hosts)
         lists[1], lists[4] = policy.bounds(cluster)
@@ -281,20 +287,19 @@ def gpus_of(state: ClusterState, parts: Iterable[tuple[int, int]]) -> tuple[int,
     of, first, by_mask = state.cluster.places
     found: list[int] = []
     for host, part in parts:
-        begin = first[host]
-        if by_mask[host]:
-            found += [begin + i for i in _bits(part)]
+        if part and by_mask[host]:
+            found += _ids(first[host], part)
         elif part:
-            free = [gpu - begin for gpu in state.free if of[gpu] == host]
+            free = [gpu - first[host] for gpu in state.free if of[gpu] == host]
             tray = state.cluster.type(host).tray
-            found += [begin + i for i in trays_first(free, part, tray)]
+            found += [first[host] + i for i in trays_first(free, part, tray)]
     return tuple(found)
 
 
-@cache
-def _bits(mask: int) -> tuple[int, ...]:
-    """The bits that are set, ascending; below 2^16."""
-    return tuple(i for i in range(MOST_BY_SUBSET) if mask >> i & 1)
+@lru_cache(maxsize=1 << 16)
+def _ids(first: int, mask: int) -> tuple[int, ...]:
+    """GPUs of a mask, whose bit 0 is the GPU `first`."""
+    return tuple(first + i for i in range(MOST_BY_SUBSET) if mask >> i & 1)
 
 
 def trays_first(free: list[int], count: int, tray: int) -> list[int]:

@@ -19,9 +19,9 @@ from optsched.bandwidth.models.contention import (
 from optsched.bandwidth.models.model import BandwidthModel, CountModel
 from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.search.ask import (
-    MOST_NODES,
     Answer,
     CountSearch,
+    gpus_of,
 )
 from optsched.bandwidth.search.large import LargeSearch
 from optsched.bandwidth.search.what_if import WhatIf, regret, victims
@@ -135,7 +135,9 @@ class Dispatcher:
     def answer(self, state: ClusterState, k: int, deadline: float | None = None) -> Answer:
         """The same with the bandwidth that the GPUs would have alone, and the proven bound."""
         k, until = self._checked(state, k, deadline)
-        return self._first(state, k, until)[0]
+        found = self._first(state, k, until)[0]
+        self._alone[found.gpus] = found.standalone  # a job may start on them
+        return found
 
     def best(
         self, state: ClusterState, k: int, n: int, deadline: float | None = None
@@ -279,6 +281,8 @@ class Dispatcher:
                 raise Infeasible(f"gpus: asks {k}, free {len(state.free)}")
         if deadline is None:
             return k, None
+        if self._tables is not None:
+            self._speed  # noqa: B018 (compiles before the clock begins)
         return k, time.monotonic() + number("deadline", deadline, above=True, what="seconds")
 
     def _first(
@@ -305,14 +309,17 @@ class Dispatcher:
         """The best choice by tables, or beyond them; and which preferred level it keeps."""
         if self._tables is None:
             return self._beyond(state, k, None, until, bounds)
-        jobs = self._jobs(state)
-        nodes = self._nodes(until, len(jobs) // (self.cluster.n_hosts + 1))
+        here, jobs = self.policy.usable(state), self._jobs(state)
+        nodes = None
+        if until is not None:
+            nodes = self._nodes(until, len(jobs) // (self.cluster.n_hosts + 1))
         search = self._search if ties else self._quick
-        found, proved = search.choose(state, jobs, k, nodes=nodes, bounds=bounds)
-        if found is None:
+        out, level = search.choose(here.masks, jobs, k, nodes, None, bounds)
+        best, value, alone, _, _, _, _, _, proved, _, *chosen = out
+        if level < 0:
             return None if proved else self._beyond(state, k, None, until, bounds)
-        answer = Answer(found.gpus, found.value, found.standalone, found.optimum)
-        return (answer, found.level) if proved else self._beyond(state, k, answer, until, bounds)
+        found = Answer(gpus_of(here, enumerate(chosen)), value, alone, best)
+        return (found, level) if proved else self._beyond(state, k, found, until, bounds)
 
     def _role(self, state: ClusterState, h: int) -> tuple[object, ...]:
         """What distinguishes a host from others."""
@@ -323,10 +330,8 @@ class Dispatcher:
             host.domains if by_domain else (), host.name in (rules.include or ()),
         )  # fmt: skip
 
-    def _nodes(self, until: float | None, n_jobs: int) -> int:
+    def _nodes(self, until: float, n_jobs: int) -> int:
         """Steps of the kernel that fit in half of the time that is left."""
-        if until is None:
-            return MOST_NODES
         left = max(0.0, until - time.monotonic()) / 2
         return 1000 + int(left * self._speed / (1 + n_jobs / _JOBS_A_STEP))
 

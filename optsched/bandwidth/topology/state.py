@@ -281,7 +281,7 @@ class ClusterState:
             return self.cluster.parse(gpus)
         try:
             found = tuple(sorted(gpus))
-            plain = all(type(gpu) is int for gpu in found) and len(set(found)) == len(found)
+            plain = {*map(type, found)} <= _INT and len(set(found)) == len(found)
         except TypeError:
             raise InputError(f"gpus: expected GPU numbers, got {gpus!r:.60}") from None
         if plain and (not found or (found[0] >= 0 and found[-1] < self.cluster.n_gpus)):
@@ -391,6 +391,8 @@ class ClusterState:
 
         write_atomic(path, to_json(self))
 
+
+_INT = {int}
 
 _FEW = 256
 """GPUs that are counted faster one by one than by NumPy."""
