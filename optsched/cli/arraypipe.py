@@ -74,9 +74,7 @@ def profile(
 @app.command()
 def advise(
     file: ProfileFile,
-    devices: Annotated[
-        int | None, typer.Option(help="How many [default: one per profiled stage].")
-    ] = None,
+    devices: Annotated[int | None, typer.Option(help="How many [default: as profiled].")] = None,
     memory: Memory = None,
     link: Annotated[
         str | None,
@@ -103,9 +101,7 @@ def advise(
 def problem(
     file: ProfileFile,
     output: Out = None,
-    objective: Annotated[
-        str, typer.Option(help="period (rolling) or makespan (of one iteration).")
-    ] = "period",
+    objective: Annotated[str, typer.Option(help="period, or makespan of an iteration.")] = "period",
     memory: Memory = None,
 ) -> None:
     """Write the instance of profiled jobs, for `optsched solve`; needs no PyTorch."""
@@ -169,12 +165,8 @@ def run(
     every: Annotated[
         int | None, typer.Option(help="Iterations between checkpoints [default: only the last].")
     ] = None,
-    keep: Annotated[
-        int, typer.Option(help="Newest checkpoints of a job that are not removed.", min=1)
-    ] = 2,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the latest checkpoints there.")
-    ] = False,
+    keep: Annotated[int, typer.Option(help="Newest checkpoints of a job to keep.", min=1)] = 2,
+    resume: Annotated[bool, typer.Option("--resume", help="From the latest checkpoints.")] = False,
     backend: Annotated[
         str,
         typer.Option(
@@ -182,15 +174,11 @@ def run(
             "unless torchrun has done it."
         ),
     ] = "inline",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for plan, trace, replay and summary.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for plan, trace and summary.")] = None,
     time_limit: Annotated[
         float, typer.Option("--time-limit", "--time", help="Of the solver, without a schedule.")
     ] = 10.0,
-    devices: Annotated[
-        int | None, typer.Option(help="Without a schedule [default: one per stage].", min=1)
-    ] = None,
+    devices: Annotated[int | None, typer.Option(help="[default: one per stage].", min=1)] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a script's jobs by a schedule; Ctrl-C lets every job end its iteration and saves."""
@@ -216,9 +204,7 @@ def run(
 
 @app.command()
 def report(
-    path: Annotated[
-        Path, typer.Argument(help="The folder that `run --out` wrote.", show_default=False)
-    ],
+    path: Annotated[Path, typer.Argument(help="What `run --out` wrote.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
     """What a run did: jobs and losses, predicted against measured times, devices."""
@@ -235,9 +221,7 @@ def demo(
         typer.Option(help="Folder for schedules, a chart as a page, and a Perfetto trace."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps per job.", min=1)] = 20,
-    schedule: Annotated[
-        Path | None, typer.Option(help="Train by this schedule of the demo's array.")
-    ] = None,
+    schedule: Annotated[Path | None, typer.Option(help="Train by this schedule of it.")] = None,
 ) -> None:
     """Train four sibling jobs, prove the weights bit-identical to training each alone, advise."""
     from optsched.arraypipe import run_demo

@@ -38,9 +38,7 @@ def import_(
     output: Output,
     op: Op = "all_reduce",
     payload: Payload = None,
-    host_map: Annotated[
-        Path | None, typer.Option(help="POD HOST a line: hosts of the names in the logs.")
-    ] = None,
+    host_map: Annotated[Path | None, typer.Option(help="POD HOST a line, of the logs.")] = None,
 ) -> None:
     """Read logs of nccl-tests and write a CSV of measurements."""
     check_outputs([output], [*logs, host_map])
@@ -55,7 +53,7 @@ def fit(
     output: Output,
     measurements: Tables = None,
     mixed: Annotated[
-        bool, typer.Option("--mixed", help="Take several collectives or payloads together.")
+        bool, typer.Option("--mixed", help="Several collectives or payloads.")
     ] = False,
 ) -> None:
     """Learn a model; without measurements it knows links and network cards only."""
@@ -70,9 +68,7 @@ def fit(
 def plan(
     output: OptionalOutput = None,
     cluster: Annotated[Path | None, typer.Option(help="optsched.cluster/1.")] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="optsched.bandwidth/1: what is known already.")
-    ] = None,
+    model: Annotated[Path | None, typer.Option(help="What is known: optsched.bandwidth/1.")] = None,
     budget: Annotated[int, typer.Option(help="Most runs across hosts.")] = 50,
     logs: Annotated[str, typer.Option(help="Folder for the logs of the runs.")] = "logs",
     seed: Seed = 0,

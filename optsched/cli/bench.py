@@ -38,21 +38,15 @@ if TYPE_CHECKING:
 
 
 def bench(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILES", help="Instances: files, or ta01 to ta80.")
-    ],
+    files: Annotated[list[str], typer.Argument(metavar="FILES", help="Files, or ta01 to ta80.")],
     solvers: Annotated[str, typer.Option(help="Names, separated by commas.")],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Results (CSV); what is there is not run again.")
-    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Results (CSV), to be continued.")],
     time_limit: TimeLimit = None,
     iterations: Iterations = None,
     seeds: Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...", min=1)] = 1,
     workers: Workers = None,
     option: Options = None,
-    jobs: Annotated[
-        int, typer.Option(help="Solves at once; more than cores / workers spoils times.", min=1)
-    ] = 1,
+    jobs: Annotated[int, typer.Option(help="Solves at once, <= cores / workers.", min=1)] = 1,
     bounds: Annotated[
         Path | None,
         typer.Option(

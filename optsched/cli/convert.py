@@ -32,18 +32,12 @@ OWN: Final = ("jobshop", "jobarray", "schedule")
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Any instance or schedule.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
-    from_: Annotated[
-        str, typer.Option("--from", help="Format of IN: json, standard, taillard, csv, ...")
-    ] = "auto",
+    from_: Annotated[str, typer.Option("--from", help="Of IN: json, standard, csv, ...")] = "auto",
     to: Annotated[
         str, typer.Option(help=f"Format of OUT: {', '.join(OWN)}, standard, taillard, csv, ...")
     ] = "auto",
-    reentrant: Annotated[
-        bool, typer.Option(help="Standard text whose rows repeat or skip machines.")
-    ] = False,
-    lossy: Annotated[
-        bool, typer.Option(help="Drop what the format has no place for, and say what.")
-    ] = False,
+    reentrant: Annotated[bool, typer.Option(help="Rows may repeat or skip machines.")] = False,
+    lossy: Annotated[bool, typer.Option(help="Drop what has no place there.")] = False,
     job: Annotated[
         Path | None,
         typer.Option("--problem", help="Job array whose blocks a pipelining CSV orders."),
@@ -73,12 +67,8 @@ def convert(
 def workload(
     log: Annotated[Path, typer.Argument(help="sacct -P, SWF, Helios, Philly, Alibaba, or a CSV.")],
     output: Output,
-    from_: Annotated[
-        str, typer.Option("--from", help="Name of the format [default: by the content].")
-    ] = "auto",
-    zero: Annotated[
-        str, typer.Option(help="Jobs of 0 seconds: drop, or keep (as 1 second).")
-    ] = "drop",
+    from_: Annotated[str, typer.Option("--from", help="Format [default: by content].")] = "auto",
+    zero: Annotated[str, typer.Option(help="Jobs of 0 s: drop, or keep (as 1 s).")] = "drop",
     shares: Annotated[
         str, typer.Option(help="Parts of GPUs: up (to whole ones), drop, or N (count N-ths).")
     ] = "up",

@@ -30,18 +30,12 @@ def decide(
     scheduler: Annotated[
         str | None, typer.Option(help="fair_share or priority [default: what the state says].")
     ] = None,
-    variant: Annotated[
-        str | None, typer.Option(help="code: as Determined decides; docs: as documented.")
-    ] = None,
+    variant: Annotated[str | None, typer.Option(help="code (as it decides) or docs.")] = None,
     no_preemption: Annotated[
         bool, typer.Option("--no-preemption", help="Nobody is released for a better priority.")
     ] = False,
-    fit: Annotated[
-        str | None, typer.Option(help="best: fullest agents first; worst: emptiest.")
-    ] = None,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Answer one state per line of stdin.")
-    ] = False,
+    fit: Annotated[str | None, typer.Option(help="best (fullest agents first) or worst.")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="A state per line of stdin.")] = False,
 ) -> None:
     """Decide who starts on which agents and who is released, as Determined does; prints JSON.
 

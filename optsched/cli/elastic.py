@@ -27,29 +27,21 @@ def elastic(
     jobs: Annotated[
         Path | None, typer.Argument(help="Jobs (TOML), see docs/elastic.md.", show_default=False)
     ] = None,
-    slots: Annotated[
-        int | None, typer.Option(help="Workers [default: as many as --devices].")
-    ] = None,
+    slots: Annotated[int | None, typer.Option(help="Workers [default: as --devices].")] = None,
     policy: Annotated[str, typer.Option(help="Of optsched simulate.")] = "time_to_target",
     option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of the policy; may be repeated.")
+        list[str] | None, typer.Option(help="KEY=VALUE of the policy; repeat.")
     ] = None,
     out: History = None,
     metrics: Metrics = None,
     plot: ReportFile = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Keep checkpoints and the state of the run here.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --folder.")
-    ] = False,
+    folder: Annotated[Path | None, typer.Option(help="For checkpoints and state.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on in --folder.")] = False,
     devices: Devices = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Put a simulation of the same jobs beside it.")
     ] = False,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="Five small jobs on two workers, with a picture.")
-    ] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Five small jobs on two workers.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train jobs on a pool of workers; a policy decides at the end of every pass.

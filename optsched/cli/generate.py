@@ -21,15 +21,11 @@ app = group("Make instances: job arrays of real models, job shops, quota plans."
 @app.command()
 def jobarray(
     output: Output,
-    model: Annotated[
-        str, typer.Option(help="vgg19, resnet152, bert_large or gpt2_xl.")
-    ] = "gpt2_xl",
+    model: Annotated[str, typer.Option(help="vgg19, resnet152, bert_large, gpt2_xl.")] = "gpt2_xl",
     stages: Annotated[int, typer.Option(help="Pipeline stages, one per device.")] = 8,
     jobs: Annotated[int, typer.Option(help="Sibling jobs.")] = 30,
     seed: Annotated[int, typer.Option(help="Shuffles the batch sizes over the jobs.")] = 0,
-    partition: Annotated[
-        str, typer.Option(help="balanced or naive (equal layer counts).")
-    ] = "balanced",
+    partition: Annotated[str, typer.Option(help="balanced or naive (equal counts).")] = "balanced",
     link: Annotated[str, typer.Option(help="nvlink, pcie, infiniband or mixed.")] = "nvlink",
     memory: Annotated[
         str | None,
@@ -38,12 +34,8 @@ def jobarray(
     recompute: Annotated[
         str, typer.Option(help="Activations: no, yes, or choose (the solver does, job by job).")
     ] = "no",
-    objective: Annotated[
-        str, typer.Option(help="makespan (of one iteration) or period (rolling).")
-    ] = "makespan",
-    switch: Annotated[
-        bool, typer.Option(help="Count the time of changing jobs on a device.")
-    ] = False,
+    objective: Annotated[str, typer.Option(help="makespan or period (rolling).")] = "makespan",
+    switch: Annotated[bool, typer.Option(help="Count the time of changing jobs.")] = False,
     micro_batches: Annotated[int, typer.Option(help="Micro-batches per job.")] = 1,
 ) -> None:
     """A job array of a real model by the analytic cost model."""

@@ -43,23 +43,15 @@ def manifest(
     gang: Annotated[
         str, typer.Option(help="podgroup, labels (of the older plugin), volcano or kueue.")
     ] = "podgroup",
-    queue: Annotated[
-        str | None, typer.Option(help="LocalQueue of kueue, or queue of volcano.")
-    ] = None,
-    schedule: Annotated[
-        Path | None, typer.Option(help="Answer to the plan [default: solve it].")
-    ] = None,
-    at: Annotated[
-        int | None, typer.Option(help="Time in a schedule [default: its first start].")
-    ] = None,
+    queue: Annotated[str | None, typer.Option(help="Of volcano; LocalQueue of kueue.")] = None,
+    schedule: Annotated[Path | None, typer.Option(help="Of the plan [default: solve it].")] = None,
+    at: Annotated[int | None, typer.Option(help="Time [default: first start].")] = None,
     gpus_per_pod: Annotated[
         int | None, typer.Option(help="At most [default: up to 8, as the nodes allow].")
     ] = None,
     pin: Annotated[bool, typer.Option("--pin", help="Only on the nodes that were chosen.")] = False,
     image: Annotated[str, typer.Option(help="Container image.")] = "job:latest",
-    command: Annotated[
-        str | None, typer.Option(help="What it runs [default: what the image says].")
-    ] = None,
+    command: Annotated[str | None, typer.Option(help="[default: that of the image].")] = None,
     gpu_resource: Annotated[str, typer.Option(help="What a GPU is called.")] = "nvidia.com/gpu",
     output: OptionalOutput = None,
 ) -> None:

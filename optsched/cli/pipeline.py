@@ -48,12 +48,8 @@ def pipeline(
     chunks: Annotated[
         int | None, typer.Option(help="Stages a device, for interleaved and hanayo [default: 2].")
     ] = None,
-    forward: Annotated[
-        int | None, typer.Option(help="Time of a device for a micro-batch [default: 12].")
-    ] = None,
-    backward: Annotated[
-        int | None, typer.Option(help="Input gradient [default: as --forward].")
-    ] = None,
+    forward: Annotated[int | None, typer.Option(help="Time a micro-batch [default: 12].")] = None,
+    backward: Annotated[int | None, typer.Option(help="[default: as --forward].")] = None,
     weight: Annotated[
         int | None,
         typer.Option(
@@ -67,9 +63,7 @@ def pipeline(
     batch_size: Annotated[
         int | None, typer.Option(help="Samples of a micro-batch of the model [default: 1].")
     ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Of a device, such as 80GB [default: unlimited].")
-    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Of a device, such as 80GB.")] = None,
     objective: Objective = None,
     output: OptionalOutput = None,
 ) -> None:

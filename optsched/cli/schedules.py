@@ -64,7 +64,7 @@ def verify(
 def plot(
     file: ScheduleFile,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Picture: .png, .svg or .pdf.")
+        Path | None, typer.Option("-o", "--output", help=".png, .svg or .pdf.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Self-contained interactive page.")] = None,
     cycles: Cycles = None,

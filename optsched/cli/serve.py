@@ -127,9 +127,7 @@ def serve_bench(
     loads: Annotated[
         str, typer.Option(help="RATE or RATExBURST, separated by commas.")
     ] = "2500x3,4500x2.5,2500,4500",
-    routers: Annotated[
-        list[str] | None, typer.Option(help="Routers, as for serve-sim; repeat.")
-    ] = None,
+    routers: Annotated[list[str] | None, typer.Option(help="As of serve-sim; repeat.")] = None,
     seeds: Annotated[int, typer.Option(help="Traces a load.", min=1)] = 16,
     seconds: Seconds = 8.0,
     plan: PlanOption = "auto",

@@ -31,9 +31,7 @@ def slim_train(
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the images.", min=1)] = 12,
     seed: Seed = 0,
-    accuracy: Annotated[
-        Path | None, typer.Option(help="Write the accuracy of every tuple here (JSON).")
-    ] = None,
+    accuracy: Annotated[Path | None, typer.Option(help="Accuracy of every tuple (JSON).")] = None,
 ) -> None:
     """Train a slimmable network over random tuples of widths, and measure every tuple."""
     from optsched.cli.output import indented
@@ -154,9 +152,7 @@ def serve_run(
     router: RouterSpec = "marginal",
     plan: PlanOption = "auto",
     seed: Seed = 0,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Put the simulation beside it.")
-    ] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Simulate it too.")] = False,
     log: Annotated[Path | None, typer.Option(help="Write the log here.")] = None,
     devices: Devices = None,
 ) -> None:

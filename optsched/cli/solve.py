@@ -54,9 +54,7 @@ def solve(
     option: Options = None,
     workers: Workers = None,
     seed: Seed = 0,
-    warm_start: Annotated[
-        Path | None, typer.Option(help="Start from this schedule; never returns worse.")
-    ] = None,
+    warm_start: Annotated[Path | None, typer.Option(help="A schedule to start from.")] = None,
     output: OptionalOutput = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -129,9 +127,7 @@ def named_bounds(problem: Problem) -> dict[str, int]:
 
 
 def solvers(
-    file: Annotated[
-        Path | None, typer.Argument(help="Say for this instance who takes it, and why not.")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(help="Who takes this instance?")] = None,
 ) -> None:
     """List the installed solvers by the kind of problem, or who takes an instance."""
     if file is None:

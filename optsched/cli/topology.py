@@ -87,9 +87,7 @@ def show(file: ClusterFile) -> None:
 @app.command()
 def check(
     file: ClusterFile,
-    state: Annotated[
-        Path | None, typer.Option(help="A state of this cluster too, optsched.state/1.")
-    ] = None,
+    state: Annotated[Path | None, typer.Option(help="Its state: optsched.state/1.")] = None,
 ) -> None:
     """Check a cluster, and a state of it; say what could be missing for good answers."""
     cluster = Cluster.read(file)
