@@ -74,18 +74,9 @@ def csv_records(
 def check_header(
     cells: Sequence[str], known: Sequence[str], needed: Sequence[str], place: str, skip: str = ""
 ) -> None:
-    """Refuse a header with unknown columns, a column twice, or one that is missing.
+    """Refuse a header with columns that are not `known` (empty: any), twice, or missing.
 
-    Parameters
-    ----------
-    cells
-        The header.
-    known, needed
-        Columns that may be there (empty: any), and those that must.
-    place
-        Where it stands.
-    skip
-        How a user has unknown columns passed over, for the message.
+    `skip` says in messages how a user has unknown columns passed over.
     """
     for cell in cells:
         if cells.count(cell) > 1:

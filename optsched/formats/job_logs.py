@@ -156,9 +156,8 @@ def import_trace(
     notes += [f"left out: {', '.join(counts)}"] * bool(counts)
     if not left:
         raise InputError(f"{file}: no jobs are left: {'; '.join(notes)}")
-    notes += [f"sizes are in 1/{parts} of a GPU: simulate on nodes of {parts} times as many"] * (
-        parts > 1
-    )
+    if parts > 1:
+        notes.append(f"sizes are in 1/{parts} of a GPU: simulate on nodes of {parts} times as many")
     sizes = {key: math.ceil(job.gpus * parts) for key, job in left.items()}
     if cut := [key for key, job in left.items() if sizes[key] != job.gpus * parts]:
         added = sum((sizes[key] - left[key].gpus * parts) * left[key].seconds for key in cut)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.bandwidth.models.model import OPERATIONS
@@ -25,8 +24,7 @@ _NUMBER = re.compile(r"\d{1,12}(\.\d{1,20})?([eE][+-]?\d{1,3})?")
 _BYTES = re.compile(r"[1-9]\d{0,15}")
 
 
-@dataclass
-class _Line:
+class _Line(NamedTuple):
     place: str
     op: str
     payload: int | None
@@ -59,11 +57,11 @@ def from_text(
     lines = [_line(cells, place) for place, cells in rows]
     if not lines:
         raise InputError(f"{name}: there are no measurements in it")
+    wanted = (op, payload)
     chosen = [
-        line
-        for line in lines
-        if op in (None, line.op) and (payload is None or line.payload == payload)
-    ]
+        line for line in lines
+        if all(a in (None, b) for a, b in zip(wanted, (line.op, line.payload), strict=True))
+    ]  # fmt: skip
     if not chosen:
         there = sorted({f"{line.op} of {_bytes(line.payload)}" for line in lines})
         raise InputError(
@@ -97,13 +95,10 @@ def to_csv(table: MeasurementTable) -> str:
     for i, row in enumerate(table):
         whole, rest = divmod(row.value, KILOBYTES)
         cells: list[object] = [
-            table.op,
-            "" if table.payload is None else table.payload,
-            len(row.pattern),
-            written_pattern(row.pattern),
-            written_gpus(row.gpus, f"rows[{i}].gpus"),
+            table.op, "" if table.payload is None else table.payload, len(row.pattern),
+            written_pattern(row.pattern), written_gpus(row.gpus, f"rows[{i}].gpus"),
             f"{whole}.{rest:06d}".rstrip("0").rstrip("."),
-        ]
+        ]  # fmt: skip
         cells += [int(row.censored)] * censored + [1] * table.mixed
         writer.writerow(cells)
     return out.getvalue()

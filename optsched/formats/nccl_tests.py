@@ -30,7 +30,7 @@ _PROGRAMS: Final = {
     "alltoallv": "",
 }  # fmt: skip
 # mpirun --tag-output; srun -l; pdsh
-_TAG = re.compile(r"\s*\[\d+,\d+\](<std(out|err)>)?:|\d{1,6}: |[A-Za-z][\w.\-]*: (?=\s*[#\d])")
+_TAG = re.compile(r"^(\s*\[\d+,\d+\](<std(out|err)>)?:|\d{1,6}: |[A-Za-z][\w.\-]*: (?=\s*[#\d]))")
 _START = re.compile(r"#\s*nThread\s+(\d{1,6})\s+nGpus\s+(\d{1,6})\b")
 _RANK = re.compile(
     r"#\s*Rank\s+(\d{1,7})\s+(?:Group\s+(\d{1,7})\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d{1,4})\s+"
@@ -167,12 +167,6 @@ def _rename(run: _Run, hosts: Mapping[str, str], place: str) -> None:
     run.gpus = tuple((host, tuple(sorted(ids))) for host, ids in parts.items())
 
 
-def _untagged(line: str) -> str:
-    """The line without what a launcher wrote in front of it."""
-    tag = _TAG.match(line)
-    return line[tag.end() :] if tag else line
-
-
 def _files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given:
@@ -196,10 +190,13 @@ def _runs(text: str, path: str) -> list[_Run]:
     op: str | None = None
     gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
     lines = text.splitlines()
-    if lines and not text.endswith("\n") and not _AVERAGE.match(_untagged(lines[-1]).strip()):
+    if (
+        lines
+        and not text.endswith("\n")
+        and not _AVERAGE.match(_TAG.sub("", lines[-1], count=1).strip())
+    ):
         lines.pop()  # may have lost its end
-    for number, raw in enumerate(lines, 1):
-        line = _untagged(raw)
+    for number, line in enumerate(lines, 1):
         place = f"{path}:{number}"
         run = runs[-1] if runs and not runs[-1].complete else None
         if match := _START.match(line.strip()):
@@ -367,15 +364,7 @@ def _gpus(run: _Run, place: str) -> tuple[tuple[tuple[str, tuple[int, ...]], ...
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md).
-
-    Parameters
-    ----------
-    op
-        One of `optsched.bandwidth.models.model.OPERATIONS`.
-    ranks
-        GPUs that take part, at least 1.
-    """
+    """Bus bandwidth over algorithm bandwidth of so many ranks (nccl-tests, doc/PERFORMANCE.md)."""
     if op == "all_reduce":
         return 2 * (ranks - 1) / ranks
     if op in ("all_gather", "reduce_scatter", "all_to_all"):

@@ -21,17 +21,7 @@ _INTEGER: Final = re.compile(r"-?[0-9]+")  # int() alone would also take 1_000, 
 
 
 class ShopText:
-    """The lines of a text one after the other, without blank ones and comments (``#``).
-
-    Parameters
-    ----------
-    text
-        The text.
-    file
-        Its name, for messages.
-    most
-        How many lines are wanted; all by default.
-    """
+    """The lines of a text one after the other, without blank ones and comments (``#``)."""
 
     def __init__(self, text: str, file: str, most: int | None = None) -> None:
         self.file, self.at = file, 0
@@ -96,17 +86,7 @@ class ShopText:
             self.fail(f"expected a duration in 0..2^53, got {min(values)}")
 
     def check_machines(self, values: Sequence[int], base: int, m: int, once: bool) -> None:
-        """Refuse machines out of range and, if each may come only once, repeated ones.
-
-        Parameters
-        ----------
-        values
-            The machines of a job as the file numbers them, from `base` on.
-        base, m
-            The number of the first machine, 0 or 1, and how many there are.
-        once
-            Whether a machine may come only once.
-        """
+        """Refuse machines that are not base..base+m-1, and repeated ones if each comes `once`."""
         if not base <= min(values, default=base) <= max(values, default=base) < base + m:
             value = next(value for value in values if not base <= value < base + m)
             hint = f" (machines are {base}-based here)" if value in (0, m) else ""

@@ -83,8 +83,10 @@ def read_trace(
     integer("passes", passes, 1)
     gpus = np.array(table.values("num_gpus"), np.int64)
     if largest is not None:
-        kept = gpus <= integer("largest", largest, 1)
-        table.keep(kept, f"no job has at most {largest} GPUs")
+        kept = np.flatnonzero(gpus <= integer("largest", largest, 1))
+        if not len(kept):
+            raise InputError(f"{path}: no job has at most {largest} GPUs")
+        table.take(kept.tolist())
         gpus = gpus[kept]
     if nodes is not None and (i := first(gpus > nodes.total)) is not None:
         table.refuse(

@@ -164,13 +164,6 @@ class TraceTable:
         self.places = [self.places[i] for i in chosen]
         self.columns = {key: [v[i] for i in chosen] for key, v in self.columns.items()}
 
-    def keep(self, kept: npt.NDArray[np.bool_], otherwise: str) -> None:
-        """Leave out the other rows."""
-        if not kept.any():
-            raise InputError(f"{self.path}: {otherwise}")
-        if not kept.all():
-            self.take(np.flatnonzero(kept).tolist())
-
     def texts(self, key: str) -> Sequence[str]:
         """A column of names: short, without control characters; empty ones if it is not there."""
         column = self.columns.get(key)
