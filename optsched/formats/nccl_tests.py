@@ -189,12 +189,8 @@ def _runs(text: str, path: str) -> list[_Run]:
     runs: list[_Run] = []
     op: str | None = None
     gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    lines = text.splitlines()
-    if (
-        lines
-        and not text.endswith("\n")
-        and not _AVERAGE.match(_TAG.sub("", lines[-1], count=1).strip())
-    ):
+    lines = [_TAG.sub("", line) for line in text.splitlines()]
+    if lines and not text.endswith("\n") and not _AVERAGE.match(lines[-1].strip()):
         lines.pop()  # may have lost its end
     for number, line in enumerate(lines, 1):
         place = f"{path}:{number}"
