@@ -48,6 +48,7 @@ POLICIES = [
 OTHERS = [
     "elastic_fifo", "elastic_sjf", "elastic_srtf", "entropy", "time_to_target", "optimus", "afs",
     "max_min", "proportional", "makespan", "finish_time_fairness", "goodput", "lucid", "priority",
+    "fair_share", "sia",
 ]  # fmt: skip
 """Simulated once, and only all Philly jobs."""
 

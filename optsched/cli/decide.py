@@ -10,9 +10,9 @@ import typer
 
 from optsched.cli.output import answer_lines, stdin_or_file
 from optsched.cluster.determined import decide as decide_pools
+from optsched.cluster.determined.decisions import VARIANTS
 from optsched.cluster.determined.document import Answer, answer_of, from_tree, read, to_json
 from optsched.cluster.determined.pools import SCHEDULERS
-from optsched.cluster.determined.shares import VARIANTS
 from optsched.cluster.determined.state import FITS
 from optsched.errors import InputError
 from optsched.io.files import decode_text

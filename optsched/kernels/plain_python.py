@@ -53,8 +53,8 @@ def run(entry: Any, *arguments: Any, is_small: bool = True) -> Any:
     """The answer of a compiled function; where it is not ready, that of its source as Python.
 
     Both are the same. Lists take the place of arrays, whose elements Python reads five times as
-    slowly, of objects where there are records; what the source writes to writable arrays is copied
-    back.
+    slowly, of objects where there are records, also within a named tuple; what the source writes to
+    writable arrays is copied back.
 
     Parameters
     ----------
@@ -69,24 +69,35 @@ def run(entry: Any, *arguments: Any, is_small: bool = True) -> Any:
     if is_ready(entry) or not is_small or spent > WORTH_COMPILING:
         return entry(*arguments)
     begin = time.perf_counter()
-    given = [_listed(value) if isinstance(value, np.ndarray) else value for value in arguments]
+    given = _listed(arguments)
     with in_python():
         found = entry.py_func(*given)
-    for array, values in zip(arguments, given, strict=True):
-        if isinstance(array, np.ndarray) and array.flags.writeable:
-            names = array.dtype.names
-            array[:] = values if names is None else list(map(attrgetter(*names), values))
+    _copy_back(arguments, given)
     _spent[id(entry)] = spent + time.perf_counter() - begin
     return found
 
 
-def _listed(array: Any) -> list[Any]:
-    """The array as lists, its records as objects."""
-    rows: list[Any] = array.tolist()
-    if array.dtype.names is None:
-        return rows
-    record = _record(array.dtype.names)
-    return [record(*row) for row in rows]
+def _listed(value: Any) -> Any:
+    """An array as lists, its records as objects."""
+    if isinstance(value, tuple):
+        rows = map(_listed, value)
+        return type(value)(*rows) if hasattr(value, "_fields") else tuple(rows)
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.names is None:
+        return value.tolist()
+    record = _record(value.dtype.names)
+    return [record(*row) for row in value.tolist()]
+
+
+def _copy_back(value: Any, given: Any) -> None:
+    """What was written to the lists goes to the arrays."""
+    if isinstance(value, tuple):
+        for own, its in zip(value, given, strict=True):
+            _copy_back(own, its)
+    elif isinstance(value, np.ndarray) and value.flags.writeable:
+        names = value.dtype.names
+        value[:] = given if names is None else list(map(attrgetter(*names), given))
 
 
 @cache

@@ -16,7 +16,6 @@ from optsched.cluster.determined import (
     fair_share_offers,
     queue,
 )
-from optsched.cluster.determined.offers import GroupShare, _by_copied_comparator
 from optsched.errors import InputError
 
 BOTH = pytest.mark.parametrize("variant", ["code", "docs"])
@@ -195,19 +194,6 @@ def test_what_is_held_for_good(variant: str, expected: tuple[int, int]) -> None:
     state = State((Agent("n", 10),), tuple(rows))
     offers = fair_share_offers(state, variant)  # type: ignore[arg-type]
     assert (offers["a"], offers["b"]) == expected
-
-
-def test_the_copied_list_is_sorted_by_the_order_of_the_other_one() -> None:
-    """Insertion by the comparator of the uncopied list; up to 12 groups, as Go sorts them."""
-
-    def latest(*registered: int) -> list[float]:
-        rows = [GroupShare(g, r, 1.0) for g, r in enumerate(registered)]
-        return [share.registered for share in _by_copied_comparator(rows)]
-
-    assert latest(1, 2, 0) == [2, 1, 0] and latest(0, 1, 2) == [2, 1, 0]
-    assert latest(1, 0, 2) == [1, 2, 0]  # a proper sort has 2 first
-    assert latest(*range(13)) == list(range(12, -1, -1))
-    assert latest(1, 0, *range(2, 13))[0] == 12
 
 
 def test_the_slip_of_the_sort_decides_who_waits() -> None:

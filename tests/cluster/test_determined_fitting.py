@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from determined_states import agents
 
-from optsched.cluster.determined import Agent, State, Task, find_fit, score
+from optsched.cluster.determined import Agent, State, Task, find_fit
+from optsched.cluster.determined.fitting import score
 from optsched.errors import InputError
 
 # slots, used, zero-slot units, used units of both agents; the task's slots; fit; which agent
@@ -140,5 +141,4 @@ def test_ties_go_round_the_agents() -> None:
 )
 def test_scores(agent: tuple[int, ...], slots: int, best: float, worst: float) -> None:
     """Upstream's values."""
-    assert score(Agent("a", *agent), slots) == best
-    assert score(Agent("a", *agent), slots, "worst") == worst
+    assert (score(1, slots, *agent), score(0, slots, *agent)) == (best, worst)

@@ -10,25 +10,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from optsched.cluster.determined.answer import Decision
-    from optsched.cluster.determined.fits import find_fit, score
-    from optsched.cluster.determined.levels import priority
+    from optsched.cluster.determined.decisions import (
+        Decision,
+        fair_share,
+        fair_share_offers,
+        find_fit,
+        priority,
+    )
     from optsched.cluster.determined.pools import Pool, apply, decide
-    from optsched.cluster.determined.shares import fair_share, fair_share_offers
     from optsched.cluster.determined.state import Agent, Group, State, Task
     from optsched.cluster.determined.waiting import Queued, order, queue
 
 # no module may have the name of something public: importing it would take its place
 _HOME: Final = {
-    "Agent": "state", "Decision": "answer", "Group": "state", "Pool": "pools", "Queued": "waiting",
-    "State": "state", "Task": "state", "apply": "pools", "decide": "pools",
-    "fair_share": "shares", "fair_share_offers": "shares", "find_fit": "fits",
-    "order": "waiting", "priority": "levels", "queue": "waiting", "score": "fits",
+    "Agent": "state", "Decision": "decisions", "Group": "state", "Pool": "pools",
+    "Queued": "waiting", "State": "state", "Task": "state", "apply": "pools", "decide": "pools",
+    "fair_share": "decisions", "fair_share_offers": "decisions", "find_fit": "decisions",
+    "order": "waiting", "priority": "decisions", "queue": "waiting",
 }  # fmt: skip
 
 __all__ = [
     "Agent", "Decision", "Group", "Pool", "Queued", "State", "Task", "apply", "decide",
-    "fair_share", "fair_share_offers", "find_fit", "order", "priority", "queue", "score",
+    "fair_share", "fair_share_offers", "find_fit", "order", "priority", "queue",
 ]  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from optsched.io.values import format_value, integer, label
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.cluster.determined.answer import Decision
+    from optsched.cluster.determined.decisions import Decision
 
 FORMAT: Final = "optsched.decide/1"
 ANSWER: Final = "optsched.decision/1"

@@ -1,199 +1,202 @@
-"""Determined's priority scheduler: pure, for one pool."""
+"""Determined's priority scheduler: level by level, on a copy of the cluster; kernels.
+
+If agents of different sizes may not be mixed, more free slots never make a task misfit: then a kind
+of task that did not fit is not tried again until something came free, and one that no release could
+help never is, for what could be released only shrinks from level to level.
+
+Source: determined-ai/determined, ``master/internal/rm/agentrm/priority.go``.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from typing import TYPE_CHECKING, Literal
+from typing import Final
 
-from optsched.cluster.determined.board import Board
-from optsched.cluster.determined.columns import columns
-from optsched.cluster.determined.shares import VARIANTS, checked, named
-from optsched.cluster.determined.waiting import ordered
-from optsched.io.values import boolean, one_of
+from optsched.cluster.determined.columns import COLUMNS
+from optsched.cluster.determined.fitting import find, put, reset, take, undo
+from optsched.kernels.compile import INT, helper
 
-if TYPE_CHECKING:
-    from optsched.cluster.determined.answer import Decision
-    from optsched.cluster.determined.columns import Columns, Fits, Kind
-    from optsched.cluster.determined.state import State
+_FEW: Final = 32
+"""So many kinds are all looked at before each level: who waits in vain need not be."""
 
 
-def priority(
-    state: State, preemption: bool = True, variant: Literal["code", "docs"] = "code"
-) -> Decision:
-    """Start tasks level by level, from priority 1 to 99, and release others that stand in the way.
+@helper(INT, COLUMNS, INT, counted=False)
+def by_level(c, zero):  # type: ignore[no-untyped-def]
+    """Walk over the tasks without slots (zero = 1), or over the others; adds to the answer."""
+    pool, at, blocked = c.pool[0], 0, False
+    hopeful = _begin(c, zero)
+    while at < pool.pending and hopeful > 0:
+        level = c.task[c.pending[at]].level
+        if len(c.kind) <= _FEW and pool.heterogeneous == 0:
+            for k in range(len(c.kind)):
+                kind = c.kind[k]
+                if kind.left > 0 and kind.dead == 0:
+                    if kind.fits != 0:
+                        kind.fits = 1 if find(c, k, 0) > 0 else 0
+                    if kind.fits == 0:
+                        hopeful -= _give_up(c, k, level)
+        begun, misfits, misfit = pool.starts, 0, False
+        while at < pool.pending and c.task[c.pending[at]].level == level and hopeful > 0:
+            i, at = c.pending[at], at + 1
+            kind = c.kind[c.task[i].kind]
+            if (c.task[i].slots == 0) != (zero == 1):
+                continue
+            kind.left -= 1
+            hopeful -= 1 - kind.dead
+            rows = _fits(c, i) if kind.dead == 0 else 0
+            if rows > 0:
+                put(c, rows)
+                c.start[pool.starts] = i
+                pool.starts += 1
+                continue
+            misfit = True
+            if kind.dead == 0:
+                c.end[misfits] = i
+                misfits += 1
+                hopeful -= _give_up(c, c.task[i].kind, level)
+        if pool.gone > 0:
+            pool.starts = begun
+        elif blocked:
+            _backfill(c, begun)
+        blocked = blocked or misfit
+        for m in range(misfits if pool.preemption == 1 else 0):
+            _make_room(c, c.end[m], level)
+        while at < pool.pending and c.task[c.pending[at]].level == level:
+            at += 1
+    return pool.starts
 
-    Parameters
-    ----------
-    state
-        One pool; it is not changed.
-    preemption
-        Whether running preemptible tasks of worse levels are released for a task that does not fit.
-    variant
-        ``"code"``: a worse level may be backfilled, with preemptible tasks and if there is
-        preemption, where a better one does not fit. ``"docs"``: after a misfit no worse level
-        starts (the older text of the documentation).
 
-    Returns
-    -------
-    Decision
-        Once anything is to be released, no further level starts. Agents are those of a second
-        look, in order and without the tasks that were only placed for later: now and then not the
-        first choice, and rarely (see `postponed`) none at all.
+@helper(INT, COLUMNS, INT, counted=False)
+def _begin(c, zero):  # type: ignore[no-untyped-def]
+    """The cluster as it is, and who may be released; returns how many tasks wait."""
+    pool, waiting = c.pool[0], 0
+    for k in range(len(c.kind)):
+        kind = c.kind[k]
+        kind.left = kind.pending if (kind.slots == 0) == (zero == 1) else 0
+        kind.fits, kind.dead, kind.level = -1, 0, -1
+        waiting += kind.left
+    pool.victims = pool.gone = 0
+    if waiting > 0:
+        reset(c)
+    if waiting > 0 and pool.running > 0:
+        worst, best = c.task[c.running[pool.running - 1]].level, c.task[c.pending[0]].level
+        displaces = pool.preemption == 1 and (worst > best or pool.positions == 1)
+        for at in range(pool.running - 1 if displaces else -1, -1, -1):
+            task = c.task[c.running[at]]
+            if task.preemptible == 1 and (task.slots == 0) == (zero == 1):
+                c.victim[pool.victims] = c.running[at]
+                pool.victims += 1
+    return waiting
 
-    Raises
-    ------
-    InputError
-        Not a `State`, or no such variant.
 
-    Notes
-    -----
-    Source: determined-ai/determined, ``master/internal/rm/agentrm/priority.go``.
+@helper(INT, COLUMNS, INT, counted=False)
+def _fits(c, i):  # type: ignore[no-untyped-def]
+    """Rows of a task, 0 if it fits nowhere."""
+    k = c.task[i].kind
+    if c.kind[k].fits == 0 and c.pool[0].heterogeneous == 0:
+        return 0
+    rows = find(c, k, c.task[i].first)
+    if rows == 0:
+        c.kind[k].fits = 0
+    return rows
+
+
+@helper(INT, COLUMNS, INT, INT, counted=False)
+def _give_up(c, k, level):  # type: ignore[no-untyped-def]
+    """A kind does not fit; how many tasks wait in vain if no release can help it any more."""
+    pool = c.pool[0]
+    if pool.heterogeneous == 1 or (pool.preemption == 1 and pool.positions == 1):
+        return 0
+    if pool.preemption == 1 and _could_fit(c, k, _worse(c, level)) == 1:
+        return 0
+    c.kind[k].dead = 1
+    return c.kind[k].left
+
+
+@helper(INT, COLUMNS, INT, counted=False)
+def _backfill(c, begun):  # type: ignore[no-untyped-def]
+    """Of those placed behind a misfit only preemptible ones start."""
+    pool, to = c.pool[0], begun
+    for s in range(begun, pool.starts if pool.preemption == 1 and pool.backfill == 1 else begun):
+        i = c.start[s]
+        if c.task[i].preemptible == 1:
+            c.start[to] = c.backfilled[pool.passing] = i
+            to, pool.passing = to + 1, pool.passing + 1
+    pool.starts = to
+    return to
+
+
+@helper(INT, COLUMNS, INT, counted=False)
+def _worse(c, level):  # type: ignore[no-untyped-def]
+    """How many victims are of worse levels, at least those that are gone."""
+    low, high = c.pool[0].gone, c.pool[0].victims
+    while low < high:
+        middle = (low + high) >> 1
+        if c.task[c.victim[middle]].level > level:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@helper(INT, COLUMNS, INT, INT, counted=False)
+def _could_fit(c, k, end):  # type: ignore[no-untyped-def]
+    """1 if it would help to release all of ``victim[:end]``: cheaper than one after the other."""
+    for v in range(c.pool[0].gone, end):
+        take(c, c.victim[v])
+    found = 1 if c.pool[0].undone > 0 and find(c, k, 0) > 0 else 0
+    undo(c)
+    return found
+
+
+@helper(INT, COLUMNS, INT, INT, counted=False)
+def _behind(c, i, level):  # type: ignore[no-untyped-def]
+    """How many it may displace on its own level: those behind it in the queue, last first.
+
+    The first that is not behind ends it. Without positions nobody is.
     """
-    cols = columns(checked(state))
-    one_of("variant", variant, VARIANTS)
-    boolean("preemption", preemption)
-    return named(cols, *decide_priority(cols, preemption, variant))
+    pool, found, gone = c.pool[0], 0, 0
+    if pool.positions == 0:
+        return 0
+    for v in range(pool.gone - 1, -1, -1):
+        if c.task[c.victim[v]].level > level:
+            break
+        gone += 1
+    for at in range(pool.running - 1, -1, -1):
+        other = c.task[c.running[at]]
+        if other.level < level:
+            break
+        if other.level > level or (other.slots == 0) != (c.task[i].slots == 0):
+            continue
+        if c.task[i].position >= other.position:
+            break
+        found += other.preemptible
+    return max(0, found - gone)
 
 
-def decide_priority(
-    cols: Columns, preemption: bool, variant: str
-) -> tuple[list[int], list[int], list[int]]:
-    """Numbers of the tasks that are to start, of those to release, and of those backfilled.
-
-    Tasks with slots and tasks without do not know of each other.
-    """
-    order = ordered(cols.tasks)
-    slots = cols.tasks.slots
-    walks = [
-        _Walk(cols, [i for i in order if (slots[i] == 0) is zero], preemption, variant == "code")
-        for zero in (False, True)
-    ]
-    start, release, backfilled = [], [], []
-    for walk in walks:
-        walk.go()
-        start += walk.start
-        release += walk.release
-        backfilled += walk.backfilled
-    return start, release, backfilled
-
-
-class _Walk:
-    """One run over the levels, on a copy of the cluster.
-
-    If agents of different sizes may not be mixed, more free slots never make a task misfit: then a
-    kind of task that did not fit is not tried again until something came free, and one that no
-    release could help never is, for what could be released only shrinks from level to level.
-    """
-
-    def __init__(self, cols: Columns, order: list[int], preemption: bool, backfill: bool) -> None:
-        self.cols, self.tasks = cols, cols.tasks
-        self.preemption, self.backfill = preemption, backfill
-        self.start: list[int] = []
-        self.release: list[int] = []
-        self.backfilled: list[int] = []
-        self._monotone = not cols.heterogeneous
-        self._misfits: set[Kind] = set()
-        self._hopeless: dict[Kind, tuple[int, int]] = {}
-        self._pending: dict[int, list[int]] = {}
-        self._running: dict[int, list[int]] = {}
-        for i in order:
-            rows = self._running if self.tasks.running[i] else self._pending
-            rows.setdefault(self.tasks.priority[i], []).append(i)
-        # whom everybody displaces first: worst level first, there the last; released is a prefix
-        self._victims = [
-            i for i in reversed(order) if self.tasks.running[i] and self.tasks.preemptible[i]
-        ]
-        self._levels = [-self.tasks.priority[i] for i in self._victims]
-        if self._pending:
-            self.board = Board(cols)
-
-    def go(self) -> None:
-        """Level by level."""
-        blocked = False
-        for level in sorted(self._pending):
-            placed, misfits = self._place(self._pending[level])
-            if not self.release:
-                self._begin(placed, blocked)
-            blocked = blocked or bool(misfits)
-            if self.preemption:
-                for i in misfits:
-                    self._make_room(i, level)
-
-    def _place(self, pending: list[int]) -> tuple[list[int], list[int]]:
-        placed, misfits = [], []
-        for i in pending:
-            if fits := self._fits(i):
-                self.board.put(fits)
-                placed.append(i)
-            else:
-                misfits.append(i)
-        return placed, misfits
-
-    def _fits(self, i: int) -> Fits:
-        kind = self.tasks.kind[i]
-        if self._monotone and kind in self._misfits:
-            return []
-        if not (fits := self.board.find(kind, self.tasks.names[i])):
-            self._misfits.add(kind)
-        return fits
-
-    def _begin(self, placed: list[int], blocked: bool) -> None:
-        """Start what was placed; behind a misfit only preemptible tasks, as backfill."""
-        if not blocked:
-            self.start += placed
-        elif self.preemption and self.backfill:
-            passing = [i for i in placed if self.tasks.preemptible[i]]
-            self.start += passing
-            self.backfilled += passing
-
-    def _make_room(self, i: int, level: int) -> None:
-        """Reserve for a misfit: where earlier releases made room, or by releasing some more."""
-        if fits := self._fits(i):
-            self.board.put(fits)
-            return
-        kind, board, tasks = self.tasks.kind[i], self.board, self.tasks
-        own = self._behind(i, level)
-        known = self._hopeless.get(kind)
-        if self._monotone and known and (known[0] < level or own <= known[1]):
-            return
-        gone = len(self.release)
-        candidates = self._victims[gone : max(gone, bisect_left(self._levels, -level)) + own]
-        taken: list[Fits] = []
-        if not self._monotone or self._could_fit(kind, candidates):
-            for n, victim in enumerate(candidates):
-                taken.append(board.take(tasks.held[victim]))
-                if taken[-1] and (fits := board.find(kind, tasks.names[i])):
-                    board.put(fits)
-                    self.release += candidates[: n + 1]
-                    self._misfits.clear()
-                    return
-        for rows in reversed(taken):
-            board.put(rows)
-        self._hopeless[kind] = (level, own)
-
-    def _behind(self, i: int, level: int) -> int:
-        """How many it may displace on its own level: those behind it in the queue, last first.
-
-        The first that is not behind ends it. Without positions nobody is.
-        """
-        tasks = self.tasks
-        own = tasks.position[i] or 0
-        found = 0
-        for victim in reversed(self._running.get(level, [])):
-            if own >= (tasks.position[victim] or 0):
-                break
-            found += tasks.preemptible[victim]
-        first = bisect_left(self._levels, -level)
-        return max(0, found - max(0, len(self.release) - first))
-
-    def _could_fit(self, kind: Kind, candidates: list[int]) -> bool:
-        """Whether it would help to release all of them: much cheaper than one after the other."""
-        used, zero_used = self.board.used.copy(), self.board.zero_used.copy()
-        for victim in candidates:
-            for agent, slots in self.tasks.held[victim]:
-                if slots:
-                    used[agent] = max(0, used[agent] - slots)
-                else:
-                    zero_used[agent] = max(0, zero_used[agent] - 1)
-        agents = self.cols.agents._replace(used=used, zero_used=zero_used)
-        return Board(self.cols, agents).has(kind)
+@helper(INT, COLUMNS, INT, INT, counted=False)
+def _make_room(c, i, level):  # type: ignore[no-untyped-def]
+    """Reserve for a misfit: where earlier releases made room, or by releasing some more."""
+    pool, rows, k = c.pool[0], _fits(c, i), c.task[i].kind
+    if rows > 0:
+        return put(c, rows)
+    kind, own = c.kind[k], _behind(c, i, level)
+    known = kind.level >= 0 and (kind.level < level or own <= kind.own)
+    if kind.dead == 1 or (known and pool.heterogeneous == 0):
+        return 0
+    end = _worse(c, level) + own
+    if pool.heterogeneous == 1 or _could_fit(c, k, end) == 1:
+        for v in range(pool.gone, end):
+            rows = find(c, k, c.task[i].first) if take(c, c.victim[v]) == 1 else 0
+            if rows > 0:
+                pool.undone = 0
+                put(c, rows)
+                for u in range(pool.gone, v + 1):
+                    c.release[pool.releases] = c.victim[u]
+                    pool.releases += 1
+                pool.gone = v + 1
+                for other in range(len(c.kind)):
+                    c.kind[other].fits = -1
+                return rows
+        undo(c)
+    kind.level, kind.own = level, own
+    return 0

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from optsched.cluster.determined.levels import decide_priority
-from optsched.cluster.determined.shares import VARIANTS, decide_fair_share
+from optsched.cluster.determined.decisions import FAIR_SHARE, PRIORITY, VARIANTS
 from optsched.cluster.determined.simulated import Cluster, decision
 from optsched.cluster.determined.state import FITS
 from optsched.cluster.policies.gangs import checked_gang
@@ -61,13 +60,17 @@ class FairShare:
         self.fit = one_of("fit", fit, FITS)
         self.heterogeneous = boolean("heterogeneous", heterogeneous)
         self.gang = checked_gang(gang)
-        self._cluster = Cluster(fit == "best", heterogeneous, self.gang)
+        self._cluster = Cluster(fit == "best", heterogeneous, self.gang, by_level=False)
 
     def decide(self, view: ClusterView) -> Decision:
         """Starts and releases now."""
-        cols = self._cluster.columns(view)
-        start, release = decide_fair_share(cols, self.variant)
-        return decision(view, cols, start, release)
+        return decision(view, self._cluster.columns(view), FAIR_SHARE, self.variant)
+
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+        """The whole simulation in compiled code; None for ``docs``."""
+        if self.variant == "docs":
+            return None
+        return self._cluster.log(workload, nodes, settings, FAIR_SHARE, self.name)
 
 
 class Priority:
@@ -109,20 +112,15 @@ class Priority:
         self.preemption = boolean("preemption", preemption)
         self.heterogeneous = boolean("heterogeneous", heterogeneous)
         self.gang = checked_gang(gang)
-        self._cluster = Cluster(fit == "best", heterogeneous, self.gang)
+        self._cluster = Cluster(
+            fit == "best", heterogeneous, self.gang, by_level=True,
+            preemption=self.preemption, backfill=variant == "code",
+        )  # fmt: skip
 
     def decide(self, view: ClusterView) -> Decision:
         """Starts and releases now."""
-        cols = self._cluster.columns(view)
-        start, release, _ = decide_priority(cols, self.preemption, self.variant)
-        return decision(view, cols, start, release)
+        return decision(view, self._cluster.columns(view), PRIORITY)
 
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The whole simulation in compiled code, of jobs on one level."""
-        from optsched.cluster.determined.one_level import simulate_one_level
-
-        if self.heterogeneous:
-            return None
-        return simulate_one_level(
-            workload, nodes, settings, self.gang, self.fit == "best", self.name
-        )
+        """The whole simulation in compiled code."""
+        return self._cluster.log(workload, nodes, settings, PRIORITY, self.name)

@@ -6,11 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from optsched.cluster.determined.answer import Decision
-from optsched.cluster.determined.board import Board
 from optsched.cluster.determined.columns import columns
-from optsched.cluster.determined.levels import priority
-from optsched.cluster.determined.shares import VARIANTS, checked, fair_share
+from optsched.cluster.determined.decisions import VARIANTS, Decision, checked, fair_share, priority
 from optsched.errors import InputError
 from optsched.io.values import format_value, label, one_of
 
@@ -127,9 +124,8 @@ def apply(state: State, decision: Decision) -> State:
 
 def _begun(state: State, decision: Decision, tasks: Mapping[str, Task]) -> dict[str, Task]:
     """The tasks that start, with their allocations; agents take them one after the other."""
-    cols = columns(state)
-    at = {name: a for a, name in enumerate(cols.agents.names)}
-    board = Board(cols)
+    at = {agent.name: a for a, agent in enumerate(state.agents)}
+    agents = columns(state, ())[0].given
     found: dict[str, Task] = {}
     for name, where in decision.start.items():
         place = f"decision: start[{format_value(name)}]"
@@ -141,16 +137,15 @@ def _begun(state: State, decision: Decision, tasks: Mapping[str, Task]) -> dict[
                 raise InputError(f"{place}: there is no agent {format_value(agent)}")
             if agent in task.blocked:
                 raise InputError(f"{place}: may not use agent {format_value(agent)}: it is blocked")
-            free, what = (
-                (board.free(at[agent]), "slots") if task.slots else
-                (board.free_units(at[agent]), "zero-slot units")
-            )  # fmt: skip
+            row = agents[at[agent]]
+            free, what = (row["free"], "slots") if slots else (row["free_units"], "zero-slot units")
+            free = max(0, free) if row["takes"] else 0
             if free < max(1, slots):
                 raise InputError(
                     f"{place}: agent {format_value(agent)} has {free} free {what}, asked for "
                     f"{max(1, slots)}"
                 )
-        board.put([(at[agent], slots) for agent, slots in task.allocation.items()])
+            row["free" if slots else "free_units"] -= max(1, slots)
         found[name] = task
     return found
 

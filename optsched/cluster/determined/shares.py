@@ -1,208 +1,285 @@
-"""Determined's fair share: pure, for one pool."""
+"""Determined's fair share: slots are divided among groups, who then start or release; kernels.
+
+Source: determined-ai/determined, ``master/internal/rm/agentrm/fair_share.go``.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-from optsched.cluster.determined.answer import Decision
-from optsched.cluster.determined.board import Board
-from optsched.cluster.determined.columns import columns
-from optsched.cluster.determined.offers import GroupShare, offer_by_code, offer_by_docs
-from optsched.cluster.determined.state import State
-from optsched.errors import InputError
-from optsched.io.values import format_value, one_of
+import numpy as np
+from numba import types
+
+from optsched.cluster.determined.columns import COLUMNS
+from optsched.cluster.determined.fitting import find, reset
+from optsched.kernels.compile import INT, INTS, helper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from optsched.cluster.determined.columns import Columns
 
-    from optsched.cluster.determined.columns import Columns, Fits, Kind, TaskColumns
-
-VARIANTS: Final = ("code", "docs")
-
-
-def fair_share(state: State, variant: Literal["code", "docs"] = "code") -> Decision:
-    """Divide the slots among groups, and say who starts and who is released.
-
-    Every group is offered slots (`fair_share_offers`); one that holds more releases preemptible
-    tasks, one that holds less starts waiting ones, in order of submission; smaller tasks may pass.
-    Tasks without slots start as long as they fit.
-
-    Parameters
-    ----------
-    state
-        One pool; it is not changed.
-    variant
-        ``"code"``: as Determined's master decides (equal shares, weights as multiples).
-        ``"docs"``: as its documentation says (shares in proportion to demand times weight).
-
-    Returns
-    -------
-    Decision
-        The scheduler looks at each task alone: two may want the same slots. Who comes too late when
-        agents are sought in order is in `postponed`.
-
-    Raises
-    ------
-    InputError
-        Not a `State`, or no such variant.
-
-    Notes
-    -----
-    Source: determined-ai/determined, ``master/internal/rm/agentrm/fair_share.go``.
-    """
-    cols = columns(checked(state))
-    one_of("variant", variant, VARIANTS)
-    start, release = decide_fair_share(cols, variant)
-    return named(cols, start, release)
+_INSERTION_SORT: Final = 12
+"""Go sorts up to so many elements by insertion."""
+_BYTE: Final = 256
+_FINE: Final = 2.0**20
+"""Weights in whole parts of it are added without error, in any order."""
+_LARGE: Final = 2.0**32
 
 
-def fair_share_offers(state: State, variant: Literal["code", "docs"] = "code") -> dict[str, int]:
-    """Slots that every group is offered, by name; groups without a task to consider are left out.
-
-    A task without a group is a group of its own, which has the name of the task.
-
-    Raises
-    ------
-    InputError
-        Not a `State`, no such variant, or a task without a group has the name of another's group.
-    """
-    cols = columns(told_apart(state))
-    one_of("variant", variant, VARIANTS)
-    board = Board(cols)
-    shares, tasks = _divided(cols, board, variant)
-    group_of = {task.name: task.group for task in state.tasks}
-    return {
-        group_of[name] or name: share.offer
-        for share in shares
-        for name in [cols.tasks.names[tasks[share.group][0]]]
-    }
+@helper(INT, COLUMNS, INT, counted=False)
+def _counts(c, i):  # type: ignore[no-untyped-def]
+    """1 if a task counts: it fits the cluster and, if it waits, the slots that are free now."""
+    slots = c.task[i].slots
+    if slots == 0 or slots > c.pool[0].capacity:
+        return 0
+    return 1 if c.task[i].runs == 1 else c.kind[c.task[i].kind].fits
 
 
-def decide_fair_share(cols: Columns, variant: str) -> tuple[list[int], list[int]]:
-    """Numbers of the tasks that are to start, each of which fits alone, and of those to release."""
-    tasks = cols.tasks
-    board = Board(cols)
-    start = [
-        i
-        for i, slots in enumerate(tasks.slots)
-        if slots == 0 and not tasks.running[i] and board.has(tasks.kind[i])
-    ]
-    release: list[int] = []
-    shares, rows = _divided(cols, board, variant)
-    for share in shares:
-        if share.active > share.offer:
-            release += _above(share, rows[share.group], tasks)
-        elif share.active < share.offer:
-            start += _below(share, rows[share.group], tasks)
-    return start, release
+@helper(INT, COLUMNS, INT, counted=False)
+def _join(c, i):  # type: ignore[no-untyped-def]
+    """A task counts in its group."""
+    task, group, g = c.task[i], c.group[c.task[i].group], c.task[i].group
+    task.following = -1
+    if group.key < 0:
+        group.key = c.pool[0].shares
+        c.share[c.pool[0].shares] = g
+        c.pool[0].shares += 1
+        group.registered, group.head = task.registered, i
+        group.demand = group.active = group.fixed = group.offer = group.off = group.credit = 0
+        group.smallest = -1
+    else:
+        c.task[group.tail].following = i
+    group.tail = i
+    group.demand += task.slots
+    if task.runs == 1:
+        group.active += task.slots
+        group.fixed += 0 if task.preemptible == 1 else task.slots
+    elif group.smallest < 0 or task.slots < group.smallest:
+        group.smallest = task.slots
+    return g
 
 
-def _divided(
-    cols: Columns, board: Board, variant: str
-) -> tuple[list[GroupShare], dict[int, list[int]]]:
-    """The groups' shares in their order, and the numbers of the tasks that count, by group."""
-    tasks, capacity = cols.tasks, board.capacity
-    fitting: dict[Kind, bool] = {}
-    shares: dict[int, GroupShare] = {}
-    rows: dict[int, list[int]] = {}
-    for i, (slots, kind, running, g) in enumerate(
-        zip(tasks.slots, tasks.kind, tasks.running, tasks.group, strict=True)
-    ):
-        if slots == 0 or slots > capacity:
-            continue
-        if not running:
-            if (fits := fitting.get(kind)) is None:
-                fits = fitting[kind] = board.has(kind)
-            if not fits:
-                continue
-        share = shares.get(g)
-        if share is None:
-            share = shares[g] = GroupShare(g, tasks.submitted[i], cols.weight[g])
-            rows[g] = []
-        rows[g].append(i)
-        share.demand += slots
-        if running:
-            share.active += slots
-            share.fixed += 0 if tasks.preemptible[i] else slots
-        elif share.smallest is None or slots < share.smallest:
-            share.smallest = slots
-    for g, share in shares.items():
-        if cols.max_slots[g] >= 0:
-            share.demand = min(share.demand, cols.max_slots[g])
-    found = sorted(shares.values(), key=lambda share: (share.demand, share.registered))
-    (offer_by_code if variant == "code" else offer_by_docs)(found, capacity)
-    return found, rows
+@helper(INT, COLUMNS, INTS, INT, counted=False)
+def _sort(c, groups, most):  # type: ignore[no-untyped-def]
+    """Order groups by their keys, 0 to `most`; equal ones stay as they are."""
+    n, spare, base = c.pool[0].shares, c.scratch, len(c.scratch) - _BYTE - 1
+    shift = 0
+    while most >> shift > 0:
+        for b in range(_BYTE + 1):
+            spare[base + b] = 0
+        for i in range(n):
+            spare[base + 1 + ((c.group[groups[i]].key >> shift) & (_BYTE - 1))] += 1
+        for b in range(_BYTE):
+            spare[base + b + 1] += spare[base + b]
+        for i in range(n):
+            at = base + ((c.group[groups[i]].key >> shift) & (_BYTE - 1))
+            spare[spare[at]] = groups[i]
+            spare[at] += 1
+        for i in range(n):
+            groups[i] = spare[i]
+        shift += 8
+    return n
 
 
-def _above(share: GroupShare, rows: list[int], tasks: TaskColumns) -> list[int]:
-    """Preemptible tasks in task order, until the group holds no more than its offer."""
-    active, released = share.active, []
-    for i in rows:
-        if active <= share.offer:
-            break
-        if tasks.running[i] and tasks.preemptible[i]:
-            released.append(i)
-            active -= tasks.slots[i]
-    return released
-
-
-def _below(share: GroupShare, rows: list[int], tasks: TaskColumns) -> list[int]:
-    """Waiting tasks in task order that fit what is left of the offer."""
-    budget, started = share.offer - share.active, []
-    for i in rows:
-        if budget <= 0:
-            break
-        if not tasks.running[i] and tasks.slots[i] <= budget:
-            started.append(i)
-            budget -= tasks.slots[i]
-    return started
-
-
-def checked(state: State) -> State:
-    """The state, or a sentence."""
-    if not isinstance(state, State):
-        raise InputError(f"state: expected a State, got {state!r:.60}")
-    return state
-
-
-def told_apart(state: State) -> State:
-    """A state in whose answers by group a name stands for one group; otherwise a sentence."""
-    groups = {task.group for task in checked(state).tasks}
-    for task in state.tasks:
-        if task.group is None and task.name in groups:
-            raise InputError(
-                f"task {format_value(task.name)}: group: it has none, so that its own has its "
-                "name, but "
-                "other tasks name a group so; rename the task or the group"
-            )
-    return state
-
-
-def in_order(cols: Columns, start: Iterable[int]) -> tuple[list[tuple[int, Fits]], list[int]]:
-    """Where the tasks really start, looked at again one after the other; and those that cannot.
-
-    Determined's resource pool (``allocateResources``) does so before it releases anybody.
-    """
-    tasks, board = cols.tasks, Board(cols)
-    begun, late = [], []
-    for i in start:
-        if fits := board.find(tasks.kind[i], tasks.names[i]):
-            board.put(fits)
-            begun.append((i, fits))
+@helper(INT, COLUMNS, counted=False)
+def divide(c):  # type: ignore[no-untyped-def]
+    """Collect the groups, by demand, then registration; start tasks without slots."""
+    pool = c.pool[0]
+    reset(c)
+    pool.capacity = pool.shares = pool.starts = pool.releases = pool.passing = 0
+    for a in range(len(c.node)):
+        node = c.node[a]
+        pool.capacity += node.capacity if node.takes == 1 else node.capacity - node.free
+    some = 0
+    for k in range(len(c.kind)):
+        kind = c.kind[k]
+        kind.fits = 1 if kind.pending > 0 and find(c, k, 0) > 0 else 0
+        some |= kind.fits
+    for at in range(pool.running):
+        c.group[c.task[c.running[at]].group].key = -1
+    waiting = pool.pending if some == 1 else 0
+    for at in range(waiting):
+        i = c.pending[at]
+        c.group[c.task[i].group].key = -1
+        if c.task[i].slots == 0 and c.kind[c.task[i].kind].fits == 1:
+            c.start[pool.starts] = i
+            pool.starts += 1
+    p = r = 0
+    while p < waiting or r < pool.running:
+        if r < pool.running and (p == waiting or c.running[r] < c.pending[p]):
+            i, r = c.running[r], r + 1
         else:
-            late.append(i)
-    return begun, late
+            i, p = c.pending[p], p + 1
+        if _counts(c, i) == 1:
+            _join(c, i)
+    most = 0
+    for at in range(pool.shares):
+        group = c.group[c.share[at]]
+        if group.limit >= 0:
+            group.demand = min(group.demand, group.limit)
+        group.key, most = group.demand, max(most, group.demand)
+    return _sort(c, c.share, most)
 
 
-def named(
-    cols: Columns, start: list[int], release: list[int], backfilled: Iterable[int] = ()
-) -> Decision:
-    """The starts in order, and names for numbers."""
-    tasks, agents = cols.tasks.names, cols.agents.names
-    begun, late = in_order(cols, start)
-    return Decision(
-        {tasks[i]: {agents[a]: slots for a, slots in fits} for i, fits in begun},
-        tuple(tasks[i] for i in release),
-        tuple(tasks[i] for i in backfilled if i not in late),
-        tuple(tasks[i] for i in late),
-    )
+@helper(INT, COLUMNS, counted=False)
+def _order_latest(c):  # type: ignore[no-untyped-def]
+    """The latest registered first, as upstream sorts: its comparator reads the unsorted list.
+
+    Up to 12 groups Go sorts by insertion, which is reproduced; beyond, the sort is a proper one.
+    """
+    n, share, latest = c.pool[0].shares, c.share, c.latest
+    most = 0
+    for i in range(n):
+        latest[i] = share[i]
+        most = max(most, c.group[share[i]].registered)
+    if n > _INSERTION_SORT:
+        for i in range(n):
+            c.group[share[i]].key = most - c.group[share[i]].registered
+        return _sort(c, latest, most)
+    for i in range(1, n):
+        j = i
+        while j > 0 and c.group[share[j]].registered > c.group[share[j - 1]].registered:
+            latest[j], latest[j - 1] = latest[j - 1], latest[j]
+            j -= 1
+    return n
+
+
+@helper(INT, COLUMNS, INT, counted=False)
+def _wants(c, g):  # type: ignore[no-untyped-def]
+    """1 if a group is to be offered more."""
+    return 1 if c.group[g].off == 0 and c.group[g].offer < c.group[g].demand else 0
+
+
+@helper(types.float64, COLUMNS, counted=False)
+def _total(c):  # type: ignore[no-untyped-def]
+    """Weights of the groups that want more, added in their order: floats are not associative."""
+    total = 0.0
+    for at in range(c.pool[0].shares):
+        if _wants(c, c.share[at]) == 1:
+            total += c.weight[c.share[at]]
+    return total
+
+
+@helper(INT, COLUMNS, INT, INT, counted=False)
+def _drop_stuck(c, turn, left):  # type: ignore[no-untyped-def]
+    """Leave out the latest group whose smallest task exceeds its offer, and divide that anew.
+
+    `turn` is the first place in `latest` to be looked at, for a group that is not stuck never
+    becomes so again. Returns the next one; what was freed is in ``scratch[0]``.
+    """
+    c.scratch[0] = left
+    while turn < c.pool[0].shares and c.scratch[0] == 0:
+        group = c.group[c.latest[turn]]
+        if _wants(c, c.latest[turn]) == 1 and group.smallest > group.offer:
+            c.scratch[0], group.offer, group.off = group.offer, 0, 1
+        turn += 1
+    return turn
+
+
+@helper(INT, COLUMNS, counted=False)
+def fill(c):  # type: ignore[no-untyped-def]
+    """Progressive filling, as Determined's master does it: passes over the groups that want more.
+
+    When nothing is left, gangs that block each other are left out, one by one.
+    """
+    n, share, left, turn = c.pool[0].shares, c.share, c.pool[0].capacity, -1
+    exact, fine = True, 0.0
+    for at in range(n):
+        group = c.group[share[at]]
+        group.offer = group.credit = group.fixed
+        left -= group.fixed
+        parts = c.weight[share[at]] * _FINE
+        exact = exact and parts == float(np.floor(parts))
+        fine += c.weight[share[at]]
+    left, exact = max(left, 0), exact and fine < _LARGE
+    total, stale = _total(c), False
+    while True:
+        before, wanted = left, 0
+        for at in range(n):
+            g = share[at]
+            if _wants(c, g) == 0:
+                continue
+            wanted = 1
+            if left == 0:
+                break
+            if stale:
+                total, stale = _total(c), False
+            group, weight = c.group[g], c.weight[g]
+            part = int(before * weight / total) if weight > 0.0 else 0
+            given = min(max(1, part), left, group.demand - group.offer)
+            if group.credit > 0 and given <= group.credit:
+                group.credit -= given
+                continue
+            group.credit = 0  # upstream's slip: the rest of the credit is lost, not deducted
+            group.offer += given
+            left -= given
+            if group.offer == group.demand:
+                total, stale = total - weight, not exact
+        if wanted == 0:
+            return left
+        if left > 0:
+            continue
+        if turn < 0:
+            _order_latest(c)
+            turn = 0
+        turn = _drop_stuck(c, turn, left)
+        left, stale = c.scratch[0], True
+        if left == 0:
+            return left
+
+
+@helper(INT, COLUMNS, counted=False)
+def hand_out(c):  # type: ignore[no-untyped-def]
+    """Who holds more than its offer releases preemptible tasks, who holds less starts waiting ones.
+
+    In task order, until the group holds no more than its offer; smaller tasks may pass.
+    """
+    pool = c.pool[0]
+    for at in range(pool.shares):
+        group = c.group[c.share[at]]
+        above, i = group.active - group.offer, group.head
+        while i >= 0 and above != 0:
+            task = c.task[i]
+            if above > 0 and task.runs == 1 and task.preemptible == 1:
+                c.release[pool.releases] = i
+                pool.releases += 1
+                above = max(0, above - task.slots)
+            elif above < 0 and task.runs == 0 and task.slots <= -above:
+                c.start[pool.starts] = i
+                pool.starts += 1
+                above += task.slots
+            i = task.following
+    return pool.starts + pool.releases
+
+
+def offer_by_docs(c: Columns) -> bool:
+    """Shares of the slots in proportion to demand times weight, as the documentation says.
+
+    Between a group's fixed slots and its demand, by largest remainder. As long as nothing is left
+    over, the latest group whose smallest task exceeds its offer is left out, and all is divided
+    anew: even if it was offered nothing, for the others' parts by remainder are then different.
+    False where all groups are alike: both rules agree then, also in what becomes of slots given
+    back, and `fill` is to be taken.
+    """
+    from optsched_solvers.quota import proportional
+
+    rows = c.share[: int(c.pool["shares"][0])]
+    groups, weight, capacity = c.group[rows], c.weight[rows], int(c.pool["capacity"][0])
+    low, demand = groups["fixed"], groups["demand"]
+    if len({*zip(demand.tolist(), weight.tolist(), strict=True)}) <= 1 and not low.any():
+        return False
+    high = np.maximum(np.minimum(demand, capacity), low)
+    smallest = np.maximum(groups["smallest"], 0)  # nobody waits: no task exceeds the offer
+    latest = np.argsort(-groups["registered"], kind="stable")
+    offers = np.zeros(len(rows), np.int64)
+    enabled = np.ones(len(rows), bool)
+    while True:
+        on = np.flatnonzero(enabled)
+        floor, most = low[on], high[on]
+        budget = min(max(capacity, int(floor.sum())), int(most.sum()))
+        offers[on], _ = proportional(demand[on] * weight[on], budget, floor, most)
+        stuck = latest[(enabled & (offers < demand) & (smallest > offers))[latest]]
+        if len(stuck) == 0 or budget < capacity:
+            break
+        enabled[stuck[0]] = False
+    c.group["offer"][rows], c.group["off"][rows] = np.where(enabled, offers, 0), ~enabled
+    return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -161,7 +161,7 @@ class Task:
         return self.allocation is not None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class State:
     """One resource pool at one instant.
 
@@ -190,7 +190,6 @@ class State:
     groups: tuple[Group, ...] = ()
     fit: Literal["best", "worst"] = "best"
     heterogeneous: bool = False
-    _columns: list[Any] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for key, kind in (("agents", Agent), ("tasks", Task), ("groups", Group)):
@@ -201,17 +200,6 @@ class State:
         if total > MOST_SLOTS:
             raise InputError(f"agents: have {total} slots, more than {MOST_SLOTS}; split the pool")
         _check_held(self)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, State):
-            return NotImplemented
-        return _content(self) == _content(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _content(state: State) -> tuple[Any, ...]:
-    return state.agents, state.tasks, state.groups, state.fit, state.heterogeneous
 
 
 def _check_held(state: State) -> None:

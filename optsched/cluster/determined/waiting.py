@@ -5,12 +5,17 @@ from __future__ import annotations
 from functools import cmp_to_key
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from optsched.cluster.determined.columns import columns
-from optsched.cluster.determined.shares import checked, told_apart
+from optsched.cluster.determined.decisions import checked, told_apart
 
 if TYPE_CHECKING:
-    from optsched.cluster.determined.columns import TaskColumns
-    from optsched.cluster.determined.state import State
+    from collections.abc import Sequence
+
+    from optsched.cluster.determined.columns import Columns
+    from optsched.cluster.determined.state import State, Task
+    from optsched.model.schedule import IntArray
 
 _INSERTION_SORT: Final = 12
 """Go sorts up to so many elements by insertion."""
@@ -37,8 +42,8 @@ def order(state: State) -> list[str]:
     if one has no position, if both are negative, and between 0 and a negative one: that is no order
     (0 before 1 before -1, but 0 beside -1), so that the result depends on the sort, which is Go's.
     """
-    cols = columns(checked(state))
-    return [cols.tasks.names[i] for i in ordered(cols.tasks)]
+    c, tasks = columns(checked(state))
+    return [tasks[i].name for i in ordered(c, tasks).tolist()]
 
 
 def queue(state: State) -> dict[str, Queued]:
@@ -49,55 +54,53 @@ def queue(state: State) -> dict[str, Queued]:
     InputError
         Not a `State`, or a task without a group has the name of another's group.
     """
-    cols = columns(told_apart(state))
-    group_of = {task.name: task.group or task.name for task in state.tasks}
+    c, tasks = columns(told_apart(state))
     found: dict[str, Queued] = {}
-    for i in ordered(cols.tasks):
-        name = group_of[cols.tasks.names[i]]
+    for i in ordered(c, tasks).tolist():
+        task = tasks[i]
+        name = task.group or task.name
         ahead, running, requested, allocated = found.get(name, Queued(len(found), False, 0, 0))
-        slots, runs = cols.tasks.slots[i], cols.tasks.running[i]
         found[name] = Queued(
-            ahead, running or runs, requested + slots, allocated + (slots if runs else 0)
-        )
+            ahead, running or task.is_running, requested + task.slots,
+            allocated + (task.slots if task.is_running else 0),
+        )  # fmt: skip
     return found
 
 
-def ordered(tasks: TaskColumns) -> list[int]:
-    """Numbers of the tasks in that order; `tasks` come in task order."""
-    rows = range(len(tasks.names))
-    if all(position is None for position in tasks.position):
-        return sorted(rows, key=tasks.priority.__getitem__)
-    given = [position for position in tasks.position if position is not None]
-    if len(given) == len(rows) and not (0 in given and min(given) < 0):
-        return sorted(rows, key=lambda i: (tasks.priority[i], *_place(tasks.position[i])))
+def ordered(c: Columns, tasks: Sequence[Task]) -> IntArray:
+    """Numbers of the tasks in that order."""
+    level = c.task["level"]
+    given = [task.position for task in tasks if task.position is not None]
+    if not given:
+        return np.argsort(level, kind="stable")
+    if len(given) == len(tasks) and not (0 in given and min(given) < 0):
+        # negative positions are behind all others, and equal among each other
+        place = np.array([np.inf if position < 0 else position for position in given])
+        return np.lexsort((place, level))
     # positions beside submit times are no order (a before b before c before a), so that the result
     # depends on the way of sorting: upstream's, as long as Go sorts by insertion
+
+    def is_before(i: int, j: int) -> bool:
+        if level[i] != level[j]:
+            return bool(level[i] < level[j])
+        first, second = tasks[i].position, tasks[j].position
+        if first is None or second is None or first == second:
+            return i < j
+        if first >= 0 and second >= 0:
+            return first < second
+        # upstream: a negative one is behind positive ones
+        return first > 0 or (second <= 0 and i < j)
+
+    rows = range(len(tasks))
     if len(rows) > _INSERTION_SORT:
 
         def compared(i: int, j: int) -> int:
-            return -1 if _before(tasks, i, j) else 1
+            return -1 if is_before(i, j) else 1
 
-        return sorted(rows, key=cmp_to_key(compared))
+        return np.array(sorted(rows, key=cmp_to_key(compared)))
     found = list(rows)
     for i in rows[1:]:
-        while i > 0 and _before(tasks, found[i], found[i - 1]):
+        while i > 0 and is_before(found[i], found[i - 1]):
             found[i], found[i - 1] = found[i - 1], found[i]
             i -= 1
-    return found
-
-
-def _place(position: float | None) -> tuple[bool, float]:
-    """A key: negative positions are behind all others, and equal among each other."""
-    assert position is not None
-    return (True, 0.0) if position < 0 else (False, position)
-
-
-def _before(tasks: TaskColumns, i: int, j: int) -> bool:
-    if tasks.priority[i] != tasks.priority[j]:
-        return tasks.priority[i] < tasks.priority[j]
-    first, second = tasks.position[i], tasks.position[j]
-    if first is None or second is None or first == second:
-        return i < j
-    if first >= 0 and second >= 0:
-        return first < second
-    return first > 0 or (second <= 0 and i < j)  # upstream: a negative one is behind positive ones
+    return np.array(found, np.int64)

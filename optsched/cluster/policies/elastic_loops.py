@@ -7,34 +7,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.cluster.policies.elastic_columns import (
-    act,
-    columns,
-    hold,
-    notice,
-    settled,
-    sort,
-)
+from optsched.cluster.policies.elastic_columns import act, columns, hold, notice, settled, sort
 from optsched.cluster.policies.elastic_rule import COLUMNS, GIVEN, NEVER
 from optsched.cluster.world.advance import remaining_now, step, tidy
-from optsched.cluster.world.build import frozen, grown, log_of, stalled, too_late, world
-from optsched.cluster.world.layout import (
-    ARRIVED,
-    ASK,
-    NO_ROOM,
-    PASSED,
-    STALLED,
-    TOO_LATE,
-    WORLD,
-)
+from optsched.cluster.world.build import frozen, world
+from optsched.cluster.world.compiled import run
+from optsched.cluster.world.layout import ARRIVED, ASK, PASSED, WORLD
 from optsched.kernels.compile import INT, READ, entry, helper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
-    from optsched.cluster.world.layout import World
     from optsched.cluster.world.log import Log
     from optsched.cluster.world.settings import Settings
 
@@ -88,26 +71,6 @@ def simulate_by_rule(
     if key is not None:
         c.key[:] = key
     return run(lambda w: _loop(w, c, rule), world(workload, nodes, settings), workload, name)
-
-
-def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -> Log:
-    """Call a compiled loop until all jobs have ended.
-
-    Raises
-    ------
-    Stalled, InputError
-        As the generic engine does.
-    """
-    status = NO_ROOM
-    while status == NO_ROOM:
-        status = loop(w)
-        if status == NO_ROOM:
-            w = grown(w)
-    if status == STALLED:
-        raise stalled(w, workload, name)
-    if status == TOO_LATE:
-        raise too_late(w, workload, name)
-    return log_of(w)
 
 
 @helper(INT, WORLD, COLUMNS, RULE, INT, counted=False)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.cluster.policies.elastic_loops import run
 from optsched.cluster.policies.rigid import NEVER, rigid
 from optsched.cluster.world.advance import set_rate, start, step
 from optsched.cluster.world.build import frozen, world
+from optsched.cluster.world.compiled import run
 from optsched.cluster.world.layout import ARRIVED, ASK, COMPLETED, INTS2, LUCID_NODE, RUNS, WORLD
 from optsched.cluster.world.packing_table import packable, type_of
 from optsched.cluster.world.stays import start_beside

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.cluster.policies.elastic_loops import run
 from optsched.cluster.policies.gangs import gangs
 from optsched.cluster.policies.waiting import (
     PLACE,
@@ -27,6 +26,7 @@ from optsched.cluster.policies.waiting import (
 )
 from optsched.cluster.world.advance import attained_now, release, remaining_now, start, step
 from optsched.cluster.world.build import world
+from optsched.cluster.world.compiled import run
 from optsched.cluster.world.layout import ARRIVED, ASK, COMPLETED, LUCID_NODE, WORLD
 from optsched.errors import InputError
 from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records

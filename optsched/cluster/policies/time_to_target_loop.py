@@ -16,7 +16,6 @@ from optsched.cluster.policies.elastic_columns import (
     some_ended,
     sort,
 )
-from optsched.cluster.policies.elastic_loops import run
 from optsched.cluster.policies.elastic_rule import BY_GAIN, COLUMNS, FLOATS, GIVEN
 from optsched.cluster.policies.posterior import (
     LEAST_VARIANCE,
@@ -31,6 +30,7 @@ from optsched.cluster.policies.posterior import (
 )
 from optsched.cluster.world.advance import done_now, step, tidy
 from optsched.cluster.world.build import frozen, world
+from optsched.cluster.world.compiled import run
 from optsched.cluster.world.layout import ARRIVED, ASK, ENDED, PASSED, RUNS, WORLD
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 

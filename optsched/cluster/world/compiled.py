@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.layout import World
     from optsched.cluster.world.log import Log
     from optsched.cluster.world.policy import ClusterView
     from optsched.cluster.world.settings import Settings
 
 _WRONG_LENGTH: Final = -100
-_PAUSE: Final = -101
-"""Answers of a loop, beside those of `turn`."""
+PAUSE: Final = -101
+"""Answers of a loop, beside those of `turn`; `PAUSE` after `MOST_VAIN` decisions."""
 
 
 class CompiledView(NamedTuple):
@@ -117,33 +118,48 @@ class compiled:
             return None
         if bool((workload.size == 0).any()):
             return None
-        w = world(workload, nodes, settings)
         given = _Given(*(frozen(getattr(workload, name)[:]) for name in _Given._fields))
-        progress, asked, status = Progress(), 0, NO_ROOM
         self._loop = self._loop or _loop_of(self.function)
-        while status in (NO_ROOM, _PAUSE):
-            if status == _PAUSE:
-                asked += MOST_VAIN
-                progress.check(w, asked, self.name)
+
+        def loop(w: World) -> Any:
             try:
                 status = self._loop(w, given, int(self.clairvoyant))
             except numba.core.errors.NumbaError as error:
                 first = str(error).strip().splitlines()[-1]
                 raise InputError(f"policy {self.name}: numba cannot compile it: {first}") from error
-            if status == NO_ROOM:
-                w = grown(w)
-        if status == _WRONG_LENGTH:
-            raise PolicyError(
-                f"policy {format_value(self.name)} at time {w.state['time'][0]}: quota: expected "
-                f"{w.state['active'][0]} numbers, one per active job"
-            )
-        if status < 0:
-            raise refused(w, workload, self.name, -status)
-        if status == STALLED:
-            raise stalled(w, workload, self.name)
-        if status == TOO_LATE:
-            raise too_late(w, workload, self.name)
-        return log_of(w)
+            if status == _WRONG_LENGTH:
+                raise PolicyError(
+                    f"policy {format_value(self.name)} at time {w.state['time'][0]}: quota: "
+                    f"expected {w.state['active'][0]} numbers, one per active job"
+                )
+            return status
+
+        return run(loop, world(workload, nodes, settings), workload, self.name)
+
+
+def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -> Log:
+    """Call a compiled loop until all jobs have ended.
+
+    Raises
+    ------
+    PolicyError, Stalled, InputError
+        As the generic engine does.
+    """
+    progress, asked, status = Progress(), 0, NO_ROOM
+    while status in (NO_ROOM, PAUSE):
+        if status == PAUSE:
+            asked += MOST_VAIN
+            progress.check(w, asked, name)
+        status = loop(w)
+        if status == NO_ROOM:
+            w = grown(w)
+    if status < 0:
+        raise refused(w, workload, name, -status)
+    if status == STALLED:
+        raise stalled(w, workload, name)
+    if status == TOO_LATE:
+        raise too_late(w, workload, name)
+    return log_of(w)
 
 
 def _loop_of(function: Any) -> Any:
@@ -164,7 +180,7 @@ def _loop_of(function: Any) -> Any:
             rule = apply(w)
             if rule != LEGAL:
                 return -rule
-        return _PAUSE
+        return PAUSE
 
     return numba.njit(loop)
 
