@@ -12,16 +12,7 @@ import typer
 from optsched.bench.instances import load_all, read_bounds
 from optsched.bench.run import Task
 from optsched.bench.summary import summarise
-from optsched.cli.options import (
-    AsJson,
-    Iterations,
-    Options,
-    Quiet,
-    TimeLimit,
-    Workers,
-    options_of,
-    words,
-)
+from optsched.cli import options
 from optsched.cli.output import console
 from optsched.cli.progress import Bar
 from optsched.errors import InputError, UnsupportedProblem
@@ -41,11 +32,11 @@ def bench(
     files: Annotated[list[str], typer.Argument(metavar="FILES", help="Files, or ta01 to ta80.")],
     solvers: Annotated[str, typer.Option(help="Names, separated by commas.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Results (CSV), to be continued.")],
-    time_limit: TimeLimit = None,
-    iterations: Iterations = None,
+    time_limit: options.TimeLimit = None,
+    iterations: options.Iterations = None,
     seeds: Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...", min=1)] = 1,
-    workers: Workers = None,
-    option: Options = None,
+    workers: options.Workers = None,
+    option: options.Options = None,
     jobs: Annotated[int, typer.Option(help="Solves at once, <= cores / workers.", min=1)] = 1,
     bounds: Annotated[
         Path | None,
@@ -54,8 +45,8 @@ def bench(
             help="CSV of known bounds (instance, lb, ub) to measure gaps against.",
         ),
     ] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Compare solvers: every solve in its own process, every schedule verified.
 
@@ -72,8 +63,8 @@ def bench(
         time_limit, iterations, workers=default_workers() if workers is None else workers,
         seed=seeds - 1,
     )  # fmt: skip
-    names = words("solvers", [solvers])
-    tasks, refusals = _tasks(instances, options_of(names, option, "solvers"), limits)
+    names = options.words("solvers", [solvers])
+    tasks, refusals = _tasks(instances, options.options_of(names, option, "solvers"), limits)
     results = Results(output)
     _run(tasks, results, jobs, refusals, quiet)
     summary = summarise(results.rows, known)

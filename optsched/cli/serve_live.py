@@ -7,18 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from optsched.cli import serve
 from optsched.cli.options import Devices, Output, Seed  # noqa: TC001
-from optsched.cli.serve import (
-    Burst,
-    PlanOption,
-    Rate,
-    RouterSpec,
-    Scenario,
-    Seconds,
-    plan_of,
-    router_of,
-    summary_rows,
-)
 
 Network = Annotated[Path, typer.Option(help="What `optsched slim-train` wrote.")]
 
@@ -68,7 +58,8 @@ def slim_train(
 def serve_train(
     output: Output,
     scenario: Annotated[
-        Path | None, typer.Argument(help="Scenario [default: the reference, 2500/s in bursts].")
+        Path | None,
+        typer.Argument(help="Scenario [default: the reference, 2500/s in bursts]."),
     ] = None,
     mode: Annotated[
         str,
@@ -76,7 +67,7 @@ def serve_train(
     ] = "flow",
     decisions: Annotated[int, typer.Option(help="To learn from.", min=1)] = 3_000_000,
     seed: Seed = 0,
-    plan: PlanOption = "auto",
+    plan: serve.PlanOption = "auto",
     curve: Annotated[Path | None, typer.Option(help="Write the curve here (JSON lines).")] = None,
 ) -> None:
     """Train a router by PPO; Ctrl-C keeps the best policy so far."""
@@ -98,7 +89,7 @@ def serve_train(
 
     policy, rows = train_router(
         problem, mode, decisions=decisions, seed=seed, checkpoint=output,
-        plan=plan_of(make(0) if scenario is None else problem, plan), progress=tell,
+        plan=serve.plan_of(make(0) if scenario is None else problem, plan), progress=tell,
     )  # fmt: skip
     wrote(output, policy.save, f"; optsched serve-sim --router policy:{output}")
     if curve is not None:
@@ -110,9 +101,9 @@ def serve_profile(
     output: Output,
     accuracy: Annotated[Path, typer.Option(help="What slim-train --accuracy wrote.")],
     devices: Devices = "cpu,cpu",
-    rate: Rate = 60.0,
-    burst: Burst = 1.0,
-    seconds: Seconds = 20.0,
+    rate: serve.Rate = 60.0,
+    burst: serve.Burst = 1.0,
+    seconds: serve.Seconds = 20.0,
     seed: Seed = 0,
 ) -> None:
     """Measure a network on this machine's devices, and make a scenario of it."""
@@ -147,10 +138,10 @@ def serve_profile(
 
 
 def serve_run(
-    scenario: Scenario,
+    scenario: serve.Scenario,
     network: Network,
-    router: RouterSpec = "marginal",
-    plan: PlanOption = "auto",
+    router: serve.RouterSpec = "marginal",
+    plan: serve.PlanOption = "auto",
     seed: Seed = 0,
     compare: Annotated[bool, typer.Option("--compare", help="Simulate it too.")] = False,
     log: Annotated[Path | None, typer.Option(help="Write the log here.")] = None,
@@ -171,7 +162,7 @@ def serve_run(
     net, there = load_network(network), digits("test").x
     images = there[[r % len(there) for r in range(problem.n_requests)]]
     executor = Executor(
-        net, problem, router_of(router), plan_of(problem, plan), seed=seed,
+        net, problem, serve.router_of(router), serve.plan_of(problem, plan), seed=seed,
         devices=None if devices is None else devices.split(","),
     )  # fmt: skip
     found, run = None, None
@@ -188,7 +179,7 @@ def serve_run(
         if run is not None and log is not None and run.log is not None:
             write_atomic(log, run.log.to_json())
     if found is None:
-        facts(summary_rows(run.summary), 18)
+        facts(serve.summary_rows(run.summary), 18)
         return
     print(f"{'':18}{'simulated':>12}{'measured':>12}{'off':>9}")
     for name, said, real, off in found.rows():

@@ -10,20 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import optsched
-from optsched.cli.options import (
-    AsJson,
-    InstanceFile,
-    Iterations,
-    Objective,
-    OptionalOutput,
-    Options,
-    Quiet,
-    Seed,
-    TimeLimit,
-    Workers,
-    parse_options,
-    with_objective,
-)
+from optsched.cli import options
 from optsched.cli.output import facts
 from optsched.cli.progress import progress_line
 from optsched.formats.read_problem import read_problem
@@ -39,11 +26,11 @@ if TYPE_CHECKING:
 
 
 def solve(
-    file: InstanceFile,
+    file: options.InstanceFile,
     solver: Annotated[str, typer.Option(help="See `optsched solvers`.")] = "auto",
-    time_limit: TimeLimit = None,
-    iterations: Iterations = None,
-    objective: Objective = None,
+    time_limit: options.TimeLimit = None,
+    iterations: options.Iterations = None,
+    objective: options.Objective = None,
     target: Annotated[int | None, typer.Option(help="Stop at this value.")] = None,
     stop_gap: Annotated[
         float | None, typer.Option(help="Stop at this gap to the bound: 0.01 is one percent.")
@@ -51,23 +38,23 @@ def solve(
     stop_no_improvement: Annotated[
         float | None, typer.Option(help="Stop so many seconds after the last better schedule.")
     ] = None,
-    option: Options = None,
-    workers: Workers = None,
-    seed: Seed = 0,
+    option: options.Options = None,
+    workers: options.Workers = None,
+    seed: options.Seed = 0,
     warm_start: Annotated[Path | None, typer.Option(help="A schedule to start from.")] = None,
-    output: OptionalOutput = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    output: options.OptionalOutput = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Solve an instance; Ctrl-C keeps the best schedule so far."""
     check_outputs([output], [file])
-    problem = with_objective(read_problem(file), objective)
+    problem = options.with_objective(read_problem(file), objective)
     start = None if warm_start is None else Schedule.read(warm_start)
     with progress_line(quiet=quiet) as line:
         result = optsched.solve(
             problem, solver, time_limit=time_limit, iterations=iterations, target=target,
             stop=_criterion(stop_gap, stop_no_improvement), workers=workers, seed=seed,
-            warm_start=start, on_progress=line, options=parse_options(option),
+            warm_start=start, on_progress=line, options=options.parse_options(option),
         )  # fmt: skip
     if output is not None and result.schedule is not None:
         result.schedule.write(output)
@@ -81,12 +68,14 @@ def solve(
         raise typer.Exit(1)
 
 
-def bound(file: InstanceFile, objective: Objective = None, as_json: AsJson = False) -> None:
+def bound(
+    file: options.InstanceFile, objective: options.Objective = None, as_json: options.AsJson = False
+) -> None:
     """Lower bounds by name, and the best of them; exit code 1 if no schedule can exist.
 
     All need no search: `optsched solve --solver cpsat` goes on from there.
     """
-    problem = with_objective(read_problem(file), objective)
+    problem = options.with_objective(read_problem(file), objective)
     begin = perf_counter()
     reason = problem.infeasibility()
     found = {} if reason else named_bounds(problem)
