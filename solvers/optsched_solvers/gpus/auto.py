@@ -11,6 +11,7 @@ from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers.gpus.counts import Counts
 from optsched_solvers.gpus.hybrid import Hybrid
+from optsched_solvers.gpus.one_by_one import OneByOne
 from optsched_solvers.gpus.pods import Pods
 from optsched_solvers.gpus.tree import BranchAndBound
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 ENGINES: tuple[Solver, ...] = (Counts(), Pods(), BranchAndBound(), Hybrid())
 """In the order in which they are preferred: exact ones first."""
 
+SEVERAL: tuple[Solver, ...] = (BranchAndBound(), OneByOne())
+"""The same for several requests."""
+
 FIRST: Final = 1000
 """Iterations that an engine has at least where there is no choice yet: milliseconds."""
 
@@ -38,10 +42,8 @@ class Auto:
 
     def supports(self, problem: Problem) -> Support:
         """Whether any of the searches takes it; else why the last does not."""
-        if isinstance(problem, GpuPlacement) and len(problem.requests) > 1:
-            return BranchAndBound().supports(problem)
         said = Support(False, "it is no choice of GPUs")
-        for engine in ENGINES:
+        for engine in _engines(problem):
             said = engine.supports(problem)
             if said:
                 return said
@@ -55,7 +57,7 @@ class Auto:
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """The first that takes the problem; if that proves nothing, the next ones too."""
         assert isinstance(problem, GpuPlacement)
-        for engine in ENGINES:
+        for engine in _engines(problem):
             if not engine.supports(problem):
                 continue
             given = limits
@@ -69,3 +71,8 @@ class Auto:
             if limits.iterations is not None and monitor.objective is not None:
                 return found
         return Result("unknown")
+
+
+def _engines(problem: Problem) -> tuple[Solver, ...]:
+    several = isinstance(problem, GpuPlacement) and len(problem.requests) > 1
+    return SEVERAL if several else ENGINES

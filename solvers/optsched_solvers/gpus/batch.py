@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.models.model import UnmeasuredPattern
 from optsched.bandwidth.models.tables import BEST, BY_MASK, GPUS, INTRA, RECORD, RECORDS
-from optsched.bandwidth.search.ask import ask, trays_first
+from optsched.bandwidth.search.ask import trays_first
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
 from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
-from optsched.bandwidth.topology.state import Job
 from optsched.problems.gpus.problem import RATIO, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
+from optsched_solvers.gpus.one_by_one import OneByOne
 from optsched_solvers.gpus.vectors import CountVectors, divided
 
 if TYPE_CHECKING:
@@ -89,12 +88,10 @@ def supports(problem: GpuPlacement) -> Support:
 
 
 def solve(problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
-    """One after the other first, then jointly; one iteration judges the vectors of one request."""
+    """One by one first, then jointly; one iteration judges the vectors of one request."""
     if not load(monitor, "optsched.bandwidth.search.counts"):
         return Result("unknown")
-    chosen = one_after_the_other(problem)
-    if chosen is not None:
-        monitor.incumbent(GpuSets.of(chosen), -problem.worth(chosen), "one after the other")
+    OneByOne().solve(problem, limits, monitor)
     if monitor.should_stop():
         return Result("unknown")
     search = BatchSearch(problem, -1 if monitor.objective is None else -monitor.objective)
@@ -117,32 +114,6 @@ def solve(problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
             reason = f"no disjoint sets of free GPUs obey the policies of {names:.200}"
             return Result("infeasible", reason=reason)
     return Result("unknown")
-
-
-def one_after_the_other(problem: GpuPlacement) -> list[tuple[int, ...]] | None:
-    """Requests in their order, each the best for itself beside the earlier ones; None if one fails.
-
-    What the later ones cost the earlier ones is not looked at.
-    """
-    assert problem.tables is not None
-    state, wanted = problem.state, problem.demands
-    chosen: list[tuple[int, ...]] = []
-    try:
-        for request in problem.requests:
-            found = ask(
-                problem.tables, state, wanted, request.gpus, request.policy, problem.contention,
-            )  # fmt: skip
-            if found is None:
-                return None
-            gpus = found.gpus
-            chosen.append(gpus)
-            jobs = (*state.jobs, Job(f"request {request.name}", gpus))
-            state = state.without(gpus).with_jobs(jobs)
-            wanted = (*wanted, problem.judged_by.of(gpus))
-        problem.worth(chosen)
-    except UnmeasuredPattern:  # beside those that came later
-        return None
-    return chosen
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def search_large(problem: GpuPlacement, limits: Limits, monitor: Monitor, name: 
     """The search without tables, until the time is over if there is a limit."""
     assert isinstance(problem.model, (CountModel, PodBandwidth))
     given = limits.time_limit is not None and not limits.by_default
-    found = _search(problem.model).choose(
+    found = large_search(problem.model).choose(
         problem.state, problem.k, problem.demands, problem.policy, problem.contention,
         time.monotonic() + monitor.remaining if given else None,
     )  # fmt: skip
@@ -126,7 +126,7 @@ def _asked(problem: GpuPlacement, leaves: int, nodes: int) -> Choice | None:
 
 
 @lru_cache(maxsize=4)
-def _search(model: CountModel | PodBandwidth) -> LargeSearch:
+def large_search(model: CountModel | PodBandwidth) -> LargeSearch:
     """What depends on a model, which is listed once."""
     from optsched.bandwidth.search.large import LargeSearch
 

@@ -9,13 +9,18 @@ import pytest
 from random_subsets import best_batch, random_batch
 
 import optsched
+from optsched.bandwidth import BottleneckBandwidth, synthetic
 from optsched.bandwidth.models.contention import Contention
+from optsched.bandwidth.models.model import UnmeasuredPattern
 from optsched.bandwidth.topology.policy import Policy
 from optsched.bandwidth.topology.state import ClusterState, Job
+from optsched.errors import UnsupportedProblem
 from optsched.problems.gpus.problem import GpuPlacement, Request
+from optsched.solving.limits import Limits
 from optsched.testing.best_gpus import Tables, all_subsets
 from optsched_solvers.gpus import batch as subset_batch
 from optsched_solvers.gpus import tree as subset_tree
+from optsched_solvers.gpus.one_by_one import Sequences
 
 
 def test_optimum_and_status():  # type: ignore[no-untyped-def]
@@ -34,9 +39,8 @@ def test_optimum_and_status():  # type: ignore[no-untyped-def]
         for event in result.history:
             assert event.lower_bound is None or event.lower_bound <= -best, seed
         seen += 1
-        first = subset_batch.one_after_the_other(problem)
-        improved += first is not None and problem.worth(first) < best
-    assert seen > 120 and improved >= 6
+        improved += sequences(problem).value < best
+    assert seen > 120 and improved >= 3
 
 
 def four_by_eight(seed: int, many: int = 3, by_count: bool = False) -> GpuPlacement:
@@ -66,20 +70,59 @@ def test_three_requests_on_four_by_eight():  # type: ignore[no-untyped-def]
         problem = four_by_eight(seed, by_count=True)
         result = optsched.solve(problem, "branch_and_bound")
         assert result.status == "optimal" and result.seconds < 5, seed
-        first = subset_batch.one_after_the_other(problem)
-        assert first is not None and -result.objective >= problem.worth(first)
+        assert -result.objective >= sequences(problem).value
         assert problem.check(result.schedule) == []
 
 
-def test_one_after_the_other_is_what_it_says():  # type: ignore[no-untyped-def]
-    """Each is the best for itself beside the earlier ones as tenants, on what they left."""
-    for seed in range(30):
-        problem = random_batch(random.Random(seed))
-        found = None if problem is None else subset_batch.one_after_the_other(problem)
-        if problem is None or found is None:
+class Silent:
+    """A monitor without limits."""
+
+    remaining = 60.0
+    objective = None
+
+    def advance(self, steps: int) -> None:
+        """Nothing is counted."""
+
+    def incumbent(self, *_: object) -> None:
+        """Nothing is kept."""
+
+    def should_stop(self) -> bool:
+        """Never."""
+        return False
+
+
+def sequences(problem: GpuPlacement) -> Sequences:
+    """The best of one by one, of which nothing gets more by being placed again."""
+    search = Sequences(problem, Limits(), Silent())  # type: ignore[arg-type]
+    search.improve()
+    return search
+
+
+def test_one_by_one():  # type: ignore[no-untyped-def]
+    """In an order each is the best for itself beside the earlier ones, on what they left.
+
+    Exchanged it is never worse, between there and the best; bounds hold, every rule is kept.
+    """
+    better = seen = 0
+    for seed in range(120):
+        problem = random_batch(random.Random(seed), parts=True)
+        if problem is None:
             continue
+        search, best = sequences(problem), best_batch(problem)
+        bound = search.bound()
+        if best is None:
+            assert search.best is None, seed
+            continue
+        assert bound is None or bound >= best, seed
+        given = search.placed({}, range(len(problem.requests)))
+        if search.best is not None:
+            sets = [search.best[r] for r in range(len(problem.requests))]
+            assert problem.faults(sets) == [] and problem.worth(sets) == search.value <= best
+        if given is None or any(problem.model.known(gpus) is None for gpus in given.values()):
+            continue
+        seen += 1
         state, wanted = problem.state, problem.demands
-        for request, gpus in zip(problem.requests, found, strict=True):
+        for request, gpus in zip(problem.requests, given.values(), strict=True):
             every = all_subsets(
                 state, problem.model.known, wanted, request.gpus, problem.contention,  # type: ignore[attr-defined]
                 request.policy,
@@ -88,6 +131,30 @@ def test_one_after_the_other_is_what_it_says():  # type: ignore[no-untyped-def]
             assert values[tuple(sorted(gpus))] == max(values.values()), seed
             state = state.take(gpus, f"taken by {request.name}")
             wanted = (*wanted, problem.model.of(gpus))
+        try:
+            worth = problem.worth([*given.values()])
+        except UnmeasuredPattern:
+            continue
+        assert worth <= search.value, seed
+        better += worth < search.value
+    assert seen > 50 and better > 5, (seen, better)
+
+
+def test_many_requests_and_many_gpus():  # type: ignore[no-untyped-def]
+    """Beyond the joint search `auto` places one by one, with a bound, by tables and without."""
+    for hosts in (4, 20):
+        cluster = synthetic.cluster("nvswitch", hosts)
+        state = ClusterState.idle(cluster).take(range(3, 3 + 8 * hosts // 4), "a")
+        requests = [Request(f"r{i}", 1 + 2 * i % 5) for i in range(7)]
+        requests[6] = Request("r6", 3, Policy(required="host", within="numa"))
+        model = BottleneckBandwidth(cluster)
+        problem = GpuPlacement(state, model, requests=requests, traffic="heavy")
+        first = optsched.solve(problem, iterations=1)
+        result = optsched.solve(problem, time_limit=20)
+        assert result.lower_bound <= result.objective <= first.objective < 0
+        assert problem.check(result.schedule) == [] and result.lower_bound > 1.3 * result.objective
+    with pytest.raises(UnsupportedProblem, match="max_min needs a model with tables"):
+        optsched.solve(problem.changed(objective="max_min"))
 
 
 def test_iterations_are_a_limit():  # type: ignore[no-untyped-def]
