@@ -130,28 +130,21 @@ class News:
         if same and quiet:
             return
         self._due = monotonic() + _BETWEEN
-        words = [f"{time:7.1f} s  {plain(job.spec.name, 40):16} {job.phase:8}"]
-        if job.slots:
+        name, phase, workers, passes, u, metric, jct, reason = _cells(job, time)
+        words = [f"{time:7.1f} s  {name:16} {phase:8}"]
+        if workers:
             words.append(count(len(job.slots), "worker"))
         if job.passes:
-            words.append(
-                f"pass {_passes(job)}, U {_last(job, 'uncertainty')}, metric {_metric(job)}"
-            )
-        if job.phase in ("ended", "failed"):
-            words.append(f"JCT {_jct(job, time):.1f} s")
-        self.print("  ".join([*words, plain(job.reason, 200)]).rstrip())
+            words.append(f"pass {passes}, U {u}, metric {metric}")
+        if phase in ("ended", "failed"):
+            words.append(f"JCT {jct} s")
+        self.print("  ".join([*words, reason]).rstrip())
 
     def summary(self, run: LiveRun) -> None:
         """The last state, and means."""
         assert self.status is not None
         heads = ("job", "phase", "workers", "pass", "U", "metric", "JCT (s)", "why")
-        rows = [
-            (plain(job.spec.name, 40), job.phase, str(len(job.slots) or ""), _passes(job),
-             _last(job, "uncertainty"), _metric(job),
-             "" if job.phase == "unborn" else f"{_jct(job, self.status.time):.1f}",
-             plain(job.reason, 200))
-            for job in self.status.jobs
-        ]  # fmt: skip
+        rows = [_cells(job, self.status.time) for job in self.status.jobs]
         self._print_table(heads, rows, left=(0, 1, 7))
         m = run.metrics
         ended = int(m.ended.sum())
@@ -209,19 +202,13 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
-def _passes(job: LiveJob) -> str:
-    return f"{job.passes}/{job.spec.passes}"
-
-
-def _jct(job: LiveJob, time: float) -> float:
-    """Seconds since it was submitted, at most until its end."""
-    return max(0.0, (job.finished / 1e3 if job.finished >= 0 else time) - job.spec.submit)
-
-
-def _metric(job: LiveJob) -> str:
-    target = job.spec.target
-    return _last(job, "metric") + ("" if target is None else f" of {target:g}")
-
-
-def _last(job: LiveJob, key: str) -> str:
-    return f"{job.log[-1][key]:.3f}" if job.log else "-"
+def _cells(job: LiveJob, time: float) -> tuple[str, ...]:
+    """Name, phase, workers, passes, uncertainty, metric, seconds since submitted, and why."""
+    u, metric = (f"{job.log[-1][k]:.3f}" if job.log else "-" for k in ("uncertainty", "metric"))
+    target = "" if job.spec.target is None else f" of {job.spec.target:g}"
+    jct = max(0.0, (job.finished / 1e3 if job.finished >= 0 else time) - job.spec.submit)
+    return (
+        plain(job.spec.name, 40), job.phase, str(len(job.slots) or ""),
+        f"{job.passes}/{job.spec.passes}", u, metric + target,
+        "" if job.phase == "unborn" else f"{jct:.1f}", plain(job.reason, 200),
+    )  # fmt: skip
