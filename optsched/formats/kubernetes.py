@@ -103,7 +103,7 @@ class Options:
         if self.queue is not None:
             if self.gang not in ("volcano", "kueue"):
                 raise InputError(f"queue: is of volcano and kueue, but gang is {self.gang}")
-            _check_name("queue", self.queue)
+            _check_name("queue", self.queue, 63, _HOST)
         elif self.gang == "kueue":
             raise InputError("queue: missing, Kueue admits jobs by their LocalQueue: give its name")
         if self.gpus_per_pod is not None:

@@ -130,7 +130,7 @@ JOINED = {
 )  # fmt: skip
 def test_schemas(gang: Any, gpus: int, minimum: int, priority: int | None, pin: bool) -> None:
     """Every object is what its published schema takes; pods join their group."""
-    queue = "team-a" if gang == "kueue" or (gang == "volcano" and pin) else None
+    queue = "team.a" if gang == "kueue" or (gang == "volcano" and pin) else None
     made = Gang("j", gpus, min(minimum, gpus), {"n1": gpus}, priority)
     options = Options(gang=gang, queue=queue, pin=pin, command=("run",))
     tree = manifest([made], options)
@@ -163,7 +163,7 @@ def test_schemas(gang: Any, gpus: int, minimum: int, priority: int | None, pin: 
     # pkg/controller/jobs/job/job_webhook.go of Kueue
     assert spec["suspend"] is True and not {"schedulerName", "priorityClassName"} & set(pod)
     labels, notes = own["metadata"]["labels"], own["metadata"].get("annotations", {})
-    assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert labels["kueue.x-k8s.io/queue-name"] == "team.a"
     assert labels.get("kueue.x-k8s.io/priority-class") == level
     if notes:
         least = int(notes["kueue.x-k8s.io/job-min-parallelism"])
@@ -210,7 +210,7 @@ def test_names(name: str) -> None:
         (lambda: Options(gang="none"), "gang: expected one of"),  # type: ignore[arg-type]
         (lambda: Options(gang="kueue"), "queue: missing"),
         (lambda: Options(queue="a"), "queue: is of volcano and kueue, but gang is podgroup"),
-        (lambda: Options(gang="volcano", queue="a.b"), "queue"),
+        (lambda: Options(gang="volcano", queue="a_b"), "queue"),
         (lambda: Options(image=""), "image"),
         (lambda: Options(image="a b"), "image"),
         (lambda: Options(gpus_per_pod=1.5), "gpus_per_pod"),  # type: ignore[arg-type]
