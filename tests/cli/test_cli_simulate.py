@@ -305,7 +305,8 @@ main()
 """
     process = subprocess.Popen(
         [sys.executable, "-c", says_so, "simulate", "synthetic:40000", "--policy", "fifo,sia",
-         "--nodes", "64x8", "--metrics", "m.json"], stderr=subprocess.PIPE, text=True,
+         "--change", "1:drain:0", "--nodes", "64x8", "--metrics", "m.json"],
+        stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr is not None
     assert any(line == "begins sia\n" for line in process.stderr)  # which takes minutes

@@ -14,9 +14,10 @@ from optsched.cluster.workload.workload import Group, Workload
 from optsched.cluster.world.settings import Settings
 
 SIZES = [(1,), (2,), (1, 2), (1, 2, 3, 4), (2, 3), (1, 2, 4), (2, 4), (3,)]
+GANGS = [(1,), (2,), (3,)]
 
 
-def workload(seed: int, jobs: int = 12, **fixed: Any) -> Workload:
+def workload(seed: int, jobs: int = 12, choices: Any = SIZES, **fixed: Any) -> Workload:
     """Jobs that differ in all that a policy may look at; `fixed` sets fields of every job."""
     random = np.random.default_rng(seed)
     made = []
@@ -31,7 +32,7 @@ def workload(seed: int, jobs: int = 12, **fixed: Any) -> Workload:
         fields = {
             "name": f"j{i}",
             "submit": int(random.integers(0, 40)) if random.random() < 0.7 else 0,
-            "sizes": SIZES[int(random.integers(len(SIZES)))],
+            "sizes": choices[int(random.integers(len(choices)))],
             "work": int(random.integers(2, 60)) * WORK * passes // int(random.integers(1, 4)),
             "speedup": Amdahl(float(random.choice([0.1, 0.5]))) if i % 2 else Linear(),
             "passes": passes,

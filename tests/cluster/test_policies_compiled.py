@@ -30,7 +30,7 @@ ELASTIC = [
     ("time_to_target", {"surplus": "marginal", "sigma": 0.3}), ("optimus", {}), ("afs", {}),
 ]  # fmt: skip
 
-OF_ONE_SIZE = ["max_min", "proportional", "makespan", "finish_time_fairness", "goodput"]
+OF_ONE_SIZE = ["max_min", "proportional", "makespan", "finish_time_fairness", "goodput", "sia"]
 
 
 def compiled_equals_asked(name, options, work, nodes, how):
@@ -60,10 +60,10 @@ def test_on_clusters_of_elastic_jobs(name, options, seed, jobs):
 
 @pytest.mark.parametrize("name", OF_ONE_SIZE)
 @few_examples
-@given(seed=st.integers(0, 10**6), jobs=st.integers(1, 24), size=st.integers(1, 3))
-def test_allocation_of_jobs_of_one_size(name, seed, jobs, size):
-    """There is nothing to share out then: first fit by arrival."""
-    work = cases.workload(seed, jobs, sizes=(size,))
+@given(seed=st.integers(0, 10**6), jobs=st.integers(1, 24))
+def test_allocation_of_jobs_of_one_size(name, seed, jobs):
+    """There is nothing to share out then: first fit by arrival, or (Sia) as many as possible."""
+    work = cases.workload(seed, jobs, choices=cases.GANGS)
     compiled_equals_asked(name, {}, work, cases.nodes(seed), cases.settings(seed))
 
 

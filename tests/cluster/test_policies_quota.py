@@ -247,8 +247,8 @@ def test_sia_discounts_changes():
 
 
 @few_examples
-@given(st.integers(0, 10**6))
-def test_sia_is_smallest(seed):
+@given(st.integers(0, 10**6), st.sampled_from([cases.SIZES, cases.GANGS]))
+def test_sia_is_smallest(seed, choices):
     """The rounded objective against brute force, then the fewest changes."""
 
     def look(policy, view, decision):
@@ -270,7 +270,7 @@ def test_sia_is_smallest(seed):
         return len(chosen)
 
     policy = Watched("sia", look)
-    simulate(cases.workload(seed, 5), policy, cases.nodes(seed), **cases.settings(seed))
+    simulate(cases.workload(seed, 5, choices), policy, cases.nodes(seed), **cases.settings(seed))
     assert policy.seen
 
 

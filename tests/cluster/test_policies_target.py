@@ -14,15 +14,29 @@ from optsched.cluster.policies import get
 from optsched.cluster.policies import posterior as p
 from optsched.cluster.policies.time_to_target import ended
 from optsched.cluster.workload.job import WORK
+from optsched.cluster.world.build import frozen
+
+
+def beliefs(jobs, curves=((),)):
+    """Of jobs (fields of `BELIEF`), in one pool, with these reports above targets of 0."""
+    job = np.zeros(len(jobs), p.BELIEF)
+    for j, fields in enumerate(jobs):
+        for key, value in (
+            {"row": -1, "aims": 1, "mean": fields.get("centre", 0)} | fields
+        ).items():
+            job[key][j] = value
+    ptr = frozen(np.cumsum([0, *map(len, curves)]))
+    members = np.array([9, *range(len(jobs)), 9], np.int64)
+    pools = np.array([(1, len(jobs), 0)], p.POOL)
+    seen = frozen(np.array([gap for curve in curves for gap in curve]))
+    return p.Beliefs(np.empty((2, p.STATE)), np.array([1, 1]), job, pools, members, ptr, seen)
 
 
 def believed(gaps, centre, sigma=0.5, first=float("nan")):
     """Mean and variance of log T by the kernels."""
-    state, mean, variance = np.empty((2, p.STATE)), np.zeros(3), np.zeros(3)
-    p.start(state, 1, centre, sigma, first)
-    p.replay(state, 1, np.array([0.0, *gaps]), 1, 1 + len(gaps), 0.0)
-    p.moments(state, 1, centre, sigma, float(len(gaps)), mean, variance, 2)
-    return mean[2], variance[2]
+    b = beliefs([{}, {"kind": -1, "centre": centre, "gap": first}], [(0.0,), gaps])
+    p.learn(b, 1, len(gaps), 0, sigma)
+    return b.job["mean"][1], b.job["variance"][1]
 
 
 def plainly(gaps, centre, sigma=0.5, first=float("nan")):
@@ -83,13 +97,10 @@ def test_longer_than_anybody_believed():
 
 def pooled(mean, variance, known):
     """By the kernel, for one pool in the middle of a list."""
-    n = len(mean)
-    members = np.array([9, *range(n), 9], np.int64)
-    out = np.full(n, np.nan)
-    p.pool(
-        members, 1, n + 1, np.array(known), np.array(mean, float), np.array(variance, float), out
-    )
-    return out
+    rows = zip(mean, variance, known, strict=True)
+    b = beliefs([{"mean": m, "variance": v, "known": k} for m, v, k in rows])
+    p.pool(b, 0)
+    return b.job["pooled"]
 
 
 @given(st.lists(st.tuples(st.floats(1, 5), st.floats(0.001, 0.3), st.booleans()), min_size=2,
@@ -126,7 +137,9 @@ def test_a_pool_of_one_keeps_its_own():
 )  # fmt: skip
 def test_remaining_work(args, left):
     """Pass work times max(1/2, T - passes done), by target, by passes, and of a single pass."""
-    assert p.work_left(*args) == pytest.approx(left)
+    names = ("pooled", "aims", "per_pass", "passes")
+    b = beliefs([dict(zip(names, args, strict=False))])
+    assert p.work_left(b, 0, *args[4:]) == pytest.approx(left)
 
 
 class Peek:

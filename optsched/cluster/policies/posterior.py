@@ -9,17 +9,19 @@ live on a grid of `POINTS` values of log T times `SHAPES`. Jobs of one template 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numba import types
 
-from optsched.kernels.compile import INT, READ, entry, helper
+from optsched.cluster.world.build import frozen
+from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from optsched.cluster.workload.workload import Workload
+    from optsched.model.schedule import IntArray
 
 POINTS: Final = 90
 SHAPES: Final = (0.5, 1.0, 2.0, 3.0, 4.5, 6.5)
@@ -52,22 +54,74 @@ _X = np.linspace(-REACH, REACH, POINTS)
 _PRIOR = np.exp(-0.5 * _X**2)
 _PRUNE: Final = 40.0  # cells below e^-40 of the best tell nothing
 
-VOID = types.void
-FLOAT = types.float64
-FLOATS = types.Array(types.float64, 1, "C")
-GIVEN = types.Array(types.float64, 1, "C", readonly=True)
-TABLE = types.Array(types.float64, 2, "C")
+FLOAT: Final = types.float64
+TABLE: Final = types.Array(FLOAT, 2, "C")
+
+_INTEGERS: Final = ("row", "seen", "known", "kind", "aims", "per_pass", "passes")
+_NUMBERS: Final = ("centre", "certain", "mean", "variance", "pooled", "target", "gap")
+BELIEF: Final = np.dtype([(n, np.int64) for n in _INTEGERS] + [(n, np.float64) for n in _NUMBERS])
+"""What is believed of a job.
+
+`row`: of its curve, -1: none; `seen`: reports in it. `known`: 1 if T is certain (it has ended, or a
+pass of known number was timed), then `certain`. `kind`: its pool, -1: by itself. `aims`: 1 if it
+has a target. `per_pass`: work of a pass. `passes`: their number where it is known, else 0.
+`centre`, `mean`, `variance`, `pooled`: log T by its estimate, by its curve, and by all of its kind.
+`gap`: uncertainty before the first pass, above the target; NaN if unknown.
+"""
+POOL: Final = record("first members touched")
+"""Members stand from `first` in `Beliefs.member`; `touched`: it is to be computed anew."""
 
 
-def logarithms(jobs: Workload) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Log T by job as believed at its start, and as known afterwards."""
-    target = ~np.isnan(jobs.target)
-    units = np.where(target, jobs.pass_work, jobs.passes)
-    return np.log(jobs.believed / units), np.log(np.where(target, jobs.passes, jobs.pass_work))
+class Beliefs(NamedTuple):
+    """What is believed of every job of the workload."""
+
+    state: npt.NDArray[np.float64]
+    """Curves, one row for each job that has ended a pass and not all."""
+    spare: IntArray
+    """``spare[1:1 + spare[0]]``: unused rows."""
+    job: npt.NDArray[np.void]
+    """`BELIEF`."""
+    pool: npt.NDArray[np.void]
+    """`POOL`."""
+    member: IntArray
+    """By number of job."""
+    observed_ptr: IntArray
+    observed: npt.NDArray[np.float64]
 
 
-@entry(VOID, TABLE, INT, FLOAT, FLOAT, FLOAT, counted=False)
-def start(state, row, centre, sigma, gap):  # type: ignore[no-untyped-def]
+BELIEFS: Final[Any] = types.NamedTuple(
+    [TABLE, INTS, records(BELIEF), records(POOL), INTS, READ,
+     types.Array(FLOAT, 1, "C", readonly=True)],
+    Beliefs,
+)  # fmt: skip
+
+
+def beliefs(workload: Workload, sigma: float, pooling: bool, rows: int | None = None) -> Beliefs:
+    """Before the first event; `rows`: how many curves are remembered at once (None: all)."""
+    n, aims = len(workload), ~np.isnan(workload.target)
+    kind = np.where((workload.template < 0) | (not pooling), -1, 2 * workload.template + aims)
+    size = np.bincount(kind[kind >= 0])
+    rows = int(aims.sum()) if rows is None else rows
+    job, pools = np.zeros(n, BELIEF), np.zeros(len(size), POOL)
+    units = np.where(aims, workload.pass_work, workload.passes)
+    known = np.log(np.where(aims, workload.passes, workload.pass_work))
+    for name, values in (
+        ("row", -1), ("kind", kind), ("aims", aims), ("per_pass", workload.pass_work),
+        ("passes", np.where(aims, 0, workload.passes)), ("variance", sigma**2), ("certain", known),
+        ("target", workload.target), ("gap", workload.initial - workload.target),
+    ):  # fmt: skip
+        job[name] = values
+    job["centre"] = job["mean"] = job["pooled"] = np.log(workload.believed / units)
+    pools["first"] = np.cumsum(size) - size
+    return Beliefs(
+        np.empty((max(rows, 1), STATE)), np.append(rows, np.arange(rows)[::-1]), job, pools,
+        np.zeros(n, np.int64), frozen(workload.observed_ptr.astype(np.int64)),
+        frozen(workload.observed.astype(np.float64)),
+    )  # fmt: skip
+
+
+@helper(INT, TABLE, INT, FLOAT, FLOAT, FLOAT, counted=False)
+def _start(state, row, centre, sigma, gap):  # type: ignore[no-untyped-def]
     """An empty curve around log T = centre; gap: U_0 - U*, NaN if unknown."""
     for i in range(POINTS):
         passes = math.exp(centre + sigma * _X[i])
@@ -83,10 +137,11 @@ def start(state, row, centre, sigma, gap):  # type: ignore[no-untyped-def]
                 state[row, _FY + cell] = model * gap
     state[row, _YY] = gap * gap if gap == gap else 0.0
     state[row, _SEEN] = 1.0 if gap == gap else 0.0
+    return row
 
 
-@helper(VOID, TABLE, INT, FLOAT, counted=False)
-def observe(state, row, gap):  # type: ignore[no-untyped-def]
+@helper(INT, TABLE, INT, FLOAT, counted=False)
+def _observe(state, row, gap):  # type: ignore[no-untyped-def]
     """One pass more; gap: U - U* after it."""
     for i in range(POINTS):
         for k in range(_N):
@@ -98,6 +153,7 @@ def observe(state, row, gap):  # type: ignore[no-untyped-def]
             state[row, _FY + cell] += model * gap
     state[row, _YY] += gap * gap
     state[row, _SEEN] += 1.0
+    return row
 
 
 @helper(FLOAT, TABLE, INT, INT, counted=False)
@@ -123,9 +179,11 @@ def _root_power(base, halves):  # type: ignore[no-untyped-def]
     return found
 
 
-@entry(VOID, TABLE, INT, FLOAT, FLOAT, FLOAT, FLOATS, FLOATS, INT, counted=False)
-def moments(state, row, centre, sigma, done, mean, variance, to):  # type: ignore[no-untyped-def]
-    """Mean and variance of log T given prior, curve and T > done, written at `to`."""
+@helper(INT, TABLE, records(BELIEF), INT, FLOAT, FLOAT, counted=False)
+def _moments(state, beliefs, to, sigma, done):  # type: ignore[no-untyped-def]
+    """Mean and variance of log T given prior, curve and T > done."""
+    job = beliefs[to]
+    row, centre = job.row, job.centre
     halves = int(state[row, _SEEN] + NOISE_WEIGHT - 1.0)
     best = math.inf
     for cell in range(CELLS):
@@ -152,27 +210,71 @@ def moments(state, row, centre, sigma, done, mean, variance, to):  # type: ignor
         second += weight * x * x
     if total > 0.0:
         first /= total
-        mean[to] = centre + first
-        variance[to] = max(second / total - first * first, LEAST_VARIANCE)
+        job.mean = centre + first
+        job.variance = max(second / total - first * first, LEAST_VARIANCE)
     else:  # longer than anybody believed
-        mean[to] = math.log(done + 1.0) if done > 0.0 else centre
-        variance[to] = sigma * sigma
+        job.mean = math.log(done + 1.0) if done > 0.0 else centre
+        job.variance = sigma * sigma
+    return row
 
 
-@entry(VOID, READ, INT, INT, READ, GIVEN, GIVEN, FLOATS, counted=False)
-def pool(members, first, end, known, mean, variance, pooled):  # type: ignore[no-untyped-def]
-    """Pooled log T of the jobs ``members[first:end]`` of one template, written at their places.
+@entry(INT, BELIEFS, INT, INT, INT, FLOAT, counted=False)
+def learn(b, j, passes, over, sigma):  # type: ignore[no-untyped-def]
+    """A job has ended so many passes, or all of them (over = 1)."""
+    job = b.job[j]
+    if job.kind >= 0:
+        b.pool[job.kind].touched = 1
+    if over == 1 or job.aims == 0:
+        job.mean, job.variance, job.known = job.certain, LEAST_VARIANCE, 1
+        if over == 1 and job.row >= 0:
+            b.spare[0] += 1
+            b.spare[b.spare[0]] = job.row
+            job.row = -1
+    else:
+        if job.row < 0:
+            job.row = b.spare[b.spare[0]]
+            b.spare[0] -= 1
+            _start(b.state, job.row, job.centre, sigma, job.gap)
+        for at in range(b.observed_ptr[j] + job.seen, b.observed_ptr[j] + passes):
+            _observe(b.state, job.row, b.observed[at] - job.target)
+        job.seen = passes
+        _moments(b.state, b.job, j, sigma, float(passes))
+    job.pooled = job.mean
+    return 0
 
-    known: 1 if T is certain (the job has ended, or a pass of known number was timed). The others'
-    precision-weighted mean is a second witness for each job, with the variance between jobs. Known
-    ones have the variance `LEAST_VARIANCE`.
+
+@entry(INT, BELIEFS, INT, counted=False)
+def join(b, j):  # type: ignore[no-untyped-def]
+    """A job has become visible for the first time: a member of its pool."""
+    if b.job[j].kind < 0:
+        return 0
+    pool = b.pool[b.job[j].kind]
+    at = pool.first + pool.members
+    while at > pool.first and b.member[at - 1] > j:
+        b.member[at] = b.member[at - 1]
+        at -= 1
+    b.member[at] = j
+    pool.members += 1
+    pool.touched = 1
+    return 1
+
+
+@entry(INT, BELIEFS, INT, counted=False)
+def pool(b, k):  # type: ignore[no-untyped-def]
+    """Pooled log T of the members of pool k.
+
+    The others' precision-weighted mean is a second witness for each job, with the variance between
+    jobs. Known ones have the variance `LEAST_VARIANCE`.
     """
+    first, end = b.pool[k].first, b.pool[k].first + b.pool[k].members
+    b.pool[k].touched = 0
     certain = 0
     centre = 0.0
     for at in range(first, end):
-        if known[members[at]] == 1:
+        job = b.job[b.member[at]]
+        if job.known == 1:
             certain += 1
-            centre += mean[members[at]]
+            centre += job.mean
     spread = BETWEEN_WEIGHT * BETWEEN
     precision = 0.0
     total = 0.0
@@ -181,47 +283,42 @@ def pool(members, first, end, known, mean, variance, pooled):  # type: ignore[no
         total = centre
         centre /= certain
         for at in range(first, end):
-            if known[members[at]] == 1:
-                spread += (mean[members[at]] - centre) ** 2
-                pooled[members[at]] = mean[members[at]]
+            job = b.job[b.member[at]]
+            if job.known == 1:
+                spread += (job.mean - centre) ** 2
+                job.pooled = job.mean
         between = spread / (BETWEEN_WEIGHT + certain - 1)
         own = 1.0 / (LEAST_VARIANCE + between)
         precision = certain * own
         total *= own
     for at in range(first, end):
-        job = members[at]
-        if known[job] == 0:
-            own = 1.0 / (variance[job] + between)
-            pooled[job] = own
-            precision += own
-            total += own * mean[job]
+        job = b.job[b.member[at]]
+        if job.known == 0:
+            job.pooled = 1.0 / (job.variance + between)
+            precision += job.pooled
+            total += job.pooled * job.mean
     for at in range(first, end):
-        job = members[at]
-        if known[job] == 0:
-            own = pooled[job]
+        job = b.job[b.member[at]]
+        if job.known == 0:
+            own = job.pooled
             others = max(precision - own, 0.0)
             # precision-weighted: the job's own, and the others' with variance 1/others + between
-            trust = variance[job] / (1.0 + between * others)
-            theirs = total - own * mean[job] if end > first + 1 else 0.0
-            pooled[job] = (mean[job] + trust * theirs) / (1.0 + trust * others)
+            trust = job.variance / (1.0 + between * others)
+            theirs = total - own * job.mean if end > first + 1 else 0.0
+            job.pooled = (job.mean + trust * theirs) / (1.0 + trust * others)
+    return end - first
 
 
-@entry(FLOAT, FLOAT, INT, INT, INT, INT, INT, counted=False)
-def work_left(pooled, target, per_pass, passes, completed, done):  # type: ignore[no-untyped-def]
+@entry(FLOAT, BELIEFS, INT, INT, INT, counted=False)
+def work_left(b, j, completed, done):  # type: ignore[no-untyped-def]
     """R = pass work * max(1/2, T - passes completed).
 
     Of a job of a single pass the work done counts: it completes none before its end.
     """
-    value = math.exp(pooled)
-    if target == 1:
-        return per_pass * max(0.5, value - completed)
-    if passes == 1:
+    job = b.job[j]
+    value = math.exp(job.pooled)
+    if job.aims == 1:
+        return job.per_pass * max(0.5, value - completed)
+    if job.passes == 1:
         return max(0.5 * value, value - done)
-    return value * max(0.5, float(passes - completed))
-
-
-@entry(VOID, TABLE, INT, GIVEN, INT, INT, FLOAT, counted=False)
-def replay(state, row, observed, first, end, target):  # type: ignore[no-untyped-def]
-    """All passes ``observed[first:end]`` (uncertainty after each)."""
-    for at in range(first, end):
-        observe(state, row, observed[at] - target)
+    return value * max(0.5, float(job.passes - completed))

@@ -18,7 +18,11 @@ import numpy as np
 from optsched.cluster.policies.room import decision, fixed_jobs, number
 
 if TYPE_CHECKING:
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.log import Log
     from optsched.cluster.world.policy import ClusterView, Decision
+    from optsched.cluster.world.settings import Settings
     from optsched.model.schedule import IntArray
 
 LEFT_OUT: Final = 1.1
@@ -47,14 +51,30 @@ class Sia:
         """Quotas now."""
         from optsched_solvers.quota.multiple_choice import choice
 
+        fixed, slots = fixed_jobs(view), np.diff(view.size_ptr) > 0
+        quota = np.where(slots, view.gpus, -1)
+        movable = np.flatnonzero(slots & (fixed != _PINNED))
+        if len(view.size) == int(slots.sum()):  # every job has one size
+            from optsched.cluster.policies.sia_loop import one_size
+
+            budget = int(view.free.sum() + view.gpus[movable].sum())
+            gang = view.size[view.size_ptr[:-1][movable]]
+            held, preemptible = view.gpus[movable], view.preemptible[movable]
+            quota[movable] = one_size(held, preemptible, gang, budget)
+            return decision(view, quota, None)
         positions, ptr, sizes, values, budget = self.table(view)
-        quota = np.where(np.diff(view.size_ptr) == 0, -1, view.gpus)
         if len(positions):
             # among equal sums the one with the fewest changes, or jobs could swap for ever
             keeps = sizes == np.repeat(view.gpus[positions], np.diff(ptr))
             ranked = values * (len(positions) + 1) + keeps
             quota[positions], _ = choice(ptr, sizes, ranked, budget)
         return decision(view, quota, None)
+
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+        """The whole simulation in compiled code, of jobs of one size."""
+        from optsched.cluster.policies.sia_loop import simulate_one_size
+
+        return simulate_one_size(workload, nodes, settings, self.name)
 
     def table(self, view: ClusterView) -> tuple[IntArray, IntArray, IntArray, IntArray, int]:
         """Positions, offsets, sizes, worths (cents, negative costs) and budget of the choice."""

@@ -71,51 +71,29 @@ class TimeToTarget:
 
     def remaining(self, view: ClusterView) -> FloatArray:
         """Believed remaining work of every active job (step 3)."""
-        from optsched.cluster.policies.posterior import pool, work_left
-
-        jobs = view.workload
-        target = ~np.isnan(jobs.target)
-        mean, variance, known = self._own(view)
-        pooled = mean.copy()
-        if self.pool:
-            seen = np.union1d(view.job, np.flatnonzero(ended(view)))
-            kind = np.where(jobs.template < 0, -1, 2 * jobs.template + target)[seen]
-            for one in np.unique(kind[kind >= 0]):
-                members = seen[kind == one]
-                pool(members, 0, len(members), known, mean, variance, pooled)
-        return np.array([
-            work_left(pooled[j], int(target[j]), jobs.pass_work[j], jobs.passes[j] * ~target[j],
-                      view.passes[i], view.done[i])
-            for i, j in enumerate(view.job.tolist())
-        ], np.float64)  # fmt: skip
-
-    def _own(self, view: ClusterView) -> tuple[FloatArray, FloatArray, IntArray]:
-        """Mean and variance of log T by job of the workload, and whether it is certain (step 1)."""
         from optsched.cluster.policies.posterior import (
             LEAST_VARIANCE,
-            STATE,
-            logarithms,
-            moments,
-            replay,
-            start,
+            beliefs,
+            join,
+            learn,
+            pool,
+            work_left,
         )
 
-        jobs, sigma = view.workload, self.sigma
-        centre, certain = logarithms(jobs)
-        mean = centre.copy()
-        variance = np.full(len(jobs), sigma**2)
-        known = np.zeros(len(jobs), np.int64)
-        state = np.empty((1, STATE))
-        sure = ended(view)
-        sure[view.job[view.passes > 0]] |= np.isnan(jobs.target[view.job[view.passes > 0]])
-        mean[sure], variance[sure], known[sure] = certain[sure], LEAST_VARIANCE, 1
-        ptr = view.observed_ptr
-        for i in np.flatnonzero((view.passes > 0) & ~np.isnan(jobs.target[view.job])).tolist():
-            j, done = view.job[i], float(view.passes[i])
-            start(state, 0, centre[j], sigma, jobs.initial[j] - jobs.target[j])
-            replay(state, 0, view.observed, ptr[i], ptr[i + 1], jobs.target[j])
-            moments(state, 0, centre[j], sigma, done, mean, variance, j)
-        return mean, variance, known
+        b, sure = beliefs(view.workload, self.sigma, self.pool, rows=1), ended(view)
+        b.job["mean"][sure] = b.job["pooled"][sure] = b.job["certain"][sure]
+        b.job["variance"][sure], b.job["known"][sure] = LEAST_VARIANCE, 1
+        passes, jobs = view.passes.tolist(), view.job.tolist()
+        for i in np.flatnonzero(view.passes > 0).tolist():
+            learn(b, jobs[i], passes[i], 0, self.sigma)
+            b.job["row"][jobs[i]], b.spare[0] = -1, 1  # the next curve goes to the same row
+        seen = sure if self.pool else np.zeros(0, bool)
+        for j in np.union1d(view.job, np.flatnonzero(seen)).tolist():
+            join(b, j)
+        for k in np.flatnonzero(b.pool["members"]).tolist():
+            pool(b, k)
+        rows = zip(jobs, passes, view.done.tolist(), strict=True)
+        return np.array([work_left(b, *row) for row in rows], np.float64)
 
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
