@@ -179,13 +179,12 @@ class TraceTable:
 
     def check_names(self) -> None:
         """Refuse ids that are empty or twice."""
-        names = self.texts("job_id")
-        if "" in names:
-            self.refuse(names.index(""), "job_id", "empty")
-        if len(set(names)) < len(names):
-            seen: dict[str, int] = {}
-            i = next(i for i, name in enumerate(names) if seen.setdefault(name, i) != i)
-            self.refuse(i, "job_id", f"is also that of {self.places[seen[names[i]]]}")
+        seen: dict[str, int] = {}
+        for i, name in enumerate(self.texts("job_id")):
+            if not name:
+                self.refuse(i, "job_id", "empty")
+            if (first := seen.setdefault(name, i)) != i:
+                self.refuse(i, "job_id", f"is also that of {self.places[first]}")
 
     def values(self, key: str, default: Any = None) -> list[Any]:
         """Values of a column by its rule; of empty cells, or no column, `default` or the rule's."""
@@ -214,17 +213,14 @@ class TraceTable:
         text = "".join(column)
         plain = text.isascii() and text.isdigit() and "" not in column
         if plain and len(max(column, key=len)) < 40:
-            numbers = list(map(int, column))
-            if scale > 1:
-                numbers = [value * scale for value in numbers]
+            numbers = [int(cell) * scale for cell in column]
         else:
-            numbers = [self._time(i, key, text, time_unit) for i, text in enumerate(column)]
+            numbers = [self._time(i, key, cell, time_unit) for i, cell in enumerate(column)]
         if min(numbers) < least or max(numbers) > MAX_INTEGER:
             i = next(i for i, value in enumerate(numbers) if not least <= value <= MAX_INTEGER)
-            if numbers[i] < least:
-                rule = ">= 0" if least == 0 else "> 0"
-                self.refuse(i, key, f"expected a time {rule}, got {column[i]:.40}")
-            self.refuse(i, key, f"{column[i]:.40} s is beyond 2^53 {time_unit}")
+            rule = f"expected a time {'>= 0' if least == 0 else '> 0'}, got {column[i]:.40}"
+            beyond = f"{column[i]:.40} s is beyond 2^53 {time_unit}"
+            self.refuse(i, key, rule if numbers[i] < least else beyond)
         return np.array(numbers, np.int64)
 
     def _time(self, i: int, key: str, text: str, time_unit: str) -> int:

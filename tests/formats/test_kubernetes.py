@@ -37,12 +37,15 @@ def job(made: Gang, **options: Any) -> dict[str, Any]:
         (0, {}, 8, (1, 0)), (32, {}, None, (4, 8)), (7, {}, None, (1, 7)), (14, {}, None, (2, 7)),
         (12, {"a": 8, "b": 4}, None, (3, 4)), (16, {"a": 8, "b": 8}, None, (2, 8)),
         (5, {"a": 4, "b": 1}, None, (5, 1)), (16, {"a": 16}, None, (2, 8)), (13, {}, None, (13, 1)),
+        (8, {"a": 5, "b": 3}, 4, (2, 4)), (8, {"a": 8}, 3, (3, 3)),
     ],
 )  # fmt: skip
 def test_pods(gpus: int, nodes: Any, most: int | None, expected: tuple[int, int]) -> None:
     """ceil(GPUs / GPUs per pod), as evenly as may be."""
     assert pods_of(Gang("j", gpus, nodes=nodes), most) == expected
     assert surplus(Gang("j", gpus, nodes=nodes), most) == expected[0] * expected[1] - gpus
+    pinned = {4: (8, 1), 3: (4, 2)}.get(most or 0, expected) if gpus == 8 else None
+    assert pinned is None or pods_of(Gang("j", gpus, nodes=nodes), most, pin=True) == pinned
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 500))
@@ -207,6 +210,8 @@ def test_names(name: str) -> None:
         (lambda: manifest([Gang("a", 2**29)], Options(gpus_per_pod=1)), "pods, more than"),
         (lambda: manifest([Gang("a", 1)], Options(pin=True)), "leave out --pin"),
         (lambda: manifest([Gang("a", 1, nodes={"N_1": 1})], Options(pin=True)), "node"),
+        (lambda: manifest([Gang("a", 4, nodes={"n": 3})]), 'job "a": nodes: have 3 GPUs, but gpus'),
+        (lambda: manifest([Gang("a", 4, nodes={"n": -4})]), 'nodes["n"]: expected an integer in 1'),
         (lambda: Options(gang="none"), "gang: expected one of"),  # type: ignore[arg-type]
         (lambda: Options(gang="kueue"), "queue: missing"),
         (lambda: Options(queue="a"), "queue: is of volcano and kueue, but gang is podgroup"),
