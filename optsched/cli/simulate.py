@@ -20,6 +20,7 @@ from optsched.cli.options import (
 )
 from optsched.cli.output import RunOutputs
 from optsched.cli.progress import Bar
+from optsched.cluster.workload.failures import NodeFailures
 from optsched.cluster.workload.nodes import NodeChange, Nodes
 from optsched.cluster.workload.synthetic import entropy_workload, synthetic
 from optsched.cluster.world.packing_table import PackingTable
@@ -72,6 +73,10 @@ def simulate(
         list[str] | None,
         typer.Option(help="TIME:KIND:NODE, KIND add, drain or remove; may be repeated."),
     ] = None,
+    failures: Annotated[
+        str | None,
+        typer.Option(help="MTBF:REPAIR, mean times of a node up and in repair; by --seed."),
+    ] = None,
     packing: Annotated[
         str | None, typer.Option(help="For lucid: PAIRS.csv,TYPES.csv, see docs/simulator.md.")
     ] = None,
@@ -98,7 +103,7 @@ def simulate(
         jobs = jobs.with_estimate_error(estimate_error, seed)
     settings = {
         "restart_cost": restart, "resize": resize, "checkpoint": checkpoint, "round": round_time,
-        "changes": changes(change or []), "seed": seed,
+        "changes": changes(change or [], failures, seed), "seed": seed,
     }  # fmt: skip
     runs, complete = _run_all(jobs, chosen, site, settings, quiet=quiet)
     if runs:
@@ -142,8 +147,19 @@ def cluster(nodes: str) -> Nodes:
         raise InputError(f"nodes: expected 16x8 or 8,8,4, got {nodes!r:.60}") from None
 
 
-def changes(texts: Sequence[str]) -> tuple[NodeChange, ...]:
-    """``TIME:KIND:NODE``, NODE counted from 0."""
+def changes(
+    texts: Sequence[str], failures: str | None = None, seed: int = 0
+) -> tuple[NodeChange, ...] | NodeFailures:
+    """``TIME:KIND:NODE``, NODE counted from 0, or failures by ``MTBF:REPAIR``."""
+    if failures is not None:
+        parts = re.fullmatch(r"([0-9]{1,16}):([0-9]{1,16})", failures)
+        if not parts or texts:
+            raise InputError(
+                f"failures: expected MTBF:REPAIR such as 604800:3600, got {failures!r:.60}"
+                if not parts
+                else "failures: nodes that fail by chance and --change exclude each other"
+            )
+        return NodeFailures(int(parts[1]), int(parts[2]), seed)
     found = []
     for text in texts:
         parts = re.fullmatch(r"([0-9]{1,16}):(add|drain|remove):([0-9]{1,9})", text)

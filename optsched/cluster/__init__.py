@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from optsched.cluster.results.metrics import Metrics
     from optsched.cluster.results.run import Run
     from optsched.cluster.workload.curve import Curve
+    from optsched.cluster.workload.failures import NodeFailures
     from optsched.cluster.workload.job import WORK, Job
     from optsched.cluster.workload.nodes import NodeChange, Nodes
     from optsched.cluster.workload.speedup import Amdahl, Goodput, Linear, Speedup, Table
@@ -31,6 +32,7 @@ _HOME = {
         "optsched.cluster.workload.speedup": "Amdahl Goodput Linear Speedup Table",
         "optsched.cluster.workload.curve": "Curve",
         "optsched.cluster.workload.job": "Job WORK",
+        "optsched.cluster.workload.failures": "NodeFailures",
         "optsched.cluster.workload.nodes": "NodeChange Nodes",
         "optsched.cluster.workload.workload": "Group Workload",
         "optsched.cluster.workload.synthetic": "entropy_workload synthetic",
@@ -50,9 +52,9 @@ _MODULES = ("contention", "determined", "policies")
 
 __all__ = [
     "WORK", "Amdahl", "ClusterView", "Curve", "Decision", "Goodput", "Group", "Job", "Linear",
-    "Log", "Metrics", "NodeChange", "Nodes", "Policy", "PolicyError", "Run", "Settings", "Speedup",
-    "Stalled", "Table", "Workload", "compiled", "contention", "determined", "entropy_workload",
-    "policies", "read_trace", "simulate", "synthetic", "write_trace",
+    "Log", "Metrics", "NodeChange", "NodeFailures", "Nodes", "Policy", "PolicyError", "Run",
+    "Settings", "Speedup", "Stalled", "Table", "Workload", "compiled", "contention", "determined",
+    "entropy_workload", "policies", "read_trace", "simulate", "synthetic", "write_trace",
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from optsched.errors import InputError
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from optsched.cluster.results.run import Run
+    from optsched.cluster.workload.failures import NodeFailures
     from optsched.cluster.workload.job import Job
     from optsched.cluster.workload.nodes import NodeChange, Nodes
     from optsched.cluster.workload.workload import Workload
@@ -32,7 +34,7 @@ def simulate(
     timing: Literal["event", "lucid"] = "event",
     round: int = 0,
     contention: Contention | None = None,
-    changes: Sequence[NodeChange] = (),
+    changes: Sequence[NodeChange] | NodeFailures = (),
     seed: int = 0,
     engine: Literal["auto", "generic"] = "auto",
     on_progress: Callable[[int, int, int], None] | None = None,
@@ -49,7 +51,8 @@ def simulate(
     nodes
         The machines.
     restart_cost, resize, checkpoint, timing, round, contention, changes, seed
-        See `optsched.cluster.Settings`.
+        See `optsched.cluster.Settings`. As `changes` also `NodeFailures`, to the end of
+        the last job.
     engine
         ``"auto"`` takes the policy's `compiled` simulation where there is one, ``"generic"`` always
         asks the policy itself: the logs are equal, compiled ones are faster.
@@ -75,6 +78,8 @@ def simulate(
         ever before they do any work.
     """
     from optsched.cluster.results.run import Run
+    from optsched.cluster.workload.failures import NodeFailures
+    from optsched.cluster.workload.job import WORK
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.build import check_fits
@@ -82,7 +87,8 @@ def simulate(
 
     settings = Settings(
         restart_cost=restart_cost, resize=resize, checkpoint=checkpoint, timing=timing,
-        round=round, contention=contention, changes=tuple(_listed(changes)), seed=seed,
+        round=round, contention=contention, seed=seed,
+        changes=() if isinstance(changes, NodeFailures) else tuple(_listed(changes)),
     )  # fmt: skip
     one_of("engine", engine, ENGINES)
     _check_timing(settings)
@@ -96,8 +102,18 @@ def simulate(
     chosen = chosen_policy(policy)
     check_fits(jobs, nodes, settings)
     _check_groups(jobs, chosen)
-    log = _log(jobs, chosen, nodes, settings, engine, on_progress)
-    return Run(jobs, nodes, settings, chosen.name, policy_options(chosen), log)
+    until = 2 * (
+        int(jobs.submit[-1]) + int(jobs.work.sum(dtype=float) / WORK / max(nodes.total, 1))
+    )
+    while True:
+        if isinstance(changes, NodeFailures):
+            settings = replace(settings, changes=changes.changes(nodes, until))
+        log = _log(jobs, chosen, nodes, settings, engine, on_progress)
+        last = int(log.finished.max())
+        stopped = log.finished.min() < 0  # by Ctrl-C
+        if last <= until or stopped or not isinstance(changes, NodeFailures):
+            return Run(jobs, nodes, settings, chosen.name, policy_options(chosen), log)
+        until = 2 * last  # failures before `until` stay the same
 
 
 def _check_timing(settings: Settings) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rigid_workloads import clusters
 
-from optsched.cluster import Group, Settings, simulate
+from optsched.cluster import Group, NodeFailures, Settings, compiled, simulate
 from optsched.cluster.policies import get
 
 RIGID = [
@@ -35,7 +35,7 @@ OF_ONE_SIZE = ["max_min", "proportional", "makespan", "finish_time_fairness", "g
 
 def compiled_equals_asked(name, options, work, nodes, how):
     """The two logs are the same in every column."""
-    policy = get(name, **options)
+    policy = get(name, **options) if isinstance(name, str) else name
     log = policy.compiled(work, nodes, Settings(**how))
     asked = simulate(work, policy, nodes, engine="generic", **how).log
     for key in log._fields:
@@ -102,3 +102,31 @@ def test_the_last_pass_of_a_clairvoyant_policy():
     compiled_equals_asked(
         "elastic_sjf", {"clairvoyant": True}, work, cases.nodes(271), cases.settings(271)
     )
+
+
+def longest(view):
+    """The job that has waited longest gets the whole machine."""
+    quota = view.gpus.copy()
+    room = view.free.sum()
+    for i in range(len(quota)):
+        largest = view.size[view.size_ptr[i + 1] - 1]
+        if not view.running[i] and largest <= room:
+            quota[i] = largest
+            room -= largest
+    return quota
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    *((name, options) for name, options in RIGID[:5] if options != {"backfill": "easy"}),
+    *ELASTIC[:9], ("optimus", {}), ("afs", {}), (longest, {}),
+])  # fmt: skip
+@few_examples
+@given(seed=st.integers(0, 10**6), jobs=st.integers(1, 24), mtbf=st.integers(5, 60))
+def test_on_nodes_that_fail(name, options, seed, jobs, mtbf):
+    """Jobs of failed nodes wait again; nodes come back, or come late."""
+    one = {"sizes": (1 + seed % 3,)} if name in ("fifo", "sjf") else {}
+    work, nodes = cases.workload(seed, jobs, **one), cases.nodes(seed)
+    changes = [*NodeFailures(mtbf, 7, seed).changes(nodes, 300)]
+    how = cases.settings(seed) | {"changes": changes[1 + seed % 2 :] if seed % 3 else changes}
+    policy = compiled(longest) if name is longest else get(name, **options)
+    compiled_equals_asked(policy, {}, work, nodes, how)

@@ -18,7 +18,7 @@ from optsched.cluster.policies.elastic_rule import (
     share,
 )
 from optsched.cluster.world.advance import release, start
-from optsched.cluster.world.layout import ARRIVED, COMPLETED, ENDED, PASSED, WORLD
+from optsched.cluster.world.layout import ARRIVED, COMPLETED, ENDED, LOST, PASSED, WORLD
 from optsched.kernels.compile import INT, helper
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def columns(
 ) -> Columns | None:  # fmt: skip
     """Columns before the first event; None for what is not compiled. `weight` goes before theirs.
 
-    Not compiled are contention, changes of nodes, and zero-slot tasks.
+    Not compiled are contention, nodes that are drained, and zero-slot tasks.
     """
-    if settings.contention is not None or settings.changes or settings.timing != "event":
+    if settings.contention is not None or not settings.without_drains or settings.timing != "event":
         return None
     if bool((workload.size == 0).any()):
         return None
@@ -129,6 +129,12 @@ def notice(w, c):  # type: ignore[no-untyped-def]
         elif kind == ARRIVED:
             c.order[c.count[0]] = job
             c.count[0] += 1
+        elif kind == LOST:
+            c.held[job], c.fixed[job] = 0, FREE
+    if s.changes != c.count[2]:
+        worth, c.count[1], c.count[2] = 1, 0, s.changes
+        for node in range(w.node.shape[0]):
+            c.count[1] += w.node[node].takes * w.node[node].capacity
     return worth | (1 - (s.pass_only | s.loses_pass))
 
 

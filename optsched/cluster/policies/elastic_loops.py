@@ -12,7 +12,7 @@ from optsched.cluster.policies.elastic_rule import COLUMNS, GIVEN, NEVER
 from optsched.cluster.world.advance import remaining_now, step, tidy
 from optsched.cluster.world.build import frozen, world
 from optsched.cluster.world.compiled import run
-from optsched.cluster.world.layout import ARRIVED, ASK, PASSED, WORLD
+from optsched.cluster.world.layout import ASK, COMPLETED, WORLD
 from optsched.kernels.compile import INT, READ, entry, helper
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _loop(w, c, rule):  # type: ignore[no-untyped-def]
         if s.free_gpus > 0:
             worth = 1
         for i in range(s.events):  # keys of jobs that wait change only where a stop loses work
-            if w.event[i, 0] == ARRIVED or w.event[i, 0] == PASSED:
+            if w.event[i, 0] != COMPLETED:
                 _key(w, c, rule, w.event[i, 1])
         if worth == 1 or rule.preempt != NEVER:
             if rule.changes == 1 and s.loses_pass == 1:

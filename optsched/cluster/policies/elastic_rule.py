@@ -30,7 +30,8 @@ class Columns(NamedTuple):
     """One value per job: of a whole workload by number, or of a view by position."""
 
     count: IntArray  # type: ignore[assignment]  # tuple.count
-    """Number of active jobs, the length of `order` in use; GPUs for all but `PINNED` jobs."""
+    """Number of active jobs, the length of `order` in use; GPUs for all but `PINNED` jobs; changes
+    of nodes that have been seen, -1 before the first look."""
     order: IntArray
     """Active jobs by key, then running before pending, then by number."""
     key: FloatArray
@@ -62,7 +63,7 @@ COLUMNS: Final[Any] = types.NamedTuple(
 
 def columns_of(jobs: int, active: int, budget: int, **given: Any) -> Columns:
     """Columns of so many jobs, copies of what is given; the others are zero."""
-    made: dict[str, Any] = {"count": np.array([active, budget], np.int64)}
+    made: dict[str, Any] = {"count": np.array([active, budget, -1], np.int64)}
     for name, kind in zip(Columns._fields[1:], COLUMNS.types[1:], strict=True):
         dtype = np.int64 if kind.dtype == INT else np.float64
         made[name] = np.array(given[name], dtype) if name in given else np.zeros(jobs, dtype)

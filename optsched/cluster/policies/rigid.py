@@ -27,7 +27,7 @@ from optsched.cluster.policies.waiting import (
 from optsched.cluster.world.advance import attained_now, release, remaining_now, start, step
 from optsched.cluster.world.build import world
 from optsched.cluster.world.compiled import run
-from optsched.cluster.world.layout import ARRIVED, ASK, COMPLETED, LUCID_NODE, WORLD
+from optsched.cluster.world.layout import ARRIVED, ASK, COMPLETED, LOST, LUCID_NODE, WORLD
 from optsched.errors import InputError
 from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 
@@ -95,17 +95,23 @@ _CROSSING: Final = 6
 """The round at which some running job will be in a later queue."""
 
 
-def rigid(workload: Workload, nodes: Nodes, settings: Settings, gang: int | None) -> Rigid | None:
+def rigid(
+    workload: Workload, nodes: Nodes, settings: Settings, gang: int | None, removals: bool = False
+) -> Rigid | None:
     """Before the first event; None for what is not compiled.
 
-    Not compiled are contention, changes of nodes, and zero-slot tasks.
+    Not compiled are contention, zero-slot tasks, and changes of nodes, but for `removals` (and
+    additions) beside jobs that have one size: others take what is there at the time.
     """
     total = nodes.total
     limit = total if gang is None else min(gang, total)
     size, rate = gangs(workload.size_ptr, workload.size, workload.rate, limit)
     if settings.timing == "lucid":
         check_lucid(workload, nodes, settings, size)
-    if settings.contention is not None or settings.changes or size.min(initial=1) < 1:
+    if settings.contention is not None or size.min(initial=1) < 1:
+        return None
+    one_size = len(workload.size) == len(workload)
+    if settings.changes and not (removals and one_size and settings.without_drains):
         return None
     job = np.zeros(len(workload), JOB)
     job["gang"], job["rate"] = size, rate
@@ -164,7 +170,7 @@ def simulate_in_order(
     backfill
         `STOP`, `FIRST_FIT` or `EASY`.
     """
-    r = rigid(workload, nodes, settings, gang)
+    r = rigid(workload, nodes, settings, gang, backfill != EASY and key != "area")
     if r is None:
         return None
     first = np.arange(len(workload)) if key == "arrival" else r.job["estimate"].copy()
@@ -312,7 +318,7 @@ def _reserve(w, r, need, shortest):  # type: ignore[no-untyped-def]
     return 0
 
 
-@entry(INT, WORLD, RIGID, READ, INT, INT, counted=False)
+@entry(INT, WORLD, RIGID, INTS, INT, INT, counted=False)
 def in_order(w, r, first, backfill, shortest):  # type: ignore[no-untyped-def]
     """Start pending jobs by the column `first`, ties by arrival; `shortest`: it is the estimate."""
     s = w.state[0]
@@ -321,8 +327,12 @@ def in_order(w, r, first, backfill, shortest):  # type: ignore[no-untyped-def]
         if status != ASK:
             return status
         for i in range(s.events):
-            if w.event[i, 0] == ARRIVED:
-                push(r.waiting, w.event[i, 1], first[w.event[i, 1]], w.event[i, 1])
+            job = w.event[i, 1]
+            if w.event[i, 0] == LOST and shortest == 1:
+                left, rate = remaining_now(w, job, 0), r.job[job].rate
+                first[job] = (left + rate - 1) // rate
+            if w.event[i, 0] == ARRIVED or w.event[i, 0] == LOST:
+                push(r.waiting, job, first[job], job)
         if backfill == EASY:
             _drop_ended(w, r)
         kind = first_fitting(r.waiting, NEVER)

@@ -41,7 +41,7 @@ def to_target(
     """The log of `time_to_target`; None if not compiled."""
     c = columns(workload, nodes, settings)
     aims = ~np.isnan(workload.target)
-    if c is None or int(aims.sum()) > MOST_CURVES:
+    if c is None or settings.changes or int(aims.sum()) > MOST_CURVES:
         return None
     b = beliefs(workload, sigma, pooling)
     single = int(bool((~aims & (workload.passes == 1)).any()))

@@ -99,3 +99,15 @@ def _closed(changes: Sequence[NodeChange], begin: int, finish: int) -> list[tupl
         seen.add(n)
     found += [(n, time, finish) for n, time in since.items()]
     return [row for row in found if row[1] < row[2]]
+
+
+def interrupted(changes: Sequence[NodeChange], log: Log) -> IntArray:
+    """Stays that ended because one of their nodes was removed, ascending."""
+    removed = {(change.time, change.node) for change in changes if change.kind == "remove"}
+    times = np.array(sorted({time for time, _ in removed}), np.int64)
+    cut = np.isin(log.end, times) & (log.end != log.finished[log.job])
+    return np.array([
+        i for i in np.flatnonzero(cut).tolist()
+        if any((int(log.end[i]), node) in removed
+               for node in log.node[log.node_ptr[i] : log.node_ptr[i + 1]].tolist())
+    ], np.int64)  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.results.held import Held, absences, held
+from optsched.cluster.results.held import Held, absences, held, interrupted
 from optsched.cluster.workload.job import PER_SECOND, WORK
 from optsched.errors import InputError
 from optsched.io.values import format_value, one_of
@@ -56,6 +56,10 @@ class Metrics:
     """Free GPUs of nodes that have too few of them for a task, as a share of the GPUs there."""
     restart_time: int
     """GPU-time spent in restarts."""
+    interruptions: int
+    """Times that a removed or failed node took a running job with it."""
+    lost_time: int
+    """GPU-time since their last end of a pass or stop that these jobs had to do again."""
     micro_factor: float
     """Work of all jobs over what it would be without their micro factors."""
     jct: IntArray
@@ -160,6 +164,8 @@ class Metrics:
             "restarts": self.restarts,
             "restart_time": self.restart_time,
             "preemptions": self.preemptions,
+            "interruptions": self.interruptions,
+            "lost_time": self.lost_time,
             "rho_mean": self.rho_mean,
             "rho_max": self.rho_max,
             "micro_factor": self.micro_factor,
@@ -209,6 +215,7 @@ def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) 
     away = absences(nodes, changes, taken, begin, finish)
     capacity = nodes.total * makespan - int((away.count * (away.end - away.start)).sum())
     on_gpus = log.gpus > 0
+    hit = interrupted(changes, log)
     done = float(log.work[on_gpus].sum(dtype=np.float64)) / WORK
     allocated = int((taken.count * (taken.end - taken.start)).sum())
     return Metrics(
@@ -220,6 +227,8 @@ def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) 
         effective_utilisation=done / capacity if capacity else 0.0,
         fragmentation=_fragmentation(w, nodes, taken, away, (begin, finish), capacity),
         restart_time=int((np.minimum(log.restart, lasts) * log.gpus).sum()),
+        interruptions=len(hit),
+        lost_time=_lost_time(w, log, hit),
         micro_factor=float(w.work.sum(dtype=np.float64) / w.nominal.sum(dtype=np.float64)),
         jct=jct,
         queueing=queueing,
@@ -231,6 +240,17 @@ def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) 
         rho=np.where(ended, jct / isolated(w, log.finished, nodes.total), np.nan),
         ended=ended,
     )
+
+
+def _lost_time(w: Workload, log: Log, stays: IntArray) -> int:
+    """GPU-time of these stays in which progress was made that does not count; jobs alone."""
+    lost = 0
+    for i in stays.tolist():
+        row = slice(w.size_ptr[log.job[i]], w.size_ptr[log.job[i] + 1])
+        rate = int(w.rate[row][np.searchsorted(w.size[row], log.gpus[i])])
+        kept = -(-int(log.work[i]) // rate)
+        lost += int(log.gpus[i]) * max(0, int(log.end[i] - log.start[i] - log.restart[i]) - kept)
+    return lost
 
 
 def isolated(w: Workload, finished: IntArray, gpus: int) -> npt.NDArray[np.float64]:

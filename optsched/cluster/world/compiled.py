@@ -72,7 +72,7 @@ class compiled:
 
     The function sees the columns of `CompiledView` and returns one integer for every active job, as
     `Decision.quota`. It is plain Python that numba takes (loops are fast), and pure. Tasks without
-    GPUs, contention and node changes make the simulator ask it in Python, with a `ClusterView`.
+    GPUs and contention make the simulator ask it in Python, with a `ClusterView`.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class compiled:
 
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation; None where the function is to be asked by Python."""
-        if settings.contention is not None or settings.changes or settings.timing != "event":
+        if settings.contention is not None or settings.timing != "event":
             return None
         if bool((workload.size == 0).any()):
             return None

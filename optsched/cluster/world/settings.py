@@ -77,3 +77,8 @@ class Settings:
             if not isinstance(change, NodeChange):
                 raise InputError(f"changes[{i}]: expected a NodeChange, got {format_value(change)}")
         object.__setattr__(self, "changes", changes)
+
+    @property
+    def without_drains(self) -> bool:
+        """Whether nodes only come, and go with the jobs on them."""
+        return all(change.kind != "drain" for change in self.changes)
