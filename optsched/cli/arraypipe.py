@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -92,8 +91,7 @@ def advise(
     from optsched.arraypipe.advice.advise import advise as advice_on
 
     what_if = None if link is None else read_link(link)
-    size = _size(memory)
-    advice = advice_on(file, devices=devices, memory=size, link=what_if, samples=samples)
+    advice = advice_on(file, devices=devices, memory=memory, link=what_if, samples=samples)
     print(json.dumps(advice.as_dict()) if as_json else advice)
 
 
@@ -114,7 +112,7 @@ def problem(
     target = output or file.parent / f"{name}.jobarray.json"
     check_outputs([target], [file])
     with plain_warnings():
-        array = Profile.read(file).problem(objective=objective, memory=_size(memory))
+        array = Profile.read(file).problem(objective=objective, memory=memory)
     size = f"{array.n_jobs} jobs, {array.n_stages} stages on {array.n_devices} devices"
     wrote(target, array.write, f": {size}")
 
@@ -240,11 +238,6 @@ def _ranks_of(order: RunOrder) -> int:
     if order.schedule is not None:
         return len(compile(Schedule.read(order.schedule)).devices)
     return order.devices or len(load_trainer(order.script).stages)
-
-
-def _size(memory: str | None) -> str | int | None:
-    """Digits alone are bytes."""
-    return int(memory) if memory is not None and re.fullmatch("[0-9]{1,20}", memory) else memory
 
 
 def read_link(given: str) -> dict[str, float]:

@@ -55,7 +55,6 @@ def bench(
     or results contradict each other or the bounds.
     """
     from optsched.bench.rows import Results
-    from optsched.solving.limits import Limits
 
     instances = load_all(files)
     known = {} if bounds is None else read_bounds(bounds)

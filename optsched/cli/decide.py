@@ -42,8 +42,6 @@ def decide(
     The answer is optsched.decision/1. Options go before the settings in the state. Nothing is
     remembered: the same state gets the same answer. In a stream, "id" comes back with it.
     """
-    from optsched.errors import InputError
-
     for key, value, words in (
         ("scheduler", scheduler, SCHEDULERS), ("variant", variant, VARIANTS), ("fit", fit, FITS),
     ):  # fmt: skip

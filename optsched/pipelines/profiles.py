@@ -224,15 +224,16 @@ def stages_of(model: Model, stages: int, batch: int, partition: str = "balanced"
 
 
 def bytes_of(memory: str | int) -> int:
-    """Bytes of a device: an integer, or text such as ``"80GB"`` (GB and GiB are 2^30 here)."""
+    """Bytes of a device: an integer, also as text, or ``"80GB"`` (GB and GiB are 2^30 here)."""
     if not isinstance(memory, str):
         return integer("memory", memory, 1, MAX_INTEGER)
-    match = re.fullmatch(r"([0-9]{1,9}) ?(GB|GiB|MB|MiB)", memory, re.ASCII)
+    match = re.fullmatch(r"([0-9]{1,20})(?: ?(GB|GiB|MB|MiB))?", memory, re.ASCII)
     if not match or int(match[1]) == 0:
         raise InputError(
             f'memory: expected bytes or a size such as "80GB", got {format_value(memory)}'
         )
-    return integer("memory", int(match[1]) << (30 if match[2][0] == "G" else 20), 1, MAX_INTEGER)
+    power = {None: 0, "M": 20, "G": 30}[match[2] and match[2][0]]
+    return integer("memory", int(match[1]) << power, 1, MAX_INTEGER)
 
 
 def _forward(stage: Stage, model: Model, batch: int) -> Fraction:
