@@ -15,7 +15,7 @@ from optsched.bandwidth import (
     PodBandwidth,
     synthetic,
 )
-from optsched.bandwidth.models.ends import End
+from optsched.bandwidth.models.model import Interval
 from optsched.testing import check_bandwidth_model
 
 CLUSTER = synthetic.cluster(["nvswitch", "nvlink_pairs"], 3)
@@ -29,7 +29,7 @@ def test_ours_pass() -> None:
     check_bandwidth_model(prior)
     check_bandwidth_model(prior.fit(SOME))
     check_bandwidth_model(MeasuredBandwidth(CLUSTER, SOME))
-    check_bandwidth_model(End(prior.fit(SOME), "low"))
+    check_bandwidth_model(Interval(prior.fit(SOME), "low"))
     pods = synthetic.cluster("cube_mesh", 4, hosts_per_pod=2)
     check_bandwidth_model(PodBandwidth(BottleneckBandwidth, pods))
     check_bandwidth_model(BottleneckBandwidth(synthetic.cluster("nvl72", 2)))

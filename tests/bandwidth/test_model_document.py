@@ -22,7 +22,7 @@ from optsched.bandwidth import (
     synthetic,
     write_model,
 )
-from optsched.bandwidth.models.ends import End
+from optsched.bandwidth.models.model import Interval
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -104,4 +104,4 @@ def test_no_document() -> None:
     """A model of somebody else's says so."""
     model = models()["prior"]
     with pytest.raises(InputError, match="has no document"):
-        write_model(End(model, "low"), "x.json")
+        write_model(Interval(model, "low"), "x.json")

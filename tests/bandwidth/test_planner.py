@@ -220,6 +220,18 @@ def test_learning_by_plan_makes_choices_right() -> None:
     assert loss[1] < loss[2]
 
 
+def test_random_runs_are_never_worse_than_none() -> None:
+    """What was measured by chance may not lead astray: states of all kinds, several seeds."""
+    scenarios = simulated(CLUSTER, 150, seed=78)
+    prior = BottleneckBandwidth(CLUSTER)
+    without = np.mean(efficiency(prior, scenarios))
+    rows = every_pattern(CLUSTER)
+    for seed in range(5):
+        some = rows[np.random.default_rng(seed).permutation(len(rows))[:110]]
+        table = measure(tuple(tuple(int(c) for c in row if c) for row in some))
+        assert np.mean(efficiency(prior.fit(table), scenarios)) >= without, seed
+
+
 def test_everything_measured_is_exact() -> None:
     """Then choices are optimal, and nothing is left to plan."""
     full = BottleneckBandwidth(CLUSTER).update(measure(tuple(p for p in ENTRIES if len(p) > 1)))

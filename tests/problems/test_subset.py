@@ -30,8 +30,7 @@ from optsched.bandwidth import (
     synthetic,
 )
 from optsched.bandwidth.models.contention import demands, share
-from optsched.bandwidth.models.ends import End
-from optsched.bandwidth.models.model import alone, unlimited
+from optsched.bandwidth.models.model import Interval, alone, unlimited
 from optsched.errors import Infeasible, InputError
 from optsched.problems.gpus.problem import RATIO, Request
 from optsched.testing.best_gpus import Tables, contention_of, policy_of, sizes_of, state_of
@@ -379,7 +378,7 @@ def test_robust_is_certain():
         choice = optsched.GpuPlacement(
             state, Fast(cluster), k, on_unmeasured="robust", traffic="heavy"
         ).choice()
-        low, high = End(Fast(cluster), "low"), End(Fast(cluster), "high")
+        low, high = Interval(Fast(cluster), "low"), Interval(Fast(cluster), "high")
         sure = share(low, state, choice.gpus, demands(high, state, "heavy"))
         assert choice.bandwidth == sure.value
 

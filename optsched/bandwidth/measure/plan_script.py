@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from optsched.bandwidth.models.fallback import intra_estimate
 from optsched.bandwidth.models.patterns import written_pattern
-from optsched.bandwidth.models.stand_in import intra_estimate
 from optsched.bandwidth.topology.gpu_words import written_gpus
 from optsched.errors import InputError
 

@@ -11,10 +11,10 @@ from zlib import crc32
 
 import numpy as np
 
+from optsched.bandwidth.models.fallback import best_rings
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.models.patterns import automaton, n_patterns
 from optsched.bandwidth.models.prior import line_rate
-from optsched.bandwidth.models.stand_in import best_rings
 from optsched.bandwidth.topology.cluster import MOST_HOSTS, Cluster, Host, HostType
 from optsched.bandwidth.topology.intra import IntraTable
 from optsched.bandwidth.topology.rates import KILOBYTES, MOST

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from optsched.bandwidth.models.evidence import Evidence, evidence
-from optsched.bandwidth.models.features import MEANS, inputs, mean
+from optsched.bandwidth.models.fallback import intra_estimate
 from optsched.bandwidth.models.gaussian import GaussianProcess
-from optsched.bandwidth.models.measured import as_table, check_parts, check_patterns
-from optsched.bandwidth.models.measurements import MeasurementTable
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, check_table
 from optsched.bandwidth.models.model import CountModel, Which, alone, unlimited
+from optsched.bandwidth.models.observations import Observations, observations
 from optsched.bandwidth.models.patterns import automaton, n_patterns, written_pattern
-from optsched.bandwidth.models.prior import host_rates, line_rate
-from optsched.bandwidth.models.stand_in import intra_estimate
+from optsched.bandwidth.models.prior import MEANS, host_rates, inputs, line_rate, mean
+from optsched.bandwidth.models.shrinkage import beside_line_rate, pooled
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
-    from optsched.bandwidth.models.measurements import Measurement
     from optsched.bandwidth.topology.cluster import Cluster
     from optsched.model.schedule import IntArray
 
@@ -58,7 +56,7 @@ class BottleneckBandwidth(CountModel):
     T is the line rate of the network cards (`optsched.bandwidth.models.prior`) until `fit` has seen
     measurements: measured patterns then keep the median of their values, and the others follow a
     Gaussian process on log T. Bandwidths within a host are the tables of the host types; see
-    `optsched.bandwidth.models.stand_in` for a type that has none.
+    `optsched.bandwidth.models.fallback` for a type that has none.
 
     Parameters
     ----------
@@ -83,9 +81,8 @@ class BottleneckBandwidth(CountModel):
     ) -> None:
         self.cluster = cluster
         self.table = MeasurementTable(()) if table is None else table
-        check_parts(cluster, self.table)
+        check_table(cluster, self.table)
         self.op, self.payload, self.mixed = self.table.op, self.table.payload, self.table.mixed
-        check_patterns(cluster, self.table)
         self._given = fitted
 
     # learning
@@ -102,7 +99,7 @@ class BottleneckBandwidth(CountModel):
         MixedMeasurements
             A table of another collective or payload.
         """
-        more = as_table(self.table, measurements)
+        more = self.table.with_rows(measurements)
         if not len(more):
             return self
         return BottleneckBandwidth(self.cluster, self.table.joined(more) if self.table else more)
@@ -152,9 +149,9 @@ class BottleneckBandwidth(CountModel):
         return [pattern for pattern in found if pattern not in fitted.held]
 
     @cached_property
-    def evidence(self) -> Evidence:
+    def observations(self) -> Observations:
         """Limits of the network that were measured, and those known from below."""
-        return evidence(self.cluster, self.table, self.ceiling)
+        return observations(self.cluster, self.table, self.ceiling)
 
     # predictions
 
@@ -171,11 +168,11 @@ class BottleneckBandwidth(CountModel):
 
     def line_rates(self) -> Floats | None:
         """What GPUs of a host bring to the network, while no limit of it has been measured."""
-        known, least, _ = self.evidence
+        known, least, _ = self.observations
         return None if known or least or self.fitted else host_rates(self.cluster)
 
     def intra_of(self, kind: int, which: Which = "value") -> IntArray | None:
-        """The table of the type; without one, stand-ins and what was measured on single hosts."""
+        """The table of the type; without one, fallbacks and what was measured on single hosts."""
         table = self.cluster.types[kind].intra
         if table is not None:
             return table.values
@@ -183,12 +180,12 @@ class BottleneckBandwidth(CountModel):
 
     @cached_property
     def predicted_types(self) -> tuple[str, ...]:
-        """Host types whose intra bandwidths are stand-ins, not measured."""
+        """Host types whose intra bandwidths are fallbacks, not measured."""
         return tuple(kind.name for kind in self.cluster.types if kind.intra is None)
 
     def is_measured(self, patterns: IntArray) -> npt.NDArray[np.bool_]:
         """Which patterns need no measurement, shape (n,): known, settled, or of a single host."""
-        known = self.evidence.known.keys() | self.evidence.settled.keys()
+        known = self.observations.known.keys() | self.observations.settled.keys()
         return np.array([
             sum(c > 0 for c in row) < 2 or tuple(c for c in row if c) in known
             for row in np.asarray(patterns).tolist()
@@ -223,8 +220,6 @@ class BottleneckBandwidth(CountModel):
 
     def believing(self, patterns: Iterable[tuple[int, ...]]) -> BottleneckBandwidth:
         """As if these patterns had been measured and were as predicted; nothing is relearnt."""
-        from optsched.bandwidth.models.measurements import Measurement
-
         wanted = [tuple(int(c) for c in pattern) for pattern in patterns]
         if not wanted:
             return self
@@ -236,7 +231,7 @@ class BottleneckBandwidth(CountModel):
             for pattern, value in zip(wanted, values, strict=True)
             if len(pattern) >= 2
         )
-        table = self.table.joined(as_table(self.table, believed))
+        table = self.table.joined(self.table.with_rows(believed))
         fitted = self.fitted or Fitted("line_rate", tuple(self._process.scales.tolist()))
         return BottleneckBandwidth(self.cluster, table, fitted)
 
@@ -274,13 +269,21 @@ class BottleneckBandwidth(CountModel):
             values = np.minimum(np.rint(line_rate(self.cluster, rows)), MOST - 1).astype(np.int64)
             return self._with_known(rows, values, which)
         middle, deviation = self._process.predict(*self._inputs(rows))
-        side = {"value": 0.0, "low": -_QUANTILE, "high": _QUANTILE}[which]
-        return self._with_known(
-            rows, _rounded(self._prior(rows) + middle + side * deviation), which
-        )
+        middle += self._prior(rows)
+        low, high = middle - _QUANTILE * deviation, middle + _QUANTILE * deviation
+        logs = {"value": middle, "low": low, "high": high}[which]
+        if which == "value":
+            patterns, known = self._points
+            rate, seen = self._mean("line_rate", rows), self._mean("line_rate", patterns)
+            logs = beside_line_rate(middle, deviation, rate, known - seen)
+            if self._compiles:  # all patterns are there: what is predicted depends on no batch
+                logs = pooled(logs, deviation, rate)
+            logs -= self._process.noise  # of equals a search takes the one that was measured
+            logs = np.clip(logs, low, high)
+        return self._with_known(rows, _rounded(logs), which)
 
     def _with_known(self, rows: IntArray, values: IntArray, which: Which) -> IntArray:
-        known, least, settled = self.evidence
+        known, least, settled = self.observations
         values[line_rate(self.cluster, rows) == 0] = 0  # hosts without network cards
         if not known and not least:
             return values
@@ -308,15 +311,15 @@ class BottleneckBandwidth(CountModel):
     @cached_property
     def _points(self) -> tuple[IntArray, Floats]:
         """Patterns that were measured, sorted, and the logs of their limits."""
-        return _logs({p: v for p, v in self.evidence.known.items() if v > 0})
+        return _logs({p: v for p, v in self.observations.known.items() if v > 0})
 
     @cached_property
     def _bounds(self) -> tuple[IntArray, Floats]:
         """The same for patterns that are known from below only."""
-        return _logs({p: v for p, v in self.evidence.least.items() if v > 0})
+        return _logs({p: v for p, v in self.observations.least.items() if v > 0})
 
     def _points_and(self, held: Iterable[tuple[int, ...]]) -> tuple[IntArray, Floats]:
-        known, least, _ = self.evidence
+        known, least, _ = self.observations
         points = {p: v for p, v in known.items() if v > 0}
         return _logs(points | {p: least[p] for p in held})
 
@@ -366,7 +369,7 @@ class BottleneckBandwidth(CountModel):
                 f"got {len(scales)}"
             )
         for i, pattern in enumerate(held):
-            if not self.evidence.least.get(pattern):
+            if not self.observations.least.get(pattern):
                 raise InputError(
                     f"fitted.held[{i}]: {written_pattern(pattern)} has no lower bound among the "
                     "measurements"
@@ -394,7 +397,7 @@ class BottleneckBandwidth(CountModel):
         write_atomic(path, to_json(self))
 
     def __repr__(self) -> str:
-        known = len(self.evidence.known)
+        known = len(self.observations.known)
         return f"<BottleneckBandwidth of {self.cluster!r}, {known} patterns measured>"
 
 

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from optsched.bandwidth.models.measurements import MeasurementTable
+from optsched.bandwidth.models.measurements import (
+    MeasurementTable,
+    by_pattern,
+    check_table,
+    median,
+)
 from optsched.bandwidth.models.model import CountModel, Which
-from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.rates import UNMEASURED
 from optsched.errors import InputError
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from optsched.bandwidth.models.measurements import Measurement
+    from optsched.bandwidth.topology.cluster import Cluster
     from optsched.model.schedule import IntArray
 
 Repeated = Literal["first", "median"]
@@ -49,12 +54,11 @@ class MeasuredBandwidth(CountModel):
     ) -> None:
         if repeated not in ("first", "median"):
             raise InputError(f"repeated: expected first or median, got {repeated!r:.60}")
-        check_parts(cluster, table)
+        check_table(cluster, table)
         self.cluster = cluster
         self.table = table
         self.repeated = repeated
         self.op, self.payload, self.mixed = table.op, table.payload, table.mixed
-        check_patterns(cluster, table)
 
     @cached_property
     def known(self) -> dict[tuple[int, ...], int]:
@@ -77,64 +81,8 @@ class MeasuredBandwidth(CountModel):
 
     def update(self, measurements: Iterable[Measurement]) -> MeasuredBandwidth:
         """A model with these measurements behind its own."""
-        more = as_table(self.table, measurements)
-        return MeasuredBandwidth(self.cluster, self.table.joined(more), self.repeated)
+        more = self.table.joined(self.table.with_rows(measurements))
+        return MeasuredBandwidth(self.cluster, more, self.repeated)
 
     def __repr__(self) -> str:
         return f"<MeasuredBandwidth of {len(self.known)} patterns>"
-
-
-def check_parts(cluster: object, table: object) -> None:
-    """Refuse what is no cluster, or no table of measurements."""
-    if not isinstance(cluster, Cluster):
-        raise InputError(f"cluster: expected a Cluster, got {cluster!r:.60}")
-    if not isinstance(table, MeasurementTable):
-        raise InputError(f"table: expected a MeasurementTable, got {table!r:.60}")
-
-
-def check_patterns(cluster: Cluster, rows: Iterable[Measurement]) -> None:
-    """Refuse measurements of patterns, hosts or GPUs that the cluster has not.
-
-    Raises
-    ------
-    InputError
-        With the position of the measurement.
-    """
-    sizes = sorted(cluster.sizes.tolist(), reverse=True)
-    for i, row in enumerate(rows):
-        place = f"measurements[{i}]"
-        fits = len(row.pattern) <= len(sizes)
-        if not fits or any(c > n for c, n in zip(row.pattern, sizes, strict=False)):
-            raise InputError(
-                f"{place}.pattern: {'+'.join(map(str, row.pattern)):.60} does not fit "
-                f"{len(sizes)} hosts of at most {sizes[0]} GPUs"
-            )
-        for name, ids in row.gpus:
-            h = cluster.host_index(name, f"{place}.gpus")
-            if any(not 0 <= gpu < int(cluster.sizes[h]) for gpu in ids):
-                raise InputError(
-                    f"{place}.gpus: expected ids in 0..{int(cluster.sizes[h]) - 1} on {name}, "
-                    f"got {','.join(map(str, ids)):.60}"
-                )
-
-
-def as_table(like: MeasurementTable, rows: Iterable[Measurement]) -> MeasurementTable:
-    """Measurements as a table; those that are none yet are of the same collective and payload."""
-    if isinstance(rows, MeasurementTable):
-        return rows
-    return MeasurementTable(tuple(rows), like.op, like.payload, like.mixed)
-
-
-def by_pattern(rows: Iterable[Measurement]) -> dict[tuple[int, ...], list[int]]:
-    """Values of every pattern, in order."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for row in rows:
-        found.setdefault(row.pattern, []).append(row.value)
-    return found
-
-
-def median(values: list[int]) -> int:
-    """Median, of an even number the mean of the middle two, rounded down."""
-    ranked = sorted(values)
-    n = len(ranked)
-    return (ranked[(n - 1) // 2] + ranked[n // 2]) // 2

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from optsched.bandwidth.models.model import OPERATIONS
+from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
@@ -81,6 +82,12 @@ class MeasurementTable:
     def __iter__(self) -> Iterator[Measurement]:
         return iter(self.rows)
 
+    def with_rows(self, rows: Iterable[Measurement]) -> MeasurementTable:
+        """Measurements as a table; if they are none yet, of this collective and payload."""
+        if isinstance(rows, MeasurementTable):
+            return rows
+        return MeasurementTable(tuple(rows), self.op, self.payload, self.mixed)
+
     def joined(self, other: MeasurementTable, *, mixed: bool = False) -> MeasurementTable:
         """Both, these first.
 
@@ -125,3 +132,48 @@ class MeasurementTable:
         from optsched.formats.measurements_csv import to_csv
 
         write_atomic(path, to_csv(self))
+
+
+def check_table(cluster: Cluster, table: MeasurementTable) -> None:
+    """Refuse what is no table, and measurements of patterns, hosts or GPUs that are not there.
+
+    Raises
+    ------
+    InputError
+        With the position of the measurement.
+    """
+    if not isinstance(cluster, Cluster):
+        raise InputError(f"cluster: expected a Cluster, got {cluster!r:.60}")
+    if not isinstance(table, MeasurementTable):
+        raise InputError(f"table: expected a MeasurementTable, got {table!r:.60}")
+    sizes = sorted(cluster.sizes.tolist(), reverse=True)
+    for i, row in enumerate(table):
+        place = f"measurements[{i}]"
+        fits = len(row.pattern) <= len(sizes)
+        if not fits or any(c > n for c, n in zip(row.pattern, sizes, strict=False)):
+            raise InputError(
+                f"{place}.pattern: {'+'.join(map(str, row.pattern)):.60} does not fit "
+                f"{len(sizes)} hosts of at most {sizes[0]} GPUs"
+            )
+        for name, ids in row.gpus:
+            h = cluster.host_index(name, f"{place}.gpus")
+            if any(not 0 <= gpu < int(cluster.sizes[h]) for gpu in ids):
+                raise InputError(
+                    f"{place}.gpus: expected ids in 0..{int(cluster.sizes[h]) - 1} on {name}, "
+                    f"got {','.join(map(str, ids)):.60}"
+                )
+
+
+def by_pattern(rows: Iterable[Measurement]) -> dict[tuple[int, ...], list[int]]:
+    """Values of every pattern, in order."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for row in rows:
+        found.setdefault(row.pattern, []).append(row.value)
+    return found
+
+
+def median(values: list[int]) -> int:
+    """Median, of an even number the mean of the middle two, rounded down."""
+    ranked = sorted(values)
+    n = len(ranked)
+    return (ranked[(n - 1) // 2] + ranked[n // 2]) // 2

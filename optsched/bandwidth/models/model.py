@@ -197,6 +197,34 @@ class CountModel(BandwidthModel):
         return {}
 
 
+class Interval(BandwidthModel):
+    """A model as if the lower, or the upper, end of every interval were true."""
+
+    def __init__(self, model: BandwidthModel, end: Literal["low", "high"]) -> None:
+        self.model, self.end, self.cluster = model, end, model.cluster
+        self.op, self.payload = model.op, model.payload
+        self.intra_monotone = model.intra_monotone
+
+    def predict(self, selection: Selection) -> IntArray:
+        """That end of B(S)."""
+        return self.model.interval(selection)[0 if self.end == "low" else 1]
+
+    def tables(self, which: Which = "value") -> CountTables | None:
+        """Tables of that end."""
+        return self.model.tables(self.end)
+
+
+def measured_only(model: BandwidthModel) -> CountTables | None:
+    """Tables in which every pattern that is not known exactly is unmeasured."""
+    from optsched.bandwidth.models.tables import CountTables
+
+    value, low, high = (model.tables(which) for which in ("value", "low", "high"))
+    if value is None or low is None or high is None:
+        return None
+    sure = low.network == high.network
+    return CountTables.of(model.cluster, np.where(sure, value.network, UNMEASURED), value.intra)
+
+
 def alone(patterns: IntArray) -> npt.NDArray[np.bool_]:
     """Which rows of falling counts are on one host, or empty."""
     if patterns.shape[1] == 1:

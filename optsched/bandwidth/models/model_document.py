@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth, Fitted
-from optsched.bandwidth.models.features import MEANS
 from optsched.bandwidth.models.measured import MeasuredBandwidth
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import parse_pattern, written_pattern
 from optsched.bandwidth.models.pods import PodBandwidth
+from optsched.bandwidth.models.prior import MEANS
 from optsched.bandwidth.topology import cluster_document
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError

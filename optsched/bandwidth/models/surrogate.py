@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.bandwidth.models.measured import as_table
 from optsched.bandwidth.models.measurements import MeasurementTable
 from optsched.bandwidth.models.model import BandwidthModel
 from optsched.bandwidth.models.surrogate_tokens import (
@@ -108,7 +107,7 @@ class HierarchicalTransformer(BandwidthModel):
             lower. Where the GPUs are not known, they are taken for average ones.
         intra
             Bandwidths within a host by name of its type; by default those of the types, and
-            where a type has none the stand-ins of `optsched.bandwidth.models.stand_in`.
+            where a type has none the stand-ins of `optsched.bandwidth.models.fallback`.
         seed
             Same seed, same measurements in any order: same bits.
         epochs
@@ -183,7 +182,7 @@ class HierarchicalTransformer(BandwidthModel):
             As in `fit`; `MixedMeasurements` for another collective or payload.
         """
         own = MeasurementTable((), self.op, self.payload, self.mixed)
-        more = as_table(own, measurements)
+        more = own.with_rows(measurements)
         own.joined(more, mixed=self.mixed or more.mixed)
         new = samples_of(self.cluster, self.intra, more.rows)
         if not len(new.values):

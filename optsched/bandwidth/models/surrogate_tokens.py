@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.models.measured import check_patterns
-from optsched.bandwidth.models.stand_in import intra_estimate
+from optsched.bandwidth.models.fallback import intra_estimate
+from optsched.bandwidth.models.measurements import MeasurementTable, check_table
 from optsched.bandwidth.topology.intra import IntraTable
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
@@ -157,7 +157,7 @@ def samples_of(
         A pattern or GPU that the cluster has not, a bandwidth of 0, or a pattern without GPUs on
         a cluster whose types of hosts differ too much to stand for each other.
     """
-    check_patterns(cluster, rows)
+    check_table(cluster, MeasurementTable(tuple(rows)))
     tokens, values, censored = [], [], []
     average: dict[int, int] = {}
     for i, row in enumerate(rows):

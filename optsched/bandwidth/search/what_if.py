@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.bandwidth.models.contention import Contention, Share, demands, share
-from optsched.bandwidth.models.ends import End
+from optsched.bandwidth.models.model import Interval
 from optsched.bandwidth.search.ask import ask
 from optsched.bandwidth.topology.state import Job
 
@@ -99,7 +99,7 @@ def regret(
     policy, rule, traffic, seed
         As in `GpuPlacement`.
     """
-    high, low = End(model, "high"), End(model, "low")
+    high, low = Interval(model, "high"), Interval(model, "low")
     tables = high.tables()
     if tables is None:
         return None

@@ -18,8 +18,7 @@ from optsched.bandwidth.models.contention import (
     demands,
     share,
 )
-from optsched.bandwidth.models.ends import End, measured_only
-from optsched.bandwidth.models.model import BandwidthModel
+from optsched.bandwidth.models.model import BandwidthModel, Interval, measured_only
 from optsched.bandwidth.search.what_if import regret, victims
 from optsched.bandwidth.topology.feasibility import impossible
 from optsched.bandwidth.topology.policy import Policy, check_rules, share_of
@@ -200,7 +199,7 @@ class GpuPlacement(Problem):
     @cached_property
     def demands(self) -> tuple[int, ...]:
         """kB/s of every running job; where intervals count, the most that it may ask for."""
-        model = End(self.model, "high") if self.is_robust else self.model
+        model = Interval(self.model, "high") if self.is_robust else self.model
         return demands(model, self.state, self.traffic, self.seed, self.contention.unit)
 
     @cached_property
@@ -218,7 +217,7 @@ class GpuPlacement(Problem):
     @cached_property
     def judged_by(self) -> BandwidthModel:
         """The model whose bandwidths count: the given one, or its lower ends."""
-        return End(self.model, "low") if self.is_robust else self.model
+        return Interval(self.model, "low") if self.is_robust else self.model
 
     @cached_property
     def tables(self) -> CountTables | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from optsched.bandwidth.models.measured import median
+from optsched.bandwidth.models.measurements import median
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.links import NVLINK_RATE, link_rate
 from optsched.bandwidth.topology.rates import MOST, kilobytes
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
 DOUBT: Final = 3.0
-"""A stand-in may be off by this factor either way: links do not tell protocols and drivers."""
+"""A fallback may be off by this factor either way: links do not tell protocols and drivers."""
 
 
 def best_rings(kind: HostType) -> IntArray:
-    """Stand-in for `IntraTable.values`: the best ring over a subset, as fast as its weakest link.
+    """Fallback for `IntraTable.values`: the best ring over a subset, as fast as its weakest link.
 
     By subset where the links are known and a host has at most 16 GPUs, else by count and as fast as
     the weakest link of all. Where no links are known, all are taken for one NVLink.
@@ -51,7 +51,7 @@ def best_rings(kind: HostType) -> IntArray:
 def intra_estimate(
     cluster: Cluster, kind: int, rows: Iterable[Measurement], which: Which = "value"
 ) -> IntArray:
-    """Bandwidths within a host of a type without a table: stand-ins, corrected by some runs.
+    """Bandwidths within a host of a type without a table: fallbacks, corrected by some runs.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def intra_estimate(
         Position of the type.
     rows
         Measurements; those on one host of this type count. Subsets that were measured have their
-        median, others the stand-in times the median of measured / stand-in over subsets of the
+        median, others the fallback times the median of measured / fallback over subsets of the
         nearest size.
     which
         The estimate, or an end of what it may be.
@@ -94,7 +94,7 @@ def intra_estimate(
 def _factors(
     n: int, base: IntArray, known: dict[int, int], by_subset: bool
 ) -> npt.NDArray[np.float64]:
-    """Measured / stand-in by key, taken from the nearest size that was measured."""
+    """Measured / fallback by key, taken from the nearest size that was measured."""
     ratios: dict[int, list[float]] = {}
     for key, value in known.items():
         if base[key]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.models.measured import by_pattern, median
+from optsched.bandwidth.models.measurements import by_pattern, median
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ BINDING: Final = 0.98
 Limits = dict[tuple[int, ...], int]
 
 
-class Evidence(NamedTuple):
+class Observations(NamedTuple):
     """What measurements say about limits of the network, kB/s by pattern."""
 
     known: Limits
@@ -32,9 +32,9 @@ class Evidence(NamedTuple):
     """As `least`, and no host allows more, so that the limit does not matter any further."""
 
 
-def evidence(
+def observations(
     cluster: Cluster, rows: Iterable[Measurement], ceiling: Callable[[IntArray], Floats]
-) -> Evidence:
+) -> Observations:
     """Sort measurements out; those of one host say nothing about the network.
 
     Parameters
@@ -62,7 +62,7 @@ def evidence(
         for pattern, value in least.items()
         if value >= BINDING * ceiling(np.array([pattern]))[0]
     }
-    return Evidence(known, least, settled)
+    return Observations(known, least, settled)
 
 
 def _held_back(cluster: Cluster, row: Measurement) -> bool:
