@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from benchmarks.bandwidth.samples import training_samples
 from benchmarks.bandwidth.subset_surrogate import Truth, runs, truth
 from benchmarks.machine import machine
 from optsched.bandwidth.measure.metrics import gbe
 from optsched.bandwidth.measure.planner import learn
-from optsched.bandwidth.measure.samples import training_samples
 from optsched.bandwidth.measure.scenarios import packed, uniform
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import demands, share

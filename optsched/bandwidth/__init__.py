@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from optsched.bandwidth.measure import metrics, samples, scenarios, synthetic
+    from optsched.bandwidth.measure import metrics, scenarios, synthetic
     from optsched.bandwidth.measure.planner import plan_measurements
     from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
     from optsched.bandwidth.models.contention import Contention, Share
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _HOME = {
     name: module
     for module, names in {
-        "measure": "metrics samples scenarios synthetic",
+        "measure": "metrics scenarios synthetic",
         "measure.planner": "plan_measurements",
         "models.bottleneck": "BottleneckBandwidth",
         "models.contention": "Contention Share",
@@ -57,7 +57,7 @@ __all__ = [
     "CountModel", "Dispatcher", "HierarchicalTransformer", "Host", "HostType",
     "IntraTable", "Job", "MeasuredBandwidth", "Measurement", "MeasurementTable",
     "MixedMeasurements", "PodBandwidth", "Policy", "Share", "UnmeasuredPattern",
-    "load_measured", "metrics", "plan_measurements", "rates", "read_model", "samples",
+    "load_measured", "metrics", "plan_measurements", "rates", "read_model",
     "scenarios", "synthetic", "write_model",
 ]  # fmt: skip
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.bandwidth.samples import held_out_samples, training_samples
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.measure.metrics import coverage, mape, r_squared
-from optsched.bandwidth.measure.samples import held_out_samples, training_samples
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.fallback import best_rings, intra_estimate
 from optsched.bandwidth.models.gaussian import GaussianProcess, _Evidence

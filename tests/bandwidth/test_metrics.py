@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.bandwidth.samples import held_out_samples, training_samples
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.measure.metrics import (
     coverage,
@@ -16,7 +17,6 @@ from optsched.bandwidth.measure.metrics import (
     mape,
     r_squared,
 )
-from optsched.bandwidth.measure.samples import held_out_samples, training_samples
 from optsched.bandwidth.topology.cluster import Cluster, HostType
 from optsched.errors import InputError
 

@@ -2,48 +2,66 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
+import msgspec
 import numpy as np
 
+from optsched.bandwidth.models.fallback import intra_estimate
 from optsched.bandwidth.models.measurements import MeasurementTable
-from optsched.bandwidth.models.model import BandwidthModel
+from optsched.bandwidth.models.model import OPERATIONS, BandwidthModel
 from optsched.bandwidth.models.surrogate_tokens import (
     COUNT,
-    Samples,
     Scaling,
-    intra_tables,
     samples_of,
     tokens_of,
 )
+from optsched.bandwidth.topology.intra import IntraTable
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError, MissingExtra
-from optsched.io.values import integer
+from optsched.io.files import check_writable, read_bytes, read_text, unpack_arrays, write_atomic
+from optsched.io.strict_json import check_format, decode, parse
+from optsched.io.values import integer, one_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
     from types import ModuleType
 
     import numpy.typing as npt
 
-    from optsched.bandwidth.models.measurements import Measurement
     from optsched.bandwidth.models.model import Selection
     from optsched.bandwidth.models.surrogate_network import SurrogateNetwork
-    from optsched.bandwidth.models.surrogate_training import Epoch
     from optsched.bandwidth.topology.cluster import Cluster
-    from optsched.bandwidth.topology.intra import IntraTable
     from optsched.model.schedule import IntArray
 
 EPOCHS: Final = 350
 MOST_USED: Final = 256
 """Hosts of a set that the network takes: attention grows with their square."""
+FORMAT: Final = "optsched.transformer/1"
 
-_CHUNK: Final = 384
-_ROUND: Final = 32
-"""Samples are filled up to a multiple: then the bits of one do not depend on the others."""
-_PAIRS: Final = 32 * _CHUNK
+_TOGETHER: Final = 64
+"""Sets that the network is asked at once, always: the bits of one do not depend on the others."""
+
+_Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Moments = tuple[float, Annotated[float, msgspec.Meta(gt=0)]]
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    cluster_sha256: _Hash
+    op: str
+    payload: Annotated[int, msgspec.Meta(ge=1, le=2**53)] | None
+    mixed: bool
+    scaling: tuple[_Moments, _Moments, _Moments, _Moments]
+    """Of `Scaling`."""
+    arrays_sha256: _Hash
+    """Of the file beside the document."""
 
 
 class HierarchicalTransformer(BandwidthModel):
@@ -54,7 +72,7 @@ class HierarchicalTransformer(BandwidthModel):
     names, so their permutation changes nothing, and nor do hosts that are not used. Trained on the
     logarithm of measured bandwidths: Zhang et al., BandPilot, arXiv 2506.15595, section 4.
 
-    Instances are values: made by `fit`, `update` or `load`, never changed.
+    Instances are values: made by `fit` or `load`, never changed; more measurements are a new fit.
     """
 
     intra_monotone = False
@@ -62,65 +80,36 @@ class HierarchicalTransformer(BandwidthModel):
     def __init__(
         self,
         cluster: Cluster,
-        intra: tuple[IntraTable, ...],
         scaling: Scaling,
         weights: Mapping[str, npt.NDArray[np.float32]],
-        samples: Samples,
-        *,
-        op: str = "all_reduce",
-        payload: int | None = None,
-        mixed: bool = False,
-        seed: int = 0,
+        like: MeasurementTable,
     ) -> None:
         self.cluster = cluster
-        self.intra = intra
+        self.intra = _intra(cluster)
         self.scaling = scaling
         self.weights = dict(weights)
-        self.samples = samples
-        self.op, self.payload, self.mixed = op, payload, mixed
-        self.seed = seed
-        arrays: tuple[npt.NDArray[Any], ...] = (*self.weights.values(), *samples)
-        for array in arrays:
+        self.op, self.payload, self.mixed = like.op, like.payload, like.mixed
+        for array in self.weights.values():
             array.flags.writeable = False
 
     @classmethod
     def fit(
-        cls,
-        cluster: Cluster,
-        table: MeasurementTable,
-        *,
-        intra: Mapping[str, IntraTable] | None = None,
-        seed: int = 0,
-        epochs: int = EPOCHS,
-        validation: float = 0.0,
-        threads: int | None = None,
-        on_progress: Callable[[Epoch], None] | None = None,
+        cls, cluster: Cluster, table: MeasurementTable, *, seed: int = 0, epochs: int = EPOCHS
     ) -> HierarchicalTransformer:
         """Train on measurements across hosts; those on one host are left to the intra tables.
 
         Parameters
         ----------
         cluster
-            Whose GPUs they are.
+            Whose GPUs they are; types without an intra table have that of `models.fallback`.
         table
             Measurements. Those seen beside other traffic teach only that the bandwidth is not
             lower. Where the GPUs are not known, they are taken for average ones.
-        intra
-            Bandwidths within a host by name of its type; by default those of the types, and
-            where a type has none the stand-ins of `optsched.bandwidth.models.fallback`.
         seed
-            Same seed, same measurements in any order: same bits.
+            Same seed, same measurements in any order: same bits. torch's own random generator and
+            number of threads stay as they are.
         epochs
-            At most.
-        validation
-            Share of the patterns (not of the samples) that training does not see: its weights are
-            then those of the epoch that predicts them best, and it ends when none was better for
-            80 epochs. 0 = learn from everything, for all epochs.
-        threads
-            Of torch, by default one, which is the fastest. torch's own number stays as it is, and
-            so does its random generator.
-        on_progress
-            Called after every epoch.
+            Passes over all measurements.
 
         Raises
         ------
@@ -129,22 +118,15 @@ class HierarchicalTransformer(BandwidthModel):
         InputError
             No measurement across hosts, or one that does not fit the cluster.
         """
-        training = torch_part("surrogate_training")
+        training = _torch_part()
         integer("seed", seed, 0, 2**63 - 1)
         integer("epochs", epochs, 1, 10**6)
-        integer("threads", 1 if threads is None else threads, 1, 1024)
-        if not isinstance(validation, (int, float)) or not 0 <= validation < 1:
-            raise InputError(f"validation: expected a share in 0..1, got {validation!r:.60}")
-        tables = intra_tables(cluster, intra, table.rows)
-        samples = samples_of(cluster, tables, table.rows)
+        samples = samples_of(cluster, _intra(cluster), table)
         if not len(samples.values):
             raise InputError("table: expected at least one measurement across hosts, got none")
         scaling = Scaling.of(samples)
-        weights = training.train(
-            samples, scaling, seed, epochs, float(validation), threads or 1, on_progress
-        )
-        about: dict[str, Any] = {"op": table.op, "payload": table.payload, "mixed": table.mixed}
-        return cls(cluster, tables, scaling, weights, samples, seed=seed, **about)
+        weights = training.train(samples, scaling, seed, epochs)
+        return cls(cluster, scaling, weights, table)
 
     def predict(self, selection: Selection) -> IntArray:
         """B(S) of every row; see `BandwidthModel.predict`.
@@ -170,42 +152,21 @@ class HierarchicalTransformer(BandwidthModel):
                 values[rows] = self._across(distinct)[where.reshape(-1)]
         return values
 
-    def update(self, measurements: Iterable[Measurement]) -> HierarchicalTransformer:
-        """A model trained on with these measurements too; the same model if there are none.
-
-        Fine-tuning that replays old measurements and holds on to weights that they need (elastic
-        weight consolidation: Kirkpatrick et al. 2017). Scaling and validation stay as they were.
-
-        Raises
-        ------
-        InputError
-            As in `fit`; `MixedMeasurements` for another collective or payload.
-        """
-        own = MeasurementTable((), self.op, self.payload, self.mixed)
-        more = own.with_rows(measurements)
-        own.joined(more, mixed=self.mixed or more.mixed)
-        new = samples_of(self.cluster, self.intra, more.rows)
-        if not len(new.values):
-            return self
-        training = torch_part("surrogate_training")
-        weights = training.tune(self.weights, self.scaling, self.samples, new, self.seed)
-        return HierarchicalTransformer(
-            self.cluster,
-            self.intra,
-            self.scaling,
-            weights,
-            self.samples.joined(new),
-            op=self.op,
-            payload=self.payload,
-            mixed=self.mixed or more.mixed,
-            seed=self.seed,
-        )
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a document ``optsched.transformer/1``, and a file ``.npz`` of weights beside it."""
-        from optsched.bandwidth.models.surrogate_files import save
-
-        save(self, path)
+        beside = Path(path).with_suffix(".npz")
+        if beside == Path(path):
+            raise InputError(f"{path}: is the name of the weights; name the document, as in x.json")
+        check_writable(path)
+        stream = io.BytesIO()
+        np.savez(stream, allow_pickle=False, **self.weights)
+        content = stream.getvalue()
+        document = _Document(
+            FORMAT, self.cluster.sha256, self.op, self.payload, self.mixed,
+            self.scaling, hashlib.sha256(content).hexdigest(),
+        )  # fmt: skip
+        write_atomic(beside, content)  # the document comes last, so that what it names is there
+        write_atomic(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], cluster: Cluster) -> HierarchicalTransformer:
@@ -216,42 +177,62 @@ class HierarchicalTransformer(BandwidthModel):
         InputError
             Files that cannot be read, do not belong together, or are for another cluster.
         """
-        from optsched.bandwidth.models.surrogate_files import load
-
-        return load(path, cluster)
+        name = str(path)
+        tree = parse(read_text(path), name)
+        check_format(tree, FORMAT, name)
+        document = decode(tree, _Document, name)
+        if document.cluster_sha256 != cluster.sha256:
+            raise InputError(f"{name}: is for another cluster than {cluster!r}: fit it anew")
+        one_of(f"{name}: op", document.op, OPERATIONS)
+        beside = Path(path).with_suffix(".npz")
+        content = read_bytes(beside)
+        if hashlib.sha256(content).hexdigest() != document.arrays_sha256:
+            raise InputError(
+                f"{beside}: does not belong to {name}: its sha256 is not the one named there; "
+                "copy both files of one save"
+            )
+        weights = unpack_arrays(content, str(beside), 1 << 28)  # far above any honest file
+        try:
+            _torch_part().network_of(weights)
+        except (RuntimeError, TypeError) as error:
+            raise InputError(f"{beside}: {' '.join(str(error).split())}") from None
+        for key, part in weights.items():
+            if part.dtype != np.float32 or not np.isfinite(part).all():
+                raise InputError(f"{beside}: {key}: expected finite numbers of 32 bits")
+        like = MeasurementTable((), document.op, document.payload, document.mixed)
+        return cls(cluster, Scaling(*document.scaling), weights, like)
 
     def __repr__(self) -> str:
-        return f"<HierarchicalTransformer of {len(self.samples.values)} measurements>"
+        return f"<HierarchicalTransformer for {self.cluster!r}>"
 
     @cached_property
     def _network(self) -> SurrogateNetwork:
-        training = torch_part("surrogate_training")
-        network: SurrogateNetwork = training.network_of(self.weights)
+        network: SurrogateNetwork = _torch_part().network_of(self.weights)
         return network
 
     def _across(self, tokens: IntArray) -> IntArray:
         """What the network says of sets that all use the same number of hosts."""
-        forward = torch_part("surrogate_network").forward
-        n, m = tokens.shape
-        size = max(_ROUND, min(_CHUNK, _PAIRS // m**2 // _ROUND * _ROUND))
-        filled = np.pad(tokens, ((0, -n % _ROUND), (0, 0)), mode="edge")
-        hosts, total = self.scaling.read(filled)
-        parts = [
-            forward(self._network, hosts[..., i : i + size], total[i : i + size])
-            for i in range(0, len(filled), size)
-        ]
-        predicted = self.scaling.bandwidth(np.concatenate(parts)[:n])
+        n = len(tokens)
+        filled = np.pad(tokens, ((0, -n % _TOGETHER), (0, 0)), mode="edge")
+        said = _torch_part().outputs(self._network, self.scaling, filled, _TOGETHER)
+        predicted = self.scaling.bandwidth(said[:n])
         if np.isnan(predicted).any():
             raise InputError("weights: give no numbers for some sets: fit the model anew")
         return np.rint(np.clip(predicted, 1, MOST - 1)).astype(np.int64)
 
 
-def torch_part(name: str) -> ModuleType:
-    """A module that imports torch."""
-    from importlib import import_module
-
+def _torch_part() -> ModuleType:
+    """The module that imports torch."""
     try:
         import_module("torch")
     except ImportError:
         raise MissingExtra("the learned surrogate", "torch") from None
-    return import_module(f"optsched.bandwidth.models.{name}")
+    return import_module("optsched.bandwidth.models.surrogate_network")
+
+
+def _intra(cluster: Cluster) -> tuple[IntraTable, ...]:
+    """Bandwidths within a host, by type; where nobody measured them, those of the links."""
+    return tuple(
+        kind.intra or IntraTable(kind.gpus, intra_estimate(cluster, t, ()))
+        for t, kind in enumerate(cluster.types)
+    )

@@ -1,21 +1,24 @@
-"""The network of the learned surrogate: hosts are tokens, and nothing tells their order."""
+"""The network of the learned surrogate and its training: hosts are tokens without an order."""
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, smooth_l1_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
-    Floats = npt.NDArray[np.float32]
+    from optsched.bandwidth.models.surrogate_tokens import Samples, Scaling
+    from optsched.model.schedule import IntArray
+
+    Weights = Mapping[str, npt.NDArray[np.float32]]
 
 WIDTH: Final = 32
 HEADS: Final = 8
@@ -23,173 +26,154 @@ LAYERS: Final = 6
 INNER: Final = 64
 """Width between the two matrices of a feed-forward block."""
 DROPOUT: Final = 0.05
-"""Share of the inner values that a training step leaves out."""
 FEATURES: Final = 3
 """Of a host: bandwidth within it, number of GPUs, whether it is only one."""
-
-_EACH: Final = WIDTH // HEADS
+BATCH: Final = 16
+RATE: Final = 1e-3
 
 
 class SurrogateNetwork(nn.Module):
     """Encoder over the used hosts, attention pooling, and a head that also sees the total.
 
-    Tensors run from feature to host to sample, so that all work is on long rows: twice as fast as
-    the usual order for this many tiny samples. There is no positional encoding.
-
-    Parameters
-    ----------
-    seed
-        Of the initial weights; torch's own generator is not touched.
+    There is no positional encoding.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        draw = torch.Generator(device="cpu").manual_seed(seed)
-        self.embedding = Linear(FEATURES, WIDTH, draw)
-        self.layers = nn.ModuleList(EncoderLayer(draw) for _ in range(LAYERS))
-        self.score = Linear(WIDTH, 1, draw)
-        self.head = nn.ModuleList(
-            Linear(a, b, draw) for a, b in ((WIDTH + 1, WIDTH), (WIDTH, WIDTH), (WIDTH, 1))
-        )
+        self.embedding = nn.Linear(FEATURES, WIDTH)
+        self.layers = nn.ModuleList(EncoderLayer() for _ in range(LAYERS))
+        self.score = nn.Linear(WIDTH, 1)
+        self.head = nn.Sequential(
+            nn.Linear(WIDTH + 1, WIDTH), nn.ReLU(), nn.Dropout(DROPOUT),
+            nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(DROPOUT), nn.Linear(WIDTH, 1),
+        )  # fmt: skip
 
-    def forward(
-        self,
-        hosts: Tensor,
-        total: Tensor,
-        absent: Tensor | None = None,
-        draw: torch.Generator | None = None,
-    ) -> Tensor:
+    def forward(self, hosts: Tensor, total: Tensor, there: Tensor) -> Tensor:
         """Scaled logarithm of the bandwidth, shape (samples,).
 
         Parameters
         ----------
         hosts
-            Scaled features, shape (FEATURES, hosts, samples).
+            Scaled features, shape (samples, hosts, FEATURES).
         total
             Scaled total number of GPUs, shape (samples,).
-        absent
-            0 where a host is used and -inf where it is not, shape (hosts, samples); None if all
-            are. It enters every attention and the pooling.
-        draw
-            For dropout; None, as in all predictions, is none.
+        there
+            Whether a host is used, shape (samples, hosts): others enter no attention and not the
+            pooling.
         """
-        _, m, n = hosts.shape
-        x = self.embedding(hosts.reshape(FEATURES, m * n))
+        x = self.embedding(hosts)
         for layer in self.layers:
-            x = layer(x, m, n, absent, draw)
-        x = norm(x).view(WIDTH, m, n)
-        score = self.score(x.view(WIDTH, m * n)).view(m, n)
-        if absent is not None:
-            score = score + absent
-        pooled = (score.softmax(0) * x).sum(1)
-        y = torch.cat([pooled, total.view(1, n)])
-        first, second, last = self.head
-        y = dropped(second(dropped(first(y).relu_(), draw)).relu_(), draw)
-        return last(y).view(n)  # type: ignore[no-any-return]
+            x = layer(x, there)
+        x = rms_norm(x, (WIDTH,))
+        share = self.score(x).masked_fill(~there.unsqueeze(2), -torch.inf).softmax(1)
+        pooled = (share * x).sum(1)
+        found: Tensor = self.head(torch.cat([pooled, total.unsqueeze(1)], 1)).squeeze(1)
+        return found
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention over hosts and a feed-forward block, each behind a norm (pre-norm).
+    """Self-attention over hosts and a feed-forward block, each behind a norm without weights.
 
-    Offsets are only where they are needed, before the cut at 0: memory is what takes the time.
+    The scale of attention is left to the weights of the queries.
     """
 
-    def __init__(self, draw: torch.Generator) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.query_key_value = nn.Parameter(_drawn(3 * WIDTH, WIDTH, draw))
-        self.mix = nn.Parameter(_drawn(WIDTH, WIDTH, draw))
-        self.widen = Linear(WIDTH, INNER, draw)
-        self.narrow = nn.Parameter(_drawn(WIDTH, INNER, draw))
+        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.mix = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.widen = nn.Linear(WIDTH, INNER)
+        self.narrow = nn.Linear(INNER, WIDTH, bias=False)
+        self.dropout = nn.Dropout(DROPOUT)
 
-    def forward(
-        self, x: Tensor, m: int, n: int, absent: Tensor | None, draw: torch.Generator | None
-    ) -> Tensor:
-        """One layer; `x` has shape (WIDTH, m * n)."""
-        together = torch.mm(self.query_key_value, norm(x))
-        query, key, value = together.view(3, HEADS, _EACH, m, n).unbind(0)
-        seen = attention(query, key, value, absent).reshape(WIDTH, m * n)
-        x = torch.addmm(x, self.mix, dropped(seen, draw))
-        return torch.addmm(x, self.narrow, dropped(self.widen(norm(x)).relu_(), draw))
-
-
-class Linear(nn.Module):
-    """A matrix and an offset for columns, drawn as torch's own layer draws them."""
-
-    def __init__(self, inputs: int, outputs: int, draw: torch.Generator) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(_drawn(outputs, inputs, draw))
-        bound = 1 / math.sqrt(inputs)
-        self.bias = nn.Parameter(_drawn(outputs, 1, draw) * bound)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape (inputs, columns) to (outputs, columns)."""
-        return torch.mm(self.weight, x).add_(self.bias)  # addmm would copy the bias first
+    def forward(self, x: Tensor, there: Tensor) -> Tensor:
+        """One layer; `x` has shape (samples, hosts, WIDTH)."""
+        n, m, _ = x.shape
+        together = self.query_key_value(rms_norm(x, (WIDTH,)))
+        query, key, value = together.view(n, m, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        seen = scaled_dot_product_attention(query, key, value, there[:, None, None], scale=1.0)
+        x = x + self.mix(self.dropout(seen.transpose(1, 2).reshape(n, m, WIDTH)))
+        inner = self.widen(rms_norm(x, (WIDTH,))).relu()
+        found: Tensor = x + self.narrow(self.dropout(inner))
+        return found
 
 
-def norm(x: Tensor) -> Tensor:
-    """Every column with root mean square 1; weights are left to the matrix behind it."""
-    scale = (x * x).sum(0, keepdim=True).mul_(1 / WIDTH).add_(1e-5).rsqrt_()
-    return x * scale
+def train(
+    samples: Samples, scaling: Scaling, seed: int, epochs: int
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Weights of a network after training.
 
+    Smooth L1 between scaled logarithms; being above a censored value is no error. Adam, with a
+    rate that falls by a cosine.
 
-def dropped(x: Tensor, draw: torch.Generator | None) -> Tensor:
-    """Some values left out and the others enlarged; torch's own takes its global generator."""
-    if draw is None:
-        return x
-    kept = torch.rand(x.shape, generator=draw, dtype=torch.float32, device="cpu") >= DROPOUT
-    return x * kept * (1 / (1 - DROPOUT))
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor, absent: Tensor | None) -> Tensor:
-    """Dot products of every host with every used host, all of shape (heads, each, m, n).
-
-    Their scale is left to the weights of the queries.
-    Hosts and features of a head are few and samples many: sums of products along the samples beat
-    thousands of matrix products of size 4.
+    Parameters
+    ----------
+    samples
+        At least one.
+    scaling
+        Of inputs and outputs.
+    seed
+        Of initial weights, batches and dropout.
+    epochs
+        Passes over all samples.
     """
-    each, m = query.shape[1], query.shape[2]
-    score = query[:, 0].unsqueeze(2) * key[:, 0].unsqueeze(1)  # (heads, m asking, m asked, n)
-    for i in range(1, each):
-        score = torch.addcmul(score, query[:, i].unsqueeze(2), key[:, i].unsqueeze(1))
-    if absent is not None:
-        score = score + absent
-    share = score.softmax(2).unsqueeze(1)
-    seen = share[:, :, :, 0] * value[:, :, 0:1]
-    for i in range(1, m):
-        seen = torch.addcmul(seen, share[:, :, :, i], value[:, :, i : i + 1])
-    return seen
+    with undisturbed(seed), torch.enable_grad():
+        network = SurrogateNetwork()
+        draw = np.random.default_rng((seed, 1))
+        inputs = _inputs(scaling, samples.tokens)
+        target, censored = map(torch.tensor, (scaling.written(samples.values), samples.censored))
+        n = len(samples.values)
+        optimizer = torch.optim.Adam(network.parameters(), lr=RATE, fused=True)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+        for _ in range(epochs):
+            for batch in np.array_split(draw.permutation(n), max(1, round(n / BATCH))):
+                rows = torch.tensor(batch)
+                optimizer.zero_grad(set_to_none=True)
+                over = network(*(part[rows] for part in inputs)) - target[rows]
+                over = torch.where(censored[rows] & (over > 0), 0.0, over)
+                smooth_l1_loss(over, torch.zeros_like(over)).backward()
+                optimizer.step()
+            schedule.step()
+        return {name: p.detach().numpy().copy() for name, p in network.named_parameters()}
 
 
-def forward(network: nn.Module, hosts: Floats, total: Floats) -> Floats:
-    """Outputs for sets that use all these hosts, without learning."""
+def network_of(weights: Weights) -> SurrogateNetwork:
+    """A network with these weights; `RuntimeError` if they are those of no such network."""
+    with undisturbed():
+        network = SurrogateNetwork().eval()
+        network.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
+        return network
+
+
+def outputs(
+    network: nn.Module, scaling: Scaling, tokens: IntArray, together: int
+) -> npt.NDArray[np.float32]:
+    """What a network says, shape (n,), asked of so many sets at once."""
     with undisturbed(), torch.inference_mode():
-        inputs = (torch.from_numpy(np.ascontiguousarray(part)) for part in (hosts, total))
-        found: Floats = network(*inputs).numpy()
+        batches = zip(*(part.split(together) for part in _inputs(scaling, tokens)), strict=True)
+        found: npt.NDArray[np.float32] = torch.cat([network(*batch) for batch in batches]).numpy()
         return found
 
 
 @contextmanager
-def undisturbed(threads: int = 1) -> Iterator[None]:
-    """Work on so many threads, whatever the caller has set; afterwards it is as it was.
-
-    One thread is the fastest for matrices this small, and its sums are the same on every machine
-    with these libraries.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+def undisturbed(seed: int = 0) -> Iterator[None]:
+    """On the CPU, seeded, on one thread (the fastest here); afterwards all is as it was."""
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
     try:
-        with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+        with (
+            torch.random.fork_rng(devices=()),
+            torch.device("cpu"),
+            torch.inference_mode(False),
+            torch.autocast("cpu", enabled=False),
+        ):
+            torch.default_generator.manual_seed(seed)
             yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
 
 
-def tensor(array: npt.NDArray[np.generic]) -> Tensor:
-    """A copy as a tensor on the CPU, whatever the caller's default device is."""
-    return torch.tensor(array, device="cpu")
-
-
-def _drawn(outputs: int, inputs: int, draw: torch.Generator) -> Tensor:
-    empty = torch.empty((outputs, inputs), dtype=torch.float32, device="cpu")
-    bound = 1 / math.sqrt(inputs)
-    return empty.uniform_(-bound, bound, generator=draw)
+def _inputs(scaling: Scaling, tokens: IntArray) -> tuple[Tensor, Tensor, Tensor]:
+    hosts, total = scaling.read(tokens)
+    return torch.tensor(hosts), torch.tensor(total), torch.tensor(tokens > 0)

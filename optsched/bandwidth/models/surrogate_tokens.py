@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.models.fallback import intra_estimate
 from optsched.bandwidth.models.measurements import MeasurementTable, check_table
-from optsched.bandwidth.topology.intra import IntraTable
+from optsched.bandwidth.topology.intra import subset_sizes
 from optsched.errors import InputError
-from optsched.io.strict_json import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from optsched.bandwidth.models.measurements import Measurement
     from optsched.bandwidth.models.model import Selection
     from optsched.bandwidth.topology.cluster import Cluster
+    from optsched.bandwidth.topology.intra import IntraTable
     from optsched.model.schedule import IntArray
 
     Floats = npt.NDArray[np.float32]
@@ -31,9 +28,10 @@ COUNT: Final = 1 << 32
 ALIKE: Final = 1.25
 """Types whose bandwidths for a count differ by no more than this factor can stand for another."""
 
-
 LEAST_SPREAD: Final = 0.1
 """Of logarithms within hosts: what a per cent is to the network does not grow without bound."""
+
+Moments = tuple[float, float]
 
 
 class Samples(NamedTuple):
@@ -46,65 +44,46 @@ class Samples(NamedTuple):
     censored: npt.NDArray[np.bool_]
     """Whether the true bandwidth may be higher."""
 
-    def joined(self, other: Samples) -> Samples:
-        """Both, in order."""
-        width = max(self.tokens.shape[1], other.tokens.shape[1])
-        parts = [side.widened(width).tokens for side in (self, other)]
-        return ordered(
-            np.concatenate(parts),
-            np.concatenate([self.values, other.values]),
-            np.concatenate([self.censored, other.censored]),
-        )
 
-    def widened(self, width: int) -> Samples:
-        """The same with room for so many hosts."""
-        return self._replace(
-            tokens=np.pad(self.tokens, ((0, 0), (0, width - self.tokens.shape[1])))
-        )
-
-
-@dataclass(frozen=True)
-class Scaling:
+class Scaling(NamedTuple):
     """Means and deviations of what the network reads and writes."""
 
-    intra: tuple[float, float]
+    intra: Moments
     """Of the logarithm of bandwidths within a host (kB/s)."""
-    count: tuple[float, float]
+    gpus: Moments
     """Of the GPUs of a host."""
-    total: tuple[float, float]
+    total: Moments
     """Of all GPUs of a set."""
-    value: tuple[float, float]
+    value: Moments
     """Of the logarithm of the bandwidth (kB/s)."""
 
     @classmethod
     def of(cls, samples: Samples) -> Scaling:
         """That of samples; a deviation of 0 becomes 1."""
         used = samples.tokens[samples.tokens > 0]
-        counts = samples.tokens // COUNT
         several = used[used // COUNT > 1]
-        mean, deviation = moments(np.log(np.maximum(several % COUNT, 1)))
+        mean, deviation = _moments(np.log(np.maximum(several % COUNT, 1)))
         return cls(
             (mean, max(deviation, LEAST_SPREAD)),
-            moments(used // COUNT),
-            moments(counts.sum(axis=1)),
-            moments(np.log(samples.values)),
+            _moments(used // COUNT),
+            _moments((samples.tokens // COUNT).sum(axis=1)),
+            _moments(np.log(samples.values)),
         )
 
     def read(self, tokens: IntArray) -> tuple[Floats, Floats]:
-        """Inputs of the network, shapes (3, hosts, n) and (n,); zeros where a host is absent."""
+        """Inputs of the network, shapes (n, hosts, 3) and (n,); zeros where a host is absent."""
         counts, intra = tokens // COUNT, tokens % COUNT
-        present, several = tokens > 0, counts > 1
         seen = (
-            np.where(several, scaled(np.log(np.maximum(intra, 1)), self.intra), 0),
-            np.where(present, scaled(counts, self.count), 0),
+            np.where(counts > 1, _scaled(np.log(np.maximum(intra, 1)), self.intra), 0),
+            np.where(tokens > 0, _scaled(counts, self.gpus), 0),
             counts == 1,  # no limit within the host, which is neither a low bandwidth nor absence
         )
-        hosts = np.stack([part.astype(np.float32).T for part in seen])
-        return hosts, scaled(counts.sum(axis=1), self.total).astype(np.float32)
+        hosts = np.stack([part.astype(np.float32) for part in seen], axis=2)
+        return hosts, _scaled(counts.sum(axis=1), self.total).astype(np.float32)
 
     def written(self, values: IntArray) -> Floats:
         """What the network shall write for these bandwidths."""
-        return scaled(np.log(values), self.value).astype(np.float32)
+        return _scaled(np.log(values), self.value).astype(np.float32)
 
     def bandwidth(self, outputs: Floats) -> npt.NDArray[np.float64]:
         """kB/s that the network means."""
@@ -114,21 +93,9 @@ class Scaling:
 
 
 def tokens_of(cluster: Cluster, intra: Sequence[IntraTable], selection: Selection) -> IntArray:
-    """Tokens of every row, falling: the order of the hosts is forgotten here.
+    """Tokens of every row, falling, shape (n, most hosts of a row): hosts have no order here.
 
-    Parameters
-    ----------
-    cluster
-        Whose GPUs they are.
-    intra
-        Bandwidths within a host, by type.
-    selection
-        Shape (n, GPUs).
-
-    Returns
-    -------
-    IntArray
-        Shape (n, most hosts that a row uses, at least 1).
+    `intra` are bandwidths within a host, by type; the selection has shape (n, GPUs).
     """
     tokens = np.zeros((len(selection), cluster.n_hosts), np.int64)
     for h in range(cluster.n_hosts):
@@ -143,9 +110,7 @@ def tokens_of(cluster: Cluster, intra: Sequence[IntraTable], selection: Selectio
     return np.ascontiguousarray(tokens[:, :width])
 
 
-def samples_of(
-    cluster: Cluster, intra: Sequence[IntraTable], rows: Sequence[Measurement]
-) -> Samples:
+def samples_of(cluster: Cluster, intra: Sequence[IntraTable], table: MeasurementTable) -> Samples:
     """Measurements across hosts as samples; those on one host are left to the intra tables.
 
     A measurement that does not say whose GPUs they were stands for hosts whose subsets are
@@ -157,86 +122,29 @@ def samples_of(
         A pattern or GPU that the cluster has not, a bandwidth of 0, or a pattern without GPUs on
         a cluster whose types of hosts differ too much to stand for each other.
     """
-    check_table(cluster, MeasurementTable(tuple(rows)))
-    tokens, values, censored = [], [], []
-    average: dict[int, int] = {}
-    for i, row in enumerate(rows):
+    check_table(cluster, table)
+    found = []
+    for i, row in enumerate(table):
         if len(row.pattern) < 2:
             continue
         if row.value == 0:
             raise InputError(f"measurements[{i}].value: expected more than 0 between hosts, got 0")
         place = f"measurements[{i}].gpus"
-        if row.gpus:
-            found = _tokens_there(cluster, intra, row, place)
-        else:
-            for count in row.pattern:
-                if count not in average:
-                    average[count] = _average(cluster, intra, count, place)
-            found = [average[count] for count in row.pattern]
-        tokens.append(sorted(found, reverse=True))
-        values.append(row.value)
-        censored.append(row.censored)
-    width = max((len(part) for part in tokens), default=1)
-    table = np.zeros((len(tokens), width), np.int64)
-    for i, part in enumerate(tokens):
-        table[i, : len(part)] = part
-    return ordered(table, np.array(values, np.int64), np.array(censored, np.bool_))
-
-
-def ordered(tokens: IntArray, values: IntArray, censored: npt.NDArray[np.bool_]) -> Samples:
-    """Samples by tokens, then value: the order in which they were measured is forgotten."""
-    order = np.lexsort((censored, values, *tokens.T[::-1]))
-    return Samples(tokens[order], values[order], censored[order])
-
-
-def patterns_of(samples: Samples) -> IntArray:
-    """Number of the pattern of counts of every sample: the same for the same pattern."""
-    counts = samples.tokens // COUNT
-    _, number = np.unique(counts, axis=0, return_inverse=True)
-    return np.asarray(number.reshape(-1), np.int64)
-
-
-def intra_tables(
-    cluster: Cluster, given: Mapping[str, IntraTable] | None, rows: Sequence[Measurement]
-) -> tuple[IntraTable, ...]:
-    """Bandwidths within a host by type: those given, else those of the type, else a stand-in.
-
-    Raises
-    ------
-    InputError
-        Tables for another number of GPUs, or for an unknown type.
-    """
-    names = [kind.name for kind in cluster.types]
-    for name in given or {}:
-        if name not in names:
-            raise InputError(f"intra: there is no type {name!r:.60}; known: {shortened(names)}")
-    tables = []
-    for t, kind in enumerate(cluster.types):
-        table = (given or {}).get(kind.name, kind.intra)
-        if table is None:
-            table = IntraTable(kind.gpus, intra_estimate(cluster, t, rows))
-        if not isinstance(table, IntraTable) or table.gpus != kind.gpus:
-            got = f"one of {table.gpus}" if isinstance(table, IntraTable) else f"{table!r:.60}"
-            raise InputError(
-                f"intra[{kind.name!r:.60}]: expected an IntraTable of {kind.gpus} GPUs, got {got}"
-            )
-        tables.append(table)
-    return tuple(tables)
-
-
-def _tokens_there(
-    cluster: Cluster, intra: Sequence[IntraTable], row: Measurement, place: str
-) -> list[int]:
-    """Tokens of the GPUs that a measurement names."""
-    found = []
-    hosts = [cluster.host_index(name) for name, _ in row.gpus]
-    for h, (name, ids) in zip(hosts, row.gpus, strict=True):
-        if hosts.count(h) > 1 or len(set(ids)) < len(ids):
-            raise InputError(f"{place}: host {name!r:.60} or one of its GPUs is given twice")
-        mask = sum(1 << i for i in ids)
-        limit = intra[cluster.type_of[h]].of(mask) if len(ids) > 1 else 0
-        found.append(len(ids) * COUNT + limit)
-    return found
+        names = [name for name, _ in row.gpus]
+        if len(set(names)) < len(names) or any(len(set(ids)) < len(ids) for _, ids in row.gpus):
+            raise InputError(f"{place}: a host or one of its GPUs is given twice")
+        tokens = [_average(cluster, intra, count, place) for count in row.pattern * (not row.gpus)]
+        for name, ids in row.gpus:
+            limit = intra[cluster.type_of[cluster.host_index(name)]].of(sum(1 << i for i in ids))
+            tokens.append(len(ids) * COUNT + limit)
+        found.append((sorted(tokens, reverse=True), row.value, row.censored))
+    rows = np.zeros((len(found), max((len(part) for part, _, _ in found), default=1)), np.int64)
+    for i, (part, _, _) in enumerate(found):
+        rows[i, : len(part)] = part
+    values = np.array([value for _, value, _ in found], np.int64)
+    censored = np.array([flag for _, _, flag in found], np.bool_)
+    order = np.lexsort((censored, values, *rows.T[::-1]))
+    return Samples(rows[order], values[order], censored[order])
 
 
 def _average(cluster: Cluster, intra: Sequence[IntraTable], count: int, place: str) -> int:
@@ -244,14 +152,13 @@ def _average(cluster: Cluster, intra: Sequence[IntraTable], count: int, place: s
     if count == 1:
         return COUNT
     roomy = sorted({t for t in cluster.type_of if cluster.types[t].gpus >= count})
-    medians = []
-    for t in roomy:
-        table = intra[t]
-        if table.by_subset:
-            sizes = np.array([mask.bit_count() for mask in range(len(table.values))])
-            medians.append(int(np.median(table.values[sizes == count])))
-        else:
-            medians.append(int(table.values[count]))
+    sizes = [
+        (intra[t].values, subset_sizes(intra[t].gpus) if intra[t].by_subset else None)
+        for t in roomy
+    ]
+    medians = [
+        int(np.median(values[count if size is None else size == count])) for values, size in sizes
+    ]
     if max(medians) > ALIKE * min(medians):
         raise InputError(
             f"{place}: {count} GPUs of a host may be of types as different as "
@@ -260,7 +167,7 @@ def _average(cluster: Cluster, intra: Sequence[IntraTable], count: int, place: s
     return count * COUNT + int(np.median(medians))
 
 
-def moments(values: npt.NDArray[np.generic]) -> tuple[float, float]:
+def _moments(values: npt.NDArray[np.generic]) -> Moments:
     """Mean and deviation; a deviation of 0 becomes 1."""
     if not len(values):
         return 0.0, 1.0
@@ -269,8 +176,6 @@ def moments(values: npt.NDArray[np.generic]) -> tuple[float, float]:
     return float(np.mean(numbers)), deviation if deviation > 1e-9 else 1.0
 
 
-def scaled(
-    values: npt.NDArray[np.generic], moments: tuple[float, float]
-) -> npt.NDArray[np.float64]:
+def _scaled(values: npt.NDArray[np.generic], moments: Moments) -> npt.NDArray[np.float64]:
     """Values minus their mean, over their deviation."""
     return np.asarray((values.astype(np.float64) - moments[0]) / moments[1])
