@@ -175,7 +175,7 @@ def test_verbs_against_all_subsets() -> None:
             missed += not same
             assert len({tuple(cluster.host_of[list(one.gpus)]) for one in found}) == len(found)
             assert values == sorted(values, reverse=True) and values[0] == top[0], seed
-            assert all(scores[name] <= expected[name] for name in scores)
+            assert all(scores[name] <= expected.get(name, 0) for name in scores)
             for one in found:
                 assert best_of[tuple(cluster.host_of[list(one.gpus)])] >= one.value
                 assert share(model, state, one.gpus, wanted, rule).value == one.value
@@ -195,7 +195,7 @@ def test_verbs_against_all_subsets() -> None:
             after = value_of(there, known, (*asked, own), job.gpus, rule)
             lost = (before or 0) - (after or 0)
             assert what.victims.get(job.name, 0) == max(0, lost), seed
-    assert done > 80 and missed < 8
+    assert done > 80 and missed < 12
 
 
 def test_parts_of_hosts() -> None:
@@ -230,3 +230,29 @@ def test_parts_of_hosts() -> None:
                 fast.choose(busy, k)
     with pytest.raises(InputError, match="within: hosts of type 'nvl72' have 72 GPUs"):
         Policy(within="tray").check(synthetic.cluster("nvl72", 2))
+
+
+@pytest.mark.parametrize("kind", ["flat", "pods"])
+def test_verbs_beyond_tables(kind: str) -> None:
+    """By a deadline every host with a free GPU has a score, and choices come the best first."""
+    cluster = pods_of(20) if kind == "pods" else synthetic.cluster("nvswitch", 20)
+    flat = kind == "flat"
+    model = BottleneckBandwidth(cluster) if flat else PodBandwidth(BottleneckBandwidth, cluster)
+    fast = Dispatcher(cluster, model, traffic="heavy")
+    for tenants in (False, True):
+        state = state_of(cluster, 0.6, 1, tenants)
+        fast.answer(state, 24)
+        begin = time.process_time()
+        scores, found = fast.scores(state, 24, 0.2), fast.best(state, 24, 4, 0.2)
+        assert time.process_time() - begin < 1
+        able = [host.name for host, n in zip(cluster.hosts, state.room, strict=True) if n]
+        assert [*scores] == able and max(scores.values()) == 100
+        if not tenants:
+            assert all(
+                scores[cluster.hosts[h].name] == 100 for h in cluster.host_of[list(found[0].gpus)]
+            )
+            assert sorted(scores.values())[len(able) // 2] > 20
+        values = [one.value for one in found]
+        assert values == sorted(values, reverse=True)
+        what = fast.what_if(state, found[0].gpus, 0.2)
+        assert what.share.value == values[0] and what.fault == ""

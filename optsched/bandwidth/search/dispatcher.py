@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import cached_property, partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
@@ -34,7 +35,7 @@ from optsched.errors import Infeasible, InputError
 from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from optsched.bandwidth.models.contention import Traffic
     from optsched.model.schedule import IntArray
@@ -101,6 +102,7 @@ class Dispatcher:
             )
         self._known: tuple[ClusterState, IntArray] | None = None
         self._alone: dict[tuple[int, ...], int] = {}
+        self._by_pods = tables is None and isinstance(model, PodBandwidth)
         if tables is None:
             return
         rules = self.policy, self.contention
@@ -146,7 +148,8 @@ class Dispatcher:
 
         As good as `answer`: exact where that is, the tolerance aside. Behind a choice the counts
         that are left are searched in parts: fewer GPUs on its first host, else as many there and
-        fewer on the second, and so on (Lawler 1972).
+        fewer on the second, and so on (Lawler 1972); on pods without tables, none on one of its
+        hosts.
 
         Parameters
         ----------
@@ -167,19 +170,21 @@ class Dispatcher:
         every = Bounds(*np.tile([[0], [ANY]], self.cluster.n_hosts))
         one, level = self._first(state, k, _part(until, 2), every)
         heap = [(level, -one.value, 0, one, every)]
-        found: dict[bytes, Answer] = {}
+        found: dict[bytes, tuple[int, Answer]] = {}
         number = 0
         while heap and len(found) < n and (until is None or time.monotonic() < until or not found):
-            *_, one, bounds = heappop(heap)
+            level, *_, one, bounds = heappop(heap)
             counts = np.bincount(
                 self.cluster.host_of[list(one.gpus)], minlength=self.cluster.n_hosts
             )
-            found.setdefault(counts.tobytes(), one)
+            found.setdefault(counts.tobytes(), (level, one))
             used = np.flatnonzero(counts).tolist()
             least = bounds.least.copy()
             for i, h in enumerate(used if len(found) < n else ()):
+                if until is not None and time.monotonic() > until:
+                    break
                 most = bounds.most.copy()
-                most[h] = counts[h] - 1
+                most[h] = 0 if self._by_pods else counts[h] - 1
                 part = _part(until, (n - len(found)) * len(used) - i)
                 child = Bounds(least.copy(), most)
                 if (other := self._find(state, k, part, child)) is not None:
@@ -187,14 +192,16 @@ class Dispatcher:
                     heappush(heap, (other[1], -other[0].value, number, other[0], child))
                 if self._tables is not None:  # else parts overlap: only upper bounds are searched
                     least[h] = counts[h]
-        return list(found.values())
+        order = sorted(found.values(), key=lambda one: (one[0], -one[1].value))
+        return [one for _, one in order]
 
     def scores(self, state: ClusterState, k: int, deadline: float | None = None) -> dict[str, int]:
         """Host to score for a scheduler that filters and scores hosts, best choice included.
 
         100: the host belongs to a best choice; below: the best choice with at least one GPU of this
         host has so many percent of the best bandwidth, rounded down. Hosts that no allowed choice
-        uses are left out. Exact where `answer` is; of hosts that are alike one is asked for.
+        uses are left out. Exact where `answer` is, else a choice that was found; hosts that are
+        alike are asked for once, and those not looked at before the deadline have 0.
 
         Parameters
         ----------
@@ -209,28 +216,68 @@ class Dispatcher:
             As `choose`: if no host is left, the reason is told.
         """
         k, until = self._checked(state, k, deadline)
-        cluster, here = self.cluster, self.policy.usable(state)
-        best, level = self._first(state, k, _part(until, 2))
-        roles = [self._role(here, h) if n else None for h, n in enumerate(here.masks.tolist())]
-        score: dict[object, int | None] = {None: None}
-        score.update((roles[h], 100) for h in cluster.host_of[list(best.gpus)].tolist())
-        missing = len(set(roles) - score.keys())
-        for h, role in enumerate(roles):
-            if role in score:
+        here, host_of = self.policy.usable(state), self.cluster.host_of
+        names = [host.name for host in self.cluster.hosts]
+        roles = {h: self._role(here, h) for h in np.flatnonzero(here.masks).tolist()}
+        value: dict[object, tuple[int, int]] = {}  # of a role: minus the level, then the bandwidth
+
+        def met(found: tuple[Answer, int]) -> set[int]:
+            hosts = set(host_of[list(found[0].gpus)].tolist())
+            for role in [roles[h] for h in hosts]:
+                value[role] = max((-found[1], found[0].value), value.get(role, (-ANY, 0)))
+            return hosts
+
+        met(first := self._first(state, k, _part(until, 2)))
+        best = (-first[1], first[0].value)
+        searched = set(value)
+        if self._tables is None:
+            self._spread(here, k, until, {h for h in roles if roles[h] not in value}, met)
+        for h, role in roles.items():
+            late = until is not None and time.monotonic() > until
+            if role in searched:
                 continue
-            bounds = Bounds(*np.tile([[0], [ANY]], cluster.n_hosts))
+            searched.add(role)
+            bounds = Bounds(*np.tile([[0], [ANY]], len(names)))
             bounds.least[h] = 1
-            found = self._find(state, k, _part(until, missing), bounds, ties=False)
-            missing -= 1
-            score[role] = None
+            left = _part(until, len(set(roles.values()) - searched) + 1)
+            found = None if late else self._find(state, k, left, bounds, ties=False)
             if found is not None:
-                same = (found[0].value, found[1]) == (best.value, level)
-                part = 100 * found[0].value // best.value if best.value else 99
-                score[role] = 100 if same else min(part, 99)
-                for other in cluster.host_of[list(found[0].gpus)].tolist() if same else ():
-                    score[roles[other]] = 100
-        of = ((host.name, score[role]) for host, role in zip(cluster.hosts, roles, strict=True))
-        return {name: value for name, value in of if value is not None}
+                value[role] = max((-found[1], found[0].value), value.get(role, (-ANY, 0)))
+                if value[role] == best:
+                    searched.update(roles[other] for other in met(found))
+            elif role not in value and (late or self._tables is None):  # that is no proof
+                include = (*(self.policy.include or ()), names[h])
+                if not impossible(state, replace(self.policy, include=include), k):
+                    value[role] = (-ANY, 0)
+        part = {role: 100 * reached // max(1, best[1]) for role, (_, reached) in value.items()}
+        return {
+            names[h]: 100 if value[role] == best else min(99, part[role])
+            for h, role in roles.items() if role in value
+        }  # fmt: skip
+
+    def _spread(
+        self,
+        here: ClusterState,
+        k: int,
+        until: float | None,
+        left: set[int],
+        met: Callable[[tuple[Answer, int]], set[int]],
+    ) -> None:
+        """Choices of hosts that none has used yet, and of as few others as that needs."""
+        cluster, room = self.cluster, here.room.tolist()
+        while left and (until is None or time.monotonic() < until):
+            pods = {cluster.hosts[h].domains for h in left}
+            pool = set(left)
+            for h in sorted(range(len(room)), key=lambda h: cluster.hosts[h].domains not in pods):
+                if sum(room[other] for other in pool) >= k:
+                    break
+                pool.add(h)
+            gone = [gpu for gpu in here.free if int(cluster.host_of[gpu]) not in pool]
+            found = self._find(here.without(gone), k, _part(until, 4))
+            used = set() if found is None else left & met(found)
+            if not used:
+                return
+            left -= used
 
     def what_if(
         self, state: ClusterState, gpus: Iterable[int] | str, deadline: float | None = None
@@ -361,6 +408,9 @@ class Dispatcher:
         other = None
         if self._large is not None:
             tenants = self._tenants(self.policy.usable(state))
+            if self._by_pods and bounds is not None and not bounds.least.any():
+                closed = bounds.most[self.cluster.host_of] == 0  # which the exact search takes
+                tenants, bounds = tenants.without(np.flatnonzero(closed).tolist()), None
             other = self._large.choose(
                 tenants, k, self._demands(tenants), self.policy, self.contention, until, bounds
             )
