@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -33,11 +32,6 @@ _SPAN = re.compile(r"(?:(?:([0-9]{1,6})-)?([0-9]{1,4}):)?([0-5][0-9]):([0-5][0-9
 _TRES = re.compile(r"gres/gpu(?::([^=,]*))?=([0-9]{1,9})(?=,|$)")
 _SWF = re.compile(r"\s*(;.*|(-?[0-9.]+\s+){17}-?[0-9.]+\s*)")
 _UNKNOWN: Final = ("", "-1", "None", "Unknown", "N/A", "nan", "null", "(null)", "INVALID")
-_TASKS: Final = (
-    "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem",
-    "plan_gpu", "gpu_type",
-)  # fmt: skip
-"""Columns of Alibaba's ``pai_task_table.csv``, whose header is a file of its own."""
 
 
 class Run(NamedTuple):
@@ -234,6 +228,39 @@ class _Columns(NamedTuple):
     kind: str = ""
     group: str = ""
     beside: bool = False
+    header: tuple[str, ...] = ()
+    """Of files that may come without one."""
+
+    @property
+    def needed(self) -> list[str]:
+        """Columns that must be there."""
+        return list(dict.fromkeys((*self[:4], *self.gpus)))
+
+    def recognises(self, source: Source) -> bool:
+        """Whether the first line has the columns."""
+        head = source.text.lstrip().partition("\n")[0].strip()
+        if self.header and re.search(r",(Terminated|Running|Failed|Waiting),", head):
+            return head.count(",") == len(self.header) - 1
+        return set(re.split(r"[|,]", head)).issuperset(self.needed)
+
+    def read(self, source: Source) -> Iterator[Run]:
+        """Runs of a table, a row each."""
+        header = self.header if not source.text.startswith(self.header[:1]) else ()
+        for place, cells in csv_records(source.text, source.file, (), self.needed, ",", header):
+            gpus = Decimal(1) / self.unit
+            for key in self.gpus:
+                gpus *= _count(cells[key], f"{place}: {key}")
+            yield self.run(place, cells, gpus)
+
+    def run(self, place: str, cells: Mapping[str, str], gpus: Decimal) -> Run:
+        """What a row says, beside the GPUs."""
+        submit, start, end = (_time(cells[key], f"{place}: {key}") for key in self[1:4])
+        known = next((key for key in self.seconds if key in cells), None)
+        seconds = None if start is None or end is None else end - start
+        if known and end is not None:
+            seconds = _time(cells[known], f"{place}: {known}")
+        kind, group = cells.get(self.kind, ""), cells.get(self.group, "")
+        return Run(place, cells[self.job], submit, start, seconds, gpus, kind, group, self.beside)
 
 
 _HELIOS = _Columns(
@@ -246,39 +273,23 @@ _POD = _Columns(
 _TASK = _Columns(
     "job_name", "start_time", "start_time", "end_time", (), ("inst_num", "plan_gpu"), 100,
     "gpu_type", beside=True,
+    header=(
+        "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu",
+        "plan_mem", "plan_gpu", "gpu_type",
+    ),
 )  # fmt: skip
 _PLAIN = _Columns(
     "job_id", "submit_time_s", "submit_time_s", "duration_s", ("duration_s",), ("num_gpus",),
     kind="type", group="group",
 )  # fmt: skip
-_SACCT = _Columns("JobID", "Submit", "Start", "End", ("ElapsedRaw", "Elapsed"), (), group="Account")
-
-
-def _table(columns: _Columns, source: Source) -> Iterator[Run]:
-    """Runs of a table, a row each."""
-    header = _TASKS if columns is _TASK and not source.text.startswith(_TASKS[0]) else ()
-    needed = list(dict.fromkeys((*columns[:4], *columns.gpus)))
-    for place, cells in csv_records(source.text, source.file, (), needed, ",", header):
-        gpus = Decimal(1) / columns.unit
-        for key in columns.gpus:
-            gpus *= _count(cells[key], f"{place}: {key}")
-        yield _run(columns, place, cells, gpus)._replace(kind=cells.get(columns.kind, ""))
-
-
-def _run(columns: _Columns, place: str, cells: Mapping[str, str], gpus: Decimal) -> Run:
-    """What a row of a table says beside the GPUs."""
-    submit, start, end = (_time(cells[key], f"{place}: {key}") for key in columns[1:4])
-    known = next((key for key in columns.seconds if key in cells), None)
-    seconds = None if start is None or end is None else end - start
-    if known and end is not None:
-        seconds = _time(cells[known], f"{place}: {known}")
-    group, job = cells.get(columns.group, ""), cells[columns.job]
-    return Run(place, job, submit, start, seconds, gpus, group=group, beside=columns.beside)
+_SACCT = _Columns(
+    "JobID", "Submit", "Start", "End", ("ElapsedRaw", "Elapsed"), (), 1, "Partition", "Account"
+)
 
 
 def _sacct(source: Source) -> Iterator[Run]:
     """Jobs of Slurm; steps (``17.batch``) are passed over, parts of a job (``17+1``) beside it."""
-    for place, cells in csv_records(source.text, source.file, (), list(_SACCT[:4]), "|"):
+    for place, cells in csv_records(source.text, source.file, (), _SACCT.needed, "|"):
         if "." in cells["JobID"]:
             continue
         key = "AllocTRES" if "AllocTRES" in cells else "ReqTRES"
@@ -288,11 +299,10 @@ def _sacct(source: Source) -> Iterator[Run]:
         found = _TRES.findall(cells[key])
         plain = [int(count) for kind, count in found if not kind]
         gpus = Decimal(sum(plain) if plain else sum(int(count) for _, count in found))
-        run = _run(_SACCT, place, cells, gpus)
+        run = _SACCT.run(place, cells, gpus)
         job, part, _ = run.job.partition("+")
-        kinds = "|".join(kind for kind, count in found if kind and int(count))
+        kind = "|".join(kind for kind, count in found if kind and int(count)) or run.kind
         start = None if key == "AllocTRES" and not cells[key] else run.start
-        kind = kinds or cells.get("Partition", "")
         yield run._replace(job=job, start=start, kind=kind, beside=bool(part))
 
 
@@ -347,30 +357,17 @@ def _philly(source: Source) -> Iterator[Run]:
             yield Run(at, job.jobid, submit, start, seconds, gpus, group=job.vc)
 
 
-def _header(columns: _Columns) -> Callable[[Source], bool]:
-    """Whether the first line has the columns."""
-
-    def recognises(source: Source) -> bool:
-        head = source.text.lstrip().partition("\n")[0].strip()
-        words = set(re.split(r"[|,]", head))
-        if columns is _TASK and re.search(r",(Terminated|Running|Failed|Waiting),", head):
-            return head.count(",") == len(_TASKS) - 1
-        return words >= {*columns[:4], *columns.gpus}
-
-    return recognises
-
-
 def _is_philly(source: Source) -> bool:
     tree = source.tree
     return isinstance(tree, list) and any(isinstance(t, dict) and "attempts" in t for t in tree[:1])
 
 
-def _reader(name: str, columns: _Columns) -> Reader:
-    return Reader(name, _header(columns), partial(_table, columns), kind="trace")
-
-
-SACCT = Reader("sacct", _header(_SACCT), _sacct, kind="trace")
-HELIOS, CSV = _reader("helios", _HELIOS), _reader("csv", _PLAIN)
-ALIBABA2020, ALIBABA2023 = _reader("alibaba2020", _TASK), _reader("alibaba2023", _POD)
+SACCT = Reader("sacct", _SACCT.recognises, _sacct, kind="trace")
+HELIOS, ALIBABA2020, ALIBABA2023, CSV = (
+    Reader(name, columns.recognises, columns.read, kind="trace")
+    for name, columns in (
+        ("helios", _HELIOS), ("alibaba2020", _TASK), ("alibaba2023", _POD), ("csv", _PLAIN),
+    )
+)  # fmt: skip
 PHILLY = Reader("philly", _is_philly, _philly, kind="trace")
 SWF = Reader("swf", lambda source: _SWF.match(source.text) is not None, _swf, kind="trace")

@@ -92,14 +92,9 @@ class ShopText:
             hint = f" (machines are {base}-based here)" if value in (0, m) else ""
             self.fail(f"expected a machine in {base}..{base + m - 1}, got {value}{hint}")
         if once and len(set(values)) < len(values):
-            second = next(i for i, value in enumerate(values) if value in values[:i])
-            # the standard text has machine and duration side by side, Taillard's rows only machines
-            columns = [1 + i * (2 - base) for i in (values.index(values[second]), second)]
+            twice = next(value for i, value in enumerate(values) if value in values[:i])
             remedy = "; if that is meant, read it with reentrant=True" if base == 0 else ""
-            self.fail(
-                f"expected every machine once, got machine {values[second]} in columns "
-                f"{columns[0]} and {columns[1]}{remedy}"
-            )
+            self.fail(f"expected every machine once, got machine {twice} twice{remedy}")
 
     def _number(self, token: str) -> int:
         if not _INTEGER.fullmatch(token):

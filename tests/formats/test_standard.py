@@ -135,7 +135,7 @@ HOSTILE: list[tuple[str, str]] = [
     ("1 2\n0 3 -1 5\n", r"^f.txt:2: expected a machine in 0..1, got -1$"),
     (
         "1 3\n2 3 1 5 2 6\n",
-        r"^f.txt:2: .*machine 2 in columns 1 and 5; .*read it with reentrant=True",
+        r"^f.txt:2: .*machine 2 twice; .*read it with reentrant=True",
     ),
     ("1 1\r0 5\r", r"^f.txt:1: expected an integer .*got"),
     ("1 1\n0\u20035\n", r"^f.txt:2: expected an integer .*got"),

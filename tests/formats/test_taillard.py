@@ -145,7 +145,7 @@ HOSTILE: list[tuple[str, str]] = [
     (SHORT + "end\n", r"^f.txt:6: expected the end of the file, one instance"),
     ("2 2\n3 2\n4 1\n0 1\n1 0\n", r"^f.txt:4: .*1..2, got 0 \(machines are 1-based here\)"),
     ("2 2\n3 2\n4 1\n1 3\n1 2\n", r"^f.txt:4: expected a machine in 1..2, got 3$"),
-    ("2 2\n3 2\n4 1\n1 1\n1 2\n", r"^f.txt:4: .*machine 1 in columns 1 and 2$"),
+    ("2 2\n3 2\n4 1\n1 1\n1 2\n", r"^f.txt:4: .*machine 1 twice$"),
     ("2 2\n3 -2\n4 1\n1 2\n1 2\n", r"^f.txt:2: expected a duration in 0..2\^53, got -2"),
     ("2 2\n3 2.5\n4 1\n1 2\n1 2\n", r'^f.txt:2: expected an integer .*got "2.5"'),
     (TITLE, r"^f.txt:1: expected six numbers after the title, got nothing"),
