@@ -11,8 +11,7 @@ from optsched.bandwidth.measure.scenarios import packed, uniform
 from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.models.model import CountModel, Which, alone
 from optsched.bandwidth.models.patterns import automaton
-from optsched.bandwidth.search.ask import Choice, ask
-from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
+from optsched.bandwidth.search.ask import Answer, ask
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def every_pattern(cluster: Cluster) -> IntArray:
     return np.asarray(rows[(rows <= room).all(axis=1)])
 
 
-def _answer(drawn: _Drawn, scenario: Scenario) -> Choice | None:
+def _answer(drawn: _Drawn, scenario: Scenario) -> Answer | None:
     """The best choice if these were the bandwidths."""
     state = scenario.state
     tables = drawn.tables()
@@ -158,21 +157,19 @@ def _demands(drawn: _Drawn, scenario: Scenario) -> tuple[int, ...]:
     return demands(drawn, scenario.state, "heavy" if scenario.heavy else "idle")
 
 
-def _loss(drawn: _Drawn, scenario: Scenario, first: Choice, second: Choice) -> float:
+def _loss(drawn: _Drawn, scenario: Scenario, first: Answer, second: Answer) -> float:
     """Share of the second choice's bandwidth that the first has less, if these are bandwidths."""
-    if first.parts == second.parts or not second.value:
+    if first.gpus == second.gpus or not second.value:
         return 0.0
     state = scenario.state
     got = share(drawn, state, first.gpus, _demands(drawn, scenario))
     return 1 - got.value / second.value
 
 
-def _needed(scenario: Scenario, choice: Choice) -> set[Pattern]:
+def _needed(scenario: Scenario, choice: Answer) -> set[Pattern]:
     """Patterns that decide what a choice gets."""
     state = scenario.state
-    counts = np.zeros(state.cluster.n_hosts, np.int64)
-    for host, part in choice.parts:
-        counts[host] = part.bit_count() if _by_mask(state, host) else part
+    counts = state.cluster.counts(choice.gpus)
     found = {_pattern(counts)}
     across = (counts > 0).sum() >= 2
     for held in state.held:
@@ -180,10 +177,6 @@ def _needed(scenario: Scenario, choice: Choice) -> set[Pattern]:
         if scenario.heavy and across and shares and (held > 0).sum() >= 2:
             found |= {_pattern(counts + held), _pattern(held)}
     return found
-
-
-def _by_mask(state: ClusterState, host: int) -> bool:
-    return int(state.cluster.sizes[host]) <= MOST_BY_SUBSET
 
 
 def _pattern(counts: IntArray) -> Pattern:

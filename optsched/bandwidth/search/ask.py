@@ -42,6 +42,9 @@ _FEW: Final = 8
 
 MILLION: Final = 1_000_000
 
+UNPROVED: Final = 1 << 63
+"""Upper bound of an answer that was not searched to its end."""
+
 
 class Answer(NamedTuple):
     """GPUs by global number, what they get, what they had alone, and what none exceeds (kB/s)."""
@@ -50,39 +53,15 @@ class Answer(NamedTuple):
     value: int
     standalone: int
     upper_bound: int
+    visited: int = 0
+    """Count vectors evaluated."""
+    compared: bool = True
+    """Whether all of the best were compared for what they leave."""
 
     @property
     def exact(self) -> bool:
         """Whether nothing better exists, by the model."""
         return self.value >= self.upper_bound
-
-
-class Choice(NamedTuple):
-    """An answer of the kernel; bandwidths in kB/s."""
-
-    optimum: int
-    """The highest value there is, if `exact`."""
-    value: int
-    """Value of this choice, at least the optimum less the tolerance."""
-    standalone: int
-    capacity: int | None
-    """The joint capacity that it shares; None if no job interferes."""
-    demand: int
-    """Sum of the demands of the jobs that interfere."""
-    parts: tuple[tuple[int, int], ...]
-    """Hosts used, with a mask of local ids (or the number of GPUs where a host has over 16)."""
-    whole_left: int
-    """Weight of the rest: hosts left whole, then pairs."""
-    sum_left: int
-    """Second weight: the best bandwidths of every count that is left."""
-    gpus: tuple[int, ...]
-    """By global number; see `gpus_of`."""
-    visited: int
-    """Count vectors evaluated."""
-    exact: bool
-    """Whether the optimum is proved."""
-    compared: bool = True
-    """Whether all of the best were compared for what they leave."""
 
 
 def ask(
@@ -97,7 +76,7 @@ def ask(
     tolerance: float = 0.0,
     leaves: int = MOST_LEAVES,
     nodes: int = MOST_NODES,
-) -> Choice | None:
+) -> Answer | None:
     """The best k free GPUs under contention and a policy, exactly; None if there are none.
 
     Parameters
@@ -121,12 +100,14 @@ def ask(
     out, level = search.choose(here.masks, jobs, k, nodes, leaves)
     if level < 0:
         return None
-    best, value, d, capacity, demand, whole, left, visited, complete, _, *chosen = out
-    parts = tuple((host, part) for host, part in enumerate(chosen) if part)
-    return Choice(
-        best, value, d, None if capacity < 0 else capacity, demand, parts, whole, left,
-        gpus_of(here, parts), visited, complete >= 1, complete == 2,
-    )  # fmt: skip
+    return answer_of(here, out)
+
+
+def answer_of(here: ClusterState, out: list[int]) -> Answer:
+    """What the kernel's numbers mean on the state with the free GPUs that may be used."""
+    best, value, alone, visited, complete, *parts = out
+    gpus = gpus_of(here, enumerate(parts))
+    return Answer(gpus, value, alone, best if complete else UNPROVED, visited, complete == 2)
 
 
 class CountSearch:
@@ -177,7 +158,7 @@ class CountSearch:
         leaves: int | None = None,
         bounds: Bounds | None = None,
     ) -> tuple[list[int], int]:
-        """What the kernel answers, and the position of the level that it keeps; -1: no choice.
+        """What the kernel answers, and the position of its level; -1: no choice, -2: none found.
 
         Parameters
         ----------
@@ -207,8 +188,7 @@ class CountSearch:
             if choose(self.words, request, masks, jobs, out):
                 return out.tolist(), level
             proved = proved and bool(out[kernel.COMPLETE])
-        out[kernel.COMPLETE] = proved
-        return out.tolist(), -1
+        return [], -1 if proved else -2
 
     def _request(self, required: int | None, ties: bool, tolerance: float) -> IntArray:
         """The kernel's request at one level, the number of GPUs and the jobs aside."""
@@ -279,7 +259,7 @@ def leaves_in_python(room: Iterable[int], k: int) -> int:
 
 
 def gpus_of(state: ClusterState, parts: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """Global numbers of the GPUs that `Choice.parts` means.
+    """Global numbers of the GPUs of hosts with their masks (or numbers).
 
     Where a host has more than 16 GPUs, only their number is chosen: whole trays come first, then
     lowest ids.

@@ -67,14 +67,10 @@ counts."""
 OPTIMUM: Final = 0
 VALUE: Final = 1
 STANDALONE: Final = 2
-CAPACITY: Final = 3
-DEMAND: Final = 4
-WHOLE_LEFT: Final = 5
-SUM_LEFT: Final = 6
-VISITED: Final = 7
-COMPLETE: Final = 8
+VISITED: Final = 3
+COMPLETE: Final = 4
 """2: all was looked at; 1: the value is the optimum, not all that have it were compared."""
-CHOSEN: Final = 10
+CHOSEN: Final = 5
 
 MILLION: Final = 1_000_000
 
@@ -482,8 +478,7 @@ def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
                         continue
             answered = 1
             best_picked, picked = picked, best_picked
-            out[VALUE], out[STANDALONE], out[DEMAND] = value, d, leaf[_DEMAND]
-            out[CAPACITY] = leaf[_C] if leaf[_ANY] == 1 else -1
+            out[VALUE], out[STANDALONE] = value, d
         out[VISITED] += visited
         if level >= 0:
             break
@@ -497,10 +492,8 @@ def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
         answered, pick[3] = 1, 0
         least = _needed(leaf, best, request[UNIT])
         d = _pick_all(words, request, masks, work, leaf, least, pick, best_picked, size)
-        out[VALUE], out[STANDALONE], out[DEMAND] = best, d, leaf[_DEMAND]
-        out[CAPACITY] = leaf[_C] if leaf[_ANY] == 1 else -1
+        out[VALUE], out[STANDALONE] = best, d
     if answered == 1:
-        out[WHOLE_LEFT], out[SUM_LEFT] = best_picked[used], best_picked[used + 1]
         for u in range(used):
             out[CHOSEN + u] = best_picked[u]
     return answered

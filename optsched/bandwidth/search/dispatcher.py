@@ -20,9 +20,10 @@ from optsched.bandwidth.models.contention import (
 from optsched.bandwidth.models.model import BandwidthModel, CountModel
 from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.search.ask import (
+    UNPROVED,
     Answer,
     CountSearch,
-    gpus_of,
+    answer_of,
 )
 from optsched.bandwidth.search.large import LargeSearch
 from optsched.bandwidth.search.what_if import WhatIf, regret, victims
@@ -174,9 +175,7 @@ class Dispatcher:
         number = 0
         while heap and len(found) < n and (until is None or time.monotonic() < until or not found):
             level, *_, one, bounds = heappop(heap)
-            counts = np.bincount(
-                self.cluster.host_of[list(one.gpus)], minlength=self.cluster.n_hosts
-            )
+            counts = self.cluster.counts(one.gpus)
             found.setdefault(counts.tobytes(), (level, one))
             used = np.flatnonzero(counts).tolist()
             least = bounds.least.copy()
@@ -362,11 +361,12 @@ class Dispatcher:
             nodes = self._nodes(until, len(jobs) // (self.cluster.n_hosts + 1))
         search = self._search if ties else self._quick
         out, level = search.choose(here.masks, jobs, k, nodes, None, bounds)
-        best, value, alone, _, _, _, _, _, proved, _, *chosen = out
         if level < 0:
-            return None if proved else self._beyond(state, k, None, until, bounds)
-        found = Answer(gpus_of(here, enumerate(chosen)), value, alone, best)
-        return (found, level) if proved else self._beyond(state, k, found, until, bounds)
+            return None if level == -1 else self._beyond(state, k, None, until, bounds)
+        found = answer_of(here, out)
+        if found.upper_bound < UNPROVED:
+            return found, level
+        return self._beyond(state, k, found, until, bounds)
 
     def _role(self, state: ClusterState, h: int) -> tuple[object, ...]:
         """What distinguishes a host from others."""

@@ -348,6 +348,11 @@ class Cluster:
         h = int(self.host_of[gpu])
         return f"{self.hosts[h].name}/{gpu - int(self.first[h])}"
 
+    def counts(self, gpus: Iterable[int]) -> IntArray:
+        """How many of some GPUs every host has, shape (hosts,)."""
+        hosts = self.host_of[np.array([*gpus], np.int64)]
+        return np.bincount(hosts, minlength=self.n_hosts).astype(np.int64)
+
     def parse(self, text: str, place: str = "gpus") -> tuple[int, ...]:
         """GPUs in words: ``"n01:0-5 n02:6,7 n03"``, by global number, ascending.
 

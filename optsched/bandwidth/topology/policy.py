@@ -208,9 +208,7 @@ class Policy:
     def fault(self, state: ClusterState, gpus: Iterable[int]) -> str:
         """The first rule that GPUs break, in one sentence, or ``""``; see `broken_by`."""
         cluster, chosen = state.cluster, sorted(gpus)
-        counts: dict[int, int] = {}
-        for h in cluster.host_of[chosen].tolist():
-            counts[h] = counts.get(h, 0) + 1
+        counts = {h: n for h, n in enumerate(cluster.counts(chosen).tolist()) if n}
         broken = self.broken_by(cluster, counts)
         if broken:
             return broken

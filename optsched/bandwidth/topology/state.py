@@ -156,7 +156,7 @@ class ClusterState:
     @cached_property
     def room(self) -> IntArray:
         """Number of free GPUs a host."""
-        return _frozen(_counts(self.cluster, self.free))
+        return _frozen(self.cluster.counts(self.free))
 
     @cached_property
     def held(self) -> IntArray:
@@ -413,11 +413,6 @@ def host_counts(cluster: Cluster, gpus: tuple[int, ...]) -> tuple[dict[int, int]
         counts[h] = counts.get(h, 0) + 1
         bits[h] = bits.get(h, 0) + (1 << (gpu - first[h]) if small[h] else 1)
     return counts, bits
-
-
-def _counts(cluster: Cluster, gpus: tuple[int, ...]) -> IntArray:
-    hosts = cluster.host_of[np.array(gpus, np.int64)]
-    return np.bincount(hosts, minlength=cluster.n_hosts).astype(np.int64)
 
 
 def _by_host(cluster: Cluster, gpus: tuple[int, ...]) -> IntArray:

@@ -104,10 +104,9 @@ def _alternatives(choice: DispatchChoice) -> list[str]:
         if found is None:
             said.append(f"{what}: not possible")
             continue
-        cluster = problem.cluster
-        counts = [part.bit_count() if cluster.sizes[h] <= 16 else part for h, part in found.parts]
+        pattern = written_pattern(problem.cluster.counts(found.gpus))
         relative = f" ({found.value / choice.bandwidth:.0%})" if choice.bandwidth else ""
-        said.append(f"{what}: {written_pattern(tuple(counts))}, {shown(found.value)}{relative}")
+        said.append(f"{what}: {pattern}, {shown(found.value)}{relative}")
     return said
 
 

@@ -260,7 +260,7 @@ class GpuPlacement(Problem):
         return found
 
     def best(self, policy: Policy | None, k: int | None = None, *, ties: bool = False) -> Any:
-        """The best `bandwidth.ask.Choice` by counts for k under a policy; None without tables."""
+        """The best `Answer` by counts for k under a policy; None without tables."""
         from optsched.bandwidth.search.ask import ask
 
         size = self.k if k is None else k

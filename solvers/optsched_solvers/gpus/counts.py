@@ -14,8 +14,7 @@ from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import written_pattern
 from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.models.tables import CountTables
-from optsched.bandwidth.search.ask import MOST_LEAVES, MOST_NODES, ask, leaves_in_python
-from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
+from optsched.bandwidth.search.ask import MOST_LEAVES, MOST_NODES, UNPROVED, ask, leaves_in_python
 from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -25,7 +24,7 @@ from optsched_solvers.gpus.vectors import claim
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from optsched.bandwidth.search.ask import Choice
+    from optsched.bandwidth.search.ask import Answer
     from optsched.bandwidth.search.large import LargeSearch
     from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
@@ -89,8 +88,8 @@ class Counts:
             load_behind(KERNEL)  # for the next question
         monitor.advance(found.visited)
         monitor.incumbent(GpuSets.of([found.gpus]), -found.value, self.name)
-        if found.exact:
-            claim(problem, monitor, found.optimum, self.name)
+        if found.upper_bound < UNPROVED:
+            claim(problem, monitor, found.upper_bound, self.name)
             return Result("unknown")
         return self._large(problem, limits, monitor)
 
@@ -117,7 +116,7 @@ def search_large(problem: GpuPlacement, limits: Limits, monitor: Monitor, name: 
     return Result("unknown")
 
 
-def _asked(problem: GpuPlacement, leaves: int, nodes: int) -> Choice | None:
+def _asked(problem: GpuPlacement, leaves: int, nodes: int) -> Answer | None:
     assert problem.tables is not None
     return ask(
         problem.tables, problem.state, problem.demands, problem.k, problem.policy,
@@ -185,9 +184,7 @@ def nothing_found(problem: GpuPlacement) -> Result:
     found = ask(everything, state, (0,) * len(state.jobs), problem.k, problem.policy)
     if found is None:
         return Result("infeasible", reason=f"no set of {problem.k} free GPUs obeys the policy")
-    sizes = problem.cluster.sizes
-    counts = [p.bit_count() if sizes[h] <= MOST_BY_SUBSET else p for h, p in found.parts]
-    pattern = written_pattern(tuple(counts))
+    pattern = written_pattern(problem.cluster.counts(found.gpus))
     return Result(
         "unknown",
         reason=f"every choice of {problem.k} GPUs needs a pattern that is not measured, such as "

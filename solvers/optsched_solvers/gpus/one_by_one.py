@@ -190,7 +190,7 @@ class Sequences:
             found = ask(problem.tables, state, wanted, k, policy, problem.contention, nodes=NODES)
             if found is None:
                 return None
-            return found.gpus, found.optimum if found.exact else MOST
+            return found.gpus, found.upper_bound
         until = None
         if self.limits.iterations is None:
             until = time.monotonic() + min(_SECONDS, self.monitor.remaining / 20)
