@@ -149,7 +149,7 @@ def _sizes(
                 table.refuse(i, "sizes", f"more than {_MOST_SIZES:,} sizes in all rows up to here")
             usual = (g,) if wanted is None or g == 0 else sorted({*wanted, g} - {0})
             rows.append(tuple(named or usual))
-        found = sized(rows, [speedup] * n)
+        found = sized(table.columns["job_id"], rows, [speedup] * n)
     return dict(zip(("speedups", "speedup", "size_ptr", "size", "rate"), found, strict=True))
 
 

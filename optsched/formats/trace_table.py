@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
+from optsched.cluster.workload.job import PER_SECOND
 from optsched.cluster.workload.job_checks import CONTROL, MOST_GPUS
 from optsched.errors import InputError
 from optsched.formats.csv_rows import check_header, csv_rows
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 SEPARATOR: Final = "|"
 """Between the numbers of a cell of ``sizes``."""
 
-PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
 _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 _MAX_TEXT: Final = 200

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from optsched.cluster.workload.job import COMPLETIONS
-from optsched.cluster.workload.job_checks import CONTROL, MOST_RATE, MOST_WORK, line
+from optsched.cluster.workload.job_checks import CONTROL, FACTORS, MOST_RATE, MOST_WORK, WHOLE, line
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import MAX_NAME, format_value, integer, label, number, one_of
@@ -23,15 +23,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T", bound=np.generic)
 
-_LEAST = {
-    "submit": 0, "work": 1, "believed": 1, "passes": 1, "pass_work": 1, "priority": 1, "group": 0,
-    "restart_cost": -1, "template": -1, "nominal": 1, "completion": 0, "speedup": 0,
+_DERIVED = {
+    "believed": (1, MOST_WORK), "pass_work": (1, MOST_WORK), "nominal": (1, MOST_WORK),
+    "group": (0, MAX_INTEGER), "template": (-1, MAX_INTEGER), "speedup": (0, MAX_INTEGER),
+    "completion": (0, len(COMPLETIONS) - 1),
 }  # fmt: skip
-_MOST = {
-    "work": MOST_WORK, "believed": MOST_WORK, "pass_work": MOST_WORK, "nominal": MOST_WORK,
-    "priority": 99, "completion": len(COMPLETIONS) - 1,
-}  # fmt: skip
-_POSITIVE = ("weight", "estimate", "micro_factor")
 
 
 def checked(w: Workload) -> dict[str, Any]:
@@ -48,14 +44,14 @@ def checked(w: Workload) -> dict[str, Any]:
         twice = next(i for i, name in enumerate(names) if first.setdefault(name, i) != i)
         raise InputError(f"jobs[{twice}].name: {format_value(names[twice])} is there twice")
     columns: dict[str, Any] = {"names": names}
-    for key, least in _LEAST.items():
-        columns[key] = ints(key, getattr(w, key), n, names, least, _MOST.get(key, MAX_INTEGER))
+    for key, (least, most) in (WHOLE | _DERIVED).items():
+        columns[key] = ints(key, getattr(w, key), n, names, least, most)
     for key in ("size_ptr", "size", "rate", "observed_ptr"):
         columns[key] = ints(key, getattr(w, key))
     for key in ("weight", "target", "initial", "estimate", "micro_factor"):
         columns[key] = floats(key, getattr(w, key), n)
     columns["observed"] = floats("observed", w.observed)
-    for key in _POSITIVE:
+    for key in FACTORS:
         bad = ~((columns[key] > 0) & np.isfinite(columns[key]))
         if bad.any():
             i = int(np.argmax(bad))
@@ -66,9 +62,8 @@ def checked(w: Workload) -> dict[str, Any]:
     columns["preemptible"] = _frozen(np.asarray(w.preemptible, np.bool_), "preemptible", n)
     columns["source"] = _frozen(np.asarray(w.source, np.str_), "source", n)
     if CONTROL.search("".join(columns["source"].tolist())):
-        texts = columns["source"].tolist()
-        i = next(i for i, text in enumerate(texts) if CONTROL.search(text))
-        line(f"job {format_value(names[i])}: source", texts[i])
+        for name, text in zip(names, columns["source"].tolist(), strict=True):
+            line(f"job {format_value(name)}: source", text)
     _check_rows(columns, n)
     _check_order(columns, w)
     _check_times(columns, names)

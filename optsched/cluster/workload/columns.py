@@ -34,10 +34,11 @@ def columns_of(jobs: Iterable[Job], groups: Sequence[Group], seed: int) -> dict[
             raise InputError(f"jobs[{i}]: expected a Job, got {format_value(job)}")
     rows.sort(key=lambda job: job.submit)
     n = len(rows)
+    names = tuple(job.name for job in rows)
     templates = tuple(sorted({job.template for job in rows} - {""}))
     number = {name: k for k, name in enumerate(templates)} | {"": -1}
     speedups, speedup, size_ptr, size, rate = sized(
-        [job.sizes for job in rows], [job.speedup for job in rows]
+        names, [job.sizes for job in rows], [job.speedup for job in rows]
     )
     group_names = [job.group for job in rows]
     all_groups = grouped(group_names, groups)
@@ -47,7 +48,7 @@ def columns_of(jobs: Iterable[Job], groups: Sequence[Group], seed: int) -> dict[
     observed_ptr, observed = csr(reports, np.float64)
     micro = np.array([job.micro_factor for job in rows])
     estimate = np.array([job.estimate for job in rows])
-    work = times_factor(nominal, micro)
+    work = times_factor(names, nominal, micro)
     target, initial = np.full(n, np.nan), np.full(n, np.nan)
     for i, curve in curves.items():
         initial[i] = curve.initial
@@ -55,10 +56,10 @@ def columns_of(jobs: Iterable[Job], groups: Sequence[Group], seed: int) -> dict[
             target[i] = np.nan if curve.target is None else curve.target
     costs = [-1 if job.restart_cost is None else job.restart_cost for job in rows]
     return {
-        "names": tuple(job.name for job in rows),
+        "names": names,
         "submit": np.array([job.submit for job in rows], np.int64),
         "work": work,
-        "believed": times_factor(work, estimate),
+        "believed": times_factor(names, work, estimate),
         "passes": passes,
         "pass_work": -(-work // passes),
         "size_ptr": size_ptr,
@@ -88,17 +89,17 @@ def columns_of(jobs: Iterable[Job], groups: Sequence[Group], seed: int) -> dict[
 
 
 def sized(
-    sizes: Sequence[tuple[int, ...]], speedups: Sequence[Speedup]
+    names: Sequence[str], sizes: Sequence[tuple[int, ...]], speedups: Sequence[Speedup]
 ) -> tuple[tuple[Speedup, ...], IntArray, IntArray, IntArray, IntArray]:
     """Distinct speed-ups, that of every job, and sizes with their rates in CSR form."""
     distinct: dict[Speedup, int] = {}
     known: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
     which, rows = [], []
-    for allowed, speedup in zip(sizes, speedups, strict=True):
+    for name, allowed, speedup in zip(names, sizes, speedups, strict=True):
         k = distinct.setdefault(speedup, len(distinct))
         which.append(k)
         if (k, allowed) not in known:
-            known[k, allowed] = rates(speedup, allowed)
+            known[k, allowed] = rates(speedup, allowed, f"job {format_value(name)}: ")
         rows.append(known[k, allowed])
     size_ptr, size = csr(sizes, np.int64)
     _, rate = csr(rows, np.int64)
@@ -119,13 +120,17 @@ def grouped(names: Sequence[str], given: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(known.values())
 
 
-def times_factor(amount: IntArray, factor: npt.NDArray[np.float64]) -> IntArray:
+def times_factor(
+    names: Sequence[str], amount: IntArray, factor: npt.NDArray[np.float64]
+) -> IntArray:
     """max(1, round(amount * factor)), exact where the factor is 1."""
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = np.rint(amount * factor)
     if (bad := ~(scaled <= MOST_WORK)).any():
         i = int(np.argmax(bad))
-        raise InputError(f"jobs[{i}]: work {amount[i]} times {factor[i]:g} is above 2^62")
+        raise InputError(
+            f"job {format_value(names[i])}: work {amount[i]} times {factor[i]:g} is above 2^62"
+        )
     exact = np.where(factor == 1.0, amount, np.maximum(scaled, 1).astype(np.int64))
     return np.asarray(exact, np.int64)
 
@@ -235,7 +240,7 @@ def followed(workload: Workload, columns: Mapping[str, Any]) -> dict[str, Any]:
     if cut and "pass_work" not in given:
         new["pass_work"] = -(-new["work"] // new["passes"])
     if given & {"work", "estimate"} and "believed" not in given:
-        new["believed"] = times_factor(new["work"], new["estimate"])
+        new["believed"] = times_factor(workload.names, new["work"], new["estimate"])
     if "believed" in given and "estimate" not in given and new["work"].min(initial=1) > 0:
         new["estimate"] = new["believed"] / new["work"]
     return new

@@ -7,10 +7,9 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from optsched.cluster.workload.curve import Curve
-from optsched.cluster.workload.job_checks import MOST_RATE, MOST_WORK, ascending, line
+from optsched.cluster.workload.job_checks import FACTORS, MOST_RATE, WHOLE, ascending, line
 from optsched.cluster.workload.speedup import Linear, Speedup
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import format_value, integer, number, one_of
 
 PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -64,8 +63,8 @@ class Job:
     Raises
     ------
     InputError
-        A field of a wrong type, a number that cannot be, times or work that could overflow; the
-        message names the job and the field.
+        A field of a wrong type, or a number that cannot be; the message names the job and the
+        field. `Workload.of` looks at speeds, and at times and work that could overflow.
     """
 
     name: str
@@ -87,20 +86,13 @@ class Job:
 
     def __post_init__(self) -> None:
         place = f"job {format_value(line('job.name', self.name, empty=False))}: "
-        own = {
-            "submit": integer(f"{place}submit", self.submit),
-            "sizes": ascending(f"{place}sizes", self.sizes),
-            "work": integer(f"{place}work", self.work, 1, MOST_WORK),
-            "passes": integer(f"{place}passes", self.passes, 1),
-            "priority": integer(f"{place}priority", self.priority, 1, 99),
-            "weight": number(f"{place}weight", self.weight, above=True),
-            "estimate": number(f"{place}estimate", self.estimate, above=True),
-            "micro_factor": number(f"{place}micro_factor", self.micro_factor, above=True),
-        }
-        self.__dict__.update(own)
-        if self.restart_cost is not None:
-            cost = integer(f"{place}restart_cost", self.restart_cost)
-            self.__dict__["restart_cost"] = cost
+        own = self.__dict__
+        for key, (least, most) in WHOLE.items():
+            if key != "restart_cost" or self.restart_cost is not None:
+                own[key] = integer(f"{place}{key}", own[key], max(least, 0), most)
+        for key in FACTORS:
+            own[key] = number(f"{place}{key}", own[key], above=True)
+        own["sizes"] = ascending(f"{place}sizes", self.sizes)
         line(f"{place}group", self.group)
         line(f"{place}template", self.template)
         one_of(f"{place}completion", self.completion, COMPLETIONS)
@@ -119,18 +111,6 @@ class Job:
             raise InputError(f"{place}completion: a target needs a curve with a target")
         if self.passes > self.work:
             raise InputError(f"{place}passes: {self.passes} passes of less than one unit of work")
-        self._check_times(place)
-
-    def _check_times(self, place: str) -> None:
-        total = self.work * max(self.micro_factor, 1.0) * max(self.estimate, 1.0)
-        if not total <= MOST_WORK:
-            raise InputError(f"{place}work: {total:.3g} by its factors is above 2^62")
-        slowest = min(rates(self.speedup, self.sizes, place))
-        if self.submit + -(-self.work // slowest) > MAX_INTEGER:
-            raise InputError(
-                f"{place}work: takes {-(-self.work // slowest)} units of time on few GPUs and "
-                "would end beyond 2^53"
-            )
 
     @property
     def is_rigid(self) -> bool:

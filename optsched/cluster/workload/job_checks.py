@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from optsched.errors import InputError
+from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import format_value, integer, label
 
 MOST_WORK: Final = 2**62
@@ -19,15 +20,18 @@ MOST_GPUS: Final = 2**24
 """GPUs of one job."""
 
 
-_latest: list[tuple[int, ...]] = [(1,)]
-"""What was found right last: the jobs of one workload often share their sizes."""
+WHOLE: Final = {
+    "submit": (0, MAX_INTEGER), "work": (1, MOST_WORK), "passes": (1, MAX_INTEGER),
+    "priority": (1, 99), "restart_cost": (-1, MAX_INTEGER),
+}  # fmt: skip
+"""Whole numbers of a job, with their ranges (a restart cost of -1: that of the simulation)."""
+
+FACTORS: Final = ("weight", "estimate", "micro_factor")
+"""Its numbers above 0."""
 
 
 def ascending(place: str, sizes: Any) -> tuple[int, ...]:
     """Allowed numbers of GPUs: not empty, distinct, ascending; 0 only alone."""
-    same: bool = sizes is _latest[0]
-    if same:
-        return _latest[0]
     if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
         raise InputError(
             f"{place}: expected numbers of GPUs such as (1, 2, 4), got {format_value(sizes)}"
@@ -43,7 +47,6 @@ def ascending(place: str, sizes: Any) -> tuple[int, ...]:
         raise InputError(
             f"{place}: 0 stands alone, for a task without GPUs, got {format_value(list(found))}"
         )
-    _latest[0] = found
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from optsched.cluster.workload.curve import Curve
-from optsched.cluster.workload.job import WORK, Job
+from optsched.cluster.workload.job import PER_SECOND, WORK, Job
 from optsched.cluster.workload.job_checks import MOST_WORK, ascending
 from optsched.cluster.workload.speedup import Amdahl, Linear, Speedup
 from optsched.cluster.workload.workload import Workload
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from optsched.model.schedule import IntArray
-
-_PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 PHILLY_SIZES: Final[dict[int, float]] = {
     1: 0.93, 2: 0.022, 4: 0.023, 8: 0.02, 16: 0.004, 32: 0.001
@@ -88,7 +86,7 @@ def synthetic(
     integer("gpus", gpus, 1, 2**24)
     integer("groups", groups, 1, 10**6)
     one_of("time_unit", time_unit, TIME_UNITS)
-    scale = _PER_SECOND[time_unit]
+    scale = PER_SECOND[time_unit]
     random = np.random.default_rng(integer("seed", seed))
     gang = _gangs(random, jobs, gpus, PHILLY_SIZES if sizes is None else sizes)
     logs = math.log(number("median", median, above=True)) + number(
@@ -241,7 +239,7 @@ def entropy_workload(
         (GANG,) if rigid else ascending("sizes", range(1, gpus + 1) if sizes is None else sizes)
     )
     factor = np.exp(number("spread", spread, 0.0, MOST_SIGMA) * random.standard_normal(jobs))
-    submit = _arrivals(random, jobs, load, gpus, mean_service * _PER_SECOND[time_unit])
+    submit = _arrivals(random, jobs, load, gpus, mean_service * PER_SECOND[time_unit])
     names = [f"{kind.name}-{i:0{len(str(jobs - 1))}d}" for i, kind in enumerate(kinds)]
     by_target = completion == "target"
     bent = [
@@ -253,7 +251,7 @@ def entropy_workload(
     ]
     raw = np.array([k.samples / BATCH * k.step_ms for k in kinds])  # of a pass, on one GPU
     mean = float((raw * passes).mean()) / law.of(GANG)
-    scale = mean_service * _PER_SECOND[time_unit] / mean * WORK
+    scale = mean_service * PER_SECOND[time_unit] / mean * WORK
     made = []
     for i, kind in enumerate(kinds):
         pass_work = max(1, round(min(raw[i] * scale, float(MOST_WORK))))

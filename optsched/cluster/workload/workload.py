@@ -186,7 +186,9 @@ class Workload:
 
         whole = self.micro_factor * number("micro_factor", factor, above=True)
         return self.changed(
-            work=times_factor(self.nominal, whole), nominal=self.nominal, micro_factor=whole
+            work=times_factor(self.names, self.nominal, whole),
+            nominal=self.nominal,
+            micro_factor=whole,
         )
 
     def changed(self, **columns: Any) -> Workload:
