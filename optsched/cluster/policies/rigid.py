@@ -55,8 +55,8 @@ MOST_QUEUES: Final = 100
 _LUCID_COST: Final = (40, 60)
 """Seconds of a restart, within a node and on more."""
 
-RUN: Final = record("key job")
-"""A running job and its order."""
+RUN: Final = record("key job gang")
+"""A running job, its order and its GPUs."""
 JOB: Final = record("gang rate estimate key tie change")
 """Its one size, its speed there, how long it is believed to take; while it runs, its order by
 (key, tie), and the round at which it will be in a later queue."""
@@ -227,9 +227,9 @@ def _enter(r, job, key, tie, change):  # type: ignore[no-untyped-def]
     while at > 0 and (
         run[at - 1].key < key or (run[at - 1].key == key and r.job[run[at - 1].job].tie < tie)
     ):
-        run[at].key, run[at].job = run[at - 1].key, run[at - 1].job
+        run[at] = run[at - 1]
         at -= 1
-    run[at].key, run[at].job = key, job
+    run[at].key, run[at].job, run[at].gang = key, job, r.job[job].gang
     r.job[job].key, r.job[job].tie, r.job[job].change = key, tie, change
     return at
 
@@ -256,7 +256,7 @@ def _leave(r, job):  # type: ignore[no-untyped-def]
     if at < 0 or at >= n or run[at].job != job:
         return 0
     for i in range(at + 1, n):
-        run[i - 1].key, run[i - 1].job = run[i].key, run[i].job
+        run[i - 1] = run[i]
     r.n[_RUNS] = n - 1
     return 1
 
@@ -287,7 +287,7 @@ def _first_done(r, free, extra, time, shortest):  # type: ignore[no-untyped-def]
         if shortest == 1 or q.size[kind].gpus <= extra:
             end = min(end, first + 1)  # the first job of this size goes before the others
         for i in range(first, end):
-            if q.size[kind].gpus > extra and r.job[q.heap[i].job].estimate > time:
+            if q.size[kind].gpus > extra and q.heap[i].time > time:
                 continue
             if best < 0 or before(q.heap, i, best) == 1:
                 best = i
@@ -302,7 +302,7 @@ def _reserve(w, r, need, shortest):  # type: ignore[no-untyped-def]
         end = max(r.run[i].key, now + 1)  # who outlives its estimate is believed to end at once
         if there >= need and end > shadow:
             break
-        there += r.job[r.run[i].job].gang
+        there += r.run[i].gang
         if there >= need:
             shadow = end
     extra = there - need
@@ -311,7 +311,7 @@ def _reserve(w, r, need, shortest):  # type: ignore[no-untyped-def]
         if at < 0:
             break
         job = r.waiting.heap[at].job
-        if r.job[job].estimate > shadow - now:
+        if r.waiting.heap[at].time > shadow - now:
             extra -= r.job[job].gang
         kind = r.waiting.kind[job]
         _start(w, r, kind, at - r.waiting.size[kind].first, EASY)
@@ -332,7 +332,7 @@ def in_order(w, r, first, backfill, shortest):  # type: ignore[no-untyped-def]
                 left, rate = remaining_now(w, job, 0), r.job[job].rate
                 first[job] = (left + rate - 1) // rate
             if w.event[i, 0] == ARRIVED or w.event[i, 0] == LOST:
-                push(r.waiting, job, first[job], job)
+                push(r.waiting, job, first[job], job, r.job[job].estimate)
         if backfill == EASY:
             _drop_ended(w, r)
         kind = first_fitting(r.waiting, NEVER)
@@ -364,7 +364,7 @@ def _fits(w, r, gang, key, shift):  # type: ignore[no-untyped-def]
     """1 if a pending job fits the counter at its place: what is free and what runs behind it."""
     at, room = 0, w.state[0].free_gpus
     while room < gang and at < r.n[_RUNS] and r.run[at].key >= key + shift:
-        room += r.job[r.run[at].job].gang
+        room += r.run[at].gang
         at += 1
     return 1 if gang <= room else 0
 
@@ -390,7 +390,7 @@ def _select(w, r, key, shift):  # type: ignore[no-untyped-def]
     q, run = r.waiting, r.run
     at = behind = chosen = out = 0
     while at < r.n[_RUNS] and run[at].key >= key + shift:
-        behind += r.job[run[at].job].gang
+        behind += run[at].gang
         at += 1
     counter = w.state[0].free_gpus + behind
     while True:
@@ -402,7 +402,7 @@ def _select(w, r, key, shift):  # type: ignore[no-untyped-def]
             need, ahead = q.size[kind].gpus, q.heap[q.size[kind].first].key + shift
         while at > 0 and counter >= need and run[at - 1].key < ahead:
             at -= 1
-            gang = r.job[run[at].job].gang
+            gang = run[at].gang
             behind -= gang
             if gang <= counter:
                 counter -= gang
@@ -430,12 +430,12 @@ def _preempt(w, r, by_time):  # type: ignore[no-untyped-def]
         if by_time == 1:
             left, rate = remaining_now(w, job, 1), r.job[job].rate
             key = (left + rate - 1) // rate + w.given[job].cost + w.job[job].owed
-        push(r.waiting, job, key, _number(w, r, job))
+        push(r.waiting, job, key, _number(w, r, job), 0)
         run[r.out[i]].job = -1
     kept = r.out[out - 1]
     for i in range(kept, r.n[_RUNS]):
         if run[i].job >= 0:
-            run[kept].key, run[kept].job = run[i].key, run[i].job
+            run[kept] = run[i]
             kept += 1
     r.n[_RUNS] = kept
     return out
@@ -447,7 +447,7 @@ def _start_chosen(w, r, i):  # type: ignore[no-untyped-def]
     job = r.chosen[i].job
     if start(w, job, r.job[job].gang) == 1:
         return job
-    push(r.waiting, job, r.chosen[i].key, r.chosen[i].tie)
+    push(r.waiting, job, r.chosen[i].key, r.chosen[i].tie, 0)
     r.n[_STUCK] += 1
     return -1
 
@@ -472,7 +472,7 @@ def by_remaining(w, r):  # type: ignore[no-untyped-def]
             if w.event[i, 0] == ARRIVED:
                 job, come = w.event[i, 1], come + 1
                 key = (w.given[job].work_total + r.job[job].rate - 1) // r.job[job].rate
-                push(q, job, key, _number(w, r, job))
+                push(q, job, key, _number(w, r, job), 0)
         ended = _drop_ended(w, r)
         if q.count[0] == 0 or (ended == 0 and come == 0):
             continue
@@ -519,7 +519,7 @@ def by_service(w, r, thresholds, every):  # type: ignore[no-untyped-def]
         for i in range(s.events):
             if w.event[i, 0] == ARRIVED:
                 job, changed = w.event[i, 1], 1
-                push(q, job, job if s.late == 0 else w.given[job].submit, _number(w, r, job))
+                push(q, job, job if s.late == 0 else w.given[job].submit, _number(w, r, job), 0)
         if changed == 1:
             r.n[_DUE] = -(-now // every) * every
         moved = r.n[_CROSSING] <= now

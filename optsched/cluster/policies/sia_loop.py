@@ -114,7 +114,7 @@ def _loop(w, q, size, running, runs, waits, chosen):  # type: ignore[no-untyped-
         for i in range(s.events):
             job = w.event[i, 1]
             if w.event[i, 0] == ARRIVED:
-                push(q, job, job, 0)
+                push(q, job, job, 0, 0)
             elif w.event[i, 0] == COMPLETED and w.given[job].preemptible == 1:
                 running[q.kind[job]] = max(0, running[q.kind[job]] - 1)
             worth = worth or w.event[i, 0] == ARRIVED or w.event[i, 0] == COMPLETED
@@ -138,7 +138,7 @@ def _loop(w, q, size, running, runs, waits, chosen):  # type: ignore[no-untyped-
             for _ in range(running[k] - runs[k]):
                 job = _last(w, q, k)
                 release(w, job, 0)
-                push(q, job, job, 0)
+                push(q, job, job, 0, 0)
             running[k] = runs[k]
         for i in range(n):
             job = chosen[i]

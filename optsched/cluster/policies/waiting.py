@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 SIZE: Final = record("gpus first length")
 """A size of gang: where its heap begins, and how many jobs wait in it."""
-PLACE: Final = record("key tie job")
-"""A pending job by (key, tie)."""
+PLACE: Final = record("key tie job time")
+"""A pending job by (key, tie), and how long it is believed to take."""
 
 
 class Waiting(NamedTuple):
@@ -30,7 +30,7 @@ class Waiting(NamedTuple):
     size: npt.NDArray[np.void]
     """`SIZE`, ascending."""
     heap: npt.NDArray[np.void]
-    """`PLACE`."""
+    """`PLACE`; the last one is scratch."""
     kind: IntArray
     """The row of every job in `size`."""
     count: IntArray  # type: ignore[assignment]  # tuple.count
@@ -45,7 +45,9 @@ def waiting(gang: IntArray) -> Waiting:
     gpus, kind, times = np.unique(gang, return_inverse=True, return_counts=True)
     size = np.zeros(len(gpus), SIZE)
     size["gpus"], size["first"] = gpus, np.cumsum(times) - times
-    return Waiting(size, np.zeros(len(gang), PLACE), kind.astype(np.int64), np.zeros(1, np.int64))
+    return Waiting(
+        size, np.zeros(len(gang) + 1, PLACE), kind.astype(np.int64), np.zeros(1, np.int64)
+    )
 
 
 @helper(INT, records(PLACE), INT, INT, counted=False)
@@ -56,29 +58,31 @@ def before(heap, a, b):  # type: ignore[no-untyped-def]
     return 1 if heap[a].tie < heap[b].tie else 0
 
 
-@helper(INT, records(PLACE), INT, INT, INT, INT, INT, counted=False)
-def _set(heap, base, at, key, tie, job):  # type: ignore[no-untyped-def]
-    """Put a job at place `at` of a heap, or above while it is earlier than what is there."""
+@helper(INT, records(PLACE), INT, INT, INT, counted=False)
+def _rise(heap, base, at, spare):  # type: ignore[no-untyped-def]
+    """Put the job at place `spare`, behind the heap, at `at`, or above while it is earlier."""
+    key, tie = heap[spare].key, heap[spare].tie
     while at > 0:
         up = base + ((at - 1) >> 1)
         if heap[up].key < key or (heap[up].key == key and heap[up].tie <= tie):
             break
-        to = base + at
-        heap[to].key, heap[to].tie, heap[to].job = heap[up].key, heap[up].tie, heap[up].job
+        heap[base + at] = heap[up]
         at = (at - 1) >> 1
-    to = base + at
-    heap[to].key, heap[to].tie, heap[to].job = key, tie, job
+    heap[base + at] = heap[spare]
     return at
 
 
-@helper(INT, WAITING, INT, INT, INT, counted=False)
-def push(q, job, key, tie):  # type: ignore[no-untyped-def]
-    """A job waits."""
+@helper(INT, WAITING, INT, INT, INT, INT, counted=False)
+def push(q, job, key, tie, time):  # type: ignore[no-untyped-def]
+    """A job waits; `time`: see `PLACE`."""
     kind = q.kind[job]
-    at = q.size[kind].length
+    at, base = q.size[kind].length, q.size[kind].first
     q.size[kind].length = at + 1
     q.count[0] += 1
-    return _set(q.heap, q.size[kind].first, at, key, tie, job)
+    spare = len(q.heap) - 1
+    place = q.heap[spare]
+    place.key, place.tie, place.job, place.time = key, tie, job, time
+    return _rise(q.heap, base, at, spare)
 
 
 @helper(INT, WAITING, INT, INT, counted=False)
@@ -89,22 +93,19 @@ def take(q, kind, at):  # type: ignore[no-untyped-def]
     job = heap[base + at].job
     q.size[kind].length = n
     q.count[0] -= 1
-    last = base + n
-    key, tie, moved = heap[last].key, heap[last].tie, heap[last].job
-    while True:
-        down = 2 * at + 1
-        if down >= n:
-            break
+    last, down = base + n, 2 * at + 1
+    key, tie = heap[last].key, heap[last].tie
+    while down < n:
         low = base + down
         if down + 1 < n and before(heap, low + 1, low) == 1:
             low += 1
         if key < heap[low].key or (key == heap[low].key and tie < heap[low].tie):
             break
-        to = base + at
-        heap[to].key, heap[to].tie, heap[to].job = heap[low].key, heap[low].tie, heap[low].job
+        heap[base + at] = heap[low]
         at = low - base
+        down = 2 * at + 1
     if at < n:
-        _set(heap, base, at, key, tie, moved)
+        _rise(heap, base, at, last)
     return job
 
 
