@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from itertools import combinations, product
 
 import numpy as np
@@ -95,13 +94,14 @@ def test_any_contention_and_policy_is_between_the_best_and_its_bound(seed: int, 
     """What the exact search does not take; the value is had, no choice exceeds the bound."""
     case, rng = random_case(seed, gpus=9, jobs=jobs), random.Random(seed)
     state, cluster = case.state, case.state.cluster
-    rule, policy = contention_of(rng), rng.choice([Policy(), Policy(max_hosts=2)])
+    gpu = f"{cluster.hosts[0].name}:0"
+    rules = Policy(), Policy(max_hosts=2), Policy(max_per_host=2), Policy(exclude=(gpu,))
+    rule, policy = contention_of(rng), rng.choice([*rules, Policy(whole="numa", max_hosts=3)])
     k = rng.randint(1, len(state.free))
     found = LargeSearch(case.model).choose(state, k, case.demands, policy, rule)
     values = []
     for gpus in combinations(state.free, k):
-        hosts = Counter(cluster.host_of[list(gpus)].tolist())
-        if not policy.broken_by(cluster, hosts):
+        if not policy.fault(state, gpus):
             values.append(share(case.model, state, gpus, case.demands, rule).value)
     if found is None:
         assert not values or not policy.is_free

@@ -179,6 +179,7 @@ BAD = {
     '{"scores": 0}': "gpus: expected an integer in 1..",
     '{"scores": 4, "deadline": -1}': "deadline: expected seconds > 0",
     '{"what_if": "n01:0,0"}': "GPU n01/0 is given twice",
+    '{"what_if": ""}': "what_if: expected free GPUs, got none",
     '{"gpus": 2, "policy": {"within": "HCCS"}}': "within: expected numa, tray, nvlink or a link",
     "\udcff\udcfe": "",
 }

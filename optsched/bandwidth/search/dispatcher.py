@@ -297,7 +297,9 @@ class Dispatcher:
         InputError
             None at all, or one that is not free.
         """
-        chosen = state.take(gpus, "the new job").jobs[-1].gpus
+        self._check(state)
+        if not (chosen := state.free_ids(gpus)):
+            raise InputError("what_if: expected free GPUs, got none")
         tenants = self._tenants(state)
         rule, wanted = self.contention, self._demands(tenants)
         try:
@@ -317,10 +319,7 @@ class Dispatcher:
         self, state: ClusterState, k: int, deadline: float | None
     ) -> tuple[int, float | None]:
         """The number, and the reading of the clock by which to answer."""
-        if not isinstance(state, ClusterState):
-            raise InputError(f"state: expected a ClusterState, got {state!r:.60}")
-        if state.cluster is not self.cluster and state.cluster.sha256 != self.cluster.sha256:
-            raise InputError("state: is of another cluster than the dispatcher")
+        self._check(state)
         if type(k) is not int or not 1 <= k <= len(state.free):
             k = integer("gpus", k, 1, 2**31)
             if k > len(state.free):
@@ -330,6 +329,12 @@ class Dispatcher:
         if self._tables is not None:
             self._speed  # noqa: B018 (compiles before the clock begins)
         return k, time.monotonic() + number("deadline", deadline, above=True, what="seconds")
+
+    def _check(self, state: ClusterState) -> None:
+        if not isinstance(state, ClusterState):
+            raise InputError(f"state: expected a ClusterState, got {state!r:.60}")
+        if state.cluster is not self.cluster and state.cluster.sha256 != self.cluster.sha256:
+            raise InputError("state: is of another cluster than the dispatcher")
 
     def _first(
         self, state: ClusterState, k: int, until: float | None, bounds: Bounds | None = None

@@ -186,8 +186,7 @@ class ClusterState:
         InputError
             A GPU is not free, or the name is taken.
         """
-        taken = self._ids(gpus)
-        self._check_free(taken)
+        taken = self.free_ids(gpus)
         if any(job.name == name for job in self.jobs):
             raise InputError(f"jobs: there is a job {name!r:.60} already")
         if not taken or not isinstance(name, str) or not name:
@@ -275,6 +274,14 @@ class ClusterState:
         barred = tuple(set(self.free).intersection(gpus))
         return self._changed(taken=barred) if barred else self
 
+    def free_ids(self, gpus: Iterable[int] | str) -> tuple[int, ...]:
+        """Free GPUs by number, ascending; `InputError` if one is not free."""
+        found, free = self._ids(gpus), set(self.free)
+        if not free.issuperset(found):
+            busy = next(gpu for gpu in found if gpu not in free)
+            raise InputError(f"GPU {self.cluster.gpu_name(busy)} is not free")
+        return found
+
     def _ids(self, gpus: Iterable[int] | str) -> tuple[int, ...]:
         """GPUs by number, ascending; words are read as by `Cluster.parse`."""
         if isinstance(gpus, str):
@@ -295,19 +302,12 @@ class ClusterState:
         known = ", ".join(job.name for job in self.jobs[:8]) or "none"
         raise InputError(f"jobs: there is no job {name!r:.60}; running: {known}")
 
-    def _check_free(self, gpus: tuple[int, ...]) -> None:
-        free = set(self.free)
-        if not free.issuperset(gpus):
-            busy = next(gpu for gpu in gpus if gpu not in free)
-            raise InputError(f"GPU {self.cluster.gpu_name(busy)} is not free")
-
     def _holding(self, name: str, wanted: set[int]) -> ClusterState:
         """A job holds these GPUs, and those that it had are free otherwise."""
         j = self._position(name)
         job = self.jobs[j]
         held = set(job.gpus)
-        taken, freed = tuple(sorted(wanted - held)), tuple(held - wanted)
-        self._check_free(taken)
+        taken, freed = self.free_ids(wanted - held), tuple(held - wanted)
         new = Job(name, tuple(sorted(wanted)), job.demand)
         return self._changed(j, 1, (new,), freed=freed, taken=taken)
 
