@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from operator import attrgetter
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
@@ -158,9 +157,6 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
     id: int | str | None = None
 
 
-_FIELDS: Final = Request.__struct_fields__[:-1]
-_values: Final = attrgetter(*_FIELDS)
-
 VERBS: Final = {
     "gpus": ("name", "demand", "best", "policy", "deadline"), "scores": ("policy", "deadline"),
     "what_if": ("policy", "deadline"), "give": (), "resize": ("to",), "move": ("to",), "fail": (),
@@ -194,17 +190,18 @@ def answer_all(
         return Dispatcher(model.cluster, model, policy=rules, tolerance=tolerance, traffic=traffic)
 
     usual = dispatcher(policy)  # what is wrong with it, is so before the first line
-    decoder, encode = msgspec.json.Decoder(Request), msgspec.json.Encoder().encode
+    decoder, encode = msgspec.json.Decoder(), msgspec.json.Encoder().encode
     written = _writer(model.cluster)
 
     def answer(number: int, line: bytes) -> bytes:
         nonlocal state
         found: dict[str, Any] = {}
         try:
-            request = decoder.decode(line)
+            tree = decoder.decode(line)
+            request = msgspec.convert(tree, Request)
             if request.id is not None:
                 found["id"] = request.id
-            verb = _verb(request)
+            verb = _verb(tree)
             if verb in ("gpus", "scores", "what_if"):
                 fast = usual
                 if request.policy is not None:
@@ -221,15 +218,13 @@ def answer_all(
     answer_lines(lines, answers, answer)
 
 
-def _verb(request: Request) -> str:
+def _verb(given: dict[str, Any]) -> str:
     """What a line asks; refuses two of them, and fields that do not go with it."""
-    values = zip(_FIELDS, _values(request), strict=True)
-    given = [key for key, value in values if value is not None]
-    verbs = [key for key in given if key in VERBS]
+    verbs = [key for key in given if key in VERBS and given[key] is not None]
     if len(verbs) != 1:
         raise InputError(f"expected one of {', '.join(VERBS)}, got {' and '.join(verbs) or 'none'}")
-    for key in given:
-        if key != verbs[0] and key not in VERBS[verbs[0]]:
+    for key, value in given.items():
+        if key not in (verbs[0], "id", *VERBS[verbs[0]]) and value is not None:
             raise InputError(f"{key}: does not go with {verbs[0]}")
     return verbs[0]
 

@@ -336,26 +336,26 @@ class ClusterState:
         known = self.__dict__
         state.__dict__.update(cluster=self.cluster, free=free, jobs=jobs, down=below)
         counts: dict[int, int] = {}  # of the GPUs that are taken
-        if "masks" in known and (freed or taken):
+        if "masks" in known:
             masks = known["masks"].copy()
-            for h, mask in host_counts(self.cluster, freed)[1].items():
-                masks[h] += mask
-            counts, bits = host_counts(self.cluster, taken)
-            for h, mask in bits.items():
-                masks[h] -= mask
+            if freed:
+                for h, mask in host_counts(self.cluster, freed)[1].items():
+                    masks[h] += mask
+            if taken:
+                counts, bits = host_counts(self.cluster, taken)
+                for h, mask in bits.items():
+                    masks[h] -= mask
             state.__dict__["masks"] = _frozen(masks)
-        elif "masks" in known:
-            state.__dict__["masks"] = known["masks"]
         if "held" in known and len(new) < 2:
-            held = known["held"]
-            if gone or new:
-                held = np.zeros((len(jobs), self.cluster.n_hosts), np.int64)
-                held[:at], held[at + len(new) :] = known["held"][:at], known["held"][at + gone :]
-                if new:
-                    known_already = counts and new[0].gpus is taken
-                    own = counts if known_already else host_counts(self.cluster, new[0].gpus)[0]
-                    for h, count in own.items():
-                        held[at, h] = count
+            held = np.zeros((len(jobs), self.cluster.n_hosts), np.int64)
+            held[:at] = known["held"][:at]
+            if at + gone < len(self.jobs):
+                held[at + len(new) :] = known["held"][at + gone :]
+            for job in new:
+                known_already = counts and job.gpus is taken
+                own = counts if known_already else host_counts(self.cluster, job.gpus)[0]
+                for h, count in own.items():
+                    held[at, h] = count
             state.__dict__["held"] = _frozen(held)
         return state
 
