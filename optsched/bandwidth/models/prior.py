@@ -40,7 +40,7 @@ def host_rates(cluster: Cluster) -> Floats:
     most = int(cluster.sizes.max())
     count = np.arange(most + 1)
     rates = np.zeros(most + 1)
-    for kind in {cluster.types[t] for t in cluster.type_of}:
+    for kind in (cluster.types[t] for t in np.unique(cluster.type_of)):
         cards = np.minimum(kind.nics, np.maximum(1.0, count * kind.nics / kind.gpus))
         brought = kind.nic_kilobytes * cards
         rates = np.maximum(rates, np.where(count <= kind.gpus, brought, 0.0))

@@ -11,6 +11,7 @@ parts: any of them, with their multiplicities, have at least as many hosts that 
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -154,17 +155,12 @@ class FlatSearch:
             self._tables[kind, ruled] = limits if allowed is None else np.where(allowed, limits, -1)
         return self._tables[kind, ruled]
 
-    def lowest(self, kind: int, free: int, value: int) -> dict[int, int]:
-        """Of every number of a host's free GPUs the lowest ids with this bandwidth, as masks."""
+    def lowest(self, kind: int, free: int, count: int, value: int) -> int:
+        """The lowest ids of a host's free GPUs, so many of them, with this bandwidth, as a mask."""
         table = self._table(kind)
-        first: dict[int, int] = {}
-        subset = free
-        while subset:
-            count = subset.bit_count()
-            if table[subset] >= value and _lower(subset, first.get(count, 0)):
-                first[count] = subset
-            subset = (subset - 1) & free
-        return first
+        bits = [1 << i for i in range(free.bit_length()) if free >> i & 1]
+        masks = map(sum, combinations(bits, count))
+        return next(mask for mask in masks if table[mask] >= value)
 
     def joint_row(self, kind: int, fill: str) -> IntArray:
         """Bandwidth of joint allocations within a host, by number of GPUs."""
@@ -197,11 +193,6 @@ def _assigned(rows: IntArray, parts: IntArray, value: int, price: IntArray) -> I
                     break
                 left[part] += 1
     return counts
-
-
-def _lower(mask: int, other: int) -> bool:
-    differ = mask ^ other
-    return bool(differ & -differ & mask)
 
 
 def count_partitions(k: int, most: int) -> int:

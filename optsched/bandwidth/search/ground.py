@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from heapq import heappop, heappush
+from itertools import count as count_up
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -30,14 +33,15 @@ if TYPE_CHECKING:
 FEW_PATTERNS: Final = 20_000
 """Patterns that are listed although a deadline is near."""
 
+_FIRST_CHUNK: Final = 4
 _CHUNK: Final = 64
-"""Count vectors judged between two looks at the clock."""
+"""Count vectors judged between two looks at the clock: at first, and twice as many each time."""
 
 MOST_JUDGED: Final = 20_000
 """Count vectors that are judged where no deadline is given."""
 
-_PRICES: Final = 16
-"""Highest demands of jobs on a host up to which shared hosts are admitted."""
+_MOST_NODES: Final = 2_000
+"""Of branch and bound over jobs, opened and looked at."""
 
 _SEEDS: Final = 32
 """Hosts from which sets of hosts with common jobs are grown."""
@@ -187,17 +191,12 @@ class Ground:
             self._judge(np.eye(self.n, dtype=np.int64)[np.lexsort((self.room[: self.n],))])
             return self._answer(0)
         counts, upper = self.alone(np.ones(self.n, np.bool_), hurry)
-        known = [] if counts is None else [counts]
-        self._judge(known)
-        if self.shared.any():
-            counts, bound = self.alone(~self.shared, hurry)
-            upper = min(upper, max(bound, self._shared_bound(upper)))
-            if counts is not None:
-                self._judge([counts])
+        self._judge([] if counts is None else [counts])
+        if self.best_value < upper and self.shared.any():
+            upper = self._branch(in_time, hurry, upper, counts)
         if self.best_value < upper:
             self._judge(self._spreads(), in_time)
         if self.best_value < upper and self.shared.any() and in_time():
-            self._judge(self._cheap(in_time, hurry), in_time)
             self._judge(self._grown(in_time), in_time)
         while self.best_value < upper and self.top is not None and in_time():
             before = self.best_value
@@ -214,12 +213,9 @@ class Ground:
 
     def _judge(self, rows: Iterable[IntArray], in_time: Callable[[], bool] = lambda: True) -> None:
         """Keep the best of count vectors."""
-        chunk: list[IntArray] = []
-        rest = iter(rows)
-        while True:
-            chunk = [row for row, _ in zip(rest, range(_CHUNK), strict=False)]
-            if not chunk:
-                return
+        rest, size = iter(rows), _FIRST_CHUNK
+        while chunk := list(islice(rest, size)):
+            size = min(2 * size, _CHUNK)
             counts = np.zeros((len(chunk), len(self.hosts)), np.int64)
             counts[:, : self.n] = chunk
             value, own = self.values(counts)
@@ -251,7 +247,7 @@ class Ground:
                 parts.append((h, count))
                 continue
             free = int(self.state.masks[h])
-            parts.append((h, self.search.lowest(h, free, self._least(i, count, own))[count]))
+            parts.append((h, self.search.lowest(h, free, count, self._least(i, count, own))))
         return sorted(parts)
 
     def _least(self, _host: int, _count: int, own: int) -> int:
@@ -279,61 +275,83 @@ class Ground:
         counts[at] = found
         return counts, upper
 
-    def _shared_bound(self, most: int) -> int:
-        """No choice that touches a host with tenants has more; `most`: nor alone."""
-        worst = 0
+    @cached_property
+    def _caps(self) -> IntArray:
+        """By job, what no joint allocation with it can have."""
         widths = np.arange(self._joint_rows.shape[1])
         size = self.k + self.held.sum(axis=1)
-        capacity = np.full(len(self.jobs), NO_LIMIT)
+        caps = np.full(len(self.jobs), NO_LIMIT)
         rates = self.search.rates
         for j, held in enumerate(self.held):
             on = np.flatnonzero(held)
             may = (widths >= held[on, None]) & (widths <= (held + self.room)[on, None])
-            capacity[j] = np.where(may, self._joint_rows[on], -1).max(axis=1).min()
+            caps[j] = np.where(may, self._joint_rows[on], -1).max(axis=1).min()
             if rates is not None and self.rule.sides == "one":
                 least = np.where(may, rates, -1.0).max(axis=1).min()
-                capacity[j] = min(capacity[j], int(line(least, size[j], len(on))))
-        for h in np.flatnonzero(self.shared).tolist():
-            jobs = self.held[:, h] > 0
-            limit, total = int(capacity[jobs].min()), most + int(self.demands[jobs].sum())
-            worst = max(worst, most if total <= limit else most * limit // total)
+                caps[j] = min(caps[j], int(line(least, size[j], len(on))))
+        return caps
+
+    def _branch(
+        self, in_time: Callable[[], bool], hurry: bool, upper: int, root: IntArray | None
+    ) -> int:
+        """Branch and bound over the jobs that a choice interferes with; the bound that is left.
+
+        A node bars hosts of some jobs, and takes others for met: with demand D and joint capacity
+        C of these it has at most d C / (d + D), d the best without regard to tenants on its hosts.
+        The best counts of a node are judged; a job that they meet and that is not taken for met is
+        the next to be barred, or met.
+        """
+        there = self.held[:, : self.n] > 0
+        single = -1
         if self.rule.cross_only and self.k < self.rows.shape[1]:
-            worst = max(worst, int(self.rows[self.shared, self.k].max(initial=0)))
-        # so many GPUs must lie on such hosts; jobs that reach few of them for their demand are met
-        need = self.k - int(self.room[: self.n][~self.shared].sum())
-        if need > 0 and not (self.rule.cross_only and self.k < self.rows.shape[1]):
-            reach = (self.held[:, : self.n] > 0) @ self.room[: self.n]
-            demand, limit = 0, int(capacity.max())
-            for j in np.argsort(self.demands / np.maximum(reach, 1), kind="stable").tolist():
-                part = min(need, int(reach[j]))
-                demand += int(self.demands[j]) * part // max(1, int(reach[j]))
-                need -= part
-            worst = min(worst, most if most + demand <= limit else most * limit // (most + demand))
-        return min(worst, most)
+            single = int(self.rows[:, self.k].max(initial=-1))
+            self._judge([self.k * np.eye(self.n, dtype=np.int64)[self.rows[:, self.k].argmax()]])
+
+        def bound(alone: int, met: frozenset[int]) -> int:
+            jobs = list(met)
+            cap, total = int(self._caps[jobs].min(initial=NO_LIMIT)), alone
+            total += int(self.demands[jobs].sum())
+            return max(single, alone if total <= cap else alone * max(cap, 0) // total)
+
+        def keep(alone: int, barred: frozenset[int], met: frozenset[int], counts: Any) -> None:
+            if alone >= 0 and (most := bound(alone, met)) > self.best_value:
+                heappush(queue, (-most, next(number), alone, barred, met, counts))
+
+        queue: list[tuple[int, int, int, frozenset[int], frozenset[int], IntArray | None]] = []
+        left, number = self.best_value, count_up()
+        keep(upper, frozenset(), frozenset(), root)
+        while queue and -queue[0][0] > max(self.best_value, left):
+            if not in_time() or next(number) > _MOST_NODES:
+                left = -queue[0][0]
+                break
+            top, _, alone, barred, met, counts = heappop(queue)
+            meets = [] if counts is None else np.flatnonzero(there[:, counts > 0].any(axis=1))
+            open_jobs = [j for j in meets if j not in met]
+            if not open_jobs:
+                left = max(left, -top)
+                continue
+            j = max(open_jobs, key=lambda j: (self.demands[j], -self._caps[j]))
+            keep(alone, barred, met | {j}, counts)
+            barred |= {j}
+            counts, alone = self.alone(~there[list(barred)].any(axis=0), hurry)
+            self._judge([] if counts is None else [counts])
+            keep(alone, barred, met, counts)
+        return min(upper, max(left, self.best_value))
 
     # candidates
-
-    def _cheap(self, in_time: Callable[[], bool], hurry: bool) -> Iterator[IntArray]:
-        """The best without regard to tenants on hosts that are not shared, or by few demands."""
-        prices = np.unique(self.price[self.shared])
-        for price in prices[:: -(-len(prices) // _PRICES)].tolist():
-            if not in_time():
-                return
-            counts, _ = self.alone(self.price <= price, hurry)
-            if counts is not None:
-                yield counts
 
     def _spreads(self) -> Iterator[IntArray]:
         """Even counts on the hosts with most room, or with fewest demands, few of them and more."""
         room = self.room[: self.n]
-        for keys in ((-room,), (-room, self.price), (-room, self.shared)):
-            order = np.lexsort((*keys, self.least < 1))
-            total = np.cumsum(room[order])
-            first = int(np.searchsorted(total, self.k)) + 1
-            for m in _numbers(first, min(self.n, self.k)):
-                counts = np.zeros(self.n, np.int64)
-                counts[order[:m]] = even(room[order[:m]], self.k)
-                yield counts
+        ways = ((-room,), (-room, self.price), (-room, self.shared))
+        orders = [np.lexsort((*keys, self.least < 1)) for keys in ways if keys[-1].any()]
+        first = int(np.searchsorted(np.cumsum(room[orders[0]]), self.k)) + 1
+        for m in _numbers(first, min(self.n, self.k)):
+            for order in orders:
+                if room[order[:m]].sum() >= self.k:
+                    counts = np.zeros(self.n, np.int64)
+                    counts[order[:m]] = even(room[order[:m]], self.k)
+                    yield counts
 
     def _grown(self, in_time: Callable[[], bool]) -> Iterator[IntArray]:
         """From every host (the cheapest first) on, hosts whose jobs add least demand to a GPU."""

@@ -55,8 +55,7 @@ class HostLimits:
             rows[at.reshape(-1) == i, : len(row)] = row
         return rows
 
-    def lowest(self, host: int, free: int, value: int) -> dict[int, int]:
-        """Of every number of a host's free GPUs the lowest ids with this bandwidth, as masks."""
+    def lowest(self, host: int, free: int, count: int, value: int) -> int:
+        """The lowest ids of a host's free GPUs, so many of them, with this bandwidth, as a mask."""
         local, kind = self.of[:, host].tolist()
-        found: dict[int, int] = self.flat[local].lowest(kind, free, value)
-        return found
+        return self.flat[local].lowest(kind, free, count, value)
