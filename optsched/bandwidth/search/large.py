@@ -3,10 +3,10 @@
 On a flat cluster the value alone depends on the pattern and the hosts. Where the network is the
 line rate of the cards, only the number of hosts and the slowest of them matter, so that the best
 value is the highest threshold that some hosts can keep with exactly k GPUs; otherwise the patterns
-of k are listed, if they are few. Beside tenants the same is asked of the hosts that nobody shares,
-and what a choice on any shared host may have at most is bounded by that host's jobs. Spreads as
-even as free counts allow, over the fewest hosts and over more, are tried in any case, and then
-improved by moving single GPUs and swapping hosts.
+of k are listed, if they are few. Beside tenants branch and bound goes over the jobs that a
+choice meets: their hosts are barred, or what they leave it at most is a bound. Spreads as even as
+free counts allow, over the fewest hosts and over more, are tried in any case, and then improved by
+moving single GPUs and swapping hosts.
 """
 
 from __future__ import annotations
