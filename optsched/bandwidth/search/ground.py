@@ -325,15 +325,15 @@ class Ground:
                 left = -queue[0][0]
                 break
             top, _, alone, barred, met, counts = heappop(queue)
-            meets = [] if counts is None else np.flatnonzero(there[:, counts > 0].any(axis=1))
-            open_jobs = [j for j in meets if j not in met]
+            used = np.zeros(self.n, np.bool_) if counts is None else counts > 0
+            open_jobs = set(np.flatnonzero(there[:, used].any(axis=1)).tolist()) - met
             if not open_jobs:
                 left = max(left, -top)
                 continue
-            j = max(open_jobs, key=lambda j: (self.demands[j], -self._caps[j]))
+            j = max(open_jobs, key=lambda j: (self.demands[j], -self._caps[j], -j))
             keep(alone, barred, met | {j}, counts)
             barred |= {j}
-            counts, alone = self.alone(~there[list(barred)].any(axis=0), hurry)
+            counts, alone = self.alone(np.asarray(~there[list(barred)].any(axis=0)), hurry)
             self._judge([] if counts is None else [counts])
             keep(alone, barred, met, counts)
         return min(upper, max(left, self.best_value))

@@ -58,4 +58,5 @@ class HostLimits:
     def lowest(self, host: int, free: int, count: int, value: int) -> int:
         """The lowest ids of a host's free GPUs, so many of them, with this bandwidth, as a mask."""
         local, kind = self.of[:, host].tolist()
-        return self.flat[local].lowest(kind, free, count, value)
+        found: int = self.flat[local].lowest(kind, free, count, value)
+        return found
