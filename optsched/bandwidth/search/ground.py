@@ -18,7 +18,7 @@ from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.rates import NO_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -178,32 +178,31 @@ class Ground:
 
     def best(self, deadline: float | None) -> tuple[Answer | None, int]:
         """The best choice found, and a bound on all."""
-
-        def in_time() -> bool:
-            if deadline is None:
-                return self.judged < MOST_JUDGED
-            return time.monotonic() < deadline
-
-        hurry = deadline is not None
+        self.deadline = deadline
         self.top: IntArray | None = None
         self.best_value = self.best_own = -1
         if self.k == 1:
             self._judge(np.eye(self.n, dtype=np.int64)[np.lexsort((self.room[: self.n],))])
             return self._answer(0)
-        counts, upper = self.alone(np.ones(self.n, np.bool_), hurry)
+        counts, upper = self.alone(np.ones(self.n, np.bool_))
         self._judge([] if counts is None else [counts])
         if self.best_value < upper and self.shared.any():
-            upper = self._branch(in_time, hurry, upper, counts)
+            upper = self._branch(upper, counts)
         if self.best_value < upper:
-            self._judge(self._spreads(), in_time)
-        if self.best_value < upper and self.shared.any() and in_time():
-            self._judge(self._grown(in_time), in_time)
-        while self.best_value < upper and self.top is not None and in_time():
+            self._judge(self._spreads())
+        if self.best_value < upper and self.shared.any() and self._in_time():
+            self._judge(self._grown())
+        while self.best_value < upper and self.top is not None and self._in_time():
             before = self.best_value
-            self._judge(self._neighbours(self.top), in_time)
+            self._judge(self._neighbours(self.top))
             if self.best_value == before:
                 break
         return self._answer(upper)
+
+    def _in_time(self) -> bool:
+        if self.deadline is None:
+            return self.judged < MOST_JUDGED
+        return time.monotonic() < self.deadline
 
     def _answer(self, upper: int) -> tuple[Answer | None, int]:
         if self.top is None:
@@ -211,8 +210,8 @@ class Ground:
         gpus = gpus_of(self.state, self._masks(self.top, self.best_own))
         return Answer(gpus, self.best_value, self.best_own, upper), upper
 
-    def _judge(self, rows: Iterable[IntArray], in_time: Callable[[], bool] = lambda: True) -> None:
-        """Keep the best of count vectors."""
+    def _judge(self, rows: Iterable[IntArray]) -> None:
+        """Keep the best of count vectors, of the first few at least."""
         rest, size = iter(rows), _FIRST_CHUNK
         while chunk := list(islice(rest, size)):
             size = min(2 * size, _CHUNK)
@@ -226,7 +225,7 @@ class Ground:
                 if self._is_allowed(chunk[i]):
                     self.top, self.best_value, self.best_own = chunk[i], int(value[i]), int(own[i])
                     break
-            if not in_time():
+            if not self._in_time():
                 return
 
     def _is_allowed(self, counts: IntArray) -> bool:
@@ -256,7 +255,7 @@ class Ground:
 
     # bounds
 
-    def alone(self, some: Bools, hurry: bool) -> tuple[IntArray | None, int]:
+    def alone(self, some: Bools) -> tuple[IntArray | None, int]:
         """The best counts on some hosts without regard to tenants, and a bound; -1: none is."""
         at = np.flatnonzero(some)
         if self.room[at].sum() < self.k:
@@ -265,7 +264,7 @@ class Ground:
         if search.rates is not None:
             found, upper = best_by_line_rate(rows, search.rates, self.k, self.price[at])
         else:
-            most = FEW_PATTERNS if hurry else None
+            most = None if self.deadline is None else FEW_PATTERNS
             upper = bound_within(rows, self.k)
             listed = search.flat[0].best_counts(rows, self.k, self.price[at], most)
             found, upper = (None, upper) if listed is None else listed
@@ -291,9 +290,7 @@ class Ground:
                 caps[j] = min(caps[j], int(line(least, size[j], len(on))))
         return caps
 
-    def _branch(
-        self, in_time: Callable[[], bool], hurry: bool, upper: int, root: IntArray | None
-    ) -> int:
+    def _branch(self, upper: int, root: IntArray | None) -> int:
         """Branch and bound over the jobs that a choice interferes with; the bound that is left.
 
         A node bars hosts of some jobs, and takes others for met: with demand D and joint capacity
@@ -321,7 +318,7 @@ class Ground:
         left, number = self.best_value, count_up()
         keep(upper, frozenset(), frozenset(), root)
         while queue and -queue[0][0] > max(self.best_value, left):
-            if not in_time() or next(number) > _MOST_NODES:
+            if not self._in_time() or next(number) > _MOST_NODES:
                 left = -queue[0][0]
                 break
             top, _, alone, barred, met, counts = heappop(queue)
@@ -333,7 +330,7 @@ class Ground:
             j = max(open_jobs, key=lambda j: (self.demands[j], -self._caps[j], -j))
             keep(alone, barred, met | {j}, counts)
             barred |= {j}
-            counts, alone = self.alone(np.asarray(~there[list(barred)].any(axis=0)), hurry)
+            counts, alone = self.alone(np.asarray(~there[list(barred)].any(axis=0)))
             self._judge([] if counts is None else [counts])
             keep(alone, barred, met, counts)
         return min(upper, max(left, self.best_value))
@@ -353,12 +350,12 @@ class Ground:
                     counts[order[:m]] = even(room[order[:m]], self.k)
                     yield counts
 
-    def _grown(self, in_time: Callable[[], bool]) -> Iterator[IntArray]:
+    def _grown(self) -> Iterator[IntArray]:
         """From every host (the cheapest first) on, hosts whose jobs add least demand to a GPU."""
         room = self.room[: self.n]
         there = self.held[:, : self.n] > 0
         for seed in np.lexsort((-room, self.price))[:_SEEDS].tolist():
-            if not in_time():
+            if not self._in_time():
                 return
             out = np.zeros(self.n, np.bool_)
             wanted = self.demands + 1  # of jobs that are not met yet

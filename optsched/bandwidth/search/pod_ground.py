@@ -63,7 +63,7 @@ class PodGround(Ground):
     def _least(self, host: int, count: int, _own: int) -> int:
         return int(self.rows[host, count])
 
-    def alone(self, some: npt.NDArray[np.bool_], hurry: bool) -> tuple[IntArray | None, int]:
+    def alone(self, some: npt.NDArray[np.bool_]) -> tuple[IntArray | None, int]:
         """The best counts on some hosts without regard to tenants, proved."""
         cluster, at = self.state.cluster, np.flatnonzero(some)
         if self.room[at].sum() < self.k:
