@@ -1,7 +1,8 @@
 """Efficiency of choices by learnt models: by number of planned runs, or of random samples.
 
-python -m benchmarks.bandwidth.subset_learning [--data DIR] [--ways planned,samples]
-    [--sizes 0,25,100,250] [--seeds 5] [--repeats 10]
+python -m benchmarks.bandwidth.subset_learning [--data DIR] [--ways planned,script,samples]
+    [--sizes 0,25,100,250] [--cases "h100 2g,h100 16m>2g,het-4mix"] [--seeds 5] [--begin 0]
+    [--repeats 10]
 
 Every request is answered exactly under the learnt table, and judged by the full table: GBE is what
 the choice gets over the best that any choice gets. Requests are those of BandPilot's evaluation
@@ -24,7 +25,7 @@ from benchmarks.bandwidth.samples import training_samples
 from benchmarks.bandwidth.subset_surrogate import Truth, runs, truth
 from benchmarks.machine import machine
 from optsched.bandwidth.measure.metrics import gbe
-from optsched.bandwidth.measure.planner import learn
+from optsched.bandwidth.measure.planner import learn, plan_measurements
 from optsched.bandwidth.measure.scenarios import packed, uniform
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import demands, share
@@ -33,6 +34,8 @@ from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.search.ask import ask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from optsched.bandwidth.models.contention import Traffic
     from optsched.bandwidth.topology.state import ClusterState
 
@@ -64,19 +67,23 @@ def main() -> None:
     options.add_argument("--data", default=os.environ.get(VARIABLE))
     options.add_argument("--ways", default="planned,samples")
     options.add_argument("--sizes", default="0,25,100,250")
+    options.add_argument("--cases", default=",".join(CASES))
     options.add_argument("--seeds", type=int, default=5)
+    options.add_argument("--begin", type=int, default=0, help="first seed, also of requests")
     options.add_argument("--repeats", type=int, default=10)
     given = options.parse_args()
-    cases = CASES if given.data else {"synthetic": ("synthetic", "synthetic")}
+    cases = {"synthetic": ("synthetic", "synthetic")}
+    if given.data:
+        cases = {name: CASES[name] for name in given.cases.split(",")}
     print(machine("numpy", "numba"))
     for name, (seen, scored) in cases.items():
         teacher, judge = truth(seen, given.data), truth(scored, given.data)
-        asked = requests(judge, given.repeats)
+        asked = requests(judge, given.repeats, given.begin + 1)
         print(f"# {name}: {len(asked)} requests; mean GBE % (least of a seed, worst)")
         for way in given.ways.split(","):
             for n in map(int, given.sizes.split(",")):
                 show(f"{name:12} {way:8} {n:5}", judge, asked, [
-                    WAYS[way](teacher, n, seed) for seed in range(given.seeds if n else 1)
+                    WAYS[way](teacher, n, given.begin + i) for i in range(given.seeds if n else 1)
                 ])  # fmt: skip
 
 
@@ -93,14 +100,14 @@ def show(what: str, judge: Truth, asked: list[Request], models: list[BottleneckB
               f"({min(means):.3f}, {worst:.1f})", flush=True)  # fmt: skip
 
 
-def requests(known: Truth, repeats: int) -> list[Request]:
+def requests(known: Truth, repeats: int, seed: int) -> list[Request]:
     """Uniform and packed states for every k, under every traffic."""
     tables = known.model.tables()
     assert tables is not None
     found = []
     kinds = {
-        "uniform": uniform(known.cluster, repeats=repeats, seed=1),
-        "packed": packed(known.cluster, repeats=repeats, seed=1),
+        "uniform": uniform(known.cluster, repeats=repeats, seed=seed),
+        "packed": packed(known.cluster, repeats=repeats, seed=seed),
     }
     for kind, states in kinds.items():
         for state, k in states:
@@ -113,15 +120,29 @@ def requests(known: Truth, repeats: int) -> list[Request]:
 
 
 def planned(known: Truth, budget: int, seed: int) -> BottleneckBandwidth:
-    """The model after so many planned runs."""
+    """The model after so many planned runs, each round planned with what the last one told."""
+    model = BottleneckBandwidth(known.cluster)
+    return learn(known.cluster, model, measurer(known), budget, seed=seed)
+
+
+def script(known: Truth, budget: int, seed: int) -> BottleneckBandwidth:
+    """The model after so many runs that one script makes."""
+    model = BottleneckBandwidth(known.cluster)
+    if not budget:
+        return model
+    plan = plan_measurements(known.cluster, model, budget, seed=seed)
+    return model.fit(measurer(known)(plan.patterns))
+
+
+def measurer(known: Truth) -> Callable[[tuple[tuple[int, ...], ...]], MeasurementTable]:
+    """Runs of patterns, by the full table."""
     values = {row.pattern: row.value for row in reversed(known.table.rows)}  # the first counts
 
     def measure(patterns: tuple[tuple[int, ...], ...]) -> MeasurementTable:
         rows = tuple(Measurement(pattern, values[pattern]) for pattern in patterns)
         return MeasurementTable(rows, known.table.op, known.table.payload, known.table.mixed)
 
-    model = BottleneckBandwidth(known.cluster)
-    return learn(known.cluster, model, measure, budget, seed=seed)
+    return measure
 
 
 def sampled(known: Truth, n: int, seed: int) -> BottleneckBandwidth:
@@ -130,7 +151,7 @@ def sampled(known: Truth, n: int, seed: int) -> BottleneckBandwidth:
     return model.fit(runs(known, training_samples(known.cluster, n, seed))) if n else model
 
 
-WAYS = {"planned": planned, "samples": sampled}
+WAYS = {"planned": planned, "script": script, "samples": sampled}
 
 
 def efficiencies(

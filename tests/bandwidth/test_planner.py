@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.measure.orbits import subset_orbits, symmetries
 from optsched.bandwidth.measure.planner import Plan, learn, plan_measurements, plan_next
-from optsched.bandwidth.measure.wanted import (
+from optsched.bandwidth.measure.value_of_information import (
     Scenario,
     every_pattern,
     patterns_that_may_bind,
@@ -205,7 +205,7 @@ def test_learning_by_plan_makes_choices_right() -> None:
     """Planned runs leave less than a third of the prior's loss, and beat as many random ones."""
     scenarios = simulated(CLUSTER, 250, seed=77)
     prior = BottleneckBandwidth(CLUSTER)
-    planned = learn(CLUSTER, prior, measure, 60, rounds=3)
+    planned = learn(CLUSTER, prior, measure, 60)
     assert len(planned.table) == 60
     rng = np.random.default_rng(0)
     rows = every_pattern(CLUSTER)

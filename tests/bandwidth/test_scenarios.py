@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType
-from optsched.bandwidth.measure.scenarios import SIZES, churn, packed, uniform
+from optsched.bandwidth.measure.scenarios import SIZES, packed, uniform
 from optsched.bandwidth.topology.proximity import proximity
 from optsched.errors import InputError
 
@@ -49,7 +49,6 @@ def test_seeds():  # type: ignore[no-untyped-def]
         lambda seed: uniform(where, repeats=5, seed=seed),
         lambda seed: uniform(where, repeats=5, seed=seed, busy="tenants"),
         lambda seed: packed(where, repeats=5, seed=seed),
-        lambda seed: churn(where, lambda s, k: s.free[:k], requests=50, seed=seed, sizes=(1, 3)),
     ):
         assert list(make(1)) == list(make(1)) != list(make(2))
 
@@ -72,46 +71,6 @@ def test_packed(sizes):  # type: ignore[no-untyped-def]
     assert set(rooms) == set(range(1, where.n_gpus + 1))
 
 
-def first(state, k):  # type: ignore[no-untyped-def]
-    """The lowest ids."""
-    return state.free[:k]
-
-
-def test_churn():  # type: ignore[no-untyped-def]
-    """All requests are asked, in order; states follow from the choices made."""
-    where = cluster((8, 8))
-    chosen = []
-
-    def choose(state, k):  # type: ignore[no-untyped-def]
-        gpus = state.free[-k:]
-        chosen.append((state, k, gpus))
-        return gpus
-
-    seen = list(churn(where, choose, requests=300, load=0.9, seed=7))
-    assert [(state, k) for state, k, _ in chosen] == seen and len(seen) == 300
-    assert {k for _, k in seen} == set(SIZES)
-    assert seen[0][0] == ClusterState.idle(where)
-    for (_, _, gpus), (after, k), i in zip(chosen, seen[1:], range(300), strict=False):
-        assert k <= len(after.free)
-        running = {job.name: job.gpus for job in after.jobs}
-        assert running.get(f"job{i}", tuple(sorted(gpus))) == tuple(sorted(gpus))
-    other = list(churn(where, first, requests=300, load=0.9, seed=7))
-    assert [k for _, k in other] == [k for _, k in seen]
-    assert [len(s.free) for s, _ in other] == [len(s.free) for s, _ in seen]
-    assert [s.free for s, _ in other] != [s.free for s, _ in seen]
-
-
-def test_load():  # type: ignore[no-untyped-def]
-    """The higher the load, the fewer GPUs are free."""
-    where = cluster((8, 8, 8))
-    rooms = []
-    for load in (0.2, 0.6, 1.5):
-        seen = [len(s.free) for s, _ in churn(where, first, requests=2000, load=load, sizes=(1, 2))]
-        rooms.append(sum(seen) / len(seen) / 24)
-    assert rooms[0] == pytest.approx(0.8, abs=0.08)
-    assert rooms[0] > rooms[1] + 0.2 > rooms[2] + 0.3
-
-
 @pytest.mark.parametrize(
     ("call", "field"),
     [
@@ -122,16 +81,6 @@ def test_load():  # type: ignore[no-untyped-def]
         (lambda c: uniform(c, wanted=[0]), "wanted"),
         (lambda c: packed(c, seed="x"), "seed"),
         (lambda c: packed(c, wanted=[2.5]), "wanted"),
-        (lambda c: churn(c, first, requests=-1), "requests"),
-        (lambda c: churn(c, first, load=0), "load"),
-        (lambda c: churn(c, first, load=float("nan")), "load"),
-        (lambda c: churn(c, first, load="much"), "load"),
-        (lambda c: churn(c, first, sizes=()), "sizes"),
-        (lambda c: churn(c, first, sizes=(11, 12)), "sizes"),
-        (lambda c: churn(c, first, sizes=(0,)), "sizes"),
-        (lambda c: list(churn(c, lambda s, k: s.free[: k + 1])), "choose"),
-        (lambda c: list(churn(c, lambda s, k: [0] * k, sizes=(2,))), "choose"),
-        (lambda c: list(churn(c, lambda s, k: range(k), sizes=(2,), load=50.0)), "is not free"),
     ],
 )
 def test_hostile(call, field):  # type: ignore[no-untyped-def]

@@ -15,7 +15,7 @@ from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from optsched.bandwidth.measure.planner import Plan, Subset
-    from optsched.bandwidth.measure.wanted import Pattern
+    from optsched.bandwidth.measure.value_of_information import Pattern
     from optsched.bandwidth.topology.cluster import Cluster
     from optsched.model.schedule import IntArray
 

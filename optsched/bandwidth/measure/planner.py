@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.bandwidth.measure.orbits import subset_orbits
-from optsched.bandwidth.measure.wanted import (
+from optsched.bandwidth.measure.value_of_information import (
     Pattern,
     Scenario,
     doubt,
     patterns_that_may_bind,
     simulated,
-    wanted,
+    values_of,
 )
 from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import InputError
@@ -130,21 +130,61 @@ def plan_measurements(
     InputError
         The model is of another cluster, or the cluster has too many patterns.
     """
-    integer("budget", budget, 0, 10**6)
     integer("seed", seed, 0, 2**31 - 1)
+    rounds: list[tuple[Pattern, ...]] = []
+
+    def believe(model: BottleneckBandwidth, found: tuple[Pattern, ...]) -> BottleneckBandwidth:
+        rounds.append(found)
+        return model.believing(found)
+
+    _in_rounds(cluster, model, believe, budget, scenarios, seed)
+    return Plan(cluster, _subsets(cluster, seed), tuple(rounds), model.op, model.payload)
+
+
+def learn(
+    cluster: Cluster,
+    model: BottleneckBandwidth,
+    measure: Callable[[tuple[Pattern, ...]], MeasurementTable],
+    budget: int,
+    scenarios: Iterable[Scenario | tuple[ClusterState, int]] | None = None,
+    seed: int = 0,
+) -> BottleneckBandwidth:
+    """Measure what is worth most, learn from it, and again: the plan with feedback.
+
+    Parameters
+    ----------
+    cluster, model, scenarios, seed
+        As in `plan_measurements`.
+    measure
+        Makes the runs and gives their measurements.
+    budget
+        Most patterns to measure, over all rounds.
+    """
+    return _in_rounds(
+        cluster, model, lambda known, found: known.update(measure(found)), budget, scenarios, seed
+    )
+
+
+def _in_rounds(
+    cluster: Cluster,
+    model: BottleneckBandwidth,
+    after: Callable[[BottleneckBandwidth, tuple[Pattern, ...]], BottleneckBandwidth],
+    budget: int,
+    scenarios: Iterable[Scenario | tuple[ClusterState, int]] | None,
+    seed: int,
+) -> BottleneckBandwidth:
+    """Spend a budget in rounds, the next one planned with the model `after` the last one."""
+    integer("budget", budget, 0, 10**6)
     _check(cluster, model)
     given = None if scenarios is None else _scenarios(scenarios)
-    rounds: list[tuple[Pattern, ...]] = []
     left = budget
     for i in range(ROUNDS):
-        share = -(-left // (ROUNDS - i))
-        found = plan_next(cluster, model, share, given, seed * ROUNDS + i)
+        found = plan_next(cluster, model, -(-left // (ROUNDS - i)), given, seed * ROUNDS + i)
         if not found:
             break
-        rounds.append(found)
         left -= len(found)
-        model = model.believing(found)
-    return Plan(cluster, _subsets(cluster, seed), tuple(rounds), model.op, model.payload)
+        model = after(model, found)
+    return model
 
 
 def plan_next(
@@ -170,45 +210,11 @@ def plan_next(
     if not candidates:
         return ()
     asked = simulated(cluster, SCENARIOS, seed) if scenarios is None else scenarios
-    worth = wanted(model, asked, candidates, DRAWS, seed)
+    worth = values_of(model, asked, candidates, DRAWS, seed)
     if len(worth) < count:  # nothing asks for these so far, so they come after all that are asked
         spare = doubt(model, [pattern for pattern in candidates if pattern not in worth])
         worth |= {pattern: value / BEHIND for pattern, value in spare.items()}
     return tuple(sorted(worth, key=lambda pattern: (-worth[pattern], pattern))[:count])
-
-
-def learn(
-    cluster: Cluster,
-    model: BottleneckBandwidth,
-    measure: Callable[[tuple[Pattern, ...]], MeasurementTable],
-    budget: int,
-    scenarios: Iterable[Scenario | tuple[ClusterState, int]] | None = None,
-    seed: int = 0,
-    rounds: int = ROUNDS,
-) -> BottleneckBandwidth:
-    """Measure what is wanted most, learn from it, and again: the plan with feedback.
-
-    Parameters
-    ----------
-    cluster, model, scenarios, seed
-        As in `plan_measurements`.
-    measure
-        Makes the runs and gives their measurements.
-    budget
-        Most patterns to measure, over all rounds.
-    rounds
-        In how many rounds.
-    """
-    integer("budget", budget, 0, 10**6)
-    given = None if scenarios is None else _scenarios(scenarios)
-    left = budget
-    for i in range(rounds):
-        found = plan_next(cluster, model, -(-left // (rounds - i)), given, seed * rounds + i)
-        if not found:
-            break
-        left -= len(found)
-        model = model.update(measure(found))
-    return model
 
 
 def _subsets(cluster: Cluster, seed: int) -> tuple[Subset, ...]:

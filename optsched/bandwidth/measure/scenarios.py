@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from optsched.bandwidth.topology.proximity import proximity
@@ -14,6 +11,8 @@ from optsched.errors import InputError
 from optsched.io.values import integer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from optsched.bandwidth.topology.cluster import Cluster
 
 Scenario: TypeAlias = tuple[ClusterState, int]
@@ -21,8 +20,6 @@ Scenario: TypeAlias = tuple[ClusterState, int]
 
 SIZES: Final = (1, 2, 4, 8, 16)
 """GPUs of a job; those that do not fit are left out."""
-
-Choose: TypeAlias = Callable[[ClusterState, int], Sequence[int]]
 
 
 def uniform(
@@ -72,52 +69,6 @@ def packed(
     """
     sizes, rng = _checked(cluster, wanted, repeats, seed), random.Random(f"packed {seed}")
     return _packed(cluster, sizes, repeats, rng)
-
-
-def churn(
-    cluster: Cluster,
-    choose: Choose,
-    *,
-    requests: int = 1000,
-    load: float = 0.8,
-    sizes: Sequence[int] = SIZES,
-    seed: int = 0,
-) -> Iterator[Scenario]:
-    """Jobs come and go; a dispatcher chooses their GPUs, so that its fragments show.
-
-    Requests come at random (exponential gaps), run for exponential times, and wait in line, first
-    come first served, until enough GPUs are free. Gaps, times and sizes do not depend on the
-    choices. Each state is that before a choice.
-
-    Parameters
-    ----------
-    cluster
-        Starts empty.
-    choose
-        The dispatcher: from a state and k to k free GPUs, by global number.
-    requests
-        How many.
-    load
-        GPU seconds asked for over those that there are, above 0.
-    sizes
-        Of jobs, equally likely; those larger than the cluster are left out.
-    seed
-        Same seed, same requests.
-
-    Raises
-    ------
-    InputError
-        A number that cannot be; later, a dispatcher that chooses other than k free GPUs.
-    """
-    integer("requests", requests, 0, 10**9)
-    integer("seed", seed)
-    if isinstance(load, bool) or not isinstance(load, (int, float)) or not 0 < load < 1e6:
-        raise InputError(f"load: expected a number > 0, got {load!r:.60}")
-    fitting = [integer("sizes", k, 1, 10**9) for k in sizes]
-    fitting = [k for k in fitting if k <= cluster.n_gpus]
-    if not fitting:
-        raise InputError(f"sizes: expected one of at most {cluster.n_gpus} GPUs")
-    return _churn(cluster, choose, requests, load, fitting, random.Random(f"churn {seed}"))
 
 
 def _uniform(
@@ -188,36 +139,6 @@ def _packed_job(
         chosen += free[host][:part]
         free[host] = free[host][part:]
     return chosen
-
-
-def _churn(
-    cluster: Cluster,
-    choose: Choose,
-    requests: int,
-    load: float,
-    sizes: list[int],
-    rng: random.Random,
-) -> Iterator[Scenario]:
-    rate = load * cluster.n_gpus * len(sizes) / sum(sizes)  # arrivals in the mean time of a job
-    state, arrived, came = ClusterState.idle(cluster), 0, rng.expovariate(rate)
-    waiting: deque[tuple[str, int, float]] = deque()
-    ends: list[tuple[float, str]] = []
-    while arrived < requests or waiting:
-        if arrived < requests and (not ends or came < ends[0][0]):
-            now = came
-            waiting.append((f"job{arrived}", rng.choice(sizes), rng.expovariate(1.0)))
-            arrived, came = arrived + 1, came + rng.expovariate(rate)
-        else:
-            now, ended = heapq.heappop(ends)
-            state = state.give(ended)
-        while waiting and waiting[0][1] <= len(state.free):
-            name, k, time = waiting.popleft()
-            yield state, k
-            gpus = choose(state, k)
-            if len(set(gpus)) != k:
-                raise InputError(f"choose: expected {k} GPUs, got {gpus!r:.60}")
-            state = state.take(gpus, name)
-            heapq.heappush(ends, (now + time, name))
 
 
 def _checked(

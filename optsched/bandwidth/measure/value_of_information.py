@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,11 @@ class Scenario(NamedTuple):
     state: ClusterState
     gpus: int
     heavy: bool = True
+
+    @property
+    def traffic(self) -> Literal["heavy", "idle"]:
+        """Name of the demands."""
+        return "heavy" if self.heavy else "idle"
 
 
 def simulated(cluster: Cluster, n: int, seed: int = 0) -> tuple[Scenario, ...]:
@@ -76,7 +81,7 @@ def patterns_that_may_bind(model: BottleneckBandwidth) -> list[Pattern]:
     return [tuple(c for c in row if c) for row in rows[open_ones].tolist()]
 
 
-def wanted(
+def values_of(
     model: BottleneckBandwidth,
     scenarios: Sequence[Scenario],
     candidates: Iterable[Pattern],
@@ -150,11 +155,7 @@ def _answer(drawn: _Drawn, scenario: Scenario) -> Answer | None:
     state = scenario.state
     tables = drawn.tables()
     assert tables is not None
-    return ask(tables, state, _demands(drawn, scenario), scenario.gpus, leaves=LEAVES)
-
-
-def _demands(drawn: _Drawn, scenario: Scenario) -> tuple[int, ...]:
-    return demands(drawn, scenario.state, "heavy" if scenario.heavy else "idle")
+    return ask(tables, state, demands(drawn, state, scenario.traffic), scenario.gpus, leaves=LEAVES)
 
 
 def _loss(drawn: _Drawn, scenario: Scenario, first: Answer, second: Answer) -> float:
@@ -162,7 +163,7 @@ def _loss(drawn: _Drawn, scenario: Scenario, first: Answer, second: Answer) -> f
     if first.gpus == second.gpus or not second.value:
         return 0.0
     state = scenario.state
-    got = share(drawn, state, first.gpus, _demands(drawn, scenario))
+    got = share(drawn, state, first.gpus, demands(drawn, state, scenario.traffic))
     return 1 - got.value / second.value
 
 
