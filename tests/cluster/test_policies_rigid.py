@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from depth import depth, few_examples
-from hypothesis import given
-from rigid_workloads import clusters, same, workload
+from depth import depth
+from rigid_workloads import same, workload
 
-from optsched.cluster import Group, Job, Linear, Nodes, Workload
+from optsched.cluster import Group, Job, Linear, Nodes, Settings, Workload, synthetic
 from optsched.cluster.policies import get
 from optsched.cluster.simulate import simulate
+from optsched.cluster.workload.job import PER_SECOND
 from optsched.errors import InputError
-from optsched.model.verify import verify
 from optsched.testing import check_policy
 from optsched.testing.policy_worlds import policy_worlds
-
-CASES = [
-    ("fifo", {}), ("sjf", {}), ("fifo", {"gang": 2}), ("fifo", {"backfill": "first_fit"}),
-    ("sjf", {"backfill": "first_fit"}), ("fifo", {"backfill": "easy"}),
-    ("sjf", {"backfill": "easy", "gang": 2}), ("srtf", {}), ("srtf", {"gang": 3}),
-    ("las", {"thresholds": (50,), "round": 5}), ("las", {"thresholds": (5, 60, 900), "round": 0}),
-    ("las", {"thresholds": ()}), ("lucid", {}), ("lucid", {"gang": 2}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "options"), CASES)
-@few_examples
-@given(clusters(12))
-def test_history_is_accepted(name, options, case):
-    """The verifier accepts every run."""
-    jobs, nodes, how = case
-    assert verify(simulate(jobs, get(name, **options), nodes, **how).history) == []
 
 
 @pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "las", "lucid"])
@@ -100,3 +83,37 @@ def test_wrong_options_are_named(name, options, field):
         get(name, **options)
     assert str(caught.value).startswith(field)
     assert "\n" not in str(caught.value)
+
+
+# las: the defaults are times, whatever the workload's unit is
+
+
+def scaled(jobs: Workload, unit: str) -> Workload:
+    """The same jobs in a finer unit of time."""
+    more = PER_SECOND[unit]
+    return jobs.changed(submit=jobs.submit * more, work=jobs.work * more, time_unit=unit)
+
+
+@pytest.mark.parametrize("unit", ["ms", "us"])
+def test_defaults_are_seconds(unit):
+    """Rounds and thresholds follow the unit, so the same happens, asked or compiled."""
+    jobs, nodes = synthetic(80, 3, 1), Nodes(2, gpus=4)
+    base = simulate(jobs, "las", nodes).log
+    assert base.preemptions.sum() > 0
+    finer = scaled(jobs, unit)
+    for engine in ("auto", "generic"):
+        log = simulate(finer, "las", nodes, engine=engine).log
+        assert np.array_equal(log.start, base.start * PER_SECOND[unit])
+        assert np.array_equal(log.end, base.end * PER_SECOND[unit])
+
+
+def test_given_options_are_in_the_unit():
+    """What is asked is not scaled: the thresholds of the default, by hand."""
+    jobs, nodes = scaled(synthetic(40, 3, 1), "ms"), Nodes(1, gpus=8)
+    by_hand = get("las", thresholds=(18_000_000,), round=60_000)
+    logs = [
+        policy.compiled(jobs, nodes, Settings())
+        for policy in (by_hand, get("las"), get("las", thresholds=(18_000,), round=60_000))
+    ]
+    assert np.array_equal(logs[0].start, logs[1].start)
+    assert not np.array_equal(logs[0].start, logs[2].start)
