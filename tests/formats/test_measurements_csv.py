@@ -111,7 +111,7 @@ BAD = {
     HEAD + "reduce,8,2,5+3,,153440\n": r"t:2: busbw_GBps: .*MB/s\?",
     HEAD + "reduce,8,2,5+3,,\n": "t:2: busbw_GBps: expected GB/s",
     HEAD + 'reduce,8,2,5+3,"a:0-4 b:0,1",4\n': r"t:2: gpus: are not of the pattern 5\+3",
-    HEAD + "reduce,8,2,2+1,a:1-0 b:0,4\n": "t:2: gpus: expected a range",
+    HEAD + "reduce,8,2,2+1,a:1-0 b:0,4\n": "t:2: gpus: .*expected ids in",
     HEAD + "reduce,8,1,2,a:0 a:1,4\n": "t:2: gpus: a host or an id is given twice",
     HEAD + "reduce,8,1,2,a,4\n": "t:2: gpus: expected HOST:IDS",
     HEAD + 'reduce,8,1,2,"a,4\n': "t:2: not valid CSV",

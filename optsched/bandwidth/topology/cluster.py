@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from optsched.bandwidth.topology.gpu_words import id_ranges, local_ids
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, IntraTable
 from optsched.bandwidth.topology.links import check_links, is_link, weight
 from optsched.bandwidth.topology.rates import kilobytes
@@ -29,7 +30,6 @@ MOST_PER_HOST: Final = 256
 MOST_HOSTS: Final = 100_000
 
 _PART = re.compile(r"(?P<host>[^\s:]+?)(?::(?P<ids>[\d,\-*]+))?")
-_IDS = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 
 
 @dataclass(frozen=True)
@@ -381,7 +381,7 @@ class Cluster:
             for name in expand(match["host"], place):
                 h = self.host_index(name, place)
                 ids, size = match["ids"], int(self.sizes[h])
-                local = range(size) if ids in (None, "*") else _local_ids(ids, size, part, place)
+                local = range(size) if ids in (None, "*") else local_ids(ids, size, part, place)
                 found += [int(self.first[h]) + i for i in local]
         return self.gpus(found, place)
 
@@ -408,7 +408,7 @@ class Cluster:
         for gpu in sorted(gpus):
             h = int(self.host_of[gpu])
             by_host.setdefault(h, []).append(gpu - int(self.first[h]))
-        return " ".join(f"{self.hosts[h].name}:{_ranges(ids)}" for h, ids in by_host.items())
+        return " ".join(f"{self.hosts[h].name}:{id_ranges(ids)}" for h, ids in by_host.items())
 
     # files
 
@@ -482,27 +482,3 @@ class Cluster:
 
 def _twice(names: list[str]) -> str:
     return next(name for i, name in enumerate(names) if name in names[:i])
-
-
-def _local_ids(text: str, size: int, part: str, place: str) -> list[int]:
-    if not _IDS.fullmatch(text):
-        raise InputError(f"{place}: expected ids such as 0-3,6 after the colon, got {part!r:.60}")
-    found: list[int] = []
-    for span in text.split(","):
-        low, _, high = span.partition("-")
-        last = int(high or low)
-        if last >= size or int(low) > last:
-            raise InputError(f"{place}: {part!r:.60}: expected ids in 0..{size - 1}, got {span}")
-        found += range(int(low), last + 1)
-    return found
-
-
-def _ranges(ids: list[int]) -> str:
-    parts: list[str] = []
-    start = 0
-    for i in range(1, len(ids) + 1):
-        if i == len(ids) or ids[i] != ids[i - 1] + 1:
-            a, b = ids[start], ids[i - 1]
-            parts.append(str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a},{b}")
-            start = i
-    return ",".join(parts)
