@@ -79,9 +79,12 @@ def table(runs: Mapping[str, Run]) -> tuple[list[str], list[list[str]]]:
         "policy", f"JCT mean ({unit.name})", "queueing", "service", "p50", "p95", "p99",
         "makespan", "in use", "effective", "GPU-h", "restarts", "preempted", "rho max",
     ]  # fmt: skip
+    fails = any(m.interruptions for m in found.values())
+    header += ["interrupted", "GPU-h lost"] * fails
     rows = []
     for name, m in found.items():
         ended = bool(m.ended.any())
+        all_time = max(int(m.gpu_time.sum()), 1)
         part = f" ({m.jobs - m.unfinished:,} of {m.jobs:,} ended)" if m.unfinished else ""
         rows.append([
             plain(name, 40) + part, time(m.jct_mean), time(m.queueing_mean), time(m.service_mean),
@@ -89,6 +92,7 @@ def table(runs: Mapping[str, Run]) -> tuple[list[str], list[list[str]]]:
             time(m.makespan), f"{100 * m.utilisation:.1f} %",
             f"{100 * m.effective_utilisation:.1f} %", f"{m.gpu_hours:,.1f}",
             f"{m.restarts:,}", f"{m.preemptions:,}", f"{m.rho_max:.2f}",
+            *([f"{m.interruptions:,}", f"{m.gpu_hours * m.lost_time / all_time:,.1f}"] * fails),
         ])  # fmt: skip
     return header, rows
 
