@@ -31,7 +31,7 @@ LOOK: Final = 16
 FAIR_SHARE: Final = DIVIDE | FILL | HAND_OUT | LOOK
 PRIORITY: Final = LEVELS | LOOK
 
-_SMALL: Final = 20_000
+_SMALL: Final = 5_000_000
 """Tasks times agents of a pool that is decided in Python until the kernel is compiled."""
 
 
