@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from optsched.errors import InputError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.job import Job
     from optsched.cluster.workload.nodes import NodeChange, Nodes
     from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.log import Log
     from optsched.cluster.world.placement import Contention
     from optsched.cluster.world.policy import Policy
     from optsched.cluster.world.settings import Settings
@@ -79,7 +81,6 @@ def simulate(
     """
     from optsched.cluster.results.run import Run
     from optsched.cluster.workload.failures import NodeFailures
-    from optsched.cluster.workload.job import WORK
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.build import check_fits
@@ -102,18 +103,28 @@ def simulate(
     chosen = chosen_policy(policy)
     check_fits(jobs, nodes, settings)
     _check_groups(jobs, chosen)
-    until = 2 * (
-        int(jobs.submit[-1]) + int(jobs.work.sum(dtype=float) / WORK / max(nodes.total, 1))
-    )
+    run = partial(_log, jobs, chosen, nodes, engine=engine, on_progress=on_progress)
+    if isinstance(changes, NodeFailures):
+        settings, log = _failing(changes, jobs, nodes, settings, run)
+    else:
+        log = run(settings)
+    return Run(jobs, nodes, settings, chosen.name, policy_options(chosen), log)
+
+
+def _failing(
+    failures: NodeFailures, jobs: Workload, nodes: Nodes, settings: Settings,
+    run: Callable[[Settings], Log],
+) -> tuple[Settings, Log]:  # fmt: skip
+    """A run with failures to the end of the last job, which is not known beforehand."""
+    from optsched.cluster.workload.job import WORK
+
+    until = 2 * int(jobs.submit[-1] + jobs.work.sum(dtype=float) / WORK / max(nodes.total, 1))
     while True:
-        if isinstance(changes, NodeFailures):
-            settings = replace(settings, changes=changes.changes(nodes, until))
-        log = _log(jobs, chosen, nodes, settings, engine, on_progress)
-        last = int(log.finished.max())
-        stopped = log.finished.min() < 0  # by Ctrl-C
-        if last <= until or stopped or not isinstance(changes, NodeFailures):
-            return Run(jobs, nodes, settings, chosen.name, policy_options(chosen), log)
-        until = 2 * last  # failures before `until` stay the same
+        settings = replace(settings, changes=failures.changes(nodes, until))
+        log = run(settings)
+        if log.finished.min() < 0 or log.finished.max() <= until:  # below 0: after Ctrl-C
+            return settings, log
+        until = 2 * int(log.finished.max())  # the failures before stay the same
 
 
 def _check_timing(settings: Settings) -> None:
@@ -199,13 +210,14 @@ def _log(
     policy: Policy,
     nodes: Nodes,
     settings: Settings,
+    *,
     engine: str,
     on_progress: Callable[[int, int, int], None] | None,
-) -> Any:
+) -> Log:
     """Compiled if the policy offers that and it may be used, else by asking."""
     compiled = getattr(policy, "compiled", None)
     if callable(compiled) and engine == "auto":
-        log = compiled(workload, nodes, settings)
+        log: Log | None = compiled(workload, nodes, settings)
         if log is not None:
             if on_progress is not None:
                 finished = log.finished
