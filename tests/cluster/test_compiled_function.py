@@ -31,7 +31,7 @@ def longest(view):
 
 @compiled(clairvoyant=True)
 def greedy(view):
-    """Least of everything that there is to see; preempts where it may."""
+    """Least of everything that there is to see; preempts where it may and somebody else runs."""
     quota = view.gpus.copy()
     key = view.remaining + view.done + view.attained + view.passes + view.submit + view.priority
     key = key - view.group + np.rint(view.weight).astype(np.int64) + view.job
@@ -41,8 +41,8 @@ def greedy(view):
         if not view.running[i] and size <= room and view.rate[view.size_ptr[i]] > 0:
             quota[i] = size
             room -= size
-        elif view.running[i] and view.preemptible[i] and view.at_pass_end[i] and view.time % 5 == 4:
-            quota[i] = 0
+        elif i > 0 and view.running[0] and view.running[i] and view.preemptible[i]:
+            quota[i] = 0 if view.at_pass_end[i] and view.time % 5 == 4 else quota[i]
     return quota if view.capacity.sum() > 0 else view.gpus
 
 
