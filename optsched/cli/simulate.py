@@ -14,7 +14,6 @@ from optsched.cli.options import (
     Metrics,
     Quiet,
     ReportFile,
-    numbers,
     options_of,
     words,
 )
@@ -51,7 +50,9 @@ def simulate(
     policy: Annotated[
         list[str], typer.Option(help="Name, or names separated by commas; may be repeated.")
     ],
-    nodes: Annotated[str, typer.Option(help="Cluster: 16x8 (16 nodes of 8 GPUs), or 8,8,4.")],
+    nodes: Annotated[
+        str, typer.Option(help="16x8 (16 nodes of 8 GPUs), 8,8,4, or 4x8:A100,2x4:V100:CPUS:GB.")
+    ],
     option: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE of the policies, POLICY.KEY=VALUE of one; may be repeated."),
@@ -136,15 +137,8 @@ def policies(
 
 
 def cluster(nodes: str) -> Nodes:
-    """``16x8`` or ``8,8,4``."""
-    if found := re.fullmatch(r"([0-9]{1,16})[xX]([0-9]{1,16})", nodes, re.ASCII):
-        return Nodes(int(found[1]), gpus=int(found[2]))
-    try:
-        return Nodes.of(numbers("nodes", nodes))
-    except InputError as error:
-        if "expected numbers" not in str(error):
-            raise
-        raise InputError(f"nodes: expected 16x8 or 8,8,4, got {nodes!r:.60}") from None
+    """As `Nodes.parse`."""
+    return Nodes.parse(nodes)
 
 
 def changes(

@@ -215,8 +215,10 @@ def _log(
     on_progress: Callable[[int, int, int], None] | None,
 ) -> Log:
     """Compiled if the policy offers that and it may be used, else by asking."""
+    from optsched.cluster.world.build import is_limited
+
     compiled = getattr(policy, "compiled", None)
-    if callable(compiled) and engine == "auto":
+    if callable(compiled) and engine == "auto" and not is_limited(workload, nodes):
         log: Log | None = compiled(workload, nodes, settings)
         if log is not None:
             if on_progress is not None:

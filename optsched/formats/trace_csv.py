@@ -13,7 +13,15 @@ from optsched.cluster.workload.job import rates
 from optsched.cluster.workload.job_checks import MOST_WORK, ascending
 from optsched.cluster.workload.speedup import Linear
 from optsched.errors import InputError
-from optsched.formats.trace_table import COLUMNS, SEPARATOR, USUAL, TraceTable, first, seconds
+from optsched.formats.trace_table import (
+    COLUMNS,
+    SEPARATOR,
+    SPEED,
+    USUAL,
+    TraceTable,
+    first,
+    seconds,
+)
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import MAX_INTEGER, format_json
 from optsched.io.values import file_label, format_value, integer, one_of
@@ -46,9 +54,10 @@ def read_trace(
     """Read a trace strictly; a job ends after exactly its duration at its own size.
 
     Beside the six columns a file may have any of ``sizes`` (numbers of GPUs such as ``1|2|4``, or
-    ``2-8``), ``weight``, ``group``, ``preemptible`` (true or false, 1 or 0), ``passes`` and
-    ``template``; an empty cell is the default. Jobs are in the order of their submission, those of
-    one time in that of the file.
+    ``2-8``), ``weight``, ``group``, ``preemptible`` (true or false, 1 or 0), ``passes``,
+    ``template``, ``cpus_per_gpu``, ``memory_per_gpu_gb`` and ``speed:TYPE`` (a factor on the speed
+    on GPUs of a type, 0: not there); an empty cell is the default. Jobs are in the order of their
+    submission, those of one time in that of the file.
 
     Parameters
     ----------
@@ -164,6 +173,10 @@ def _labels(table: TraceTable, passes: int) -> dict[str, Any]:
         "weight": np.array(table.values("weight")),
         "preemptible": np.array(table.values("preemptible")),
         "passes": np.array(table.values("passes", default=passes)),
+        "cpus_per_gpu": np.array(table.values("cpus_per_gpu")),
+        "memory_per_gpu_gb": np.array(table.values("memory_per_gpu_gb")),
+        "types": table.types,
+        "speeds": np.array([table.values(SPEED + kind) for kind in table.types]).T,
         "source": np.array(table.texts("type"), np.str_),
         "group": _numbers(group, groups), "groups": grouped(groups, ()),
         "template": _numbers(template, templates), "templates": tuple(templates),
@@ -196,6 +209,8 @@ def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
     found = {key: column.cells(workload) for key, column in COLUMNS.items() if column.cells}
     found |= _cells_of_sizes(workload, path)
     columns = {key: found[key] for key in COLUMNS if key in USUAL or any(found.get(key, ()))}
+    for kind, speed in zip(workload.types, workload.speeds.T.tolist(), strict=True):
+        columns[SPEED + kind] = ["" if x == 1 else x for x in speed]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import numpy as np
 
 from optsched.cluster.workload.job import PER_SECOND
-from optsched.cluster.workload.job_checks import CONTROL, MOST_GPUS
+from optsched.cluster.workload.job_checks import CONTROL, MOST_AMOUNT, MOST_GPUS, MOST_SPEED
 from optsched.errors import InputError
 from optsched.formats.csv_rows import check_header, csv_rows
 from optsched.io.files import read_text
@@ -75,6 +75,19 @@ def _sizes(text: str) -> Sequence[int] | None:
     return range(found[0], found[1] + 1) if "-" in text else found
 
 
+def _number(most: float) -> Callable[[str], float | None]:
+    def read(text: str) -> float | None:
+        value = _decimal(text)
+        return None if value is None or not 0 <= value <= most else float(value)
+
+    return read
+
+
+def _given(values: npt.NDArray[np.float64], usual: float) -> list[Any]:
+    """Cells of a column, empty where it is as usual."""
+    return ["" if x == usual else x for x in values.tolist()]
+
+
 class Column(NamedTuple):
     """What the cells of a column are, for reader and writer."""
 
@@ -103,7 +116,7 @@ COLUMNS: Final = {
     "sizes": Column("ascending sizes in 1..2^24 such as 1|2|4 or 2-8, or 0 alone", _sizes),
     "weight": Column(
         "a finite weight > 0", _weight, 1.0,
-        lambda w: ["" if x == 1 else x for x in w.weight.tolist()],
+        lambda w: _given(w.weight, 1),
     ),
     "group": Column(cells=lambda w: [w.groups[g].name for g in w.group.tolist()]),
     "preemptible": Column(
@@ -114,13 +127,31 @@ COLUMNS: Final = {
         "a whole number of passes in 1..2^53", _whole(1, MAX_INTEGER), 1,
         lambda w: ["" if x == 1 else x for x in w.passes.tolist()],
     ),
+    "cpus_per_gpu": Column(
+        "CPUs by GPU in 0..2^20", _number(MOST_AMOUNT), 0.0, lambda w: _given(w.cpus_per_gpu, 0)
+    ),
+    "memory_per_gpu_gb": Column(
+        "GB by GPU in 0..2^20", _number(MOST_AMOUNT), 0.0,
+        lambda w: _given(w.memory_per_gpu_gb, 0),
+    ),
     "template": Column(
         cells=lambda w: ["" if t < 0 else w.templates[t] for t in w.template.tolist()]
     ),
 }  # fmt: skip
 
+SPEED: Final = "speed:"
+"""Begins the name of a column of speeds on a type of GPU."""
+
+_SPEED: Final = Column(
+    "a speed in 0..1000, 0: the job does not run on that type", _number(MOST_SPEED), 1.0
+)
+
 USUAL: Final = tuple(COLUMNS)[:6]
 """Columns that every trace has when it is written; the first four must be there to be read."""
+
+
+def _is_speed(key: str) -> bool:
+    return key.startswith(SPEED) and key != SPEED
 
 
 class TraceTable:
@@ -139,7 +170,7 @@ class TraceTable:
         if "job_id" not in header:
             way = "(optsched workload makes a trace of a scheduler's log)"
             raise InputError(f'{place}: column "job_id" is missing {way}')
-        known = () if ignore_columns else tuple(COLUMNS)
+        known = () if ignore_columns else (*COLUMNS, *filter(_is_speed, header))
         skip = " (ignore_columns=True skips it; optsched workload leaves such columns out)"
         check_header(header, known, USUAL[:4], place, skip)
         if not rows:
@@ -153,6 +184,8 @@ class TraceTable:
         self.columns: dict[str, Sequence[str]] = dict(
             zip(header, zip(*cells_of, strict=True), strict=True)
         )
+
+        self.types = tuple(key.removeprefix(SPEED) for key in header if _is_speed(key))
 
     def refuse(self, i: int, key: str, what: str) -> NoReturn:
         """Refuse a cell of the i-th job."""
@@ -188,7 +221,7 @@ class TraceTable:
 
     def values(self, key: str, default: Any = None) -> list[Any]:
         """Values of a column by its rule; of empty cells, or no column, `default` or the rule's."""
-        rule = COLUMNS[key]
+        rule = COLUMNS.get(key, _SPEED)
         assert rule.read is not None  # nobody asks for values of names and times
         empty = rule.default if default is None else default
         known: dict[str, Any] = {} if key in USUAL[:3] else {"": empty}

@@ -44,6 +44,8 @@ def jobs(draw: st.DrawFn, name: str) -> Job:
         template=draw(st.sampled_from(["", "m1", "m2"])),
         estimate=draw(st.floats(0.1, 10)),
         micro_factor=draw(st.sampled_from([1.0, 0.79, 1.5])),
+        speeds=draw(st.dictionaries(st.sampled_from(["A100", "V100"]), st.floats(0.5, 2))),
+        cpus_per_gpu=draw(st.sampled_from([0.0, 2.5])),
     )
 
 
@@ -84,6 +86,9 @@ def test_columns_hold_the_jobs(given_jobs: list[Job], seed: int) -> None:
         assert w.restart_cost[row] == (-1 if job.restart_cost is None else job.restart_cost)
         assert (w.priority[row], w.weight[row]) == (job.priority, job.weight)
         assert w.preemptible[row] == job.preemptible
+        assert w.cpus_per_gpu[row] == job.cpus_per_gpu and w.memory_per_gpu_gb[row] == 0
+        found = dict(zip(w.types, w.speeds[row].tolist(), strict=True))
+        assert found == dict.fromkeys(w.types, 1.0) | dict(job.speeds)
         assert (w.initial[row] == 0.9) == (job.curve is not None)
 
 
@@ -168,6 +173,10 @@ def plain(**changes: Any) -> Job:
         ({"restart_cost": -1}, "restart_cost"),
         ({"estimate": 0.0}, "estimate"),
         ({"micro_factor": -1}, "micro_factor"),
+        ({"cpus_per_gpu": -1}, "cpus_per_gpu: expected a number >= 0"),
+        ({"memory_per_gpu_gb": math.nan}, "memory_per_gpu_gb"),
+        ({"speeds": {"A100": 1001}}, 'job "a": speeds."A100".: expected a number .*1000'),
+        ({"speeds": [1.0]}, "expected speeds by type"),
     ],
 )
 def test_jobs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
@@ -226,6 +235,8 @@ def three() -> Workload:
         (lambda: Workload.of([plain()]).changed(weight=np.array([math.nan])), "weight"),
         (lambda: Workload.of([plain()]).changed(size=np.array([2, 1])), "ascending sizes"),
         (lambda: Workload.of([plain()]).changed(rate=np.array([1, 0])), "rate"),
+        (lambda: three().changed(speeds=[[1.0]]), "speeds: expected 3 rows for 0"),
+        (lambda: three().changed(cpus_per_gpu=[0, 1, -1]), 'job "c": cpus_per_gpu: expected a'),
         (lambda: Workload.of([plain()]).take([]), "none chosen"),
         (lambda: Workload.of([plain()]).take([1]), "numbers in 0..0"),
         (lambda: Workload.of([plain()]).take([0.5]), "numbers of jobs"),

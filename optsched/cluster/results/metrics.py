@@ -228,7 +228,7 @@ def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) 
         fragmentation=_fragmentation(w, nodes, taken, away, (begin, finish), capacity),
         restart_time=int((np.minimum(log.restart, lasts) * log.gpus).sum()),
         interruptions=len(hit),
-        lost_time=_lost_time(w, log, hit),
+        lost_time=_lost_time(w, nodes, log, hit),
         micro_factor=float(w.work.sum(dtype=np.float64) / w.nominal.sum(dtype=np.float64)),
         jct=jct,
         queueing=queueing,
@@ -242,12 +242,14 @@ def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) 
     )
 
 
-def _lost_time(w: Workload, log: Log, stays: IntArray) -> int:
+def _lost_time(w: Workload, nodes: Nodes, log: Log, stays: IntArray) -> int:
     """GPU-time of these stays in which progress was made that does not count; jobs alone."""
     lost = 0
+    rates = {kind: w.rates_on(kind) for kind in set(nodes.types)}
     for i in stays.tolist():
         row = slice(w.size_ptr[log.job[i]], w.size_ptr[log.job[i] + 1])
-        rate = int(w.rate[row][np.searchsorted(w.size[row], log.gpus[i])])
+        kind = nodes.types[log.node[log.node_ptr[i]]]
+        rate = int(rates[kind][row][np.searchsorted(w.size[row], log.gpus[i])])
         kept = -(-int(log.work[i]) // rate)
         lost += int(log.gpus[i]) * max(0, int(log.end[i] - log.start[i] - log.restart[i]) - kept)
     return lost

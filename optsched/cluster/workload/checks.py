@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from optsched.cluster.workload.job import COMPLETIONS
-from optsched.cluster.workload.job_checks import CONTROL, FACTORS, MOST_RATE, MOST_WORK, WHOLE, line
+from optsched.cluster.workload.job_checks import (
+    AMOUNTS,
+    CONTROL,
+    FACTORS,
+    MOST_AMOUNT,
+    MOST_RATE,
+    MOST_SPEED,
+    MOST_WORK,
+    WHOLE,
+    line,
+)  # fmt: skip
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import MAX_NAME, format_value, integer, label, number, one_of
@@ -59,6 +69,18 @@ def checked(w: Workload) -> dict[str, Any]:
                 f"job {format_value(names[i])}: {key}: expected a finite number > 0, got "
                 f"{columns[key][i]}"
             )
+    for key in AMOUNTS:
+        column = getattr(w, key)
+        columns[key] = floats(key, column if np.size(column) else np.zeros(n), n)
+        _check_amounts(key, columns[key], names, MOST_AMOUNT)
+    columns["types"] = tuple(line("types", kind, empty=False) for kind in w.types)
+    speeds = np.array(w.speeds, np.float64).reshape(-1, max(1, len(w.types)))
+    if speeds.shape[0] != n * bool(w.types) or len(set(w.types)) < len(w.types):
+        raise InputError(f"speeds: expected {n} rows for {len(w.types)} distinct types")
+    for kind, column in zip(columns["types"], speeds.T, strict=False):
+        _check_amounts(f"speeds[{format_value(kind)}]", column, names, MOST_SPEED)
+    speeds.flags.writeable = False
+    columns["speeds"] = speeds.reshape(n, len(w.types))
     columns["preemptible"] = _frozen(np.asarray(w.preemptible, np.bool_), "preemptible", n)
     columns["source"] = _frozen(np.asarray(w.source, np.str_), "source", n)
     if CONTROL.search("".join(columns["source"].tolist())):
@@ -73,6 +95,16 @@ def checked(w: Workload) -> dict[str, Any]:
     for k, template in enumerate(w.templates):
         line(f"templates[{k}]", template)
     return columns
+
+
+def _check_amounts(key: str, column: Any, names: tuple[str, ...], most: float) -> None:
+    bad = ~((column >= 0) & (column <= most))
+    if bad.any():
+        i = int(np.argmax(bad))
+        raise InputError(
+            f"job {format_value(names[i])}: {key}: expected a number in 0..{most:g}, got "
+            f"{column[i]}"
+        )
 
 
 def _check_names(names: tuple[Any, ...]) -> None:
@@ -120,6 +152,10 @@ def _check_order(columns: dict[str, Any], w: Workload) -> None:
 def _check_times(columns: dict[str, Any], names: tuple[str, ...]) -> None:
     """Refuse what could overflow: then no kernel has to look for it."""
     slowest = np.minimum.reduceat(columns["rate"], columns["size_ptr"][:-1])
+    speeds = columns["speeds"]
+    if speeds.size:
+        least = np.where(speeds > 0, speeds, 1.0).min(1, initial=1.0)
+        slowest = np.maximum(slowest * least, 1).astype(np.int64)
     longest = -(-columns["work"] // slowest)
     late = columns["submit"] > MAX_INTEGER - longest
     if late.any():

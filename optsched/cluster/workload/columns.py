@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.cluster.workload.checks import floats, ints
 from optsched.cluster.workload.job import COMPLETIONS, Job, rates
-from optsched.cluster.workload.job_checks import MOST_WORK
+from optsched.cluster.workload.job_checks import AMOUNTS, MOST_WORK
 from optsched.cluster.workload.workload import Group, Workload, csr
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer
@@ -36,6 +36,7 @@ def columns_of(jobs: Iterable[Job], groups: Sequence[Group], seed: int) -> dict[
     n = len(rows)
     names = tuple(job.name for job in rows)
     templates = tuple(sorted({job.template for job in rows} - {""}))
+    types = tuple(dict.fromkeys(kind for job in rows for kind in job.speeds))
     number = {name: k for k, name in enumerate(templates)} | {"": -1}
     speedups, speedup, size_ptr, size, rate = sized(
         names, [job.sizes for job in rows], [job.speedup for job in rows]
@@ -81,6 +82,9 @@ def columns_of(jobs: Iterable[Job], groups: Sequence[Group], seed: int) -> dict[
         "estimate": estimate,
         "micro_factor": micro,
         "nominal": nominal,
+        **{key: np.array([getattr(job, key) for job in rows]) for key in AMOUNTS},
+        "types": types,
+        "speeds": np.array([[job.speeds.get(kind, 1.0) for kind in types] for job in rows]),
         "completion": np.array([COMPLETIONS.index(job.completion) for job in rows], np.int64),
         "speedup": speedup,
         "speedups": speedups,
@@ -184,6 +188,9 @@ def job_of(workload: Workload, i: int) -> Job:
         template="" if template < 0 else w.templates[template],
         estimate=float(w.estimate[i]),
         micro_factor=float(w.micro_factor[i]),
+        speeds=dict(zip(w.types, w.speeds[i].tolist(), strict=True)),
+        cpus_per_gpu=float(w.cpus_per_gpu[i]),
+        memory_per_gpu_gb=float(w.memory_per_gpu_gb[i]),
     )
 
 

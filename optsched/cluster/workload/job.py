@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal
 
 from optsched.cluster.workload.curve import Curve
-from optsched.cluster.workload.job_checks import FACTORS, MOST_RATE, WHOLE, ascending, line
+from optsched.cluster.workload.job_checks import (
+    AMOUNTS,
+    FACTORS,
+    MOST_AMOUNT,
+    MOST_RATE,
+    MOST_SPEED,
+    WHOLE,
+    ascending,
+    line,
+)  # fmt: skip
 from optsched.cluster.workload.speedup import Linear, Speedup
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer, number, one_of
@@ -59,6 +69,11 @@ class Job:
         Believed work over true work: what policies see that are not clairvoyant.
     micro_factor
         Multiplier on work, for effects of batch sizes inside the job; reported, never hidden.
+    speeds
+        Speed by type of GPU, a factor on that of `speedup`; 1 on types that are not named, and 0
+        on those that the job cannot use.
+    cpus_per_gpu, memory_per_gpu_gb
+        What it asks for beside every GPU on the same node, in thousandths at the finest.
 
     Raises
     ------
@@ -83,6 +98,9 @@ class Job:
     template: str = ""
     estimate: float = 1.0
     micro_factor: float = 1.0
+    speeds: Mapping[str, float] = field(default_factory=dict, hash=False)
+    cpus_per_gpu: float = 0.0
+    memory_per_gpu_gb: float = 0.0
 
     def __post_init__(self) -> None:
         place = f"job {format_value(line('job.name', self.name, empty=False))}: "
@@ -92,6 +110,18 @@ class Job:
                 own[key] = integer(f"{place}{key}", own[key], max(least, 0), most)
         for key in FACTORS:
             own[key] = number(f"{place}{key}", own[key], above=True)
+        for key in AMOUNTS:
+            own[key] = number(f"{place}{key}", own[key], 0.0, MOST_AMOUNT)
+        if not isinstance(self.speeds, Mapping):
+            raise InputError(
+                f'{place}speeds: expected speeds by type such as {{"A100": 2.0}}, got '
+                f"{format_value(self.speeds)}"
+            )
+        own["speeds"] = {
+            line(f"{place}speeds", kind, empty=False):
+            number(f"{place}speeds[{format_value(kind)}]", speed, 0.0, MOST_SPEED)
+            for kind, speed in self.speeds.items()
+        }  # fmt: skip
         own["sizes"] = ascending(f"{place}sizes", self.sizes)
         line(f"{place}group", self.group)
         line(f"{place}template", self.template)

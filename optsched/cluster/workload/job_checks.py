@@ -30,6 +30,14 @@ FACTORS: Final = ("weight", "estimate", "micro_factor")
 """Its numbers above 0."""
 
 
+AMOUNTS: Final = ("cpus_per_gpu", "memory_per_gpu_gb")
+"""What it asks for beside every GPU; 0: nothing."""
+
+MOST_AMOUNT: Final = 2.0**20
+MOST_SPEED: Final = 1000.0
+"""Speed on a type of GPU, relative to that of the other types' 1."""
+
+
 def ascending(place: str, sizes: Any) -> tuple[int, ...]:
     """Allowed numbers of GPUs: not empty, distinct, ascending; 0 only alone."""
     if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):

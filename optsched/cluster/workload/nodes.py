@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from optsched.cluster.workload.job_checks import MOST_AMOUNT, line
 from optsched.errors import InputError
-from optsched.io.values import format_value, integer, label, one_of
+from optsched.io.values import format_value, integer, label, number, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,9 +21,14 @@ MOST_TOTAL: Final = 2**22
 KINDS: Final = ("add", "drain", "remove")
 
 
+_GROUP: Final = re.compile(
+    r"(?:([0-9]{1,16})[xX])?([0-9]{1,16})(?::([^:,]*)(?::([0-9.]*)(?::([0-9.]*))?)?)?", re.ASCII
+)
+
+
 @dataclass(frozen=True, init=False)
 class Nodes:
-    """Nodes with GPUs: ``Nodes(16, gpus=8)``, or ``Nodes.of([8, 8, 4])``.
+    """Nodes with GPUs: ``Nodes(16, gpus=8)``, ``Nodes.of([8, 8, 4])``, or ``Nodes.parse("16x8")``.
 
     Parameters
     ----------
@@ -30,6 +38,10 @@ class Nodes:
         GPUs of each; 0 for nodes that take zero-slot tasks only.
     zero_slots
         Tasks without GPUs that a node takes at once.
+    type
+        Of their GPUs; a job never spans types.
+    cpus, memory_gb
+        Of each node, for jobs that ask for them by GPU; infinite: no limit.
 
     Raises
     ------
@@ -40,24 +52,65 @@ class Nodes:
     gpus: tuple[int, ...]
     zero_slots: int = 100
     names: tuple[str, ...] = field(default=())
+    types: tuple[str, ...] = ()
+    """GPU type of every node."""
+    cpus: tuple[float, ...] = ()
+    memory_gb: tuple[float, ...] = ()
 
-    def __init__(self, count: int, gpus: int = 8, *, zero_slots: int = 100) -> None:
-        count = integer("nodes", count, 1, MOST_NODES)
-        self._fill((integer("gpus", gpus, 0, MOST_TOTAL),) * count, zero_slots, None)
+    def __init__(
+        self, count: int, gpus: int = 8, *, zero_slots: int = 100, type: str = "",
+        cpus: float = math.inf, memory_gb: float = math.inf,
+    ) -> None:  # fmt: skip
+        n = integer("nodes", count, 1, MOST_NODES)
+        sizes = (integer("gpus", gpus, 0, MOST_TOTAL),) * n
+        self._fill(sizes, zero_slots, None, types=[type] * n, cpus=[cpus] * n,
+                   memory_gb=[memory_gb] * n)  # fmt: skip
 
     @classmethod
     def of(
-        cls, gpus: Iterable[int], *, zero_slots: int = 100, names: Sequence[str] | None = None
+        cls,
+        gpus: Iterable[int],
+        *,
+        zero_slots: int = 100,
+        names: Sequence[str] | None = None,
+        types: Sequence[str] | None = None,
+        cpus: Sequence[float] | None = None,
+        memory_gb: Sequence[float] | None = None,
     ) -> Nodes:
         """Nodes of these sizes, called ``n0``, ``n1``, ... or by distinct `names`."""
         if isinstance(gpus, (str, bytes)) or not hasattr(gpus, "__iter__"):
             raise InputError(f"nodes: expected GPUs of every node, got {format_value(gpus)}")
         sizes = tuple(integer(f"nodes[{i}]", g, 0, MOST_TOTAL) for i, g in enumerate(gpus))
         made = cls.__new__(cls)
-        made._fill(sizes, zero_slots, names)
+        made._fill(sizes, zero_slots, names, types=types, cpus=cpus, memory_gb=memory_gb)
         return made
 
-    def _fill(self, gpus: tuple[int, ...], zero_slots: Any, names: Sequence[str] | None) -> None:
+    @classmethod
+    def parse(cls, text: str) -> Nodes:
+        """``16x8`` (16 nodes of 8 GPUs), ``8,8,4``, or groups ``COUNTxGPUS:TYPE:CPUS:MEMORY_GB``.
+
+        Of a group the end may be missing, and a type, CPUs or memory be empty:
+        ``4x8:A100:96:1024,2x4:V100``.
+        """
+        rows: list[tuple[Any, ...]] = []
+        for part in text.split(","):
+            found = _GROUP.fullmatch(part.strip())
+            try:
+                count, gpus = int((found and found[1]) or 1), int(found[2])  # type: ignore[index]
+                limits = [float(found[k]) if found and found[k] else math.inf for k in (4, 5)]
+            except (TypeError, ValueError):
+                raise InputError(
+                    f"nodes: expected 16x8, 8,8,4 or 4x8:A100:96:1024,2x4:V100 (CPUs, GB), got "
+                    f"{format_value(part)}"
+                ) from None
+            integer("nodes", count and count + len(rows), 1, MOST_NODES)
+            rows += [(gpus, (found and found[3]) or "", *limits)] * count
+        of, types, cpus, memory = zip(*rows, strict=True)
+        return cls.of(of, types=types, cpus=cpus, memory_gb=memory)
+
+    def _fill(
+        self, gpus: tuple[int, ...], zero_slots: Any, names: Sequence[str] | None, **other: Any
+    ) -> None:
         """Check what concerns all nodes."""
         if not 1 <= len(gpus) <= MOST_NODES:
             raise InputError(f"nodes: expected 1..{MOST_NODES} nodes, got {len(gpus)}")
@@ -68,12 +121,21 @@ class Nodes:
             named = tuple(f"n{i}" for i in range(len(gpus)))
         else:
             named = tuple(label(f"names[{i}]", name) for i, name in enumerate(names))
-            if len(named) != len(gpus):
-                raise InputError(f"names: {len(named)} names for {len(gpus)} nodes")
             if len(set(named)) < len(named):
                 twice = next(name for i, name in enumerate(named) if name in named[:i])
                 raise InputError(f"names: {format_value(twice)} is there twice")
         self.__dict__.update(gpus=gpus, zero_slots=units, names=named)
+        for key, usual in (("types", ""), ("cpus", math.inf), ("memory_gb", math.inf)):
+            given = (usual,) * len(gpus) if other[key] is None else tuple(other[key])
+            for value in dict.fromkeys(given):
+                if key == "types":
+                    line("types", value)
+                elif value != math.inf:
+                    number(key, value, 0.0, MOST_AMOUNT)
+            self.__dict__[key] = given
+        for key in ("names", "types", "cpus", "memory_gb"):
+            if len(self.__dict__[key]) != len(gpus):
+                raise InputError(f"{key}: {len(self.__dict__[key])} {key} for {len(gpus)} nodes")
 
     @property
     def total(self) -> int:

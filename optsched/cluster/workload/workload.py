@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
+from optsched.cluster.workload.job_checks import MOST_RATE
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer, number
 
@@ -35,6 +36,10 @@ class Group(NamedTuple):
     max_slots: int | None = None
     max_concurrent: int | None = None
     priority: int | None = None
+
+
+def _nothing() -> npt.NDArray[np.float64]:
+    return np.zeros(0)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -90,6 +95,12 @@ class Workload:
     """Position in `job.COMPLETIONS`."""
     speedup: IntArray
     speedups: tuple[Speedup, ...]
+    cpus_per_gpu: npt.NDArray[np.float64] = field(default_factory=_nothing)
+    memory_per_gpu_gb: npt.NDArray[np.float64] = field(default_factory=_nothing)
+    """What jobs ask for beside every GPU; 0: nothing."""
+    types: tuple[str, ...] = ()
+    speeds: npt.NDArray[np.float64] = field(default_factory=_nothing)
+    """(jobs, types): factor on the speed on every type of GPU, 0: not on that one; 1 on others."""
     curves: Mapping[int, Curve] = field(default_factory=dict)
     """Curve of every job that has one, by its number."""
 
@@ -215,6 +226,14 @@ class Workload:
     def rates_of(self, job: int) -> IntArray:
         """Speeds at these sizes, in work per unit of time."""
         return self.rate[self.size_ptr[job] : self.size_ptr[job + 1]]
+
+    def rates_on(self, kind: str) -> IntArray:
+        """`rate` on a type of GPU: times the jobs' speeds, rounded, at least 1; 0 if not there."""
+        if kind not in self.types:
+            return self.rate
+        speed = np.repeat(self.speeds[:, self.types.index(kind)], np.diff(self.size_ptr))
+        rate = np.clip(np.rint(self.rate * speed), 1, MOST_RATE).astype(np.int64)
+        return np.asarray(np.where(speed > 0, rate, 0), np.int64)
 
     @property
     def is_rigid(self) -> bool:

@@ -136,13 +136,16 @@ def _put(w, i):  # type: ignore[no-untyped-def]
             placed = start_beside(w, j, partner)
     elif s.named == 1 and w.named_ptr[i + 1] > w.named_ptr[i]:
         placed = start_on(w, j, q, w.named_ptr[i], w.named_ptr[i + 1])
+        if placed == 0 and w.supply.shape[0] > 0:
+            placed = start(w, j, q)
     else:
         placed = start(w, j, q)
     if placed == 1:
         return LEGAL
-    if s.best_effort == 0 or (resized and w.given[j].preemptible == 0):
+    strict = s.best_effort == 0 and w.supply.shape[0] == 0
+    if strict or (resized and w.given[j].preemptible == 0):
         s.at = i
-        return rule if s.best_effort == 0 else NOT_PREEMPTIBLE
+        return rule if strict else NOT_PREEMPTIBLE
     if resized:
         w.job[j].preempted += 1
     return LEGAL

@@ -58,6 +58,8 @@ def check_fits(workload: Workload, nodes: Nodes, settings: Settings) -> None:
             f"job {format_value(workload.names[j])}: needs {smallest[j]} GPUs, the cluster has "
             f"{total}"
         )
+    if is_limited(workload, nodes):
+        _check_limits(workload, nodes)
     if bool((smallest == 0).any()) and not nodes.zero_slots:
         j = int(np.argmax(smallest == 0))
         raise InputError(
@@ -77,6 +79,43 @@ def check_fits(workload: Workload, nodes: Nodes, settings: Settings) -> None:
                 "takes work; drain or remove it before, or leave the addition out"
             )
         takes[change.node] = change.kind == "add"
+
+
+def is_limited(workload: Workload, nodes: Nodes) -> bool:
+    """Whether more than the number of GPUs bounds where jobs run, or their speed depends on it."""
+    kinds = set(nodes.types)
+    asked = ((workload.cpus_per_gpu, nodes.cpus), (workload.memory_per_gpu_gb, nodes.memory_gb))
+    return (
+        len(kinds) > 1
+        or bool(kinds & set(workload.types))
+        or any(bool(need.any()) and min(there) < np.inf for need, there in asked)
+    )
+
+
+def _thousandths(amounts: Any) -> IntArray:
+    whole: IntArray = np.rint(np.minimum(amounts, 2.0**40) * 1000).astype(np.int64)
+    return whole
+
+
+def _check_limits(workload: Workload, nodes: Nodes) -> None:
+    """Refuse a size that no type of GPU has room for, with the job's CPUs and memory, when idle."""
+    need = np.stack([_thousandths(workload.cpus_per_gpu), _thousandths(workload.memory_per_gpu_gb)])
+    there = np.stack([_thousandths(nodes.cpus), _thousandths(nodes.memory_gb)])
+    distinct, which = np.unique(need, axis=1, return_inverse=True)
+    types, most = np.array(nodes.types), np.zeros(len(workload), np.int64)
+    fits = [np.minimum((there // np.maximum(one, 1)[:, None] + (one == 0)[:, None] * 2**40).min(0),
+                       nodes.gpus) for one in distinct.T]  # fmt: skip
+    for kind in dict.fromkeys(nodes.types):
+        room = np.array([fit[types == kind].sum() for fit in fits])[which.reshape(-1)]
+        runs = workload.rates_on(kind)[workload.size_ptr[:-1]] > 0
+        most = np.maximum(most, np.where(runs, room, 0))
+    largest = workload.size[workload.size_ptr[1:] - 1]
+    for j in np.flatnonzero(largest > most)[:1].tolist():
+        raise InputError(
+            f"job {format_value(workload.names[j])}: sizes: {largest[j]} GPUs do not fit, no type "
+            f"of GPU that it runs on has more than {most[j]} with its CPUs and memory; leave the "
+            "size out"
+        )
 
 
 def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
@@ -100,6 +139,16 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
     zero_slot = int((workload.size[workload.size_ptr[:-1]] == 0).sum())
     node["free_units"] = node["units"] = nodes.zero_slots
     node["takes"] = 1
+    kinds = list(dict.fromkeys(nodes.types)) if is_limited(workload, nodes) else []
+    rates = [workload.rate, *map(workload.rates_on, kinds)]
+    rates = [np.where(workload.size == 0, WORK, rate) for rate in rates]
+    supply, demand = np.zeros((0, 3), np.int64), np.zeros((0, 2), np.int64)
+    if kinds:
+        of = [1 + kinds.index(kind) for kind in nodes.types]
+        there = of, _thousandths(nodes.cpus), _thousandths(nodes.memory_gb)
+        supply = np.stack(there, axis=1).astype(np.int64)
+        asked = workload.cpus_per_gpu, workload.memory_per_gpu_gb
+        demand = np.stack([_thousandths(need) for need in asked], axis=1)
     changes = sorted(
         (change.time, index, change.node, _KINDS[change.kind])
         for index, change in enumerate(settings.changes)
@@ -132,11 +181,13 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
         state=state,
         given=frozen(given),
         size=frozen(np.array(workload.size, np.int64)),
-        rate=frozen(np.where(workload.size == 0, WORK, workload.rate).astype(np.int64)),
+        rate=frozen(np.concatenate(rates).astype(np.int64)),
         job=job,
         active=np.zeros(n, np.int64),
         heap=np.zeros((min(n, pool), 2), np.int64),
         node=node,
+        supply=supply,
+        demand=frozen(demand),
         held=held,
         group=group,
         change=frozen(np.array([(t, k, e) for t, _, k, e in changes], CHANGE)),
@@ -240,5 +291,6 @@ def _listed(workload: Workload, jobs: Iterable[int]) -> str:
 
 
 __all__ = [
-    "MOST_TIME", "check_fits", "frozen", "grown", "log_of", "stalled", "too_late", "world",
+    "MOST_TIME", "check_fits", "frozen", "grown", "is_limited", "log_of", "stalled", "too_late",
+    "world",
 ]  # fmt: skip

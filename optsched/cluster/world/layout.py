@@ -137,7 +137,7 @@ class World(NamedTuple):
     size: IntArray
     """Read-only; the row of a zero-slot task is (0,)."""
     rate: IntArray
-    """Read-only: speed at every size."""
+    """Read-only: speed at every size; with `supply`, then that on every type of GPU."""
     job: Records
     """`JOB`."""
     active: IntArray
@@ -147,6 +147,11 @@ class World(NamedTuple):
     """(jobs, 2): next event and job of every running job, least first."""
     node: Records
     """`NODE`."""
+    supply: Table
+    """(nodes, 3): block of `rate` for its type of GPU; free CPUs and memory, in thousandths.
+    Without rows GPUs alone bound where jobs run; with them a job without room stays pending."""
+    demand: Table
+    """(jobs, 2): CPUs and memory by GPU, likewise; read-only."""
     held: Records
     """`HELD`: where jobs run."""
     group: Records
@@ -174,10 +179,12 @@ class World(NamedTuple):
 
 INTS2: Final = types.Array(types.int64, 2, "C")
 
+READ2: Final = types.Array(types.int64, 2, "C", readonly=True)
+
 WORLD: Final[Any] = types.NamedTuple(
     [records(STATE), records(GIVEN, readonly=True), READ, READ, records(JOB), INTS, INTS2,
-     records(NODE), records(HELD), records(GROUP), records(CHANGE, readonly=True), INTS2,
-     INTS, INTS, INTS, INTS2, INTS2, INTS, records(LOG), INTS2],
+     records(NODE), INTS2, READ2, records(HELD), records(GROUP), records(CHANGE, readonly=True),
+     INTS2, INTS, INTS, INTS, INTS2, INTS2, INTS, records(LOG), INTS2],
     World,
 )  # fmt: skip
 """Type of a `World` in the signatures of kernels."""

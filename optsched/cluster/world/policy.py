@@ -85,6 +85,9 @@ class ClusterView:
     workload: Workload
     """For what never changes (names, groups, templates, uncertainty targets)."""
     settings: Settings
+    node_type: IntArray = field(default_factory=_none)
+    """Type of every node's GPUs: its place among the distinct `Nodes.types`; empty: alike;
+    the jobs' speeds by name are ``workload.types`` and ``workload.speeds``."""
     zero_free: IntArray = field(default_factory=_none)
     """Free zero-slot units of every node (0 likewise); an empty array: no limit."""
     partner: IntArray = field(default_factory=_none)

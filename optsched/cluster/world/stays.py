@@ -59,13 +59,16 @@ def is_size(w, j, gpus):  # type: ignore[no-untyped-def]
     return 0
 
 
-@helper(INT, WORLD, INT, INT, counted=False)
-def rate_of(w, j, gpus):  # type: ignore[no-untyped-def]
-    """Work per unit of time at an allowed size, without contention; 0 if it is not allowed."""
+@helper(INT, WORLD, INT, INT, INT, counted=False)
+def rate_of(w, j, gpus, kind):  # type: ignore[no-untyped-def]
+    """Work per unit of time at an allowed size, without contention; 0 if it is not allowed.
+
+    On a type of GPU (0: any), 0 if the job does not run on that.
+    """
     wanted = 0 if gpus == -1 else gpus
     for k in range(w.given[j].first_size, w.given[j].end_size):
         if w.size[k] == wanted:
-            return w.rate[k]
+            return w.rate[k + kind * w.size.shape[0]]
     return 0
 
 
@@ -122,18 +125,57 @@ def _note(w, node, count):  # type: ignore[no-untyped-def]
     return i
 
 
-@helper(INT, WORLD, INT, INT, counted=False)
-def _take(w, node, count):  # type: ignore[no-untyped-def]
-    """Take GPUs of a node that has them."""
+@helper(INT, WORLD, INT, INT, INT, counted=False)
+def _take(w, j, node, count):  # type: ignore[no-untyped-def]
+    """Take GPUs of a node that has them, with CPUs and memory."""
     w.node[node].free -= count
     w.state[0].free_gpus -= count
+    _supply(w, j, node, -count)
     return _note(w, node, count)
 
 
-@helper(INT, WORLD, INT, counted=False)
-def _best_fit(w, gpus):  # type: ignore[no-untyped-def]
+@helper(INT, WORLD, INT, INT, INT, counted=False)
+def _supply(w, j, node, count):  # type: ignore[no-untyped-def]
+    """Give back the CPUs and memory of so many GPUs of job j."""
+    if w.supply.shape[0] > 0:
+        w.supply[node, 1] += count * w.demand[j, 0]
+        w.supply[node, 2] += count * w.demand[j, 1]
+    return count
+
+
+@helper(INT, WORLD, INT, INT, INT, INT, counted=False)
+def _room(w, j, node, kind, count):  # type: ignore[no-untyped-def]
+    """How many of these GPUs of a node job j may use: of this type, with its CPUs and memory."""
+    if w.supply[node, 0] != kind:
+        return 0
+    for k in range(2):
+        if w.demand[j, k] > 0:
+            count = min(count, w.supply[node, k + 1] // w.demand[j, k])
+    return count
+
+
+@helper(INT, WORLD, INT, INT, counted=False)
+def _fastest(w, j, gpus):  # type: ignore[no-untyped-def]
+    """The type on which job j is fastest among those with room; -1: none has room."""
+    if w.supply.shape[0] == 0:
+        return 0
+    best, fastest = -1, 0
+    for kind in range(1, w.rate.shape[0] // w.size.shape[0]):
+        rate = rate_of(w, j, gpus, kind)
+        if rate <= fastest:
+            continue
+        room = 0
+        for n in range(w.node.shape[0]):
+            room += _room(w, j, n, kind, w.node[n].free * w.node[n].takes)
+        if room >= gpus:
+            best, fastest = kind, rate
+    return best
+
+
+@helper(INT, WORLD, INT, INT, INT, counted=False)
+def _best_fit(w, j, gpus, kind):  # type: ignore[no-untyped-def]
     """Take GPUs best-fit: the fullest node that fits; else the emptiest ones wholly, and so on."""
-    need = gpus
+    need, limited = gpus, w.supply.shape[0] > 0
     while need > 0:
         best = most = -1
         least, greatest = NEVER, 0
@@ -141,6 +183,8 @@ def _best_fit(w, gpus):  # type: ignore[no-untyped-def]
             free = w.node[n].free
             if w.node[n].takes == 0 or free == 0:
                 continue
+            if limited:
+                free = _room(w, j, n, kind, free)
             if need <= free < least:
                 best, least = n, free
                 if free == need:
@@ -148,14 +192,14 @@ def _best_fit(w, gpus):  # type: ignore[no-untyped-def]
             if free > greatest:
                 most, greatest = n, free
         if best >= 0:
-            return _take(w, best, need)
-        _take(w, most, greatest)
+            return _take(w, j, best, need)
+        _take(w, j, most, greatest)
         need -= greatest
     return 0
 
 
-@helper(INT, WORLD, INT, counted=False)
-def _consolidated(w, gpus):  # type: ignore[no-untyped-def]
+@helper(INT, WORLD, INT, INT, counted=False)
+def _consolidated(w, j, gpus):  # type: ignore[no-untyped-def]
     """Take GPUs as Lucid's simulator does, at most one node not wholly; 0 if that is impossible.
 
     Within a node the fullest that fits; else idle nodes, and the rest on the emptiest other one.
@@ -176,10 +220,10 @@ def _consolidated(w, gpus):  # type: ignore[no-untyped-def]
     if idle < whole or most < rest:
         return 0
     if rest > 0:
-        _take(w, best, rest)
+        _take(w, j, best, rest)
     for n in range(w.node.shape[0]):
         if whole > 0 and w.node[n].free == LUCID_NODE and n != best:
-            _take(w, n, LUCID_NODE)
+            _take(w, j, n, LUCID_NODE)
             whole -= 1
     return 1
 
@@ -228,7 +272,8 @@ def _open(w, j, gpus, half):  # type: ignore[no-untyped-def]
     w.job[j].starts += 1
     w.job[j].since, w.job[j].stay_done = now + cost, w.job[j].done
     w.job[j].kept = w.job[j].done
-    w.job[j].rate = w.job[j].alone = rate_of(w, j, gpus if gpus > 0 else -1)
+    kind = w.supply[w.log_node[w.log[row].first, 0], 0] if gpus > 0 and w.supply.shape[0] > 0 else 0
+    w.job[j].rate = w.job[j].alone = rate_of(w, j, gpus if gpus > 0 else -1, kind)
     foresee(w, j)
     return enter(w, j)
 
@@ -249,8 +294,11 @@ def start(w, j, gpus):  # type: ignore[no-untyped-def]
         if gpus > w.state[0].free_gpus:
             return 0
         if w.state[0].consolidated == 0:
-            _best_fit(w, gpus)
-        elif _consolidated(w, gpus) == 0:
+            kind = _fastest(w, j, gpus)
+            if kind < 0:
+                return 0
+            _best_fit(w, j, gpus, kind)
+        elif _consolidated(w, j, gpus) == 0:
             return 0
     _open(w, j, max(gpus, 0), WHOLE)
     return 1
@@ -259,9 +307,15 @@ def start(w, j, gpus):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, INT, INT, INT, counted=False)
 def start_on(w, j, gpus, first, end):  # type: ignore[no-untyped-def]
     """The same on the nodes of rows ``first:end`` of `World.named`; 0 if one has too few."""
+    limited = w.supply.shape[0] > 0
+    kind = w.supply[w.named[first, 0], 0] if limited else 0
+    if limited and rate_of(w, j, gpus, kind) == 0:
+        return 0
     for i in range(first, end):
-        node = w.named[i, 0]
-        if w.node[node].takes == 0 or w.node[node].free < w.named[i, 1]:
+        node, count = w.named[i, 0], w.named[i, 1]
+        if w.node[node].takes == 0 or w.node[node].free < count:
+            return 0
+        if limited and _room(w, j, node, kind, count) < count:
             return 0
         if gpus < 0 and w.node[node].free_units == 0:
             return 0
@@ -270,7 +324,7 @@ def start_on(w, j, gpus, first, end):  # type: ignore[no-untyped-def]
         _take_unit(w, w.named[first, 0], j)
     else:
         for i in range(first, end):
-            _take(w, w.named[i, 0], w.named[i, 1])
+            _take(w, j, w.named[i, 0], w.named[i, 1])
     _open(w, j, max(gpus, 0), WHOLE)
     return 1
 
@@ -284,7 +338,17 @@ def start_beside(w, j, partner):  # type: ignore[no-untyped-def]
         return 0
     w.log[w.state[0].log_rows].first = w.state[0].log_nodes
     row = w.job[partner].held
+    limited = w.supply.shape[0] > 0
+    kind = w.supply[w.held[row].where, 0] if limited else 0
+    if limited and rate_of(w, j, w.job[partner].gpus, kind) == 0:
+        return 0
+    while row >= 0 and limited:
+        if _room(w, j, w.held[row].where, kind, w.held[row].count) < w.held[row].count:
+            return 0
+        row = w.held[row].following
+    row = w.job[partner].held
     while row >= 0:
+        _supply(w, j, w.held[row].where, -w.held[row].count)
         _note(w, w.held[row].where, w.held[row].count)
         row = w.held[row].following
     theirs = w.job[partner].row
@@ -311,6 +375,7 @@ def vacate(w, j):  # type: ignore[no-untyped-def]
             w.held[spare].count,
             w.held[spare].following,
         )
+        _supply(w, j, node, count)
         if w.job[j].gpus == 0:
             w.node[node].free_units += 1
             w.state[0].free_zero += w.node[node].takes

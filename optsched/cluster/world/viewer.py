@@ -181,6 +181,9 @@ _LATER: Final[dict[str, Callable[[Viewer, dict[str, Any]], None]]] = {
     "observed_ptr": _observed, "observed": _observed,
     "held_ptr": _held, "held_node": _held, "held_count": _held,
     "free": _of_nodes("free", "free"), "capacity": _of_nodes("capacity", "capacity"),
+    "node_type": lambda viewer, columns: columns.update(
+        node_type=_frozen(viewer.world.supply[:, 0] - 1)
+    ),
     "zero_free": _of_nodes("zero_free", "free_units"),
     "partner": _partners,
 }  # fmt: skip
