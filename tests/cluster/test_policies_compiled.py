@@ -11,8 +11,9 @@ from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
 from rigid_workloads import clusters
+from test_compiled_function import longest
 
-from optsched.cluster import Group, NodeFailures, Settings, Stalled, compiled, simulate
+from optsched.cluster import Group, NodeFailures, Settings, Stalled, simulate
 from optsched.cluster.policies import get
 from optsched.model.verify import verify
 
@@ -113,18 +114,6 @@ def test_the_last_pass_of_a_clairvoyant_policy():
     )
 
 
-def longest(view):
-    """The job that has waited longest gets the whole machine."""
-    quota = view.gpus.copy()
-    room = view.free.sum()
-    for i in range(len(quota)):
-        largest = view.size[view.size_ptr[i + 1] - 1]
-        if not view.running[i] and largest <= room:
-            quota[i] = largest
-            room -= largest
-    return quota
-
-
 @pytest.mark.parametrize(("name", "options"), [
     *((name, options) for name, options in RIGID[:5] if options != {"backfill": "easy"}),
     *ELASTIC[:9], ("optimus", {}), ("afs", {}), (longest, {}),
@@ -137,5 +126,5 @@ def test_on_nodes_that_fail(name, options, seed, jobs, mtbf):
     work, nodes = cases.workload(seed, jobs, **one), cases.nodes(seed)
     changes = [*NodeFailures(mtbf, 7, seed).changes(nodes, 300)]
     how = cases.settings(seed) | {"changes": changes[1 + seed % 2 :] if seed % 3 else changes}
-    policy = compiled(longest) if name is longest else get(name, **options)
+    policy = longest if name is longest else get(name, **options)
     compiled_equals_asked(policy, {}, work, nodes, how)
