@@ -118,8 +118,8 @@ def test_line_rates_equal_the_best_of_all_subsets(seed: int) -> None:
 
 
 @given(SEEDS)
-def test_beside_tenants_between_the_best_and_its_bound(seed: int) -> None:
-    """Any contention and policy: the value is had, no choice exceeds the bound."""
+def test_beside_tenants_on_few_hosts(seed: int) -> None:
+    """Any contention and policy: all counts are tried."""
     rng = random.Random(seed)
     sizes = sizes_of(rng, rng.randint(4, 10))
     model = Tables(rng, sizes, gaps=rng.choice([0, 0, 0.2]))
@@ -130,11 +130,11 @@ def test_beside_tenants_between_the_best_and_its_bound(seed: int) -> None:
     found = LargeSearch(model).choose(state, k, wanted, policy, rule)
     values = [v for v, _ in all_subsets(state, model.known, wanted, k, rule, policy)]
     if found is None:
-        assert not values or not policy.is_free
+        assert not values
         return
     got = share(model, state, found.gpus, wanted, rule)
     assert (got.value, got.standalone) == (found.value, found.standalone)
-    assert found.value <= max(values) <= found.upper_bound
+    assert found.value == max(values) == found.upper_bound
     assert not policy.fault(state, found.gpus)
 
 
@@ -151,7 +151,7 @@ def test_beside_tenants_at_line_rate(seed: int) -> None:
     assert found is not None
     values = [share(model, state, s, wanted, rule).value for s in combinations(state.free, k)]
     assert share(model, state, found.gpus, wanted, rule).value == found.value
-    assert found.value <= max(values) <= found.upper_bound
+    assert found.value == max(values) == found.upper_bound
     near = [share(model, state, s, wanted, rule).value for s in nearest_sets(state, k)]
     assert found.value >= max(near)
 

@@ -40,6 +40,9 @@ _CHUNK: Final = 64
 MOST_JUDGED: Final = 20_000
 """Count vectors that are judged where no deadline is given."""
 
+MOST_EVERY: Final = 5_000
+"""Count vectors up to which all are judged."""
+
 _MOST_NODES: Final = 2_000
 """Of branch and bound over jobs, opened and looked at."""
 
@@ -103,6 +106,7 @@ class Ground:
         within = np.full(counts.shape, NO_LIMIT)
         within[:, : self.n] = self.rows[np.arange(self.n), counts[:, : self.n]]
         own = self.worth(counts, within)
+        own[within.min(axis=1) < 0] = -1  # a rule on parts of hosts forbids it
         own -= np.where(own < 0, 0, own % unit)
         capacity, demand = np.full(len(counts), NO_LIMIT), np.zeros(len(counts), np.int64)
         across = (counts > 0).sum(axis=1) >= (2 if self.rule.cross_only else 1)
@@ -186,7 +190,10 @@ class Ground:
             return self._answer(0)
         counts, upper = self.alone(np.ones(self.n, np.bool_))
         self._judge([] if counts is None else [counts])
-        if self.best_value < upper and self.shared.any():
+        if self.best_value < upper and (every := self._every()) is not None:
+            if self._judge(every):
+                return self._answer(self.best_value)
+        elif self.best_value < upper and self.shared.any():
             upper = self._branch(upper, counts)
         if self.best_value < upper:
             self._judge(self._spreads())
@@ -210,8 +217,8 @@ class Ground:
         gpus = gpus_of(self.state, self._masks(self.top, self.best_own))
         return Answer(gpus, self.best_value, self.best_own, upper), upper
 
-    def _judge(self, rows: Iterable[IntArray]) -> None:
-        """Keep the best of count vectors, of the first few at least."""
+    def _judge(self, rows: Iterable[IntArray]) -> bool:
+        """Keep the best of count vectors, of the first few at least; whether all were judged."""
         rest, size = iter(rows), _FIRST_CHUNK
         while chunk := list(islice(rest, size)):
             size = min(2 * size, _CHUNK)
@@ -226,7 +233,8 @@ class Ground:
                     self.top, self.best_value, self.best_own = chunk[i], int(value[i]), int(own[i])
                     break
             if not self._in_time():
-                return
+                return next(rest, None) is None
+        return True
 
     def _is_allowed(self, counts: IntArray) -> bool:
         if (counts[: self.n] < self.least).any():
@@ -301,8 +309,9 @@ class Ground:
         there = self.held[:, : self.n] > 0
         single = -1
         if self.rule.cross_only and self.k < self.rows.shape[1]:
-            single = int(self.rows[:, self.k].max(initial=-1))
-            self._judge([self.k * np.eye(self.n, dtype=np.int64)[self.rows[:, self.k].argmax()]])
+            here = self.rows[:, self.k]
+            single = int(here.max(initial=-1))
+            self._judge([self.k * (np.arange(self.n) == here.argmax())] if single >= 0 else [])
 
         def bound(alone: int, met: frozenset[int]) -> int:
             jobs = list(met)
@@ -336,6 +345,20 @@ class Ground:
         return min(upper, max(left, self.best_value))
 
     # candidates
+
+    def _every(self) -> IntArray | None:
+        """All counts with sum k, where they are few."""
+        room = self.room[: self.n]
+        behind = np.append(np.cumsum(room[::-1])[::-1], 0)
+        rows = np.zeros((1, 0), np.int64)
+        for h in range(self.n):
+            counts = np.arange(self.least[h], room[h] + 1)
+            total = rows.sum(axis=1)[:, None] + counts
+            some, count = np.nonzero((total <= self.k) & (total + behind[h + 1] >= self.k))
+            if len(some) > MOST_EVERY:
+                return None
+            rows = np.column_stack([rows[some], counts[count]])
+        return rows
 
     def _spreads(self) -> Iterator[IntArray]:
         """Even counts on the hosts with most room, or with fewest demands, few of them and more."""
