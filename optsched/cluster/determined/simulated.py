@@ -67,7 +67,7 @@ class Cluster:
         jobs, gpus = view.job, view.gpus
         held = gpus > 0  # also if another size is the largest by now
         c.task["slots"][jobs[held]] = gpus[held]
-        c.task["runs"][jobs] = view.running
+        c.task["runs"][jobs], c.task["preemptible"][jobs] = view.running, view.preemptible
         order = self.order(c, jobs)
         running = c.task["runs"][order] == 1
         listed(c, order[~running], order[running])
