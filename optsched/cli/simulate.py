@@ -205,7 +205,8 @@ def _run_all(
                 def report(now: int, ended: int, jobs: int, tell: Any = tell) -> None:
                     tell(ended)
 
-                packs = getattr(policy, "table", None)
+                table = getattr(policy, "table", None)
+                packs = table if isinstance(table, PackingTable) else None
                 run = runs[name] = simulate(
                     jobs, policy, nodes, on_progress=report, contention=packs, **settings
                 )

@@ -45,6 +45,14 @@ def test_one_policy(site: Cli) -> None:
     assert run.metrics.unfinished == 0
 
 
+def test_every_named_policy(site: Cli) -> None:
+    """Each runs by its name."""
+    every = policies.names()
+    ran = site("simulate", "t.csv", "--policy", ",".join(every), "--nodes", "2x8", "--json")
+    assert ran.code == 0, ran.err
+    assert set(json.loads(ran.out)["runs"]) == set(every)
+
+
 def test_several_policies_and_all_files(site: Cli) -> None:
     """One row each; histories that verify, metrics that read back, a page."""
     ran = site(
