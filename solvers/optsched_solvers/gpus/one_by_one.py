@@ -187,7 +187,9 @@ class Sequences:
         state = problem.state.without(gpu for gpus in there.values() for gpu in gpus)
         state = state.with_jobs([*state.jobs, *jobs])
         if problem.tables is not None:
-            found = ask(problem.tables, state, wanted, k, policy, problem.contention, nodes=NODES)
+            found = ask(
+                problem.tables, state, wanted, k, policy, problem.contention, ties=True, nodes=NODES
+            )
             if found is None:
                 return None
             return found.gpus, found.upper_bound

@@ -9,7 +9,7 @@ import pytest
 from random_subsets import best_batch, random_batch
 
 import optsched
-from optsched.bandwidth import BottleneckBandwidth, synthetic
+from optsched.bandwidth import BottleneckBandwidth, Dispatcher, synthetic
 from optsched.bandwidth.models.contention import Contention
 from optsched.bandwidth.models.model import UnmeasuredPattern
 from optsched.bandwidth.topology.policy import Policy
@@ -138,6 +138,23 @@ def test_one_by_one():  # type: ignore[no-untyped-def]
         assert worth <= search.value, seed
         better += worth < search.value
     assert seen > 50 and better > 5, (seen, better)
+
+
+def test_not_worse_than_a_loop_that_dispatches():  # type: ignore[no-untyped-def]
+    """Requests in the given order by `Dispatcher.choose`, which leaves the best rest."""
+    cluster = synthetic.cluster("nvswitch", 4, seed=1)
+    model = BottleneckBandwidth(cluster).fit(synthetic.network(cluster))
+    fast = Dispatcher(cluster, model, traffic="heavy")
+    for seed in range(12):
+        rng = random.Random(seed)
+        start = state = synthetic.tenants(cluster, seed, 0.7)
+        requests, sets = [], []
+        while len(requests) < 6 and (k := rng.choice([2, 3, 4, 6])) <= len(state.free):
+            requests.append(Request(f"r{len(requests)}", k))
+            sets.append(fast.choose(state, k)[0])
+            state = state.take(sets[-1], requests[-1].name)
+        problem = GpuPlacement(start, model, requests=requests, traffic="heavy")
+        assert sequences(problem).value >= problem.worth(sets), seed
 
 
 def test_many_requests_and_many_gpus():  # type: ignore[no-untyped-def]
