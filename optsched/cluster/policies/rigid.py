@@ -431,11 +431,10 @@ def _preempt(w, r, by_time):  # type: ignore[no-untyped-def]
             left, rate = remaining_now(w, job, 1), r.job[job].rate
             key = (left + rate - 1) // rate + w.given[job].cost + w.job[job].owed
         push(r.waiting, job, key, _number(w, r, job), 0)
-        run[r.out[i]].job = -1
-    kept = r.out[out - 1]
-    for i in range(kept, r.n[_RUNS]):
-        if run[i].job >= 0:
-            run[kept] = run[i]
+    kept, end = r.out[out - 1], r.n[_RUNS]
+    for i in range(out - 1, -1, -1):  # `out` falls
+        for k in range(r.out[i] + 1, r.out[i - 1] if i > 0 else end):
+            run[kept] = run[k]
             kept += 1
     r.n[_RUNS] = kept
     return out
