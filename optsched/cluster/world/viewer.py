@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.cluster.world import columns as world_view
+from optsched.cluster.world.layout import STATE
 from optsched.cluster.world.policy import ClusterView
 
 if TYPE_CHECKING:
@@ -23,12 +24,14 @@ _OF_WORKLOAD: Final = (
     "submit", "pass_work", "priority", "weight", "group", "template", "preemptible",
 )  # fmt: skip
 
+_TIME, _ACTIVE, _VERSION = map(list(STATE.names or ()).index, ("time", "active", "version"))
+
 
 class EngineView(ClusterView):
     """A `ClusterView` that reads the world of its `Viewer`."""
 
-    def __init__(self, viewer: Viewer, columns: dict[str, Any]) -> None:
-        self.__dict__.update(columns, _viewer=viewer, _asked=viewer.asked)
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self.__dict__ = columns
 
     def __getattr__(self, name: str) -> Any:
         """Compute a column that was not needed before."""
@@ -68,23 +71,24 @@ class Viewer:
         own = workload.restart_cost
         self.cost = np.where(own < 0, settings.restart_cost, own)
         self.one_size = len(workload.size) == len(workload) and bool((workload.size > 0).all())
+        self.steps = _frozen(np.arange(len(workload) + 1))
+        self.state = world.state.view(np.int64)
 
     def look(self) -> EngineView:
         """The view of the present instant; earlier ones are over."""
-        state = self.world.state
-        n = int(state["active"][0])
+        state = self.state
+        n = int(state[_ACTIVE])
         table = self.world.present[:, :n].copy()
         table.flags.writeable = False
         self.asked += 1
-        if self.version != state["version"][0]:
-            self.version = int(state["version"][0])
-            self.kept = {}
-        columns = dict(self.kept)
-        columns["job"], columns["gpus"], columns["done"], columns["remaining"], *flags = table
-        columns["_flags"] = flags
-        columns["time"] = int(state["time"][0])
-        columns["workload"], columns["settings"] = self.workload, self.settings
-        return EngineView(self, columns)
+        if self.version != state[_VERSION]:
+            self.version = int(state[_VERSION])
+            self.kept = {"_viewer": self, "workload": self.workload, "settings": self.settings}
+        columns = self.kept.copy()
+        columns["_asked"], columns["_table"] = self.asked, table
+        columns["job"], columns["gpus"], columns["done"] = table[0], table[1], table[2]
+        columns["remaining"], columns["time"] = table[3], int(state[_TIME])
+        return EngineView(columns)
 
 
 def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -99,10 +103,9 @@ def _keep(viewer: Viewer, columns: dict[str, Any], **values: Any) -> None:
 
 
 def _column(name: str) -> Callable[[Viewer, dict[str, Any]], None]:
-    def make(viewer: Viewer, columns: dict[str, Any]) -> None:
-        _keep(viewer, columns, **{name: getattr(viewer.workload, name)[columns["job"]]})
-
-    return make
+    return lambda viewer, columns: _keep(
+        viewer, columns, **{name: getattr(viewer.workload, name)[columns["job"]]}
+    )
 
 
 def _past(viewer: Viewer, columns: dict[str, Any]) -> None:
@@ -112,9 +115,9 @@ def _past(viewer: Viewer, columns: dict[str, Any]) -> None:
     columns.update(zip(world_view.PAST, table, strict=True))
 
 
-def _flags(viewer: Viewer, columns: dict[str, Any]) -> None:
-    running, at_pass_end = columns["_flags"]
-    columns["running"], columns["at_pass_end"] = _frozen(running != 0), _frozen(at_pass_end != 0)
+def _flag(name: str) -> Callable[[Viewer, dict[str, Any]], None]:
+    row = world_view.PRESENT.index(name)
+    return lambda _, columns: columns.update({name: _frozen(columns["_table"][row] != 0)})
 
 
 def _costs(viewer: Viewer, columns: dict[str, Any]) -> None:
@@ -124,7 +127,7 @@ def _costs(viewer: Viewer, columns: dict[str, Any]) -> None:
 def _sizes(viewer: Viewer, columns: dict[str, Any]) -> None:
     jobs, workload = columns["job"], viewer.workload
     if viewer.one_size:
-        ptr, source = np.arange(len(jobs) + 1), jobs
+        ptr, source = viewer.steps[: len(jobs) + 1], jobs
     else:
         first = workload.size_ptr[jobs]
         length = workload.size_ptr[jobs + 1] - first
@@ -159,11 +162,9 @@ def _held(viewer: Viewer, columns: dict[str, Any]) -> None:
 
 
 def _of_nodes(name: str, column: str) -> Callable[[Viewer, dict[str, Any]], None]:
-    def make(viewer: Viewer, columns: dict[str, Any]) -> None:
-        node = viewer.world.node
-        columns[name] = _frozen(node[column] * node["takes"])
-
-    return make
+    return lambda viewer, columns: columns.update(
+        {name: _frozen(viewer.world.node[column] * viewer.world.node["takes"])}
+    )
 
 
 def _partners(viewer: Viewer, columns: dict[str, Any]) -> None:
@@ -175,7 +176,7 @@ def _partners(viewer: Viewer, columns: dict[str, Any]) -> None:
 _LATER: Final[dict[str, Callable[[Viewer, dict[str, Any]], None]]] = {
     **{name: _column(name) for name in _OF_WORKLOAD},
     **dict.fromkeys(world_view.PAST, _past),
-    "running": _flags, "at_pass_end": _flags,
+    **{name: _flag(name) for name in ("running", "at_pass_end")},
     "restart_cost": _costs,
     "size_ptr": _sizes, "size": _sizes, "rate": _sizes,
     "observed_ptr": _observed, "observed": _observed,
