@@ -1,6 +1,6 @@
 """`Dispatcher.answer` by size of the cluster: time, proof and quality, flat or pods, with tenants.
 
-python -m benchmarks.bandwidth.subset_scale [--states 21] [--gpus 32,64,256,1024] [--free 0.7]
+python -m benchmarks.bandwidth.subset_scale [--states 21] [--begin 0] [--gpus 32,64,256,1024] [--free 0.7]
     [--deadline 0.05]
 
 Hosts of 8 GPUs: `flat` at the line rate of network cards, or 4 a pod with a synthetic non-monotone
@@ -45,6 +45,7 @@ def main() -> None:
     """Print one line for every kind and size of cluster, request and kind of tenants."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--states", type=int, default=21)
+    options.add_argument("--begin", type=int, default=0, help="first seed")
     options.add_argument("--gpus", default="32,64,256,1024")
     options.add_argument("--free", type=float, default=0.7)
     options.add_argument("--deadline", type=float)
@@ -63,12 +64,12 @@ def measure(name: str, model: BandwidthModel, kind: str, k: int, given: argparse
     """One line: the same seeds for every request."""
     cluster, times, gaps, near = model.cluster, [], [], []
     fast = Dispatcher(cluster, model, traffic="heavy")
-    for seed in range(given.states + 1):  # the first one warms up
+    for seed in range(given.begin, given.begin + given.states + 1):  # the first one warms up
         state = STATES[kind](cluster, seed, given.free)
         begin = time.perf_counter()
         found = fast.answer(state, k, given.deadline)
         took = time.perf_counter() - begin
-        if not seed:
+        if seed == given.begin:
             continue
         times.append(took)
         gaps.append(0.0 if found.exact else found.upper_bound / max(found.value, 1) - 1)
