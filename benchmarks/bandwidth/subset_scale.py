@@ -1,7 +1,7 @@
 """`Dispatcher.answer` by size of the cluster: time, proof and quality, flat or pods, with tenants.
 
-python -m benchmarks.bandwidth.subset_scale [--states 21] [--begin 0] [--gpus 32,64,256,1024] [--free 0.7]
-    [--deadline 0.05]
+python -m benchmarks.bandwidth.subset_scale [--states 21] [--begin 0] [--gpus 32,64,256,1024]
+    [--free 0.7] [--deadline 0.05]
 
 Hosts of 8 GPUs: `flat` at the line rate of network cards, or 4 a pod with a synthetic non-monotone
 network, factor 0.7, pods with one GPU 0. Free GPUs are uniformly random. Tenants: `placed` on the

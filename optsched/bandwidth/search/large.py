@@ -39,6 +39,9 @@ MOST_WORK: Final = 20_000_000
 WORK_A_SECOND: Final = 20_000_000
 """What a slow core does of them."""
 
+LEAST_WORK: Final = 400_000
+"""Steps that are done whatever the deadline: a few milliseconds, less than preparing them takes."""
+
 
 class LargeSearch:
     """Chooses on clusters of any size, flat or of pods; what depends on the model alone is kept."""
@@ -95,7 +98,7 @@ class LargeSearch:
         """By the exact search; where its work does not suffice, the better of both."""
         work = MOST_WORK
         if deadline is not None:
-            work = max(0, int((deadline - time.monotonic()) / 2 * WORK_A_SECOND))
+            work = max(LEAST_WORK, int((deadline - time.monotonic()) / 2 * WORK_A_SECOND))
         try:
             found = choose_pods(model, state, k, demands, min(work, MOST_WORK))
         except InputError:  # too large for it, or nothing is measured

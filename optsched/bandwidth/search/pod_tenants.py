@@ -77,12 +77,10 @@ def _by_sets(
     """By sets of touched jobs, at least as good as `start`; not exact if `work` ran out."""
     tables = model.pod_tables
     n_pods, n_jobs = len(model.pods), len(team)
-    inside = np.array(
-        [[state.held[j][list(hosts)].any() for hosts in model.hosts_of] for j in team]
-    )
+    first, n_hosts_of = tables.pods[2::POD], tables.pods[3::POD]
+    inside = np.logical_or.reduceat(state.held[team][:, tables.hosts] > 0, first, axis=1)
     slots = np.where(inside, np.cumsum(inside, axis=0) - 1, -1).T.reshape(-1).astype(np.int64)
     static = np.full((n_jobs, n_pods), NO_LIMIT, np.int64)
-    jobs = np.zeros((n_jobs, windows.JOB), np.int64)
     held_of = []
     for p in range(n_pods):
         begin, end, at, n_hosts = tables.pods[p * POD : (p + 1) * POD].tolist()
@@ -94,12 +92,11 @@ def _by_sets(
             static[j, p] = entry.held_value(
                 tables.words[begin:end], held, i * n_hosts, n_hosts, tables.single[p]
             )
-    for j in range(n_jobs):
-        its = np.flatnonzero(inside[j])
-        jobs[j] = demands[team[j]], its[0], its[-1], 0
+    wide = inside.argmax(axis=1), n_pods - 1 - inside[:, ::-1].argmax(axis=1)
+    jobs = np.stack([np.array(demands)[team], *wide, np.zeros(n_jobs)], axis=1).astype(np.int64)
     entries, begins = _entries(model, state, k, jobs, static, held_of)
-    rooms = [int(state.room[list(hosts)].sum()) for hosts in model.hosts_of]
-    reach = np.cumsum(sorted(rooms, reverse=True))
+    rooms = np.add.reduceat(state.room[tables.hosts], first)
+    reach = np.cumsum(-np.sort(-rooms))
     fewest = max(2, int(np.searchsorted(reach, k)) + 1)
     size = int(entries[0])
     for j in range(n_jobs):
@@ -112,11 +109,10 @@ def _by_sets(
         jobs[j, windows.CAP] = max(caps)
     hosts_of_jobs = (state.held[team] > 0).T @ (1 << np.arange(n_jobs))
     pod_of = np.zeros(model.cluster.n_hosts, np.int64)
-    for p, its_hosts in enumerate(model.hosts_of):
-        pod_of[list(its_hosts)] = p
+    pod_of[tables.hosts] = np.repeat(np.arange(n_pods), n_hosts_of)
     out = np.full(windows.ENTRIES + n_pods, -1, np.int64)
     out[windows.VALUE] = max(int(entries[1]), start.value)
-    width = min(k, max(rooms)) + 1
+    width = min(k, int(rooms.max())) + 1
     value = int(
         sets.search_sets(
             entries, begins, slots, n_jobs, jobs.reshape(-1), static.reshape(-1), tables.powers,
