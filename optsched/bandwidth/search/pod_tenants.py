@@ -93,7 +93,7 @@ def _by_sets(
                 tables.words[begin:end], held, i * n_hosts, n_hosts, tables.single[p]
             )
     wide = inside.argmax(axis=1), n_pods - 1 - inside[:, ::-1].argmax(axis=1)
-    jobs = np.stack([np.array(demands)[team], *wide, np.zeros(n_jobs)], axis=1).astype(np.int64)
+    jobs = np.stack([np.array(demands)[team], *wide, np.zeros(n_jobs, np.int64)], axis=1)
     entries, begins = _entries(model, state, k, jobs, static, held_of)
     rooms = np.add.reduceat(state.room[tables.hosts], first)
     reach = np.cumsum(-np.sort(-rooms))
