@@ -25,12 +25,16 @@ from optsched.io.values import one_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?")
 _SPAN = re.compile(r"(?:(?:([0-9]{1,6})-)?([0-9]{1,4}):)?([0-5][0-9]):([0-5][0-9])(?:\.[0-9]*)?")
 _TRES = re.compile(r"gres/gpu(?::([^=,]*))?=([0-9]{1,9})(?=,|$)")
+_CPU = re.compile(r"(?:^|,)cpu=([0-9]{1,9})(?=,|$)")
+_MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,15}(?:\.[0-9]{1,9})?)([KMGTP]?)(?=,|$)")
 _SWF = re.compile(r"\s*(;.*|(-?[0-9.]+\s+){17}-?[0-9.]+\s*)")
+_BY_GPU: Final = {"cpus": "cpus_per_gpu", "memory_gb": "memory_per_gpu_gb"}
+_MIB: Final = {unit: Decimal(1024) ** (k - 1) for k, unit in enumerate("KMGTP")} | {"": 1}
 _UNKNOWN: Final = ("", "-1", "None", "Unknown", "N/A", "nan", "null", "(null)", "INVALID")
 
 
@@ -50,6 +54,9 @@ class Run(NamedTuple):
     kind: str = ""
     group: str = ""
     beside: bool = False
+    cpus: Decimal = Decimal(0)
+    memory_gb: Decimal = Decimal(0)
+    """Of all its GPUs."""
 
 
 @dataclass
@@ -58,6 +65,8 @@ class _Job:
 
     submit: Decimal = Decimal("Infinity")
     gpus: Decimal = Decimal(0)
+    cpus: Decimal = Decimal(0)
+    memory_gb: Decimal = Decimal(0)
     gpu_time: Decimal = Decimal(0)
     start: Decimal = Decimal("Infinity")
     end: Decimal = Decimal("-Infinity")
@@ -77,7 +86,9 @@ class _Job:
         self.gpu_time += run.gpus * seconds
         if run.beside and run.gpus:
             self.start, self.end = min(self.start, run.start), max(self.end, run.start + seconds)
-        self.gpus = self.gpus + run.gpus if run.beside else max(self.gpus, run.gpus)
+        for key in ("gpus", *_BY_GPU) if run.gpus else ():
+            before, its = getattr(self, key), getattr(run, key)
+            setattr(self, key, before + its if run.beside else max(before, its))
 
     @property
     def seconds(self) -> int:
@@ -98,7 +109,8 @@ def import_trace(
     """Write the log of a scheduler as a trace for `optsched.cluster.read_trace`.
 
     Times count from the first submission that is kept, in whole seconds: submissions rounded down,
-    durations up. Runs of one job after each other, such as those of requeued jobs, are one job of
+    durations up. CPUs and memory (GiB), where the log has them, are by GPU, in thousandths rounded
+    up. Runs of one job after each other, such as those of requeued jobs, are one job of
     as much GPU-time, on the most GPUs that it had. Jobs that never started, that had not ended, or
     that had no GPUs are left out; how a job ended is no matter.
 
@@ -158,13 +170,16 @@ def import_trace(
         more = float(added) / float(sum(j.gpus * parts * j.seconds for j in left.values()) or 1)
         notes.append(f"rounded up: {len(cut):,} jobs with shares of GPUs, {more:+.1%} GPU-time")
     first = min(job.submit for job in left.values())
+    header = ["submit_time_s", "job_id", "num_gpus", "duration_s", "type", "group"]
+    needs = [key for key in _BY_GPU if any(getattr(job, key) for job in left.values())]
     rows = [
-        (int(job.submit - first), key, sizes[key], max(job.seconds, 1), job.kind, job.group)
+        (int(job.submit - first), key, sizes[key], max(job.seconds, 1), job.kind, job.group,
+         *(math.ceil(getattr(job, amount) * 1000 / sizes[key]) / 1000 for amount in needs))
         for key, job in left.items()
-    ]
+    ]  # fmt: skip
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("submit_time_s", "job_id", "num_gpus", "duration_s", "type", "group"))
+    writer.writerow(header + [_BY_GPU[key] for key in needs])
     writer.writerows(sorted(rows))
     write_atomic(target, out.getvalue())
     return notes
@@ -215,26 +230,34 @@ def _count(text: str, place: str) -> Decimal:
     return Decimal(0 if text in _UNKNOWN else text)
 
 
+def _amount(cells: Mapping[str, str], place: str, keys: Sequence[str], unit: int) -> Decimal:
+    """Cells multiplied, by a unit; 0 if there is no such column."""
+    if not keys or any(key not in cells for key in keys):
+        return Decimal(0)
+    return math.prod(_count(cells[key], f"{place}: {key}") for key in keys) / Decimal(unit)
+
+
 class _Columns(NamedTuple):
-    """Where a table has what; `gpus` are columns that are multiplied, with a unit."""
+    """Where a table has what; amounts are columns that are multiplied, with a unit."""
 
     job: str
     submit: str
     start: str
     end: str
     seconds: tuple[str, ...]
-    gpus: tuple[str, ...]
-    unit: int = 1
+    gpus: tuple[tuple[str, ...], int]
     kind: str = ""
     group: str = ""
     beside: bool = False
     header: tuple[str, ...] = ()
     """Of files that may come without one."""
+    cpus: tuple[tuple[str, ...], int] = (), 1
+    memory_gb: tuple[tuple[str, ...], int] = (), 1
 
     @property
     def needed(self) -> list[str]:
         """Columns that must be there."""
-        return list(dict.fromkeys((*self[:4], *self.gpus)))
+        return list(dict.fromkeys((*self[:4], *self.gpus[0])))
 
     def recognises(self, source: Source) -> bool:
         """Whether the first line has the columns."""
@@ -247,10 +270,9 @@ class _Columns(NamedTuple):
         """Runs of a table, a row each."""
         header = self.header if not source.text.startswith(self.header[:1]) else ()
         for place, cells in csv_records(source.text, source.file, (), self.needed, ",", header):
-            gpus = Decimal(1) / self.unit
-            for key in self.gpus:
-                gpus *= _count(cells[key], f"{place}: {key}")
-            yield self.run(place, cells, gpus)
+            amounts = (self.gpus, self.cpus, self.memory_gb)
+            gpus, cpus, memory = (_amount(cells, place, *amount) for amount in amounts)
+            yield self.run(place, cells, gpus)._replace(cpus=cpus, memory_gb=memory)
 
     def run(self, place: str, cells: Mapping[str, str], gpus: Decimal) -> Run:
         """What a row says, beside the GPUs."""
@@ -264,26 +286,29 @@ class _Columns(NamedTuple):
 
 
 _HELIOS = _Columns(
-    "job_id", "submit_time", "start_time", "end_time", ("duration",), ("gpu_num",), group="vc"
-)
+    "job_id", "submit_time", "start_time", "end_time", ("duration",), (("gpu_num",), 1), group="vc",
+    cpus=(("cpu_num",), 1),
+)  # fmt: skip
 _POD = _Columns(
-    "name", "creation_time", "scheduled_time", "deletion_time", (), ("num_gpu", "gpu_milli"), 1000,
-    "gpu_spec", "qos",
+    "name", "creation_time", "scheduled_time", "deletion_time", (),
+    (("num_gpu", "gpu_milli"), 1000), "gpu_spec", "qos",
+    cpus=(("cpu_milli",), 1000), memory_gb=(("memory_mib",), 1024),
 )  # fmt: skip
 _TASK = _Columns(
-    "job_name", "start_time", "start_time", "end_time", (), ("inst_num", "plan_gpu"), 100,
-    "gpu_type", beside=True,
+    "job_name", "start_time", "start_time", "end_time", (), (("inst_num", "plan_gpu"), 100),
+    "gpu_type", beside=True, cpus=(("inst_num", "plan_cpu"), 100),
+    memory_gb=(("inst_num", "plan_mem"), 1),
     header=(
         "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu",
         "plan_mem", "plan_gpu", "gpu_type",
     ),
 )  # fmt: skip
 _PLAIN = _Columns(
-    "job_id", "submit_time_s", "submit_time_s", "duration_s", ("duration_s",), ("num_gpus",),
+    "job_id", "submit_time_s", "submit_time_s", "duration_s", ("duration_s",), (("num_gpus",), 1),
     kind="type", group="group",
 )  # fmt: skip
 _SACCT = _Columns(
-    "JobID", "Submit", "Start", "End", ("ElapsedRaw", "Elapsed"), (), 1, "Partition", "Account"
+    "JobID", "Submit", "Start", "End", ("ElapsedRaw", "Elapsed"), ((), 1), "Partition", "Account"
 )
 
 
@@ -303,7 +328,12 @@ def _sacct(source: Source) -> Iterator[Run]:
         job, part, _ = run.job.partition("+")
         kind = "|".join(kind for kind, count in found if kind and int(count)) or run.kind
         start = None if key == "AllocTRES" and not cells[key] else run.start
-        yield run._replace(job=job, start=start, kind=kind, beside=bool(part))
+        cpus, memory = _CPU.search(cells[key]), _MEMORY.search(cells[key])
+        yield run._replace(
+            job=job, start=start, kind=kind, beside=bool(part),
+            cpus=Decimal(cpus[1] if cpus else 0),
+            memory_gb=Decimal(memory[1]) * _MIB[memory[2]] / 1024 if memory else Decimal(0),
+        )  # fmt: skip
 
 
 def _swf(source: Source) -> Iterator[Run]:

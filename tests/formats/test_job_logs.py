@@ -243,29 +243,33 @@ def test_any_log(name: str, tmp_path_factory: pytest.TempPathFactory, data: st.D
 
 
 def test_more_columns(tmp_path: Path) -> None:
-    """Groups and types by format; old GRES without a plain count; only requested TRES; `-p`."""
+    """Groups, types, CPUs and memory by format; old GRES; only requested TRES; `-p`."""
     owner = {"sacct": "vc1", "swf": "7", "helios": "vc1", "philly": "vc1", "alibaba2020": "",
              "alibaba2023": "vc1", "csv": "vc1"}  # fmt: skip
     kinds = {"sacct": "a100", "swf": "q2", "alibaba2020": "MISC", "alibaba2023": "V100M16|V100M32"}
+    needs = {"sacct": ",8.0", "helios": ",3.0", "alibaba2020": ",6.0,29.3",
+             "alibaba2023": ",4.0,14.901"}  # fmt: skip
     log, trace = tmp_path / "log", tmp_path / "t.csv"
     for name, form in FORMATS.items():
         log.write_text(form.write([Sample("1", 50, 200, ((60, 9),))]))
         import_trace(log, trace)
         row = trace.read_text().splitlines()[1]
-        assert row == f"0,1,2,9,{kinds.get(name, '')},{owner[name]}", name
+        assert row == f"0,1,2,9,{kinds.get(name, '')},{owner[name]}{needs.get(name, '')}", name
     log.write_text("JobID|Submit|Start|End|ElapsedRaw|ReqTRES|\n"
                    "7_[1-3]|1000|Unknown|Unknown|0|gres/gpu=1|\n"
                    "7_1|1000|1010|1100|40|cpu=4,gres/gpu:a100=2,gres/gpu:h100=1|\n")  # fmt: skip
     assert import_trace(log, trace) == ["sacct: 1 of 2 jobs", "left out: 1 never started"]
-    assert trace.read_text().splitlines()[1] == "0,7_1,3,40,a100|h100,"
+    assert trace.read_text().splitlines()[1] == "0,7_1,3,40,a100|h100,,1.334"
     # parts of a job beside each other, Slurm's own word for a damaged time, minutes alone
     log.write_text("JobID|Partition|Submit|Start|End|Elapsed|AllocTRES\n"
-                   "8+0|p|0|10|70|01:00|cpu=9,gres/gpu:a100=4,gres/gpuutil=3,gres/gpumem=9G\n"
-                   "8+1|p|0|10|70|00:01:00|gres/gpu=2\n8+0.batch|p|0|10|70|01:00|gres/gpu=4\n"
+                   "8+0|p|0|10|70|01:00|cpu=9,mem=6G,gres/gpu:a100=4,gres/gpumem=9G\n"
+                   "8+1|p|0|10|70|00:01:00|mem=3072M,gres/gpu=2\n8+0.batch|p|0|10|70|01:00|gres/gpu=4\n"
                    "9|p|0|10|5|INVALID|gres/gpu=1\n10|p|0|None|5|00:00:00|\n"
                    "11|p|5|11|12|0-00:00:01|gres/gpu:a100_1g.5gb=1\n")  # fmt: skip
     assert import_trace(log, trace)[1] == "left out: 1 never started, 1 not ended"
-    assert trace.read_text().splitlines()[1:] == ["0,8,6,60,a100,", "5,11,1,1,a100_1g.5gb,"]
+    assert trace.read_text().splitlines()[1:] == [
+        "0,8,6,60,a100,,1.5,1.5", "5,11,1,1,a100_1g.5gb,,0.0,0.0"
+    ]  # fmt: skip
 
 
 def test_notes(tmp_path: Path) -> None:
