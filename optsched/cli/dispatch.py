@@ -6,7 +6,7 @@ With ``--stream`` one JSON request a line, one answer a line, in order.
 from __future__ import annotations
 
 import sys
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
@@ -185,7 +185,7 @@ def answer_all(
         An answer is written before the next line is read.
     """
 
-    @cache
+    @lru_cache(maxsize=256)
     def dispatcher(rules: Policy) -> Dispatcher:
         return Dispatcher(model.cluster, model, policy=rules, tolerance=tolerance, traffic=traffic)
 
@@ -198,9 +198,9 @@ def answer_all(
         found: dict[str, Any] = {}
         try:
             tree = decoder.decode(line)
+            if isinstance(tree, dict) and type(tree.get("id")) in (int, str):
+                found["id"] = tree["id"]  # which a refusal has too
             request = msgspec.convert(tree, Request)
-            if request.id is not None:
-                found["id"] = request.id
             verb = _verb(tree)
             if verb in ("gpus", "scores", "what_if"):
                 fast = usual
@@ -213,6 +213,8 @@ def answer_all(
             found["infeasible"] = str(error)
         except (InputError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             found["error"] = str(error)
+        except RecursionError:
+            found["error"] = "nested too deeply"
         return encode(found) + b"\n"
 
     answer_lines(lines, answers, answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from itertools import combinations
 
 import pytest
 from even_spreads import nearest_sets
@@ -132,6 +133,66 @@ def test_policies_beyond_tables() -> None:
         Dispatcher(cluster, model, policy=Policy(required="pod")).choose(state, 40)
     with pytest.raises(InputError, match="deadline: expected seconds > 0"):
         Dispatcher(cluster, model).choose(state, 2, 0)
+
+
+@pytest.mark.parametrize("kind", ["flat", "pods"])
+def test_rules_that_leave_few_choices_beyond_tables(kind: str) -> None:
+    """What a count of free GPUs shows to be possible is found, at once where no time is left."""
+    types = [synthetic.cluster(name, 1).types[0] for name in ("nvswitch", "pcie")]
+    hosts = (Host(f"n{i}", types[i % 2].name, (f"p{i // 4}",)) for i in range(24))
+    cluster = Cluster(tuple(hosts), tuple(types), ("pod",), pod="pod")
+    flat = kind == "flat"
+    model = BottleneckBandwidth(cluster) if flat else PodBandwidth(BottleneckBandwidth, cluster)
+    ways = {
+        Policy(same_type=True): lambda room: sum(room[0::2]),
+        Policy(slice_size=2, slice_level="host"): lambda room: sum(n // 2 * 2 for n in room),
+        Policy(slice_size=8, slice_level="pod"): lambda room: sum(
+            sum(room[i : i + 4]) // 8 * 8 for i in range(0, 24, 4)
+        ),
+        Policy(within="numa"): lambda room: sum((n + 1) // 2 for n in room),
+    }
+    for policy, most_of in ways.items():
+        dispatcher = Dispatcher(cluster, model, policy=policy)
+        for seed in range(3):
+            state = state_of(cluster, 0.2 + 0.2 * seed, seed, tenants=True)
+            most = most_of(state.room.tolist())
+            for k in {most, most // 8 * 8} - {0}:
+                for deadline in (1e-6, None):
+                    found = dispatcher.answer(state, k, deadline)
+                    assert not policy.fault(state, found.gpus), (policy, seed, k)
+                    assert found.value <= found.upper_bound
+
+
+@pytest.mark.parametrize("kind", ["flat", "pods"])
+def test_one_host_of_many(kind: str) -> None:
+    """All on one host is answered and scored by what each host gives, whatever the deadline."""
+    types = [synthetic.cluster(name, 1).types[0] for name in ("nvswitch", "nvlink_pairs")]
+    hosts = (Host(f"n{i}", types[i % 2].name, (f"p{i // 4}",)) for i in range(24))
+    cluster = Cluster(tuple(hosts), tuple(types), ("pod",), pod="pod")
+    flat = kind == "flat"
+    model = BottleneckBandwidth(cluster) if flat else PodBandwidth(BottleneckBandwidth, cluster)
+    state = state_of(cluster, 0.5, 3, tenants=True)
+    for policy in (
+        Policy(required="host"),
+        Policy(required="host", within="numa", exclude=("n2",)),
+    ):
+        fast = Dispatcher(cluster, model, policy=policy)
+        for k in (1, 2, 3):
+            value = {}
+            for host in cluster.hosts:
+                free = [gpu for gpu in state.free if cluster.hosts[cluster.host_of[gpu]] is host]
+                sets = [one for one in combinations(free, k) if not policy.fault(state, one)]
+                if sets:
+                    value[host.name] = max(model.of(one) for one in sets)
+            best = max(value.values())
+            found = fast.answer(state, k, deadline=1e-6)
+            assert found.exact and found.value == found.standalone == best
+            assert model.of(found.gpus) == best and not policy.fault(state, found.gpus)
+            assert fast.scores(state, k, deadline=1e-6) == {
+                name: 100 * one // best if best else 100 for name, one in value.items()
+            }
+    with pytest.raises(Infeasible, match="required"):
+        fast.scores(state.fail("n1"), 8)
 
 
 def test_verbs_against_all_subsets() -> None:

@@ -181,6 +181,7 @@ BAD = {
     '{"what_if": "n01:0,0"}': "GPU n01/0 is given twice",
     '{"what_if": ""}': "what_if: expected free GPUs, got none",
     '{"gpus": 2, "policy": {"within": "HCCS"}}': "within: expected numa, tray, nvlink or a link",
+    "[" * 3000: "nested too deeply",
     "\udcff\udcfe": "",
 }
 
@@ -204,6 +205,13 @@ def test_stream(site: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: dict[str, dict[str, Any]] = {
         '{"gpus": 3, "id": 7}': {
             "id": 7, "gpus": cluster.written(gpus), "bandwidth": bandwidth / 1e6
+        },
+        '{"gpus": 3, "deadline": 1e300}': {
+            "gpus": cluster.written(gpus), "bandwidth": bandwidth / 1e6
+        },
+        '{"give": "x", "id": 8, "to": ""}': {"id": 8, "error": "to: does not go with give"},
+        '{"give": 1, "id": 8}': {
+            "id": 8, "error": "Expected `str | null`, got `int` - at `$.give`"
         },
         '{"state": true}': {"state": document},
         '{"gpus": 400}': {"infeasible": "gpus: asks 400, free 20"},

@@ -25,7 +25,7 @@ from optsched.bandwidth.search.ask import (
     CountSearch,
     answer_of,
 )
-from optsched.bandwidth.search.large import LargeSearch
+from optsched.bandwidth.search.large import LargeSearch, is_alone
 from optsched.bandwidth.search.what_if import WhatIf, regret, victims
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.feasibility import impossible
@@ -215,6 +215,8 @@ class Dispatcher:
             As `choose`: if no host is left, the reason is told.
         """
         k, until = self._checked(state, k, deadline)
+        if self._tables is None and self.policy.required == "host" and is_alone(self.contention):
+            return self._scores_on_hosts(state, k)
         here, host_of = self.policy.usable(state), self.cluster.host_of
         names = [host.name for host in self.cluster.hosts]
         roles = {h: self._role(here, h) for h in np.flatnonzero(here.masks).tolist()}
@@ -253,6 +255,16 @@ class Dispatcher:
             names[h]: 100 if value[role] == best else min(99, part[role])
             for h, role in roles.items() if role in value
         }  # fmt: skip
+
+    def _scores_on_hosts(self, state: ClusterState, k: int) -> dict[str, int]:
+        """Scores where all is on one host: what it gives there."""
+        assert self._large is not None
+        value = self._large.on_hosts(state, k, self.policy, self.contention)
+        best = max(value.values()) if value else self._first(state, k, None)[0].value
+        return {
+            self.cluster.hosts[h].name: 100 if one == best else 100 * one // best
+            for h, one in value.items()
+        }
 
     def _spread(
         self,
@@ -328,7 +340,8 @@ class Dispatcher:
             return k, None
         if self._tables is not None:
             self._speed  # noqa: B018 (compiles before the clock begins)
-        return k, time.monotonic() + number("deadline", deadline, above=True, what="seconds")
+        seconds = number("deadline", deadline, above=True, what="seconds")
+        return k, time.monotonic() + min(seconds, _MOST_SECONDS)
 
     def _check(self, state: ClusterState) -> None:
         if not isinstance(state, ClusterState):
@@ -345,6 +358,7 @@ class Dispatcher:
             raise Infeasible(
                 impossible(state, self.policy, k)
                 or f"no choice of {k} GPUs obeys the policy and has a known bandwidth"
+                + ("" if self._tables is not None else ", of those that were tried")
             )
         return found
 
@@ -473,6 +487,9 @@ def _part(until: float | None, n: int) -> float | None:
     now = time.monotonic()
     return now + max(0.0, until - now) / max(1, n)
 
+
+_MOST_SECONDS: Final = 1e6
+"""A later deadline is none that counts of steps could hold."""
 
 _JOBS_A_STEP: Final = 4
 """So many jobs take as long in a step as everything else."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.bandwidth.models.contention import Contention
-from optsched.bandwidth.search.ask import Answer, gpus_of
-from optsched.bandwidth.search.thresholds import best_by_line_rate, bound_within, even, line
+from optsched.bandwidth.search.ask import Answer, domain_numbers, gpus_of
+from optsched.bandwidth.search.thresholds import best_by_line_rate, bound_within, even, fill, line
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.rates import NO_LIMIT
 
@@ -94,6 +94,8 @@ class Ground:
         self.rows = search.rows(state, np.array(hosts, np.int64), k)
         """Best bandwidth within a host by number of its free GPUs taken; -1: not possible."""
         self.rows[np.arange(self.rows.shape[1]) > most[:, None]] = -1
+        if policy.slice_size is not None and policy.slice_level == "host":
+            self.rows[:, np.arange(self.rows.shape[1]) % policy.slice_size > 0] = -1
         self.shared: Bools = np.asarray((self.held[:, : self.n] > 0).any(axis=0))
         self.price: IntArray = self.demands @ (self.held[:, : self.n] > 0) + self.shared
         """Demand of the jobs on a host, 0 where there are none."""
@@ -197,6 +199,8 @@ class Ground:
             upper = self._branch(upper, counts)
         if self.best_value < upper:
             self._judge(self._spreads())
+        if self.top is None:
+            self._judge(self._filled())
         if self.best_value < upper and self.shared.any() and self._in_time():
             self._judge(self._grown())
         while self.best_value < upper and self.top is not None and self._in_time():
@@ -205,6 +209,30 @@ class Ground:
             if self.best_value == before:
                 break
         return self._answer(upper)
+
+    def on_one_host(self) -> IntArray:
+        """What all k GPUs get on each host by itself, where no job interferes; -1: not allowed."""
+        if not self.n:
+            return np.zeros(0, np.int64)
+        here, kinds = self.rows[:, self.k], self.search.of[:, self.hosts[: self.n]]
+        _, at, back = np.unique(
+            np.vstack([here, kinds]), axis=1, return_index=True, return_inverse=True
+        )
+        counts = np.zeros((len(at), len(self.hosts)), np.int64)
+        counts[np.arange(len(at)), at] = self.k
+        value, _ = self.values(counts)
+        value[[not self._is_allowed(row[: self.n]) for row in counts]] = -1
+        found: IntArray = value[back.reshape(-1)]
+        return found
+
+    def best_on_one_host(self) -> tuple[Answer | None, int]:
+        """The best choice of all k on one host, where no job interferes, and its value."""
+        value = self.on_one_host()
+        i, self.top = int(np.append(value, -1).argmax()), None
+        self.best_value = self.best_own = int(value.max(initial=-1))
+        if self.best_value >= 0:
+            self.top = self.k * (np.arange(self.n) == i)
+        return self._answer(self.best_value)
 
     def _in_time(self) -> bool:
         if self.deadline is None:
@@ -218,8 +246,8 @@ class Ground:
         return Answer(gpus, self.best_value, self.best_own, upper), upper
 
     def _judge(self, rows: Iterable[IntArray]) -> bool:
-        """Keep the best of count vectors, of the first few at least; whether all were judged."""
-        rest, size = iter(rows), _FIRST_CHUNK
+        """Keep the best of count vectors, one that is allowed at least; whether all were judged."""
+        rest, size = iter(rows), _FIRST_CHUNK * (1 if self.policy.is_free else 8)
         while chunk := list(islice(rest, size)):
             size = min(2 * size, _CHUNK)
             counts = np.zeros((len(chunk), len(self.hosts)), np.int64)
@@ -232,7 +260,7 @@ class Ground:
                 if self._is_allowed(chunk[i]):
                     self.top, self.best_value, self.best_own = chunk[i], int(value[i]), int(own[i])
                     break
-            if not self._in_time():
+            if not self._in_time() and (self.top is not None or self.judged >= MOST_JUDGED):
                 return next(rest, None) is None
         return True
 
@@ -373,6 +401,20 @@ class Ground:
                     counts[order[:m]] = even(room[order[:m]], self.k)
                     yield counts
 
+    def _filled(self) -> list[IntArray]:
+        """Counts that keep the rules on hosts and slices, on the hosts with most room."""
+        room, size, level = self.room[: self.n], self.policy.slice_size, self.policy.slice_level
+        allowed = self.rows >= 0
+        allowed[np.arange(allowed.shape[1]) < self.least[:, None]] = False
+        cluster, domain = self.state.cluster, np.zeros(self.n, np.int64)
+        if level not in (None, "host"):
+            domain = domain_numbers(cluster, cluster.level(level))[self.hosts[: self.n]]
+        groups = [np.flatnonzero(domain == d) for d in set(domain.tolist())]
+        groups.sort(key=lambda group: int(room[group].sum()))
+        rising = [group[np.argsort(room[group], kind="stable")].tolist() for group in groups]
+        counts = fill(allowed, self.k, rising, 1 if level in (None, "host") else size or 1)
+        return [] if counts is None else [counts]
+
     def _grown(self) -> Iterator[IntArray]:
         """From every host (the cheapest first) on, hosts whose jobs add least demand to a GPU."""
         room = self.room[: self.n]
@@ -401,7 +443,7 @@ class Ground:
     def _neighbours(self, counts: IntArray) -> Iterator[IntArray]:
         """One GPU moved, or two hosts swapped; of hosts that are alike one is tried."""
         alike: dict[tuple[int, ...], int] = {}
-        tenants = (self.held[:, : self.n] > 0).T
+        tenants, slices = (self.held[:, : self.n] > 0).T, self.policy.slice_size or 1
         for h in range(self.n):
             key = (int(counts[h]), *self.rows[h].tolist(), *np.flatnonzero(tenants[h]).tolist())
             alike.setdefault(key, h)
@@ -410,7 +452,7 @@ class Ground:
         targets = [h for h in some if counts[h] < self.room[h]][:_TARGETS]
         for a in sources:
             for b in targets:
-                moves = {1, int(counts[a] - counts[b])} if a != b else set()
+                moves = {1, slices, int(counts[a] - counts[b])} if a != b else set()
                 for n in moves:
                     if 0 < n <= counts[a] and counts[b] + n <= self.room[b]:
                         row = counts.copy()

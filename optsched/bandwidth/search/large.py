@@ -12,6 +12,7 @@ moving single GPUs and swapping hosts.
 from __future__ import annotations
 
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -70,7 +71,7 @@ class LargeSearch:
         demands
             kB/s of every job of the state.
         policy, contention
-            As in `ask`; rules other than domains and excluded hosts are only kept to.
+            As in `ask`; rules other than on domains, types and hosts are only kept to.
         deadline
             Reading of `time.monotonic` by which to answer; some milliseconds are always taken.
         bounds
@@ -122,16 +123,16 @@ class LargeSearch:
         deadline: float | None,
         bounds: Bounds | None = None,
     ) -> Answer | None:
-        key = rules.within, rules.whole
-        if key not in self.limits:
-            self.limits[key] = HostLimits(self.model, rules)
-        limits, bounds = self.limits[key], rules.bounds(state.cluster, bounds)
+        limits, bounds = self._limits(rules), rules.bounds(state.cluster, bounds)
+        rest = k, demands, rules, contention, bounds
         for level in levels_of(state.cluster, rules):
             best: Answer | None = None
             upper = 0
-            for hosts in grounds(state, level, k, bounds):
-                ground = self.ground(limits, state, hosts, k, demands, rules, contention, bounds)
-                found, bound = ground.best(deadline)
+            single = level == len(state.cluster.levels) and is_alone(contention)
+            parts = grounds(state, level, k, bounds, same_type=rules.same_type)
+            for hosts in [list(chain.from_iterable(parts))] if single else parts:
+                ground = self.ground(limits, state, hosts, *rest)
+                found, bound = ground.best_on_one_host() if single else ground.best(deadline)
                 upper = max(upper, bound)
                 if found is not None and (best is None or found.value > best.value):
                     best = found
@@ -139,13 +140,45 @@ class LargeSearch:
                 return best._replace(upper_bound=max(upper, best.value))
         return None
 
+    def on_hosts(
+        self, state: ClusterState, k: int, policy: Policy, contention: Contention | None = None
+    ) -> dict[int, int]:
+        """What all k GPUs get on each allowed host by itself, where no job interferes.
 
-def grounds(state: ClusterState, level: int | None, k: int, bounds: Bounds) -> Iterator[list[int]]:
-    """Hosts with free GPUs, those of every domain of a level by themselves, if they reach k."""
+        Parameters
+        ----------
+        state, k, policy, contention
+            As in `choose`; see `is_alone`.
+        """
+        state, bounds = policy.usable(state).with_jobs(()), policy.bounds(state.cluster)
+        hosts = list(chain.from_iterable(grounds(state, len(state.cluster.levels), k, bounds)))
+        limits = self._limits(policy)
+        ground = self.ground(limits, state, hosts, k, (), policy, contention, bounds)
+        value = ground.on_one_host().tolist()
+        return {h: worth for h, worth in zip(hosts, value, strict=True) if worth >= 0}
+
+    def _limits(self, rules: Policy) -> HostLimits:
+        key = rules.within, rules.whole
+        if key not in self.limits:
+            self.limits[key] = HostLimits(self.model, rules)
+        return self.limits[key]
+
+
+def is_alone(contention: Contention | None) -> bool:
+    """Whether a choice on one host shares with no job."""
+    return contention is None or contention.cross_only
+
+
+def grounds(
+    state: ClusterState, level: int | None, k: int, bounds: Bounds, *, same_type: bool = False
+) -> Iterator[list[int]]:
+    """Hosts with free GPUs, those of every domain (and type) by themselves, if they reach k."""
     cluster, room = state.cluster, np.minimum(state.room, bounds.most).tolist()
+    kinds: Sequence[int] = cluster.type_of if same_type else [0] * cluster.n_hosts
     must = set(np.flatnonzero(bounds.least).tolist())
     every: Iterable[Sequence[int]] = [range(cluster.n_hosts)]
     for hosts in every if level is None else cluster.domains(level).values():
-        usable = [h for h in hosts if room[h]]
-        if sum(room[h] for h in usable) >= k and must <= set(usable):
-            yield usable
+        for kind in sorted({kinds[h] for h in hosts}):
+            usable = [h for h in hosts if room[h] and kinds[h] == kind]
+            if sum(room[h] for h in usable) >= k and must <= set(usable):
+                yield usable

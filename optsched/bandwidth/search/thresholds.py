@@ -13,7 +13,7 @@ import numpy as np
 from optsched.bandwidth.topology.rates import MOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -189,4 +189,30 @@ def filled(good: Bools, m: int, k: int, price: IntArray) -> IntArray | None:
             if before >= 0 and reached[i] >> before & 1:
                 counts[at[i]], place = c, before
                 break
+    return counts
+
+
+def fill(allowed: Bools, k: int, groups: Iterable[Sequence[int]], size: int = 1) -> IntArray | None:
+    """Counts with sum k, each allowed on its host, of every group whole slices; None: none are.
+
+    The last hosts of the last groups get most.
+    """
+    mask, whole = (1 << k + 1) - 1, sum(1 << total for total in range(0, k + 1, size))
+    reached, steps = 1, []  # bit n: n GPUs with the hosts so far
+    for group in groups:
+        for i in group:
+            options = np.flatnonzero(allowed[i, : k + 1]).tolist()
+            steps.append((i, options, reached))
+            now = 0
+            for c in options:
+                now |= reached << c
+            reached = now & mask
+        reached &= whole
+    if not reached >> k & 1:
+        return None
+    counts, left = np.zeros(len(allowed), np.int64), k
+    for i, options, before in reversed(steps):
+        c = next(c for c in reversed(options) if c <= left and before >> left - c & 1)
+        counts[i] = c
+        left -= c
     return counts
