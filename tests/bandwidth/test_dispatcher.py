@@ -198,7 +198,7 @@ def test_one_host_of_many(kind: str) -> None:
 def test_verbs_against_all_subsets() -> None:
     """Scores, the best choices and what-if of random small cases under any rules.
 
-    Beyond tables what is found is attained, in order, and nearly always all there is.
+    Beyond tables too, where a level that is only preferred may hide a few.
     """
     missed = done = 0
     for seed in range(150):
@@ -232,7 +232,7 @@ def test_verbs_against_all_subsets() -> None:
             expected = {cluster.hosts[h].name: score for h, score in full.items()}
             values = [one.value for one in found]
             same = (values, scores) == (top, expected)
-            assert same or large, seed
+            assert same or policy.preferred, seed
             missed += not same
             assert len({tuple(cluster.host_of[list(one.gpus)]) for one in found}) == len(found)
             assert values == sorted(values, reverse=True) and values[0] == top[0], seed
@@ -256,7 +256,36 @@ def test_verbs_against_all_subsets() -> None:
             after = value_of(there, known, (*asked, own), job.gpus, rule)
             lost = (before or 0) - (after or 0)
             assert what.victims.get(job.name, 0) == max(0, lost), seed
-    assert done > 80 and missed < 12
+    assert done > 80 and missed < 3
+
+
+def test_all_choices_on_few_hosts_of_pods() -> None:
+    """The best of them and the scores of hosts are those of all subsets, from one GPU on."""
+    types = [synthetic.cluster(name, 1).types[0] for name in ("nvswitch", "nvlink_pairs")]
+    hosts = (Host(f"n{i}", types[i // 2].name, (f"p{i // 2}",)) for i in range(3))
+    cluster = Cluster(tuple(hosts), tuple(types), ("pod",), pod="pod")
+    model = PodBandwidth(BottleneckBandwidth, cluster)
+    held = {"a": "n0:4-7 n2:2"}
+    state = ClusterState.parse(cluster, "n0:0-3 n1:0-2 n2:0,1,4", held, "n1:3-7 n2:3,5-7")
+    for policy in (Policy(), Policy(same_type=True), Policy(slice_size=2, slice_level="host")):
+        fast = Dispatcher(cluster, model, policy=policy)
+        for k in (1, 2, 4, 6):
+            best_of: dict[tuple[int, ...], int] = {}
+            host: dict[str, int] = {}
+            for gpus in combinations(state.free, k):
+                if policy.fault(state, gpus):
+                    continue
+                value = share(model, state, gpus, demands(model, state)).value
+                of = tuple(cluster.counts(gpus).tolist())
+                best_of[of] = max(value, best_of.get(of, 0))
+                for h in set(cluster.host_of[list(gpus)].tolist()):
+                    host[f"n{h}"] = max(value, host.get(f"n{h}", 0))
+            if not host:
+                continue
+            found, top = fast.best(state, k, 50), sorted(best_of.values(), reverse=True)
+            assert [one.value for one in found] == top and all(len(one.gpus) == k for one in found)
+            score = {name: 100 * v // top[0] if top[0] else 100 for name, v in host.items()}
+            assert fast.scores(state, k) == score
 
 
 def test_parts_of_hosts() -> None:

@@ -149,8 +149,8 @@ class Dispatcher:
 
         As good as `answer`: exact where that is, the tolerance aside. Behind a choice the counts
         that are left are searched in parts: fewer GPUs on its first host, else as many there and
-        fewer on the second, and so on (Lawler 1972); on pods without tables, none on one of its
-        hosts.
+        fewer on the second, and so on (Lawler 1972); without tables all are compared where they are
+        few, else on pods none on one of its hosts.
 
         Parameters
         ----------
@@ -170,6 +170,8 @@ class Dispatcher:
         integer("n", n, 1, 1000)
         every = Bounds(*np.tile([[0], [ANY]], self.cluster.n_hosts))
         one, level = self._first(state, k, _part(until, 2), every)
+        if (ranked := self._ranked(state, k, until)) is not None:
+            return self._first_of(ranked, one, n)
         heap = [(level, -one.value, 0, one, every)]
         found: dict[bytes, tuple[int, Answer]] = {}
         number = 0
@@ -230,6 +232,12 @@ class Dispatcher:
 
         met(first := self._first(state, k, _part(until, 2)))
         best = (-first[1], first[0].value)
+        if (ranked := self._ranked(state, k, until)) is not None:
+            most: dict[int, int] = {}
+            for worth, used, _ in ranked:
+                for h in used.tolist():
+                    most.setdefault(h, worth)
+            return {names[h]: 100 * most[h] // best[1] if best[1] else 100 for h in sorted(most)}
         searched = set(value)
         if self._tables is None:
             self._spread(here, k, until, {h for h in roles if roles[h] not in value}, met)
@@ -255,6 +263,33 @@ class Dispatcher:
             names[h]: 100 if value[role] == best else min(99, part[role])
             for h, role in roles.items() if role in value
         }  # fmt: skip
+
+    def _ranked(
+        self, state: ClusterState, k: int, until: float | None
+    ) -> list[tuple[int, IntArray, Callable[[], Answer | None]]] | None:
+        """All choices beyond tables where they are few and there is time for them."""
+        if self._tables is not None or (until is not None and time.monotonic() > until - _SOON):
+            return None
+        assert self._large is not None
+        tenants = self._tenants(state)
+        wanted = self._demands(tenants)
+        return self._large.ranked(tenants, k, wanted, self.policy, self.contention)
+
+    def _first_of(
+        self,
+        ranked: Iterable[tuple[int, IntArray, Callable[[], Answer | None]]],
+        one: Answer,
+        n: int,
+    ) -> list[Answer]:
+        """The best, and those behind it that have other numbers of GPUs on hosts."""
+        answers, seen = [one], self.cluster.counts(one.gpus).tobytes()
+        for _, _, answer in ranked:
+            if len(answers) >= n:
+                break
+            other = answer()
+            if other is not None and self.cluster.counts(other.gpus).tobytes() != seen:
+                answers.append(other)
+        return answers
 
     def _scores_on_hosts(self, state: ClusterState, k: int) -> dict[str, int]:
         """Scores where all is on one host: what it gives there."""
@@ -490,6 +525,9 @@ def _part(until: float | None, n: int) -> float | None:
 
 _MOST_SECONDS: Final = 1e6
 """A later deadline is none that counts of steps could hold."""
+
+_SOON: Final = 0.01
+"""Seconds before a deadline in which not all choices are looked at."""
 
 _JOBS_A_STEP: Final = 4
 """So many jobs take as long in a step as everything else."""

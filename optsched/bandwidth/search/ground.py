@@ -234,6 +234,25 @@ class Ground:
             self.top = self.k * (np.arange(self.n) == i)
         return self._answer(self.best_value)
 
+    def ranked(self) -> list[tuple[int, int, IntArray]] | None:
+        """Value, bandwidth alone and counts of all allowed choices, best first; None: too many."""
+        rows = self._every()
+        if rows is None:
+            return None
+        counts = np.zeros((len(rows), len(self.hosts)), np.int64)
+        counts[:, : self.n] = rows
+        value, own = self.values(counts)
+        return [
+            (int(value[i]), int(own[i]), rows[i])
+            for i in np.argsort(-value, kind="stable").tolist()
+            if value[i] >= 0 and self._is_allowed(rows[i])
+        ]
+
+    def answer_with(self, value: int, own: int, counts: IntArray) -> Answer | None:
+        """Counts and what they get as an answer, than which nothing of these counts is better."""
+        self.top, self.best_value, self.best_own = counts, value, own
+        return self._answer(value)[0]
+
     def _in_time(self) -> bool:
         if self.deadline is None:
             return self.judged < MOST_JUDGED

@@ -12,6 +12,7 @@ moving single GPUs and swapping hosts.
 from __future__ import annotations
 
 import time
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,7 @@ import numpy as np
 from optsched.bandwidth.models.contention import Contention
 from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.search.ask import Answer, levels_of
-from optsched.bandwidth.search.ground import Ground
+from optsched.bandwidth.search.ground import MOST_EVERY, Ground
 from optsched.bandwidth.search.host_limits import HostLimits
 from optsched.bandwidth.search.pod_ground import PodGround
 from optsched.bandwidth.search.pod_search import choose_pods
@@ -28,10 +29,11 @@ from optsched.bandwidth.topology.policy import Bounds, Policy
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from optsched.bandwidth.models.model import CountModel
     from optsched.bandwidth.topology.state import ClusterState
+    from optsched.model.schedule import IntArray
 
 
 MOST_WORK: Final = 20_000_000
@@ -79,6 +81,8 @@ class LargeSearch:
         """
         rules = policy or Policy()
         state = rules.usable(state)
+        if k > len(state.free):
+            return None
         if (
             isinstance(self.model, PodBandwidth)
             and rules.is_free
@@ -156,6 +160,37 @@ class LargeSearch:
         ground = self.ground(limits, state, hosts, k, (), policy, contention, bounds)
         value = ground.on_one_host().tolist()
         return {h: worth for h, worth in zip(hosts, value, strict=True) if worth >= 0}
+
+    def ranked(
+        self,
+        state: ClusterState,
+        k: int,
+        demands: Sequence[int],
+        policy: Policy,
+        contention: Contention | None = None,
+    ) -> list[tuple[int, IntArray, Callable[[], Answer | None]]] | None:
+        """Of all allowed choices value, hosts used and answer, best first; None: too many.
+
+        Parameters
+        ----------
+        state, k, demands, policy, contention
+            As in `choose`.
+        """
+        levels, bounds = levels_of(state.cluster, policy), policy.bounds(state.cluster)
+        if len(levels) > 1:
+            return None  # a better level goes before a better value
+        state = policy.usable(state)
+        found: list[tuple[int, IntArray, Callable[[], Answer | None]]] = []
+        for hosts in grounds(state, levels[0], k, bounds, same_type=policy.same_type):
+            limits = self._limits(policy)
+            ground = self.ground(limits, state, hosts, k, demands, policy, contention, bounds)
+            some = ground.ranked()
+            if some is None or len(found) + len(some) > MOST_EVERY:
+                return None
+            for value, own, counts in some:
+                used = ground.hosts[np.flatnonzero(counts)]
+                found.append((value, used, partial(ground.answer_with, value, own, counts)))
+        return sorted(found, key=lambda one: -one[0])
 
     def _limits(self, rules: Policy) -> HostLimits:
         key = rules.within, rules.whole
