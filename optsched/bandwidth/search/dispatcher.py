@@ -232,13 +232,13 @@ class Dispatcher:
 
         met(first := self._first(state, k, _part(until, 2)))
         best = (-first[1], first[0].value)
-        if (ranked := self._ranked(state, k, until)) is not None:
+        searched = set(value)
+        if searched < set(roles.values()) and (ranked := self._ranked(state, k, until)) is not None:
             most: dict[int, int] = {}
             for worth, used, _ in ranked:
                 for h in used.tolist():
                     most.setdefault(h, worth)
             return {names[h]: 100 * most[h] // best[1] if best[1] else 100 for h in sorted(most)}
-        searched = set(value)
         if self._tables is None:
             self._spread(here, k, until, {h for h in roles if roles[h] not in value}, met)
         for h, role in roles.items():

@@ -7,6 +7,7 @@ from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count as count_up
 from itertools import islice
+from math import comb
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -396,6 +397,10 @@ class Ground:
     def _every(self) -> IntArray | None:
         """All counts with sum k, where they are few."""
         room = self.room[: self.n]
+        spare, left = room - self.least, self.k - int(self.least.sum())
+        able = int((spare > 0).sum())
+        if comb(able, max(0, min(left, int(spare.sum()) - left, able // 2))) > MOST_EVERY:
+            return None  # so many hosts may have one GPU more, or not
         behind = np.append(np.cumsum(room[::-1])[::-1], 0)
         rows = np.zeros((1, 0), np.int64)
         for h in range(self.n):
