@@ -106,11 +106,8 @@ def _simulated(policy: Policy, place: str, world: World, watch: Any = None) -> L
             world.workload, policy, world.nodes, world.settings, watch=watch
         ).log
     except (PolicyError, Stalled) as error:
-        raise AssertionError(f"{place}: {error}") from error
-    except ValueError as error:
-        if "read-only" not in str(error):
-            raise
-        raise AssertionError(f"{place}: decide() changes the view ({error})") from error
+        what = "decide() changes the view: " if "read-only" in str(error) else ""
+        raise AssertionError(f"{place}: {what}{error}") from error
 
 
 def _snapshot(view: ClusterView) -> ClusterView:

@@ -92,7 +92,31 @@ def test_what_is_wrong_is_said():
         simulate(jobs, short, nodes)
     with pytest.raises(Stalled, match="starts none"):
         simulate(jobs, never, nodes)
-    with pytest.raises(InputError, match="unknown: numba cannot compile it"):
+    with pytest.raises(InputError, match=r"unknown: numba cannot compile it: .*nothing.*line \d+"):
         simulate(jobs, unknown, nodes)
     with pytest.raises(InputError, match="expected a function"):
         compiled(3)
+
+
+@pytest.mark.parametrize("engine", ["auto", "generic"])
+def test_what_breaks_inside_is_said(engine):
+    """An exception names its place; floats are refused, not cut, however the policy runs."""
+    jobs, nodes = workload([0, 1], [4, 8], [5, 5]), Nodes(1)
+
+    @compiled
+    def raises(view):
+        if len(view.gpus) > 0:
+            raise ValueError("no")
+        return view.gpus
+
+    @compiled
+    def halves(view):
+        return view.size + 0.5
+
+    with pytest.raises(
+        PolicyError, match=r"raises\W+at time 0: decide\(\) raised ValueError: no"
+    ) as info:
+        simulate(jobs, raises, nodes, engine=engine)
+    assert "test_compiled_function.py" in str(info.value)
+    with pytest.raises(PolicyError, match="quota: expected a row of integers"):
+        simulate(jobs, halves, nodes, engine=engine)

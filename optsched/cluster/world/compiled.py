@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numba
@@ -11,7 +12,7 @@ from optsched.cluster.world.advance import attained_now
 from optsched.cluster.world.apply import apply
 from optsched.cluster.world.build import frozen, grown, log_of, stalled, too_late, world
 from optsched.cluster.world.columns import turn
-from optsched.cluster.world.enact import refused
+from optsched.cluster.world.enact import failed, refused
 from optsched.cluster.world.errors import PolicyError
 from optsched.cluster.world.layout import ASK, LEGAL, NO_ROOM, STALLED, TOO_LATE
 from optsched.cluster.world.policy import Decision
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from optsched.cluster.world.policy import ClusterView
     from optsched.cluster.world.settings import Settings
 
+_LONGEST: Final = 200
+"""Characters of what numba says."""
 _WRONG_LENGTH: Final = -100
 PAUSE: Final = -101
 """Answers of a loop, beside those of `turn`; `PAUSE` after `MOST_VAIN` decisions."""
@@ -102,6 +105,7 @@ class compiled:
         self.__module__ = function.__module__
         self.clairvoyant = boolean("clairvoyant", clairvoyant)
         self._loop: Any = None
+        self._compiled: Any = None
 
     def decide(self, view: ClusterView) -> Decision:
         """The same function, run by Python; tasks without GPUs run as there are units."""
@@ -119,14 +123,25 @@ class compiled:
         if bool((workload.size == 0).any()):
             return None
         given = _Given(*(frozen(getattr(workload, name)[:]) for name in _Given._fields))
-        self._loop = self._loop or _loop_of(self.function)
+        if self._loop is None:
+            self._compiled = numba.njit(self.function)
+            self._loop = _loop_of(self._compiled)
 
         def loop(w: World) -> Any:
             try:
                 status = self._loop(w, given, int(self.clairvoyant))
             except numba.core.errors.NumbaError as error:
-                first = str(error).strip().splitlines()[-1]
-                raise InputError(f"policy {self.name}: numba cannot compile it: {first}") from error
+                raise InputError(
+                    f"policy {self.name}: numba cannot compile it: {_reason(error)}"
+                ) from error
+            except Exception as error:
+                raise failed(w, self.name, error) from error
+            kind = getattr(self._compiled.nopython_signatures[0].return_type, "dtype", None)
+            if not isinstance(kind, numba.types.Integer):
+                raise PolicyError(
+                    f"policy {format_value(self.name)}: quota: expected a row of integers, "
+                    f"got one of {kind}"
+                )
             if status == _WRONG_LENGTH:
                 raise PolicyError(
                     f"policy {format_value(self.name)} at time {w.state['time'][0]}: quota: "
@@ -135,6 +150,15 @@ class compiled:
             return status
 
         return run(loop, world(workload, nodes, settings), workload, self.name)
+
+
+def _reason(error: Exception) -> str:
+    """What numba says of the function, and where, without the types of all columns."""
+    text = re.sub(r"(CompiledView)\((?:[^()]|\([^()]*\))*\)", r"\1", str(error))
+    lines = [line.strip() for line in text.splitlines()]
+    about = [line for line in lines if line and not line.startswith("Failed in")]
+    place = next((f" ({line.rstrip(':')})" for line in about if line.startswith("File ")), "")
+    return f"{about[0][:_LONGEST]}{place}"
 
 
 def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -> Log:
@@ -162,9 +186,9 @@ def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -
     return log_of(w)
 
 
-def _loop_of(function: Any) -> Any:
-    """The compiled simulation of a function."""
-    decide, see = numba.njit(function), numba.njit(_see)
+def _loop_of(decide: Any) -> Any:
+    """The compiled simulation of a compiled function."""
+    see = numba.njit(_see)
 
     def loop(w, given, clairvoyant):  # type: ignore[no-untyped-def]
         for _ in range(MOST_VAIN):

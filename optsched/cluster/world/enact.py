@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,6 +45,15 @@ def refused(w: World, workload: Workload, policy: str, rule: int) -> PolicyError
     """The exception that says which rule the decision breaks."""
     told = _broken(w, workload, rule)
     return PolicyError(f"policy {format_value(policy)} at time {w.state['time'][0]}: {told}")
+
+
+def failed(w: World, policy: str, error: Exception) -> PolicyError:
+    """The exception that says where the code of a policy broke."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return PolicyError(
+        f"policy {format_value(policy)} at time {w.state['time'][0]}: decide() raised "
+        f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+    )
 
 
 def _read(w: World, workload: Workload, view: ClusterView, decision: Decision) -> World:

@@ -10,11 +10,12 @@ import numpy as np
 from optsched.cluster.world import columns as world_view
 from optsched.cluster.world.apply import apply
 from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
-from optsched.cluster.world.enact import read, refused
+from optsched.cluster.world.enact import failed, read, refused
 from optsched.cluster.world.layout import ASK, FINISHED_ALL, LEGAL, NO_ROOM, RUNS, STALLED
 from optsched.cluster.world.placement import Placement, rates
 from optsched.cluster.world.progress import Progress
 from optsched.cluster.world.viewer import Viewer
+from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +64,7 @@ def simulate_generic(
     Raises
     ------
     PolicyError
-        A decision breaks a rule.
+        A decision breaks a rule, or the policy's code raises.
     Stalled
         Jobs are pending for ever, or only started and stopped before they work.
     """
@@ -84,7 +85,12 @@ def simulate_generic(
                 break
             view = viewer.look()
             progress.check(w, viewer.asked, policy.name)
-            decision = policy.decide(view)
+            try:
+                decision = policy.decide(view)
+            except InputError:
+                raise
+            except Exception as error:
+                raise failed(w, policy.name, error) from error
             if watch is not None:
                 watch(view, decision)
             viewer.world = w = read(w, workload, policy.name, view, decision)
