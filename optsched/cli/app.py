@@ -82,10 +82,7 @@ def _command(name: str) -> Any:
     return typer.main.get_command(single)
 
 
-app = typer.Typer(
-    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)  # fmt: skip
+app = group(cls=Commands)
 
 
 @app.callback()

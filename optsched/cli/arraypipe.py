@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
-from optsched.cli.options import AsJson, Quiet, ScheduleFile, group, numbers, quantity
+from optsched.cli.options import (
+    AsJson,
+    Quiet,
+    ScheduleFile,
+    argument,
+    group,
+    numbers,
+    option,
+    quantity,
+)
+from optsched.cli.output import wrote
 from optsched.errors import InputError
+from optsched.io.files import check_outputs
 
 if TYPE_CHECKING:
     from optsched.arraypipe.cli.run import RunOrder
@@ -24,21 +35,12 @@ _SIZES: Final = {
 _TIMES: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 app = group("Train sibling jobs by a schedule: profile, advise, problem, plan, run, report.")
 
-Script = Annotated[
-    str,
-    typer.Argument(
-        help="FILE.py:FUNCTION; the function makes the ArrayTrainer.", show_default=False
-    ),
-]
-ProfileFile = Annotated[Path, typer.Argument(help="A *.profile.json document.", show_default=False)]
+Script = Annotated[str, argument("FILE.py:FUNCTION, which makes the ArrayTrainer.")]
+ProfileFile = Annotated[Path, argument("A *.profile.json document.")]
 Out = Annotated[
-    Path | None,
-    typer.Option("-o", "--out", "--output", help="[default: beside the input, by its name]"),
+    Path | None, option("[default: beside the input, by its name]", "-o", "--out", "--output")
 ]
-Memory = Annotated[
-    str | None,
-    typer.Option(help="Of a device, such as 40GB; for a problem also: device, as profiled."),
-]
+Memory = Annotated[str | None, option("Of a device: 40GB, or device (problem only): as profiled.")]
 
 
 @app.command()
@@ -46,18 +48,13 @@ def profile(
     script: Script,
     output: Out = None,
     sizes: Annotated[
-        str | None,
-        typer.Option(help="Micro-batch sizes, such as 1,2,4,8 [default: those of the jobs]."),
+        str | None, option("Micro-batch sizes, such as 1,2,4,8 [default: those of the jobs].")
     ] = None,
-    repeats: Annotated[
-        int, typer.Option(help="Times each block is measured, at least; more if it scatters.")
-    ] = 10,
+    repeats: Annotated[int, option("Measurements of a block; more if they scatter.")] = 10,
 ) -> None:
     """Measure the blocks of a script's jobs, and what they keep and send."""
     from optsched.arraypipe.cli.run import plain_warnings
     from optsched.arraypipe.cli.script import guarded, load_trainer, script_parts
-    from optsched.cli.output import wrote
-    from optsched.io.files import check_outputs
 
     path, _ = script_parts(script)
     target = output or Path(f"{path.stem}.profile.json")
@@ -73,17 +70,11 @@ def profile(
 @app.command()
 def advise(
     file: ProfileFile,
-    devices: Annotated[int | None, typer.Option(help="How many [default: as profiled].")] = None,
+    devices: Annotated[int | None, option("How many [default: as profiled].")] = None,
     memory: Memory = None,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            help="What if: BANDWIDTH[,LATENCY] between devices, such as 25GB/s or 25GB/s,5us."
-        ),
-    ] = None,
+    link: Annotated[str | None, option("What if between devices: 25GB/s, or 25GB/s,5us.")] = None,
     samples: Annotated[
-        int | None,
-        typer.Option(help="Of the data set: rounds in which all jobs see it equally often."),
+        int | None, option("Of the data set: rounds in which all jobs see it equally often.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -99,14 +90,12 @@ def advise(
 def problem(
     file: ProfileFile,
     output: Out = None,
-    objective: Annotated[str, typer.Option(help="period, or makespan of an iteration.")] = "period",
+    objective: Annotated[str, option("period, or makespan of an iteration.")] = "period",
     memory: Memory = None,
 ) -> None:
     """Write the instance of profiled jobs, for `optsched solve`; needs no PyTorch."""
     from optsched.arraypipe.cli.run import plain_warnings
     from optsched.arraypipe.profile.document import Profile
-    from optsched.cli.output import wrote
-    from optsched.io.files import check_outputs
 
     name = file.name.removesuffix(".json").removesuffix(".profile")
     target = output or file.parent / f"{name}.jobarray.json"
@@ -120,25 +109,17 @@ def problem(
 @app.command()
 def plan(
     file: ScheduleFile,
-    in_full: Annotated[
-        bool, typer.Option("--explain", help="Device lists, channels, bytes, bound and period.")
-    ] = False,
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="Of these jobs: warns if the schedule is of another one."),
-    ] = None,
+    in_full: Annotated[bool, option("Devices, channels, bytes, period.", "--explain")] = False,
+    profile: Annotated[Path | None, option("Warns if the schedule is of another one.")] = None,
 ) -> None:
     """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch."""
     from optsched.arraypipe.plan.plan import compile
+    from optsched.arraypipe.profile.document import Profile
     from optsched.arraypipe.report.explain import explain, headline
     from optsched.io.strict_json import placed
     from optsched.model.schedule import Schedule
 
-    known = None
-    if profile is not None:
-        from optsched.arraypipe.profile.document import Profile
-
-        known = Profile.read(profile)
+    known = None if profile is None else Profile.read(profile)
     schedule = Schedule.read(file)
     with placed(f"{file}: "):
         compiled = compile(schedule)
@@ -152,31 +133,23 @@ def plan(
 def run(
     script: Script,
     schedule: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A *.schedule.json document [default: measure and solve first].",
-            show_default=False,
-        ),
+        Path | None, argument("A *.schedule.json document [default: measure and solve first].")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Iterations of every job, from its seed on.")] = 100,
-    checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints.")] = None,
-    every: Annotated[
-        int | None, typer.Option(help="Iterations between checkpoints [default: only the last].")
-    ] = None,
-    keep: Annotated[int, typer.Option(help="Newest checkpoints of a job to keep.", min=1)] = 2,
-    resume: Annotated[bool, typer.Option("--resume", help="From the latest checkpoints.")] = False,
+    steps: Annotated[int, option("Iterations of every job, from its seed on.")] = 100,
+    checkpoint: Annotated[Path | None, option("Folder for checkpoints.")] = None,
+    every: Annotated[int | None, option("Iterations between checkpoints [default: last].")] = None,
+    keep: Annotated[int, option("Newest checkpoints of a job to keep.", min=1)] = 2,
+    resume: Annotated[bool, option("From the latest checkpoints.", "--resume")] = False,
     backend: Annotated[
         str,
-        typer.Option(
-            help="inline: all devices in this process; process: a process per device, started here "
+        option(
+            "inline: all devices in this process; process: a process per device, started here "
             "unless torchrun has done it."
         ),
     ] = "inline",
-    out: Annotated[Path | None, typer.Option(help="Folder for plan, trace and summary.")] = None,
-    time_limit: Annotated[
-        float, typer.Option("--time-limit", "--time", help="Of the solver, without a schedule.")
-    ] = 10.0,
-    devices: Annotated[int | None, typer.Option(help="[default: one per stage].", min=1)] = None,
+    out: Annotated[Path | None, option("Folder for plan, trace and summary.")] = None,
+    time_limit: Annotated[float, option("Of the solver.", "--time-limit", "--time")] = 10.0,
+    devices: Annotated[int | None, option("[default: one per stage].", min=1)] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a script's jobs by a schedule; Ctrl-C lets every job end its iteration and saves."""
@@ -202,7 +175,7 @@ def run(
 
 @app.command()
 def report(
-    path: Annotated[Path, typer.Argument(help="What `run --out` wrote.", show_default=False)],
+    path: Annotated[Path, argument("What `run --out` wrote.")],
     as_json: AsJson = False,
 ) -> None:
     """What a run did: jobs and losses, predicted against measured times, devices."""
@@ -214,12 +187,9 @@ def report(
 
 @app.command()
 def demo(
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for schedules, a chart as a page, and a Perfetto trace."),
-    ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps per job.", min=1)] = 20,
-    schedule: Annotated[Path | None, typer.Option(help="Train by this schedule of it.")] = None,
+    out: Annotated[Path | None, option("Folder for schedules, a page, and a trace.")] = None,
+    steps: Annotated[int, option("Training steps per job.", min=1)] = 20,
+    schedule: Annotated[Path | None, option("Train by this schedule of it.")] = None,
 ) -> None:
     """Train four sibling jobs, prove the weights bit-identical to training each alone, advise."""
     from optsched.arraypipe import run_demo

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import typer
 
 from optsched.bandwidth import BottleneckBandwidth, Cluster, MeasurementTable, plan_measurements
 from optsched.bandwidth.measure.metrics import coverage, mape, r_squared
-from optsched.cli.options import OptionalOutput, Output, Seed, group, quantity
+from optsched.cli.options import OptionalOutput, Output, Seed, argument, group, option, quantity
 from optsched.cli.output import wrote
 from optsched.errors import InputError
 from optsched.formats.nccl_tests import read_host_map
@@ -22,23 +21,22 @@ if TYPE_CHECKING:
 
 app = group("Bandwidths of sets of GPUs: import, fit, plan, check.")
 
-ClusterFile = Annotated[Path, typer.Option("--cluster", help="optsched.cluster/1.")]
-ModelFile = Annotated[Path, typer.Option("--model", help="optsched.bandwidth/1.")]
+ClusterFile = Annotated[Path, option("optsched.cluster/1.", "--cluster")]
+ModelFile = Annotated[Path, option("optsched.bandwidth/1.", "--model")]
 Tables = Annotated[
-    list[Path] | None,
-    typer.Option("--measurements", help="CSV of `bandwidth import`; may be repeated."),
+    list[Path] | None, option("CSV of `bandwidth import`; may be repeated.", "--measurements")
 ]
-Op = Annotated[str, typer.Option(help="Collective, if the logs do not name it.")]
-Payload = Annotated[str | None, typer.Option(help="Bytes of the rows to take, such as 16M or 2G.")]
+Op = Annotated[str, option("Collective, if the logs do not name it.")]
+Payload = Annotated[str | None, option("Bytes of the rows to take, such as 16M or 2G.")]
 
 
 @app.command("import")
 def import_(
-    logs: Annotated[list[Path], typer.Argument(help="Logs of nccl-tests.")],
+    logs: Annotated[list[Path], argument("Logs of nccl-tests.")],
     output: Output,
     op: Op = "all_reduce",
     payload: Payload = None,
-    host_map: Annotated[Path | None, typer.Option(help="POD HOST a line, of the logs.")] = None,
+    host_map: Annotated[Path | None, option("POD HOST a line, of the logs.")] = None,
 ) -> None:
     """Read logs of nccl-tests and write a CSV of measurements."""
     check_outputs([output], [*logs, host_map])
@@ -52,9 +50,7 @@ def fit(
     cluster: ClusterFile,
     output: Output,
     measurements: Tables = None,
-    mixed: Annotated[
-        bool, typer.Option("--mixed", help="Several collectives or payloads.")
-    ] = False,
+    mixed: Annotated[bool, option("Several collectives or payloads.", "--mixed")] = False,
 ) -> None:
     """Learn a model; without measurements it knows links and network cards only."""
     check_outputs([output], [cluster, *(measurements or ())])
@@ -67,10 +63,10 @@ def fit(
 @app.command()
 def plan(
     output: OptionalOutput = None,
-    cluster: Annotated[Path | None, typer.Option(help="optsched.cluster/1.")] = None,
-    model: Annotated[Path | None, typer.Option(help="What is known: optsched.bandwidth/1.")] = None,
-    budget: Annotated[int, typer.Option(help="Most runs across hosts.")] = 50,
-    logs: Annotated[str, typer.Option(help="Folder for the logs of the runs.")] = "logs",
+    cluster: Annotated[Path | None, option("optsched.cluster/1.")] = None,
+    model: Annotated[Path | None, option("What is known: optsched.bandwidth/1.")] = None,
+    budget: Annotated[int, option("Most runs across hosts.")] = 50,
+    logs: Annotated[str, option("Folder for the logs of the runs.")] = "logs",
     seed: Seed = 0,
 ) -> None:
     """Write a shell script of the nccl-tests runs that are worth most [default: print it]."""

@@ -13,6 +13,7 @@ from optsched.bench.instances import load_all, read_bounds
 from optsched.bench.run import Task
 from optsched.bench.summary import summarise
 from optsched.cli import options
+from optsched.cli.options import argument, option
 from optsched.cli.output import console
 from optsched.cli.progress import Bar
 from optsched.errors import InputError, UnsupportedProblem
@@ -29,20 +30,20 @@ if TYPE_CHECKING:
 
 
 def bench(
-    files: Annotated[list[str], typer.Argument(metavar="FILES", help="Files, or ta01 to ta80.")],
-    solvers: Annotated[str, typer.Option(help="Names, separated by commas.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Results (CSV), to be continued.")],
+    files: Annotated[list[str], argument("Files, or ta01 to ta80.", metavar="FILES")],
+    solvers: Annotated[str, option("Names, separated by commas.")],
+    output: Annotated[Path, option("Results (CSV), to be continued.", "-o", "--output")],
     time_limit: options.TimeLimit = None,
     iterations: options.Iterations = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...", min=1)] = 1,
+    seeds: Annotated[int, option("Runs of each, with seeds 0, 1, ...", min=1)] = 1,
     workers: options.Workers = None,
     option: options.Options = None,
-    jobs: Annotated[int, typer.Option(help="Solves at once, <= cores / workers.", min=1)] = 1,
+    jobs: Annotated[int, option("Solves at once, <= cores / workers.", min=1)] = 1,
     bounds: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "CSV of known bounds (instance, lb, ub) to measure gaps against.",
             envvar="OPTSCHED_JSSP_BOUNDS",
-            help="CSV of known bounds (instance, lb, ub) to measure gaps against.",
         ),
     ] = None,
     as_json: options.AsJson = False,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
-from optsched.cli.options import Output  # noqa: TC001 (typer reads the annotations)
+from optsched.cli.options import Output, argument, option
 from optsched.errors import InputError
 from optsched.formats import pipelining_csv, read_problem
 from optsched.formats.job_logs import import_trace
@@ -30,18 +28,15 @@ OWN: Final = ("jobshop", "jobarray", "schedule")
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Any instance or schedule.")],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
-    from_: Annotated[str, typer.Option("--from", help="Of IN: json, standard, csv, ...")] = "auto",
+    source: Annotated[Path, argument("Any instance or schedule.", metavar="IN")],
+    output: Annotated[Path, argument("File to write.", metavar="OUT")],
+    from_: Annotated[str, option("Of IN: json, standard, csv, ...", "--from")] = "auto",
     to: Annotated[
-        str, typer.Option(help=f"Format of OUT: {', '.join(OWN)}, standard, taillard, csv, ...")
+        str, option(f"Format of OUT: {', '.join(OWN)}, standard, taillard, csv, ...")
     ] = "auto",
-    reentrant: Annotated[bool, typer.Option(help="Rows may repeat or skip machines.")] = False,
-    lossy: Annotated[bool, typer.Option(help="Drop what has no place there.")] = False,
-    job: Annotated[
-        Path | None,
-        typer.Option("--problem", help="Job array whose blocks a pipelining CSV orders."),
-    ] = None,
+    reentrant: Annotated[bool, option("Rows may repeat or skip machines.")] = False,
+    lossy: Annotated[bool, option("Drop what has no place there.")] = False,
+    job: Annotated[Path | None, option("Job array of a pipelining CSV.", "--problem")] = None,
 ) -> None:
     """Write a problem, or a schedule, in another format; refuses to lose anything.
 
@@ -65,13 +60,11 @@ def convert(
 
 
 def workload(
-    log: Annotated[Path, typer.Argument(help="sacct -P, SWF, Helios, Philly, Alibaba, or a CSV.")],
+    log: Annotated[Path, argument("sacct -P, SWF, Helios, Philly, Alibaba, or a CSV.")],
     output: Output,
-    from_: Annotated[str, typer.Option("--from", help="Format [default: by content].")] = "auto",
-    zero: Annotated[str, typer.Option(help="Jobs of 0 s: drop, or keep (as 1 s).")] = "drop",
-    shares: Annotated[
-        str, typer.Option(help="Parts of GPUs: up (to whole ones), drop, or N (count N-ths).")
-    ] = "up",
+    from_: Annotated[str, option("Format [default: by content].", "--from")] = "auto",
+    zero: Annotated[str, option("Jobs of 0 s: drop, or keep (as 1 s).")] = "drop",
+    shares: Annotated[str, option("Parts of GPUs: up (to whole ones), drop, N (N-ths).")] = "up",
 ) -> None:
     """Write the log of a scheduler as a trace for `optsched simulate`."""
     check_outputs([output], [log])

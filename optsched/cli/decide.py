@@ -6,8 +6,7 @@ import sys
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import Annotated, Any
 
-import typer
-
+from optsched.cli.options import argument, option
 from optsched.cli.output import answer_lines, stdin_or_file
 from optsched.cluster.determined import decide as decide_pools
 from optsched.cluster.determined.decisions import VARIANTS
@@ -21,36 +20,28 @@ from optsched.io.values import one_of
 
 
 def decide(
-    state: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Agents, groups and tasks: optsched.decide/1; - reads stdin.", show_default=False
-        ),
-    ] = None,
+    state: Annotated[Path | None, argument("optsched.decide/1; - reads stdin.")] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="fair_share or priority [default: what the state says].")
+        str | None, option("fair_share or priority [default: what the state says].")
     ] = None,
-    variant: Annotated[str | None, typer.Option(help="code (as it decides) or docs.")] = None,
+    variant: Annotated[str | None, option("code (as it decides) or docs.")] = None,
     no_preemption: Annotated[
-        bool, typer.Option("--no-preemption", help="Nobody is released for a better priority.")
+        bool, option("Nobody is released for a better priority.", "--no-preemption")
     ] = False,
-    fit: Annotated[str | None, typer.Option(help="best (fullest agents first) or worst.")] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="A state per line of stdin.")] = False,
+    fit: Annotated[str | None, option("best (fullest agents first) or worst.")] = None,
+    stream: Annotated[bool, option("A state per line of stdin.", "--stream")] = False,
 ) -> None:
     """Decide who starts on which agents and who is released, as Determined does; prints JSON.
 
     The answer is optsched.decision/1. Options go before the settings in the state. Nothing is
     remembered: the same state gets the same answer. In a stream, "id" comes back with it.
     """
+    overrides: dict[str, Any] = {} if not no_preemption else {"preemption": False}
     for key, value, words in (
         ("scheduler", scheduler, SCHEDULERS), ("variant", variant, VARIANTS), ("fit", fit, FITS),
     ):  # fmt: skip
         if value is not None:
-            one_of(key, value, words)
-    overrides: dict[str, Any] = {"scheduler": scheduler, "variant": variant, "fit": fit}
-    overrides = {key: value for key, value in overrides.items() if value is not None}
-    if no_preemption:
-        overrides["preemption"] = False
+            overrides[key] = one_of(key, value, words)
     if stream:
         if state is not None and str(state) != "-":
             raise InputError(f"stream: states are read from stdin; leave out {str(state)!r:.60}")

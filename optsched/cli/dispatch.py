@@ -18,7 +18,7 @@ from optsched.bandwidth import BottleneckBandwidth, Cluster, Dispatcher
 from optsched.bandwidth.models.model_document import read_model
 from optsched.bandwidth.topology import state_document
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
-from optsched.cli.options import AsJson, OptionalOutput, parse_options
+from optsched.cli.options import AsJson, OptionalOutput, option, parse_options
 from optsched.cli.output import answer_lines
 from optsched.errors import Infeasible, InputError
 from optsched.io.files import check_outputs
@@ -35,33 +35,19 @@ _POLICY = "KEY=VALUE such as required=rack, balance=even, max_hosts=2, exclude=n
 
 
 def dispatch(
-    state: Annotated[
-        Path, typer.Option(help="Free GPUs and running jobs: optsched.state/1.", show_default=False)
-    ],
-    cluster: Annotated[
-        Path | None, typer.Option(help="optsched.cluster/1; bandwidths by its links and NICs.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Measured or learnt bandwidths: optsched.bandwidth/1.")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option(help="How many.", show_default=False)] = None,
-    policy: Annotated[list[str] | None, typer.Option(help=_POLICY)] = None,
-    tolerance: Annotated[
-        str, typer.Option(help="Bandwidth given up for a better rest: 1% or 0.01.")
-    ] = "0",
-    traffic: Annotated[
-        str, typer.Option(help="Demands of running jobs: given, idle, moderate or heavy.")
-    ] = "given",
-    solver: Annotated[str, typer.Option(help="See `optsched solvers`.")] = "auto",
-    explain: Annotated[bool, typer.Option("--explain", help="Say what limits it.")] = False,
+    state: Annotated[Path, option("Free GPUs and jobs: optsched.state/1.", show_default=False)],
+    cluster: Annotated[Path | None, option("optsched.cluster/1: links and NICs.")] = None,
+    model: Annotated[Path | None, option("Learnt bandwidths: optsched.bandwidth/1.")] = None,
+    gpus: Annotated[int | None, option("How many.", show_default=False)] = None,
+    policy: Annotated[list[str] | None, option(_POLICY)] = None,
+    tolerance: Annotated[str, option("Bandwidth given up for a better rest: 1% or 0.01.")] = "0",
+    traffic: Annotated[str, option("Demands of jobs: given, idle, moderate, heavy.")] = "given",
+    solver: Annotated[str, option("See `optsched solvers`.")] = "auto",
+    explain: Annotated[bool, option("Say what limits it.", "--explain")] = False,
     as_json: AsJson = False,
-    hostfile: Annotated[
-        bool, typer.Option("--hostfile", help="Print a hostfile in rank order.")
-    ] = False,
+    hostfile: Annotated[bool, option("Print a hostfile in rank order.", "--hostfile")] = False,
     output: OptionalOutput = None,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Answer one JSON request per line of stdin.")
-    ] = False,
+    stream: Annotated[bool, option("Answer a JSON request a line of stdin.", "--stream")] = False,
 ) -> None:
     """Choose the free GPUs with the highest bandwidth beside the running jobs.
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from optsched.cli.options import Devices, History, Metrics, Quiet, ReportFile  # noqa: TC001
+from optsched.cli import say
+from optsched.cli.options import Devices, History, Metrics, Quiet, ReportFile, argument, option
+from optsched.cli.output import RunOutputs
+from optsched.cli.progress import Bar
 from optsched.cli.simulate import policies
+from optsched.cli.tables import display, table
+from optsched.errors import InputError
 from optsched.io.text import plain
+from optsched.io.values import file_label
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from optsched.cli.progress import Bar
+    from rich.table import Table
+
     from optsched.elastic import LiveRun, Status
     from optsched.elastic.live import LiveJob
 
@@ -24,39 +32,26 @@ _ACTIVE: Final = ("joining", "running")
 
 
 def elastic(
-    jobs: Annotated[
-        Path | None, typer.Argument(help="Jobs (TOML), see docs/elastic.md.", show_default=False)
-    ] = None,
-    slots: Annotated[int | None, typer.Option(help="Workers [default: as --devices].")] = None,
-    policy: Annotated[str, typer.Option(help="Of optsched simulate.")] = "time_to_target",
-    option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of the policy; repeat.")
-    ] = None,
+    jobs: Annotated[Path | None, argument("Jobs (TOML), see docs/elastic.md.")] = None,
+    slots: Annotated[int | None, option("Workers [default: as --devices].")] = None,
+    policy: Annotated[str, option("Of optsched simulate.")] = "time_to_target",
+    option: Annotated[list[str] | None, option("KEY=VALUE of the policy; repeat.")] = None,
     out: History = None,
     metrics: Metrics = None,
     plot: ReportFile = None,
-    folder: Annotated[Path | None, typer.Option(help="For checkpoints and state.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on in --folder.")] = False,
+    folder: Annotated[Path | None, option("For checkpoints and state.")] = None,
+    resume: Annotated[bool, option("Go on in --folder.", "--resume")] = False,
     devices: Devices = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Put a simulation of the same jobs beside it.")
-    ] = False,
-    demo: Annotated[bool, typer.Option("--demo", help="Five small jobs on two workers.")] = False,
+    compare: Annotated[bool, option("Simulate the same jobs too.", "--compare")] = False,
+    demo: Annotated[bool, option("Five small jobs on two workers.", "--demo")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train jobs on a pool of workers; a policy decides at the end of every pass.
 
     Ctrl-C writes what there is. Exit code 1 if a job failed.
     """
-    from importlib import resources
-
-    from optsched.cli import say
-    from optsched.cli.output import RunOutputs
-    from optsched.cli.progress import Bar
     from optsched.elastic.job import read_jobs
     from optsched.elastic.runner import run
-    from optsched.errors import InputError
-    from optsched.io.values import file_label
 
     if demo:
         if jobs is not None:
@@ -145,7 +140,7 @@ class News:
         assert self.status is not None
         heads = ("job", "phase", "workers", "pass", "U", "metric", "JCT (s)", "why")
         rows = [_cells(job, self.status.time) for job in self.status.jobs]
-        self._print_table(heads, rows, left=(0, 1, 7))
+        self.print(table(heads, rows, left=(0, 1, 7)))
         m = run.metrics
         ended = int(m.ended.sum())
         line = f"{ended} of {count(m.jobs, 'job')} ended"
@@ -175,26 +170,17 @@ class News:
              f"{said / real - 1:+.1%}" if real else "-")
             for name, said, real in pairs
         ]  # fmt: skip
-        self._print_table(("", "simulated (s)", "measured (s)", "off"), rows)
+        self.print(table(("", "simulated (s)", "measured (s)", "off"), rows))
 
-    def _print_table(
-        self, heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)
-    ) -> None:
-        from optsched.cli.output import console
-        from optsched.cli.tables import table
-
-        out = console()
-        with out.capture() as text:
-            out.print(table(heads, rows, left), crop=False)
-        self.print(text.get().rstrip("\n"))
-
-    def print(self, text: str) -> None:
+    def print(self, what: str | Table) -> None:
         """Unless nobody reads any more, as after `head`: no reason to lose the run."""
-        if not self.quiet:
-            try:
-                print(text, flush=True)
-            except OSError:
-                self.quiet = True
+        try:
+            if not self.quiet and isinstance(what, str):
+                print(what, flush=True)
+            elif not self.quiet:
+                display(what)
+        except OSError:
+            self.quiet = True
 
 
 def count(number: int, thing: str) -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path  # noqa: TC003
 from typing import Annotated, Any
 
-import typer
-
 from optsched.bandwidth import synthetic
-from optsched.cli.options import Output, Seed, group
+from optsched.cli.options import Output, Seed, group, option
 from optsched.cli.output import wrote
 from optsched.errors import InputError
 from optsched.formats import taillard as generator
@@ -21,22 +19,17 @@ app = group("Make instances: job arrays of real models, job shops, quota plans."
 @app.command()
 def jobarray(
     output: Output,
-    model: Annotated[str, typer.Option(help="vgg19, resnet152, bert_large, gpt2_xl.")] = "gpt2_xl",
-    stages: Annotated[int, typer.Option(help="Pipeline stages, one per device.")] = 8,
-    jobs: Annotated[int, typer.Option(help="Sibling jobs.")] = 30,
-    seed: Annotated[int, typer.Option(help="Shuffles the batch sizes over the jobs.")] = 0,
-    partition: Annotated[str, typer.Option(help="balanced or naive (equal counts).")] = "balanced",
-    link: Annotated[str, typer.Option(help="nvlink, pcie, infiniband or mixed.")] = "nvlink",
-    memory: Annotated[
-        str | None,
-        typer.Option(help="Whole memory of a device, such as 80GB [default: unlimited]."),
-    ] = None,
-    recompute: Annotated[
-        str, typer.Option(help="Activations: no, yes, or choose (the solver does, job by job).")
-    ] = "no",
-    objective: Annotated[str, typer.Option(help="makespan or period (rolling).")] = "makespan",
-    switch: Annotated[bool, typer.Option(help="Count the time of changing jobs.")] = False,
-    micro_batches: Annotated[int, typer.Option(help="Micro-batches per job.")] = 1,
+    model: Annotated[str, option("vgg19, resnet152, bert_large, gpt2_xl.")] = "gpt2_xl",
+    stages: Annotated[int, option("Pipeline stages, one per device.")] = 8,
+    jobs: Annotated[int, option("Sibling jobs.")] = 30,
+    seed: Annotated[int, option("Shuffles the batch sizes over the jobs.")] = 0,
+    partition: Annotated[str, option("balanced or naive (equal counts).")] = "balanced",
+    link: Annotated[str, option("nvlink, pcie, infiniband or mixed.")] = "nvlink",
+    memory: Annotated[str | None, option("Of a device, such as 80GB [default: unlimited].")] = None,
+    recompute: Annotated[str, option("Activations: no, yes, or choose (the solver does).")] = "no",
+    objective: Annotated[str, option("makespan or period (rolling).")] = "makespan",
+    switch: Annotated[bool, option("Count the time of changing jobs.")] = False,
+    micro_batches: Annotated[int, option("Micro-batches per job.")] = 1,
 ) -> None:
     """A job array of a real model by the analytic cost model."""
     from optsched.pipelines.generator import job_array
@@ -57,13 +50,11 @@ def jobarray(
 @app.command()
 def taillard(
     output: Output,
-    instance: Annotated[
-        str | None, typer.Option(help="A published one, ta01 to ta80, instead of the seeds.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="Jobs.")] = 20,
-    machines: Annotated[int, typer.Option(help="Machines.")] = 15,
-    time_seed: Annotated[int, typer.Option(help="Seed of the durations.")] = 1,
-    machine_seed: Annotated[int, typer.Option(help="Seed of the routes.")] = 2,
+    instance: Annotated[str | None, option("ta01 to ta80 instead of the seeds.")] = None,
+    jobs: Annotated[int, option("Jobs.")] = 20,
+    machines: Annotated[int, option("Machines.")] = 15,
+    time_seed: Annotated[int, option("Seed of the durations.")] = 1,
+    machine_seed: Annotated[int, option("Seed of the routes.")] = 2,
 ) -> None:
     """A job shop by Taillard's generator (1993)."""
     check_writable(output)
@@ -84,18 +75,13 @@ def taillard(
 def cluster(
     output: Output,
     kind: Annotated[
-        list[str] | None,
-        typer.Option(help="nvswitch, cube_mesh, nvlink_pairs, pcie or nvl72; repeat to mix."),
+        list[str] | None, option("nvswitch, cube_mesh, nvlink_pairs, pcie or nvl72; repeat to mix.")
     ] = None,
-    hosts: Annotated[int, typer.Option(help="How many; kinds take turns.")] = 4,
-    hosts_per_pod: Annotated[int, typer.Option(help="Hosts a pod; 0 = no pods.")] = 0,
+    hosts: Annotated[int, option("How many; kinds take turns.")] = 4,
+    hosts_per_pod: Annotated[int, option("Hosts a pod; 0 = no pods.")] = 0,
     seed: Seed = 0,
-    state: Annotated[
-        Path | None, typer.Option(help="Write a state too: some GPUs free, tenants on the others.")
-    ] = None,
-    measurements: Annotated[
-        Path | None, typer.Option(help="Write made-up measurements of the network too (CSV).")
-    ] = None,
+    state: Annotated[Path | None, option("Write a state too, with tenants.")] = None,
+    measurements: Annotated[Path | None, option("Write measurements too (CSV).")] = None,
 ) -> None:
     """A made-up GPU cluster, with tenants and measurements if wanted."""
     check_outputs([output, state, measurements])
@@ -112,13 +98,13 @@ def cluster(
 @app.command()
 def quota(
     output: Output,
-    jobs: Annotated[int, typer.Option(help="Jobs that want GPUs.")] = 20,
-    nodes: Annotated[int, typer.Option(help="Nodes.")] = 8,
-    gpus: Annotated[int, typer.Option(help="GPUs of a node.")] = 8,
-    types: Annotated[int, typer.Option(help="Types of node, taking turns.")] = 1,
-    objective: Annotated[str, typer.Option(help="sum, max_min, proportional or makespan.")] = "sum",
-    gaps: Annotated[bool, typer.Option(help="Sizes 1, 2, 4, ... instead of all.")] = True,
-    locality: Annotated[str, typer.Option(help="any, single or whole.")] = "any",
+    jobs: Annotated[int, option("Jobs that want GPUs.")] = 20,
+    nodes: Annotated[int, option("Nodes.")] = 8,
+    gpus: Annotated[int, option("GPUs of a node.")] = 8,
+    types: Annotated[int, option("Types of node, taking turns.")] = 1,
+    objective: Annotated[str, option("sum, max_min, proportional or makespan.")] = "sum",
+    gaps: Annotated[bool, option("Sizes 1, 2, 4, ... instead of all.")] = True,
+    locality: Annotated[str, option("any, single or whole.")] = "any",
     seed: Seed = 0,
 ) -> None:
     """A quota plan of jobs that scale by Amdahl's law."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 import optsched
-from optsched.cli.options import OptionalOutput  # noqa: TC001
+from optsched.cli.options import OptionalOutput, argument, option
 from optsched.cli.output import stdin_or_file
 from optsched.cluster.determined.document import read_answer
 from optsched.errors import InputError
@@ -34,25 +34,20 @@ _PATIENCE: Final = 60.0
 def manifest(
     file: Annotated[
         Path,
-        typer.Argument(
-            help="optsched.quota/1 (is solved), optsched.schedule/1 or optsched.decision/1; "
-            "- reads stdin.",
-            show_default=False,
+        argument(
+            "optsched.quota/1 (is solved), optsched.schedule/1 or optsched.decision/1; "
+            "- reads stdin."
         ),
     ],
-    gang: Annotated[
-        str, typer.Option(help="podgroup, labels (of the older plugin), volcano or kueue.")
-    ] = "podgroup",
-    queue: Annotated[str | None, typer.Option(help="Of volcano; LocalQueue of kueue.")] = None,
-    schedule: Annotated[Path | None, typer.Option(help="Of the plan [default: solve it].")] = None,
-    at: Annotated[int | None, typer.Option(help="Time [default: first start].")] = None,
-    gpus_per_pod: Annotated[
-        int | None, typer.Option(help="At most [default: up to 8, as the nodes allow].")
-    ] = None,
-    pin: Annotated[bool, typer.Option("--pin", help="Only on the nodes that were chosen.")] = False,
-    image: Annotated[str, typer.Option(help="Container image.")] = "job:latest",
-    command: Annotated[str | None, typer.Option(help="[default: that of the image].")] = None,
-    gpu_resource: Annotated[str, typer.Option(help="What a GPU is called.")] = "nvidia.com/gpu",
+    gang: Annotated[str, option("podgroup, labels (older), volcano or kueue.")] = "podgroup",
+    queue: Annotated[str | None, option("Of volcano; LocalQueue of kueue.")] = None,
+    schedule: Annotated[Path | None, option("Of the plan [default: solve it].")] = None,
+    at: Annotated[int | None, option("Time [default: first start].")] = None,
+    gpus_per_pod: Annotated[int | None, option("At most [default: 8, as nodes allow].")] = None,
+    pin: Annotated[bool, option("Only on the nodes that were chosen.", "--pin")] = False,
+    image: Annotated[str, option("Container image.")] = "job:latest",
+    command: Annotated[str | None, option("[default: that of the image].")] = None,
+    gpu_resource: Annotated[str, option("What a GPU is called.")] = "nvidia.com/gpu",
     output: OptionalOutput = None,
 ) -> None:
     """Write a Kubernetes List: an Indexed Job per running job, pods all or none (for kubectl)."""

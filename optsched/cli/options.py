@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from optsched.errors import InputError
 
@@ -17,44 +18,41 @@ if TYPE_CHECKING:
 
 _OPTION = "KEY=VALUE of the solver, VALUE as JSON or plain text; may be repeated."
 
-InstanceFile = Annotated[Path, typer.Argument(help="Instance: JSON or job-shop text.")]
-ScheduleFile = Annotated[
-    Path, typer.Argument(help="A *.schedule.json document.", show_default=False)
-]
-Output = Annotated[Path, typer.Option("-o", "--output", help="Write it here.")]
-OptionalOutput = Annotated[Path | None, typer.Option("-o", "--output", help="Write it here.")]
-Objective = Annotated[
-    str | None, typer.Option(help="Of a job array: makespan or period [default: as it says].")
-]
+
+def option(text: str, *names: str, **rest: Any) -> Any:
+    """An option of a command with its help; its names are the parameter's if none are given."""
+    return typer.Option(*names, help=text, **rest)
+
+
+def argument(text: str, **rest: Any) -> Any:
+    """An argument of a command with its help."""
+    return typer.Argument(help=text, show_default=False, **rest)
+
+
+InstanceFile = Annotated[Path, argument("Instance: JSON or job-shop text.")]
+ScheduleFile = Annotated[Path, argument("A *.schedule.json document.")]
+Output = Annotated[Path, option("Write it here.", "-o", "--output")]
+OptionalOutput = Annotated[Path | None, option("Write it here.", "-o", "--output")]
+Objective = Annotated[str | None, option("Of a job array: makespan or period.")]
 TimeLimit = Annotated[
-    float | None,
-    typer.Option("--time-limit", "--time", help="Seconds [default: 10 without any limit]."),
+    float | None, option("Seconds [default: 10 without any limit].", "--time-limit", "--time")
 ]
-Iterations = Annotated[
-    int | None, typer.Option(help="Steps of the solver: reproducible on any machine.")
-]
-Workers = Annotated[int | None, typer.Option(help="Cores to keep busy [default: 2].")]
-Options = Annotated[list[str] | None, typer.Option("--option", help=_OPTION)]
-Seed = Annotated[int, typer.Option(help="Random seed.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
-History = Annotated[
-    Path | None,
-    typer.Option("-o", "--out", help="History: *.schedule.json; one a policy if several."),
-]
-Metrics = Annotated[Path | None, typer.Option(help="All metrics: optsched.metrics/1.")]
-ReportFile = Annotated[
-    Path | None, typer.Option("--plot", help="Report: .html, .png, .svg or .pdf.")
-]
-Devices = Annotated[
-    str | None, typer.Option(help="Such as cpu,cpu or cuda:0,cuda:1 [default: what there is].")
-]
+Iterations = Annotated[int | None, option("Steps of the solver: reproducible anywhere.")]
+Workers = Annotated[int | None, option("Cores to keep busy [default: 2].")]
+Options = Annotated[list[str] | None, option(_OPTION, "--option")]
+Seed = Annotated[int, option("Random seed.")]
+AsJson = Annotated[bool, option("Print one JSON object.", "--json")]
+Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet")]
+History = Annotated[Path | None, option("History: *.schedule.json, one a policy.", "-o", "--out")]
+Metrics = Annotated[Path | None, option("All metrics: optsched.metrics/1.")]
+ReportFile = Annotated[Path | None, option("Report: .html, .png, .svg or .pdf.", "--plot")]
+Devices = Annotated[str | None, option("Such as cpu,cpu or cuda:0 [default: what is there].")]
 
 
-def group(text: str = "") -> typer.Typer:
+def group(text: str = "", cls: type[TyperGroup] = TyperGroup) -> typer.Typer:
     """An empty group of commands, with what its help says."""
     return typer.Typer(
-        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+        cls=cls, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
         rich_markup_mode=None, help=text,
     )  # fmt: skip
 

@@ -31,9 +31,10 @@ def console(*, errors: bool = False, quiet: bool = False) -> Console:
 
 
 def facts(rows: Iterable[tuple[str, object]], width: int = 12) -> None:
-    """One fact a line, its name first."""
+    """One fact a line, its name first; none of what is None."""
     for key, value in rows:
-        print(f"{key:{width}}{plain(str(value), 1000)}")
+        if value is not None:
+            print(f"{key:{width}}{plain(str(value), 1000)}")
 
 
 def wrote(path: Path | None, write: Callable[[Path], object] | bytes | str, what: str = "") -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 import optsched
 from optsched import pipelines
 from optsched.analysis.occupancy import peak_memory
-from optsched.cli.options import Objective, OptionalOutput, with_objective
+from optsched.cli.options import Objective, OptionalOutput, argument, option, with_objective
 from optsched.cli.output import wrote
 from optsched.cli.tables import display, table
 from optsched.errors import InputError
@@ -35,35 +32,29 @@ TIME = 12
 def pipeline(
     name: Annotated[
         str,
-        typer.Argument(
-            help="vanilla, gpipe, one_f_one_b, interleaved, bpipe, chimera, hanayo, zb_h1, zb_h2, "
+        argument(
+            "vanilla, gpipe, one_f_one_b, interleaved, bpipe, chimera, hanayo, zb_h1, zb_h2, "
             "or all: a table of them."
         ),
     ],
-    file: Annotated[
-        Path | None, typer.Argument(help="A *.jobarray.json document instead of the sizes below.")
-    ] = None,
-    stages: Annotated[int | None, typer.Option(help="Devices [default: 8].")] = None,
-    micro_batches: Annotated[int | None, typer.Option(help="Of the job [default: 32].")] = None,
+    file: Annotated[Path | None, argument("A *.jobarray.json instead of sizes.")] = None,
+    stages: Annotated[int | None, option("Devices [default: 8].")] = None,
+    micro_batches: Annotated[int | None, option("Of the job [default: 32].")] = None,
     chunks: Annotated[
-        int | None, typer.Option(help="Stages a device, for interleaved and hanayo [default: 2].")
+        int | None, option("Stages a device, for interleaved and hanayo [default: 2].")
     ] = None,
-    forward: Annotated[int | None, typer.Option(help="Time a micro-batch [default: 12].")] = None,
-    backward: Annotated[int | None, typer.Option(help="[default: as --forward].")] = None,
+    forward: Annotated[int | None, option("Time a micro-batch [default: 12].")] = None,
+    backward: Annotated[int | None, option("[default: as --forward].")] = None,
     weight: Annotated[
         int | None,
-        typer.Option(
-            help="Weight gradient, a block of its own in zb_h1 and zb_h2, else part of the "
+        option(
+            "Weight gradient, a block of its own in zb_h1 and zb_h2, else part of the "
             "backward pass [default: as --backward]."
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="vgg19, resnet152, bert_large or gpt2_xl instead of times.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples of a micro-batch of the model [default: 1].")
-    ] = None,
-    memory: Annotated[str | None, typer.Option(help="Of a device, such as 80GB.")] = None,
+    model: Annotated[str | None, option("vgg19, resnet152, bert_large or gpt2_xl.")] = None,
+    batch_size: Annotated[int | None, option("Samples of a micro-batch [default: 1].")] = None,
+    memory: Annotated[str | None, option("Of a device, such as 80GB.")] = None,
     objective: Objective = None,
     output: OptionalOutput = None,
 ) -> None:
@@ -117,31 +108,22 @@ def _source(
     whole = {key: SIZES[key] if size is None else size for key, size in sizes.items()}
     if model is not None:
         _only("model: has times", times)
-        return partial(_of_model, model, **{**profile, **whole}), {}
+        batch, count, size = profile["batch_size"], whole["micro_batches"], whole["stages"]
+
+        def of_model(name: str) -> JobArray:
+            _, place = layout(name, size, whole["chunks"])
+            return JobArray.from_profile(
+                model, len(place), [(1 if batch is None else batch) * count], micro_batches=count,
+                place=place, memory=profile["memory"], split_backward=name in SPLIT,
+                name=f"{name}-{model}-{size}x{count}",
+            )  # fmt: skip
+
+        return of_model, {}
     _only("model: missing", profile)
     last = TIME
     for key, time in times.items():  # what is not said is as the one before
         last = whole[key] = last if time is None else integer(key, time, 0, 2**53)
     return lambda name: uniform(name, **whole), whole
-
-
-def _of_model(
-    model: str,
-    name: str,
-    *,
-    batch_size: int | None,
-    memory: str | None,
-    stages: int,
-    micro_batches: int,
-    chunks: int,
-) -> JobArray:
-    """One job of a real model, placed as the pipeline wants it."""
-    _, place = layout(name, stages, chunks)
-    samples = [(1 if batch_size is None else batch_size) * micro_batches]
-    return JobArray.from_profile(
-        model, len(place), samples, micro_batches=micro_batches, place=place, memory=memory,
-        split_backward=name in SPLIT, name=f"{name}-{model}-{stages}x{micro_batches}",
-    )  # fmt: skip
 
 
 def _row(name: str, schedule: Schedule, equal: Mapping[str, int]) -> list[str]:

@@ -9,7 +9,14 @@ import typer
 
 import optsched
 from optsched.cli import say
-from optsched.cli.options import Objective, OptionalOutput, ScheduleFile, with_objective
+from optsched.cli.options import (
+    Objective,
+    OptionalOutput,
+    ScheduleFile,
+    argument,
+    option,
+    with_objective,
+)
 from optsched.cli.output import wrote
 from optsched.errors import InputError
 from optsched.formats import perfetto
@@ -19,18 +26,14 @@ from optsched.io.text import plain
 from optsched.model.schedule import Schedule
 
 Cycles = Annotated[
-    int | None,
-    typer.Option(help="Cycles of a periodic schedule [default: 3].", show_default=False),
+    int | None, option("Cycles of a periodic schedule [default: 3].", show_default=False)
 ]
 
 
 def verify(
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILES", help="*.schedule.json documents.", show_default=False),
-    ],
+    files: Annotated[list[Path], argument("*.schedule.json documents.", metavar="FILES")],
     instance: Annotated[
-        Path | None, typer.Option("--problem", help="The instance that all of them should solve.")
+        Path | None, option("The instance that all of them should solve.", "--problem")
     ] = None,
     objective: Objective = None,
 ) -> None:
@@ -63,15 +66,10 @@ def verify(
 
 def plot(
     file: ScheduleFile,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help=".png, .svg or .pdf.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Self-contained interactive page.")] = None,
+    output: Annotated[Path | None, option(".png, .svg or .pdf.", "-o", "--output")] = None,
+    html: Annotated[Path | None, option("Self-contained interactive page.")] = None,
     cycles: Cycles = None,
-    pareto: Annotated[
-        str | None,
-        typer.Option(help="Of serve-bench: routers by two measures, such as accuracy,p99_ms."),
-    ] = None,
+    pareto: Annotated[str | None, option("Of serve-bench, by measures accuracy,p99_ms.")] = None,
 ) -> None:
     """Draw a Gantt chart, or the Pareto front of routers [default: FILE with the suffix .png]."""
     from optsched.plots.picture import suffix_of

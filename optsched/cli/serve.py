@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optsched.cli.options import OptionalOutput, Output, Seed, words
+from optsched.cli.options import OptionalOutput, Output, Seed, argument, option, words
 from optsched.cli.output import facts, indented, lines_of, wrote
 from optsched.errors import InputError
 from optsched.io.files import check_outputs, write_atomic
@@ -23,24 +23,19 @@ if TYPE_CHECKING:
     from optsched.bench.routers import Point
     from optsched.problems.routing.plan import Plan
 
-Scenario = Annotated[
-    Path,
-    typer.Argument(help="Scenario: optsched.routing/1 or slim-scenario/1.", show_default=False),
-]
+Scenario = Annotated[Path, argument("optsched.routing/1 or slim-scenario/1.")]
 RouterSpec = Annotated[
     str,
-    typer.Option(
-        help="marginal, or WIDTH/SERVER/GROUP such as backlog:6ms/jsed/8, static:0,2,3,3/jsed/8, "
+    option(
+        "marginal, or WIDTH/SERVER/GROUP such as backlog:6ms/jsed/8, static:0,2,3,3/jsed/8, "
         "fluid/jsed/8, random/random/0; or policy:FILE.npz."
     ),
 ]
-PlanOption = Annotated[
-    str, typer.Option(help="Who is resident where: auto (the best plan), cold, or a file.")
-]
-Rate = Annotated[float, typer.Option(help="Mean arrivals per second.")]
-Burst = Annotated[float, typer.Option(help="Peak over mean; 1: Poisson.")]
-Seconds = Annotated[float, typer.Option(help="Length of the trace.")]
-LogFile = Annotated[Path, typer.Argument(help="optsched.serving-log/1.", show_default=False)]
+PlanOption = Annotated[str, option("Who is resident where: auto (the best), cold, or a file.")]
+Rate = Annotated[float, option("Mean arrivals per second.")]
+Burst = Annotated[float, option("Peak over mean; 1: Poisson.")]
+Seconds = Annotated[float, option("Length of the trace.")]
+LogFile = Annotated[Path, argument("optsched.serving-log/1.")]
 
 SERVERS = {"random": "Random", "round_robin": "RoundRobin", "jsed": "JSED",
            "power_of_two": "PowerOfTwo"}  # fmt: skip
@@ -50,14 +45,12 @@ ROUTERS = ("random/random/0", "random/round_robin/0", "static:0,1,2,3/jsed/8", "
 
 def serve_make(
     output: Output,
-    name: Annotated[str, typer.Option(help="cluster-3gpu or cluster-3gpu-wifi.")] = "cluster-3gpu",
+    name: Annotated[str, option("cluster-3gpu or cluster-3gpu-wifi.")] = "cluster-3gpu",
     rate: Rate = 2500.0,
     burst: Burst = 1.0,
     seconds: Seconds = 8.0,
     seed: Seed = 0,
-    arrivals: Annotated[
-        Path | None, typer.Option(help="Recorded arrivals instead: a CSV file, arrival_ms.")
-    ] = None,
+    arrivals: Annotated[Path | None, option("Recorded arrivals: a CSV, arrival_ms.")] = None,
 ) -> None:
     """Make a scenario: a reference cluster and generated or recorded arrivals."""
     check_outputs([output], [arrivals])
@@ -71,7 +64,7 @@ def serve_make(
 def serve_plan(
     scenario: Scenario,
     output: OptionalOutput = None,
-    headroom: Annotated[float, typer.Option(help="Times the trace's mean rate.")] = 3.0,
+    headroom: Annotated[float, option("Times the trace's mean rate.")] = 3.0,
 ) -> None:
     """Choose which instances are resident where, to proven optimality."""
     from optsched_solvers.routing.plan import best_plan
@@ -91,9 +84,9 @@ def serve_sim(
     router: RouterSpec = "marginal",
     plan: PlanOption = "auto",
     seed: Seed = 0,
-    log: Annotated[Path | None, typer.Option(help="Write the log here.")] = None,
-    schedule: Annotated[Path | None, typer.Option(help="Write the schedule here.")] = None,
-    telemetry: Annotated[Path | None, typer.Option(help="Write JSON lines here.")] = None,
+    log: Annotated[Path | None, option("Write the log here.")] = None,
+    schedule: Annotated[Path | None, option("Write the schedule here.")] = None,
+    telemetry: Annotated[Path | None, option("Write JSON lines here.")] = None,
 ) -> None:
     """Simulate a router on a scenario and print what it comes to."""
     from optsched.serving.simulator import simulate
@@ -103,12 +96,9 @@ def serve_sim(
     problem = Routing.read(scenario)
     _tell_compiling()
     found = simulate(problem, router_of(router), plan=plan_of(problem, plan), seed=seed)
-    if log is not None:
-        write_atomic(log, found.log.to_json())  # type: ignore[union-attr]
-    if schedule is not None:
-        found.schedule.write(schedule)
-    if telemetry is not None:
-        write_atomic(telemetry, lines_of(found.telemetry))
+    wrote(log, lambda path: write_atomic(path, found.log.to_json()))  # type: ignore[union-attr]
+    wrote(schedule, lambda path: found.schedule.write(path))
+    wrote(telemetry, lambda path: write_atomic(path, lines_of(found.telemetry)))
     facts(summary_rows(found.summary), 18)  # last: who reads may stop in the middle
 
 
@@ -123,12 +113,12 @@ def serve_check(scenario: Scenario, log: LogFile) -> None:
 
 
 def serve_bench(
-    output: Annotated[Path, typer.Option("-o", "--out", help="Write all points here.")],
+    output: Annotated[Path, option("Write all points here.", "-o", "--out")],
     loads: Annotated[
-        str, typer.Option(help="RATE or RATExBURST, separated by commas.")
+        str, option("RATE or RATExBURST, separated by commas.")
     ] = "2500x3,4500x2.5,2500,4500",
-    routers: Annotated[list[str] | None, typer.Option(help="As of serve-sim; repeat.")] = None,
-    seeds: Annotated[int, typer.Option(help="Traces a load.", min=1)] = 16,
+    routers: Annotated[list[str] | None, option("As of serve-sim; repeat.")] = None,
+    seeds: Annotated[int, option("Traces a load.", min=1)] = 16,
     seconds: Seconds = 8.0,
     plan: PlanOption = "auto",
 ) -> None:
@@ -161,7 +151,7 @@ def serve_bench(
 def serve_explain(
     scenario: Scenario,
     log: LogFile,
-    batch: Annotated[int, typer.Option(help="Row in the log, from 0.")],
+    batch: Annotated[int, option("Row in the log, from 0.")],
 ) -> None:
     """Say why a batch began when it did, with these requests, on that instance."""
     print(explain(log_of(Routing.read(scenario), log_document(log)), batch))

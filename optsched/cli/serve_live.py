@@ -5,29 +5,32 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+import numpy as np
 
 from optsched.cli import serve
-from optsched.cli.options import Devices, Output, Seed  # noqa: TC001
+from optsched.cli.options import Devices, Output, Seed, argument, option
+from optsched.cli.output import facts, indented, lines_of, wrote
+from optsched.cli.progress import Bar
+from optsched.io.files import check_outputs, read_text, write_atomic
+from optsched.io.strict_json import decode, parse
+from optsched.problems.routing import Routing
+from optsched.problems.routing.checks import accuracy_table
+from optsched.problems.routing.workload import arrivals, reference
 
-Network = Annotated[Path, typer.Option(help="What `optsched slim-train` wrote.")]
+Network = Annotated[Path, option("What `optsched slim-train` wrote.")]
 
 
 def slim_train(
     output: Output,
     path: Annotated[
-        Path | None,
-        typer.Option(help="Folder of CIFAR-100's files [default: scikit-learn's digits]."),
+        Path | None, option("Folder of CIFAR-100's files [default: scikit-learn's digits].")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the images.", min=1)] = 12,
+    epochs: Annotated[int, option("Passes over the images.", min=1)] = 12,
     seed: Seed = 0,
-    accuracy: Annotated[Path | None, typer.Option(help="Accuracy of every tuple (JSON).")] = None,
+    accuracy: Annotated[Path | None, option("Accuracy of every tuple (JSON).")] = None,
 ) -> None:
     """Train a slimmable network over random tuples of widths, and measure every tuple."""
-    from optsched.cli.output import indented
-    from optsched.io.files import check_outputs, write_atomic
-
-    check_outputs([output, accuracy], [])
+    check_outputs([output, accuracy])
     from optsched.serving import training
     from optsched.serving.network import SlimResNet
 
@@ -46,36 +49,24 @@ def slim_train(
 
     training.train_slim(net, train, epochs=epochs, seed=seed, on_progress=tell)
     table = training.measure_accuracy(net, test)
-    training.save_network(net, output)
     for w, width in enumerate(net.widths):
         uniform = ",".join([str(w)] * len(net.segments))
         print(f"width {width:g} throughout: {table[uniform]:.2f} %")
-    print(f"{len(table)} tuples, mean {sum(table.values()) / len(table):.2f} %; wrote {output}")
-    if accuracy is not None:
-        write_atomic(accuracy, indented(table))
+    print(f"{len(table)} tuples, mean {sum(table.values()) / len(table):.2f} %")
+    wrote(output, lambda path: training.save_network(net, path))
+    wrote(accuracy, indented(table))
 
 
 def serve_train(
     output: Output,
-    scenario: Annotated[
-        Path | None,
-        typer.Argument(help="Scenario [default: the reference, 2500/s in bursts]."),
-    ] = None,
-    mode: Annotated[
-        str,
-        typer.Option(help="flow: the objective itself; paper, paper-relaxed: Slim Scheduler's."),
-    ] = "flow",
-    decisions: Annotated[int, typer.Option(help="To learn from.", min=1)] = 3_000_000,
+    scenario: Annotated[Path | None, argument("Scenario [default: 2500/s in bursts].")] = None,
+    mode: Annotated[str, option("flow (the objective itself), paper or paper-relaxed.")] = "flow",
+    decisions: Annotated[int, option("To learn from.", min=1)] = 3_000_000,
     seed: Seed = 0,
     plan: serve.PlanOption = "auto",
-    curve: Annotated[Path | None, typer.Option(help="Write the curve here (JSON lines).")] = None,
+    curve: Annotated[Path | None, option("Write the curve here (JSON lines).")] = None,
 ) -> None:
     """Train a router by PPO; Ctrl-C keeps the best policy so far."""
-    from optsched.cli.output import lines_of, wrote
-    from optsched.io.files import check_outputs, write_atomic
-    from optsched.problems.routing import Routing
-    from optsched.problems.routing.workload import reference
-
     check_outputs([output, curve], [scenario])
 
     def make(trace: int) -> Routing:
@@ -92,14 +83,13 @@ def serve_train(
         plan=serve.plan_of(make(0) if scenario is None else problem, plan), progress=tell,
     )  # fmt: skip
     wrote(output, policy.save, f"; optsched serve-sim --router policy:{output}")
-    if curve is not None:
-        write_atomic(curve, lines_of(rows))
+    wrote(curve, lines_of(rows))
 
 
 def serve_profile(
     network: Network,
     output: Output,
-    accuracy: Annotated[Path, typer.Option(help="What slim-train --accuracy wrote.")],
+    accuracy: Annotated[Path, option("What slim-train --accuracy wrote.")],
     devices: Devices = "cpu,cpu",
     rate: serve.Rate = 60.0,
     burst: serve.Burst = 1.0,
@@ -107,16 +97,8 @@ def serve_profile(
     seed: Seed = 0,
 ) -> None:
     """Measure a network on this machine's devices, and make a scenario of it."""
-    from optsched.io.files import check_outputs, read_text
-    from optsched.io.strict_json import decode, parse
-
     check_outputs([output], [network, accuracy])
     table = decode(parse(read_text(accuracy), str(accuracy)), dict[str, float], str(accuracy))
-    import numpy as np
-
-    from optsched.cli.progress import Bar
-    from optsched.problems.routing.checks import accuracy_table
-    from optsched.problems.routing.workload import arrivals
     from optsched.serving.profiler import profile, scenario
     from optsched.serving.training import load_network
 
@@ -129,12 +111,12 @@ def serve_profile(
         places = (devices or "cpu,cpu").split(",")
         costs = profile(net, places, side=16, seed=seed, on_progress=bar.task(bar.what))
     problem = scenario(costs, table, **trace)
-    problem.write(output)
     for one in costs.devices:
         error, server = "-" if one.error is None else f"{one.error:.1%}", one.server
         print(f"{server.id}: launch {server.launch_ms:.3f} ms, load {server.load_ms:.1f} ms, "
               f"off {error}")  # fmt: skip
-    print(f"router {costs.router_ms:.3f} ms; wrote {output}: {problem.n_requests} requests")
+    print(f"router {costs.router_ms:.3f} ms")
+    wrote(output, problem.write, f": {problem.n_requests} requests")
 
 
 def serve_run(
@@ -143,16 +125,11 @@ def serve_run(
     router: serve.RouterSpec = "marginal",
     plan: serve.PlanOption = "auto",
     seed: Seed = 0,
-    compare: Annotated[bool, typer.Option("--compare", help="Simulate it too.")] = False,
-    log: Annotated[Path | None, typer.Option(help="Write the log here.")] = None,
+    compare: Annotated[bool, option("Simulate it too.", "--compare")] = False,
+    log: Annotated[Path | None, option("Write the log here.")] = None,
     devices: Devices = None,
 ) -> None:
     """Serve the scikit-learn digits for real, in a process per server, at the scenario's times."""
-    from optsched.cli.output import facts
-    from optsched.cli.progress import Bar
-    from optsched.io.files import check_outputs, write_atomic
-    from optsched.problems.routing import Routing
-
     check_outputs([log], [scenario, network])
     problem = Routing.read(scenario)
     from optsched.serving.executor import Executor, RequestsLost

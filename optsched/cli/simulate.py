@@ -14,6 +14,8 @@ from optsched.cli.options import (
     Metrics,
     Quiet,
     ReportFile,
+    argument,
+    option,
     options_of,
     words,
 )
@@ -43,45 +45,25 @@ _GENERATED: Final = re.compile(r"(synthetic|entropy):([0-9]+)(?::([0-9.e+-]+))?"
 
 
 def simulate(
-    trace: Annotated[
-        str,
-        typer.Argument(help="Trace (CSV), or a generated one: synthetic:JOBS:LOAD, entropy:JOBS."),
-    ],
-    policy: Annotated[
-        list[str], typer.Option(help="Name, or names separated by commas; may be repeated.")
-    ],
+    trace: Annotated[str, argument("Trace (CSV), synthetic:JOBS:LOAD or entropy:JOBS.")],
+    policy: Annotated[list[str], option("Names, separated by commas; may be repeated.")],
     nodes: Annotated[
-        str, typer.Option(help="16x8 (16 nodes of 8 GPUs), 8,8,4, or 4x8:A100,2x4:V100:CPUS:GB.")
+        str, option("16x8 (16 nodes of 8 GPUs), 8,8,4, or 4x8:A100,2x4:V100:CPUS:GB.")
     ],
     option: Annotated[
-        list[str] | None,
-        typer.Option(help="KEY=VALUE of the policies, POLICY.KEY=VALUE of one; may be repeated."),
+        list[str] | None, option("KEY=VALUE of the policies, POLICY.KEY=VALUE of one; repeat.")
     ] = None,
-    estimate_error: Annotated[
-        float, typer.Option(help="Sigma of lognormal errors in believed work.")
-    ] = 0.0,
-    restart: Annotated[
-        int, typer.Option(help="Time without progress after a preemption or a resize.")
-    ] = 0,
-    resize: Annotated[str, typer.Option(help="When sizes change: pass or anytime.")] = "pass",
+    estimate_error: Annotated[float, option("Sigma of lognormal errors in believed work.")] = 0.0,
+    restart: Annotated[int, option("Time lost by a preemption or a resize.")] = 0,
+    resize: Annotated[str, option("When sizes change: pass or anytime.")] = "pass",
     checkpoint: Annotated[
-        str, typer.Option(help="A preemption loses nothing (immediate) or the open pass (pass).")
+        str, option("A preemption loses nothing (immediate) or the open pass (pass).")
     ] = "immediate",
-    round_time: Annotated[
-        int, typer.Option("--round", help="Ask the policies also every so many units of time.")
-    ] = 0,
-    change: Annotated[
-        list[str] | None,
-        typer.Option(help="TIME:KIND:NODE, KIND add, drain or remove; may be repeated."),
-    ] = None,
-    failures: Annotated[
-        str | None,
-        typer.Option(help="MTBF:REPAIR, mean times of a node up and in repair; by --seed."),
-    ] = None,
-    packing: Annotated[
-        str | None, typer.Option(help="For lucid: PAIRS.csv,TYPES.csv, see docs/simulator.md.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of errors, curves and generated workloads.")] = 0,
+    round_time: Annotated[int, option("Ask policies also every so often.", "--round")] = 0,
+    change: Annotated[list[str] | None, option("TIME:KIND:NODE, KIND add, drain, remove.")] = None,
+    failures: Annotated[str | None, option("MTBF:REPAIR, mean times of a node, by --seed.")] = None,
+    packing: Annotated[str | None, option("PAIRS.csv,TYPES.csv for lucid.")] = None,
+    seed: Annotated[int, option("Of errors, curves and generated workloads.")] = 0,
     out: History = None,
     metrics: Metrics = None,
     plot: ReportFile = None,
@@ -95,10 +77,10 @@ def simulate(
     names = words("policy", policy)
     tables = [] if packing is None else packing.split(",")
     chosen, packed = policies(names, option, tables)
-    inputs = {"trace": _label(trace), "estimate_error": estimate_error, "packing": packed}
+    inputs = {"trace": file_label(trace), "estimate_error": estimate_error, "packing": packed}
     outputs = RunOutputs(out, metrics, plot, tuple(names), inputs)
     outputs.check(trace, *tables)
-    site = cluster(nodes)
+    site = Nodes.parse(nodes)
     jobs = _workload(trace, site, seed)
     if estimate_error:
         jobs = jobs.with_estimate_error(estimate_error, seed)
@@ -132,13 +114,8 @@ def policies(
         own["lucid"]["table"] = PackingTable.read(*packing)
         for key, path in zip(("pairs", "types"), packing, strict=True):
             digest = hashlib.sha256(read_bytes(path)).hexdigest()
-            packed[key] = {"file": _label(path), "sha256": digest}
+            packed[key] = {"file": file_label(path), "sha256": digest}
     return {name: get(name, **own[name]) for name in names}, packed or None
-
-
-def cluster(nodes: str) -> Nodes:
-    """As `Nodes.parse`."""
-    return Nodes.parse(nodes)
 
 
 def changes(
@@ -222,7 +199,3 @@ def _run_all(
             bar.say(f"interrupted: {len(runs)} of {len(policies)} policies are done")
             return runs, False
     return runs, True
-
-
-def _label(text: str) -> str:
-    return file_label(text)

@@ -11,6 +11,7 @@ import typer
 
 import optsched
 from optsched.cli import options
+from optsched.cli.options import argument, option
 from optsched.cli.output import facts
 from optsched.cli.progress import progress_line
 from optsched.formats.read_problem import read_problem
@@ -25,23 +26,24 @@ if TYPE_CHECKING:
     from optsched.solving.result import Result
 
 
+_HISTORY = ("objective", "lower_bound", "event", "source")
+
+
 def solve(
     file: options.InstanceFile,
-    solver: Annotated[str, typer.Option(help="See `optsched solvers`.")] = "auto",
+    solver: Annotated[str, option("See `optsched solvers`.")] = "auto",
     time_limit: options.TimeLimit = None,
     iterations: options.Iterations = None,
     objective: options.Objective = None,
-    target: Annotated[int | None, typer.Option(help="Stop at this value.")] = None,
-    stop_gap: Annotated[
-        float | None, typer.Option(help="Stop at this gap to the bound: 0.01 is one percent.")
-    ] = None,
+    target: Annotated[int | None, option("Stop at this value.")] = None,
+    stop_gap: Annotated[float | None, option("Stop at this gap to the bound: 0.01 is 1 %.")] = None,
     stop_no_improvement: Annotated[
-        float | None, typer.Option(help="Stop so many seconds after the last better schedule.")
+        float | None, option("Stop so long after the last better one.")
     ] = None,
     option: options.Options = None,
     workers: options.Workers = None,
     seed: options.Seed = 0,
-    warm_start: Annotated[Path | None, typer.Option(help="A schedule to start from.")] = None,
+    warm_start: Annotated[Path | None, option("A schedule to start from.")] = None,
     output: options.OptionalOutput = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -88,13 +90,11 @@ def bound(
     }
     if as_json:
         print(json.dumps(summary))
-    elif reason:
-        facts([("instance", summary["instance"]), ("infeasible", reason)], 18)
     else:
         orders = problem.problem_kind in ("jobshop", "jobarray", "periodic")
-        rows = {**found, "lower bound" if orders else "bound": summary["lower_bound"]}
-        values = [(name, problem.describe(value)) for name, value in rows.items()]
-        facts([("instance", summary["instance"]), *values], 18)
+        best = {} if reason else {"lower bound" if orders else "bound": summary["lower_bound"]}
+        values = [(name, problem.describe(value)) for name, value in {**found, **best}.items()]
+        facts([("instance", summary["instance"]), ("infeasible", reason or None), *values], 18)
     if reason:
         raise typer.Exit(1)
 
@@ -116,7 +116,7 @@ def named_bounds(problem: Problem) -> dict[str, int]:
 
 
 def solvers(
-    file: Annotated[Path | None, typer.Argument(help="Who takes this instance?")] = None,
+    file: Annotated[Path | None, argument("Who takes this instance?")] = None,
 ) -> None:
     """List the installed solvers by the kind of problem, or who takes an instance."""
     if file is None:
@@ -146,13 +146,7 @@ def _summary(problem: Problem, file: Path, result: Result) -> dict[str, Any]:
         "status": result.status,
         "seconds": round(result.seconds, 6),
         "history": [
-            {
-                "seconds": round(step.elapsed, 6),
-                "objective": step.objective,
-                "lower_bound": step.lower_bound,
-                "event": step.event,
-                "source": step.source,
-            }
+            {"seconds": round(step.elapsed, 6)} | {key: getattr(step, key) for key in _HISTORY}
             for step in result.history
         ],
         **({"reason": result.reason} if result.reason else {}),
@@ -163,25 +157,24 @@ def _summary(problem: Problem, file: Path, result: Result) -> dict[str, Any]:
 def _rows(
     problem: Problem, file: Path, result: Result, output: Path | None
 ) -> list[tuple[str, object]]:
-    rows: list[tuple[str, object]] = [
-        ("instance", problem.name or file.name), ("solver", result.solver),
-    ]  # fmt: skip
-    if result.objective is not None:
-        rows.append((problem.objective_name, problem.describe(result.objective)))
-    if result.lower_bound is not None:
-        bound = "lower bound" if problem.objective_name == "makespan" else "bound"
-        rows.append((bound, problem.describe(result.lower_bound)))
-    if result.gap is not None:
-        rows.append(("gap", f"{result.gap:.2%}"))
-    stopped = " (interrupted: best so far)" if result.interrupted else ""
-    rows.append(("status", result.status + stopped))
-    if result.reason:
-        rows.append(("reason", result.reason))
+    def described(value: int | None) -> str | None:
+        return None if value is None else problem.describe(value)
+
+    gap = None if result.gap is None else f"{result.gap:.2%}"
+    missing = None
     if result.missing:
-        left = "" if result.gap is None else f", up to {result.gap:.2%} may be left"
-        names = ", ".join(result.missing)
-        rows.append(("missing", f"{names}: not compiled in time{left}; see `optsched warmup`"))
-    rows.append(("time", f"{result.seconds:.2f} s"))
-    if output is not None and result.schedule is not None:
-        rows.append(("written", output))
-    return rows
+        left = "" if gap is None else f", up to {gap} may be left"
+        missing = f"{', '.join(result.missing)}: not compiled in time{left}; see `optsched warmup`"
+    return [
+        ("instance", problem.name or file.name),
+        ("solver", result.solver),
+        (problem.objective_name, described(result.objective)),
+        ("lower bound" if problem.objective_name == "makespan" else "bound",
+         described(result.lower_bound)),
+        ("gap", gap),
+        ("status", result.status + " (interrupted: best so far)" * result.interrupted),
+        ("reason", result.reason or None),
+        ("missing", missing),
+        ("time", f"{result.seconds:.2f} s"),
+        ("written", None if result.schedule is None else output),
+    ]  # fmt: skip

@@ -8,14 +8,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.text import Text
 
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.links import PCIE, nvlinks, weight
 from optsched.bandwidth.topology.rates import shown
 from optsched.bandwidth.topology.state import ClusterState
-from optsched.cli.options import Output, group, pairs
+from optsched.cli.options import Output, argument, group, option, pairs
 from optsched.cli.output import wrote
 from optsched.cli.tables import display, table
 from optsched.io.files import check_outputs
@@ -32,9 +31,7 @@ _MOST_MATRIX = 16  # GPUs of a matrix that fits the screen
 
 app = group("Describe a cluster: import what its tools write, show it, check it.")
 
-ClusterFile = Annotated[
-    Path, typer.Argument(help="A cluster, optsched.cluster/1.", show_default=False)
-]
+ClusterFile = Annotated[Path, argument("A cluster, optsched.cluster/1.")]
 
 
 @app.command("import")
@@ -42,30 +39,25 @@ def import_(
     output: Output,
     topo: Annotated[
         list[str] | None,
-        typer.Option(help="TYPE=FILE, `nvidia-smi topo -m` or `rocm-smi --showtopo` of that type."),
+        option("TYPE=FILE, `nvidia-smi topo -m` or `rocm-smi --showtopo` of that type."),
     ] = None,
-    hosts: Annotated[
-        list[str] | None,
-        typer.Option(help="HOSTS=TYPE, such as 'n[01-04]=h100' [default: of --domains]."),
-    ] = None,
+    hosts: Annotated[list[str] | None, option("'n[01-04]=h100' [default: of --domains].")] = None,
     domains: Annotated[
         Path | None,
-        typer.Option(
-            help="Slurm's topology.conf or topology.yaml, `kubectl get nodes -o json`, or a CSV "
+        option(
+            "Slurm's topology.conf or topology.yaml, `kubectl get nodes -o json`, or a CSV "
             "host,LEVEL,...."
         ),
     ] = None,
     level: Annotated[
-        list[str] | None,
-        typer.Option(help="LABEL or LEVEL=LABEL of Kubernetes nodes, widest first."),
+        list[str] | None, option("LABEL or LEVEL=LABEL of Kubernetes nodes, widest first.")
     ] = None,
     nics: Annotated[
-        str | None,
-        typer.Option(help="Network cards a host: number, or names [default: those near GPUs]."),
+        str | None, option("Network cards a host: number, or names [default: those near GPUs].")
     ] = None,
-    nic_rate: Annotated[float, typer.Option(help="GB/s of a network card.")] = 50.0,
-    pod: Annotated[str | None, typer.Option(help="Level whose domains are pods.")] = None,
-    name: Annotated[str, typer.Option(help="Name of the cluster.")] = "",
+    nic_rate: Annotated[float, option("GB/s of a network card.")] = 50.0,
+    pod: Annotated[str | None, option("Level whose domains are pods.")] = None,
+    name: Annotated[str, option("Name of the cluster.")] = "",
 ) -> None:
     """Write a cluster from topology matrices, host lists, and switches, nodes or labels."""
     files, lists = pairs("topo", topo or (), "TYPE=FILE"), pairs("hosts", hosts or (), "HOSTS=TYPE")
@@ -87,7 +79,7 @@ def show(file: ClusterFile) -> None:
 @app.command()
 def check(
     file: ClusterFile,
-    state: Annotated[Path | None, typer.Option(help="Its state: optsched.state/1.")] = None,
+    state: Annotated[Path | None, option("Its state: optsched.state/1.")] = None,
 ) -> None:
     """Check a cluster, and a state of it; say what could be missing for good answers."""
     cluster = Cluster.read(file)

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from optsched.cli.options import option
 
 if TYPE_CHECKING:
     from optsched.kernels.compile import Entry
@@ -18,10 +18,7 @@ PACKAGES = ("optsched", "optsched_solvers")
 
 
 def warmup(
-    cache_dir: Annotated[
-        Path | None,
-        typer.Option(help="Put them here, for machines where NUMBA_CACHE_DIR names this folder."),
-    ] = None,
+    cache_dir: Annotated[Path | None, option("Put them here, for NUMBA_CACHE_DIR.")] = None,
 ) -> None:
     """Compile all kernels on all cores, so that no solve need; what is compiled stays on disk."""
     from optsched.errors import InputError
