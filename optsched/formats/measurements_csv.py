@@ -73,7 +73,7 @@ def from_text(
         if (line.op, line.payload) != (first.op, first.payload):
             raise MixedMeasurements(
                 f"{line.place}: {line.op} of {_bytes(line.payload)}, but {first.place} "
-                f"is {first.op} of {_bytes(first.payload)}: choose op and payload"
+                f"is {first.op} of {_bytes(first.payload)}: choose op and payload, or a file each"
             )
     found = tuple(line.measurement for line in chosen)
     return MeasurementTable(found, first.op, first.payload, any(line.mixed for line in chosen))

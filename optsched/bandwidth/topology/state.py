@@ -79,7 +79,9 @@ class ClusterState:
         names = set()
         for job in jobs:
             label("job", job.name)
-            if not job.name or job.name in names:
+            if not job.name:
+                raise InputError("jobs: expected a name of every job, got ''")
+            if job.name in names:
                 raise InputError(f"jobs: expected distinct names, got {job.name!r:.60} again")
             names.add(job.name)
             if job.demand is not None:
