@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from optsched.cluster.workload.job_checks import CONTROL, MOST_GPUS
 from optsched.errors import InputError
 from optsched.formats.csv_rows import csv_records
 from optsched.formats.registry import Reader, Source, readers
+from optsched.formats.trace_table import MOST_TEXT
 from optsched.io.files import read_text, write_atomic
-from optsched.io.strict_json import decode, parse, without_collector
+from optsched.io.strict_json import MAX_INTEGER, decode, parse, without_collector
 from optsched.io.values import one_of
 
 if TYPE_CHECKING:
@@ -170,6 +172,10 @@ def import_trace(
         more = float(added) / float(sum(j.gpus * parts * j.seconds for j in left.values()) or 1)
         notes.append(f"rounded up: {len(cut):,} jobs with shares of GPUs, {more:+.1%} GPU-time")
     first = min(job.submit for job in left.values())
+    for key, job in left.items():
+        if sizes[key] > MOST_GPUS or job.submit - first + job.seconds > MAX_INTEGER:
+            limits = "at most 2^24 GPUs and an end within 2^53 s of the first submission"
+            raise InputError(f"{file}: job {key!r:.40}: expected {limits}; take it out of the log")
     header = ["submit_time_s", "job_id", "num_gpus", "duration_s", "type", "group"]
     needs = [key for key in _BY_GPU if any(getattr(job, key) for job in left.values())]
     rows = [
@@ -201,6 +207,10 @@ def _jobs(file: str, text: str, format: str) -> tuple[str, dict[str, _Job]]:
         if not run.job or run.gpus < 0 or (run.seconds or 0) < 0:
             what = "a name, >= 0 GPUs and an end after its start"
             raise InputError(f"{run.place}: expected {what}, got job {run.job!r:.40}")
+        for text in (run.job, run.kind, run.group):
+            if len(text) > MOST_TEXT or CONTROL.search(text):
+                what = f"names of at most {MOST_TEXT} printable characters"
+                raise InputError(f"{run.place}: expected {what}, got {text!r:.40}")
         jobs.setdefault(run.job, _Job()).add(run)
     return names[0], jobs
 

@@ -31,7 +31,7 @@ SEPARATOR: Final = "|"
 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
 _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
-_MAX_TEXT: Final = 200
+MOST_TEXT: Final = 200
 
 
 def seconds(times: IntArray, time_unit: str) -> list[str]:
@@ -203,8 +203,8 @@ class TraceTable:
         if column is None:
             return ("",) * len(self.places)
         long = max(column, key=len)
-        if len(long) > _MAX_TEXT:
-            self.refuse(column.index(long), key, f"longer than {_MAX_TEXT} characters")
+        if len(long) > MOST_TEXT:
+            self.refuse(column.index(long), key, f"longer than {MOST_TEXT} characters")
         if CONTROL.search("".join(column)):
             i = next(i for i, text in enumerate(column) if CONTROL.search(text))
             self.refuse(i, key, f"control characters (a line break) in {format_json(column[i])}")

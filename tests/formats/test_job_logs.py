@@ -349,3 +349,22 @@ def test_command(cli: Cli) -> None:
 def test_all_are_tested() -> None:
     """Every reader of logs has a sample here."""
     assert set(readers("trace")) == set(FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('"a\nb",0,1,1,', r"names of at most 200 printable"),
+        ("a,0,1,1,g\0", r"log.csv:2: expected names"),
+        ("a" * 201 + ",0,1,1,", r"log.csv:2: expected names"),
+        ("a,0,16777217,1,", r"job 'a': expected at most 2\^24 GPUs"),
+        ("a,0,1,9007199254740993,", r"within 2\^53 s"),
+    ],
+)
+def test_no_trace_is_written_that_cannot_be_read(tmp_path, row, message):
+    """What `read_trace` would refuse is refused where it comes from."""
+    log, trace = tmp_path / "log.csv", tmp_path / "trace.csv"
+    log.write_text(f"job_id,submit_time_s,num_gpus,duration_s,group\n{row}\n")
+    with pytest.raises(InputError, match=message):
+        import_trace(log, trace)
+    assert not trace.exists()
