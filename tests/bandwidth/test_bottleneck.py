@@ -16,7 +16,7 @@ from optsched.bandwidth import synthetic
 from optsched.bandwidth.measure.metrics import coverage, mape, r_squared
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.fallback import best_rings, intra_estimate
-from optsched.bandwidth.models.gaussian import GaussianProcess, _Evidence
+from optsched.bandwidth.models.gaussian import LENGTH, NOISE, SIGNAL, GaussianProcess
 from optsched.bandwidth.models.measured import MeasuredBandwidth
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.bandwidth.models.patterns import automaton
@@ -226,8 +226,8 @@ def test_draws_vary_about_the_prediction_and_keep_what_is_measured() -> None:
     assert 0.3 < (drawn[:, ~known] > value).mean() < 0.7
 
 
-def test_believing_changes_no_prediction_and_narrows_intervals() -> None:
-    """Pretending to have measured what was predicted."""
+def test_believing_changes_little_and_narrows_intervals() -> None:
+    """Pretending to have measured what was predicted: the line rate counts a little less."""
     model = BottleneckBandwidth(CLUSTER).fit(runs(TRUE, training_samples(CLUSTER, 30, 6)))
     rows = automaton(4, 8).patterns
     rows = rows[rows[:, 1] > 0]
@@ -235,41 +235,30 @@ def test_believing_changes_no_prediction_and_narrows_intervals() -> None:
     pattern = tuple(c for c in unknown[40].tolist() if c)
     sure = model.believing([pattern])
     assert sure.is_measured(unknown[40:41])[0]
-    assert np.allclose(sure.network(rows), model.network(rows), rtol=0.02)
-    assert sure.network(unknown[40:41], "low")[0] == model.network(unknown[40:41])[0]
-
-
-def test_the_gradient_of_the_evidence_is_its_slope() -> None:
-    """Against differences."""
-    rng = np.random.default_rng(0)
-    inputs, trend = rng.uniform(0, 1, (12, 3)), rng.uniform(-1, 1, (12, 2))
-    evidence = _Evidence(inputs, trend, rng.normal(size=12))
-    at = rng.normal(0, 0.3, 5)
-    for i, slope in enumerate(evidence(at)[1]):
-        step = np.eye(5)[i] * 1e-5
-        rise = (evidence(at + step)[0] - evidence(at - step)[0]) / 2e-5
-        assert slope == pytest.approx(rise, rel=1e-4, abs=1e-6)
+    change = np.abs(sure.network(rows) / model.network(rows) - 1)
+    assert np.median(change) < 0.01
+    assert change.max() < 0.1
+    assert sure.network(unknown[40:41], "low")[0] == sure.network(unknown[40:41])[0]
 
 
 def test_the_process_is_the_textbook_formula() -> None:
     """Mean and variance by explicit inverses (Rasmussen & Williams, 2.25 and 2.26)."""
     rng = np.random.default_rng(1)
     x, h, y = rng.uniform(0, 1, (9, 2)), rng.uniform(-1, 1, (9, 1)), rng.normal(size=9)
-    process = GaussianProcess(x, h, y, np.array([-0.5, 0.3, -1.0, -2.0]))
-    length, signal, noise = np.exp([-0.5, 0.3]), np.exp(-2.0), np.exp(-4.0)
+    process = GaussianProcess(x, h, y)
 
     def cov(a: int | None, b: int | None, p: np.ndarray, q: np.ndarray) -> float:  # type: ignore[type-arg]
-        far = np.sqrt((((p[:2] - q[:2]) / length) ** 2).sum())
-        return float(signal * np.exp(-far) + p[2] * q[2])
+        far = np.sqrt((((p[:2] - q[:2]) / LENGTH) ** 2).sum())
+        return float(SIGNAL**2 * np.exp(-far) + p[2] * q[2])
 
     points = np.column_stack([x, h])
     new = np.array([[0.2, 0.7, 0.4]])
     joint = np.array([[cov(None, None, p, q) for q in points] for p in points])
-    inverse = np.linalg.inv(joint + noise * np.eye(9))
+    inverse = np.linalg.inv(joint + NOISE**2 * np.eye(9))
     across = np.array([cov(None, None, new[0], q) for q in points])
     mean, deviation = process.predict(new[:, :2], new[:, 2:])
     assert mean[0] == pytest.approx(across @ inverse @ y, rel=1e-6)
-    variance = cov(None, None, new[0], new[0]) - across @ inverse @ across + noise
+    variance = cov(None, None, new[0], new[0]) - across @ inverse @ across + NOISE**2
     assert deviation[0] == pytest.approx(np.sqrt(variance) * process.inflation, rel=1e-6)
 
 

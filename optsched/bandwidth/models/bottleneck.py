@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from functools import cached_property
-from math import erfc, log, sqrt
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from optsched.bandwidth.models.fallback import intra_estimate
-from optsched.bandwidth.models.gaussian import GaussianProcess
+from optsched.bandwidth.models.gaussian import NOISE, GaussianProcess
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, check_table
 from optsched.bandwidth.models.model import CountModel, Which, alone, unlimited
 from optsched.bandwidth.models.observations import Observations, observations
-from optsched.bandwidth.models.patterns import automaton, n_patterns, written_pattern
-from optsched.bandwidth.models.prior import MEANS, host_rates, inputs, line_rate, mean
+from optsched.bandwidth.models.patterns import automaton, n_patterns
+from optsched.bandwidth.models.prior import host_rates, inputs, line_rate
 from optsched.bandwidth.models.shrinkage import beside_line_rate, pooled
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
@@ -34,21 +33,6 @@ COMPILED: Final = 20_000
 
 _QUANTILE: Final = 1.96
 
-_ROUNDS: Final = 3
-
-_SCALE: Final = 50  # logs beyond are no scales
-
-
-class Fitted(NamedTuple):
-    """What was chosen by likelihood; with the measurements it gives the model back bit by bit."""
-
-    mean: str
-    """One of `MEANS`."""
-    scales: tuple[float, ...]
-    """See `GaussianProcess`."""
-    held: tuple[tuple[int, ...], ...] = ()
-    """Patterns known from below only that are points at that value: the process fell short."""
-
 
 class BottleneckBandwidth(CountModel):
     """B(S) = min(T(counts of S) if it has several hosts, intra of every host with two or more).
@@ -64,8 +48,6 @@ class BottleneckBandwidth(CountModel):
         Whose GPUs they are.
     table
         Measurements to begin with; `fit` is the usual way to give them.
-    fitted
-        The hyper-parameters, if they are known; otherwise they are learnt from the table.
 
     Raises
     ------
@@ -73,17 +55,11 @@ class BottleneckBandwidth(CountModel):
         A measurement of a pattern, host or GPU that the cluster has not.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        table: MeasurementTable | None = None,
-        fitted: Fitted | None = None,
-    ) -> None:
+    def __init__(self, cluster: Cluster, table: MeasurementTable | None = None) -> None:
         self.cluster = cluster
         self.table = MeasurementTable(()) if table is None else table
         check_table(cluster, self.table)
         self.op, self.payload, self.mixed = self.table.op, self.table.payload, self.table.mixed
-        self._given = fitted
 
     # learning
 
@@ -103,50 +79,6 @@ class BottleneckBandwidth(CountModel):
         if not len(more):
             return self
         return BottleneckBandwidth(self.cluster, self.table.joined(more) if self.table else more)
-
-    @cached_property
-    def fitted(self) -> Fitted | None:
-        """The hyper-parameters; None where nothing was learnt from."""
-        if self._given is not None or not len(self._points[0]):
-            return self._given
-        best, chosen = -np.inf, Fitted("line_rate", ())
-        for name in MEANS:
-            process = self._learnt(name, ())
-            score = process.log_evidence + self._log_above(process, name)
-            if score > best:
-                best, chosen = score, Fitted(name, tuple(process.scales.tolist()))
-        for _ in range(_ROUNDS):
-            more = self._short(chosen)
-            if not more:
-                break
-            held = (*chosen.held, *more)
-            scales = self._learnt(chosen.mean, held).scales
-            chosen = Fitted(chosen.mean, tuple(scales.tolist()), held)
-        return chosen
-
-    def _learnt(self, name: str, held: Iterable[tuple[int, ...]]) -> GaussianProcess:
-        rows, values = self._points_and(held)
-        return GaussianProcess.fit(*self._inputs(rows), values - self._mean(name, rows))
-
-    def _log_above(self, process: GaussianProcess, name: str) -> float:
-        """Log of the probability that limits known from below are above, each for itself."""
-        rows, values = self._bounds
-        if not len(rows):
-            return 0.0
-        middle, deviation = process.predict(*self._inputs(rows))
-        z = (self._mean(name, rows) + middle - values) / deviation
-        return float(sum(log(max(1e-300, erfc(-x / sqrt(2)) / 2)) for x in z.tolist()))
-
-    def _short(self, fitted: Fitted) -> list[tuple[int, ...]]:
-        """Patterns that the process expects to be slower than they are known to be at least."""
-        rows, values = self._bounds
-        if not len(rows):
-            return []
-        process = self._process_of(fitted)
-        expected = self._mean(fitted.mean, rows) + process.predict(*self._inputs(rows))[0]
-        below = expected < values - process.noise
-        found = [tuple(c for c in row if c) for row in rows[below].tolist()]
-        return [pattern for pattern in found if pattern not in fitted.held]
 
     @cached_property
     def observations(self) -> Observations:
@@ -169,7 +101,7 @@ class BottleneckBandwidth(CountModel):
     def line_rates(self) -> Floats | None:
         """What GPUs of a host bring to the network, while no limit of it has been measured."""
         known, least, _ = self.observations
-        return None if known or least or self.fitted else host_rates(self.cluster)
+        return None if known or least else host_rates(self.cluster)
 
     def intra_of(self, kind: int, which: Which = "value") -> IntArray | None:
         """The table of the type; without one, fallbacks and what was measured on single hosts."""
@@ -209,7 +141,7 @@ class BottleneckBandwidth(CountModel):
         if not len(several):
             return limit
         rows = given[several]
-        expected, process, seen = self._prior(rows), self._process, self._inputs(rows)
+        expected, process, seen = self._line(rows), self._process, inputs(self.cluster, rows)
         if len(rows) <= 2_000:
             sample = process.draw(*seen, rng)
         else:
@@ -219,21 +151,16 @@ class BottleneckBandwidth(CountModel):
         return limit
 
     def believing(self, patterns: Iterable[tuple[int, ...]]) -> BottleneckBandwidth:
-        """As if these patterns had been measured and were as predicted; nothing is relearnt."""
-        wanted = [tuple(int(c) for c in pattern) for pattern in patterns]
+        """As if these patterns had been measured and were as the process expects."""
+        wanted = [tuple(int(c) for c in pattern) for pattern in patterns if len(pattern) >= 2]
         if not wanted:
             return self
         width = max(map(len, wanted))
         rows = np.array([[*pattern, *[0] * (width - len(pattern))] for pattern in wanted])
-        values = self.network(rows)
-        believed = tuple(
-            Measurement(pattern, int(value))
-            for pattern, value in zip(wanted, values, strict=True)
-            if len(pattern) >= 2
-        )
-        table = self.table.joined(self.table.with_rows(believed))
-        fitted = self.fitted or Fitted("line_rate", tuple(self._process.scales.tolist()))
-        return BottleneckBandwidth(self.cluster, table, fitted)
+        expected = self._process.predict(*inputs(self.cluster, rows))[0] + self._line(rows)
+        values = self._with_known(rows, _rounded(expected), "value").tolist()
+        believed = [Measurement(p, value) for p, value in zip(wanted, values, strict=True)]
+        return BottleneckBandwidth(self.cluster, self.table.joined(self.table.with_rows(believed)))
 
     # how
 
@@ -265,20 +192,20 @@ class BottleneckBandwidth(CountModel):
         return state
 
     def _predicted(self, rows: IntArray, which: Which) -> IntArray:
-        if self.fitted is None and which == "value":
+        if not len(self._points[0]) and which == "value":
             values = np.minimum(np.rint(line_rate(self.cluster, rows)), MOST - 1).astype(np.int64)
             return self._with_known(rows, values, which)
-        middle, deviation = self._process.predict(*self._inputs(rows))
-        middle += self._prior(rows)
+        middle, deviation = self._process.predict(*inputs(self.cluster, rows))
+        rate = self._line(rows)
+        middle += rate
         low, high = middle - _QUANTILE * deviation, middle + _QUANTILE * deviation
         logs = {"value": middle, "low": low, "high": high}[which]
         if which == "value":
             patterns, known = self._points
-            rate, seen = self._mean("line_rate", rows), self._mean("line_rate", patterns)
-            logs = beside_line_rate(middle, deviation, rate, known - seen)
+            logs = beside_line_rate(middle, deviation, rate, known - self._line(patterns))
             if self._compiles:  # all patterns are there: what is predicted depends on no batch
                 logs = pooled(logs, deviation, rate)
-            logs -= self._process.noise  # of equals a search takes the one that was measured
+            logs -= NOISE  # of equals a search takes the one that was measured
             logs = np.clip(logs, low, high)
         return self._with_known(rows, _rounded(logs), which)
 
@@ -298,39 +225,17 @@ class BottleneckBandwidth(CountModel):
 
     @cached_property
     def _process(self) -> GaussianProcess:
-        if self.fitted is None:
-            none = np.zeros((0, 2), np.int64)
-            return GaussianProcess.fit(*self._inputs(none), np.zeros(0))
-        return self._process_of(self.fitted)
-
-    def _process_of(self, fitted: Fitted) -> GaussianProcess:
-        rows, values = self._points_and(fitted.held)
-        rest = values - self._mean(fitted.mean, rows)
-        return GaussianProcess(*self._inputs(rows), rest, np.array(fitted.scales))
+        rows, values = self._points
+        return GaussianProcess(*inputs(self.cluster, rows), values - self._line(rows))
 
     @cached_property
     def _points(self) -> tuple[IntArray, Floats]:
         """Patterns that were measured, sorted, and the logs of their limits."""
         return _logs({p: v for p, v in self.observations.known.items() if v > 0})
 
-    @cached_property
-    def _bounds(self) -> tuple[IntArray, Floats]:
-        """The same for patterns that are known from below only."""
-        return _logs({p: v for p, v in self.observations.least.items() if v > 0})
-
-    def _points_and(self, held: Iterable[tuple[int, ...]]) -> tuple[IntArray, Floats]:
-        known, least, _ = self.observations
-        points = {p: v for p, v in known.items() if v > 0}
-        return _logs(points | {p: least[p] for p in held})
-
-    def _prior(self, rows: IntArray) -> Floats:
-        return self._mean("line_rate" if self.fitted is None else self.fitted.mean, rows)
-
-    def _mean(self, name: str, rows: IntArray) -> Floats:
-        return mean(name, self.cluster, rows, self.ceiling(rows))
-
-    def _inputs(self, rows: IntArray) -> tuple[Floats, Floats]:
-        return inputs(self.cluster, rows)
+    def _line(self, rows: IntArray) -> Floats:
+        """Logs of line rates, which are expected before any run."""
+        return np.asarray(np.log(np.maximum(line_rate(self.cluster, rows), 1.0)))
 
     @cached_property
     def _best_within(self) -> Floats:
@@ -350,32 +255,6 @@ class BottleneckBandwidth(CountModel):
         return best
 
     # files
-
-    def check_fitted(self) -> None:
-        """Refuse hyper-parameters that do not belong to these measurements.
-
-        Raises
-        ------
-        InputError
-            Another number of scales, scales out of range, or patterns without a lower bound.
-        """
-        if self._given is None:
-            return
-        _, scales, held = self._given
-        expected = self._inputs(np.zeros((0, 2), np.int64))[0].shape[1] + 2
-        if len(scales) != expected or not all(abs(x) <= _SCALE for x in scales):
-            raise InputError(
-                f"fitted.scales: expected {expected} numbers in -{_SCALE}..{_SCALE}, "
-                f"got {len(scales)}"
-            )
-        for i, pattern in enumerate(held):
-            if not self.observations.least.get(pattern):
-                raise InputError(
-                    f"fitted.held[{i}]: {written_pattern(pattern)} has no lower bound among the "
-                    "measurements"
-                )
-        if not np.isfinite(self._process.predict(*self._inputs(np.ones((1, 2), np.int64)))).all():
-            raise InputError("fitted.scales: do not explain these measurements")
 
     @classmethod
     def read(

@@ -1,4 +1,4 @@
-"""The document ``optsched.bandwidth/1``: cluster, measurements, and what was learnt from them."""
+"""The document ``optsched.bandwidth/1``: cluster and measurements, which give the model back."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from optsched.bandwidth.models.bottleneck import BottleneckBandwidth, Fitted
+from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.measured import MeasuredBandwidth
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import parse_pattern, written_pattern
 from optsched.bandwidth.models.pods import PodBandwidth
-from optsched.bandwidth.models.prior import MEANS
 from optsched.bandwidth.topology import cluster_document
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
@@ -50,12 +49,6 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     censored: bool = False
 
 
-class _Fitted(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    mean: str
-    scales: list[float]
-    held: list[str] = []
-
-
 class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     format: str
     kind: str = "bottleneck"
@@ -64,7 +57,6 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     op: str = "all_reduce"
     payload: Bytes | None = None
     mixed: bool = False
-    fitted: _Fitted | None = None
     measurements: list[_Row] = []
 
 
@@ -110,9 +102,8 @@ def from_tree(tree: Any, name: str, cluster: Cluster | None = None) -> Bandwidth
     kind = one_of(f"{name}: kind", tree.get("kind", "bottleneck"), KINDS)
     if kind == "pods":
         return _pods(tree, name, cluster)
-    other = "repeated" if kind == "bottleneck" else "fitted"
-    if other in tree:
-        raise InputError(f'{name}: top level: unknown field "{other}"')
+    if kind == "bottleneck" and "repeated" in tree:
+        raise InputError(f'{name}: top level: unknown field "repeated"')
     found = decode(tree, _Document, name)
     own = _cluster(found.cluster, name, cluster)
     with placed(f"{name}: "):
@@ -120,11 +111,7 @@ def from_tree(tree: Any, name: str, cluster: Cluster | None = None) -> Bandwidth
         table = MeasurementTable(measured, found.op, found.payload, found.mixed)
         if kind == "measured":
             return MeasuredBandwidth(own, table, found.repeated)
-        given = None if found.fitted is None else _fitted(found.fitted)
-        model = BottleneckBandwidth(own, table, given)
-        if given is not None:
-            model.check_fitted()
-    return model
+        return BottleneckBandwidth(own, table)
 
 
 def to_json(model: BandwidthModel) -> bytes:
@@ -136,10 +123,10 @@ def to_json(model: BandwidthModel) -> bytes:
         This kind of model has none.
     """
     if isinstance(model, BottleneckBandwidth):
-        return lines({"format": FORMAT} | _members(model.table, model.fitted, model.cluster))
+        return lines({"format": FORMAT} | _members(model.table, model.cluster))
     if isinstance(model, MeasuredBandwidth):
         head = {"kind": "measured", "repeated": model.repeated, "format": FORMAT}
-        return lines(head | _members(model.table, None, model.cluster))
+        return lines(head | _members(model.table, model.cluster))
     if isinstance(model, PodBandwidth):
         return lines({
             "format": FORMAT, "kind": "pods", "factor": model.factor,
@@ -153,16 +140,13 @@ def to_json(model: BandwidthModel) -> bytes:
     )
 
 
-def _members(table: MeasurementTable, fitted: Fitted | None, cluster: Cluster) -> dict[str, Any]:
-    """The measurements, what was learnt from them, and the cluster."""
+def _members(table: MeasurementTable, cluster: Cluster) -> dict[str, Any]:
+    """The measurements and the cluster."""
     members: dict[str, Any] = {"op": table.op}
     if table.payload is not None:
         members["payload"] = table.payload
     if table.mixed:
         members["mixed"] = True
-    if fitted is not None:
-        held = [written_pattern(pattern) for pattern in fitted.held]
-        members["fitted"] = _Fitted(mean=fitted.mean, scales=list(fitted.scales), held=held)
     members["measurements"] = rows(
         _Row(
             pattern=written_pattern(row.pattern), kilobytes=row.value,
@@ -187,12 +171,6 @@ def _measurement(row: _Row, i: int) -> Measurement:
     gpus = tuple((host, tuple(ids)) for host, ids in row.gpus.items())
     with placed(f"measurements[{i}]."):
         return Measurement(parse_pattern(row.pattern), row.kilobytes, gpus, row.censored)
-
-
-def _fitted(given: _Fitted) -> Fitted:
-    one_of("fitted.mean", given.mean, MEANS)
-    held = tuple(parse_pattern(text, f"fitted.held[{i}]") for i, text in enumerate(given.held))
-    return Fitted(given.mean, tuple(given.scales), held)
 
 
 def _pods(tree: Any, name: str, cluster: Cluster | None) -> PodBandwidth:

@@ -17,16 +17,11 @@ if TYPE_CHECKING:
 LARGEST: Final = 8
 """So many of the largest counts are inputs, besides sums over all."""
 
-MEANS: Final = ("bent", "line_rate")
-"""What the limits may deviate from: the line rate, also held smoothly below what hosts allow."""
-
 TRENDS: Final = (0.5, 0.5, 0.5, 0.2)
 """How far the rate, its powers of network cards, ring factor and imbalance may be off.
 
 With powers of 1, 1 and 0 that is the line rate, with 0, 0 and 0 a constant, as latency makes it.
 """
-
-_SHARPNESS: Final = 4  # of the smooth minimum
 
 
 def host_rates(cluster: Cluster) -> Floats:
@@ -75,24 +70,6 @@ def line_rate(cluster: Cluster, patterns: IntArray) -> Floats:
     n, m = gpus[several], hosts[several]
     prior[several] = least[several] * ((n - 1) / n) * (m / (m - 1))
     return prior
-
-
-def mean(name: str, cluster: Cluster, rows: IntArray, ceiling: Floats) -> Floats:
-    """Logs of the limits of patterns across hosts that are expected before any is measured.
-
-    Parameters
-    ----------
-    name
-        One of `MEANS`.
-    cluster, rows
-        Patterns as falling counts with zeros behind, shape (n, m).
-    ceiling
-        What the hosts allow of each, kB/s.
-    """
-    rate = np.maximum(line_rate(cluster, rows), 1.0)
-    if name == "line_rate":
-        return np.asarray(np.log(rate))
-    return np.asarray(np.log(rate) - np.log1p((rate / ceiling) ** _SHARPNESS) / _SHARPNESS)
 
 
 def inputs(cluster: Cluster, rows: IntArray) -> tuple[Floats, Floats]:
