@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
 _MOST_SIZES: Final = 2**22  # of all rows
+_USUALLY: Final = ("weight", "cpus_per_gpu", "memory_per_gpu_gb")
+"""Columns of numbers that are written where they are not as usual."""
+
 _MOST_CELL: Final = 131_000  # characters: what readers of CSV take
 
 
@@ -169,12 +172,8 @@ def _labels(table: TraceTable, passes: int) -> dict[str, Any]:
     group, template = table.texts("group"), table.texts("template")
     groups, templates = list(dict.fromkeys(group)), sorted(set(template) - {""})
     return {
-        "priority": np.array(table.values("priority")),
-        "weight": np.array(table.values("weight")),
-        "preemptible": np.array(table.values("preemptible")),
+        **{key: np.array(table.values(key)) for key in ("priority", "preemptible", *_USUALLY)},
         "passes": np.array(table.values("passes", default=passes)),
-        "cpus_per_gpu": np.array(table.values("cpus_per_gpu")),
-        "memory_per_gpu_gb": np.array(table.values("memory_per_gpu_gb")),
         "types": table.types,
         "speeds": np.array([table.values(SPEED + kind) for kind in table.types]).T,
         "source": np.array(table.texts("type"), np.str_),
@@ -206,16 +205,28 @@ def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
     InputError
         A list of sizes that is too long for a cell, or a file that cannot be written.
     """
-    found = {key: column.cells(workload) for key, column in COLUMNS.items() if column.cells}
-    found |= _cells_of_sizes(workload, path)
-    columns = {key: found[key] for key in COLUMNS if key in USUAL or any(found.get(key, ()))}
-    for kind, speed in zip(workload.types, workload.speeds.T.tolist(), strict=True):
-        columns[SPEED + kind] = ["" if x == 1 else x for x in speed]
+    w = workload
+    found: dict[str, Sequence[Any]] = {
+        "job_id": w.names, "submit_time_s": seconds(w.submit, w.time_unit),
+        "priority": w.priority.tolist(), "type": w.source.tolist(),
+        "group": [w.groups[g].name for g in w.group.tolist()],
+        "preemptible": ["" if x else "false" for x in w.preemptible.tolist()],
+        "template": ["" if t < 0 else w.templates[t] for t in w.template.tolist()],
+        **{key: _given(getattr(w, key), COLUMNS[key].default) for key in ("passes", *_USUALLY)},
+        **_cells_of_sizes(w, path),
+    }  # fmt: skip
+    columns = {key: found[key] for key in COLUMNS if key in USUAL or any(found[key])}
+    columns |= {SPEED + kind: _given(s, 1) for kind, s in zip(w.types, w.speeds.T, strict=True)}
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
     write_atomic(path, text.getvalue())
+
+
+def _given(values: IntArray, usual: float) -> list[Any]:
+    """Cells of a column, empty where it is as usual."""
+    return ["" if x == usual else x for x in values.tolist()]
 
 
 def _cells_of_sizes(w: Workload, path: Any) -> dict[str, Sequence[Any]]:

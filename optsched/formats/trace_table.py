@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from decimal import Decimal
 from itertools import pairwise
+from sys import float_info
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from optsched.cluster.workload.workload import Workload
     from optsched.model.schedule import IntArray
 
 SEPARATOR: Final = "|"
@@ -51,23 +50,23 @@ def _decimal(text: str) -> Decimal | None:
     return Decimal(text) if _NUMBER.fullmatch(text) else None
 
 
-def _whole(least: int, most: int) -> Callable[[str], int | None]:
-    def read(text: str) -> int | None:
+def _number(
+    least: float, most: float, kind: type = float, above: bool = False
+) -> Callable[[str], Any]:
+    """Reads a number in ``least..most``, `above` the least; None if it is none, or not whole."""
+
+    def read(text: str) -> Any:
         value = _decimal(text)
-        if value is None or not least <= value <= most or value != value.to_integral_value():
+        if value is None or (kind is int and value != value.to_integral_value()):
             return None
-        return int(value)
+        found = kind(value)
+        return found if least <= found <= most and not (above and found == least) else None
 
     return read
 
 
-def _weight(text: str) -> float | None:
-    value = float(_decimal(text) or 0)
-    return value if 0 < value < math.inf else None
-
-
 def _sizes(text: str) -> Sequence[int] | None:
-    ends = [_whole(0, MOST_GPUS)(part) for part in re.split(r"[|-]", text)]
+    ends = [_number(0, MOST_GPUS, int)(part) for part in re.split(r"[|-]", text)]
     found = [number for number in ends if number is not None]
     rising = all(a < b for a, b in pairwise(found)) and len(found) == len(ends)
     if not rising or (0 in found and len(found) > 1) or ("-" in text and len(found) != 2):
@@ -75,21 +74,8 @@ def _sizes(text: str) -> Sequence[int] | None:
     return range(found[0], found[1] + 1) if "-" in text else found
 
 
-def _number(most: float) -> Callable[[str], float | None]:
-    def read(text: str) -> float | None:
-        value = _decimal(text)
-        return None if value is None or not 0 <= value <= most else float(value)
-
-    return read
-
-
-def _given(values: npt.NDArray[np.float64], usual: float) -> list[Any]:
-    """Cells of a column, empty where it is as usual."""
-    return ["" if x == usual else x for x in values.tolist()]
-
-
 class Column(NamedTuple):
-    """What the cells of a column are, for reader and writer."""
+    """What the cells of a column are."""
 
     what: str = ""
     """For messages."""
@@ -97,53 +83,35 @@ class Column(NamedTuple):
     """The value of a cell, None if it is wrong; names and times have their own."""
     default: Any = None
     """The value of an empty cell."""
-    cells: Callable[[Workload], Sequence[Any]] | None = None
-    """Those of a workload, empty for what is taken for granted; the writer has others its own."""
 
 
 COLUMNS: Final = {
-    "job_id": Column(cells=lambda w: w.names),
-    "submit_time_s": Column(cells=lambda w: seconds(w.submit, w.time_unit)),
+    "job_id": Column(),
+    "submit_time_s": Column(),
     "num_gpus": Column(
-        "whole GPUs in 0..2^24 (jobs that share a GPU: see optsched workload)", _whole(0, MOST_GPUS)
+        "whole GPUs in 0..2^24 (jobs that share a GPU: see optsched workload)",
+        _number(0, MOST_GPUS, int),
     ),
     "duration_s": Column(),
     "priority": Column(
-        "a whole number in 1..99 (shares are a column weight)",
-        _whole(1, 99), 50, lambda w: w.priority.tolist(),
+        "a whole number in 1..99 (shares are a column weight)", _number(1, 99, int), 50
     ),
-    "type": Column(cells=lambda w: w.source.tolist()),
+    "type": Column(),
     "sizes": Column("ascending sizes in 1..2^24 such as 1|2|4 or 2-8, or 0 alone", _sizes),
-    "weight": Column(
-        "a finite weight > 0", _weight, 1.0,
-        lambda w: _given(w.weight, 1),
-    ),
-    "group": Column(cells=lambda w: [w.groups[g].name for g in w.group.tolist()]),
-    "preemptible": Column(
-        "true, false, 1 or 0", _TRUTH.get, True,
-        lambda w: ["" if x else "false" for x in w.preemptible.tolist()],
-    ),
-    "passes": Column(
-        "a whole number of passes in 1..2^53", _whole(1, MAX_INTEGER), 1,
-        lambda w: ["" if x == 1 else x for x in w.passes.tolist()],
-    ),
-    "cpus_per_gpu": Column(
-        "CPUs by GPU in 0..2^20", _number(MOST_AMOUNT), 0.0, lambda w: _given(w.cpus_per_gpu, 0)
-    ),
-    "memory_per_gpu_gb": Column(
-        "GB by GPU in 0..2^20", _number(MOST_AMOUNT), 0.0,
-        lambda w: _given(w.memory_per_gpu_gb, 0),
-    ),
-    "template": Column(
-        cells=lambda w: ["" if t < 0 else w.templates[t] for t in w.template.tolist()]
-    ),
-}  # fmt: skip
+    "weight": Column("a finite weight > 0", _number(0, float_info.max, above=True), 1.0),
+    "group": Column(),
+    "preemptible": Column("true, false, 1 or 0", _TRUTH.get, True),
+    "passes": Column("a whole number of passes in 1..2^53", _number(1, MAX_INTEGER, int), 1),
+    "cpus_per_gpu": Column("CPUs by GPU in 0..2^20", _number(0, MOST_AMOUNT), 0.0),
+    "memory_per_gpu_gb": Column("GB by GPU in 0..2^20", _number(0, MOST_AMOUNT), 0.0),
+    "template": Column(),
+}
 
 SPEED: Final = "speed:"
 """Begins the name of a column of speeds on a type of GPU."""
 
 _SPEED: Final = Column(
-    "a speed in 0..1000, 0: the job does not run on that type", _number(MOST_SPEED), 1.0
+    "a speed in 0..1000, 0: the job does not run on that type", _number(0, MOST_SPEED), 1.0
 )
 
 USUAL: Final = tuple(COLUMNS)[:6]
