@@ -24,15 +24,15 @@ FLOORS = (
 
 MOST: dict[str, dict[str, int]] = {
     "lines": {
-        "analysis": 1000, "arraypipe": 17420, "bandwidth": 10974, "bench": 1200, "cli": 3707,
-        "cluster": 12397, "elastic": 2600, "errors": 100, "formats": 4152, "io": 800,
+        "analysis": 1000, "arraypipe": 17420, "bandwidth": 11110, "bench": 1200, "cli": 3707,
+        "cluster": 12863, "elastic": 2600, "errors": 100, "formats": 3404, "io": 886,
         "kernels": 1500, "model": 2600, "optsched": 200, "optsched_solvers": 17408,
         "pipelines": 1800, "plots": 1400, "problems": 7700, "serving": 4000, "solving": 1400,
         "testing": 3100, "version": 100,
     },
     "files over 700 lines": {},
     "files of a folder over 24": {},
-    "imports upward": {"cluster -> formats": 1, "problems -> bandwidth": 24},
+    "imports upward": {"problems -> bandwidth": 24},
     "modules in circles of imports": {},
     "compiled entries": {
         "bandwidth": 9, "cluster": 23, "kernels": 4, "optsched_solvers": 20,

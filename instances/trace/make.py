@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optsched.cluster.workload.synthetic import synthetic
-from optsched.formats.trace_csv import write_trace
+from optsched.cluster.workload.trace import write_trace
 
 if TYPE_CHECKING:
     from optsched.cluster.workload.workload import Workload

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.errors import InputError
+from optsched.io.csv_rows import csv_records
 from optsched.io.files import read_text
 from optsched.io.values import file_label
 
@@ -103,28 +102,21 @@ def read_bounds(path: str | os.PathLike[str]) -> dict[str, Known]:
         With ``file:line``: a column is missing, a bound is no integer, lb is above ub, or an
         instance comes twice.
     """
-    rows = csv.DictReader(io.StringIO(read_text(path)), strict=True)
     found: dict[str, Known] = {}
-    try:
-        missing = {"instance", "lb", "ub"}.difference(rows.fieldnames or ())
-        if missing:
-            raise InputError(f"{path}:1: expected the columns instance, lb, ub; no {min(missing)}")
-        for row in rows:
-            known = _known(row, f"{path}:{rows.line_num}")
-            if known is None:
-                continue
-            if row["instance"] in found:
-                raise InputError(f"{path}:{rows.line_num}: {row['instance']!r:.60} comes twice")
-            found[row["instance"]] = known
-    except csv.Error as error:
-        raise InputError(f"{path}:{rows.line_num}: not a CSV file ({error})") from None
+    for place, row in csv_records(read_text(path), str(path), (), ("instance", "lb", "ub")):
+        known = _known(row, place)
+        if known is None:
+            continue
+        if row["instance"] in found:
+            raise InputError(f"{place}: {row['instance']!r:.60} comes twice")
+        found[row["instance"]] = known
     return found
 
 
 def _known(row: dict[str, str], place: str) -> Known | None:
     values = []
     for key in ("lb", "ub"):
-        text = (row[key] or "").strip()
+        text = row[key]
         if not text:
             return None
         if not _NUMBER.fullmatch(text):

@@ -24,9 +24,9 @@ from optsched.cli.progress import Bar
 from optsched.cluster.workload.failures import NodeFailures
 from optsched.cluster.workload.nodes import NodeChange, Nodes
 from optsched.cluster.workload.synthetic import entropy_workload, synthetic
+from optsched.cluster.workload.trace import read_trace
 from optsched.cluster.world.packing_table import PackingTable
 from optsched.errors import InputError
-from optsched.formats.trace_csv import read_trace
 from optsched.io.files import read_bytes
 from optsched.io.values import file_label
 from optsched.solving import progress

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import NodeChange, Nodes
     from optsched.cluster.workload.speedup import Amdahl, Goodput, Linear, Speedup, Table
     from optsched.cluster.workload.synthetic import entropy_workload, synthetic
+    from optsched.cluster.workload.trace import read_trace, write_trace
     from optsched.cluster.workload.workload import Group, Workload
     from optsched.cluster.world.compiled import compiled
     from optsched.cluster.world.errors import PolicyError, Stalled
     from optsched.cluster.world.log import Log
     from optsched.cluster.world.policy import ClusterView, Decision, Policy
     from optsched.cluster.world.settings import Settings
-    from optsched.formats.trace_csv import read_trace, write_trace
 
 _HOME = {
     name: module
@@ -43,7 +43,7 @@ _HOME = {
         "optsched.cluster.world.settings": "Settings",
         "optsched.cluster.results.metrics": "Metrics",
         "optsched.cluster.results.run": "Run",
-        "optsched.formats.trace_csv": "read_trace write_trace",
+        "optsched.cluster.workload.trace": "read_trace write_trace",
     }.items()
     for name in names.split()
 }

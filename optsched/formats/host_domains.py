@@ -13,7 +13,7 @@ import msgspec
 
 from optsched.bandwidth.topology.host_lists import expand
 from optsched.errors import InputError
-from optsched.formats.csv_rows import csv_records
+from optsched.io.csv_rows import csv_records
 from optsched.io.strict_json import decode, shortened
 
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ A reader says every run of every job; `import_trace` makes the jobs of them, by 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from dataclasses import dataclass
@@ -17,10 +15,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from optsched.cluster.workload.job_checks import CONTROL, MOST_GPUS
+from optsched.cluster.workload.trace_table import MOST_TEXT
 from optsched.errors import InputError
-from optsched.formats.csv_rows import csv_records
 from optsched.formats.registry import Reader, Source, readers
-from optsched.formats.trace_table import MOST_TEXT
+from optsched.io.csv_rows import csv_records, csv_text
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import MAX_INTEGER, decode, parse, without_collector
 from optsched.io.values import one_of
@@ -183,11 +181,7 @@ def import_trace(
          *(math.ceil(getattr(job, amount) * 1000 / sizes[key]) / 1000 for amount in needs))
         for key, job in left.items()
     ]  # fmt: skip
-    out = io.StringIO(newline="")
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header + [_BY_GPU[key] for key in needs])
-    writer.writerows(sorted(rows))
-    write_atomic(target, out.getvalue())
+    write_atomic(target, csv_text(header + [_BY_GPU[key] for key in needs], sorted(rows)))
     return notes
 
 

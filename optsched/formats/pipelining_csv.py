@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
-from optsched.formats.csv_rows import csv_rows
 from optsched.formats.registry import Reader, Source
+from optsched.io.csv_rows import csv_rows
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import format_json
 from optsched.io.values import file_label

@@ -127,7 +127,10 @@ def test_options_of_one_solver(cli: Cli) -> None:
         (("--iterations", "-1"), "iterations: expected an integer"),
         (("--workers", "0"), "workers: expected an integer in 1.."),
         (("--bounds", "none.csv"), "none.csv: no such file"),
-        (("--bounds", "shop.txt"), "shop.txt:1: expected the columns instance, lb, ub"),
+        (
+            ("--bounds", "shop.txt"),
+            'shop.txt:1: column "instance" is missing; needed:',
+        ),
         (("-o", "no/r.csv"), "no/r.csv: cannot be written (there is no folder no)"),
         (("-o", "."), ".: is a directory"),
         (("ta99",), 'there is no instance "ta99": expected ta01 to ta80'),
@@ -391,13 +394,13 @@ def test_bounds_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ":1: expected the columns instance, lb, ub"),
-        ("instance,lb\n", ":1: expected the columns instance, lb, ub; no ub"),
+        ("", ": the file is empty, expected the header instance,lb,ub"),
+        ("instance,lb\n", ':1: column "ub" is missing; needed: instance,lb,ub'),
         ("instance,lb,ub\na,1,x\n", ":2: ub: expected an integer >= 0, got 'x'"),
         ("instance,lb,ub\na,-1,2\n", ":2: lb: expected an integer >= 0, got '-1'"),
         ("instance,lb,ub\na,3,2\n", ":2: lb: 3 is above ub 2"),
         ("instance,lb,ub\na,1,2\na,1,2\n", ":3: 'a' comes twice"),
-        ('instance,lb,ub\n"a\n', "not a CSV file"),
+        ('instance,lb,ub\n"a\n', ":2: not valid CSV"),
     ],
 )
 def test_bad_bounds(tmp_path: Path, text: str, message: str) -> None:

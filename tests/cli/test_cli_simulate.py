@@ -20,8 +20,8 @@ from optsched.cluster import policies
 from optsched.cluster.simulate import simulate
 from optsched.cluster.workload.nodes import Nodes
 from optsched.cluster.workload.synthetic import synthetic
+from optsched.cluster.workload.trace import read_trace, write_trace
 from optsched.errors import InputError
-from optsched.formats.trace_csv import read_trace, write_trace
 
 if TYPE_CHECKING:
     from program import Cli

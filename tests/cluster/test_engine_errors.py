@@ -255,11 +255,11 @@ def test_packing_table_files(tmp_path: Any) -> None:
     assert table.pair("y", "x") == (0.8, 0.9) and table.pair("y", "y") is None
     assert table.memory == {"x": 0.4, "y": 0.2} and table.share_score["x"] == 1
     for text, told in (
-        ("", "empty"), ("type_a,type_b\n", "expected the columns"),
-        ("type_a,type_b,speed_a,speed_b\nx,y,3,1\n", "row 2: speed_a"),
-        ("type_a,type_b,speed_a,speed_b\nx,y,a,1\n", "row 2: speed_a"),
-        ("type_a,type_b,speed_a,speed_b\nx,y,1\n", "row 2: expected 4 values"),
-        ("type_a,type_b,speed_a,speed_b\nx,y,1,1\nx,y,1,1\n", "row 3: .* twice"),
+        ("", "empty"), ("type_a,type_b\n", 'csv:1: column "speed_a" is missing; needed: type_a'),
+        ("type_a,type_b,speed_a,speed_b\nx,y,3,1\n", "csv:2: speed_a"),
+        ("type_a,type_b,speed_a,speed_b\nx,y,a,1\n", "csv:2: speed_a"),
+        ("type_a,type_b,speed_a,speed_b\nx,y,1\n", "csv:2: expected 4 columns, got 3"),
+        ("type_a,type_b,speed_a,speed_b\nx,y,1,1\nx,y,1,1\n", "csv:3: .* twice"),
     ):  # fmt: skip
         pairs.write_text(text)
         with pytest.raises(InputError, match=told):

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optsched.bandwidth.models import measurements_csv
 from optsched.bandwidth.topology import cluster_document, state_document
 from optsched.bandwidth.topology.cluster import Cluster, HostType
 from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import InputError
 from optsched.formats import (
     host_domains,
-    measurements_csv,
     nccl_tests,
     nvidia_topo,
     slurm_topology,

@@ -123,13 +123,13 @@ class MeasurementTable:
         cls, path: str | os.PathLike[str], op: str | None = None, payload: int | None = None
     ) -> MeasurementTable:
         """Read a CSV ``op,payload_bytes,hosts,pattern,gpus,busbw_GBps``."""
-        from optsched.formats.measurements_csv import from_text
+        from optsched.bandwidth.models.measurements_csv import from_text
 
         return from_text(read_text(path), str(path), op, payload)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the CSV, all of it or nothing."""
-        from optsched.formats.measurements_csv import to_csv
+        from optsched.bandwidth.models.measurements_csv import to_csv
 
         write_atomic(path, to_csv(self))
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from optsched.cluster.world.placement import MOST_SPEED
 from optsched.errors import InputError
+from optsched.io.csv_rows import csv_records
 from optsched.io.files import read_text
 from optsched.io.values import format_value, number
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.placement import FloatArray, Placement
@@ -157,24 +156,9 @@ def _number(text: Any) -> Any:
 
 def _rows(
     path: str | os.PathLike[str], columns: tuple[str, ...]
-) -> list[tuple[str, dict[str, str]]]:
-    """Rows of a CSV file with exactly these columns in any order, and what to call each."""
-    reader = csv.reader(io.StringIO(read_text(path)))
-    lines = [row for row in reader if row]
-    if not lines:
-        raise InputError(f"{path}: empty; expected the columns {', '.join(columns)}")
-    header = [cell.strip() for cell in lines[0]]
-    if sorted(header) != sorted(columns):
-        raise InputError(
-            f"{path}: expected the columns {', '.join(columns)}, got "
-            f"{format_value(', '.join(header))}"
-        )
-    found = []
-    for at, row in enumerate(lines[1:], 2):
-        if len(row) != len(header):
-            raise InputError(f"{path}: row {at}: expected {len(header)} values, got {len(row)}")
-        found.append((f"{path}: row {at}", dict(zip(header, map(str.strip, row), strict=True))))
-    return found
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Rows of a CSV file with exactly these columns in any order, and their places."""
+    return csv_records(read_text(path), str(path), columns, columns)
 
 
 def packable(table: PackingTable | None, memory_limit: float, own: str, host: str) -> bool:

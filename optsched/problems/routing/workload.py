@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.csv_rows import csv_records
 from optsched.io.files import read_text
 from optsched.io.values import integer
 from optsched.problems.routing import Contention, Link, Routing, Server
@@ -167,16 +167,14 @@ def read_arrivals(path: str | os.PathLike[str]) -> FloatArray:
     InputError
         Another header, a row that is no number >= 0, or a row below the one before it.
     """
-    rows = list(csv.reader(read_text(path).splitlines()))
-    if not rows or rows[0] != ["arrival_ms"]:
-        raise InputError(f"{path}: expected the header arrival_ms, got {rows[:1]!r:.60}")
     found: list[float] = []
-    for line, row in enumerate(rows[1:], 2):
+    for place, row in csv_records(read_text(path), str(path), ("arrival_ms",), ("arrival_ms",)):
         try:
-            value = non_negative("arrival_ms", float(row[0])) if len(row) == 1 else -1.0
+            value = non_negative("arrival_ms", float(row["arrival_ms"]))
         except ValueError:
             value = -1.0
         if value < 0 or (found and value < found[-1]):
-            raise InputError(f"{path}:{line}: expected a number >= the one before, got {row!r:.60}")
+            got = f"{row['arrival_ms']!r:.60}"
+            raise InputError(f"{place}: arrival_ms: expected a number >= the one before, got {got}")
         found.append(value)
     return np.array(found, np.float64)

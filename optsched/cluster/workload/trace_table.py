@@ -13,7 +13,7 @@ import numpy as np
 from optsched.cluster.workload.job import PER_SECOND
 from optsched.cluster.workload.job_checks import CONTROL, MOST_AMOUNT, MOST_GPUS, MOST_SPEED
 from optsched.errors import InputError
-from optsched.formats.csv_rows import check_header, csv_rows
+from optsched.io.csv_rows import check_header, csv_rows
 from optsched.io.files import read_text
 from optsched.io.strict_json import MAX_INTEGER, format_json, without_collector
 from optsched.model.schedule import TIME_UNITS

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.bandwidth.models.measurements_csv import from_text, to_csv
 from optsched.bandwidth.models.model import OPERATIONS
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
-from optsched.formats.measurements_csv import from_text, to_csv
 
 if TYPE_CHECKING:
     from pathlib import Path

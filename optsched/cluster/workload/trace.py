@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from optsched.cluster.workload.columns import grouped, sized
 from optsched.cluster.workload.job import rates
 from optsched.cluster.workload.job_checks import MOST_WORK, ascending
 from optsched.cluster.workload.speedup import Linear
-from optsched.errors import InputError
-from optsched.formats.trace_table import (
+from optsched.cluster.workload.trace_table import (
     COLUMNS,
     SEPARATOR,
     SPEED,
@@ -22,6 +20,9 @@ from optsched.formats.trace_table import (
     first,
     seconds,
 )
+from optsched.cluster.workload.workload import Workload
+from optsched.errors import InputError
+from optsched.io.csv_rows import csv_text
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import MAX_INTEGER, format_json
 from optsched.io.values import file_label, format_value, integer, one_of
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.speedup import Speedup
-    from optsched.cluster.workload.workload import Workload
     from optsched.model.schedule import IntArray
 
 _MOST_SIZES: Final = 2**22  # of all rows
@@ -88,8 +88,6 @@ def read_trace(
     InputError
         With ``file:line`` and the field.
     """
-    from optsched.cluster.workload.workload import Workload
-
     table = TraceTable(path, ignore_columns)
     one_of("time_unit", time_unit, TIME_UNITS)
     integer("passes", passes, 1)
@@ -140,8 +138,6 @@ def _sizes(
     table: TraceTable, gpus: IntArray, speedup: Speedup, sizes: Sequence[int] | None
 ) -> dict[str, Any]:
     """Speed-ups, and sizes with their rates in CSR form: columns of a workload."""
-    from optsched.cluster.workload.columns import sized
-
     wanted = None if sizes is None else ascending("sizes", sizes)
     own, n = table.values("sizes"), len(gpus)
     found: tuple[Any, ...]
@@ -167,8 +163,6 @@ def _sizes(
 
 def _labels(table: TraceTable, passes: int) -> dict[str, Any]:
     """Columns of a workload that rows say one by one."""
-    from optsched.cluster.workload.columns import grouped
-
     group, template = table.texts("group"), table.texts("template")
     groups, templates = list(dict.fromkeys(group)), sorted(set(template) - {""})
     return {
@@ -217,11 +211,7 @@ def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
     }  # fmt: skip
     columns = {key: found[key] for key in COLUMNS if key in USUAL or any(found[key])}
     columns |= {SPEED + kind: _given(s, 1) for kind, s in zip(w.types, w.speeds.T, strict=True)}
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    write_atomic(path, text.getvalue())
+    write_atomic(path, csv_text(columns, zip(*columns.values(), strict=True)))
 
 
 def _given(values: IntArray, usual: float) -> list[Any]:

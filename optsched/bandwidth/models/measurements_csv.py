@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from typing import Final, NamedTuple
 
@@ -13,7 +11,7 @@ from optsched.bandwidth.models.patterns import parse_pattern, written_pattern
 from optsched.bandwidth.topology.gpu_words import parse_gpus, written_gpus
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
-from optsched.formats.csv_rows import csv_records
+from optsched.io.csv_rows import csv_records, csv_text
 from optsched.io.strict_json import placed
 from optsched.io.values import one_of
 
@@ -89,9 +87,7 @@ def to_csv(table: MeasurementTable) -> str:
     """
     censored = any(row.censored for row in table)
     columns = [*COLUMNS, *["censored"] * censored, *["mixed"] * table.mixed]
-    out = io.StringIO(newline="")
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
+    rows = []
     for i, row in enumerate(table):
         whole, rest = divmod(row.value, KILOBYTES)
         cells: list[object] = [
@@ -100,8 +96,8 @@ def to_csv(table: MeasurementTable) -> str:
             f"{whole}.{rest:06d}".rstrip("0").rstrip("."),
         ]  # fmt: skip
         cells += [int(row.censored)] * censored + [1] * table.mixed
-        writer.writerow(cells)
-    return out.getvalue()
+        rows.append(cells)
+    return csv_text(columns, rows)
 
 
 def _bytes(payload: int | None) -> str:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from optsched.cluster.workload.job import WORK, Job, rates
 from optsched.cluster.workload.nodes import Nodes
 from optsched.cluster.workload.speedup import Amdahl
+from optsched.cluster.workload.trace import read_trace, write_trace
 from optsched.cluster.workload.workload import Workload
 from optsched.errors import InputError
-from optsched.formats.trace_csv import read_trace, write_trace
 
 HEAD = "job_id,submit_time_s,num_gpus,duration_s,priority,type\n"
 ROOT = Path(__file__).parent.parent.parent

@@ -1,4 +1,4 @@
-"""Rows of a CSV with the number of their line, and checks of its header: for all that read CSV."""
+"""Rows of a CSV with the number of their line, checks of its header, and the text of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optsched.errors import InputError
 from optsched.io.strict_json import format_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 def csv_rows(
@@ -71,6 +71,15 @@ def csv_records(
         )
 
 
+def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """The text of a CSV."""
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()
+
+
 def check_header(
     cells: Sequence[str], known: Sequence[str], needed: Sequence[str], place: str, skip: str = ""
 ) -> None:
@@ -86,4 +95,6 @@ def check_header(
             raise InputError(f"{place}: unknown column {format_json(cell)}{way}")
     for key in needed:
         if key not in cells:
-            raise InputError(f"{place}: column {format_json(key)} is missing")
+            raise InputError(
+                f"{place}: column {format_json(key)} is missing; needed: {','.join(needed)}"
+            )
