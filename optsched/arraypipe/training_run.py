@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
@@ -38,7 +37,7 @@ from optsched.arraypipe.runtime.state import JobRun
 from optsched.arraypipe.runtime.worker import Memory, Worker, reason, rehearse, unbound
 from optsched.arraypipe.train_alone import Trained
 from optsched.errors import InputError
-from optsched.io.values import boolean, format_value, integer, number, one_of
+from optsched.io.values import boolean, did_you_mean, format_value, integer, number, one_of
 from optsched.version import __version__
 
 if TYPE_CHECKING:
@@ -211,8 +210,7 @@ def run_options(given: Mapping[str, Any]) -> RunOptions:
     known = [option.name for option in fields(RunOptions)]
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(name, known)
             raise InputError(f"run: has no option {name!r:.60} (it has {', '.join(known)}){hint}")
     return RunOptions(**given)
 

@@ -9,7 +9,6 @@ import pickle
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from optsched.cluster.workload.job_checks import ascending, line
 from optsched.elastic.micro import MicroController
 from optsched.errors import InputError
 from optsched.io.files import read_text
-from optsched.io.values import boolean, format_value, integer, number, one_of
+from optsched.io.values import boolean, did_you_mean, format_value, integer, number, one_of
 
 if TYPE_CHECKING:
     import os
@@ -215,8 +214,8 @@ def read_jobs(path: str | os.PathLike[str]) -> list[TrainingJob]:
     for i, row in enumerate(rows):
         place = f"{path}: jobs[{i}]"
         for key in row.keys() - known:
-            close = "".join(f" (did you mean {k}?)" for k in get_close_matches(key, known, 1))
-            raise InputError(f"{place}: there is no field {format_value(key)}{close}")
+            hint = did_you_mean(key, known)
+            raise InputError(f"{place}: there is no field {format_value(key)}{hint}")
         for key in ("name", *_FUNCTIONS[:3]):
             if key not in row:
                 raise InputError(f"{place}: {key} is missing")

@@ -5,13 +5,12 @@ E. Taillard, Benchmarks for basic scheduling problems, EJOR 64 (1993) 278-285.
 
 from __future__ import annotations
 
-import difflib
 from typing import Final
 
 from optsched.errors import InputError
 from optsched.formats.registry import Reader
 from optsched.formats.standard import ShopText, layout, refuse_windows
-from optsched.io.values import format_value, integer
+from optsched.io.values import did_you_mean, format_value, integer
 from optsched.problems.jobshop.document import shop_of
 from optsched.problems.jobshop.problem import JobShop
 
@@ -69,14 +68,12 @@ def instance(name: str) -> JobShop:
     Raises
     ------
     InputError
-        Unknown name; the message names the nearest.
+        Unknown name.
     """
     names = [f"ta{i:02d}" for i in range(1, 81)]
     if name not in names:
-        near = difflib.get_close_matches(str(name)[:20].lower(), names, n=1, cutoff=0.0)
-        raise InputError(
-            f"there is no instance {format_value(name)}: expected ta01 to ta80, nearest {near[0]}"
-        )
+        hint = did_you_mean(str(name)[:20].lower(), names)
+        raise InputError(f"there is no instance {format_value(name)}: expected ta01 to ta80{hint}")
     index = names.index(name)
     n, m = _SIZES[index // 10]
     time_seed, machine_seed = map(int, _SEEDS.split()[index].split("/"))

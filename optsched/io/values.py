@@ -13,7 +13,7 @@ from optsched.errors import InputError
 from optsched.io.strict_json import HALF_PAIR, MAX_INTEGER, MAX_SHOWN, format_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 MAX_NAME: Final = 200
 """Characters of a name."""
@@ -122,6 +122,13 @@ def one_of(place: str, value: Any, words: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in words:
         raise InputError(f"{place}: expected one of {', '.join(words)}, got {format_value(value)}")
     return value
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """For the end of a refusal: the nearest of the known words in brackets, if one is near."""
+    from difflib import get_close_matches  # only for those who mistype
+
+    return "".join(f" (did you mean {one}?)" for one in get_close_matches(str(word), [*known], 1))
 
 
 def label(place: str, given: Any, longest: int = MAX_NAME) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from optsched.errors import InputError, UnsupportedProblem
+from optsched.io.values import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -137,7 +137,6 @@ def solver(name: str, kind: str = "jobshop") -> Solver:
             f"{name} does not solve this problem: it takes no problem of the kind {kind}; "
             f"these do: {able}"
         )
-    close = difflib.get_close_matches(name, points, 1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
+    hint = did_you_mean(name, points)
     known = ", ".join(sorted(points)) or "none: is the package installed?"
-    raise InputError(f"solver: there is no {name!r:.60} {hint}; installed: {known}")
+    raise InputError(f"solver: there is no {name!r:.60}{hint}; installed: {known}")

@@ -337,7 +337,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda _: EarlyStopping(1, min_delta=-1), "min_delta: expected a finite number >= 0, got -1"),
     (fitted(evaluate=lambda model: "low"), "evaluate: expected a number of the function, got"),
     (fitted(evaluate=(DATA, lambda x, y: None)), "evaluate: expected a number of the metric, got"),
-    (lambda made: made.run(by(2), 2, keeps=1), "run: has no option 'keeps' .* did you mean keep"),
+    (lambda made: made.run(by(2), 2, keeps=1), "run: has no option 'keeps' .* .did you mean keep"),
     (lambda _: ArrayTrainer(build_model, DATA, stages=2, loss=nn.MSELoss), "loss: expected a func"),
     (lambda _: RunLog("run.txt"), r"RunLog: expected a .csv or .jsonl file"),
     (lambda made: made.run(by(1), 2), "jobs: expected at least one"),

@@ -102,7 +102,7 @@ def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "h100_cross_host.csv"
     head = "payload_bytes,row,op,pattern,busbw_GBps\n"
     for text, message in {
-        head.replace(",row", "") + "1,a,1,2\n": ":2: there is no row",
+        head.replace(",row", "") + "1,a,1,2\n": ':1: column "row" is missing',
         head + "1,0,all_gather_perf,1+1,3\n": ":2: op: expected all_reduce_perf",
         head + "1,0,all_reduce_perf,1+x,3\n": "row 0: expected counts",
         head + "1,0,all_reduce_perf,1+1,fast\n": "row 0: expected GB/s, got 'fast'",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.models.patterns import parse_pattern
@@ -16,6 +14,7 @@ from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
 from optsched.bandwidth.topology.intra import IntraTable
 from optsched.bandwidth.topology.rates import kilobytes
 from optsched.errors import InputError
+from optsched.io.csv_rows import csv_records
 from optsched.io.files import read_text
 
 if TYPE_CHECKING:
@@ -177,17 +176,11 @@ def load_measured(path: str | os.PathLike[str] | None = None) -> MeasuredData:
 
 
 def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
-    try:
-        rows: list[dict[str, Any]] = list(reader)
-    except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}: not valid CSV ({error})") from None
-    for line, row in enumerate(rows, 2):
-        lost = [column for column in columns if row.get(column) is None]
-        if lost:
-            raise InputError(f"{path}:{line}: there is no {lost[0]}")
+    rows = []
+    for place, row in csv_records(read_text(path), str(path), (), columns):
         if row["op"] != "all_reduce_perf":
-            raise InputError(f"{path}:{line}: op: expected all_reduce_perf, got {row['op']!r:.60}")
+            raise InputError(f"{place}: op: expected all_reduce_perf, got {row['op']!r:.60}")
+        rows.append(row)
     return rows
 
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.errors import InputError
+from optsched.io.values import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -72,16 +73,13 @@ def get(name: str, **options: Any) -> Policy:
 
 def _kind(name: str) -> Any:
     """The class of a name."""
-    import difflib
-
     if name in _HOME:
         module, _, attribute = _HOME[name].partition(":")
         return getattr(import_module(module), attribute)
     others = _others()
     if name not in others:
         known = names()
-        close = difflib.get_close_matches(str(name), known, 1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        hint = did_you_mean(name, known)
         raise InputError(f"policy: there is no {name!r:.60}{hint}; there are: {', '.join(known)}")
     try:
         return others[name].load()

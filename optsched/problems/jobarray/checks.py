@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
-from optsched.io.values import format_value, integer, label
+from optsched.io.values import did_you_mean, format_value, integer, label
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -213,9 +212,8 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
     names = sorted(known)
     for key in given:
         if key not in names:
-            near = difflib.get_close_matches(key, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-            raise InputError(f"{key}: {where} has no such field; {hint}")
+            hint = did_you_mean(key, names) or f"; there are {', '.join(names)}"
+            raise InputError(f"{key}: {where} has no such field{hint}")
 
 
 _TIMES: Final = (
