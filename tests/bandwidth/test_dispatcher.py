@@ -347,3 +347,17 @@ def test_verbs_beyond_tables(kind: str) -> None:
         assert values == sorted(values, reverse=True)
         what = fast.what_if(state, found[0].gpus, 0.2)
         assert what.share.value == values[0] and what.fault == ""
+
+
+@pytest.mark.parametrize("hosts_per_pod", [0, 4])
+def test_every_host_of_a_large_cluster_is_scored_at_once(hosts_per_pod: int) -> None:
+    """A choice with each host is found long before all could be asked for; none is left at 0."""
+    cluster = synthetic.cluster("nvswitch", 96, hosts_per_pod=hosts_per_pod)
+    model = PodBandwidth(BottleneckBandwidth, cluster) if hosts_per_pod else (
+        BottleneckBandwidth(cluster)
+    )  # fmt: skip
+    state = ClusterState.with_free(cluster, [g for g in range(cluster.n_gpus) if g % 5])
+    found = Dispatcher(cluster, model).scores(state, 24, deadline=0.001)
+    assert len(found) == 96
+    assert min(found.values()) > 0
+    assert max(found.values()) == 100

@@ -201,8 +201,9 @@ class Dispatcher:
 
         100: the host belongs to a best choice; below: the best choice with at least one GPU of this
         host has so many percent of the best bandwidth, rounded down. Hosts that no allowed choice
-        uses are left out. Exact where `answer` is, else a choice that was found; hosts that are
-        alike are asked for once, and those not looked at before the deadline have 0.
+        uses are left out. Exact where `answer` is and there is time, else by a choice that was
+        found: on large clusters first with a host in place of one of the best, or of those of other
+        pods. Hosts that are alike are asked for once; 0 if nothing was found before the deadline.
 
         Parameters
         ----------
@@ -240,7 +241,12 @@ class Dispatcher:
                     most.setdefault(h, worth)
             return {names[h]: 100 * most[h] // best[1] if best[1] else 100 for h in sorted(most)}
         if self._tables is None:
-            self._spread(here, k, until, {h for h in roles if roles[h] not in value}, met)
+            assert self._large is not None
+            tenants, gpus = self._tenants(here), first[0].gpus
+            rules = self._demands(tenants), self.policy, self.contention
+            for h, worth in self._large.swapped(tenants, gpus, *rules).items():
+                value[roles[h]] = max((best[0], worth), value.get(roles[h], (-ANY, 0)))
+            self._spread(here, k, until, {h for h in roles if roles[h] not in searched}, met)
         for h, role in roles.items():
             late = until is not None and time.monotonic() > until
             if role in searched:

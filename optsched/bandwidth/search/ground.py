@@ -249,6 +249,33 @@ class Ground:
             if value[i] >= 0 and self._is_allowed(rows[i])
         ]
 
+    def swapped(self, counts: IntArray) -> IntArray:
+        """By host what the best with it gets of counts, and of those of parts, with GPUs moved.
+
+        They go to the host from that with fewest of them, or from that with most demand. -1: none.
+        """
+        moved, to = [], []
+        for base, part in [(counts, self.room > 0), *self._parts()]:
+            used, others = np.flatnonzero(base), np.flatnonzero((base == 0) & part)
+            for source in {int(base[used].argmin()), int(self.price[used].argmax())}:
+                rows = np.repeat(base[None], len(others) + 1, axis=0)  # the base itself is the last
+                number = np.minimum(self.room[others], base[used[source]])
+                rows[np.arange(len(others)), others] = number
+                rows[:-1, used[source]] -= number
+                moved.append(rows)
+                to += [*others[:, None], used]
+        value, every = np.full(self.n, -1), np.concatenate(moved)
+        for begin in range(0, len(every), _CHUNK):
+            rows = every[begin : begin + _CHUNK]
+            for row, reached, at in zip(rows, self.values(rows)[0], to[begin:], strict=False):
+                if reached > value[at].min() and self._is_allowed(row[: self.n]):
+                    value[at] = np.maximum(value[at], reached)
+        return value
+
+    def _parts(self) -> Iterable[tuple[IntArray, Bools]]:
+        """Best counts of parts of the cluster, and their hosts."""
+        return ()
+
     def answer_with(self, value: int, own: int, counts: IntArray) -> Answer | None:
         """Counts and what they get as an answer, than which nothing of these counts is better."""
         self.top, self.best_value, self.best_own = counts, value, own

@@ -161,6 +161,36 @@ class LargeSearch:
         value = ground.on_one_host().tolist()
         return {h: worth for h, worth in zip(hosts, value, strict=True) if worth >= 0}
 
+    def swapped(
+        self,
+        state: ClusterState,
+        gpus: Sequence[int],
+        demands: Sequence[int],
+        policy: Policy,
+        contention: Contention | None = None,
+    ) -> dict[int, int]:
+        """What a choice gets with GPUs of another host for some of its own, by that host.
+
+        Parameters
+        ----------
+        state, demands, policy, contention
+            As in `choose`.
+        gpus
+            The choice.
+        """
+        cluster, k, bounds = state.cluster, len(gpus), policy.bounds(state.cluster)
+        counts = cluster.counts(gpus)
+        for level in levels_of(cluster, policy):
+            for hosts in grounds(state, level, k, bounds, same_type=policy.same_type):
+                if counts[hosts].sum() == k:
+                    limits = self._limits(policy)
+                    ground = self.ground(
+                        limits, state, hosts, k, demands, policy, contention, bounds
+                    )
+                    value = ground.swapped(counts[ground.hosts]).tolist()
+                    return {h: v for h, v in zip(hosts, value, strict=True) if v >= 0}
+        return {}
+
     def ranked(
         self,
         state: ClusterState,

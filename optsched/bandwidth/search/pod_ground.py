@@ -12,6 +12,8 @@ from optsched.bandwidth.search.pod_search import MOST_CELLS, search_idle
 from optsched.bandwidth.topology.rates import MOST, NO_LIMIT, UNMEASURED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
     from optsched.bandwidth.models.pods import PodBandwidth
@@ -80,3 +82,21 @@ class PodGround(Ground):
         for i, h in zip(at.tolist(), hosts.tolist(), strict=True):
             counts[i] = int(chosen[h]).bit_count() if cluster.sizes[h] <= 16 else chosen[h]
         return counts, value
+
+    def _parts(self) -> Iterator[tuple[IntArray, npt.NDArray[np.bool_]]]:
+        """From every pod on, pods side by side with room for all."""
+        pod_of = np.zeros(self.state.cluster.n_hosts, np.int64)
+        for p, hosts in enumerate(self.model.hosts_of):
+            pod_of[list(hosts)] = p
+        pod = pod_of[self.hosts]
+        room = np.bincount(pod, self.room, len(self.model.pods)).astype(np.int64)
+        behind = np.append(0, np.cumsum(room))
+        last = np.searchsorted(behind, behind[:-1] + self.k)
+        for p in np.flatnonzero((room > 0) & (last <= len(room))).tolist():
+            part = (pod >= p) & (pod < last[p])
+            counts, _ = self.alone(part[: self.n])
+            if counts is not None:
+                yield (
+                    np.append(counts, np.zeros(len(pod) - self.n, np.int64)),
+                    part & (self.room > 0),
+                )
