@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import subprocess
 import sys
@@ -65,6 +66,11 @@ class Cli:
         out, err = self.capture.readouterr()
         assert "Traceback" not in out + err
         return Ran(done.value.code, out, err)
+
+    def feed(self, data: str | bytes) -> None:
+        """What stdin holds."""
+        content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+        self.patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
     def refused(self, *words: object, code: int = 2) -> str:
         """The one line on stderr of a command that must fail and leave no file behind."""

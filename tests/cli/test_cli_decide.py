@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,16 +34,7 @@ def put(name: str, tree: Any) -> str:
     return name
 
 
-def feed(monkeypatch: pytest.MonkeyPatch, text: str | bytes) -> None:
-    """What stdin holds."""
-
-    class Input:
-        buffer = io.BytesIO(text.encode() if isinstance(text, str) else text)
-
-    monkeypatch.setattr(sys, "stdin", Input)
-
-
-def test_an_answer(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer(cli: Cli) -> None:
     """One JSON object on one line; from a file or stdin; options go before the state's settings."""
     ran = cli("decide", put("s.json", STATE))
     assert ran.code == 0 and ran.out.count("\n") == 1
@@ -53,7 +42,7 @@ def test_an_answer(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     board = answer["start"][0]
     assert answer["format"] == "optsched.decision/1" and answer["release"] == ["old"]
     assert board["task"] == "board" and list(board["agents"].values()) == [0]
-    feed(monkeypatch, json.dumps(STATE))
+    cli.feed(json.dumps(STATE))
     assert cli("decide", "-").out == ran.out
     kept = json.loads(cli("decide", "s.json", "--no-preemption").out)
     assert kept["release"] == [] and [row["task"] for row in kept["start"]] == ["board"]
@@ -156,7 +145,7 @@ def test_refused_states(cli: Cli, change: dict[str, Any], said: str) -> None:
     assert text.startswith("s.json: ") and said in text
 
 
-def test_refused_calls(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_calls(cli: Cli) -> None:
     """No file, wrong words, no JSON."""
     put("s.json", STATE)
     assert "give a file" in cli.refused("decide")
@@ -165,9 +154,9 @@ def test_refused_calls(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "variant: expected one of" in cli.refused("decide", "s.json", "--variant", "x")
     assert "fit: expected one of" in cli.refused("decide", "s.json", "--fit", "x")
     assert "read from stdin" in cli.refused("decide", "s.json", "--stream")
-    feed(monkeypatch, b"\xff{")
+    cli.feed(b"\xff{")
     assert "stdin:1: not a text file in UTF-8" in cli.refused("decide", "-")
-    feed(monkeypatch, "")
+    cli.feed("")
     assert "the file is empty" in cli.refused("decide", "-")
     twice = {"format": "optsched.decide/1", "pools": [{"agents": []}, {"agents": []}]}
     assert "is there twice" in cli.refused("decide", put("p.json", twice))
@@ -180,21 +169,16 @@ def test_refused_calls(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_stream(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream(cli: Cli) -> None:
     """One answer a line, in order; a bad line gets an error and the next is read."""
     lines = [
         json.dumps({**STATE, "id": 7}), "", "{", json.dumps({**STATE, "id": "x", "fit": 3}),
         json.dumps({**STATE, "scheduler": "fair_share"}), '"text"', "\xff",
     ]  # fmt: skip
-    feed(monkeypatch, "\n".join(lines).encode("latin-1"))
-
-    class Output(io.StringIO):
-        buffer = io.BytesIO()
-
-    monkeypatch.setattr(sys, "stdout", Output())
-    code = cli("decide", "--stream", "--no-preemption").code
-    answers = [json.loads(line) for line in Output.buffer.getvalue().splitlines()]
-    assert code == 0 and len(answers) == 6
+    cli.feed("\n".join(lines).encode("latin-1"))
+    ran = cli("decide", "--stream", "--no-preemption")
+    answers = [json.loads(line) for line in ran.out.splitlines()]
+    assert ran.code == 0 and len(answers) == 6
     assert answers[0]["id"] == 7 and answers[0]["release"] == []
     assert "line 3" in answers[1]["error"] and "start" not in answers[1]
     assert answers[2]["id"] == "x" and "fit" in answers[2]["error"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,27 +31,12 @@ def site(cli: Cli) -> Cli:
     return cli
 
 
-def stream(site: Cli, lines: list[str], monkeypatch: Any, *words: str) -> list[dict[str, Any]]:
+def stream(site: Cli, lines: list[str]) -> list[dict[str, Any]]:
     """Answers to the lines of a stream."""
-
-    class Input:
-        buffer = io.BytesIO(
-            "".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape")
-        )
-
-    class Output(io.StringIO):
-        buffer = io.BytesIO()
-
-    Output.buffer = io.BytesIO()
-    monkeypatch.setattr(sys, "stdin", Input)
-    kept = sys.stdout
-    monkeypatch.setattr(sys, "stdout", Output())
-    try:
-        code = site("dispatch", "--cluster", "c.json", "--state", "s.json", "--stream", *words).code
-    finally:
-        monkeypatch.setattr(sys, "stdout", kept)
-    assert code == 0
-    return [json.loads(line) for line in Output.buffer.getvalue().splitlines()]
+    site.feed("".join(line + "\n" for line in lines))
+    ran = site("dispatch", "--cluster", "c.json", "--state", "s.json", "--stream")
+    assert ran.code == 0
+    return [json.loads(line) for line in ran.out.splitlines()]
 
 
 def test_one_request(site: Cli) -> None:
@@ -186,7 +170,7 @@ BAD = {
 }
 
 
-def test_stream(site: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream(site: Cli) -> None:
     """Every verb does what it does in Python; bad lines get an error, and the stream goes on."""
     cluster = Cluster.read("c.json")
     first = ClusterState.parse(
@@ -242,14 +226,14 @@ def test_stream(site: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         json.dumps({"restore": document}): {"free": 20},
     }  # fmt: skip
     asked = [*BAD, *lines]
-    answers = stream(site, asked, monkeypatch)
+    answers = stream(site, asked)
     assert answers[len(BAD) :] == [*lines.values()]
     for (line, words), answer in zip(BAD.items(), answers, strict=False):
         assert set(answer) == {"error"} and words in answer["error"], (line, answer)
     assert what.victims and few.scores(started, 5).keys() == {"n01", "n02", "n03"}
 
 
-def test_stream_repeats_a_dispatcher(site: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_repeats_a_dispatcher(site: Cli) -> None:
     """Many takes and gives: every answer is the dispatcher's for that state."""
     cluster = Cluster.read("c.json")
     state = ClusterState.read("s.json", cluster)
@@ -268,7 +252,7 @@ def test_stream_repeats_a_dispatcher(site: Cli, monkeypatch: pytest.MonkeyPatch)
             live.append(f"j{i}")
             lines.append(json.dumps({"gpus": k, "name": f"j{i}"}))
             expected.append({"gpus": cluster.written(gpus), "bandwidth": bandwidth / 1e6})
-    assert stream(site, lines, monkeypatch) == expected
+    assert stream(site, lines) == expected
 
 
 def test_bandwidth_commands(site: Cli) -> None:

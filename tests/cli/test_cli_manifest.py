@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,14 +81,10 @@ def test_pods_fit_the_nodes_they_are_pinned_to(cli: Cli) -> None:
     assert tight.err == "" and job["spec"]["parallelism"] == 4
 
 
-def test_stdin(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdin(cli: Cli) -> None:
     """What `optsched decide` prints can be piped."""
     expected = cli("manifest", answer())
-
-    class Input:
-        buffer = io.BytesIO(Path("a.json").read_bytes())
-
-    monkeypatch.setattr(sys, "stdin", Input)
+    cli.feed(Path("a.json").read_bytes())
     assert cli("manifest", "-").out == expected.out
-    Input.buffer = io.BytesIO(b"{")
+    cli.feed("{")
     assert cli.refused("manifest", "-").startswith("stdin")
