@@ -39,7 +39,7 @@ _HOST: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[
 _MOST_PODS: Final = 10**5  # of an Indexed Job with a completion mode
 
 # n1/g0 of quota plans, n1g0 and the halves n1g0/a of histories, n1:0 of choices of GPUs
-_GPU: Final = re.compile(r"(?:(?P<plan>.+)/g\d+|(?P<run>.+)g\d+(?P<half>/[ab])?|(?P<host>.+):\d+)")
+_GPU: Final = re.compile(r"(?P<node>.+?)(?:/?g\d+(?P<half>/[ab])?|:\d+)")
 
 
 @dataclass(frozen=True)
@@ -356,4 +356,4 @@ def _node_of(resource: str, job: str) -> str:
             f"job {format_value(job)}: shares GPU {format_value(resource)}; Kubernetes gives out "
             "whole ones"
         )
-    return match["plan"] or match["run"] or match["host"] or ""
+    return match["node"]

@@ -347,9 +347,8 @@ def cells_of(text: str, name: str) -> list[list[Cell]]:
 
 
 def _blocks(cell: str, place: str) -> list[Block]:
-    if overlap := _OVERLAP.fullmatch(cell):
-        return [_block(part, place) for part in overlap.groups()]
-    return [_block(cell, place)]
+    overlap = _OVERLAP.fullmatch(cell)
+    return [_block(part, place) for part in (overlap.groups() if overlap else (cell,))]
 
 
 def _block(cell: str, place: str) -> Block:

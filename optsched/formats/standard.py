@@ -74,11 +74,14 @@ class ShopText:
     def shop(
         self, jobs: list[list[tuple[int, int]]], m: int, facts: Mapping[str, int] | None = None
     ) -> JobShop:
-        """The shop of these rows, if nothing follows them."""
+        """The shop of these rows, if nothing follows them; sums that overflow name the file."""
         if self.line:
             self.fail(f"expected the end of the file, one instance, got {format_value(self.line)}")
-        name = file_label(Path(self.file).stem)
-        return named_shop(jobs, m, self.file, name, facts)
+        if m > MAX_MACHINES:
+            raise InputError(f"{self.file}: machines: expected at most {MAX_MACHINES}, got {m}")
+        name, machines = file_label(Path(self.file).stem), [f"m{k}" for k in range(m)]
+        with placed(f"{self.file}: "):
+            return JobShop(jobs, machines, name=name, metadata=facts)
 
     def check_durations(self, values: Sequence[int]) -> None:
         """Refuse a negative duration."""
@@ -177,20 +180,6 @@ def to_text(shop: JobShop) -> str:
     """
     refuse_windows(shop, "standard")
     return standard_text(shop)
-
-
-def named_shop(
-    jobs: list[list[tuple[int, int]]],
-    m: int,
-    file: str,
-    name: str,
-    metadata: Mapping[str, object] | None = None,
-) -> JobShop:
-    """The shop of checked rows; sums that overflow are reported with the file."""
-    if m > MAX_MACHINES:
-        raise InputError(f"{file}: machines: expected at most {MAX_MACHINES}, got {m}")
-    with placed(f"{file}: "):
-        return JobShop(jobs, [f"m{k}" for k in range(m)], name=name, metadata=metadata)
 
 
 def refuse_windows(shop: JobShop, format: str) -> None:

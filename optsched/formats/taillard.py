@@ -53,8 +53,8 @@ _SEEDS: Final = """
 class Lehmer:
     """The generator x <- 16807 x mod (2^31 - 1) of Lewis, Goodman & Miller, in exact integers."""
 
-    def __init__(self, seed: int) -> None:
-        self.state = integer("seed", seed, 1, _MODULUS - 1)
+    def __init__(self, seed: int, place: str = "seed") -> None:
+        self.state = integer(place, seed, 1, _MODULUS - 1)
 
     def uniform(self, low: int, high: int) -> int:
         """The next integer, uniform in low..high (Taillard 1993, U[a, b])."""
@@ -75,9 +75,8 @@ def instance(name: str) -> JobShop:
         hint = did_you_mean(str(name)[:20].lower(), names)
         raise InputError(f"there is no instance {format_value(name)}: expected ta01 to ta80{hint}")
     index = names.index(name)
-    n, m = _SIZES[index // 10]
     time_seed, machine_seed = map(int, _SEEDS.split()[index].split("/"))
-    return generate(n, m, time_seed, machine_seed, name=name)
+    return generate(*_SIZES[index // 10], time_seed, machine_seed, name)
 
 
 def generate(
@@ -98,9 +97,7 @@ def generate(
     m = integer("machines", machines, 1, _MAX_OPERATIONS)
     if n * m > _MAX_OPERATIONS:
         raise InputError(f"jobs x machines: expected at most {_MAX_OPERATIONS}, got {n * m}")
-    integer("time_seed", time_seed, 1, _MODULUS - 1)
-    integer("machine_seed", machine_seed, 1, _MODULUS - 1)
-    times, places = Lehmer(time_seed), Lehmer(machine_seed)
+    times, places = Lehmer(time_seed, "time_seed"), Lehmer(machine_seed, "machine_seed")
     durations = [[times.uniform(1, 99) for _ in range(m)] for _ in range(n)]
     rows = []
     for _ in range(n):
@@ -149,8 +146,10 @@ def from_text(text: str, name: str) -> JobShop:
 
     rows = []
     for word, row in (("Times", durations), ("Machines", machines)):
-        if titled:
-            _word(lines, word)
+        if titled and lines.line.lower() != word.lower():
+            got = format_value(lines.line) if lines.line else "the end of the file"
+            lines.fail(f'expected the line "{word}", got {got}')
+        lines.at += titled
         rows.append(lines.rows(n, row.__name__, row))
     jobs = [list(zip(k, p, strict=True)) for p, k in zip(*rows, strict=True)]
     return lines.shop(jobs, m, facts)
@@ -197,13 +196,6 @@ def _title(lines: ShopText) -> tuple[int, int, dict[str, int]]:
             lines.fail(f"{what}: expected an integer >= {low}, got {value}")
     lines.at += 1
     return values[0], values[1], dict(zip(_FACTS, values[2:], strict=True))
-
-
-def _word(lines: ShopText, word: str) -> None:
-    if lines.line.lower() != word.lower():
-        got = format_value(lines.line) if lines.line else "the end of the file"
-        lines.fail(f'expected the line "{word}", got {got}')
-    lines.at += 1
 
 
 READER = Reader(
