@@ -39,25 +39,23 @@ def progress_line(*, quiet: bool = False) -> Iterator[Callable[[Progress], None]
             write(f"\r\x1b[2K{str(progress._replace(source=source))[:width]}")
             shown = True
 
-    if quiet or live:
-        try:
-            yield show
-        finally:
-            if shown:
-                write("\r\x1b[2K")
-        return
     import logging
 
-    # of errors in writing it says nothing, as above
-    quiet_handler = type("Lines", (logging.StreamHandler,), {"handleError": lambda *_: None})
-    logger, handler = logging.getLogger(LOGGER), quiet_handler(sys.stderr)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger, lines = logging.getLogger(LOGGER), None
+    if not quiet and not live:
+        # of errors in writing it says nothing, as above
+        silent = type("Lines", (logging.StreamHandler,), {"handleError": lambda *_: None})
+        lines = silent(sys.stderr)
+        logger.addHandler(lines)
+        logger.setLevel(logging.INFO)
     try:
         yield show
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(logging.NOTSET)
+        if shown:
+            write("\r\x1b[2K")
+        if lines is not None:
+            logger.removeHandler(lines)
+            logger.setLevel(logging.NOTSET)
 
 
 class Bar:
@@ -70,24 +68,16 @@ class Bar:
     """
 
     def __init__(self, what: str = "", *, quiet: bool = False) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
+        from rich import progress as rich
 
         from optsched.cli.output import console
 
         self.what, self.console = what, console(errors=True, quiet=quiet)
-        columns = (
-            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )  # fmt: skip
         self.shown = self.console.is_terminal and not quiet
-        self._bar = Progress(
-            *columns, console=self.console, transient=True, disable=not self.shown,
+        self._bar = rich.Progress(
+            rich.TextColumn("{task.description}", markup=False), rich.BarColumn(),
+            rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), console=self.console,
+            transient=True, disable=not self.shown,
             redirect_stdout=sys.stdout.isatty(),  # not what goes to a file
         )  # fmt: skip
         self._begin = self._said = monotonic()

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.testing import CliRunner
 
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
-from optsched.cli.topology import app
-from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from program import Cli
@@ -21,43 +18,29 @@ MATRIX = "\tGPU0\tGPU1\tNIC0\nGPU0\tX\tNV4\tPIX\nGPU1\tNV4\tX\tPIX\nNIC0\tPIX\tP
 CONF = "SwitchName=s0 Nodes=n[01-02]\nSwitchName=s1 Nodes=n[03-04]\nSwitchName=t Switches=s[0-1]\n"
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run in a folder with one matrix and one fabric."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def site(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """A folder with one matrix and one fabric."""
     monkeypatch.setenv("COLUMNS", "160")
     Path("topo.txt").write_text(MATRIX)
     Path("topology.conf").write_text(CONF)
     Path("labels.csv").write_text("host,rack\nn[01-04],r1\n")
+    return cli
 
 
-def run(*words: str) -> str:
-    """Output of a command that succeeds."""
-    ran = CliRunner().invoke(app, words)
-    assert ran.exit_code == 0, ran.exception
-    return ran.output
+IMPORT = ("topology", "import", "--topo", "h=topo.txt", "--hosts", "n[01-04]=h", "-o", "c.json")
 
 
-def refused(*words: str) -> str:
-    """The message of a command that is refused."""
-    ran = CliRunner().invoke(app, words)
-    assert isinstance(ran.exception, InputError), (ran.exception, ran.output)
-    return str(ran.exception)
-
-
-IMPORT = ("import", "--topo", "h=topo.txt", "--hosts", "n[01-04]=h", "-o", "c.json")
-
-
-def test_import() -> None:
+def test_import(site: Cli) -> None:
     """Matrix, hosts and switches become one document with what the options say."""
-    out = run(*IMPORT, "--domains", "topology.conf", "--nic-rate", "25", "--pod", "leaf",
-              "--name", "lab")  # fmt: skip
+    out = site(*IMPORT, "--domains", "topology.conf", "--nic-rate", "25", "--pod", "leaf",
+              "--name", "lab").out  # fmt: skip
     assert out == "wrote c.json: 4 hosts, 8 GPUs\n"
     cluster = Cluster.read("c.json")
     assert (cluster.name, cluster.pod, cluster.levels) == ("lab", "leaf", ("spine", "leaf"))
     assert [host.domains for host in cluster.hosts] == [("t", "s0")] * 2 + [("t", "s1")] * 2
     assert (cluster.type(0).nics, cluster.type(0).nic_rate) == (1, 25.0)
-    run(*IMPORT, "--topo", "k=topo.txt", "--hosts", "m9,m7=k", "--nics", "4")
+    site(*IMPORT, "--topo", "k=topo.txt", "--hosts", "m9,m7=k", "--nics", "4")
     cluster = Cluster.read("c.json")
     assert [(host.name, host.type) for host in cluster.hosts[3:]] == [
         ("n04", "h"), ("m9", "k"), ("m7", "k"),
@@ -65,29 +48,38 @@ def test_import() -> None:
     assert (cluster.levels, cluster.type(5).nics) == ((), 4)
 
 
-def test_import_of_nodes() -> None:
+def test_import_of_nodes(site: Cli) -> None:
     """Kubernetes' nodes need neither matrices nor host lists; cards have numbers or names."""
     node = {"metadata": {"name": "n1", "labels": {"example.com/r": "r1"}},
             "status": {"capacity": {"nvidia.com/gpu": "2"}}}  # fmt: skip
     Path("nodes.json").write_text(json.dumps({"kind": "List", "items": [node]}))
-    words = ("import", "--domains", "nodes.json", "--level", "rack=example.com/r", "-o", "c.json")
-    assert run(*words, "--nics", "2") == "wrote c.json: 1 hosts, 2 GPUs\n"
+    words = (
+        "topology",
+        "import",
+        "--domains",
+        "nodes.json",
+        "--level",
+        "rack=example.com/r",
+        "-o",
+        "c.json",
+    )
+    assert site(*words, "--nics", "2").out == "wrote c.json: 1 hosts, 2 GPUs\n"
     cluster = Cluster.read("c.json")
     assert (cluster.levels, cluster.hosts) == (("rack",), (Host("n1", "gpu-x2", ("r1",)),))
-    run(*words, "--topo", "gpu-x2=topo.txt", "--nics", "NIC0")
+    site(*words, "--topo", "gpu-x2=topo.txt", "--nics", "NIC0")
     assert (Cluster.read("c.json").type(0).nics, cluster.type(0).nics) == (1, 2)
 
 
-def test_warnings_are_a_line(cli: Cli) -> None:
+def test_warnings_are_a_line(site: Cli) -> None:
     """What was left out is said on stderr, without a place in the source; the command succeeds."""
     Path("far.txt").write_text(MATRIX.replace("NIC0\n", "NIC0\tNIC1\n", 1).replace(
         "PIX\nGPU1", "PIX\tSYS\nGPU1").replace("PIX\nNIC0", "PIX\tSYS\nNIC0").replace(
         "PIX\tX\n", "PIX\tX\tSYS\nNIC1\tSYS\tSYS\tSYS\tX\n"))  # fmt: skip
-    ran = cli("topology", "import", "--topo", "h=far.txt", "--hosts", "n=h", "-o", "c.json")
+    ran = site("topology", "import", "--topo", "h=far.txt", "--hosts", "n=h", "-o", "c.json")
     assert ran.code == 0 and ran.err.startswith("warning: far.txt: 1 of 2 network devices count;")
 
 
-def test_logs_of_pods(cli: Cli) -> None:
+def test_logs_of_pods(site: Cli) -> None:
     """Names of pods become hosts, and a log that was cut off is told."""
     Path("run.log").write_text(
         "# nThread 1 nGpus 1 minBytes 8 maxBytes 8\n"
@@ -98,10 +90,10 @@ def test_logs_of_pods(cli: Cli) -> None:
     )
     Path("pods.txt").write_text("POD NODE\npod-a n01\npod-b n02\n")
     words = ("bandwidth", "import", "run.log", "-o", "m.csv", "--host-map", "pods.txt")
-    ran = cli(*words, "--payload", "4K")
+    ran = site(*words, "--payload", "4K")
     assert ran.code == 0 and ran.err.startswith("warning: run.log:1: the run is cut off")
     assert Path("m.csv").read_text().splitlines()[1] == "all_reduce,4096,2,1+1,n01:0 n02:0,10"
-    assert "choose a payload" in cli(*words).err
+    assert "choose a payload" in site(*words).err
 
 
 BAD: list[tuple[tuple[str, ...], str]] = [
@@ -121,20 +113,20 @@ BAD: list[tuple[tuple[str, ...], str]] = [
 
 
 @pytest.mark.parametrize("at", range(len(BAD)))
-def test_import_refused(at: int) -> None:
+def test_import_refused(site: Cli, at: int) -> None:
     """One sentence, and no file."""
     words, message = BAD[at]
-    assert refused(*IMPORT, *words) == message
+    assert site.refused(*IMPORT, *words) == message
     assert not Path("c.json").exists() and Path("topo.txt").read_text() == MATRIX
 
 
-def test_show() -> None:
+def test_show(site: Cli) -> None:
     """Types, links, domains and hosts; names are text, never markup; no host is left out."""
     kinds = (HostType("[red]h", 2, (("X", "NV4"), ("NV4", "X"))), synthetic.host_type("nvl72"))
     hosts = [Host(f"n{i}", "[red]h", (f"rack{i // 3}",)) for i in range(6)]
     hosts.append(Host("big", "nvl72", ("rack9",)))
     Cluster(tuple(hosts), kinds, ("rack",), "rack", "lab[/]").write("c.json")
-    out = run("show", "c.json")
+    out = site("topology", "show", "c.json").out
     for text in ("lab[/]", "[red]h", "7 hosts, 84 GPUs", "1 NV4", "not measured", "by count, pair",
                  "72 x 50 GB/s", "rack (pod)", "rack9", "n0 .. n2", "n3 .. n5", "big"):  # fmt: skip
         assert text in out, (text, out)
@@ -142,26 +134,26 @@ def test_show() -> None:
     Cluster(tuple(Host(f"n{i}", "h", (f"r{i}",)) for i in range(99)), many.types, ("rack",)).write(
         "c.json"
     )
-    out = run("show", "c.json")
+    out = site("topology", "show", "c.json").out
     assert "and 59 more" in out and "n39" in out and "n40" not in out
 
 
-def test_check() -> None:
+def test_check(site: Cli) -> None:
     """Says what is in order, and what answers would have to guess."""
     cluster = synthetic.cluster("pcie", 2)
     cluster.write("c.json")
-    assert run("check", "c.json") == "c.json: in order, 2 hosts, 16 GPUs\n"
+    assert site("topology", "check", "c.json").out == "c.json: in order, 2 hosts, 16 GPUs\n"
     state: dict[str, Any] = {"format": "optsched.state/1", "free": "n01:0-5", "down": "n02",
                              "jobs": [{"name": "a", "gpus": "n01:6,7"}]}  # fmt: skip
     Path("s.json").write_text(json.dumps(state))
-    out = run("check", "c.json", "--state", "s.json").splitlines()
+    out = site("topology", "check", "c.json", "--state", "s.json").out.splitlines()
     assert out[1:] == ["s.json: in order, 6 GPUs free, 2 held by 1 jobs, 8 down"]
     Path("s.json").write_text(json.dumps({**state, "down": ""}))
-    message = refused("check", "c.json", "--state", "s.json")
+    message = site.refused("topology", "check", "c.json", "--state", "s.json")
     assert message.startswith("s.json: 8 GPUs are neither free")
     bare = (HostType("h", 2, nics=0), HostType("spare", 4))
     Cluster((Host("a", "h"), Host("b", "h")), bare).write("c.json")
-    notes = run("check", "c.json").splitlines()[1:]
+    notes = site("topology", "check", "c.json").out.splitlines()[1:]
     assert [note.split(": ")[1:] for note in notes] == [
         ["types[h]", "no bandwidths within the host", "they are guessed"],
         ["types[h]", "no links", "all GPUs are taken for alike"],
@@ -169,5 +161,7 @@ def test_check() -> None:
         ["types[spare]", "no host is of this type"],
     ]
     for command in ("show", "check"):
-        assert refused(command, "topo.txt").startswith("topo.txt:1:2: not valid JSON")
-        assert refused(command, "none.json") == "none.json: no such file"
+        assert site.refused("topology", command, "topo.txt").startswith(
+            "topo.txt:1:2: not valid JSON"
+        )
+        assert site.refused("topology", command, "none.json") == "none.json: no such file"
