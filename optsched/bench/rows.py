@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from optsched.errors import InputError
-from optsched.io.files import check_writable, read_bytes, write_atomic
+from optsched.io.csv_rows import csv_rows, csv_text
+from optsched.io.files import check_writable, decode_text, read_bytes, write_atomic
 
 
 class Row(NamedTuple):
@@ -118,24 +118,21 @@ class Results:
         self._torn = bool(content) and not content.endswith(b"\n")
         whole = content[: content.rfind(b"\n") + 1]
         csv.field_size_limit(2**30)  # a history may be long
-        try:
-            lines = csv.reader(io.StringIO(whole.decode("utf-8-sig"), newline=""), strict=True)
-            header = next(lines, None)
-            if header is None and not content:
-                return []
-            if header != list(COLUMNS):
-                raise InputError(
-                    f"{self.path}: is no results file of this version (other columns): "
-                    "choose another name"
-                )
-            rows: list[Row] = []
-            for cells in lines:
-                try:
-                    rows.append(_row(cells))
-                except ValueError as error:
-                    raise InputError(f"{self.path}:{lines.line_num}: {error}") from None
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise InputError(f"{self.path}: not a CSV file ({error})") from None
+        lines = csv_rows(decode_text(whole, str(self.path)), str(self.path), strip=False)
+        _, header = next(lines, ("", None))
+        if header is None and not content:
+            return []
+        if header != list(COLUMNS):
+            raise InputError(
+                f"{self.path}: is no results file of this version (other columns): "
+                "choose another name"
+            )
+        rows: list[Row] = []
+        for place, cells in lines:
+            try:
+                rows.append(_row(cells))
+            except ValueError as error:
+                raise InputError(f"{place}: {error}") from None
         return rows
 
 
@@ -164,6 +161,4 @@ def _row(cells: list[str]) -> Row:
 def _line(cells: tuple[Any, ...]) -> str:
     """One line of the file: a row never has several, so that a torn one is the last line."""
     texts = ["" if cell is None else " ".join(str(cell).splitlines()) for cell in cells]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(texts)
-    return text.getvalue()
+    return csv_text(texts, ())

@@ -153,7 +153,7 @@ def test_bad_input(cli: Cli, words: tuple[str, ...], message: str) -> None:
     ("content", "message"),
     [
         (b"instance,solver\nft06,tabu\n", "is no results file of this version"),
-        (b"\xff\xfe\x00garbage\n", "r.csv: not a CSV file"),
+        (b"\xff\xfe\x00garbage\n", "r.csv:1: not a text file in UTF-8"),
         (b"something\n", "is no results file of this version"),
         (b"no line at all", "is no results file of this version"),
         (",".join(COLUMNS).encode() + b"\nft06,ft\n", "r.csv:2: expected 25 columns, got 2"),
