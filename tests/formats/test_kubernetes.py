@@ -117,7 +117,8 @@ def wrong(value: Any, rule: Any, at: str = "") -> list[str]:
         return [x for i, row in enumerate(rows) for x in wrong(row, rule[0], f"{at}[{i}]")]
     if isinstance(rule, str):
         return [at] * (not isinstance(value, str) or re.fullmatch(rule, value) is None)
-    return [at] * (type(value) is not rule or (rule is int and not 0 <= value < 2**31))
+    least = 1 if at.endswith("minMember") else 0
+    return [at] * (type(value) is not rule or (rule is int and not least <= value < 2**31))
 
 
 JOINED = {
