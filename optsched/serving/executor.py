@@ -327,6 +327,7 @@ class _Session(Controller):
         found = self.lose(s, self._now())
         self.died.append(self.problem.servers[s].id)
         if not self.servers.alive:
+            self.died = [server.id for server in self.problem.servers]  # some found out just now
             self._fail("no server is left")
         if lost := [repr(self.problem.ids[r]) for r, _ in found if r in self.again]:
             self._fail(f"requests lost their server twice: {shortened(lost)}")
