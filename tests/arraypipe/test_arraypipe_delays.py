@@ -106,6 +106,7 @@ def test_a_missing_wait_is_found(
     pytest.fail("nothing was found")
 
 
+@pytest.mark.slow
 def test_a_missing_wait_on_ranks_is_found(tmp_path: Path) -> None:
     """... and by the links of the process backend."""
     groups = [(2, "streamed_without", *row) for row in ON_RANKS]

@@ -411,7 +411,7 @@ print(result.report)
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_and_resumed(tmp_path: Path, ranks: int) -> None:
     """Killed twice, the same call goes on from the checkpoints and ends with the same bits.
 

@@ -91,7 +91,7 @@ def test_what_is_wrong_is_said():
     with pytest.raises(PolicyError, match="expected 1 numbers"):
         simulate(jobs, short, nodes)
     with pytest.raises(Stalled, match="starts none"):
-        simulate(jobs, never, nodes)
+        simulate(jobs, never, nodes, engine="generic")
     with pytest.raises(InputError, match=r"unknown: numba cannot compile it: .*nothing.*line \d+"):
         simulate(jobs, unknown, nodes)
     with pytest.raises(InputError, match="expected a function"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from optsched.cluster import Job, NodeChange, NodeFailures, Nodes, simulate
+from optsched.cluster.workload import failures
 from optsched.cluster.workload.job import WORK
 from optsched.errors import InputError
 from optsched.plots.simulation import table
@@ -74,12 +75,13 @@ def test_what_is_lost_is_told(name):
     assert 0 <= others < 40 * 4 * (1 + m.restarts)  # a last unit of time begun, by stay and GPU
 
 
-def test_failures_go_on_to_the_end_of_the_last_job():
+def test_failures_go_on_to_the_end_of_the_last_job(monkeypatch):
     """However long that takes; with one pass only it may take for ever, which is refused."""
     job = Job(name="a", sizes=(1,), work=300 * WORK, passes=3)
     run = simulate([job], "fifo", Nodes(1, 1), changes=NodeFailures(40, 40, 1))
     assert run.settings.changes[-1].time >= run.log.finished[0] > 300
     endless = Job(name="a", sizes=(1,), work=3000 * WORK)
+    monkeypatch.setattr(failures, "MOST_FAILURES", 10**4)
     with pytest.raises(InputError, match="raise mtbf, or let jobs lose less by more passes"):
         simulate([endless], "fifo", Nodes(64, 1), changes=NodeFailures(2, 1, 1))
 
