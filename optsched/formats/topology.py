@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING
 
 from optsched.bandwidth.topology.cluster import MOST_HOSTS, Cluster, Host, HostType
@@ -59,6 +60,9 @@ def cluster_from_files(
                 raise InputError(
                     f"topo: {kind!r:.60} has {types[kind].gpus} GPUs; types of the nodes: {there}"
                 )
+        if nics is None and sizes.keys() - topo.keys():
+            said = f"{domains}: names no network card: 1 a host is taken (nics=, --nics)"
+            warnings.warn(said, stacklevel=3)
         cards = nics if isinstance(nics, int) else 1
         bare = {k: HostType(k, n, nics=cards, nic_rate=nic_rate) for k, n in sizes.items()}
         types = bare | types

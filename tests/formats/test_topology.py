@@ -322,7 +322,8 @@ def test_cluster_from_files(tmp_path: Path) -> None:
         ("m1", "gpu-x4", ("z2",)),
     ]  # fmt: skip
     fleet.write_text(FLEET.replace('"nvidia.com/gpu": "8"', '"nvidia.com/gpu": "2"'))
-    linked = Cluster.from_files({"NVIDIA-H100-x2": topo}, {}, domains=fleet)
+    with pytest.warns(UserWarning, match=r"nodes.json: names no network card: 1 a host is taken"):
+        linked = Cluster.from_files({"NVIDIA-H100-x2": topo}, {}, domains=fleet)
     assert linked.types[0].links == (("X", "NV4"), ("NV4", "X"))
     refused("topo: 'a' has 2 GPUs; types of the nodes: NVIDIA-H100-x2 of 2", {}, domains=fleet)
     refused("nodes.json: does not say where 1 of the hosts .*: q", {"q": "a"}, domains=fleet)
