@@ -2,7 +2,7 @@
 
 python -m benchmarks.bandwidth.subset_surrogate [--data DIR]
         [--sets h100-16m,h100-2g,het-4mix,synthetic]
-    [--models prior,process,transformer] [--sizes 10,50,100,250] [--seeds 5]
+    [--models prior,process,transformer] [--sizes 10,50,100,250] [--seeds 5] [--begin 0]
 
 DIR (by default OPTSCHED_BANDPILOT_DATA) holds the published measurements; without it a synthetic
 cluster is taken. Training: n sets, half of them balanced splits over two to four hosts, half
@@ -72,6 +72,7 @@ def main() -> None:
     options.add_argument("--models", default="prior,process")
     options.add_argument("--sizes", default="10,50,100,250")
     options.add_argument("--seeds", type=int, default=5)
+    options.add_argument("--begin", type=int, default=0, help="first seed")
     given = options.parse_args()
     names = given.sets.split(",") if given.sets else SETS[:3] if given.data else SETS[3:]
     models = given.models.split(",")
@@ -85,7 +86,8 @@ def main() -> None:
         known = truth(name, given.data)
         for n in map(int, given.sizes.split(",")):
             for model in models:
-                rows = [measure(known, model, n, seed) for seed in range(given.seeds)]
+                seeds = range(given.begin, given.begin + given.seeds)
+                rows = [measure(known, model, n, seed) for seed in seeds]
                 mean = Row(*np.mean(np.array(rows), axis=0).tolist())
                 print(f"{name:10} {n:5} {model:12} {mean.r_squared:8.4f} {100 * mean.mape:7.3f}  "
                       f"{mean.r_squared_unseen:9.4f} {100 * mean.mape_unseen:7.3f} "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from optsched.cluster.workload.job_checks import CONTROL, MOST_GPUS
+from optsched.cluster.workload.job_checks import CONTROL, MOST_AMOUNT, MOST_GPUS
 from optsched.cluster.workload.trace_table import MOST_TEXT
 from optsched.errors import InputError
 from optsched.formats.registry import Reader, Source, readers
@@ -171,8 +171,9 @@ def import_trace(
         notes.append(f"rounded up: {len(cut):,} jobs with shares of GPUs, {more:+.1%} GPU-time")
     first = min(job.submit for job in left.values())
     for key, job in left.items():
-        if sizes[key] > MOST_GPUS or job.submit - first + job.seconds > MAX_INTEGER:
-            limits = "at most 2^24 GPUs and an end within 2^53 s of the first submission"
+        late = job.submit - first + job.seconds > MAX_INTEGER
+        if late or sizes[key] > MOST_GPUS or max(job.cpus, job.memory_gb) > MOST_AMOUNT:
+            limits = "at most 2^24 GPUs, 2^20 CPUs and GiB, an end within 2^53 s of the first job"
             raise InputError(f"{file}: job {key!r:.40}: expected {limits}; take it out of the log")
     header = ["submit_time_s", "job_id", "num_gpus", "duration_s", "type", "group"]
     needs = [key for key in _BY_GPU if any(getattr(job, key) for job in left.values())]
@@ -198,8 +199,9 @@ def _jobs(file: str, text: str, format: str) -> tuple[str, dict[str, _Job]]:
         )
     jobs: dict[str, _Job] = {}
     for run in known[names[0]].read(given):
-        if not run.job or run.gpus < 0 or (run.seconds or 0) < 0:
-            what = "a name, >= 0 GPUs and an end after its start"
+        least = min(run.gpus, run.cpus, run.memory_gb, run.seconds or Decimal(0))
+        if not run.job or least < 0:
+            what = "a name, GPUs, CPUs and memory >= 0 and an end after its start"
             raise InputError(f"{run.place}: expected {what}, got job {run.job!r:.40}")
         for text in (run.job, run.kind, run.group):
             if len(text) > MOST_TEXT or CONTROL.search(text):

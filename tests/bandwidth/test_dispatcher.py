@@ -135,14 +135,20 @@ def test_policies_beyond_tables() -> None:
         Dispatcher(cluster, model).choose(state, 2, 0)
 
 
+def two_types(kind: str, other: str) -> tuple[Cluster, BottleneckBandwidth | PodBandwidth]:
+    """24 hosts in pods of four, every other one of another type; and a model of a kind."""
+    types = [synthetic.cluster(name, 1).types[0] for name in ("nvswitch", other)]
+    hosts = (Host(f"n{i}", types[i % 2].name, (f"p{i // 4}",)) for i in range(24))
+    cluster = Cluster(tuple(hosts), tuple(types), ("pod",), pod="pod")
+    if kind == "flat":
+        return cluster, BottleneckBandwidth(cluster)
+    return cluster, PodBandwidth(BottleneckBandwidth, cluster)
+
+
 @pytest.mark.parametrize("kind", ["flat", "pods"])
 def test_rules_that_leave_few_choices_beyond_tables(kind: str) -> None:
     """What a count of free GPUs shows to be possible is found, at once where no time is left."""
-    types = [synthetic.cluster(name, 1).types[0] for name in ("nvswitch", "pcie")]
-    hosts = (Host(f"n{i}", types[i % 2].name, (f"p{i // 4}",)) for i in range(24))
-    cluster = Cluster(tuple(hosts), tuple(types), ("pod",), pod="pod")
-    flat = kind == "flat"
-    model = BottleneckBandwidth(cluster) if flat else PodBandwidth(BottleneckBandwidth, cluster)
+    cluster, model = two_types(kind, "pcie")
     ways = {
         Policy(same_type=True): lambda room: sum(room[0::2]),
         Policy(slice_size=2, slice_level="host"): lambda room: sum(n // 2 * 2 for n in room),
@@ -166,11 +172,7 @@ def test_rules_that_leave_few_choices_beyond_tables(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["flat", "pods"])
 def test_one_host_of_many(kind: str) -> None:
     """All on one host is answered and scored by what each host gives, whatever the deadline."""
-    types = [synthetic.cluster(name, 1).types[0] for name in ("nvswitch", "nvlink_pairs")]
-    hosts = (Host(f"n{i}", types[i % 2].name, (f"p{i // 4}",)) for i in range(24))
-    cluster = Cluster(tuple(hosts), tuple(types), ("pod",), pod="pod")
-    flat = kind == "flat"
-    model = BottleneckBandwidth(cluster) if flat else PodBandwidth(BottleneckBandwidth, cluster)
+    cluster, model = two_types(kind, "nvlink_pairs")
     state = state_of(cluster, 0.5, 3, tenants=True)
     for policy in (
         Policy(required="host"),

@@ -126,6 +126,14 @@ class PodBandwidth(BandwidthModel):
         powers.flags.writeable = False
         return powers
 
+    @cached_property
+    def pod_of(self) -> IntArray:
+        """The pod of every host."""
+        of = np.zeros(self.cluster.n_hosts, np.int64)
+        for p, hosts in enumerate(self.hosts_of):
+            of[list(hosts)] = p
+        return of
+
     def single(self, which: Which = "value") -> IntArray:
         """L_p of one GPU beside other pods, by pod; -1 where pattern 1+1 is not measured."""
         if self.one_gpu_pod == "zero":

@@ -226,6 +226,10 @@ class Ground:
         found: IntArray = value[back.reshape(-1)]
         return found
 
+    def by_host(self, value: IntArray) -> dict[int, int]:
+        """Values of its hosts by their numbers, without those that are not possible."""
+        return {h: v for h, v in zip(self.hosts.tolist(), value.tolist(), strict=False) if v >= 0}
+
     def best_on_one_host(self) -> tuple[Answer | None, int]:
         """The best choice of all k on one host, where no job interferes, and its value."""
         value = self.on_one_host()

@@ -127,15 +127,12 @@ class LargeSearch:
         deadline: float | None,
         bounds: Bounds | None = None,
     ) -> Answer | None:
-        limits, bounds = self._limits(rules), rules.bounds(state.cluster, bounds)
-        rest = k, demands, rules, contention, bounds
         for level in levels_of(state.cluster, rules):
             best: Answer | None = None
             upper = 0
             single = level == len(state.cluster.levels) and is_alone(contention)
-            parts = grounds(state, level, k, bounds, same_type=rules.same_type)
-            for hosts in [list(chain.from_iterable(parts))] if single else parts:
-                ground = self.ground(limits, state, hosts, *rest)
+            rest = k, demands, rules, contention, bounds
+            for ground in self._grounds(state, level, *rest, together=single):
                 found, bound = ground.best_on_one_host() if single else ground.best(deadline)
                 upper = max(upper, bound)
                 if found is not None and (best is None or found.value > best.value):
@@ -154,12 +151,9 @@ class LargeSearch:
         state, k, policy, contention
             As in `choose`; see `is_alone`.
         """
-        state, bounds = policy.usable(state).with_jobs(()), policy.bounds(state.cluster)
-        hosts = list(chain.from_iterable(grounds(state, len(state.cluster.levels), k, bounds)))
-        limits = self._limits(policy)
-        ground = self.ground(limits, state, hosts, k, (), policy, contention, bounds)
-        value = ground.on_one_host().tolist()
-        return {h: worth for h, worth in zip(hosts, value, strict=True) if worth >= 0}
+        state, level = policy.usable(state).with_jobs(()), len(state.cluster.levels)
+        (ground,) = self._grounds(state, level, k, (), policy, contention, together=True)
+        return ground.by_host(ground.on_one_host())
 
     def swapped(
         self,
@@ -178,17 +172,11 @@ class LargeSearch:
         gpus
             The choice.
         """
-        cluster, k, bounds = state.cluster, len(gpus), policy.bounds(state.cluster)
-        counts = cluster.counts(gpus)
-        for level in levels_of(cluster, policy):
-            for hosts in grounds(state, level, k, bounds, same_type=policy.same_type):
-                if counts[hosts].sum() == k:
-                    limits = self._limits(policy)
-                    ground = self.ground(
-                        limits, state, hosts, k, demands, policy, contention, bounds
-                    )
-                    value = ground.swapped(counts[ground.hosts]).tolist()
-                    return {h: v for h, v in zip(hosts, value, strict=True) if v >= 0}
+        counts, rest = state.cluster.counts(gpus), (len(gpus), demands, policy, contention)
+        for level in levels_of(state.cluster, policy):
+            for ground in self._grounds(state, level, *rest):
+                if counts[ground.hosts[: ground.n]].sum() == len(gpus):
+                    return ground.by_host(ground.swapped(counts[ground.hosts]))
         return {}
 
     def ranked(
@@ -206,14 +194,11 @@ class LargeSearch:
         state, k, demands, policy, contention
             As in `choose`.
         """
-        levels, bounds = levels_of(state.cluster, policy), policy.bounds(state.cluster)
+        levels, state = levels_of(state.cluster, policy), policy.usable(state)
         if len(levels) > 1:
             return None  # a better level goes before a better value
-        state = policy.usable(state)
         found: list[tuple[int, IntArray, Callable[[], Answer | None]]] = []
-        for hosts in grounds(state, levels[0], k, bounds, same_type=policy.same_type):
-            limits = self._limits(policy)
-            ground = self.ground(limits, state, hosts, k, demands, policy, contention, bounds)
+        for ground in self._grounds(state, levels[0], k, demands, policy, contention):
             some = ground.ranked()
             if some is None or len(found) + len(some) > MOST_EVERY:
                 return None
@@ -222,11 +207,25 @@ class LargeSearch:
                 found.append((value, used, partial(ground.answer_with, value, own, counts)))
         return sorted(found, key=lambda one: -one[0])
 
-    def _limits(self, rules: Policy) -> HostLimits:
-        key = rules.within, rules.whole
+    def _grounds(
+        self,
+        state: ClusterState,
+        level: int | None,
+        k: int,
+        demands: Sequence[int],
+        rules: Policy,
+        contention: Contention | None,
+        bounds: Bounds | None = None,
+        *,
+        together: bool = False,
+    ) -> Iterator[Ground]:
+        """The request on every part of the cluster that the rules allow, or on all `together`."""
+        key, bounds = (rules.within, rules.whole), rules.bounds(state.cluster, bounds)
         if key not in self.limits:
             self.limits[key] = HostLimits(self.model, rules)
-        return self.limits[key]
+        parts = grounds(state, level, k, bounds, same_type=rules.same_type)
+        for hosts in [list(chain.from_iterable(parts))] if together else parts:
+            yield self.ground(self.limits[key], state, hosts, k, demands, rules, contention, bounds)
 
 
 def is_alone(contention: Contention | None) -> bool:

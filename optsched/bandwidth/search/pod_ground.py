@@ -85,10 +85,7 @@ class PodGround(Ground):
 
     def _parts(self) -> Iterator[tuple[IntArray, npt.NDArray[np.bool_]]]:
         """From every pod on, pods side by side with room for all."""
-        pod_of = np.zeros(self.state.cluster.n_hosts, np.int64)
-        for p, hosts in enumerate(self.model.hosts_of):
-            pod_of[list(hosts)] = p
-        pod = pod_of[self.hosts]
+        pod = self.model.pod_of[self.hosts]
         room = np.bincount(pod, self.room, len(self.model.pods)).astype(np.int64)
         behind = np.append(0, np.cumsum(room))
         last = np.searchsorted(behind, behind[:-1] + self.k)

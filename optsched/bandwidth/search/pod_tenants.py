@@ -77,7 +77,7 @@ def _by_sets(
     """By sets of touched jobs, at least as good as `start`; not exact if `work` ran out."""
     tables = model.pod_tables
     n_pods, n_jobs = len(model.pods), len(team)
-    first, n_hosts_of = tables.pods[2::POD], tables.pods[3::POD]
+    first = tables.pods[2::POD]
     inside = np.logical_or.reduceat(state.held[team][:, tables.hosts] > 0, first, axis=1)
     slots = np.where(inside, np.cumsum(inside, axis=0) - 1, -1).T.reshape(-1).astype(np.int64)
     static = np.full((n_jobs, n_pods), NO_LIMIT, np.int64)
@@ -108,15 +108,13 @@ def _by_sets(
             caps.append(int(joint.max(initial=-1)))
         jobs[j, windows.CAP] = max(caps)
     hosts_of_jobs = (state.held[team] > 0).T @ (1 << np.arange(n_jobs))
-    pod_of = np.zeros(model.cluster.n_hosts, np.int64)
-    pod_of[tables.hosts] = np.repeat(np.arange(n_pods), n_hosts_of)
     out = np.full(windows.ENTRIES + n_pods, -1, np.int64)
     out[windows.VALUE] = max(int(entries[1]), start.value)
     width = min(k, int(rooms.max())) + 1
     value = int(
         sets.search_sets(
             entries, begins, slots, n_jobs, jobs.reshape(-1), static.reshape(-1), tables.powers,
-            np.stack([state.room, hosts_of_jobs, pod_of], axis=1).reshape(-1),
+            np.stack([state.room, hosts_of_jobs, model.pod_of], axis=1).reshape(-1),
             width, fewest, k, start.upper_bound, work, out,
         )
     )  # fmt: skip

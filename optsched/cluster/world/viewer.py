@@ -83,9 +83,9 @@ class Viewer:
         self.asked += 1
         if self.version != state[_VERSION]:
             self.version = int(state[_VERSION])
-            self.kept = {"_viewer": self, "workload": self.workload, "settings": self.settings}
+            self.kept = {"workload": self.workload, "settings": self.settings}
         columns = self.kept.copy()
-        columns["_asked"], columns["_table"] = self.asked, table
+        columns["_viewer"], columns["_asked"], columns["_table"] = self, self.asked, table
         columns["job"], columns["gpus"], columns["done"] = table[0], table[1], table[2]
         columns["remaining"], columns["time"] = table[3], int(state[_TIME])
         return EngineView(columns)
