@@ -109,10 +109,9 @@ def import_trace(
     """Write the log of a scheduler as a trace for `optsched.cluster.read_trace`.
 
     Times count from the first submission that is kept, in whole seconds: submissions rounded down,
-    durations up. CPUs and memory (GiB), where the log has them, are by GPU, in thousandths rounded
-    up. Runs of one job after each other, such as those of requeued jobs, are one job of
-    as much GPU-time, on the most GPUs that it had. Jobs that never started, that had not ended, or
-    that had no GPUs are left out; how a job ended is no matter.
+    durations up. CPUs and memory (GiB) are by GPU, in thousandths rounded up. Runs of one
+    job after each other, such as requeued ones, are one job of as much GPU-time, on the most GPUs
+    that it had. Jobs without a start, an end or GPUs are left out; how they ended is no matter.
 
     Parameters
     ----------
@@ -199,8 +198,7 @@ def _jobs(file: str, text: str, format: str) -> tuple[str, dict[str, _Job]]:
         )
     jobs: dict[str, _Job] = {}
     for run in known[names[0]].read(given):
-        least = min(run.gpus, run.cpus, run.memory_gb, run.seconds or Decimal(0))
-        if not run.job or least < 0:
+        if not run.job or min(run.gpus, run.cpus, run.memory_gb, run.seconds or Decimal(0)) < 0:
             what = "a name, GPUs, CPUs and memory >= 0 and an end after its start"
             raise InputError(f"{run.place}: expected {what}, got job {run.job!r:.40}")
         for text in (run.job, run.kind, run.group):

@@ -26,8 +26,8 @@ class GaussianProcess:
     """Values minus a prior mean: a linear trend plus a process with Matern-1/2 covariance.
 
     Matern 1/2 lets neighbours differ abruptly, as counts of GPUs do (8 is not like 7); smoother
-    ones are surer of themselves than they are right. Scales learnt by marginal likelihood predict
-    no better on the measured clusters, and choices by them are worse.
+    ones are surer of themselves than they are right. Scales learnt by marginal likelihood, as
+    we had, predict and choose no better (docs/subset-benchmarks.md).
 
     Parameters
     ----------

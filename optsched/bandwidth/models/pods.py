@@ -129,10 +129,8 @@ class PodBandwidth(BandwidthModel):
     @cached_property
     def pod_of(self) -> IntArray:
         """The pod of every host."""
-        of = np.zeros(self.cluster.n_hosts, np.int64)
-        for p, hosts in enumerate(self.hosts_of):
-            of[list(hosts)] = p
-        return of
+        of = {h: p for p, hosts in enumerate(self.hosts_of) for h in hosts}
+        return np.array([of[h] for h in range(len(of))], np.int64)
 
     def single(self, which: Which = "value") -> IntArray:
         """L_p of one GPU beside other pods, by pod; -1 where pattern 1+1 is not measured."""

@@ -203,7 +203,8 @@ class Dispatcher:
         host has so many percent of the best bandwidth, rounded down. Hosts that no allowed choice
         uses are left out. Exact where `answer` is and there is time, else by a choice that was
         found: on large clusters first with a host in place of one of the best, or of those of other
-        pods. Hosts that are alike are asked for once; 0 if nothing was found before the deadline.
+        pods, whatever the deadline (tens of milliseconds on 4,096 GPUs); 0 if nothing was found.
+        Hosts that are alike are asked for once.
 
         Parameters
         ----------
@@ -278,8 +279,8 @@ class Dispatcher:
             return None
         assert self._large is not None
         tenants = self._tenants(state)
-        wanted = self._demands(tenants)
-        return self._large.ranked(tenants, k, wanted, self.policy, self.contention)
+        rules = self._demands(tenants), self.policy, self.contention
+        return self._large.ranked(tenants, k, *rules)
 
     def _first_of(
         self,

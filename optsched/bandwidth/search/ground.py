@@ -223,8 +223,7 @@ class Ground:
         counts[np.arange(len(at)), at] = self.k
         value, _ = self.values(counts)
         value[[not self._is_allowed(row[: self.n]) for row in counts]] = -1
-        found: IntArray = value[back.reshape(-1)]
-        return found
+        return np.asarray(value[back.reshape(-1)])
 
     def by_host(self, value: IntArray) -> dict[int, int]:
         """Values of its hosts by their numbers, without those that are not possible."""
@@ -233,11 +232,9 @@ class Ground:
     def best_on_one_host(self) -> tuple[Answer | None, int]:
         """The best choice of all k on one host, where no job interferes, and its value."""
         value = self.on_one_host()
-        i, self.top = int(np.append(value, -1).argmax()), None
-        self.best_value = self.best_own = int(value.max(initial=-1))
-        if self.best_value >= 0:
-            self.top = self.k * (np.arange(self.n) == i)
-        return self._answer(self.best_value)
+        if (best := int(value.max(initial=-1))) < 0:
+            return None, best
+        return self.answer_with(best, best, self.k * (np.arange(self.n) == value.argmax())), best
 
     def ranked(self) -> list[tuple[int, int, IntArray]] | None:
         """Value, bandwidth alone and counts of all allowed choices, best first; None: too many."""

@@ -93,7 +93,5 @@ class PodGround(Ground):
             part = (pod >= p) & (pod < last[p])
             counts, _ = self.alone(part[: self.n])
             if counts is not None:
-                yield (
-                    np.append(counts, np.zeros(len(pod) - self.n, np.int64)),
-                    part & (self.room > 0),
-                )
+                padded = np.append(counts, np.zeros(len(pod) - self.n, np.int64))
+                yield padded, part & (self.room > 0)
