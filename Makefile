@@ -1,12 +1,13 @@
 # make demo        create .venv, install, solve and train the main job
 # make test        create .venv, install, run every test but the slow ones, minutes
 # make test-long   the same with the slow ones and 25 times the examples: before a release
+# make test-oldest the tests with the lowest versions that pyproject.toml allows, in .venv-oldest
 # make fuzz        judge random tiny instances by brute force: make fuzz COUNT=100000 SEED=0
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-long fuzz lint smoke clean
+.PHONY: demo test test-long test-oldest fuzz lint smoke clean
 
 demo: $(READY)
 	@mkdir -p out
@@ -18,6 +19,12 @@ test: $(READY)
 
 test-long: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile long
+
+test-oldest:
+	$(PYTHON) -m venv .venv-oldest
+	$(PYTHON) .ci/oldest.py > .venv-oldest/constraints.txt
+	.venv-oldest/bin/python -m pip install --quiet --constraint .venv-oldest/constraints.txt --editable ".[dev]"
+	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 COUNT ?= 1000
 SEED ?= 0
@@ -43,5 +50,5 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

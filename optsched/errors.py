@@ -41,10 +41,12 @@ class UnsupportedProblem(OptschedError):
 
 
 class MissingExtra(OptschedError, ImportError):
-    """An optional dependency is not installed; the message says which ``pip install`` to type."""
+    """An optional dependency is not installed; the message gives the command."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f'{what} needs an optional dependency: pip install "optsched[{extra}]"')
+        super().__init__(
+            f'{what} needs the extra {extra}: pip install ".[{extra}]" in a checkout of optsched'
+        )
         self.extra = extra
 
 

@@ -35,8 +35,7 @@ settings.load_profile("fast")  # --hypothesis-profile goes before it
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile the kernels once, before several processes do so within the limits of their tests."""
     if getattr(session.config.option, "numprocesses", None):
-        from optsched.cli.warmup import all_entries
-        from optsched.kernels.background import compile_all
+        from optsched.kernels.background import all_entries, compile_all
 
         compile_all(all_entries()[0], 2)
 

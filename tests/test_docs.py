@@ -63,7 +63,7 @@ def test_optsched_commands_run(
 ) -> None:
     """Every `$ optsched ...` line exits with 0; with less time to solve than is shown."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("optsched.bench.run.warm_up", lambda: None)
+    monkeypatch.setattr("optsched.bench.run.missing_kernels", lambda tasks: [])
     write_files(page)
     run = Cli(tmp_path, monkeypatch, capsys)
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]

@@ -35,9 +35,8 @@ from benchmarks.executor.study_cases import MODELS, Case, sweeps
 from benchmarks.executor.study_plots import draw
 from benchmarks.executor.study_tables import Study, tables, written_into
 from benchmarks.machine import machine
-from optsched.cli.warmup import all_entries
 from optsched.io.files import write_atomic
-from optsched.kernels.background import compile_all
+from optsched.kernels.background import all_entries, compile_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

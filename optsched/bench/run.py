@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,19 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from optsched.bench.instances import Instance
+    from optsched.kernels.compile import Entry
 
 COMMAND = [sys.executable, "-m", "optsched.bench.one"]
+
+KERNELS = {
+    "jobshop": ("optsched.kernels", "optsched_solvers.shop"),
+    "jobarray": ("optsched.kernels", "optsched_solvers.shop"),
+    "periodic": ("optsched.kernels", "optsched_solvers.periodic"),
+    "quota": ("optsched_solvers.quota",),
+    "gpus": ("optsched.bandwidth", "optsched_solvers.gpus"),
+    "routing": ("optsched.serving",),
+}
+"""Packages of compiled entries by kind of problem, compiled before the first solve."""
 
 GRACE = 60.0
 """Seconds behind its limit after which a process is killed."""
@@ -61,24 +73,23 @@ class Task:
 
 def run_all(tasks: Sequence[Task], jobs: int = 1) -> Generator[Row, None, None]:
     """Rows as they are done, `jobs` processes at a time; closing the iterator kills the rest."""
-    from joblib import Parallel, delayed
-
     runner = _Runner()
-    try:
-        rows = Parallel(n_jobs=jobs, backend="threading", return_as="generator_unordered")(
-            delayed(runner.run)(task) for task in tasks
-        )
-        yield from (row for row in rows if row is not None)
-    finally:
-        runner.cancel()
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for done in as_completed([pool.submit(runner.run, task) for task in tasks]):
+                if (row := done.result()) is not None:
+                    yield row
+        finally:
+            runner.cancel()
 
 
-def warm_up() -> None:
-    """Compile what is not compiled yet, so that no solve pays for it."""
-    code = "from optsched.cli.warmup import warmup; warmup()"
-    # what fails here fails again, and louder, in the solves
-    quiet = subprocess.DEVNULL
-    subprocess.run([sys.executable, "-c", code], stdout=quiet, stderr=quiet, check=False)
+def missing_kernels(tasks: Sequence[Task]) -> list[Entry]:
+    """Entries that solvers of these kinds of problems call and that are not compiled yet."""
+    from optsched.kernels.background import all_entries
+
+    kinds = {task.instance.problem.problem_kind for task in tasks}
+    packages = dict.fromkeys(name for kind in kinds for name in KERNELS.get(kind, ()))
+    return [one for one in all_entries([*packages])[0] if not one.stored]
 
 
 class _Runner:

@@ -17,7 +17,7 @@ from optsched.cli.options import argument, option
 from optsched.cli.output import console
 from optsched.cli.progress import Bar
 from optsched.errors import InputError, UnsupportedProblem
-from optsched.solving.limits import Limits, default_workers
+from optsched.solving.limits import Limits, available_cores, default_workers
 from optsched.solving.solver import solver as find_solver
 from optsched.solving.solver import solvers as of_kind
 from optsched.solving.solver import support_by_name
@@ -122,7 +122,8 @@ def _run(
     tasks: Sequence[Task], results: Results, jobs: int, refusals: Sequence[str], quiet: bool
 ) -> None:
     """Run what is not done yet, appending row by row."""
-    from optsched.bench.run import run_all, warm_up
+    from optsched.bench.run import missing_kernels, run_all
+    from optsched.kernels.background import compile_all
 
     def left() -> list[Task]:
         return [task for task in tasks if task.row.key not in results.done]
@@ -134,7 +135,9 @@ def _run(
             return
         tell = bar.task("bench", len(tasks))
         tell(len(tasks) - len(left()))
-        warm_up()
+        if missing := missing_kernels(left()):
+            bar.say(f"compiling {len(missing)} kernels, some seconds once on this machine")
+            compile_all(missing, available_cores(), bar.task("compiling", len(missing)))
         try:
             with closing(run_all(left(), jobs)) as rows:
                 for row in rows:

@@ -172,12 +172,14 @@ def _run_all(
     With a packing table the jobs that `lucid` packs slow each other down by it.
     """
     from optsched.cluster.simulate import simulate
+    from optsched.kernels.compile import Entry
 
     runs: dict[str, Run] = {}
     with Bar(quiet=quiet) as bar:
         try:
             for name, policy in policies.items():
                 tell, since = bar.task(name, len(jobs)), time.monotonic()
+                compiled = Entry.seconds_compiling
 
                 def report(now: int, ended: int, jobs: int, tell: Any = tell) -> None:
                     tell(ended)
@@ -187,7 +189,7 @@ def _run_all(
                 run = runs[name] = simulate(
                     jobs, policy, nodes, on_progress=report, contention=packs, **settings
                 )
-                taken = time.monotonic() - since
+                taken = time.monotonic() - since - (Entry.seconds_compiling - compiled)
                 ended = int((run.log.finished >= 0).sum())
                 if taken >= progress.FIRST_AFTER and not bar.shown:
                     some = "" if ended == len(jobs) else f"{ended:,} of "

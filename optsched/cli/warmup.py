@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from optsched.cli.options import option
-
-if TYPE_CHECKING:
-    from optsched.kernels.compile import Entry
-
-KERNELS = "optsched.kernels.compile"
-PACKAGES = ("optsched", "optsched_solvers")
 
 
 def warmup(
@@ -32,7 +25,7 @@ def warmup(
             raise InputError(f"cache_dir: {cache_dir} cannot be written")
         os.environ["NUMBA_CACHE_DIR"] = str(cache_dir.resolve())
     from optsched.cli.progress import Bar
-    from optsched.kernels.background import compile_all
+    from optsched.kernels.background import all_entries, compile_all
     from optsched.kernels.compile import folder
     from optsched.solving.limits import available_cores
 
@@ -51,30 +44,3 @@ def version() -> None:
     from optsched.version import __version__
 
     print(__version__)
-
-
-def all_entries() -> tuple[list[Entry], list[str]]:
-    """All kernels that Python calls, and why modules that have some could not be imported."""
-    from optsched.kernels.compile import entries
-
-    found: dict[Entry, None] = {}
-    failed = []
-    for module in kernel_modules():
-        try:
-            found |= dict.fromkeys(entries(module))
-        except ImportError as error:  # an optional dependency: its solver says so when asked
-            failed.append(f"{module}: {' '.join(str(error).split())}")
-    return list(found), failed
-
-
-def kernel_modules() -> list[str]:
-    """Modules that have kernels: those that use `optsched.kernels.compile`."""
-    found = []
-    for package in PACKAGES:
-        spec = find_spec(package)
-        for folder in () if spec is None else spec.submodule_search_locations or ():
-            for path in Path(folder).rglob("*.py"):
-                if f"from {KERNELS} import" in path.read_text("utf-8"):
-                    inside = path.relative_to(folder).with_suffix("")
-                    found.append(".".join((package, *inside.parts)))
-    return sorted(found)

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.kernels.compile import Entry, entries, folder
@@ -19,6 +21,7 @@ from optsched.kernels.compile import Entry, entries, folder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+PACKAGES = ("optsched", "optsched_solvers")
 LOCKS, LOG = "optsched-compiling.lock", "optsched-compiling.log"
 _WATCH = 0.02  # seconds between two looks
 
@@ -49,6 +52,31 @@ def compile_all(
     for one in missing:  # there is no folder, or a worker was killed
         one.prepare()
     watch(len(wanted))
+
+
+def all_entries(packages: Sequence[str] = PACKAGES) -> tuple[list[Entry], list[str]]:
+    """All entries of packages, and why modules that have some could not be imported."""
+    found: dict[Entry, None] = {}
+    failed = []
+    for module in kernel_modules(packages):
+        try:
+            found |= dict.fromkeys(entries(module))
+        except ImportError as error:  # an optional dependency: its solver names it when called
+            failed.append(f"{module}: {' '.join(str(error).split())}")
+    return list(found), failed
+
+
+def kernel_modules(packages: Sequence[str] = PACKAGES) -> list[str]:
+    """Modules that have kernels: those that import `optsched.kernels.compile`."""
+    found = []
+    for package in packages:
+        spec = find_spec(package)
+        for root in () if spec is None else spec.submodule_search_locations or ():
+            for path in Path(root).rglob("*.py"):
+                if f"from {Entry.__module__} import" in path.read_text("utf-8"):
+                    inside = path.relative_to(root).with_suffix("")
+                    found.append(".".join((package, *inside.parts)))
+    return sorted(found)
 
 
 @atexit.register

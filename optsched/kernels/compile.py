@@ -12,13 +12,14 @@ import hashlib
 import logging
 import os
 import pickle
-import platform
+import sys
+import time
 from contextlib import suppress
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numba
 import numpy as np
@@ -127,6 +128,9 @@ class Kernel(Dispatcher):  # type: ignore[misc]
 class Entry(Kernel):
     """Compiled for its declared signature at the first call, and kept on disk."""
 
+    seconds_compiling: ClassVar[float] = 0.0
+    """Seconds that calls in this process have waited for machine code."""
+
     def __init__(self, function: Any, **options: Any) -> None:
         super().__init__(function, **options)
         self._cache = _Store(self)
@@ -149,10 +153,14 @@ class Entry(Kernel):
         return self._cache.find() is not None
 
     def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
-        """What numba calls when no machine code is there."""
-        if is_in_python() and not self.ready:
-            return self.py_func
-        self.prepare()
+        """Compile at the first call, with a log message; numba calls this without machine code."""
+        if not self.ready:
+            if is_in_python():
+                return self.py_func
+            begun = time.perf_counter()
+            _log(f"compiling {self.label}, once on this machine; `optsched warmup` compiles all")
+            self.prepare()
+            Entry.seconds_compiling += time.perf_counter() - begun
         return self  # numba calls it again, and checks the types of the arguments now
 
 
@@ -232,7 +240,7 @@ class _Store(caching.NullCache):
         try:
             return compiler.CompileResult._rebuild(target, *pickle.loads(path.read_bytes()))
         except Exception:
-            _tell(f"{path} is damaged: the kernel is compiled again, for seconds")
+            _log(f"{path} is damaged: the kernel is compiled again, for seconds")
             with suppress(OSError):
                 path.unlink()
             return None
@@ -244,7 +252,7 @@ class _Store(caching.NullCache):
         try:
             write_atomic(home / self.name, serialize.dumps(made._reduce()))
         except InputError as error:  # a full disk: the kernel itself is there
-            _tell(f"a compiled kernel could not be kept: {error}")
+            _log(f"a compiled kernel could not be kept: {error}")
             return
         for old in home.glob(f"{self.prefix}.*.nbc"):
             if old.name != self.name:
@@ -271,22 +279,23 @@ def folder() -> Path | None:
             path.mkdir(parents=True, exist_ok=True)
             if os.access(path, os.W_OK):
                 return path
-    _tell(
+    _log(
         f"no folder for compiled kernels can be written ({', '.join(map(str, folders()))}): what "
         "is missing there is compiled in every process (set NUMBA_CACHE_DIR)"
     )
     return None
 
 
-def _tell(what: str) -> None:
+def _log(what: str) -> None:
     logging.getLogger("optsched").warning(what)
 
 
 @cache
 def _machine() -> str:
-    """Python, numba and the processor, for which machine code is made."""
+    """X.Y of Python and NumPy, numba and the processor: what machine code depends on."""
     processor = registry.cpu_target.target_context.codegen().magic_tuple()
-    known = (platform.python_version(), numba.__version__, np.__version__, processor)
+    numpy = np.__version__.split(".")[:2]
+    known = (sys.version_info[:2], numpy, numba.__version__, processor)
     return hashlib.sha256(repr(known).encode()).hexdigest()[:8]
 
 

@@ -30,7 +30,7 @@ try:
     from stable_baselines3.common.vec_env import VecEnv
     from torch.distributions import Categorical
 except ImportError:
-    raise MissingExtra("serving.train_router", "serving") from None
+    raise MissingExtra("serving.train_router", "ppo") from None
 
 if TYPE_CHECKING:
     import os

@@ -201,7 +201,7 @@ def fit(
     time slow each other down, over a grid of knees; the slope above the knee is such that what all
     samples take together is right. Below it there is none: a batch's own share is in its cost.
     """
-    from sklearn.linear_model import LinearRegression
+    from scipy.optimize import nnls
 
     case = np.array([one[:4] for one in samples])
     k, i, w, n = case.T
@@ -211,8 +211,7 @@ def fit(
     a = np.zeros((len(ms), 1 + mmac.size))
     a[:, 0], a[np.arange(len(ms)), column] = 1 / ms, n / ms
     seen = ~held & ~many
-    line = LinearRegression(positive=True, fit_intercept=False)
-    x = line.fit(a[seen], np.ones(int(seen.sum()))).coef_
+    x = nnls(a[seen], np.ones(int(seen.sum())))[0]
     launch, own = float(x[0]), n * x[column]
     rest, best, slower = ms - launch - own, None, np.zeros(len(ms))
     least = float((0.9 * rest[many] ** 2 - 1e-12 * ms[many] ** 2).sum())

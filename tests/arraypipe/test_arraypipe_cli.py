@@ -162,7 +162,7 @@ def test_commands_without_torch(shop: Cli) -> None:
     assert done.returncode == 0 and "predicted period" in done.stdout, done.stderr
     done = without_torch("arraypipe", "run", "t.py:make_trainer", "x.schedule.json")
     assert done.returncode == 2
-    assert 'pip install "optsched[torch]"' in done.stderr and done.stderr.count("\n") == 1
+    assert 'pip install ".[torch]"' in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_help_is_quick() -> None:

@@ -138,7 +138,7 @@ def test_optuna_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("optuna") or name == own]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(MissingExtra, match=r'pip install "optsched\[sweep\]"'):
+    with pytest.raises(MissingExtra, match=r'pip install "\.\[sweep\]"'):
         import_module(own)
 
 

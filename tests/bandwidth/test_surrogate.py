@@ -369,5 +369,5 @@ def test_a_single_measurement_is_enough() -> None:
 def test_without_torch_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """And importing the model does not import torch."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtra, match=r"optsched\[torch\]"):
+    with pytest.raises(MissingExtra, match=r"\.\[torch\]"):
         HierarchicalTransformer.fit(CLUSTER, TABLE)

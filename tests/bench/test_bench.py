@@ -29,7 +29,7 @@ BENCH = ("bench", "shop.txt", "--solvers", "dispatch", "--iterations", "50", "-o
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Cli:
     """The program in a folder with shop.txt and other.txt; compiling is left to the solves."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "warm_up", lambda: None)
+    monkeypatch.setattr(run, "missing_kernels", lambda tasks: [])
     monkeypatch.delenv("OPTSCHED_JSSP_BOUNDS", raising=False)
     Path("shop.txt").write_text(SHOP)
     Path("other.txt").write_text(SHOP.replace("0 3 1", "0 4 1"))
@@ -188,6 +188,8 @@ def test_interrupt_keeps_what_is_done(cli: Cli) -> None:
     process = start(*words, "-o", "r.csv")
     assert process.stderr is not None
     line = process.stderr.readline()
+    if line.startswith("compiling"):  # on a new machine
+        line = process.stderr.readline()
     assert line.startswith("shop  cpsat  seed 0"), line
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)

@@ -443,7 +443,7 @@ def test_bound_of_an_array(cli: Cli) -> None:
 
 def test_warmup_knows_every_kernel(cli: Cli) -> None:
     """Modules with kernels are found by themselves; all their entries are on disk afterwards."""
-    from optsched.cli.warmup import all_entries, kernel_modules
+    from optsched.kernels.background import all_entries, kernel_modules
 
     names = [name.removeprefix("optsched_solvers.") for name in kernel_modules()]
     assert {"optsched.kernels.longest_path", "optsched.kernels.list_schedule"} <= set(names)

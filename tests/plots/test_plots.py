@@ -204,7 +204,7 @@ def test_nothing_to_draw(tmp_path: Path) -> None:
 def test_missing_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without matplotlib the error says what to type."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtra, match=r"optsched\[plot\]"):
+    with pytest.raises(MissingExtra, match=r"\.\[plot\]"):
         gantt(pipeline(), tmp_path / "x.png")
 
 

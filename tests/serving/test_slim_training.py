@@ -55,7 +55,7 @@ def test_digits_are_split_once_and_for_all(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InputError, match="split: expected train or test, got 'all'"):
         digits("all")
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MissingExtra, match=r'digits .* pip install "optsched\[serving\]"'):
+    with pytest.raises(MissingExtra, match=r'digits .* pip install "\.\[serving\]"'):
         digits()
 
 

@@ -120,7 +120,7 @@ def test_without_deap(monkeypatch: pytest.MonkeyPatch) -> None:
     """`supports` needs nothing; `solve` says what to install."""
     monkeypatch.setitem(sys.modules, "deap", None)
     assert Genetic().supports(SHOP)
-    with pytest.raises(MissingExtra, match=r'pip install "optsched\[genetic\]"'):
+    with pytest.raises(MissingExtra, match=r'pip install "\.\[genetic\]"'):
         optsched.solve(SHOP, Genetic(), iterations=10)
 
 
