@@ -10,7 +10,8 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.bandwidth.topology.cluster import MOST_PER_HOST, HostType
-from optsched.bandwidth.topology.links import PCIE, SELF, is_link, weight
+from optsched.bandwidth.topology.foreign import looks_like
+from optsched.bandwidth.topology.links import PCIE, SELF, is_link, nvlinks, weight
 from optsched.errors import InputError
 from optsched.formats import rocm_topo
 from optsched.io.values import is_integer
@@ -20,10 +21,19 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.topology.intra import IntraTable
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[\d{1,2}(?:;\d{1,2})*m")  # the second lost its ESC
+# colours and underlines, with ESC as a character, as written by `cat -v` and others, or lost
+_ANSI = re.compile(
+    r"(?:\x1b|\^\[|\\033|\\e|\\x1b|\u241b)(?:\[[0-9;?]*[A-Za-z]|[()][A-Z0-9])|\[\d{0,2}(?:;\d{1,2})*m"
+)
 _GPU = re.compile(r"GPU(\d{1,3})")
 _AFFINITY: Final = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _LEGEND = re.compile(r"(NIC\d{1,3}):\s*(\S+)")
+_OLD: Final = {"SOC": "SYS"}
+"""Words of older drivers."""
+
+_PEERS: Final = ("OK", "CNS", "GNS", "TNS", "NS", "U", "DR")
+"""Words of `nvidia-smi topo -p2p`."""
+
 _SPANS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
@@ -63,9 +73,9 @@ def from_text(
         With ``file:line``: no header or matrix, GPUs missing, a cell that is no known link (its row
         and column are named), or two cells of one pair that differ.
     """
-    if rocm_topo.recognises(text):
+    if amd := rocm_topo.recognises(text):
         text = rocm_topo.as_nvidia(text, file)
-    lines = [_ANSI.sub("", line) for line in text.splitlines()]
+    lines = _ANSI.sub("", text).splitlines()
     start, devices, affinities = _header(lines, file)
     gpus = [device for device in devices if _GPU.fullmatch(device)]
     if gpus != [f"GPU{i}" for i in range(len(gpus))] or len(gpus) > MOST_PER_HOST:
@@ -85,6 +95,8 @@ def from_text(
                     f"{file}:{rows[row][0]}: row {row}, column {column}: {link}, but row {column}, "
                     f"column {row} is {cells[column][devices.index(row)]}: links have no direction"
                 )
+    if not amd and not any(nvlinks(link) for gpu in gpus[1:] for link in cells[gpu]):
+        _check_legend(text, len(gpus), file)
     numa = _numa([rows[gpu][1] for gpu in gpus], len(devices), affinities)
     names = {found[1]: found[2] for line in lines if (found := _LEGEND.fullmatch(line.strip()))}
     cards = _cards(devices, cells, names, nics, file)
@@ -158,7 +170,10 @@ def _header(lines: list[str], file: str) -> tuple[int, list[str], list[str]]:
         if twice is not None:
             raise InputError(f"{file}:{at + 1}: column {twice!r:.20} is there twice")
         return at, words, affinities
-    raise InputError(f"{file}: expected the output of nvidia-smi topo -m (a header GPU0 GPU1 ...)")
+    raise InputError(
+        f"{file}: expected the output of nvidia-smi topo -m (a header GPU0 GPU1 ...)"
+        f"{looks_like(chr(10).join(lines))}"
+    )
 
 
 def _rows(
@@ -166,6 +181,7 @@ def _rows(
 ) -> dict[str, tuple[int, str]]:
     """Line number and rest of the line of every row, by device."""
     rows: dict[str, tuple[int, str]] = {}
+    at = start + 1
     for at, line in enumerate(lines[start + 1 :], start + 2):
         words = line.split(maxsplit=1)
         if not words:
@@ -177,16 +193,41 @@ def _rows(
         if words[0] in rows:
             raise InputError(f"{file}:{at}: row {words[0]} is there twice")
         rows[words[0]] = (at, words[1] if len(words) > 1 else "")
+    for after, line in enumerate(lines[at:], at + 1):
+        if re.match(rf"\s*GPU0\s+{SELF}\s+({'|'.join(PCIE)}|NV\d)", line):
+            raise InputError(f"{file}:{after}: a second matrix: expected that of one host a file")
     return rows
 
 
+def _check_legend(text: str, gpus: int, file: str) -> None:
+    """Refuse, or warn of, a matrix without NVLinks that may have left them out.
+
+    A legend has ``NV#`` with or without NVLinks, but ``Path traverses`` if its driver knows none.
+    """
+    if gpus < 2 or "Path traverses" in text:
+        return
+    if re.search(r"^\W*Legend|^\s*(X|SYS|PIX) +=", text, re.MULTILINE):
+        if not re.search(r"^\s*NV#\s*=", text, re.MULTILINE):
+            raise InputError(
+                f"{file}: expected `nvidia-smi topo -m` with NV# in its legend (this looks like "
+                "`nvidia-smi topo -mp`, which prints PCIe instead of NVLink, or is cut off)"
+            )
+        return
+    warnings.warn(
+        f"{file}: has neither an NVLink nor a legend: right for GPUs without NVLink; others need "
+        "all of `nvidia-smi topo -m` (`topo -mp` prints PCIe alone)",
+        stacklevel=3,
+    )
+
+
 def _cells(line: str, row: str, devices: list[str], place: str) -> list[str]:
-    cells = line.split()[: len(devices)]
+    cells = [_OLD.get(cell, cell) for cell in line.split()[: len(devices)]]
     for column, cell in zip(devices, cells, strict=False):
         if (row == column) != (cell == SELF) or not (cell == SELF or is_link(cell)):
             known = SELF if row == column else f"one of {', '.join(PCIE)}, NV1..NV99"
+            way = looks_like(f"{row} {line}") if cell in _PEERS else ""
             raise InputError(
-                f"{place}: row {row}, column {column}: expected {known}, got {cell!r:.20}"
+                f"{place}: row {row}, column {column}: expected {known}, got {cell!r:.20}{way}"
             )
     if len(cells) < len(devices):
         raise InputError(
@@ -197,16 +238,17 @@ def _cells(line: str, row: str, devices: list[str], place: str) -> list[str]:
 
 def _numa(lines: list[str], devices: int, affinities: list[str]) -> tuple[tuple[int, ...], ...]:
     """GPUs of one NUMA node, or near the same cores, are a group; empty if nothing is said."""
-    nodes, cores = [], []
-    for line in lines:
-        if "\t" in line:  # empty cells count
-            rest = [cell.strip() for cell in line.split("\t")[devices:]]
-        else:
-            rest = line.split()[devices:]
-        found = dict(zip(affinities, rest, strict=False))
-        nodes.append(found.get("NUMA Affinity", ""))
-        cores.append(found.get("CPU Affinity", ""))
-    for said in (nodes, cores):
+    # tabs may stand for looks or for an empty cell, but GPU NUMA ID is never empty: from the right
+    words = [line.split()[devices:] for line in lines]
+    short = [max(0, len(affinities) - len(row)) for row in words]
+    if len(set(short)) > 1:
+        return ()
+    found = [
+        dict(zip(affinities[skip:], row, strict=False))
+        for skip, row in zip(short, words, strict=True)
+    ]
+    for column in ("NUMA Affinity", "CPU Affinity"):
+        said = [row.get(column, "") for row in found]
         if all(_SPANS.fullmatch(word) for word in said):
             groups = dict.fromkeys(said)
             return tuple(tuple(i for i, w in enumerate(said) if w == word) for word in groups)

@@ -71,6 +71,7 @@ READERS: dict[str, tuple[str, Callable[[str, Any], object]]] = {
         lambda text, _: host_domains.from_nodes(parse(text, "n"), "n", ["z"]),
     ),
     "rocm": (
+        "== Weight ==\n GPU0 GPU1\nGPU0 0 15\nGPU1 15 0\n"
         "== Hops ==\n GPU0 GPU1\nGPU0 0 1\nGPU1 1 0\n== Link Type between two GPUs ==\n"
         " GPU0 GPU1\nGPU0 0 XGMI\nGPU1 XGMI 0\n== Numa Nodes ==\n"
         "GPU[0] : (Topology) Numa Node: 0\nGPU[1] : (Topology) Numa Node: 1\n",

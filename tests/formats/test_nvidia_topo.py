@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -57,6 +59,67 @@ def test_ways_of_copying(tmp_path: Path) -> None:
         found = from_text(read_text(path), "h")
         cards = "mlx5_" if "NIC0: " in text else "NIC"  # the legend may be lost
         assert found.near[0] == (f"{cards}0",) and replace(found, near=kind.near) == kind
+
+
+LEGEND = (
+    "\nLegend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe as well as the SMP\n"
+    "  PIX  = Connection traversing at most a single PCIe bridge\n"
+)
+NVLINKS = "  NV#  = Connection traversing a bonded set of # NVLinks\n"
+
+
+@given(st.data())
+def test_any_look(data: st.DataObject) -> None:
+    """Tabs for looks, colours, line ends, prompts and old words do not change what is read."""
+    n = data.draw(st.integers(2, 5))
+    word = st.sampled_from((*PCIE, "NV1", "NV18"))
+    ways = {(i, k): data.draw(word) for i in range(n) for k in range(i)}
+    node = [data.draw(st.integers(0, 2)) for _ in range(n)]
+    columns = data.draw(st.sampled_from([(0,), (1,), (0, 1), (0, 1, 2)]))
+    names = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
+    tabs = st.sampled_from(["\t", "\t\t", "\t\t\t", " \t", "  \t "])
+    rows = [[f"GPU{i}" for i in range(n)] + [names[c] for c in columns]]
+    for i in range(n):
+        end = [f"{8 * node[i]}-{8 * node[i] + 7}", str(node[i]), "N/A"]
+        row = [" X " if i == k else ways[max(i, k), min(i, k)] for k in range(n)]
+        rows.append([f"GPU{i}", *row, *(end[c] for c in columns)])
+    lines = ["".join(cell + data.draw(tabs) for cell in row[:-1]) + row[-1] for row in rows]
+    on, off = data.draw(
+        st.sampled_from([("", ""), ("\x1b[4m", "\x1b[0m"), ("\x1b[1;32m", "\x1b(B\x1b[m"),
+                         ("^[[4m", "^[[0m"), ("\\033[4m", "\\033[0m"), ("[4m", "[0m")])
+    )  # fmt: skip
+    lines[0] = "\t" + on + lines[0] + off
+    end = data.draw(st.sampled_from(["\n", "\r\n", "\r\r\n", "\n\n"]))
+    text = end.join([*data.draw(st.sampled_from([[], ["$ nvidia-smi topo -m", ""]])), *lines])
+    if data.draw(st.booleans()):
+        text = re.sub(r"\bSYS\b", "SOC", text)
+    kind = from_text(text + (LEGEND + NVLINKS).replace("\n", end), "h", nics=1)
+    assert kind.links == tuple(
+        tuple("X" if i == k else ways[max(i, k), min(i, k)] for k in range(n)) for i in range(n)
+    )
+    groups = {i: group for group in kind.numa for i in group}
+    assert all((groups[i] == groups[k]) == (node[i] == node[k]) for i in range(n) for k in range(n))
+
+
+@pytest.mark.parametrize("link", [*PCIE, "SOC", "NV4"])
+def test_nvlinks_left_out(link: str) -> None:
+    """A matrix of PCIe is believed where its legend has NVLinks, or is older than they are."""
+    text = f"\tGPU0\tGPU1\tNIC0\nGPU0\tX\t{link}\tPIX\nGPU1\t{link}\tX\tSYS\nNIC0\tPIX\tSYS\tX\n"
+    old = LEGEND.replace("Connection traversing", "Path traverses")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = from_text(text + LEGEND + NVLINKS, "h")
+        assert from_text(text + old, "h") == whole
+    if link == "NV4":
+        assert from_text(text + LEGEND, "h") == from_text(text, "h") == whole
+        return
+    for lost in (LEGEND, LEGEND[: LEGEND.index("  SYS")], LEGEND.replace("Legend:", "")):
+        with pytest.raises(
+            InputError, match=r"^f: expected `nvidia-smi topo -m` .*looks like .*-mp"
+        ):
+            from_text(text + lost, "h", "f")
+    with pytest.warns(UserWarning, match=r"f: has neither an NVLink nor a legend: .*topo -m`"):
+        assert from_text(text, "h", "f") == whole
 
 
 def test_older_and_newer_columns() -> None:
@@ -185,6 +248,9 @@ BAD = {
     "row twice": (HGX.replace("GPU3\tNV", "GPU2\tNV"), "f:5: row GPU2 is there twice"),
     "row too many": (HGX.replace("NIC0\tPXB", "GPU4\tPXB"), "f:6: row GPU4 has no column"),
     "cut off": (HGX[: HGX.index("GPU3\tNV18") + 14], "f:5: row GPU3, column GPU2: the cell is"),
+    "two hosts": (HGX + HGX, "f:19: a second matrix: expected that of one host a file"),
+    "peers": (" \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n",
+              "f:2: row GPU0, column GPU1: .* got 'OK'; this looks like `nvidia-smi topo -p2p`"),
     "column twice": (HGX.replace("NIC1\tCPU", "NIC0\tCPU"), "f:1: column 'NIC0' is there twice"),
     "column lost": (HGX.replace("GPU1\tGPU2", "GPU7\tGPU2"), "f:1: expected columns GPU0, GPU1"),
 }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,21 +20,41 @@ if TYPE_CHECKING:
 
 def output(links: list[list[str]], hops: list[list[int]], numa: list[int]) -> str:
     """The text of the program, in the order and with the widths of its tables."""
-    heads = "".join(f"{f'GPU{i}':<13}" for i in range(len(links)))
+    n = range(len(links))
+    heads = "".join(f"{f'GPU{i}':<13}" for i in n)
 
     def table(title: str, cells: list[list[str]]) -> list[str]:
         rows = [f"GPU{i:<4}" + "".join(f"{c:<13}" for c in row) for i, row in enumerate(cells)]
         return [f"{f' {title} ':=^90}", f"{'':7}{heads}", *rows, ""]
 
-    weight = [["0" if i == k else "15" for k in range(len(links))] for i in range(len(links))]
+    access = [["True"] * len(n)] * len(n)
+    weight = [[str(hops[i][k] * (15 if links[i][k] == "XGMI" else 20)) for k in n] for i in n]
+    printed = [["1" if links[i][k] == "XGMI" else str(hops[i][k]) for k in n] for i in n]
     lines = [f"{' ROCm System Management Interface ':=^90}"]
     lines += table("Weight between two GPUs", weight)
-    lines += table("Hops between two GPUs", [[str(h) for h in row] for row in hops])
+    lines += table("Hops between two GPUs", printed)
+    lines += table("Link accessibility between two GPUs", access)
     lines += table("Link Type between two GPUs", links)
     lines += [f"{' Numa Nodes ':=^90}"]
     for i, node in enumerate(numa):
         lines += [f"GPU[{i}]\t\t: (Topology) Numa {what}: {node}" for what in ("Node", "Affinity")]
     return "\n".join([*lines, f"{' End of ROCm SMI Log ':=^90}", ""])
+
+
+def amd_smi(text: str) -> str:
+    """The same tables as `amd-smi topology` prints them, by addresses; NUMA nodes are not in it."""
+    for title, word in (
+        ("Weight between two GPUs", "WEIGHT"), ("Hops between two GPUs", "HOPS"),
+        ("Link accessibility between two GPUs", "ACCESS"),
+        ("Link Type between two GPUs", "LINK TYPE"),
+    ):  # fmt: skip
+        text = re.sub(f"=+ {title} =+", f"{word} TABLE:", text)
+    text = re.sub("=+ Numa(.|\n)*|=+ ROCm.*", "", text)
+    text = re.sub(r"GPU(\d)", lambda found: f"0000:{int(found[1]) * 16 + 12:02x}:00.0", text)
+    text = text.replace("True", "ENABLED")
+    return (
+        text + "\nLegend:\n SELF = Current GPU\n ENABLED / DISABLED = Link is enabled or disabled\n"
+    )
 
 
 RING = output(
@@ -76,16 +98,37 @@ def test_any_host(data: st.DataObject) -> None:
             assert kind.links[i][k] == word
     groups = {i: group for group in kind.numa for i in group}
     assert all((groups[i] == groups[k]) == (numa[i] == numa[k]) for i in range(n) for k in range(n))
+    other = amd_smi(output([[c[0] for c in r] for r in at], [[c[1] for c in r] for r in at], numa))
+    assert from_text(other, "h", nics=1) == replace(kind, numa=())
+
+
+TABLES = re.split("(?<=\n)(?==)", RING)  # the title, then one each
+
+
+def without(*words: str) -> str:
+    """The output without some tables."""
+    return "".join(part for part in TABLES if not any(word in part for word in words))
 
 
 BAD = {
-    "unknown link": (RING.replace("XGMI", "FOO"), "f:16: row GPU0, column GPU1: .* got 'FOO'"),
-    "cut off": (RING[: RING.rindex("PCIE         PCIE") + 8], "f:18: row GPU2, column GPU1: th"),
+    "unknown link": (RING.replace("XGMI", "FOO"), "f:22: row GPU0, column GPU1: .* got 'FOO'"),
+    "cut off": (RING[: RING.rindex("PCIE         PCIE") + 8], "f:24: row GPU2, column GPU1: th"),
     "row lost": (RING.replace("GPU1   XGMI", "xGPU   XGMI"), "f: the row of GPU1 is missing"),
     "no rows": (RING[: RING.index("GPU0   0            XGMI")], "f: the row of GPU0 is missing"),
-    "hops lost": (RING.replace("GPU2   2 ", "xGPU   2 "), "f:18: row GPU2, column GPU0: expec"),
-    "hops": (RING.replace("GPU2   2 ", "GPU2   ? "), "f:18: row GPU2, column GPU0: expected hops"),
-    "direction": (RING.replace("GPU1   XGMI", "GPU1   PCIE"), "f:16: row GPU0, column GPU1: NV2,"),
+    "hops lost": (RING.replace("GPU2   2 ", "xGPU   2 "), "f:24: row GPU2, column GPU0: expec"),
+    "hops": (RING.replace("GPU2   2 ", "GPU2   ? "), "f:24: row GPU2, column GPU0: expected hops"),
+    "direction": (RING.replace("GPU1   XGMI", "GPU1   PCIE"), "f:22: row GPU0, column GPU1: NV2,"),
+    "weight": (RING.replace("GPU1   15 ", "GPU1   17 "), "f:23: .* GPU0: expected a weight .*'17'"),
+    "no weights": (without("Weight"), "f:16: row GPU0, column GPU1: .*no table of weight: print"),
+    "no hops": (without("Hops"), "f:16: row GPU0, column GPU2: .*no table of hops: print all"),
+    "weights alone": (without("Hops", "Link"), "f: has no table of link types: expected all of"),
+    "access alone": (without("Hops", "Type", "Weight"), "f: has no table of link types"),
+    "two hosts": (RING + RING, "f:35: the table of weight is there twice"),
+    "json": ('{"system": {"(Topology) Weight between DRM devices 0 and 1": "15"}}',
+             "f: expected tables: .*looks like JSON or CSV of rocm-smi or amd-smi"),
+    "amd json": ('[{"gpu": 0, "links": [{"gpu": 1, "link_type": "XGMI", "num_hops": 1}]}]',
+                 "f: expected tables: print the topology without --json"),
+    "amd csv": ("gpu,bdf,links_0_weight\n0,0000:0c:00.0,15\n", "f: expected tables: .*CSV"),
 }  # fmt: skip
 
 

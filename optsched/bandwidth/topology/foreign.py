@@ -1,0 +1,46 @@
+"""What a file about hosts and links looks like, for messages that refuse it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_FIRST: Final = 1 << 16  # characters that decide
+
+_KINDS: Final = {
+    r'"format"\s*:\s*"(optsched\.\w+)/': r"a document \1",
+    r"Status Ok$|^ *GPU\d+\s+((X|OK|CNS|GNS|TNS|NS|U)\s+)*(OK|CNS|GNS|TNS|NS)\b":
+        "`nvidia-smi topo -p2p`: print `topo -m`",
+    r"^\s*(gpu\s+)?GPU0\s+GPU1\b|^GPU\d+\s+X\s": "a matrix of `nvidia-smi topo`",
+    r"have an affinity with CPU|^NUMA IDs of closest CPU": "`nvidia-smi topo -c`: print `topo -m`",
+    r"\| NVIDIA-SMI |NVSMI LOG|^GPU \d+: .*UUID": "`nvidia-smi`: print `nvidia-smi topo -m`",
+    r"ROCm System Management|^(ACCESS|WEIGHT|HOPS|LINK TYPE) TABLE:": "rocm-smi or amd-smi",
+    r"#\s*nThread \d+ nGpus \d|#\s*nccl-tests version": "a log of nccl-tests",
+    r"# OSU ": "a log of OSU's benchmarks", r"MPI Benchmarks": "a log of Intel's MPI benchmarks",
+    r"^ *#bytes +#iterations": "a log of perftest, such as ib_write_bw",
+    r"^nvbandwidth": "a log of nvbandwidth", r"\bNCCL (INFO|WARN) ": "a log of NCCL, no test in it",
+    r"<html|<!DOCTYPE html": "a web page", r"^\s*<(\?xml|system )": "XML",
+    r"^NAME +STATUS +ROLES": "the table of `kubectl get nodes`: add `-o json`",
+    r"^Name: +\S+\s+(Roles|Namespace): ": "`kubectl describe`: print `kubectl get nodes -o json`",
+    r"^\s*apiVersion: ": "YAML of kubectl: print it with `-o json`",
+    r'"apiVersion"\s*:': "JSON of kubectl",
+    r"^NodeName=\S+ (Arch|CoresPerSocket)=": "`scontrol show node`",
+    r"^(Switch|Block)Name=\S+ .*(Level|BlockIndex)=": "`scontrol show topology`",
+    r"(?i)^(ClusterName|SlurmctldHost|NodeName|PartitionName) *=": "slurm.conf",
+    r"(?i)^(SwitchName|BlockName) *=": "Slurm's topology.conf",
+    r"^(- +|  )topology: ": "Slurm's topology.yaml", r"^PARTITION +AVAIL": "`sinfo`",
+    r"^ *JOBID +PARTITION": "`squeue`", r"^job_id,num_gpu,": "a Tiresias trace",
+    r"^op,payload_bytes,": "measurements of `optsched bandwidth import`",
+    r"^host,": "a CSV of hosts and levels",
+}  # fmt: skip
+"""Patterns of lines, the more specific first, and what has them."""
+
+
+def looks_like(text: str) -> str:
+    """``"; this looks like ..."``, if the kind of the text is recognised, else ``""``."""
+    if not text.strip():
+        return "; the file is empty"
+    for pattern, kind in _KINDS.items():
+        if found := re.search(pattern, text[:_FIRST], re.MULTILINE):
+            return f"; this looks like {found.expand(kind)}"
+    return ""
