@@ -96,6 +96,12 @@ def check(
             print(f"note: types[{kind.name}]: no links: all GPUs are taken for alike")
         if kind.nics == 0 and cluster.n_hosts > 1:
             print(f"note: types[{kind.name}]: no network cards: nothing goes across hosts")
+    if len(cluster.fabrics) > 1:
+        sizes = ", ".join(f"{int(cluster.sizes[[*hosts]].sum())}" for hosts in cluster.fabrics[:8])
+        print(
+            f"note: {len(cluster.fabrics)} {cluster.levels[0]}s that no level joins: no choice "
+            f"spans them; they have {sizes}{', ...' * (len(cluster.fabrics) > 8)} GPUs"
+        )
     if found is not None:
         busy = sum(len(job.gpus) for job in found.jobs)
         print(

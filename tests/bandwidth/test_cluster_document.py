@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
 from optsched.bandwidth.topology.cluster_document import from_tree, to_json
+from optsched.bandwidth.topology.feasibility import impossible
 from optsched.bandwidth.topology.intra import IntraTable
+from optsched.bandwidth.topology.policy import Policy
 from optsched.bandwidth.topology.rates import MOST
+from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import InputError
+from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,7 +140,6 @@ BAD: list[tuple[tuple[Any, ...], Any, str]] = [
     (("hosts", 1, "name"), "a/b", r"c: hosts\[1\]\.name: expected a name without"),
     (("hosts", 1, "type"), "z", r"c: hosts\[1\]\.type: there is no type 'z'; known: h"),
     (("hosts", 1, "domains"), ["b1"], r"c: hosts\[1\]\.domains: expected one name for each"),
-    (("hosts", 1, "domains"), ["b2", "r1"], r"c: hosts\[1\]\.domains: rack 'r1' lies in 'b1' and"),
     (("pod",), "row", "c: pod: expected one of the levels block, rack"),
     (("levels",), ["rack", "rack"], "c: levels: expected distinct names"),
 ]
@@ -172,3 +175,32 @@ def test_no_object() -> None:
     for tree in ([], 3, None, "optsched.cluster/1"):
         with pytest.raises(InputError, match="c: expected a JSON object"):
             from_tree(tree, "c")
+
+
+FABRICS = [
+    ((), 1), (("leaf",), 2), (("spine", "leaf"), 2), (("zone", "rack"), 2), (("fabric",), 2),
+    (("rack",), 1), (("block", "rack"), 1), (("block4", "block"), 1), (("topology-block",), 1),
+    (("network-node-layer-1",), 1), (("pod",), 1), (("superblock_pod", "x"), 1), (("site",), 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("levels", "fabrics"), FABRICS)
+def test_fabrics(levels: tuple[str, ...], fabrics: int) -> None:
+    """Domains of the top level are not joined, unless they are parts of one fabric, or pods."""
+    ways = [("a",) * len(levels), ("b",) * len(levels)]
+    hosts = tuple(Host(f"n{i}", "h", way) for i, way in enumerate(ways))
+    assert len(Cluster(hosts, (HostType("h", 2),), levels).fabrics) == fabrics
+    for pod in levels[:1]:
+        assert len(Cluster(hosts, (HostType("h", 2),), levels, pod).fabrics) == 1
+
+
+def test_names_of_domains_repeat_in_other_parents() -> None:
+    """They stay apart, and are called by their way where the name alone says too little."""
+    ways = [("b1", "r1"), ("b1", "r2"), ("b2", "r1"), ("b2", "r3"), ("b1", "r1")]
+    hosts = tuple(Host(f"n{i}", "h", way) for i, way in enumerate(ways))
+    cluster = Cluster(hosts, (HostType("h", 2),), ("block", "rack"))
+    assert cluster.domains(1) == {"b1/r1": (0, 4), "r2": (1,), "b2/r1": (2,), "r3": (3,)}
+    state = ClusterState.idle(cluster)
+    assert Policy(required="rack").broken_by(cluster, {0: 1, 2: 1}) != ""
+    assert impossible(state, Policy(required="rack"), 5).endswith("is 'b1/r1' with 4")
+    assert from_tree(parse(to_json(cluster).decode(), "c"), "c") == cluster

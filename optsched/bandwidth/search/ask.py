@@ -319,8 +319,8 @@ def domain_numbers(cluster: Cluster, level: int) -> IntArray:
 
 
 def levels_of(cluster: Cluster, policy: Policy) -> list[int | None]:
-    """Levels to try in turn: what is required, else what is preferred and those above, then any."""
-    least = None if policy.required is None else cluster.level(policy.required)
+    """Levels to try in turn: what is preferred and those above, then what is needed, or any."""
+    least = policy.level(cluster)
     if policy.preferred is None:
         return [least]
     wish = cluster.level(policy.preferred)

@@ -86,6 +86,7 @@ class LargeSearch:
         if (
             isinstance(self.model, PodBandwidth)
             and rules.is_free
+            and len(state.cluster.fabrics) == 1
             and bounds is None
             and contention in (None, Contention())
         ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 MOST_PER_HOST: Final = 256
 MOST_HOSTS: Final = 100_000
+
+_PARTS: Final = {"rack", "row", "block", "subblock", "pod", "chassis", "tray", "layer"}
+"""Words in names of levels whose domains lie side by side in one fabric."""
 
 _PART = re.compile(r"(?P<host>[^\s:]+?)(?::(?P<ids>[\d,\-*]+))?")
 
@@ -163,7 +167,8 @@ class Cluster:
     types
         The types that the hosts name.
     levels
-        Names of the levels above the hosts, widest first, such as ``("block", "rack")``.
+        Names of the levels above the hosts, widest first, such as ``("block", "rack")``. Names of
+        domains are unique within the domain above. For hosts without a common domain see `fabrics`.
     pod
         The level whose domains are pods, if there is one; see `PodBandwidth`.
     name
@@ -172,8 +177,8 @@ class Cluster:
     Raises
     ------
     InputError
-        Two hosts of one name, an unknown type, a domain that lies in two domains of the level
-        above, or more than 100,000 hosts.
+        Two hosts of one name, an unknown type, other domains than levels, or more than 100,000
+        hosts.
     """
 
     hosts: tuple[Host, ...]
@@ -202,7 +207,6 @@ class Cluster:
                 f"pod: expected one of the levels {', '.join(self.levels) or '(none)'}, "
                 f"got {self.pod!r:.60}"
             )
-        above: dict[tuple[int, str], tuple[str, ...]] = {}
         for i, host in enumerate(self.hosts):
             label(f"hosts[{i}].name", host.name)
             if not host.name or re.search(r"[\s:/,\[\]]", host.name):
@@ -223,13 +227,6 @@ class Cluster:
                     f"hosts[{i}].domains: expected one name for each of the {len(self.levels)} "
                     f"levels, got {len(host.domains)}"
                 )
-            for level, domain in enumerate(host.domains):
-                way = above.setdefault((level, domain), host.domains[:level])
-                if way != host.domains[:level]:
-                    raise InputError(
-                        f"hosts[{i}].domains: {self.levels[level]} {domain!r:.60} lies in "
-                        f"{'/'.join(way)!r:.60} and in {'/'.join(host.domains[:level])!r:.60}"
-                    )
 
     # sizes and views
 
@@ -300,12 +297,31 @@ class Cluster:
         return known.index(name)
 
     def domains(self, level: int) -> dict[str, tuple[int, ...]]:
-        """Domain name to its hosts, in order of the first host; `level` from `Cluster.level`."""
-        found: dict[str, list[int]] = {}
+        """Domain name to its hosts, in order of the first host; `level` from `Cluster.level`.
+
+        A name that another parent has too stands behind those above it: ``b1/rack-1``.
+        """
+        if level == len(self.levels):
+            return {host.name: (h,) for h, host in enumerate(self.hosts)}
+        found: dict[tuple[str, ...], list[int]] = {}
         for h, host in enumerate(self.hosts):
-            key = host.name if level == len(self.levels) else host.domains[level]
-            found.setdefault(key, []).append(h)
-        return {key: tuple(hosts) for key, hosts in found.items()}
+            found.setdefault(host.domains[: level + 1], []).append(h)
+        named = Counter(way[-1] for way in found)
+        return {
+            way[-1] if named[way[-1]] == 1 else "/".join(way): tuple(hosts)
+            for way, hosts in found.items()
+        }
+
+    @cached_property
+    def fabrics(self) -> tuple[tuple[int, ...], ...]:
+        """Hosts that a network joins: those of each domain of the top level.
+
+        All hosts are one fabric without levels, if the pods are the top level, or if its name is
+        that of a part of a fabric (rack, row, block, pod, ...): then the network goes on above it.
+        """
+        top = self.levels[0] if self.levels else None
+        inside = top in (None, self.pod) or _PARTS & {*re.split("[^a-z]+", str(top).lower())}
+        return (tuple(range(self.n_hosts)),) if inside else tuple(self.domains(0).values())
 
     @cached_property
     def sha256(self) -> str:

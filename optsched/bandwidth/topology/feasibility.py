@@ -71,23 +71,30 @@ def impossible(state: ClusterState, policy: Policy, k: int) -> str:
         most = sum(sorted(room.values(), reverse=True)[: policy.max_hosts])
         if most < k:
             return f"max_hosts: asks {k} GPUs, {policy.max_hosts} hosts have {most} free at most"
-    if policy.required is not None:
-        reason = _no_domain(cluster, policy.required, room, k, set(included))
-        return f"{reason} by {', '.join(inner)}" if reason and inner else reason
+    if (level := policy.level(cluster)) is not None:
+        reason = _no_domain(cluster, level, room, k, set(included))
+        rules = [*["required"] * (policy.required is not None), *["include"] * bool(included)]
+        by = f" by {', '.join(inner)}" if reason and inner else ""
+        return f"{', '.join(rules) or 'gpus'}: {reason}{by}" if reason else ""
     return ""
 
 
 def _no_domain(
-    cluster: Cluster, level: str, room: dict[int, int], k: int, included: set[int]
+    cluster: Cluster, level: int, room: dict[int, int], k: int, included: set[int]
 ) -> str:
-    domains = cluster.domains(cluster.level(level))
-    free = {name: sum(room.get(h, 0) for h in hosts) for name, hosts in domains.items()}
-    best = max(free, key=lambda name: free[name])
-    if free[best] < k:
-        return (
-            f"required: asks {k} GPUs in one {level}, the {level} with most free GPUs is {best!r} "
-            f"with {free[best]}"
-        )
-    if included and not any(included <= set(hosts) for hosts in domains.values()):
-        return f"required, include: the included hosts are not in one {level}"
-    return ""
+    """Why no domain of a level that all GPUs must be in has k, and the included hosts."""
+    name, joined = (*cluster.levels, "host")[level], ""
+    if level == 0 and len(cluster.fabrics) > 1:
+        joined = f" ({len(cluster.fabrics)} {name}s, which no level above joins)"
+    domains = cluster.domains(level)
+    there = [key for key, hosts in domains.items() if included <= set(hosts)]
+    if not there:
+        return f"the included hosts are not in one {name}{joined}"
+    free = {key: sum(room.get(h, 0) for h in domains[key]) for key in there}
+    best = max(free, key=lambda key: free[key])
+    if free[best] >= k:
+        return ""
+    return (
+        f"asks {k} GPUs in one {name}{joined}, the {name} with most free GPUs is {best!r} "
+        f"with {free[best]}"
+    )

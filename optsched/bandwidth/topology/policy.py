@@ -165,6 +165,12 @@ class Policy:
             if what is not None:
                 yield key, what
 
+    def level(self, cluster: Cluster) -> int | None:
+        """The level of which one domain holds all GPUs: `required`, else that of `fabrics`."""
+        if self.required is not None:
+            return cluster.level(self.required)
+        return 0 if len(cluster.fabrics) > 1 else None
+
     def bounds(self, cluster: Cluster, others: Bounds | None = None) -> Bounds:
         """What `include` and `max_per_host` say of every host, beside other bounds."""
         least, most = np.zeros(cluster.n_hosts, np.int64), np.full(cluster.n_hosts, ANY, np.int64)
@@ -186,9 +192,9 @@ class Policy:
         others = [job.gpus for job in state.jobs if job.name in (self.apart or ())]
         if others:
             hosts = {int(cluster.host_of[gpu]) for held in others for gpu in held}
-            of = {_domain(cluster, self.apart_level, h) for h in hosts}
-            every = range(cluster.n_hosts)
-            near = [h for h in every if _domain(cluster, self.apart_level, h) in of]
+            level = cluster.level(self.apart_level)
+            of = {_domain(cluster, level, h) for h in hosts}
+            near = [h for h in range(cluster.n_hosts) if _domain(cluster, level, h) in of]
             gpus = gpus.union(*(range(cluster.first[h], cluster.first[h + 1]) for h in near))
         return gpus
 
@@ -238,8 +244,10 @@ class Policy:
             Host to number of GPUs, without zeros. `preferred` is a wish and never broken.
         """
         used = list(counts.values())
-        if self.required is not None:
-            names = {_domain(cluster, self.required, h) for h in counts}
+        if (level := self.level(cluster)) is not None:
+            names = {_domain(cluster, level, h) for h in counts}
+            if len(names) > 1 and self.required is None:
+                return f"{cluster.levels[0]}s {shortened(sorted(names))} are used, and not joined"
             if len(names) > 1:
                 return f"required: {self.required}s {shortened(sorted(names))} are used, not one"
         if used and max(used) - min(used) > self.most_difference:
@@ -260,7 +268,7 @@ class Policy:
         if self.slice_size is not None and self.slice_level is not None:
             sums: dict[str, int] = {}
             for h, count in counts.items():
-                domain = _domain(cluster, self.slice_level, h)
+                domain = _domain(cluster, cluster.level(self.slice_level), h)
                 sums[domain] = sums.get(domain, 0) + count
             for domain, total in sums.items():
                 if total % self.slice_size:
@@ -291,7 +299,6 @@ def _excluded(cluster: Cluster, words: tuple[str, ...]) -> frozenset[int]:
     return frozenset(gpu for word in words for gpu in cluster.parse(word, "exclude"))
 
 
-def _domain(cluster: Cluster, level: str, host: int) -> str:
-    at = cluster.level(level)
+def _domain(cluster: Cluster, level: int, host: int) -> str:
     found = cluster.hosts[host]
-    return found.name if at == len(cluster.levels) else "/".join(found.domains[: at + 1])
+    return found.name if level == len(cluster.levels) else "/".join(found.domains[: level + 1])

@@ -453,10 +453,10 @@ class BatchSearch:
         for request in problem.requests:
             policy = request.policy
             role += [name in (policy.include or ()), int(policy.usable(problem.state).masks[h])]
-            for level in (policy.required, policy.slice_level):
+            slices = None if policy.slice_level is None else cluster.level(policy.slice_level)
+            for level in (policy.level(cluster), slices):
                 if level is not None:
-                    at = cluster.level(level)
-                    role.append(name if at == len(cluster.levels) else cluster.hosts[h].domains)
+                    role.append(name if level == len(cluster.levels) else cluster.hosts[h].domains)
         return tuple(role)
 
 

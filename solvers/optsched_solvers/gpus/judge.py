@@ -65,8 +65,8 @@ def grounds(problem: GpuPlacement) -> list[list[int]]:
     """Sets of hosts with enough free GPUs in which a choice obeys the `RULES`."""
     cluster, policy, room = problem.cluster, problem.policy, usable(problem).room
     domains: Iterable[Sequence[int]] = [range(cluster.n_hosts)]
-    if policy.required is not None:
-        domains = cluster.domains(cluster.level(policy.required)).values()
+    if (level := policy.level(cluster)) is not None:
+        domains = cluster.domains(level).values()
     found = []
     for hosts in domains:
         able = [h for h in hosts if room[h]]

@@ -169,8 +169,8 @@ def _link_weights(kind: HostType, rank: Callable[[str], int]) -> IntArray:
 
 
 def _free(problem: GpuPlacement) -> list[int]:
-    """Free GPUs on hosts that the policy does not exclude."""
-    return free_on(problem, grounds(problem)[0])
+    """Free GPUs on hosts that the policy does not exclude, of the fabric that has most of them."""
+    return max((free_on(problem, hosts) for hosts in grounds(problem)), key=len)
 
 
 def _answer(problem: GpuPlacement, chosen: Sequence[int], monitor: Monitor, name: str) -> Result:

@@ -1,0 +1,158 @@
+"""Fabrics that are not joined: no solver, dispatcher or batch spans them, and refusals say so."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+import optsched
+from optsched.bandwidth import (
+    BottleneckBandwidth,
+    Cluster,
+    ClusterState,
+    Dispatcher,
+    Host,
+    HostType,
+    PodBandwidth,
+    Policy,
+)
+from optsched.cli.dispatch import answer_all
+from optsched.errors import Infeasible
+from optsched.problems.gpus.problem import Request
+from optsched.testing.best_gpus import Tables, share, sizes_of, state_of
+from optsched_solvers.gpus.one_by_one import OneByOne
+
+EXACT = ("auto", "counts", "cpsat", "branch_and_bound")
+OTHERS = ("genetic", "eha", "pts", "hybrid", "topo", "proximity", "random_subset")
+LEVELS = [("spine", "leaf"), ("fabric", "rack"), ("leaf", "leaf2"), ("zone", "rack")]
+
+
+def apart(seed: int) -> tuple[Tables, ClusterState, random.Random]:
+    """A model and a state of two or three fabrics, hosts in any order, names of leaves repeated."""
+    rng = random.Random(seed)
+    model = Tables(rng, sizes_of(rng, 9))
+    levels = rng.choice(LEVELS)
+    fabrics = [rng.randrange(3) for _ in model.cluster.hosts]
+    hosts = tuple(
+        Host(host.name, host.type, (f"f{of}", f"leaf-{rng.randrange(2)}"))
+        for host, of in zip(model.cluster.hosts, fabrics, strict=True)
+    )
+    model.cluster = Cluster(hosts, model.cluster.types, levels)
+    return model, state_of(rng, model.cluster), rng
+
+
+def fabric_of(cluster: Cluster, gpu: int) -> str:
+    """Domain at the top."""
+    return cluster.hosts[int(cluster.host_of[gpu])].domains[0]
+
+
+def best_of(problem: optsched.GpuPlacement) -> int | None:
+    """The optimum over all sets of one fabric, without the library's rules."""
+    state, k, known = problem.state, problem.k, problem.model.known  # type: ignore[attr-defined]
+    values = [
+        share(state, known, problem.demands, gpus, problem.contention)
+        for gpus in combinations(state.free, k)
+        if len({fabric_of(problem.cluster, gpu) for gpu in gpus}) == 1
+    ]
+    return max((value for value in values if value is not None), default=None)
+
+
+def largest(state: ClusterState) -> int:
+    """Most free GPUs of a fabric."""
+    names = [fabric_of(state.cluster, gpu) for gpu in state.free]
+    return max(map(names.count, names))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_solver_spans_fabrics(seed: int) -> None:
+    """Exact solvers find the best set of one fabric; all others stay in one; refusals name it."""
+    model, state, rng = apart(seed)
+    k = rng.randint(1, len(state.free))
+    problem = optsched.GpuPlacement(state, model, k)
+    best = best_of(problem)
+    for name in EXACT + OTHERS:
+        options = {"population": 8} if name == "genetic" else {}
+        result = optsched.solve(problem, name, iterations=200, options=options)
+        if best is None:
+            assert result.status == "infeasible"
+            assert f"with {largest(state)}" in result.reason and "joins" in result.reason
+            continue
+        assert result.schedule is not None, (name, result)
+        (gpus,) = problem.chosen(result.schedule)
+        assert len({fabric_of(state.cluster, gpu) for gpu in gpus}) == 1, name
+        assert -result.objective <= best  # type: ignore[operator]
+        if name in ("auto", "counts"):
+            assert -result.objective == best  # type: ignore[operator]
+    pair = optsched.GpuPlacement(state, model, 2) if len(state.free) > 1 else None
+    for chosen in combinations(state.free, 2) if pair is not None else ():
+        if len({fabric_of(state.cluster, gpu) for gpu in chosen}) > 1:
+            assert "not joined" in pair.faults([chosen])[0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_dispatcher_stays_in_one_fabric(seed: int) -> None:
+    """So do the best choices, scores, what-if, batches and the lines of a stream."""
+    model, state, rng = apart(seed + 100)
+    fast = Dispatcher(state.cluster, model)
+    k = rng.randint(1, largest(state))
+    best = best_of(optsched.GpuPlacement(state, model, k))
+    assert fast.answer(state, k).value == best
+    for one in fast.best(state, k, 5):
+        assert len({fabric_of(state.cluster, gpu) for gpu in one.gpus}) == 1
+    names = [fabric_of(state.cluster, gpu) for gpu in state.free]
+    able = {
+        state.cluster.gpu_name(gpu).split("/")[0]
+        for gpu, name in zip(state.free, names, strict=True)
+        if names.count(name) >= k
+    }
+    assert set(fast.scores(state, k)) == able
+    if largest(state) < len(state.free):
+        with pytest.raises(Infeasible, match=f"with {largest(state)}"):
+            fast.choose(state, largest(state) + 1)
+        assert "not joined" in fast.what_if(state, state.free).fault
+        answers = io.BytesIO()
+        line = json.dumps({"gpus": largest(state) + 1}).encode()
+        answer_all(model, state, io.BytesIO(line), answers, policy=Policy())
+        assert "joins" in json.loads(answers.getvalue())["infeasible"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_several_requests_stay_in_their_fabrics(seed: int) -> None:
+    """Jointly, and one by one."""
+    model, state, rng = apart(seed + 200)
+    if len(state.free) < 2:
+        return
+    sizes = [1, max(1, min(largest(state), len(state.free) - 1) - rng.randrange(2))]
+    requests = [Request(f"q{i}", size) for i, size in enumerate(sizes)]
+    problem = optsched.GpuPlacement(state, model, requests=requests)
+    for solver in ("auto", "branch_and_bound", OneByOne()):
+        result = optsched.solve(problem, solver, iterations=200)
+        for gpus in [] if result.schedule is None else problem.chosen(result.schedule):
+            assert len({fabric_of(state.cluster, gpu) for gpu in gpus}) == 1
+
+
+@pytest.mark.parametrize("pods", [False, True])
+def test_large_clusters(pods: bool) -> None:
+    """Beyond tables too, flat and of pods below the fabrics."""
+    kind = HostType("h", 8, nics=8)
+    hosts = tuple(Host(f"n{h:02}", "h", (f"z{h % 2}", f"p{h // 6}")) for h in range(48))
+    cluster = Cluster(hosts, (kind,), ("zone", "pod"), "pod" if pods else None)
+    model: Any = BottleneckBandwidth(cluster)
+    if pods:
+        model = PodBandwidth(BottleneckBandwidth, cluster)
+    state = ClusterState.idle(cluster).take("n00", "x")
+    fast = Dispatcher(cluster, model)
+    for k in (8, 100, 192):
+        gpus, _ = fast.choose(state, k)
+        assert len({fabric_of(cluster, gpu) for gpu in gpus}) == 1
+    with pytest.raises(Infeasible, match=re.escape("'z1' with 192")):
+        fast.choose(state, 193)
+    assert fast.scores(state, 190).keys() == {h.name for h in hosts if h.domains[0] == "z1"}
+    result = optsched.solve(optsched.GpuPlacement(state, model, 150), time_limit=1)
+    assert result.schedule is not None
