@@ -60,7 +60,7 @@ def convert(
 
 
 def workload(
-    log: Annotated[Path, argument("sacct -P, SWF, Helios, Philly, Alibaba, or a CSV.")],
+    log: Annotated[Path, argument("sacct -P, SWF, Helios, Philly, Alibaba, Tiresias, CSV.")],
     output: Output,
     from_: Annotated[str, option("Format [default: by content].", "--from")] = "auto",
     zero: Annotated[str, option("Jobs of 0 s: drop, or keep (as 1 s).")] = "drop",

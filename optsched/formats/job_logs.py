@@ -1,4 +1,4 @@
-"""Logs of schedulers as traces: ``sacct``, SWF, Helios, Philly, Alibaba 2020 and 2023, plain CSV.
+"""Logs of schedulers as traces: ``sacct``, SWF, Helios, Philly, Alibaba, Tiresias, plain CSV.
 
 A reader says every run of every job; `import_trace` makes the jobs of them, by the same rules.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from optsched.cluster.workload.foreign import looks_like
 from optsched.cluster.workload.job_checks import CONTROL, MOST_AMOUNT, MOST_GPUS
 from optsched.cluster.workload.trace_table import MOST_TEXT
 from optsched.errors import InputError
@@ -194,7 +195,7 @@ def _jobs(file: str, text: str, format: str) -> tuple[str, dict[str, _Job]]:
     if not names:
         raise InputError(
             f"{file}: of no known format (sacct: with -P and a header); name one: "
-            f"{', '.join(known)}"
+            f"{', '.join(known)}{looks_like(text)}"
         )
     jobs: dict[str, _Job] = {}
     for run in known[names[0]].read(given):
@@ -307,6 +308,10 @@ _TASK = _Columns(
         "plan_mem", "plan_gpu", "gpu_type",
     ),
 )  # fmt: skip
+_TIRESIAS = _Columns(
+    "job_id", "submit_time", "submit_time", "duration", ("duration",), (("num_gpu",), 1),
+    kind="model_name",
+)  # fmt: skip
 _PLAIN = _Columns(
     "job_id", "submit_time_s", "submit_time_s", "duration_s", ("duration_s",), (("num_gpus",), 1),
     kind="type", group="group",
@@ -396,11 +401,16 @@ def _is_philly(source: Source) -> bool:
     return isinstance(tree, list) and any(isinstance(t, dict) and "attempts" in t for t in tree[:1])
 
 
-SACCT = Reader("sacct", _SACCT.recognises, _sacct, kind="trace")
-HELIOS, ALIBABA2020, ALIBABA2023, CSV = (
+def _is_sacct(source: Source) -> bool:
+    return "|" in source.text.lstrip().partition("\n")[0] and _SACCT.recognises(source)
+
+
+SACCT = Reader("sacct", _is_sacct, _sacct, kind="trace")
+HELIOS, ALIBABA2020, ALIBABA2023, TIRESIAS, CSV = (
     Reader(name, columns.recognises, columns.read, kind="trace")
     for name, columns in (
-        ("helios", _HELIOS), ("alibaba2020", _TASK), ("alibaba2023", _POD), ("csv", _PLAIN),
+        ("helios", _HELIOS), ("alibaba2020", _TASK), ("alibaba2023", _POD),
+        ("tiresias", _TIRESIAS), ("csv", _PLAIN),
     )
 )  # fmt: skip
 PHILLY = Reader("philly", _is_philly, _philly, kind="trace")

@@ -36,6 +36,7 @@ _OVERLAP: Final = re.compile(r"\(([0-9]+F[0-9]+);([0-9]+[BI][0-9]+)\)OVERLAP_F_B
 _COMMUNICATION: Final = re.compile(
     r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)[0-9]*"
 )
+_ANY: Final = re.compile(r"(?:^|[,\n])\s*\(?[0-9]+[A-Z]")
 
 IMPLICIT: Final = ("R", "U", "end")
 """Kinds without a cell: torch's runtime does them by itself."""
@@ -366,7 +367,8 @@ def _block(cell: str, place: str) -> Block:
 
 
 def _recognises(source: Source) -> bool:
-    return source.tree is None and source.file.lower().endswith(".csv")
+    named = source.tree is None and source.file.lower().endswith(".csv")
+    return named and _ANY.search(source.text[:100_000]) is not None
 
 
 def _read(source: Source) -> Problem:

@@ -13,6 +13,7 @@ from optsched.io.values import one_of
 from optsched.model import document
 from optsched.model.schedule import Schedule
 from optsched.problems.jobshop.document import from_graph
+from optsched.problems.jobshop.flexible import refuse_flexible
 from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def read_problem(
         is_json = text.lstrip()[:1] in ("{", "[")
         if format == "json" or (format == "auto" and is_json):
             return from_tree(parse(text, name), name)
-        if reentrant:
+        if reentrant and format == "auto":
+            refuse_flexible(text, name)
             format = "standard"
         tree = parse(text, name) if is_json and format not in ("standard", "taillard") else None
         source = Source(name, text, tree, reentrant)

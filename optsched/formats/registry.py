@@ -26,7 +26,7 @@ _DOCUMENTS: Final = ("arraypipe:READER", "shop_json:READER", "pipelining_csv:REA
 _TEXTS: Final = ("standard:READER", "taillard:READER")
 """Asked last, because together they refuse what they do not know."""
 
-_LOGS: Final = ("SACCT", "HELIOS", "ALIBABA2020", "ALIBABA2023", "PHILLY", "SWF", "CSV")
+_LOGS: Final = ("SACCT", "HELIOS", "ALIBABA2020", "ALIBABA2023", "PHILLY", "SWF", "TIRESIAS", "CSV")
 
 
 @dataclass(frozen=True)

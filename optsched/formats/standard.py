@@ -12,6 +12,7 @@ from optsched.io.strict_json import MAX_INTEGER, placed
 from optsched.io.values import file_label, format_value
 from optsched.problems.jobshop.checks import MAX_MACHINES
 from optsched.problems.jobshop.document import shop_of, standard_text
+from optsched.problems.jobshop.flexible import marked, refuse_flexible
 from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class ShopText:
 
     def sizes(self) -> tuple[int, int]:
         """The line ``n m``: number of jobs and of machines."""
+        if len(self.line.split()) == 3:
+            self.fail(
+                "expected 2 numbers (jobs machines), got 3, as in files of flexible job shops, "
+                "which are not supported"
+            )
         values = self.numbers()
         if len(values) != 2:
             self.fail(f"expected 2 numbers (jobs machines), got {len(values)}")
@@ -121,10 +127,14 @@ def layout(source: Source) -> str:
         return ""
     text = ShopText(source.text, source.file, 2)
     if text.line[0].isalpha():
-        if text.line.count(",") < 2:
+        from optsched.cluster.workload.foreign import looks_like  # files of instances need it not
+
+        known = looks_like(source.text)
+        if known or text.line.count(",") < 2:
             what = "two numbers (jobs machines), a title line of Taillard's, or JSON"
-            text.fail(f"expected {what}, got {format_value(text.line)}")
+            text.fail(f"expected {what}, got {format_value(text.line)}{known}")
         return "taillard"
+    refuse_flexible(source.text, source.file)
     _, m = text.sizes()
     if not text.line:
         text.fail("expected rows after the line with the sizes, got none")
@@ -179,7 +189,7 @@ def to_text(shop: JobShop) -> str:
         The shop has releases or deadlines, which the format cannot express.
     """
     refuse_windows(shop, "standard")
-    return standard_text(shop)
+    return marked(standard_text(shop))
 
 
 def refuse_windows(shop: JobShop, format: str) -> None:

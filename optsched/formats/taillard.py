@@ -12,6 +12,7 @@ from optsched.formats.registry import Reader
 from optsched.formats.standard import ShopText, layout, refuse_windows
 from optsched.io.values import did_you_mean, format_value, integer
 from optsched.problems.jobshop.document import shop_of
+from optsched.problems.jobshop.flexible import marked
 from optsched.problems.jobshop.problem import JobShop
 
 TITLE: Final = (
@@ -178,13 +179,16 @@ def to_text(shop: JobShop) -> str:
         rows = [*head, *times, "Machines", *places]
     else:
         rows = [f"{size[0]} {size[1]}", *times, *places]
-    return "\n".join(rows) + "\n"
+    return marked("\n".join(rows) + "\n")
 
 
 def _title(lines: ShopText) -> tuple[int, int, dict[str, int]]:
     names = tuple(" ".join(part.lower().split()) for part in lines.line.split(","))
     if names != TITLE:
-        lines.fail(f'expected the title "{", ".join(TITLE)}", got {format_value(lines.line)}')
+        other = names[0] == "number of jobs"
+        known = "; this looks like a flow shop or an open shop, which are not supported" * other
+        title = ", ".join(TITLE)
+        lines.fail(f'expected the title "{title}", got {format_value(lines.line)}{known}')
     lines.at += 1
     if not lines.line:
         lines.fail("expected six numbers after the title, got nothing")

@@ -148,6 +148,16 @@ def alibaba2023(jobs: list[Sample]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def tiresias(jobs: list[Sample]) -> str:
+    """A trace of the simulator of Tiresias, in which every job that is listed has ended."""
+    lines = ["job_id,num_gpu,submit_time,iterations,model_name,duration,interval"]
+    for job in jobs:
+        seconds = next((s for _, s in job.runs), None)
+        lines.append(f"{job.name},{job.gpus // 100},{job.submit},{seconds or 0},vgg16,"
+                     f"{'' if seconds is None else seconds},12")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
 def plain(jobs: list[Sample]) -> str:
     """A table of one's own with dates."""
     lines = ["job_id,submit_time_s,num_gpus,duration_s,group"]
@@ -170,6 +180,7 @@ FORMATS = {
     "sacct": Format(sacct, several=True), "swf": Format(swf), "helios": Format(helios),
     "philly": Format(philly, several=True), "alibaba2020": Format(alibaba2020, shares=True),
     "alibaba2023": Format(alibaba2023, shares=True), "csv": Format(plain, shares=True),
+    "tiresias": Format(tiresias),
 }  # fmt: skip
 
 
@@ -245,8 +256,9 @@ def test_any_log(name: str, tmp_path_factory: pytest.TempPathFactory, data: st.D
 def test_more_columns(tmp_path: Path) -> None:
     """Groups, types, CPUs and memory by format; old GRES; only requested TRES; `-p`."""
     owner = {"sacct": "vc1", "swf": "7", "helios": "vc1", "philly": "vc1", "alibaba2020": "",
-             "alibaba2023": "vc1", "csv": "vc1"}  # fmt: skip
-    kinds = {"sacct": "a100", "swf": "q2", "alibaba2020": "MISC", "alibaba2023": "V100M16|V100M32"}
+             "alibaba2023": "vc1", "csv": "vc1", "tiresias": ""}  # fmt: skip
+    kinds = {"sacct": "a100", "swf": "q2", "alibaba2020": "MISC", "tiresias": "vgg16",
+             "alibaba2023": "V100M16|V100M32"}  # fmt: skip
     needs = {"sacct": ",8.0", "helios": ",3.0", "alibaba2020": ",6.0,29.3",
              "alibaba2023": ",4.0,14.901"}  # fmt: skip
     log, trace = tmp_path / "log", tmp_path / "t.csv"

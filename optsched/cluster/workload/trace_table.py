@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
+from optsched.cluster.workload.foreign import looks_like
 from optsched.cluster.workload.job import PER_SECOND
 from optsched.cluster.workload.job_checks import CONTROL, MOST_AMOUNT, MOST_GPUS, MOST_SPEED
 from optsched.errors import InputError
@@ -137,10 +138,14 @@ class TraceTable:
         place, header = rows.pop(0)
         if "job_id" not in header:
             way = "(optsched workload makes a trace of a scheduler's log)"
-            raise InputError(f'{place}: column "job_id" is missing {way}')
+            raise InputError(f'{place}: column "job_id" is missing {way}{looks_like(text)}')
         known = () if ignore_columns else (*COLUMNS, *filter(_is_speed, header))
         skip = " (ignore_columns=True skips it; optsched workload leaves such columns out)"
-        check_header(header, known, USUAL[:4], place, skip)
+        try:
+            check_header(header, known, USUAL[:4], place, skip)
+        except InputError as error:
+            other = not {*USUAL[:4]} <= {*header}
+            raise InputError(f"{error}{looks_like(text) * other}") from None
         if not rows:
             raise InputError(f"{path}: no jobs: there are no rows")
         for place, cells in rows:
