@@ -6,12 +6,14 @@ The CSV has the header ``host,level...``. The nodes are what ``kubectl get nodes
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from optsched.bandwidth.topology.host_lists import expand
+from optsched.bandwidth.topology.kubernetes_nodes import RESOURCES, Node, gpus_of
 from optsched.errors import InputError
 from optsched.io.csv_rows import csv_records
 from optsched.io.strict_json import decode, shortened
@@ -19,30 +21,11 @@ from optsched.io.strict_json import decode, shortened
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_COUNT = re.compile(r"[0-9]{1,4}")
-_GPUS: Final = {
-    "nvidia.com/gpu": ("nvidia.com/gpu.product",),
-    "amd.com/gpu": ("amd.com/gpu.product-name", "beta.amd.com/gpu.product-name"),
-}
-"""Resources, and labels of the product: of GPU feature discovery, and of AMD's node labeller."""
-
-
-class _Metadata(msgspec.Struct):
-    name: str
-    labels: dict[str, str] = {}
-
-
-class _Status(msgspec.Struct):
-    capacity: dict[str, str] = {}
-
-
-class _Node(msgspec.Struct):
-    metadata: _Metadata
-    status: _Status
+_MOST_NAMED: Final = 8  # nodes of a warning
 
 
 class _Nodes(msgspec.Struct):
-    items: list[_Node]
+    items: list[Node]
 
 
 @dataclass(frozen=True)
@@ -104,6 +87,10 @@ def from_labels(text: str, name: str = "labels") -> Domains:
 def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
     """Domains and types from the nodes of Kubernetes; nodes without GPUs are passed over.
 
+    Nodes that take no work (cordoned, not ready, with a taint, with GPUs that are not allocatable)
+    and those with parts of GPUs (MIG) are left out with a warning. GPUs that are shared by time
+    slicing or MPS count once.
+
     Parameters
     ----------
     tree
@@ -118,7 +105,8 @@ def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
     Raises
     ------
     InputError
-        With the place in the file: no list of nodes, no GPUs, a label that a node has not.
+        With the place in the file: no list of nodes, no GPUs, none that can take work, a label
+        that a node has not.
     """
     known: dict[str, str] = {}
     for text in levels:
@@ -130,25 +118,33 @@ def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
     items = tree["items"] if isinstance(tree, dict) and "items" in tree else [tree]
     of: dict[str, tuple[str, ...]] = {}
     kinds: dict[str, tuple[str, int]] = {}
+    left_out: dict[str, str] = {}
     for i, node in enumerate(decode({"items": items}, _Nodes, name).items):
         host, labels = node.metadata.name, node.metadata.labels
         place = f"{name}: items[{i}] (node {host:.60})"
-        for resource, products in _GPUS.items():
-            count = node.status.capacity.get(resource, "0")
-            if not _COUNT.fullmatch(count):
-                raise InputError(f"{place}: {resource}: expected a number, got {count!r:.40}")
-            if int(count):
-                product = next((labels[key] for key in products if key in labels), "gpu")
-                kinds[host] = f"{product}-x{int(count)}", int(count)
-        if host not in kinds:
+        if node.kind != "Node":
+            raise InputError(f"{name}: items[{i}]: expected a Node, got a {node.kind:.40}")
+        if (gpus := gpus_of(node, place)) is None:
             continue
-        if host in of:
+        if host in of or host in left_out:
             raise InputError(f"{place}: is there twice")
+        if gpus.reason:
+            left_out[host] = gpus.reason
+            continue
+        kinds[host] = f"{gpus.product}-x{gpus.count}", gpus.count
         lost = [label for label in known.values() if label not in labels]
         if lost:
             there = shortened(sorted(labels), 8) or "none"
             raise InputError(f"{place}: has no label {lost[0]!r:.80}; labels: {there}")
         of[host] = tuple(labels[label] for label in known.values())
+    reasons = [f"{host} {why}" for host, why in left_out.items()]
+    rest = [f"and {len(reasons) - _MOST_NAMED} more"] * (len(reasons) > _MOST_NAMED)
+    said = "; ".join(reasons[:_MOST_NAMED] + rest)
     if not of:
-        raise InputError(f"{name}: no node has {' or '.join(_GPUS)} in its capacity")
+        lost_all = f"no node has {' or '.join(RESOURCES)} in its capacity"
+        none = f"no node takes work on whole GPUs: {said}" if left_out else lost_all
+        raise InputError(f"{name}: {none}")
+    if left_out:
+        there = f"{len(left_out)} of {len(of) + len(left_out)} nodes with GPUs"
+        warnings.warn(f"{name}: {there} are left out: {said}", stacklevel=3)
     return Domains(tuple(known), of, kinds)
