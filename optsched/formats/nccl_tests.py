@@ -11,10 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from optsched.bandwidth.models.collectives import (
+    bus_factor,
+    check_rates,
+    named_in,
+    others_alike,
+)
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.bandwidth.models.model import OPERATIONS
+from optsched.bandwidth.topology.foreign import looks_like, without_escapes
 from optsched.bandwidth.topology.gpu_words import parse_gpus
-from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
+from optsched.bandwidth.topology.rates import kilobytes
 from optsched.errors import InputError
 from optsched.io.files import read_text
 from optsched.io.values import one_of
@@ -22,15 +29,16 @@ from optsched.io.values import one_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_PROGRAM = re.compile(r"(?<!\w)([a-z_]+)_perf\b")
-_PROGRAMS: Final = {
-    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all", "all_to_all": "all_to_all", "broadcast": "broadcast",
-    "reduce": "reduce", "sendrecv": "", "gather": "", "scatter": "", "hypercube": "",
-    "alltoallv": "",
-}  # fmt: skip
-# mpirun --tag-output; srun -l; pdsh
-_TAG = re.compile(r"^(\s*\[\d+,\d+\](<std(out|err)>)?:|\d{1,6}: |[A-Za-z][\w.\-]*: (?=\s*[#\d]))")
+__all__ = ["bus_factor", "read_host_map", "read_logs"]
+
+# mpirun --tag-output and --timestamp-output, torchrun, kubectl logs --prefix; ray; srun -l; pdsh;
+# timestamps, of containers too; docker compose
+_TAG = re.compile(
+    r"^(?:\s*(?:\[[^\]\s][^\]]{0,200}\]:?|<std(?:out|err)>:?|\([^()]{0,200}=[^()]{0,200}\)"
+    r"|\d{1,6}:(?=\s)|[A-Za-z][\w.\-]*:(?=\s)|[A-Za-z][\w.\-]*\s*\|"
+    r"|\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?(?:\s+std(?:out|err)\s+[FP])?"
+    r"|[A-Z][a-z]{2}\s[A-Z][a-z]{2}\s+\d+\s[\d:]{8}\s\d{4}))+(?=\s*[#\d])"
+)
 _START = re.compile(r"#\s*nThread\s+(\d{1,6})\s+nGpus\s+(\d{1,6})\b")
 _RANK = re.compile(
     r"#\s*Rank\s+(\d{1,7})\s+(?:Group\s+(\d{1,7})\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d{1,4})\s+"
@@ -45,7 +53,7 @@ _ROUNDED_SIZES: Final = ("all_gather", "reduce_scatter", "all_to_all")
 """Their sizes are rounded down to a multiple of 16 bytes a rank."""
 
 
-_KEPT: Final = ("algbw", "busbw", "#wrong")
+_KEPT: Final = ("algbw", "busbw", "#wrong", "redop", "root")
 """Columns of a row that are kept; the first of each name is out of place."""
 
 
@@ -64,6 +72,8 @@ class _Row(NamedTuple):
     algbw: str
     busbw: str
     wrong: str
+    redop: str
+    root: str
 
 
 @dataclass
@@ -189,12 +199,16 @@ def _runs(text: str, path: str) -> list[_Run]:
     runs: list[_Run] = []
     op: str | None = None
     gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    lines = [_TAG.sub("", line) for line in text.splitlines()]
+    lines = [_TAG.sub("", line) for line in without_escapes(text).splitlines()]
+    prefix = ""
     if lines and not text.endswith("\n") and not _AVERAGE.match(lines[-1].strip()):
         lines.pop()  # may have lost its end
     for number, line in enumerate(lines, 1):
         place = f"{path}:{number}"
         run = runs[-1] if runs and not runs[-1].complete else None
+        if (at := line.find("# nThread ")) > 0:
+            prefix = line[:at]  # of all lines, if the launcher is not a known one
+        line = line.removeprefix(prefix)
         if match := _START.match(line.strip()):
             runs.append(_Run(number, int(match[1]) * int(match[2]), op, gpus=gpus))
             op, gpus = None, ()
@@ -202,32 +216,22 @@ def _runs(text: str, path: str) -> list[_Run]:
             gpus = parse_gpus(match[1], place)
             if run is not None:  # belongs to the run that is under way
                 run.gpus, gpus = gpus, ()
-        elif (named := _named(line, place)) is not None:
-            if "concluded" in line:
-                continue
-            if run is None:
-                op = named
-            elif run.op not in (None, named):
-                raise InputError(f"{place}: names {named}, the run began as {run.op}")
+        elif (named := named_in(line, place)) is not None:
+            of = runs[-1] if runs and "concluded" in line else run if run and not run.rows else None
+            if of is None:
+                op = named  # of the next run
+            elif of.op not in (None, named):
+                raise InputError(f"{place}: names {named}, the run began as {of.op}")
             else:
-                run.op = named
+                of.op = named
         elif run is not None:
             _read_line(run, line, place, number)
     if not runs:
-        raise InputError(f"{path}: no run of nccl-tests in it (a line '# nThread ...' starts one)")
+        raise InputError(
+            f"{path}: no run of nccl-tests in it (a line '# nThread ...' starts one)"
+            f"{looks_like(text)}"
+        )
     return runs
-
-
-def _named(line: str, place: str) -> str | None:
-    """The collective of a line that names a program of nccl-tests, else None."""
-    for word in _PROGRAM.findall(line):
-        if word in _PROGRAMS:
-            if not _PROGRAMS[word]:
-                raise InputError(
-                    f"{place}: {word}_perf is none of the collectives {', '.join(OPERATIONS)}"
-                )
-            return _PROGRAMS[word]
-    return None
 
 
 def _read_line(run: _Run, line: str, place: str, number: int) -> None:
@@ -242,7 +246,7 @@ def _read_line(run: _Run, line: str, place: str, number: int) -> None:
             )
         rank, group, pid, host, device, bus = match.groups()
         run.ranks.append(_Rank(int(rank), int(group or 0), host, pid, int(device), bus))
-    elif {"size", *_KEPT[:2]} <= set(words):
+    elif {"size", "algbw", "busbw"} <= set(words):
         if run.columns and run.columns != words:
             raise InputError(f"{place}: the columns change in mid-run")
         run.columns = words
@@ -264,7 +268,8 @@ def _read_line(run: _Run, line: str, place: str, number: int) -> None:
             )
         if "#wrong" not in columns:
             raise InputError(f"{place}: no column #wrong: expected nccl-tests 2.12 or later")
-        run.rows.append(_Row(number, int(cells[0]), *(cells[columns.index(key)] for key in _KEPT)))
+        kept = (cells[columns.index(key)] if key in columns else "" for key in _KEPT)
+        run.rows.append(_Row(number, int(cells[0]), *kept))
 
 
 def _chosen(run: _Run, op: str, payload: int | None, path: str) -> list[_Row]:
@@ -327,14 +332,14 @@ def _measurement(run: _Run, row: _Row, op: str, path: str) -> Measurement:
         if not _RATE.fullmatch(cell):
             raise InputError(f"{place}: {name}: expected GB/s, got {cell!r:.20}")
     value = kilobytes(f"{place}: busbw", float(row.busbw))
-    n = len(run.ranks)
-    factor = bus_factor(op, n)
-    wanted = float(row.algbw) * factor
-    # both columns are rounded: to two decimals, or to four digits
-    if abs(value / KILOBYTES - wanted) > 0.01 * (1 + factor) + 0.001 * wanted:
-        raise InputError(
-            f"{place}: busbw is {row.busbw}, but algbw {row.algbw} of {op} on {n} ranks makes "
-            f"{wanted:.2f}: another collective, or other ranks than the {n} listed"
+    rates = (float(row.algbw), float(row.busbw))
+    check_rates(rates, (row.redop, row.root), op, len(run.ranks), place)
+    others = [] if run.op else others_alike(rates, (row.redop, row.root), op, len(run.ranks))
+    if others:
+        warnings.warn(
+            f"{place}: no line names a program: taken as {op}, but {', '.join(others)} would "
+            "print the same",
+            stacklevel=3,
         )
     gpus, pattern = _gpus(run, place)
     if run.gpus and tuple(sorted((len(ids) for _, ids in run.gpus), reverse=True)) != pattern:
@@ -348,8 +353,9 @@ def _measurement(run: _Run, row: _Row, op: str, path: str) -> Measurement:
 def _gpus(run: _Run, place: str) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]:
     """Hosts in order of the first rank with the ids of their GPUs, if known, and the pattern."""
     hosts: dict[str, list[int]] = {}
-    for rank, times in Counter((rank.host, rank.device, rank.bus) for rank in run.ranks).items():
-        host, device, _ = rank
+    # a bus without its domain, such as [0x01], may be that of several GPUs, one a process
+    seen = Counter((r.host, r.device, r.bus, "" if ":" in r.bus else r.pid) for r in run.ranks)
+    for (host, device, _, _), times in seen.items():
         if times > 1:
             raise InputError(f"{place}: two ranks run on one GPU, device {device} of {host}")
         hosts.setdefault(host, []).append(device)
@@ -357,12 +363,3 @@ def _gpus(run: _Run, place: str) -> tuple[tuple[tuple[str, tuple[int, ...]], ...
     if any(len(set(ids)) < len(ids) for ids in hosts.values()):
         return (), pattern  # each process counts its own GPUs from 0
     return tuple((host, tuple(sorted(ids))) for host, ids in hosts.items()), pattern
-
-
-def bus_factor(op: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth of so many ranks (nccl-tests, doc/PERFORMANCE.md)."""
-    if op == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    if op in ("all_gather", "reduce_scatter", "all_to_all"):
-        return (ranks - 1) / ranks
-    return 1.0

@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.bandwidth.topology.cluster import MOST_PER_HOST, HostType
-from optsched.bandwidth.topology.foreign import looks_like
+from optsched.bandwidth.topology.foreign import looks_like, without_escapes
 from optsched.bandwidth.topology.links import PCIE, SELF, is_link, nvlinks, weight
 from optsched.errors import InputError
 from optsched.formats import rocm_topo
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.topology.intra import IntraTable
 
-# colours and underlines, with ESC as a character, as written by `cat -v` and others, or lost
-_ANSI = re.compile(
-    r"(?:\x1b|\^\[|\\033|\\e|\\x1b|\u241b)(?:\[[0-9;?]*[A-Za-z]|[()][A-Z0-9])|\[\d{0,2}(?:;\d{1,2})*m"
-)
 _GPU = re.compile(r"GPU(\d{1,3})")
 _AFFINITY: Final = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _LEGEND = re.compile(r"(NIC\d{1,3}):\s*(\S+)")
@@ -75,7 +71,7 @@ def from_text(
     """
     if amd := rocm_topo.recognises(text):
         text = rocm_topo.as_nvidia(text, file)
-    lines = _ANSI.sub("", text).splitlines()
+    lines = without_escapes(text).splitlines()
     start, devices, affinities = _header(lines, file)
     gpus = [device for device in devices if _GPU.fullmatch(device)]
     if gpus != [f"GPU{i}" for i in range(len(gpus))] or len(gpus) > MOST_PER_HOST:

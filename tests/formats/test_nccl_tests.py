@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.bandwidth.models.model import OPERATIONS
 from optsched.errors import InputError
 from optsched.formats.nccl_tests import bus_factor, read_host_map, read_logs
 
@@ -33,7 +35,7 @@ def log(
     said: bool = True,
 ) -> str:
     """A log as the program writes it: rows of (bytes, bus bandwidth out of place)."""
-    factor = bus_factor(op, len(ranks))
+    factor = bus_factor(FACTORS.get(op, op), len(ranks))
     lines = []
     if said and new:
         lines += ["# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807"]
@@ -63,9 +65,10 @@ def log(
         "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)       "
         "     (us)  (GB/s)  (GB/s)",
     ]
+    redop, root = COLUMNS[op].split()
     for size, busbw in rows:
         lines.append(
-            f"{size:12} {size // 4:13}     float     sum      -1   123.45 "
+            f"{size:12} {size // 4:13}     float {redop:>7} {root:>7}   123.45 "
             f"{busbw / factor:7.2f} {busbw:7.2f} {wrong:>6}   120.11    1.00    1.00    N/A"
         )
     lines += [f"# Out of bounds values : {bounds}", "# Avg bus bandwidth    : 999.123", "#"]
@@ -73,6 +76,15 @@ def log(
         lines.append(f"# Collective test concluded: {program}")
     return "\n".join(lines) + "\n"
 
+
+COLUMNS = {
+    "all_reduce": "sum -1", "reduce_scatter": "sum -1", "all_gather": "none -1",
+    "all_to_all": "none -1", "broadcast": "none 0", "reduce": "max 0", "sendrecv": "sum -1",
+    "gather": "none 3", "scatter": "none 1",
+}  # fmt: skip
+"""What programs print as redop and root."""
+
+FACTORS = {"sendrecv": "reduce", "gather": "all_gather", "scatter": "all_gather"}
 
 EIGHT = [("host01", i) for i in range(5)] + [("host02", i) for i in (0, 1, 7)]
 ROWS = [(8, 0.0), (16 * MIB, 153.44), (2048 * MIB, 254.61)]
@@ -94,6 +106,18 @@ def test_row_of_payload(tmp_path: Path, new: bool) -> None:
         assert table == MeasurementTable((Measurement((5, 3), rate, gpus),), payload=size)
 
 
+TAGS = (
+    "", "[1,0]<stdout>:", "[1,0]<stdout>: ", "[prterun-n1-1234@1,0]<stdout>:", "0: ", " 0: ",
+    "gpu-node01: ", "n1.lab: ", "[0] ", "[rank0]: ", "[default0]:", "(head, rank=0, pid=1) ",
+    "\x1b[36m(head, rank=0, pid=1)\x1b[0m ", "(worker1, rank=1, pid=7, ip=10.0.0.2) ",
+    "(RayWorker pid=12, ip=10.1.2.3) ", "[pod/run-launcher-x7k/main] ", "launcher-1  | ", "main | ",
+    "2026-11-28T10:00:0%.123456789Z ", "2026-11-28T10:00:0%.123+00:00 stdout F ",
+    "2026-11-28 10:00:0%,123 ", "Sat Nov 28 10:00:0% 2026<stdout>:",
+    "[pod/a/b] 2026-11-28T10:00:0%Z [1,0]<stdout>:", "run-launcher-x7k main ",
+)  # fmt: skip
+"""What launchers put before the lines; % stands for a figure that changes."""
+
+
 @given(st.data())
 def test_any_run(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Whatever the GPUs, the order of ranks and what else is printed: the same measurement."""
@@ -105,8 +129,10 @@ def test_any_run(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
     random.Random(data.draw(st.integers(0, 99))).shuffle(ranks)
     rate = data.draw(st.integers(100, 90_000)) / 100
     text = log(ranks, [(4096, rate)], new=data.draw(st.booleans()))
-    tag = data.draw(st.sampled_from(["", "[1,0]<stdout>:", "0: ", "gpu-node01: "]))
-    text = "".join(f"{tag}{line}\n" for line in text.splitlines())
+    tag = data.draw(st.sampled_from(TAGS))
+    text = "".join(
+        f"{tag.replace('%', str(k % 6))}{line}\n" for k, line in enumerate(text.splitlines())
+    )
     if data.draw(st.booleans()):
         text = text.replace("\n", "\r\n")
     table = read(tmp_path_factory.mktemp("log"), text)
@@ -148,11 +174,95 @@ def test_collectives(tmp_path: Path) -> None:
             read(tmp_path, log(EIGHT, ROWS[1:2], program=program, op=op))
     # unsaid, but the two bandwidths contradict the collective
     with pytest.raises(InputError, match=r"makes .*: another collective"):
-        read(tmp_path, log(EIGHT, ROWS[1:2], op="all_gather", said=False, new=False))
+        read(tmp_path, log(EIGHT, ROWS[1:2], op="reduce_scatter", said=False, new=False))
     with pytest.raises(InputError, match="sendrecv_perf is none of the collectives"):
         read(tmp_path, log(EIGHT, ROWS, program="sendrecv_perf"))
     with pytest.raises(InputError, match="op: expected one of"):
         read(tmp_path, "", op="allreduce")
+
+
+@pytest.mark.parametrize("asked", OPERATIONS)
+@pytest.mark.parametrize("true", COLUMNS)
+def test_one_collective_is_no_other(tmp_path: Path, asked: str, true: str) -> None:
+    """A log is read as what it is; without a name, and if nothing tells two apart, it is marked."""
+    program = f"{true.replace('all_to_all', 'alltoall')}_perf"
+    for ranks in (EIGHT[:2], EIGHT):
+        for suffix in ("", "_mpi", ".cuda12"):
+            text = log(ranks, ROWS[1:2], program=program + suffix, op=true, new=suffix == "_mpi")
+            for named in (text, text.replace("starting: ", "starting: nccl_")):
+                if asked == true:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("error")
+                        assert read(tmp_path, named, op=asked).op == asked
+                else:
+                    with pytest.raises(InputError, match=rf"is a run of {true}|none of the coll"):
+                        read(tmp_path, named, op=asked)
+        nameless = log(ranks, ROWS[1:2], op=true, said=False, new=False)
+        loop = "+ for p in all_reduce_perf alltoall_perf; do\n" + nameless
+        same = [
+            op for op in COLUMNS
+            if op != asked and held(op) == held(asked) and ratio(op, ranks) == ratio(asked, ranks)
+        ]  # fmt: skip
+        for text in (nameless, loop):
+            if held(true) != held(asked) or ratio(true, ranks) != ratio(asked, ranks):
+                with pytest.raises(InputError, match=r"are of .*, not of|: another collective"):
+                    read(tmp_path, text, op=asked)
+                continue
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                assert len(read(tmp_path, text, op=asked)) == 1
+            message = str(said[0].message) if said else ""
+            assert bool(same) == message.startswith(f"{tmp_path}/run.log:")
+            assert all(op.replace("all_to_all", "alltoall") in message for op in same)
+
+
+def held(op: str) -> tuple[bool, bool]:
+    """Whether rows of a collective have a reduction and a root."""
+    redop, root = COLUMNS[op].split()
+    return redop != "none", root != "-1"
+
+
+def ratio(op: str, ranks: Sequence[tuple[str, int]]) -> float:
+    """Bus bandwidth over algorithm bandwidth."""
+    return bus_factor(FACTORS.get(op, op), len(ranks))
+
+
+def test_sections(tmp_path: Path) -> None:
+    """Of several runs in a log each has its own name, also after one that was interrupted."""
+    run = log(EIGHT, ROWS[1:2])
+    cut = log(EIGHT, ROWS[1:2], new=False).partition("# Out of bounds")[0]
+    other = log(EIGHT, ROWS[1:2], program="all_gather_perf", op="all_gather", new=False)
+    with pytest.warns(UserWarning, match="the run is cut off"):
+        assert len(read(tmp_path, cut + run, payload=16 * MIB)) == 2
+    place = rf"run\.log:{cut.count(chr(10)) + 2}: is a run of all_gather, expected all_reduce"
+    with pytest.warns(UserWarning, match="cut off"), pytest.raises(InputError, match=place):
+        read(tmp_path, cut + other, payload=16 * MIB)
+    late = run.replace("# Collective test starting: all_reduce_perf\n", "")
+    assert read(tmp_path, late).op == "all_reduce"
+    with pytest.raises(InputError, match=r"names all_gather, the run began as all_reduce"):
+        read(tmp_path, run.replace("concluded: all_reduce", "concluded: all_gather"))
+    with pytest.raises(InputError, match="my_own_perf is none of the collectives"):
+        read(tmp_path, run.replace("starting: all_reduce", "starting: my_own"))
+
+
+def test_buses_that_repeat(tmp_path: Path) -> None:
+    """Short bus ids lack the domain that tells GPUs apart: four processes, four GPUs."""
+    four = [("a", 0)] * 4 + [("b", 0)] * 4
+    text = log(four, ROWS[1:2], new=False)  # each process sees one GPU, on bus 01 of its domain
+    (row,) = read(tmp_path, text)
+    assert (row.pattern, row.gpus) == ((4, 4), ())
+    with pytest.raises(InputError, match="two ranks run on one GPU"):
+        read(tmp_path, log(four, ROWS[1:2]))  # whole bus ids are one GPU
+    with pytest.raises(InputError, match="two ranks run on one GPU"):
+        read(tmp_path, log(four, ROWS[1:2], new=False, per_process=4))
+
+
+def test_rccl(tmp_path: Path) -> None:
+    """The tests of RCCL print the same with other names."""
+    text = log(EIGHT, ROWS[1:2]).replace("# nccl-tests", "# rccl-tests").replace(
+        "NVIDIA H100 80GB HBM3", "AMD Instinct MI300X").replace("[0000:", "[0002:").replace(
+        ":00]", ":00.0]")  # fmt: skip
+    assert read(tmp_path, text).rows[0].pattern == (5, 3)
 
 
 def test_rounded_sizes(tmp_path: Path) -> None:

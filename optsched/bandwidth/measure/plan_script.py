@@ -40,7 +40,7 @@ MPIRUN=${{MPIRUN:-mpirun}}
 LOGS=${{LOGS:-{quoted}}}
 mkdir -p "$LOGS" || exit 1
 
-# run NAME GPUS ARGUMENTS: one MPI process a GPU; the log begins with the GPUs in our numbers
+# run NAME GPUS ARGUMENTS: one MPI process a GPU; the log begins with our numbers of the GPUs
 run() {{
   local name=$1 gpus=$2
   shift 2
@@ -49,7 +49,7 @@ run() {{
     return
   fi
   echo "$name"
-  echo "# optsched gpus: $gpus" > "$LOGS/$name.part"
+  printf '# optsched gpus: %s\\n# {program}\\n' "$gpus" > "$LOGS/$name.part"
   if "$MPIRUN" "$@" >> "$LOGS/$name.part" 2>&1; then
     mv "$LOGS/$name.part" "$LOGS/$name.log"
   else
@@ -94,7 +94,7 @@ def script(plan: Plan, logs: str) -> str:
         lines.append(f"{_command(name, places, plan.op, payload)}  # about {seconds:.0f} s")
     head = _HEAD.format(
         runs=len(runs), op=plan.op, payload=payload, minutes=max(1, round(total / 60)), logs=logs,
-        quoted=shlex.quote(logs),
+        quoted=shlex.quote(logs), program=_program(plan.op),
     )  # fmt: skip
     return head + "\n" + "\n".join(lines) + ("\n" if lines else "")
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+# colours and underlines, with ESC as a character, as written by `cat -v` and others, or lost
+_ESCAPES: Final = re.compile(
+    r"(?:\x1b|\^\[|\\033|\\e|\\x1b|\u241b)(?:\[[0-9;?]*[A-Za-z]|[()][A-Z0-9])|\[\d{0,2}(?:;\d{1,2})*m"
+)
 _FIRST: Final = 1 << 16  # characters that decide
 
 _KINDS: Final = {
@@ -44,3 +48,8 @@ def looks_like(text: str) -> str:
         if found := re.search(pattern, text[:_FIRST], re.MULTILINE):
             return f"; this looks like {found.expand(kind)}"
     return ""
+
+
+def without_escapes(text: str) -> str:
+    """Remove the escape sequences of terminals."""
+    return _ESCAPES.sub("", text)
