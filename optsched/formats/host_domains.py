@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from optsched.bandwidth.topology.domain_trees import Domains
+from optsched.bandwidth.topology.foreign import looks_like
 from optsched.bandwidth.topology.host_lists import expand
 from optsched.bandwidth.topology.kubernetes_nodes import RESOURCES, Node, gpus_of
 from optsched.errors import InputError
@@ -19,25 +20,13 @@ from optsched.io.csv_rows import csv_records
 from optsched.io.strict_json import decode, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 _MOST_NAMED: Final = 8  # nodes of a warning
 
 
 class _Nodes(msgspec.Struct):
     items: list[Node]
-
-
-@dataclass(frozen=True)
-class Domains:
-    """Names of levels, widest first, and for every host its domain on each of them.
-
-    Where the source knows them, `kinds` has the type and the number of GPUs of every host.
-    """
-
-    levels: tuple[str, ...]
-    of: Mapping[str, tuple[str, ...]]
-    kinds: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
 def from_labels(text: str, name: str = "labels") -> Domains:
@@ -53,28 +42,21 @@ def from_labels(text: str, name: str = "labels") -> Domains:
     Raises
     ------
     InputError
-        With ``file:line``: another header, cells missing or empty, a host twice, or a domain that
-        lies in two domains of the level above.
+        With ``file:line``: another header, cells missing or empty, or a host twice.
     """
     if not re.match("host,.", text.lstrip().replace('"', "")):
         got = text.strip().partition("\n")[0].strip()
-        raise InputError(f"{name}:1: expected a header host,LEVEL,..., got {got!r:.60}")
+        raise InputError(
+            f"{name}:1: expected a header host,LEVEL,..., got {got!r:.60}{looks_like(text)}"
+        )
     levels: tuple[str, ...] = ()
     of: dict[str, tuple[str, ...]] = {}
-    above: dict[tuple[int, str], tuple[str, ...]] = {}
     for place, cells in csv_records(text, name, (), ("host",)):
         levels, way = tuple(cells)[1:], tuple(cells.values())[1:]
         if "" in cells.values() or "" in levels:
             raise InputError(
                 f"{place}: expected a host and a label for each of {', '.join(levels)}"
             )
-        for k, domain in enumerate(way):
-            other = above.setdefault((k, domain), way[:k])
-            if other != way[:k]:
-                raise InputError(
-                    f"{place}: {levels[k]} {domain!r:.60} lies in {'/'.join(other)!r:.60} and in "
-                    f"{'/'.join(way[:k])!r:.60}: give it two names"
-                )
         for host in expand(cells["host"], f"{place}: host"):
             if host in of:
                 raise InputError(f"{place}: host {host!r:.60} is there twice")

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from optsched.bandwidth.topology.domain_trees import (
+    Domains,
+    Entry,
+    block_levels,
+    switch_levels,
+)
+from optsched.bandwidth.topology.foreign import looks_like
 from optsched.bandwidth.topology.host_lists import expand
 from optsched.errors import InputError, MissingExtra
-from optsched.formats.host_domains import Domains
 from optsched.io.files import read_text
-from optsched.io.strict_json import decode, placed
+from optsched.io.strict_json import decode, placed, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|[^\s\"]+)")
 _INCLUDE = re.compile(r"include\s+\"?([^\"]+?)\"?", re.IGNORECASE)
-_YAML = re.compile(r"^\s*-\s*topology\s*:", re.MULTILINE)
 _KINDS: Final = {
     "SwitchName": ("switches", "nodes", "linkspeed"), "BlockName": ("nodes",), "BlockSizes": (),
 }  # fmt: skip
@@ -30,9 +34,6 @@ _Line = tuple[str, str, dict[str, str]]
 """A line of Slurm's: its place, what it is about, and the value of every key in it."""
 
 _MOST_INCLUDED: Final = 20  # files in each other, as in Slurm's own reader
-
-TIERS: Final = ("leaf", "spine", "core")
-"""Names of the levels of switches, from the hosts upwards; above them ``tier4``, ``tier5``, ..."""
 
 
 class _Switch(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,7 +48,7 @@ class _Tree(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Block(msgspec.Struct, forbid_unknown_fields=True):
     block: str
-    nodes: str
+    nodes: str | None = None
 
 
 class _Blocks(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,45 +68,42 @@ class _Topology(msgspec.Struct, forbid_unknown_fields=True):
     torus3d: Any = None
 
 
-@dataclass
-class _Entry:
-    """A switch or a block."""
-
-    place: str
-    nodes: list[str]
-    children: list[str]
-    parent: str | None = None
-
-
-def from_slurm(text: str, name: str = "topology.conf", hosts: Sequence[str] = ()) -> Domains:
+def from_slurm(
+    text: str, name: str = "topology.conf", hosts: Sequence[str] = (), topology: str | None = None
+) -> Domains:
     """Domains from a ``topology.conf``, or a ``topology.yaml``, of the tree or the block plugin.
 
     A tree of switches has the levels ``leaf``, ``spine``, ``core``, ``tier4``, ... counted from
     the hosts; a branch with fewer switches repeats its lowest one. Blocks have the level
-    ``block``, and ``blockN`` above it for every larger size N of ``BlockSizes``.
+    ``block``, and ``blockN`` above it for every larger size N of ``BlockSizes``; a block without
+    nodes has its place among them.
 
     Parameters
     ----------
     text
         Of the file. ``Include FILE`` is read from the folder of the file that says it. Of a
-        ``topology.yaml`` the topology with ``cluster_default: true`` counts, or the only one.
+        ``topology.yaml`` the named topology counts, else that with ``cluster_default: true``, else
+        the only one.
     name
         Name of the file.
     hosts
         Those of ``Nodes=ALL``: all that no other line names. ``Switches=ALL`` are all other
         switches that no other line names.
+    topology
+        Name of a topology of a ``topology.yaml``.
 
     Raises
     ------
     InputError
         With ``file:line``: an unknown key, a host below two switches or in two blocks, a switch
-        with two parents, or unknown, a loop, block sizes that do not double.
+        with two parents, or unknown, a loop, block sizes that do not double, several topologies.
     """
-    found: dict[str, dict[str, _Entry]] = {kind: {} for kind in _KINDS}
+    found: dict[str, dict[str, Entry]] = {kind: {} for kind in _KINDS}
     switches, blocks, sizes = found.values()
     multiples: list[int] = []
     everything: list[tuple[str, str]] = []
-    for place, kind, pairs in _yaml(text, name) if _YAML.search(text) else _conf(text, name):
+    lines = _yaml(text, name, topology) if is_yaml(text) else _conf(text, name)
+    for place, kind, pairs in lines:
         if (blocks or sizes) if kind == "SwitchName" else switches:
             raise InputError(f"{place}: a file has switches or blocks, not both")
         key = "" if kind == "BlockSizes" else pairs[kind.lower()]
@@ -114,20 +112,18 @@ def from_slurm(text: str, name: str = "topology.conf", hosts: Sequence[str] = ()
             raise InputError(f"{place}: {title} is at {found[kind][key].place} already")
         rest = [part for part in ("nodes", "switches") if pairs.get(part, "").upper() == "ALL"]
         nodes, below = (
-            expand(pairs[part], place) if part in pairs and part not in rest else []
+            expand(pairs[part], place) if pairs.get(part, "").strip() and part not in rest else []
             for part in ("nodes", "switches")
         )
         if kind == "BlockSizes":
             multiples = _sizes(pairs["blocksizes"], place)
-        elif kind == "BlockName" and "nodes" not in pairs:
-            raise InputError(f"{place}: {title} has no Nodes")
         elif {"nodes", "switches"} <= pairs.keys():
             raise InputError(f"{place}: a switch has either Switches or Nodes")
-        found[kind][key] = _Entry(place, nodes, below)
+        found[kind][key] = Entry(place, nodes, below)
         everything += [(key, listed) for listed in rest]
     entries = switches or blocks
     if not entries:
-        raise InputError(f"{name}: there are neither switches nor blocks in it")
+        raise InputError(f"{name}: there are neither switches nor blocks in it{looks_like(text)}")
     _name_all(entries, everything, hosts)
     home: dict[str, str] = {}
     for key, entry in entries.items():
@@ -137,13 +133,20 @@ def from_slurm(text: str, name: str = "topology.conf", hosts: Sequence[str] = ()
                 raise InputError(f"{entry.place}: host {node} is {between}")
             home[node] = key
     levels, ways = (
-        _tree(switches, set(home.values())) if switches else _blocks(list(blocks), multiples)
+        switch_levels(switches, set(home.values()))
+        if switches
+        else block_levels(list(blocks), multiples)
     )
     return Domains(levels, {node: ways[key] for node, key in home.items()})
 
 
+def is_yaml(text: str) -> bool:
+    """Whether the text is a ``topology.yaml``."""
+    return re.search(r"^\s*(-\s*)?topology\s*:", text, re.MULTILINE) is not None
+
+
 def _name_all(
-    entries: dict[str, _Entry], everything: list[tuple[str, str]], hosts: Sequence[str]
+    entries: dict[str, Entry], everything: list[tuple[str, str]], hosts: Sequence[str]
 ) -> None:
     """Put names where ``ALL`` stood."""
     nodes = {node for entry in entries.values() for node in entry.nodes}
@@ -163,7 +166,10 @@ def _conf(text: str, name: str, depth: int = 0) -> Iterator[_Line]:
     for number, words in _lines(text):
         place = f"{name}:{number}"
         if (included := _INCLUDE.fullmatch(words)) is None:
-            yield place, *_pairs(words, place)
+            try:
+                yield place, *_pairs(words, place)
+            except InputError as error:
+                raise InputError(f"{error}{looks_like(text)}") from None
             continue
         if depth == _MOST_INCLUDED:
             raise InputError(f"{place}: Include: {depth} files in each other (a loop?)")
@@ -173,7 +179,7 @@ def _conf(text: str, name: str, depth: int = 0) -> Iterator[_Line]:
         yield from _conf(inner, str(path), depth + 1)
 
 
-def _yaml(text: str, name: str) -> Iterator[_Line]:
+def _yaml(text: str, name: str, topology: str | None) -> Iterator[_Line]:
     """Lines of a ``topology.yaml``, as ``topology.conf`` would have them."""
     try:
         import yaml
@@ -187,10 +193,16 @@ def _yaml(text: str, name: str) -> Iterator[_Line]:
         line = f":{mark.line + 1}" if mark else ""
         raise InputError(f"{name}{line}: not valid YAML: {what!s:.80}") from None
     topologies = decode(tree, list[_Topology], name)
-    chosen = [one for one in topologies if one.cluster_default][:1] or topologies
+    names = shortened([one.topology for one in topologies]) or "none"
+    if topology is not None:
+        chosen = [one for one in topologies if one.topology == topology]
+    else:
+        chosen = [one for one in topologies if one.cluster_default] or topologies
     if len(chosen) != 1:
+        what = f"{len(chosen)} topologies" + f" {topology!r:.60}" * (topology is not None)
         raise InputError(
-            f"{name}: has {len(chosen)} topologies: mark one with cluster_default: true"
+            f"{name}: has {what}: mark one with cluster_default: true, or name it behind the "
+            f"file as {name}:NAME: {names}"
         )
     place = f"{name}: [{topologies.index(chosen[0])}]"
     if (tree := chosen[0].tree) is not None:
@@ -201,13 +213,16 @@ def _yaml(text: str, name: str) -> Iterator[_Line]:
             yield f"{place}.tree.switches[{i}]", "SwitchName", pairs
     elif (block := chosen[0].block) is not None:
         for i, one in enumerate(block.blocks):
-            own = {"blockname": one.block, "nodes": one.nodes}
+            own = {"blockname": one.block, "nodes": one.nodes or ""}
             yield f"{place}.block.blocks[{i}]", "BlockName", own
         if block.block_sizes:
             sizes = ",".join(map(str, block.block_sizes))
             yield f"{place}.block.block_sizes", "BlockSizes", {"blocksizes": sizes}
     else:
-        raise InputError(f"{place}: has neither tree nor block: no levels, leave the file out")
+        raise InputError(
+            f"{place}: has neither tree nor block: no levels, leave the file out, or name another "
+            f"topology: {names}"
+        )
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -254,50 +269,3 @@ def _sizes(text: str, place: str) -> list[int]:
             f"got {text!r:.60}"
         )
     return sizes
-
-
-def _tree(
-    switches: dict[str, _Entry], used: set[str]
-) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Levels, and the way down to every switch that has hosts."""
-    for key, switch in switches.items():
-        for child in switch.children:
-            if child not in switches:
-                raise InputError(f"{switch.place}: Switches: there is no SwitchName={child}")
-            if switches[child].parent is not None:
-                above = f"below {switches[child].parent} and {key}"
-                raise InputError(f"{switch.place}: switch {child} is {above}")
-            switches[child].parent = key
-    ways = {key: _way(key, switches) for key in switches}  # of all: a loop is found
-    ways = {key: way for key, way in ways.items() if key in used}
-    depth = max(map(len, ways.values()), default=0)
-    levels = [TIERS[k] if k < len(TIERS) else f"tier{k + 1}" for k in reversed(range(depth))]
-    return tuple(levels), {key: way + way[-1:] * (depth - len(way)) for key, way in ways.items()}
-
-
-def _way(key: str, switches: dict[str, _Entry]) -> tuple[str, ...]:
-    """The switches from the top down to this one."""
-    way = [key]
-    while (parent := switches[way[-1]].parent) is not None:
-        if parent in way:
-            loop = " below ".join([*way[way.index(parent) :][:4], parent])
-            raise InputError(f"{switches[key].place}: a loop of switches: {loop}")
-        way.append(parent)
-    return tuple(reversed(way))
-
-
-def _blocks(
-    names: list[str], sizes: list[int]
-) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Levels, and the larger blocks around every block: neighbours in the file are joined."""
-    larger = sizes[:0:-1]
-    ways: dict[str, tuple[str, ...]] = {}
-    for i, key in enumerate(names):
-        joined = []
-        for size in larger:
-            ratio = size // sizes[0]
-            first = i - i % ratio
-            last = min(first + ratio, len(names)) - 1
-            joined.append(names[first] if first == last else f"{names[first]}..{names[last]}")
-        ways[key] = (*joined, key)
-    return (*(f"block{size}" for size in larger), "block"), ways

@@ -7,11 +7,13 @@ import warnings
 from typing import TYPE_CHECKING
 
 from optsched.bandwidth.topology.cluster import MOST_HOSTS, Cluster, Host, HostType
+from optsched.bandwidth.topology.domain_trees import Domains
+from optsched.bandwidth.topology.foreign import looks_like
 from optsched.bandwidth.topology.host_lists import expand
 from optsched.errors import InputError
 from optsched.formats import nvidia_topo
-from optsched.formats.host_domains import Domains, from_labels, from_nodes
-from optsched.formats.slurm_topology import from_slurm
+from optsched.formats.host_domains import from_labels, from_nodes
+from optsched.formats.slurm_topology import from_slurm, is_yaml
 from optsched.io.files import read_text
 from optsched.io.strict_json import parse, shortened
 
@@ -83,18 +85,26 @@ def read_domains(
     Parameters
     ----------
     path
-        ``topology.conf``, ``topology.yaml``, JSON of ``kubectl get nodes``, or a CSV
-        ``host,level...``.
+        ``topology.conf``, ``topology.yaml`` (``topology.yaml:NAME`` for one of several), JSON of
+        ``kubectl get nodes``, or a CSV ``host,level...``.
     levels
         Labels of nodes; see `from_nodes`.
     hosts
         Those that ``Nodes=ALL`` of Slurm stands for.
     """
-    text, file = read_text(path), str(path)
+    file, topology = os.fspath(path), None
+    if not os.path.exists(file) and ":" in file:
+        file, _, topology = file.rpartition(":")
+    text = read_text(file)
+    if topology is not None and not is_yaml(text):
+        read_text(path)  # is no file
     if text.lstrip()[:1] in ("{", "["):
-        return from_nodes(parse(text, file), file, levels)
+        tree = parse(text, file)
+        if not isinstance(tree, dict) or not tree.keys() & {"items", "metadata"}:
+            raise InputError(f"{file}: expected JSON of `kubectl get nodes`{looks_like(text)}")
+        return from_nodes(tree, file, levels)
     lines = (line.strip() for line in text.splitlines())
     first = next((line for line in lines if line and not line.startswith("#")), "")
     if "," in first and "=" not in first:
         return from_labels(text, file)
-    return from_slurm(text, file, hosts)
+    return from_slurm(text, file, hosts, topology)

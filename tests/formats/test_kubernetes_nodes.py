@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.errors import InputError
-from optsched.formats.host_domains import Domains, from_nodes
+from optsched.formats.host_domains import from_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from optsched.bandwidth.topology.domain_trees import Domains
 
 PRODUCT, REPLICAS = "nvidia.com/gpu.product", "nvidia.com/gpu.replicas"
 GPU, SHARED, MIG = "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"

@@ -13,6 +13,7 @@ from optsched.bandwidth.topology.cluster import Cluster
 from optsched.errors import InputError
 from optsched.formats.host_domains import from_labels, from_nodes
 from optsched.formats.slurm_topology import from_slurm
+from optsched.formats.topology import read_domains
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
@@ -114,7 +115,9 @@ BAD_YAML = {
     "- topology: a\n  tree:\n    switches: [{switch: s, nodes: 3}]\n": r"t: .*nodes",
     "- topology: a\n  tree:\n    switches:\n    - {switch: s, nodes: x}\n    - {switch: s}\n":
         r"t: \[0\]\.tree\.switches\[1\]: SwitchName=s is at t: \[0\]\.tree\.switches\[0\]",
-    YAML.replace("  cluster_default: true\n", ""): "t: has 2 topologies: mark one",
+    YAML.replace("  cluster_default: true\n", ""):
+        "t: has 2 topologies: mark one .*, or name it behind the file as t:NAME: wide, racks",
+    YAML.replace("  tree:", "  cluster_default: true\n  tree:"): "t: has 2 topologies: mark one",
 }  # fmt: skip
 
 
@@ -124,11 +127,87 @@ def test_yaml() -> None:
     assert from_slurm(YAML[: YAML.index("- topology: racks")]) == from_slurm(TREE)
 
 
+def test_topology_by_name(tmp_path: Path) -> None:
+    """Of several topologies one is named behind the file; the default counts otherwise."""
+    path = tmp_path / "topology.yaml"
+    path.write_text(YAML + "- topology: flat\n  flat: true\n")
+    assert read_domains(f"{path}:wide") == from_slurm(TREE)
+    assert read_domains(f"{path}:racks") == read_domains(path) == from_slurm(BLOCKS)
+    path.write_text(YAML.replace("  cluster_default: true\n", ""))
+    assert read_domains(f"{path}:wide") == from_slurm(TREE)
+    for name, message in (
+        ("deep", "has 0 topologies 'deep': .*: wide, racks"), ("", "has 0 topologies '':"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            read_domains(f"{path}:{name}")
+    path.write_text(YAML + "- topology: flat\n  flat: true\n")
+    with pytest.raises(InputError, match=r"has neither tree nor block: .*: wide, racks, flat"):
+        read_domains(f"{path}:flat")
+    path.write_text(TREE)
+    with pytest.raises(InputError, match=r"topology\.yaml:wide: no such file"):
+        read_domains(f"{path}:wide")
+
+
 @pytest.mark.parametrize("text", BAD_YAML)
 def test_yaml_refused(text: str) -> None:
     """Each fault is found, and named with its line or its path."""
     with pytest.raises(InputError, match=BAD_YAML[text]):
         from_slurm(text, "t")
+
+
+@given(st.data())
+def test_any_spelling(data: st.DataObject) -> None:
+    """Trees and blocks, some of them empty, mean the same however their lines are written."""
+    tree = data.draw(st.booleans())
+    kind, children = ("SwitchName", "switches") if tree else ("BlockName", "")
+    counts = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=7))
+    names = [f"b{i}" for i in range(len(counts))]
+    hosts = {name: [f"n{i}-{k:02d}" for k in range(count)]
+             for i, (name, count) in enumerate(zip(names, counts, strict=True))}  # fmt: skip
+    joined = [name for name in names if tree and data.draw(st.booleans())]  # others are alone
+    size, factor = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([1, 2, 4]))
+
+    def listed(name: str) -> str:
+        brackets = f"n{names.index(name)}-[00-{len(hosts[name]) - 1:02d}]"
+        return data.draw(st.sampled_from([brackets, ",".join(hosts[name]), ", ".join(hosts[name])]))
+
+    entries = [
+        {kind: name} | ({"nodes": listed(name)} if hosts[name] else data.draw(
+            st.sampled_from([{}, {"nodes": ""}]))) for name in names
+    ]  # fmt: skip
+    entries += [{kind: "top", children: ",".join(joined)}] * bool(joined)
+    entries += [{"BlockSizes": f"{size},{size * factor}" if factor > 1 else str(size)}] * (not tree)
+    case = st.sampled_from([str.lower, str.upper, str.title, str])
+    lines = []
+    for entry in entries:
+        quote = data.draw(st.sampled_from(['"%s"', '"%s"', "%s"]))
+        words = [
+            f"{data.draw(case)(key)}{data.draw(st.sampled_from(['=', ' = ']))}"
+            + (quote if value and " " not in value else '"%s"') % value
+            for key, value in entry.items()
+        ]  # fmt: skip
+        lines.append(data.draw(st.sampled_from([" ", "  ", " \\\n "])).join(words))
+        lines[-1] += data.draw(st.sampled_from(["", "  # a comment = here", "\n\n# x=y"]))
+    found = from_slurm("\n".join(lines) + "\n")
+    want = {}
+    for i, name in enumerate(names):
+        first = i - i % factor
+        last = min(first + factor, len(names)) - 1
+        span = names[i] if first == last else f"{names[first]}..{names[last]}"
+        upper = (("top" if name in joined else name),) if joined else ()
+        upper = upper if tree else (span,) * (factor > 1)
+        want |= {host: (*upper, name) for host in hosts[name]}
+    if not any(hosts[name] for name in joined):
+        want = {host: way[-1:] if tree else way for host, way in want.items()}
+    assert found.of == want
+    key = {"SwitchName": "switch", "BlockName": "block", "switches": "children"}
+    rows = [{key.get(k, k): v for k, v in e.items()} for e in entries if "BlockSizes" not in e]
+    sizes = [size, size * factor] if factor > 1 else [size]
+    body = {"tree": {"switches": rows}} if tree else {
+        "block": {"block_sizes": sizes, "blocks": rows}}  # fmt: skip
+    assert from_slurm("# \n- topology: a\n  " + (
+        f"{'tree' if tree else 'block'}: {json.dumps(body['tree' if tree else 'block'])}\n"
+    )).of == want  # fmt: skip
 
 
 def test_blocks() -> None:
@@ -178,7 +257,6 @@ BAD = {
     "SwitchName=a Switches=a\n": "t:1: a loop of switches: a below a",
     "SwitchName=a Nodes=x\nBlockName=b Nodes=y\n": "t:2: a file has switches or blocks",
     "BlockName=b Nodes=y\nSwitchName=a Nodes=x\n": "t:2: a file has switches or blocks",
-    "BlockName=b\n": "t:1: BlockName=b has no Nodes",
     "BlockName=b Nodes=y LinkSpeed=1\n": "t:1: linkspeed does not belong",
     "BlockName=a Nodes=y\n\nBlockName=b Nodes=y\n": "t:3: host y is in a and b",
     "BlockName=a Nodes=y\nBlockName=a Nodes=z\n": "t:2: BlockName=a is at t:1",
@@ -209,7 +287,6 @@ BAD_LABELS = {
     LABELS + "n04,z1\n": "t:4: expected 3 columns, got 2",
     LABELS + "n04,z1,\n": "t:4: expected a host and a label",
     LABELS + "n02,z1,r1\n": "t:4: host 'n02' is there twice",
-    LABELS + "n04,z2,r1\n": "t:4: rack 'r1' lies in 'z1' and in 'z2': give it two names",
     LABELS + 'n04,z2,"r1\n': "t:4: not valid CSV",
 }
 
@@ -219,6 +296,22 @@ def test_labels() -> None:
     found = from_labels(LABELS.replace("\n", "\r\n") + "\r\n")
     assert found.levels == ("zone", "rack")
     assert found.of == {"n01": ("z1", "r1"), "n02": ("z1", "r1"), "n03": ("z1", "r2")}
+
+
+def test_names_in_two_parents(tmp_path: Path) -> None:
+    """Names are unique within their parent only: two racks of one name are two domains."""
+    labels = tmp_path / "l.csv"
+    labels.write_text("host,block,rack\na,b1,rack-1\nb,b1,rack-2\nc,b2,rack-1\n")
+    items = [(name, {"nvidia.com/gpu": "8"}, {"kueue/block": block, "kueue/rack": rack})
+             for name, block, rack in (("a", "b1", "rack-1"), ("b", "b1", "rack-2"),
+                                       ("c", "b2", "rack-1"))]  # fmt: skip
+    of_nodes = from_nodes(parse(nodes(*items), "f"), "f", ["kueue/block", "kueue/rack"])
+    assert of_nodes.of == from_labels(labels.read_text()).of
+    topo = tmp_path / "t.txt"
+    topo.write_text("\tGPU0\tGPU1\tNIC0\nGPU0\tX\tNV4\tPIX\nGPU1\tNV4\tX\tPIX\nNIC0\tPIX\tPIX\tX\n")
+    cluster = Cluster.from_files({"h": topo}, {"a,b,c": "h"}, domains=labels)
+    racks = cluster.domains(cluster.level("rack"))
+    assert list(racks.values()) == [(0,), (1,), (2,)] and "b1/rack-1" in racks
 
 
 @pytest.mark.parametrize("text", BAD_LABELS)

@@ -10,6 +10,7 @@ from optsched.errors import InputError
 MOST: Final = 100_000
 
 _ITEM = re.compile(r"[^\[\],]*(?:\[[\d,\-]+\][^\[\],]*){0,8}")
+_SPACES = re.compile(r"\s*,\s*|\s+")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _BRACKET = re.compile(r"\[([\d,\-]+)\]")
 
@@ -20,7 +21,7 @@ def expand(text: str, place: str = "hosts") -> list[str]:
     Parameters
     ----------
     text
-        Names separated by commas; brackets hold numbers and ranges.
+        Names separated by commas or spaces; brackets hold numbers and ranges.
     place
         Field for messages.
 
@@ -31,6 +32,7 @@ def expand(text: str, place: str = "hosts") -> list[str]:
     """
     found: list[str] = []
     at = 0
+    text = _SPACES.sub(",", text.strip())
     while at <= len(text):
         match = _ITEM.match(text, at)
         assert match is not None  # it may be empty

@@ -1,0 +1,83 @@
+"""Levels above hosts, and the way down to them, from switches and blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TIERS: Final = ("leaf", "spine", "core")
+"""Names of the levels of switches, from the hosts upwards; above them ``tier4``, ``tier5``, ..."""
+
+
+@dataclass(frozen=True)
+class Domains:
+    """Names of levels, widest first, and for every host its domain on each of them.
+
+    Where the source knows them, `kinds` has the type and the number of GPUs of every host.
+    """
+
+    levels: tuple[str, ...]
+    of: Mapping[str, tuple[str, ...]]
+    kinds: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+
+@dataclass
+class Entry:
+    """A switch or a block, with the place in its file."""
+
+    place: str
+    nodes: list[str]
+    children: list[str]
+    parent: str | None = None
+
+
+def switch_levels(
+    switches: dict[str, Entry], used: set[str]
+) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Levels, and the way down to every switch that has hosts."""
+    for key, switch in switches.items():
+        for child in switch.children:
+            if child not in switches:
+                raise InputError(f"{switch.place}: Switches: there is no SwitchName={child}")
+            if switches[child].parent is not None:
+                above = f"below {switches[child].parent} and {key}"
+                raise InputError(f"{switch.place}: switch {child} is {above}")
+            switches[child].parent = key
+    ways = {key: _way(key, switches) for key in switches}  # of all: a loop is found
+    ways = {key: way for key, way in ways.items() if key in used}
+    depth = max(map(len, ways.values()), default=0)
+    levels = [TIERS[k] if k < len(TIERS) else f"tier{k + 1}" for k in reversed(range(depth))]
+    return tuple(levels), {key: way + way[-1:] * (depth - len(way)) for key, way in ways.items()}
+
+
+def _way(key: str, switches: dict[str, Entry]) -> tuple[str, ...]:
+    """The switches from the top down to this one."""
+    way = [key]
+    while (parent := switches[way[-1]].parent) is not None:
+        if parent in way:
+            loop = " below ".join([*way[way.index(parent) :][:4], parent])
+            raise InputError(f"{switches[key].place}: a loop of switches: {loop}")
+        way.append(parent)
+    return tuple(reversed(way))
+
+
+def block_levels(
+    names: list[str], sizes: list[int]
+) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Levels, and the larger blocks around every block: neighbours in the file are joined."""
+    larger = sizes[:0:-1]
+    ways: dict[str, tuple[str, ...]] = {}
+    for i, key in enumerate(names):
+        joined = []
+        for size in larger:
+            ratio = size // sizes[0]
+            first = i - i % ratio
+            last = min(first + ratio, len(names)) - 1
+            joined.append(names[first] if first == last else f"{names[first]}..{names[last]}")
+        ways[key] = (*joined, key)
+    return (*(f"block{size}" for size in larger), "block"), ways
