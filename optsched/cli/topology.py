@@ -45,8 +45,8 @@ def import_(
     domains: Annotated[
         Path | None,
         option(
-            "Slurm's topology.conf or topology.yaml (of several topologies FILE:NAME), `kubectl get "
-            "nodes -o json`, or a CSV host,LEVEL,...."
+            "Slurm's topology.conf or topology.yaml (FILE:NAME for one of several topologies), "
+            "`kubectl get nodes -o json`, or a CSV host,LEVEL,...."
         ),
     ] = None,
     level: Annotated[

@@ -113,7 +113,7 @@ def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
         if gpus.reason:
             left_out[host] = gpus.reason
             continue
-        kinds[host] = f"{gpus.product}-x{gpus.count}", gpus.count
+        kinds[host] = f"{gpus.product}-x{gpus.number}", gpus.number
         lost = [label for label in known.values() if label not in labels]
         if lost:
             there = shortened(sorted(labels), 8) or "none"

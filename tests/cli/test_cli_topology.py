@@ -106,7 +106,8 @@ BAD: list[tuple[tuple[str, ...], str]] = [
      "among NIC0, got 'mlx5_9'"),
     (("--domains", "labels.csv", "--hosts", "m=h"),
      "labels.csv: does not say where 1 of the hosts are, the first: m"),
-    (("--domains", "topo.txt"), "topo.txt:1: expected KEY=VALUE, got 'GPU0\\tGPU1\\tNIC0'"),
+    (("--domains", "topo.txt"), "topo.txt:1: expected KEY=VALUE, got "
+     "'GPU0\\tGPU1\\tNIC0'; this looks like a matrix of `nvidia-smi topo`"),
     (("-o", "topo.txt"), "topo.txt: is the file that is read; choose another name"),
     (("-o", "no/c.json"), "no/c.json: cannot be written (there is no folder no)"),
 ]  # fmt: skip

@@ -84,7 +84,7 @@ class NodeGpus(NamedTuple):
     """Product and number of the whole GPUs of a node, or the reason why it is left out."""
 
     product: str
-    count: int
+    number: int
     reason: str = ""
 
 
