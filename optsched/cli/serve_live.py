@@ -11,6 +11,7 @@ from optsched.cli import serve
 from optsched.cli.options import Devices, Output, Seed, argument, option
 from optsched.cli.output import facts, indented, lines_of, wrote
 from optsched.cli.progress import Bar
+from optsched.errors import InputError
 from optsched.io.files import check_outputs, read_text, write_atomic
 from optsched.io.strict_json import decode, parse
 from optsched.problems.routing import Routing
@@ -18,13 +19,19 @@ from optsched.problems.routing.checks import accuracy_table
 from optsched.problems.routing.workload import arrivals, reference
 
 Network = Annotated[Path, option("What `optsched slim-train` wrote.")]
+Folder = Annotated[
+    Path | None, option("Folder of CIFAR-100's files [default: scikit-learn's digits].")
+]
+Side = Annotated[
+    int | None,
+    option("Pixels of an image's side [default: 32, of one channel 16].", min=1, max=4096),
+]
 
 
 def slim_train(
     output: Output,
-    path: Annotated[
-        Path | None, option("Folder of CIFAR-100's files [default: scikit-learn's digits].")
-    ] = None,
+    path: Folder = None,
+    side: Side = None,
     epochs: Annotated[int, option("Passes over the images.", min=1)] = 12,
     seed: Seed = 0,
     accuracy: Annotated[Path | None, option("Accuracy of every tuple (JSON).")] = None,
@@ -34,13 +41,12 @@ def slim_train(
     from optsched.serving import training
     from optsched.serving.network import SlimResNet
 
+    train, test = (_images(path, split, side) for split in ("train", "test"))
     if path is None:
-        train, test = training.digits(), training.digits("test")
         net = SlimResNet(
             10, channels=(16, 32, 64, 128), blocks=1, in_channels=1, group_channels=4, seed=seed
         )
     else:
-        train, test = (training.cifar100(path, split) for split in ("train", "test"))
         net = SlimResNet(100, seed=seed)
 
     def tell(one: Any) -> None:
@@ -91,6 +97,7 @@ def serve_profile(
     output: Output,
     accuracy: Annotated[Path, option("What slim-train --accuracy wrote.")],
     devices: Devices = "cpu,cpu",
+    side: Side = None,
     rate: serve.Rate = 60.0,
     burst: serve.Burst = 1.0,
     seconds: serve.Seconds = 20.0,
@@ -103,13 +110,14 @@ def serve_profile(
     from optsched.serving.training import load_network
 
     net = load_network(network)
-    # what can be wrong is said before minutes of measuring
+    # validate arguments before minutes of measuring
     accuracy_table(table, np.array(net.widths), len(net.channels), None)
     trace: dict[str, Any] = {"rate": rate, "burst": burst, "seconds": seconds, "seed": seed}
     arrivals(**trace)
     with Bar("rounds of measuring") as bar:
         places = (devices or "cpu,cpu").split(",")
-        costs = profile(net, places, side=16, seed=seed, on_progress=bar.task(bar.what))
+        pixels = side or (16 if net.in_channels == 1 else 32)
+        costs = profile(net, places, side=pixels, seed=seed, on_progress=bar.task(bar.what))
     problem = scenario(costs, table, **trace)
     for one in costs.devices:
         error, server = "-" if one.error is None else f"{one.error:.1%}", one.server
@@ -128,16 +136,29 @@ def serve_run(
     compare: Annotated[bool, option("Simulate it too.", "--compare")] = False,
     log: Annotated[Path | None, option("Write the log here.")] = None,
     devices: Devices = None,
+    path: Folder = None,
+    side: Side = None,
 ) -> None:
-    """Serve the scikit-learn digits for real, in a process per server, at the scenario's times."""
+    """Serve test images for real, in a process per server, at the scenario's times.
+
+    The accuracy is that of the network's outputs on these images.
+    """
     check_outputs([log], [scenario, network])
     problem = Routing.read(scenario)
+    from msgspec.structs import replace
+
     from optsched.serving.executor import Executor, RequestsLost
     from optsched.serving.executor import compare as side_by_side
-    from optsched.serving.training import digits, load_network
+    from optsched.serving.training import load_network
 
-    net, there = load_network(network), digits("test").x
-    images = there[[r % len(there) for r in range(problem.n_requests)]]
+    net, test = load_network(network), _images(path, "test", side)
+    if (channels := test.x.shape[1]) != net.in_channels:
+        raise InputError(
+            f"network: takes images of {net.in_channels} channels, these have {channels}; "
+            "--path FOLDER serves CIFAR-100 (3 channels), without it the digits (1)"
+        )
+    order = [r % len(test.y) for r in range(problem.n_requests)]
+    images, labels = test.x[order], test.y[order]
     executor = Executor(
         net, problem, serve.router_of(router), serve.plan_of(problem, plan), seed=seed,
         devices=None if devices is None else devices.split(","),
@@ -147,7 +168,7 @@ def serve_run(
         with Bar("requests") as bar:
             tell = bar.task(bar.what)
             if compare:
-                found = side_by_side(executor, images, tell)
+                found = side_by_side(executor, images, tell, labels)
             run = executor.run(images, tell) if found is None else found.measured
     except RequestsLost as lost:
         run = lost.run
@@ -156,8 +177,17 @@ def serve_run(
         if run is not None and log is not None and run.log is not None:
             write_atomic(log, run.log.to_json())
     if found is None:
-        facts(serve.summary_rows(run.summary), 18)
+        facts(serve.summary_rows(replace(run.summary, accuracy=run.accuracy(labels))), 18)
         return
     print(f"{'':18}{'simulated':>12}{'measured':>12}{'off':>9}")
     for name, said, real, off in found.rows():
         print(f"{name:18}{said:12.4g}{real:12.4g}{off:9.1%}")
+
+
+def _images(path: Path | None, split: str, side: int | None) -> Any:
+    """Images and classes of a folder of CIFAR-100's files, without one the digits."""
+    from optsched.serving import training
+
+    if path is None:
+        return training.digits(split, side or 16)
+    return training.cifar100(path, split, side or 32)

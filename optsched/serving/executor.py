@@ -142,13 +142,32 @@ class Controller:
 class LiveRun(Run):
     """A history of real requests; times are measured from the start of the trace.
 
-    `outputs` are class scores by request, NaN where there are none. A `Controller` that is fed the
-    `events` again gives the same `commands`, bit for bit.
+    `outputs` are class scores by request, NaN where there are none; `accuracy` judges them. The
+    accuracy of `summary` is what the scenario's table gives for the widths that were run. A
+    `Controller` that is fed the `events` again gives the same `commands`, bit for bit.
     """
 
     outputs: Tensor
     events: list[Event]
     commands: list[Event]
+
+    def accuracy(self, labels: Tensor) -> float | None:
+        """Percent of the requests served whose highest output is their label; None without any.
+
+        Parameters
+        ----------
+        labels
+            Class of every request's image, integers of shape (requests,).
+        """
+        given = torch.as_tensor(labels)
+        if given.shape != self.outputs.shape[:1] or given.is_floating_point():
+            raise InputError(
+                f"labels: expected {len(self.outputs)} integers, one a request, got {given.dtype} "
+                f"of shape {tuple(given.shape)}"
+            )
+        done = ~self.outputs.isnan().any(1)
+        right = self.outputs[done].argmax(1) == given[done]
+        return 100 * right.double().mean().item() if done.any() else None
 
 
 class RequestsLost(OptschedError):
@@ -372,22 +391,38 @@ def _on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
 
 
 class Comparison(NamedTuple):
-    """The same requests simulated and served."""
+    """The same requests simulated and served; `labels` are the classes of their images."""
 
     simulated: Run
     measured: LiveRun
+    labels: Tensor | None = None
 
     def rows(self) -> list[tuple[str, float, float, float]]:
-        """Name, simulated, measured, and how far the simulation is off, relatively."""
-        names = ("mean_ms", "p50_ms", "p99_ms", "accuracy")
-        pairs = [[getattr(run.summary, name) or math.nan for run in self] for name in names]
-        return [(name, a, b, a / b - 1) for name, (a, b) in zip(names, pairs, strict=True)]
+        """Name, simulated, measured, and the relative error of the simulation.
+
+        The accuracy is simulated by the scenario's table and measured on outputs, so it has a row
+        with labels only.
+        """
+        runs = self.simulated.summary, self.measured.summary
+        names = ("mean_ms", "p50_ms", "p99_ms")
+        found = {name: [getattr(run, name) for run in runs] for name in names}
+        if self.labels is not None:
+            found["accuracy"] = [runs[0].accuracy, self.measured.accuracy(self.labels)]
+        rows = []
+        for name, both in found.items():
+            simulated, measured = (math.nan if x is None else float(x) for x in both)
+            off = simulated / measured - 1 if measured else math.nan
+            rows.append((name, simulated, measured, off))
+        return rows
 
 
 def compare(
-    executor: Executor, images: Tensor, on_progress: Callable[[int, int], object] | None = None
+    executor: Executor,
+    images: Tensor,
+    on_progress: Callable[[int, int], object] | None = None,
+    labels: Tensor | None = None,
 ) -> Comparison:
-    """Serve images as `Executor.run` does, and simulate the same."""
+    """Serve images as `Executor.run` does, and simulate the same; `labels` as in `Comparison`."""
     problem, router, plan, settings, seed = executor.given
     simulated = simulate(problem, router, plan=plan, settings=settings, seed=seed)
-    return Comparison(simulated, executor.run(images, on_progress))
+    return Comparison(simulated, executor.run(images, on_progress), labels)

@@ -76,7 +76,8 @@ def train_router(
         ``"flow"``: the scenario's own objective, by Little's law as an immediate reward (after
         Decima, Mao et al. 2019); the load grows from 20 % to 100 %. ``"paper"`` (heavy penalties),
         ``"paper-relaxed"``: the reward of Slim Scheduler after each block, without a future, from
-        its smaller state (reconstructed).
+        its smaller state (reconstructed), with a block's latency cut at 500 ms and its energy at
+        100 J, which the paper does not do.
     decisions
         To learn from; rounded up to whole updates of 16,384.
     seed

@@ -194,11 +194,12 @@ def load_network(path: str | os.PathLike[str]) -> SlimResNet:
     return net
 
 
-def digits(split: str = "train") -> Images:
-    """Handwritten digits of scikit-learn (real images, grey, 8x8) at 16x16.
+def digits(split: str = "train", side: int = 16) -> Images:
+    """Handwritten digits of scikit-learn (real images, grey, 8x8), resized to `side` pixels.
 
     ``"train"`` are 1300 images and ``"test"`` 497, always the same ones.
     """
+    integer("side", side, 1, 4096)
     part = slice(_TRAINED_ON, None) if _is_test(split) else slice(_TRAINED_ON)
     try:
         from sklearn.datasets import load_digits
@@ -208,19 +209,19 @@ def digits(split: str = "train") -> Images:
     # raw numbers of a bit generator are the same in every release of NumPy; permutations may not be
     order = np.argsort(np.random.PCG64(0).random_raw(len(data.target)))
     x = torch.tensor(data.images[order], dtype=torch.float32, device="cpu")[:, None]
-    x = interpolate(x, size=(16, 16), mode="bilinear", align_corners=False)
+    x = _resized(x, side)
     x = (x - x[:_TRAINED_ON].mean()) / x[:_TRAINED_ON].std()
     y = torch.tensor(data.target[order], dtype=torch.int64, device="cpu")
     return Images(x[part].contiguous(), y[part].contiguous())
 
 
-def cifar100(folder: str | os.PathLike[str], split: str = "train") -> Images:
-    """CIFAR-100 (Krizhevsky 2009) from its unpacked archive; nothing is downloaded.
+def cifar100(folder: str | os.PathLike[str], split: str = "train", side: int = 32) -> Images:
+    """CIFAR-100 (Krizhevsky 2009) from its unpacked archive, resized to `side` pixels.
 
-    The `folder` holds ``train.bin`` and ``test.bin`` (binary version), or ``train`` and ``test``
-    (Python version, read without running anything in it).
+    Nothing is downloaded: the `folder` holds ``train.bin`` and ``test.bin`` (binary version), or
+    ``train`` and ``test`` (Python version, read without running anything in it).
     """
-    name = "test" if _is_test(split) else "train"
+    name, side = "test" if _is_test(split) else "train", integer("side", side, 1, 4096)
     path = Path(folder) / f"{name}.bin"
     if path.exists():
         content = np.frombuffer(read_bytes(path), np.uint8)
@@ -253,7 +254,14 @@ def cifar100(folder: str | os.PathLike[str], split: str = "train") -> Images:
         raise InputError(f"{path}: image {i}: expected a label in 0..99, got {labels[i]}")
     x = torch.from_numpy(pixels.reshape(-1, 3, 32, 32).astype(np.float32))
     x.div_(255).sub_(torch.tensor(_MEAN)[:, None, None]).div_(torch.tensor(_SD)[:, None, None])
-    return Images(x, torch.from_numpy(labels.astype(np.int64)))
+    return Images(_resized(x, side), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _resized(x: Tensor, side: int) -> Tensor:
+    if x.shape[-1] == side:
+        return x
+    smaller = side < x.shape[-1]
+    return interpolate(x, (side, side), mode="bilinear", align_corners=False, antialias=smaller)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -185,7 +185,8 @@ def test_serve_and_compare() -> None:
     """Loads and widths at random, maybe mixed in a batch: the scores are those of the whole net."""
     problem = scene(60, 4.0)
     images = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    found = compare(Executor(NET, problem, MIXED, HALF), images)
+    labels = torch.arange(60) % 3
+    found = compare(Executor(NET, problem, MIXED, HALF), images, labels=labels)
     run, log = found.measured, found.measured.log
     assert faults(log) == []
     assert (run.summary.completed, run.summary.energy_j) == (60, None)
@@ -199,8 +200,35 @@ def test_serve_and_compare() -> None:
     assert document.wall_clock
     assert log_of(problem, document).summary == run.summary
     assert optsched.verify(run.schedule) == []
-    mean, *_ = found.rows()
+    mean, *_, accuracy = found.rows()
     assert mean[:3] == ("mean_ms", found.simulated.summary.mean_ms, run.summary.mean_ms)
+    right = 100 * int((wanted.argmax(1) == labels).sum()) / 60  # of outputs, not of the table
+    assert accuracy[:3] == ("accuracy", found.simulated.summary.accuracy, pytest.approx(right))
+    assert [row[0] for row in found._replace(labels=None).rows()] == ["mean_ms", "p50_ms", "p99_ms"]
+    with pytest.raises(InputError, match=r"labels: expected 60 integers, one a request"):
+        run.accuracy(labels[1:])
+
+
+def test_command_measures_accuracy(cli: Any, tmp_path: Path) -> None:
+    """A network of zeros answers 0 for every image; networks of other images are refused."""
+    pytest.importorskip("sklearn")
+    from optsched.serving.training import digits, save_network
+
+    net = tiny(10)
+    for weight in net.parameters():
+        weight.data.zero_()
+    save_network(net, tmp_path / "zero.pt")
+    save_network(SlimResNet(10, (4, 8), 1, 3, 2, (0.5, 1.0)), tmp_path / "colour.pt")
+    scene(12).replace(mmac=net.mmac(8)).write(tmp_path / "s.json")
+    zeros = float((digits("test").y[:12] == 0).double().mean())
+    done = cli("serve-run", "s.json", "--network", "zero.pt", "--side", "8", "--compare")
+    assert done.code == 0
+    row = next(line.split() for line in done.out.splitlines() if "accuracy" in line)
+    assert float(row[2]) == pytest.approx(100 * zeros, abs=0.01) != float(row[1])
+    words = ("serve-run", "s.json", "--network")
+    said = cli.refused(*words, "colour.pt", "--side", "8")
+    assert "takes images of 3 channels, these have 1" in said
+    assert "another net or image size" in cli.refused(*words, "zero.pt")
 
 
 def children() -> set[str]:
