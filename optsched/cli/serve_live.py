@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,11 +138,11 @@ def serve_run(
     log: Annotated[Path | None, option("Write the log here.")] = None,
     devices: Devices = None,
     path: Folder = None,
-    side: Side = None,
 ) -> None:
     """Serve test images for real, in a process per server, at the scenario's times.
 
-    The accuracy is that of the network's outputs on these images.
+    Images have the side at which the scenario was profiled. The accuracy is that of the network's
+    outputs on these images.
     """
     check_outputs([log], [scenario, network])
     problem = Routing.read(scenario)
@@ -151,7 +152,10 @@ def serve_run(
     from optsched.serving.executor import compare as side_by_side
     from optsched.serving.training import load_network
 
-    net, test = load_network(network), _images(path, "test", side)
+    net = load_network(network)
+    # the first segment keeps the side of the image: its work grows with the square
+    side = math.sqrt(problem.mmac[0].max() / np.max(net.mmac(1)[0]))
+    test = _images(path, "test", max(1, round(side)))
     if (channels := test.x.shape[1]) != net.in_channels:
         raise InputError(
             f"network: takes images of {net.in_channels} channels, these have {channels}; "
