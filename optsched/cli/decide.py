@@ -25,9 +25,13 @@ def decide(
         str | None, option("fair_share or priority [default: what the state says].")
     ] = None,
     variant: Annotated[str | None, option("code (as it decides) or docs.")] = None,
-    no_preemption: Annotated[
-        bool, option("Nobody is released for a better priority.", "--no-preemption")
-    ] = False,
+    preemption: Annotated[
+        bool | None,
+        option(
+            "Whether tasks are released for a better priority [default: what the state says; off].",
+            "--preemption/--no-preemption",
+        ),
+    ] = None,
     fit: Annotated[str | None, option("best (fullest agents first) or worst.")] = None,
     stream: Annotated[bool, option("A state per line of stdin.", "--stream")] = False,
 ) -> None:
@@ -36,7 +40,7 @@ def decide(
     The answer is optsched.decision/1. Options go before the settings in the state. Nothing is
     remembered: the same state gets the same answer. In a stream, "id" comes back with it.
     """
-    overrides: dict[str, Any] = {} if not no_preemption else {"preemption": False}
+    overrides: dict[str, Any] = {} if preemption is None else {"preemption": preemption}
     for key, value, words in (
         ("scheduler", scheduler, SCHEDULERS), ("variant", variant, VARIANTS), ("fit", fit, FITS),
     ):  # fmt: skip

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 STATE: dict[str, Any] = {
     "format": "optsched.decide/1",
     "scheduler": "priority",
+    "preemption": True,
     "agents": [{"name": "n1", "slots": 8}, {"name": "n2", "slots": 4}],
     "groups": [{"name": "urgent", "priority": 1}],
     "tasks": [
@@ -46,6 +47,11 @@ def test_an_answer(cli: Cli) -> None:
     assert cli("decide", "-").out == ran.out
     kept = json.loads(cli("decide", "s.json", "--no-preemption").out)
     assert kept["release"] == [] and [row["task"] for row in kept["start"]] == ["board"]
+    plain = {key: value for key, value in STATE.items() if key != "preemption"}
+    off = json.loads(cli("decide", put("s.json", plain)).out)
+    assert off["release"] == [], "off by default, as in Determined"
+    assert json.loads(cli("decide", "s.json", "--preemption").out) == answer
+    put("s.json", STATE)
     shared = json.loads(cli("decide", "s.json", "--scheduler", "fair_share").out)
     assert [row["task"] for row in shared["start"]] == ["board", "small"]
     assert shared["start"][1] == {"task": "small", "agents": {"n2": 2}, "slots": 2}

@@ -29,8 +29,8 @@ def job(name: str, gpus: int = 1, time: int = 10, **rest: Any) -> cluster.Job:
 
 @pytest.mark.parametrize(
     "policy",
-    [FairShare(), FairShare(variant="docs", fit="worst"), Priority(), Priority(variant="docs"),
-     Priority(preemption=False, fit="worst", heterogeneous=True)],
+    [FairShare(), FairShare(variant="docs", fit="worst"), Priority(preemption=True),
+     Priority(preemption=True, variant="docs"), Priority(fit="worst", heterogeneous=True)],
 )  # fmt: skip
 @pytest.mark.parametrize("zero_slot", [False, True])
 def test_conformance(policy: Any, zero_slot: bool) -> None:
@@ -101,12 +101,16 @@ def test_decisions_are_those_of_the_pure_functions(kind: str, variant: Any, fit:
         cluster.Group("c", 0.5, priority=30),
     ]  # fmt: skip
     workload = cluster.Workload.of(jobs, groups=groups)
-    policy: Any = (FairShare if kind == "fair_share" else Priority)(variant=variant, fit=fit)
+    policy: Any = FairShare(variant=variant, fit=fit)
+    if kind == "priority":
+        policy = Priority(preemption=True, variant=variant, fit=fit)
     seen = {"start": 0, "release": 0}
 
     def watch(view: Any, decision: Any) -> None:
         state, at = state_of(view, fit)
-        pure = (fair_share if kind == "fair_share" else priority)(state, variant=variant)
+        pure = fair_share(state, variant)
+        if kind == "priority":
+            pure = priority(state, True, variant)
         begun = {i for i in at.values() if decision.quota[i] != 0 and not view.running[i]}
         stopped = {i for i in at.values() if decision.quota[i] == 0 and view.running[i]}
         assert stopped == {at[name] for name in pure.release}
@@ -158,12 +162,13 @@ def test_preemption_in_a_simulation() -> None:
         job("fixed", 4, 30, submit=15, preemptible=False, priority=99),
     ]  # fmt: skip
     workload = cluster.Workload.of(jobs, groups=[cluster.Group("g", priority=1)])
-    run = cluster.simulate(workload, "priority", cluster.Nodes(1, gpus=8), restart_cost=5)
+    preempting = Priority(preemption=True)
+    run = cluster.simulate(workload, preempting, cluster.Nodes(1, gpus=8), restart_cost=5)
     finished = dict(zip(run.workload.names, run.log.finished.tolist(), strict=True))
     # low stops at 20, high runs from 21 to 31, then low pays the restart and goes on
     assert finished == {"fixed": 45, "high": 31, "low": 31 + 5 + 80}
     assert run.log.preemptions.sum() == 1
-    calm = cluster.simulate(workload, Priority(preemption=False), cluster.Nodes(1, gpus=8))
+    calm = cluster.simulate(workload, "priority", cluster.Nodes(1, gpus=8))
     done = dict(zip(calm.workload.names, calm.log.finished.tolist(), strict=True))
     assert done == {"fixed": 45, "high": 55, "low": 100}
 

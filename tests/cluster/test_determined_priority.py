@@ -5,13 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from determined_states import agents, apply, groups, row, started, tasks, with_tasks, without
 
-from optsched.cluster.determined import Queued, State, Task, order, priority, queue
+from optsched.cluster import determined
+from optsched.cluster.determined import Decision, Queued, State, Task, order, queue
+
+Variant = Literal["code", "docs"]
 
 LEVELS = groups(low=50, high=40)
+
+
+def priority(state: State, preemption: bool = True, variant: Variant = "code") -> Decision:
+    """The scheduler with preemption, unless a test says otherwise."""
+    return determined.priority(state, preemption, variant)
+
+
+def test_preemption_is_off_by_default() -> None:
+    """As in Determined: nothing running is released for a better level."""
+    rows = tasks(row(4, "low", agent=0), row(4, "high"))
+    assert not determined.priority(State(agents(4), rows, LEVELS))
+    assert priority(State(agents(4), rows, LEVELS)).release == ("t0",)
 
 
 def test_order_by_priority_then_submission() -> None:

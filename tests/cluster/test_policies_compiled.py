@@ -99,7 +99,7 @@ def test_determined(name, case, fit, heterogeneous, gang):
     compiled_equals_asked(name, {"fit": fit, "heterogeneous": heterogeneous, "gang": gang}, *case)
 
 
-@pytest.mark.parametrize("options", [{"variant": "docs"}, {"preemption": False}])
+@pytest.mark.parametrize("options", [{"variant": "docs"}, {"preemption": True}])
 @given(owned())
 def test_variants_of_priority(options, case):
     """Nobody is backfilled, or nobody displaced."""

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     Records = npt.NDArray[np.void]
 
 TASK: Final = record(
-    "slots group kind preemptible level position first registered runs held following"
+    "slots group kind preemptible level position first registered runs held following stops"
 )
 """A task; their numbers are task order: job submit time, request time, name.
 
 `first`: where the ring begins for it. `registered`: grows with the submit time. `held`: its first
-row in `Columns.held`, -1 if none. `following`: the next task of its group that counts, -1.
+row in `Columns.held`, -1 if none. `following`: the next task of its group that counts, -1. Scratch:
+`stops` (1: to be released).
 """
 KIND: Final = record("slots single barred pieces pending left fits dead level own")
 """Tasks that fit alike: slots, one agent only, row of blocked agents (-1: none), and whether such a
@@ -37,18 +38,21 @@ gang goes anywhere in pieces (1, only in simulations).
 are `left`, whether there is no hope for them, and where releases could not help (`level`, `own`).
 """
 GROUP: Final = record(
-    "limit demand active fixed smallest offer off credit registered head tail key"
+    "limit demand active fixed smallest offer off credit registered head tail key most"
 )
 """`limit`: most slots, -1: none. The others are of the division of slots: `fixed` running slots
-cannot be preempted, `smallest` is the least pending task (-1: none), `off` is left out."""
+cannot be preempted, `smallest` is the least pending task (-1: none), `off` is left out. As the
+documentation divides, a running preemptible task counts in `smallest`, `most` is what the group can
+use, and `credit` what it holds above its offer (below 0: what it lacks)."""
 FIT: Final = record("where count")
 """So many slots of an agent; 0: a zero-slot unit."""
 POOL: Final = record(
     "pending running heterogeneous positions preemption backfill capacity starts releases shares "
-    "undone passing victims gone"
+    "undone passing victims gone docs"
 )
 """Lengths in use of the columns named so (`passing`: of `Columns.backfilled`; `gone`: of `victim`,
-to be released); settings, 1 or 0 (`positions`: some task has one); all slots that count."""
+to be released); settings, 1 or 0 (`positions`: some task has one; `docs`: fair share as
+documented); all slots that count."""
 
 
 class Columns(NamedTuple):

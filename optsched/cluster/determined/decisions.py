@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from optsched.cluster.determined.columns import COLUMNS, columns
+from optsched.cluster.determined.documented import offer_by_docs, settle, settle_by_docs
 from optsched.cluster.determined.fitting import find, put, reset
 from optsched.cluster.determined.levels import by_level
-from optsched.cluster.determined.shares import divide, fill, hand_out, offer_by_docs
+from optsched.cluster.determined.reasons import explain, reasons
+from optsched.cluster.determined.shares import divide, fill, hand_out
 from optsched.cluster.determined.state import State, Task, check_blocked
 from optsched.errors import InputError
 from optsched.io.values import boolean, format_value, one_of
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from optsched.cluster.determined.columns import Columns
+    from optsched.cluster.world.reasons import Reason
 
 VARIANTS: Final = ("code", "docs")
 
@@ -28,6 +31,8 @@ FILL: Final = 2
 HAND_OUT: Final = 4
 LEVELS: Final = 8
 LOOK: Final = 16
+SETTLE: Final = 32
+EXPLAIN: Final = 64
 FAIR_SHARE: Final = DIVIDE | FILL | HAND_OUT | LOOK
 PRIORITY: Final = LEVELS | LOOK
 
@@ -55,8 +60,10 @@ class Decision:
     """Tasks that the scheduler meant to start, but that no longer fit when their turn came.
 
     Determined's resource pool looks for agents a second time, in order; what fits nowhere then
-    waits for the next decision.
+    waits for the next decision. Fair share as documented: those for which room is made.
     """
+    waiting: Mapping[str, Reason] = field(default_factory=dict)
+    """Why every waiting task that does not start waits, in the scheduler's order."""
 
     def __bool__(self) -> bool:
         return bool(self.start or self.release)
@@ -75,8 +82,12 @@ def decide_steps(c, steps):  # type: ignore[no-untyped-def]
         c.pool[0].starts = c.pool[0].releases = c.pool[0].passing = 0
         by_level(c, 0)
         by_level(c, 1)
+    if steps & SETTLE:
+        settle(c)
     if steps & LOOK:
         _look(c)
+    if steps & EXPLAIN:
+        explain(c)
     return c.pool[0].starts + c.pool[0].releases
 
 
@@ -107,10 +118,15 @@ def _decide(c, steps):  # type: ignore[no-untyped-def]
 def decide_columns(c: Columns, steps: int, variant: str = "code") -> None:
     """Put a scheduler's answer into the columns of a pool."""
     small = len(c.task) * max(1, len(c.node)) <= _SMALL
-    if variant == "docs" and steps & FILL:
-        run(_decide, c, steps & DIVIDE, is_small=small)
-        steps &= ~(DIVIDE | (FILL if offer_by_docs(c) else 0))
-    run(_decide, c, steps, is_small=small)
+    c.pool["docs"] = variant == "docs"
+    if variant == "code" or not steps & FILL:
+        run(_decide, c, steps, is_small=small)
+        return
+    run(_decide, c, DIVIDE, is_small=small)
+    if not offer_by_docs(c):
+        run(_decide, c, FILL, is_small=small)
+    if steps & HAND_OUT:
+        settle_by_docs(c, lambda: run(_decide, c, SETTLE, is_small=small))
 
 
 def fair_share(state: State, variant: Literal["code", "docs"] = "code") -> Decision:
@@ -126,7 +142,8 @@ def fair_share(state: State, variant: Literal["code", "docs"] = "code") -> Decis
         One pool; it is not changed.
     variant
         ``"code"``: as Determined's master decides (equal shares, weights as multiples).
-        ``"docs"``: as its documentation says (shares in proportion to demand times weight).
+        ``"docs"``: as its documentation says (shares in proportion to demand times weight, for
+        which tasks of groups above theirs are released).
 
     Returns
     -------
@@ -145,7 +162,7 @@ def fair_share(state: State, variant: Literal["code", "docs"] = "code") -> Decis
     """
     c, tasks = columns(checked(state))
     decide_columns(c, FAIR_SHARE, one_of("variant", variant, VARIANTS))
-    return _named(c, state, tasks)
+    return _named(c, state, tasks, fair=True)
 
 
 def fair_share_offers(state: State, variant: Literal["code", "docs"] = "code") -> dict[str, int]:
@@ -167,7 +184,7 @@ def fair_share_offers(state: State, variant: Literal["code", "docs"] = "code") -
 
 
 def priority(
-    state: State, preemption: bool = True, variant: Literal["code", "docs"] = "code"
+    state: State, preemption: bool = False, variant: Literal["code", "docs"] = "code"
 ) -> Decision:
     """Start tasks level by level, from priority 1 to 99, and release others that stand in the way.
 
@@ -176,7 +193,8 @@ def priority(
     state
         One pool; it is not changed.
     preemption
-        Whether running preemptible tasks of worse levels are released for a task that does not fit.
+        Whether running preemptible tasks of worse levels are released for a task that does not fit;
+        off by default, as in Determined.
     variant
         ``"code"``: a worse level may be backfilled, with preemptible tasks and if there is
         preemption, where a better one does not fit. ``"docs"``: after a misfit no worse level
@@ -208,7 +226,7 @@ def priority(
     c.running[: int(running.sum())] = order[running]
     c.pending[: n - int(running.sum())] = order[~running]
     decide_columns(c, PRIORITY)
-    return _named(c, state, tasks)
+    return _named(c, state, tasks, fair=False)
 
 
 def find_fit(state: State, task: Task) -> dict[str, int]:
@@ -233,10 +251,11 @@ def find_fit(state: State, task: Task) -> dict[str, int]:
     if not isinstance(task, Task):
         raise InputError(f"task: expected a Task, got {task!r:.60}")
     check_blocked(task, {agent.name for agent in checked(state).agents})
-    c, tasks = columns(state, [task])
+    c, _ = columns(state, [task])
     c.pool["starts"] = 1
     decide_columns(c, LOOK)
-    return dict(_named(c, state, tasks).start.get(task.name, {}))
+    where = started(c)[0]
+    return {state.agents[a].name: slots for a, slots in where.items()}
 
 
 def checked(state: State) -> State:
@@ -269,9 +288,10 @@ def started(c: Columns) -> dict[int, dict[int, int]]:
     }
 
 
-def _named(c: Columns, state: State, tasks: list[Task]) -> Decision:
+def _named(c: Columns, state: State, tasks: list[Task], fair: bool) -> Decision:
     """The answer, names for numbers."""
     agents, found = state.agents, started(c)
+    decide_columns(c, EXPLAIN, "docs" if c.pool["docs"][0] else "code")
     releases, passing = int(c.pool["releases"][0]), int(c.pool["passing"][0])
     return Decision(
         {
@@ -282,4 +302,5 @@ def _named(c: Columns, state: State, tasks: list[Task]) -> Decision:
         tuple(tasks[i].name for i in c.release[:releases].tolist()),
         tuple(tasks[i].name for i in c.backfilled[:passing].tolist() if found[i]),
         tuple(tasks[i].name for i, where in found.items() if not where),
+        reasons(c, tasks, found, fair),
     )

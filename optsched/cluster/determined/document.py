@@ -52,7 +52,7 @@ class _Pool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: str = "default"
     scheduler: Literal["fair_share", "priority"] = "fair_share"
     variant: Literal["code", "docs"] = "code"
-    preemption: bool = True
+    preemption: bool = False
     fit: Literal["best", "worst"] = "best"
     heterogeneous: bool = False
     agents: list[_Agent]
@@ -86,6 +86,15 @@ class Start(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     backfilled: bool = False
 
 
+class Waiting(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A task that waits: a word of `optsched.cluster.world.reasons.Why`, and a sentence."""
+
+    task: str
+    why: str
+    text: str
+    pool: str = "default"
+
+
 class Answer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """``optsched.decision/1``; `error` instead, in a stream, if a line is wrong."""
 
@@ -95,6 +104,8 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
     release: list[str] | None = None
     postponed: list[str] | None = None
     """Tasks that were to start, but fit nowhere when their turn came; None: there are none."""
+    waiting: list[Waiting] | None = None
+    """Why each task that neither runs nor starts waits; None: there are none."""
     error: str | None = None
 
 
@@ -148,6 +159,7 @@ def answer_of(pools: Sequence[Pool], decisions: Mapping[str, Decision], id: Any 
     start: list[Start] = []
     release: list[str] = []
     postponed: list[str] = []
+    waiting: list[Waiting] = []
     for pool in pools:
         decision = decisions[pool.name]
         tasks = {task.name: task for task in pool.state.tasks}
@@ -163,7 +175,14 @@ def answer_of(pools: Sequence[Pool], decisions: Mapping[str, Decision], id: Any 
             )  # fmt: skip
         release += decision.release
         postponed += decision.postponed
-    return Answer(format=ANSWER, id=id, start=start, release=release, postponed=postponed or None)
+        waiting += [
+            Waiting(name, reason.why.value, reason.text, pool.name)
+            for name, reason in decision.waiting.items()
+        ]
+    return Answer(
+        format=ANSWER, id=id, start=start, release=release, postponed=postponed or None,
+        waiting=waiting or None,
+    )  # fmt: skip
 
 
 def to_json(answer: Answer) -> bytes:
@@ -201,7 +220,7 @@ def read_answer(tree: Any, name: str) -> Answer:
                     where = "twice" if seen[task] == place else f"in {seen[task]} as well"
                     raise InputError(f"{place}: task {format_value(task)} is there {where}")
                 seen[task] = place
-    found.postponed = found.postponed or None
+    found.postponed, found.waiting = found.postponed or None, found.waiting or None
     return found
 
 

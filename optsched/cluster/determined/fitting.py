@@ -180,12 +180,12 @@ def take(c, i):  # type: ignore[no-untyped-def]
     return 1 if c.pool[0].undone > before else 0
 
 
-@helper(INT, COLUMNS, counted=False)
-def undo(c):  # type: ignore[no-untyped-def]
-    """Take back what was given back since it was last accepted (`undone` = 0)."""
-    for i in range(c.pool[0].undone):
+@helper(INT, COLUMNS, INT, counted=False)
+def undo(c, keep):  # type: ignore[no-untyped-def]
+    """Take back what was given back, but for the first `keep` rows of it."""
+    for i in range(keep, c.pool[0].undone):
         node = c.node[c.undo[i].where]
         node.free -= c.undo[i].count
         node.free_units -= 1 if c.undo[i].count == 0 else 0
-    c.pool[0].undone = 0
+    c.pool[0].undone = keep
     return 0

@@ -144,7 +144,7 @@ def _could_fit(c, k, end):  # type: ignore[no-untyped-def]
     for v in range(c.pool[0].gone, end):
         take(c, c.victim[v])
     found = 1 if c.pool[0].undone > 0 and find(c, k, 0) > 0 else 0
-    undo(c)
+    undo(c, 0)
     return found
 
 
@@ -197,6 +197,6 @@ def _make_room(c, i, level):  # type: ignore[no-untyped-def]
                 for other in range(len(c.kind)):
                     c.kind[other].fits = -1
                 return rows
-        undo(c)
+        undo(c, 0)
     kind.level, kind.own = level, own
     return 0

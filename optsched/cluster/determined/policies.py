@@ -46,7 +46,7 @@ class Scheduler:
     options: ClassVar[tuple[str, ...]] = ("variant", "fit", "heterogeneous", "gang")
     clairvoyant: bool = False
     steps: ClassVar[int]
-    preemption: bool = True
+    preemption: bool = False
 
     def __init__(
         self, *, variant: str = "code", fit: str = "best", heterogeneous: bool = False,
@@ -91,7 +91,7 @@ class Priority(Scheduler):
     Parameters
     ----------
     preemption
-        Whether anybody is released (and, in ``code``, anybody backfilled).
+        Whether tasks are released (and, in ``code``, backfilled); off by default, as in Determined.
     **others
         See `Scheduler`.
     """
@@ -100,6 +100,6 @@ class Priority(Scheduler):
     options: ClassVar[tuple[str, ...]] = ("preemption", *Scheduler.options)
     steps: ClassVar[int] = PRIORITY
 
-    def __init__(self, *, preemption: bool = True, **others: Any) -> None:
+    def __init__(self, *, preemption: bool = False, **others: Any) -> None:
         self.preemption = boolean("preemption", preemption)
         super().__init__(**others)

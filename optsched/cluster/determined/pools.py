@@ -32,14 +32,14 @@ class Pool:
     scheduler, variant
         See `fair_share` and `priority`.
     preemption
-        Only for ``"priority"``.
+        Only for ``"priority"``; off by default, as in Determined.
     """
 
     state: State
     name: str = "default"
     scheduler: Literal["fair_share", "priority"] = "fair_share"
     variant: Literal["code", "docs"] = "code"
-    preemption: bool = True
+    preemption: bool = False
 
     def __post_init__(self) -> None:
         checked(self.state)

@@ -5,17 +5,14 @@ Source: determined-ai/determined, ``master/internal/rm/agentrm/fair_share.go``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numba import types
 
 from optsched.cluster.determined.columns import COLUMNS
-from optsched.cluster.determined.fitting import find, reset
+from optsched.cluster.determined.fitting import find, reset, take, undo
 from optsched.kernels.compile import INT, INTS, helper
-
-if TYPE_CHECKING:
-    from optsched.cluster.determined.columns import Columns
 
 _INSERTION_SORT: Final = 12
 """Go sorts up to so many elements by insertion."""
@@ -27,11 +24,17 @@ _LARGE: Final = 2.0**32
 
 @helper(INT, COLUMNS, INT, counted=False)
 def _counts(c, i):  # type: ignore[no-untyped-def]
-    """1 if a task counts: it fits the cluster and, if it waits, the slots that are free now."""
-    slots = c.task[i].slots
+    """1 if a task counts: it fits the cluster and, if it waits, the slots that are free now.
+
+    As documented: the slots that could be free if all preemptible tasks were released, and the
+    limit of its group.
+    """
+    slots, limit = c.task[i].slots, c.group[c.task[i].group].limit
     if slots == 0 or slots > c.pool[0].capacity:
         return 0
-    return 1 if c.task[i].runs == 1 else c.kind[c.task[i].kind].fits
+    if c.task[i].runs == 1:
+        return 1
+    return 0 if c.pool[0].docs == 1 and 0 <= limit < slots else c.kind[c.task[i].kind].fits
 
 
 @helper(INT, COLUMNS, INT, counted=False)
@@ -50,10 +53,11 @@ def _join(c, i):  # type: ignore[no-untyped-def]
         c.task[group.tail].following = i
     group.tail = i
     group.demand += task.slots
+    stays = task.runs == 1 and (c.pool[0].docs == 0 or task.preemptible == 0)
     if task.runs == 1:
         group.active += task.slots
         group.fixed += 0 if task.preemptible == 1 else task.slots
-    elif group.smallest < 0 or task.slots < group.smallest:
+    if not stays and (group.smallest < 0 or task.slots < group.smallest):
         group.smallest = task.slots
     return g
 
@@ -90,12 +94,16 @@ def divide(c):  # type: ignore[no-untyped-def]
         node = c.node[a]
         pool.capacity += node.capacity if node.takes == 1 else node.capacity - node.free
     some = 0
+    for at in range(pool.running):
+        task = c.task[c.running[at]]
+        c.group[task.group].key, c.group[task.group].credit = -1, 0
+        if pool.docs == 1 and task.preemptible == 1 and task.slots > 0:
+            take(c, c.running[at])
     for k in range(len(c.kind)):
         kind = c.kind[k]
         kind.fits = 1 if kind.pending > 0 and find(c, k, 0) > 0 else 0
         some |= kind.fits
-    for at in range(pool.running):
-        c.group[c.task[c.running[at]].group].key = -1
+    undo(c, 0)
     waiting = pool.pending if some == 1 else 0
     for at in range(waiting):
         i = c.pending[at]
@@ -116,6 +124,7 @@ def divide(c):  # type: ignore[no-untyped-def]
         group = c.group[c.share[at]]
         if group.limit >= 0:
             group.demand = min(group.demand, group.limit)
+        group.most = max(min(group.demand, pool.capacity), group.fixed)
         group.key, most = group.demand, max(most, group.demand)
     return _sort(c, c.share, most)
 
@@ -249,37 +258,3 @@ def hand_out(c):  # type: ignore[no-untyped-def]
                 above += task.slots
             i = task.following
     return pool.starts + pool.releases
-
-
-def offer_by_docs(c: Columns) -> bool:
-    """Shares of the slots in proportion to demand times weight, as the documentation says.
-
-    Between a group's fixed slots and its demand, by largest remainder. As long as nothing is left
-    over, the latest group whose smallest task exceeds its offer is left out, and all is divided
-    anew: even if it was offered nothing, for the others' parts by remainder are then different.
-    False where all groups are alike: both rules agree then, also in what becomes of slots given
-    back, and `fill` is to be taken.
-    """
-    from optsched_solvers.quota import proportional
-
-    rows = c.share[: int(c.pool["shares"][0])]
-    groups, weight, capacity = c.group[rows], c.weight[rows], int(c.pool["capacity"][0])
-    low, demand = groups["fixed"], groups["demand"]
-    if len({*zip(demand.tolist(), weight.tolist(), strict=True)}) <= 1 and not low.any():
-        return False
-    high = np.maximum(np.minimum(demand, capacity), low)
-    smallest = np.maximum(groups["smallest"], 0)  # nobody waits: no task exceeds the offer
-    latest = np.argsort(-groups["registered"], kind="stable")
-    offers = np.zeros(len(rows), np.int64)
-    enabled = np.ones(len(rows), bool)
-    while True:
-        on = np.flatnonzero(enabled)
-        floor, most = low[on], high[on]
-        budget = min(max(capacity, int(floor.sum())), int(most.sum()))
-        offers[on], _ = proportional(demand[on] * weight[on], budget, floor, most)
-        stuck = latest[(enabled & (offers < demand) & (smallest > offers))[latest]]
-        if len(stuck) == 0 or budget < capacity:
-            break
-        enabled[stuck[0]] = False
-    c.group["offer"][rows], c.group["off"][rows] = np.where(enabled, offers, 0), ~enabled
-    return True
