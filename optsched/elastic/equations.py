@@ -32,6 +32,19 @@ RATES: Final = (1e-5, 1e-2)
 """Default bounds of the learning rate."""
 
 
+def pass_samples(gpus: int, density: float) -> int:
+    """Samples of a pass of a job that has so many GPUs (12): N = g rho, rounded.
+
+    It links the levels: the macro quota g is shared by the micro level as N samples (23), (24).
+    `density` rho is the number of samples of a pass for every GPU. With a fixed number of passes
+    a smaller quota then means less training, not less time for the same.
+    """
+    found = round(integer("gpus", gpus, 1, 2**20) * number("density", density, above=True))
+    if not gpus <= found <= 2**30:
+        raise InputError(f"density: {gpus} GPUs share {found} samples, expected {gpus}..2^30")
+    return found
+
+
 def relative_uncertainty(values: Any, *, as_printed: bool = False) -> FloatArray:
     """Uncertainty of every worker relative to the others (18): H or Q over its mean.
 
@@ -129,15 +142,22 @@ def step_time(batches: Any) -> float:
     return float(len(b) * b.max() / b.sum())
 
 
-def uncertainty(weights: Any, H: Any, as_printed: bool = False) -> float:
-    """Uncertainty of a job, in [0, 1] (26): sum w_r H_r, shapes (workers,).
+def uncertainty(
+    weights: Any, H: Any, Q: Any = None, alpha: float = 1.0, *, as_printed: bool = False
+) -> float:
+    """Uncertainty of a job, in [0, 1] (26): sum w_r u_r, shapes (workers,).
 
-    Printed: sum w_r H_r / sum H. At equal entropies that is 1/R, for .1 and .9 alike, and jobs with
-    unequal numbers of workers cannot be compared.
+    u is alpha * H + (1 - alpha) * Q (19); `Q` is needed if alpha < 1. Printed: of the *relative*
+    H and Q (18), H / sum H and Q / sum Q. With equal values that is 1/R, for .1 and .9 alike, and
+    jobs with unequal numbers of workers cannot be compared.
     """
     h = unit_values("H", H)
-    w = vector("weights", weights, size=len(h))
-    return float(w @ (relative_uncertainty(h, as_printed=True) if as_printed else h))
+    if Q is None and number("alpha", alpha, 0.0, 1.0) < 1:
+        raise InputError("Q: margin uncertainties are needed because alpha < 1")
+    q = h if Q is None else unit_values("Q", Q)
+    if as_printed:
+        h, q = (relative_uncertainty(values, as_printed=True) for values in (h, q))
+    return float(vector("weights", weights, size=len(h)) @ combined(h, q, alpha))
 
 
 def learning_rate(

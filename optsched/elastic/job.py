@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.arraypipe.cli.script import imported
 from optsched.cluster.workload.job_checks import ascending, line
+from optsched.elastic.equations import pass_samples
 from optsched.elastic.micro import MicroController
 from optsched.errors import InputError
 from optsched.io.files import read_text
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _FUNCTIONS = ("model", "data", "optimizer", "loss", "metric")
-_MICRO = ("alpha", "as_printed", "batch_bounds", "beta", "exposure", "gamma", "rate_bounds",
-          "weight_bounds")  # fmt: skip
+_MICRO = ("alpha", "as_printed", "batch_bounds", "beta", "density", "exposure", "gamma",
+          "rate_bounds", "weight_bounds")  # fmt: skip
 _HOME = "optsched.elastic.workloads"
 _BUILT_IN = ("logistic", "mlp", "cnn", "digits", "sgd", "adam")  # of it, known without torch
 
@@ -85,7 +86,8 @@ class TrainingJob:
     micro
         Options of `MicroController` (without samples, budget and rate): workers get unequal shares;
         and ``exposure``, ``"resample"`` (default) or ``"partition"``, see `VariableBatchLoader`.
-        None: equal shares of every batch.
+        None: equal shares of every batch. With ``density`` a pass of g workers has g times so many
+        samples (12), otherwise all training data.
     seed
         Of weights, order and dropout.
 
@@ -160,6 +162,11 @@ class TrainingJob:
     def exposure(self) -> str:
         """How workers draw samples."""
         return "partition" if self.micro is None else self.micro.get("exposure", "resample")
+
+    def pass_samples(self, workers: int, samples: int) -> int:
+        """Samples of a pass on so many workers, with training data of so many samples (12)."""
+        density = None if self.micro is None else self.micro.get("density")
+        return samples if density is None else pass_samples(workers, density)
 
     def controller(self, workers: int, samples: int, rate: float) -> MicroController:
         """A fresh micro level for data of so many samples and this initial learning rate."""

@@ -86,7 +86,8 @@ class LiveJob:
         if spec.target is not None:
             return min(spec.expected_passes or most, most)
         if spec.samples is not None and self.samples:
-            return min(-(-spec.samples // self.samples), most)
+            each = spec.pass_samples(len(self.slots) or spec.sizes[0], self.samples)
+            return min(-(-spec.samples // each), most)
         return most
 
 

@@ -27,7 +27,7 @@ class MicroStep(NamedTuple):
 
 
 class MicroController:
-    """Equations (18)-(28) of Sun & Huh 2026 for one job, one `step` after every pass.
+    """Equations (12) and (18)-(28) of Sun & Huh 2026 for one job, one `step` after every pass.
 
     Samples and batches are in proportion to the same weights, so all workers need the same number
     of steps, up to rounding and as long as no batch is at a bound. The paper gives no `alpha` and
@@ -42,6 +42,9 @@ class MicroController:
         Least and most samples in a worker's batch; batch normalisation needs at least 2.
     samples
         Samples of a pass; None stands for one global batch.
+    density
+        Samples of a pass for every worker: a pass of g workers has N = g * density (12), instead of
+        `samples`.
     weight_bounds
         Least and most weight of a worker as a multiple of the mean.
     alpha
@@ -58,12 +61,13 @@ class MicroController:
 
     def __init__(
         self, budget: int = 64, batch_bounds: tuple[int, int] = (8, 64), *,
-        samples: int | None = None, weight_bounds: tuple[float, float] = eq.WEIGHTS,
+        samples: int | None = None, density: float | None = None, weight_bounds: tuple[float, float] = eq.WEIGHTS,
         alpha: float = 1.0, beta: float = eq.BETA, gamma: float = 0.5, rate: float = 1e-3,
         rate_bounds: tuple[float, float] = eq.RATES, as_printed: bool = False,
     ) -> None:  # fmt: skip
         self.budget = integer("budget", budget, 1, 2**30)
         self.samples = integer("samples", budget if samples is None else samples, 1, 2**30)
+        self.density = None if density is None else number("density", density, above=True)
         self.as_printed = bool(as_printed)
         one = np.ones(1)
         eq.combined(one, one, alpha)
@@ -87,23 +91,23 @@ class MicroController:
         a budget that so many workers cannot share, are an `InputError`.
         """
         h = eq.unit_values("H", H)
-        if Q is None and self.alpha < 1:
-            raise InputError("Q: margin uncertainties are needed because alpha < 1")
-        q = h if Q is None else eq.unit_values("Q", Q)
         size = len(h) if workers is None else integer("workers", workers, 1, 2**20)
         known = len(self._weights) == len(h)
         used = self._weights if known else np.full(len(h), 1.0 / len(h))
         printed = self.as_printed
+        measured = eq.uncertainty(used, h, Q, self.alpha)  # also checks Q
+        q = h if Q is None else Q
         relative_h, relative_q = (eq.relative_uncertainty(x, as_printed=printed) for x in (h, q))
         u = eq.combined(relative_h, relative_q, self.alpha)
         weights = eq.smoothed_weights(used, u, self.beta, self.weight_bounds, as_printed=printed)
-        uncertainty = eq.uncertainty(weights if printed else used, h, printed)
+        uncertainty = float(weights @ u) if printed else measured
         improvement = self._last - uncertainty if known and self._last is not None else 0.0  # (28)
         first = uncertainty if self._first is None else self._first
         if size != len(h):
             weights = np.full(size, 1.0 / size)
         batches = eq.batch_sizes(weights, self.budget, self.batch_bounds, as_printed=printed)
-        samples = eq.sample_counts(weights, self.samples, as_printed=printed)
+        total = self.samples if self.density is None else eq.pass_samples(size, self.density)
+        samples = eq.sample_counts(weights, total, as_printed=printed)
         base = self._rate if printed else self.rate
         rate = eq.learning_rate(base, uncertainty, first, self.gamma, self.rate_bounds, printed)
         # nothing is remembered before everything has succeeded

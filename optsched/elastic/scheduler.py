@@ -305,7 +305,8 @@ def next_pass(job: LiveJob) -> Order:
     """The shares of the next pass: equal ones, or by the micro level from the last pass."""
     workers = len(job.slots)
     if job.spec.micro is None or not job.log:
-        equal = [_equal(total, workers) for total in (job.samples, job.spec.batch_size)]
+        samples = job.spec.pass_samples(workers, job.samples)
+        equal = [_equal(total, workers) for total in (samples, job.spec.batch_size)]
         return Order(job.passes, equal[0], equal[1], 1.0)
     if job.controller is None:  # at first, and again after a resumption: from all that is logged
         job.controller = job.spec.controller(workers, job.samples, job.rate)

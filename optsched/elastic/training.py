@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from optsched.elastic.equations import uncertainty
 from optsched.elastic.meter import EntropyMeter
 from optsched.elastic.sampling import StepPlan, VariableBatchLoader
 from optsched.errors import InputError, MissingExtra
@@ -99,7 +100,7 @@ class Member:
         record = {
             "samples": [*order.samples], "batches": [*order.batches], "rate": order.rate,
             "entropy": entropies, "margin": margins,
-            "uncertainty": float(np.dot(order.samples, entropies)) / sum(order.samples),
+            "uncertainty": self._uncertainty(order, entropies, margins),
             "loss": sum(losses) / sum(order.samples),
             "metric": sum(scores) / max(sum(counts), 1.0),
         }  # fmt: skip
@@ -107,6 +108,15 @@ class Member:
         if self.join.rank == 0:
             self._save(order.number + 1)
         return record
+
+    def _uncertainty(self, order: Order, entropies: list[float], margins: list[float]) -> float:
+        """U (26) of a pass, by the shares of its samples."""
+        shares = np.array(order.samples) / sum(order.samples)
+        if not self.job.micro:
+            return float(shares @ entropies)
+        printed, alpha = (self.job.micro.get(key) for key in ("as_printed", "alpha"))
+        alpha = 1.0 if alpha is None else alpha
+        return uncertainty(shares, entropies, margins, alpha, as_printed=bool(printed))
 
     def leave(self) -> None:
         """Be free for another job."""

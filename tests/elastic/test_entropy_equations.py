@@ -104,6 +104,51 @@ def test_printed_uncertainty_depends_on_workers_only() -> None:
             assert eq.uncertainty(w, [h] * workers) == pytest.approx(h)
 
 
+@given(st.integers(1, 8), UNIT, st.booleans(), st.integers(0, 2**32))
+def test_uncertainty_is_the_weighted_sum_of_u(
+    workers: int, alpha: float, printed: bool, seed: int
+) -> None:
+    """(26), term by term: w_r u_r with u of (19); printed u are of the shares of (18)."""
+    random = np.random.default_rng(seed)
+    H, Q = random.uniform(0, 1, (2, workers)).tolist()
+    w = random.dirichlet(np.ones(workers)).tolist()
+    expected = 0.0
+    for r in range(workers):
+        h, q = (H[r] / sum(H), Q[r] / sum(Q)) if printed else (H[r], Q[r])
+        expected += w[r] * (alpha * h + (1 - alpha) * q)
+    found = eq.uncertainty(w, H, Q, alpha, as_printed=printed)
+    assert found == pytest.approx(expected) and 0 <= found <= 1
+    assert eq.uncertainty(w, H) == pytest.approx(eq.uncertainty(w, H, Q, 1.0))
+    micro = elastic.MicroController(8 * workers, alpha=alpha, as_printed=printed)
+    step, equal = micro.step(H, Q), [1 / workers] * workers
+    weights = step.weights if printed else equal
+    assert step.uncertainty == pytest.approx(
+        eq.uncertainty(weights, H, Q, alpha, as_printed=printed)
+    )
+
+
+def test_uncertainty_by_hand() -> None:
+    """(19), (26): alpha .25, H = (.8, .2), Q = (.4, .6), w = (.75, .25)."""
+    given = ([0.75, 0.25], [0.8, 0.2], [0.4, 0.6], 0.25)
+    assert eq.uncertainty(*given) == pytest.approx(0.75 * 0.5 + 0.25 * 0.5)
+    # printed: H / sum H = (.8, .2), Q / sum Q = (.4, .6)
+    assert eq.uncertainty(*given, as_printed=True) == pytest.approx(0.5)
+    other = ([0.5, 0.5], [0.9, 0.3], [0.2, 0.2], 0.5)
+    assert eq.uncertainty(*other) == pytest.approx(0.4)
+    assert eq.uncertainty(*other, as_printed=True) == pytest.approx(0.5 * 0.625 + 0.5 * 0.375)
+
+
+def test_samples_of_a_pass_follow_the_quota() -> None:
+    """(12): N = g rho; the micro level shares it, whatever the training data are."""
+    assert [eq.pass_samples(g, 250.5) for g in (1, 2, 4)] == [250, 501, 1002]
+    micro = elastic.MicroController(64, samples=9_999, density=300)
+    assert micro.step([0.9, 0.3], workers=2).samples.sum() == 600
+    assert micro.step([0.9, 0.3], workers=4).samples.tolist() == [300] * 4
+    assert micro.step([0.5] * 4, workers=1).samples.tolist() == [300]
+    plain = elastic.MicroController(64, samples=9_999)
+    assert plain.step([0.9, 0.3], workers=4).samples.sum() == 9_999
+
+
 def test_printed_rate_compounds_with_the_wrong_sign() -> None:
     """(27) P: at a constant U below U_0 the rate falls to its floor; ours grows once, 3.2 times."""
     first = rate = eq.learning_rate(1e-3, 0.1, 1.0, as_printed=True)
@@ -206,6 +251,10 @@ WRONG = [
     (lambda: elastic.MicroController().step([0.5], Q=[0.5, 0.5]), "Q"),
     (lambda: elastic.MicroController().step([0.5], workers=0), "workers"),
     (lambda: eq.uncertainty([1.0], [0.5, 0.5]), "weights"),
+    (lambda: eq.uncertainty([1.0], [0.5], alpha=0.5), "Q: margin uncertainties are needed"),
+    (lambda: eq.pass_samples(0, 5), "gpus"),
+    (lambda: eq.pass_samples(2, 0.25), "2 GPUs share 0 samples"),
+    (lambda: elastic.MicroController(density=0), "density"),
     (lambda: eq.sample_counts([0.9, 0.9], 100), "weights: .* add up to 1, got 1.8"),
     (lambda: eq.sample_counts([1.5, -0.5], 100, as_printed=True), "weights: .* value 1 is -0.5"),
     (lambda: eq.learning_rate(1e-3, -1.0, 1.0), "U"),

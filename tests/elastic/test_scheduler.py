@@ -258,6 +258,33 @@ def test_stalled_and_woken() -> None:
     assert [one.finished for one in scheduler.jobs] == [1703, 3103]
 
 
+@pytest.mark.parametrize("spread", [0, 37])
+def test_newcomers_get_their_share_as_documented(spread: int) -> None:
+    """Six jobs hold four workers when twelve of another group come: soon it is one and three."""
+    jobs = [job(f"a{i}", passes=40, group="a") for i in range(6)]
+    jobs += [job(f"b{i}", passes=40, group="b", submit=2.5) for i in range(12)]
+
+    def held(variant: str) -> int:
+        pool = SimulatedPool(4, lambda name, g: 1000 + spread * int(name[1:]))
+        policy = policies.get("fair_share", variant=variant)
+        stays = scheduled(jobs, pool, policy).all_stays()
+        return sum(stay.start <= 5000 < stay.end and jobs[stay.job].group == "b" for stay in stays)
+
+    assert (held("docs"), held("code")) == (3, 0)
+
+
+def test_passes_follow_the_quota() -> None:
+    """(12): with a density a pass of g workers has g times so many samples; else all of them."""
+    micro = {"density": 250, "batch_bounds": (1, 64)}
+    wide = job("wide", sizes=(2,), passes=3, batch_size=16, micro=micro)
+    narrow = job("narrow", sizes=(1,), samples=900, passes=9, batch_size=16, micro=micro)
+    plain = job("plain", sizes=(2,), passes=2, batch_size=16, micro={})
+    done = scheduled([wide, narrow, plain], SimulatedPool(5, lambda n, g: 1000), "fifo")
+    totals = [[sum(record["samples"]) for record in one.log] for one in done.jobs]
+    assert totals == [[500] * 3, [250] * 4, [1000] * 2]
+    assert done.jobs[1].expected == 4
+
+
 @given(jobs=workloads(), policy=st.sampled_from(["elastic_fifo", "time_to_target", "srtf"]))
 def test_replay(jobs: list[TrainingJob], policy: str) -> None:
     """`Replay` gives every pass the workers that it had."""
