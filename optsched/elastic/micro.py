@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.elastic import equations as eq
-from optsched.errors import InputError
 from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
@@ -61,7 +60,8 @@ class MicroController:
 
     def __init__(
         self, budget: int = 64, batch_bounds: tuple[int, int] = (8, 64), *,
-        samples: int | None = None, density: float | None = None, weight_bounds: tuple[float, float] = eq.WEIGHTS,
+        samples: int | None = None, density: float | None = None,
+        weight_bounds: tuple[float, float] = eq.WEIGHTS,
         alpha: float = 1.0, beta: float = eq.BETA, gamma: float = 0.5, rate: float = 1e-3,
         rate_bounds: tuple[float, float] = eq.RATES, as_printed: bool = False,
     ) -> None:  # fmt: skip

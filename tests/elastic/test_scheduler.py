@@ -279,7 +279,9 @@ def test_passes_follow_the_quota() -> None:
     wide = job("wide", sizes=(2,), passes=3, batch_size=16, micro=micro)
     narrow = job("narrow", sizes=(1,), samples=900, passes=9, batch_size=16, micro=micro)
     plain = job("plain", sizes=(2,), passes=2, batch_size=16, micro={})
-    done = scheduled([wide, narrow, plain], SimulatedPool(5, lambda n, g: 1000), "fifo")
+    done = scheduled(
+        [wide, narrow, plain], SimulatedPool(5, lambda n, g: 1000), policies.get("fifo")
+    )
     totals = [[sum(record["samples"]) for record in one.log] for one in done.jobs]
     assert totals == [[500] * 3, [250] * 4, [1000] * 2]
     assert done.jobs[1].expected == 4
