@@ -18,6 +18,7 @@ from optsched.cli.options import Output, argument, group, option, pairs
 from optsched.cli.output import wrote
 from optsched.cli.tables import display, table
 from optsched.io.files import check_outputs
+from optsched.io.strict_json import shortened
 from optsched.io.text import plain
 
 if TYPE_CHECKING:
@@ -102,6 +103,12 @@ def check(
             f"note: {len(cluster.fabrics)} {cluster.levels[0]}s that no level joins: no choice "
             f"spans them; they have {sizes}{', ...' * (len(cluster.fabrics) > 8)} GPUs"
         )
+    if not cluster.levels and cluster.n_hosts > 2:
+        print("note: no levels: all hosts are taken for equally near (--domains, --level)")
+    for k, level in enumerate(cluster.levels):
+        lost = [host.name for host in cluster.hosts if not host.domains[k]]
+        if lost:
+            print(f"note: {len(lost)} hosts have no {level}: {shortened(lost)}")
     if found is not None:
         busy = sum(len(job.gpus) for job in found.jobs)
         print(

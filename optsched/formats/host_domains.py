@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from optsched.bandwidth.topology.domain_trees import Domains
-from optsched.bandwidth.topology.foreign import looks_like
 from optsched.bandwidth.topology.host_lists import expand
 from optsched.bandwidth.topology.kubernetes_nodes import RESOURCES, Node, gpus_of
 from optsched.errors import InputError
+from optsched.formats.foreign import looks_like
 from optsched.io.csv_rows import csv_records
 from optsched.io.strict_json import decode, shortened
 

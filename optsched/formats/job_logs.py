@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from optsched.cluster.workload.foreign import looks_like
 from optsched.cluster.workload.job_checks import CONTROL, MOST_AMOUNT, MOST_GPUS
 from optsched.cluster.workload.trace_table import MOST_TEXT
 from optsched.errors import InputError
+from optsched.formats.foreign import looks_like
 from optsched.formats.registry import Reader, Source, readers
 from optsched.io.csv_rows import csv_records, csv_text
 from optsched.io.files import read_text, write_atomic

@@ -19,10 +19,11 @@ from optsched.bandwidth.models.collectives import (
 )
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.bandwidth.models.model import OPERATIONS
-from optsched.bandwidth.topology.foreign import looks_like, without_escapes
+from optsched.bandwidth.topology.foreign import without_escapes
 from optsched.bandwidth.topology.gpu_words import parse_gpus
 from optsched.bandwidth.topology.rates import kilobytes
 from optsched.errors import InputError
+from optsched.formats.foreign import looks_like
 from optsched.io.files import read_text
 from optsched.io.values import one_of
 

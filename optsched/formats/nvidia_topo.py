@@ -10,10 +10,11 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.bandwidth.topology.cluster import MOST_PER_HOST, HostType
-from optsched.bandwidth.topology.foreign import looks_like, without_escapes
+from optsched.bandwidth.topology.foreign import without_escapes
 from optsched.bandwidth.topology.links import PCIE, SELF, is_link, nvlinks, weight
 from optsched.errors import InputError
 from optsched.formats import rocm_topo
+from optsched.formats.foreign import looks_like
 from optsched.io.values import is_integer
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from optsched.bandwidth.topology.domain_trees import (
     block_levels,
     switch_levels,
 )
-from optsched.bandwidth.topology.foreign import looks_like
 from optsched.bandwidth.topology.host_lists import expand
 from optsched.errors import InputError, MissingExtra
+from optsched.formats.foreign import looks_like
 from optsched.io.files import read_text
 from optsched.io.strict_json import decode, placed, shortened
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from optsched.errors import InputError
+from optsched.formats.foreign import looks_like
 from optsched.formats.registry import Reader, Source
 from optsched.io.strict_json import MAX_INTEGER, placed
 from optsched.io.values import file_label, format_value
@@ -127,8 +128,6 @@ def layout(source: Source) -> str:
         return ""
     text = ShopText(source.text, source.file, 2)
     if text.line[0].isalpha():
-        from optsched.cluster.workload.foreign import looks_like  # files of instances need it not
-
         known = looks_like(source.text)
         if known or text.line.count(",") < 2:
             what = "two numbers (jobs machines), a title line of Taillard's, or JSON"

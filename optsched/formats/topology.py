@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from optsched.bandwidth.topology.cluster import MOST_HOSTS, Cluster, Host, HostType
 from optsched.bandwidth.topology.domain_trees import Domains
-from optsched.bandwidth.topology.foreign import looks_like
 from optsched.bandwidth.topology.host_lists import expand
 from optsched.errors import InputError
 from optsched.formats import nvidia_topo
+from optsched.formats.foreign import looks_like
 from optsched.formats.host_domains import from_labels, from_nodes
 from optsched.formats.slurm_topology import from_slurm, is_yaml
 from optsched.io.files import read_text

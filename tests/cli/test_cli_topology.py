@@ -161,8 +161,14 @@ def test_check(site: Cli) -> None:
         ["types[h]", "no network cards", "nothing goes across hosts"],
         ["types[spare]", "no host is of this type"],
     ]
+    three = tuple(Host(f"n{i}", "h", (f"z{i % 2}", f"r{i}" * (i > 0))) for i in range(3))
+    for levels, note in (((), "no levels: all hosts are taken for equally near"),
+                         (("zone", "rack"), "1 hosts have no rack: n0")):  # fmt: skip
+        hosts = tuple(Host(host.name, "h", host.domains[: len(levels)]) for host in three)
+        Cluster(hosts, bare[:1], levels).write("c.json")
+        assert f"note: {note}" in site("topology", "check", "c.json").out
     for command in ("show", "check"):
-        assert site.refused("topology", command, "topo.txt").startswith(
-            "topo.txt:1:2: not valid JSON"
-        )
+        message = site.refused("topology", command, "topo.txt")
+        assert message.startswith("topo.txt:1:2: not valid JSON")
+        assert message.endswith("; this looks like a matrix of `nvidia-smi topo`")
         assert site.refused("topology", command, "none.json") == "none.json: no such file"

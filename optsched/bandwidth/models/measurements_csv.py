@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.bandwidth.models.model import OPERATIONS
 from optsched.bandwidth.models.patterns import parse_pattern, written_pattern
+from optsched.bandwidth.topology.foreign import looks_like
 from optsched.bandwidth.topology.gpu_words import parse_gpus, written_gpus
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
@@ -52,7 +53,12 @@ def from_text(
         With ``file:line``. `MixedMeasurements`: two collectives or payloads, and none chosen.
     """
     rows = csv_records(text, name, _KNOWN, _NEEDED)
-    lines = [_line(cells, place) for place, cells in rows]
+    try:
+        lines = [_line(cells, place) for place, cells in rows]
+    except InputError as error:
+        if "busbw_GBps" not in text.partition("\n")[0]:
+            error.args = (f"{error}{looks_like(text)}",)
+        raise
     if not lines:
         raise InputError(f"{name}: there are no measurements in it")
     wanted = (op, payload)

@@ -13,6 +13,7 @@ from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import parse_pattern, written_pattern
 from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.topology import cluster_document
+from optsched.bandwidth.topology.foreign import read_document
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
@@ -23,7 +24,6 @@ from optsched.io.strict_json import (
     lines,
     nested,
     placed,
-    read_json,
     rows,
 )
 from optsched.io.values import one_of
@@ -71,7 +71,7 @@ class _Pods(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 def read_model(path: str | os.PathLike[str], cluster: Cluster | None = None) -> BandwidthModel:
     """Read a model of any kind from a file; see `from_tree`."""
-    return read_json(path, from_tree, cluster)
+    return read_document(path, from_tree, cluster)
 
 
 def write_model(model: BandwidthModel, path: str | os.PathLike[str]) -> None:

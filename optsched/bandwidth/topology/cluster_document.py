@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from optsched.bandwidth.topology.cluster import MOST_PER_HOST, Cluster, Host, HostType
+from optsched.bandwidth.topology.foreign import read_document
 from optsched.bandwidth.topology.intra import IntraTable
 from optsched.bandwidth.topology.rates import KILOBYTES
 from optsched.errors import InputError
@@ -16,7 +17,6 @@ from optsched.io.strict_json import (
     format_json,
     lines,
     placed,
-    read_json,
     rows,
 )
 
@@ -58,7 +58,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
 
 def read(path: str | os.PathLike[str]) -> Cluster:
     """Read a cluster from a file; see `from_tree`."""
-    return read_json(path, from_tree)
+    return read_document(path, from_tree)
 
 
 def from_tree(tree: Any, name: str) -> Cluster:

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from optsched.errors import InputError
+from optsched.io.files import read_text
+from optsched.io.strict_json import read_json
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 # colours and underlines, with ESC as a character, as written by `cat -v` and others, or lost
 _ESCAPES: Final = re.compile(
@@ -15,10 +25,10 @@ _KINDS: Final = {
     r'"format"\s*:\s*"(optsched\.\w+)/': r"a document \1",
     r"Status Ok$|^ *GPU\d+\s+((X|OK|CNS|GNS|TNS|NS|U)\s+)*(OK|CNS|GNS|TNS|NS)\b":
         "`nvidia-smi topo -p2p`: print `topo -m`",
+    r"ROCm System Management|^(ACCESS|WEIGHT|HOPS|LINK TYPE) TABLE:": "rocm-smi or amd-smi",
     r"^\s*(gpu\s+)?GPU0\s+GPU1\b|^GPU\d+\s+X\s": "a matrix of `nvidia-smi topo`",
     r"have an affinity with CPU|^NUMA IDs of closest CPU": "`nvidia-smi topo -c`: print `topo -m`",
     r"\| NVIDIA-SMI |NVSMI LOG|^GPU \d+: .*UUID": "`nvidia-smi`: print `nvidia-smi topo -m`",
-    r"ROCm System Management|^(ACCESS|WEIGHT|HOPS|LINK TYPE) TABLE:": "rocm-smi or amd-smi",
     r"#\s*nThread \d+ nGpus \d|#\s*nccl-tests version": "a log of nccl-tests",
     r"# OSU ": "a log of OSU's benchmarks", r"MPI Benchmarks": "a log of Intel's MPI benchmarks",
     r"^ *#bytes +#iterations": "a log of perftest, such as ib_write_bw",
@@ -33,7 +43,6 @@ _KINDS: Final = {
     r"(?i)^(ClusterName|SlurmctldHost|NodeName|PartitionName) *=": "slurm.conf",
     r"(?i)^(SwitchName|BlockName) *=": "Slurm's topology.conf",
     r"^(- +|  )topology: ": "Slurm's topology.yaml", r"^PARTITION +AVAIL": "`sinfo`",
-    r"^ *JOBID +PARTITION": "`squeue`", r"^job_id,num_gpu,": "a Tiresias trace",
     r"^op,payload_bytes,": "measurements of `optsched bandwidth import`",
     r"^host,": "a CSV of hosts and levels",
 }  # fmt: skip
@@ -53,3 +62,13 @@ def looks_like(text: str) -> str:
 def without_escapes(text: str) -> str:
     """Remove the escape sequences of terminals."""
     return _ESCAPES.sub("", text)
+
+
+def read_document(path: str | os.PathLike[str], read: Callable[..., T], *rest: Any) -> T:
+    """Read a document of JSON; the message for another file says what it looks like."""
+    try:
+        return read_json(path, read, *rest)
+    except InputError as error:
+        if '"format"' not in (text := read_text(path)[:_FIRST]):
+            error.args = (f"{error}{looks_like(text)}",)
+        raise

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from optsched.bandwidth.topology.foreign import read_document
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.bandwidth.topology.state import ClusterState, Job
-from optsched.io.strict_json import check_format, decode, lines, placed, read_json, rows
+from optsched.io.strict_json import check_format, decode, lines, placed, rows
 
 if TYPE_CHECKING:
     import os
@@ -33,7 +34,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
 
 def read(path: str | os.PathLike[str], cluster: Cluster) -> ClusterState:
     """Read the state of a cluster from a file; see `from_tree`."""
-    return read_json(path, lambda tree, name: from_tree(tree, cluster, name))
+    return read_document(path, lambda tree, name: from_tree(tree, cluster, name))
 
 
 def from_tree(tree: Any, cluster: Cluster, name: str) -> ClusterState:
