@@ -47,7 +47,7 @@ def fewest_copies(states: Sequence[int], slots: int) -> Fraction:
 def copy_bound(
     states: Sequence[State], visits: Sequence[Visit], slots: Sequence[int], link: HostLink
 ) -> float:
-    """Copy time per cycle that no plan with so many slots (per pool) goes below.
+    """Nanoseconds of copying per cycle that no plan with so many slots (per pool) goes below.
 
     Every piece by itself: in, as many copies as Belady's rule needs, the smallest that are asked
     for; out, at the end of every cycle all states but those in the slots have been written since
@@ -67,7 +67,7 @@ def copy_bound(
             changed = {v.state for v in visits if piece in CHANGES[v.kind]}
             least = sorted(states[s].bytes[piece] for s in changed)
             outward += sum(least[: max(0, len(changed) - count)])
-    return max(float(inward) / link.inward, float(outward) / link.outward)
+    return 1e9 * max(float(inward) / link.inward, float(outward) / link.outward)
 
 
 def next_uses(states: Sequence[int]) -> list[int]:

@@ -158,9 +158,9 @@ def rank(number: int, place: Path) -> None:
             result = array.run(plans[mode], setting["cycles"], backend="process")
             period = result.report.period
             if number == 0 and period is not None:
-                row = {key: getattr(period, key) for key in
+                row = {key: getattr(period, f"{key}_ns") for key in
                        ("planned", "predicted", "replayed", "measured")}  # fmt: skip
-                row |= {"between": result.report.between, "text": str(result.report)}
+                row |= {"between": result.report.between_ns, "text": str(result.report)}
                 rows[mode].append(row)
     if number == 0:
         (place / "rows.json").write_text(json.dumps(rows))

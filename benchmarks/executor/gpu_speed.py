@@ -76,8 +76,8 @@ def predicted(sizes: Sizes) -> Iterator[Row]:
     gap = float(statistics.median(gaps.tolist())) / 1e3
     yield sizes.row("gap on the device between blocks", f"{gap:.1f} us", "<= 20 us", gap <= 20)
     found, known = (
-        report.period and report.period.measured,
-        report.period and report.period.predicted,
+        report.period and report.period.measured_ns,
+        report.period and report.period.predicted_ns,
     )
     assert found and known, "no period was measured"
     row = sizes.row(
@@ -130,7 +130,7 @@ def medians(ways: dict[str, Callable[[], float]], repeats: int) -> dict[str, flo
 
 def seconds(array: ArrayTrainer, schedule: Any) -> float:
     """From the start of the first block to the end of the last, on the device's clock."""
-    return array.run(schedule, STEPS, on_error="raise").report.wall / 1e9
+    return array.run(schedule, STEPS, on_error="raise").report.wall_ns / 1e9
 
 
 def plainly(sizes: Sizes, job: Job) -> float:

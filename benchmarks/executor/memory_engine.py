@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PARAMETERS = 1_557_611_200 // 8  # of a stage
 TOKENS = 8 * 1024  # of an iteration
-PCIE_5 = HostLink(55e9, 55e9, 10e-6)
+PCIE_5 = HostLink(55e9, 55e9, 10e3)
 Block = tuple[str, int]
 
 
@@ -49,7 +49,7 @@ def split(order: Sequence[Block], forward: float, backward: float) -> list[Visit
     """F and B need weights, the update at the end of B needs everything."""
     visits = []
     for kind, j in order:
-        visits.append(Visit(j, kind, duration=forward if kind == "F" else backward))
+        visits.append(Visit(j, kind, duration_ns=forward if kind == "F" else backward))
         if kind == "B":
             visits.append(Visit(j, "U"))
     return visits
@@ -57,7 +57,7 @@ def split(order: Sequence[Block], forward: float, backward: float) -> list[Visit
 
 def whole(order: Sequence[Block], forward: float, backward: float) -> list[Visit]:
     """The whole state is copied in for F and for B, and out after each."""
-    return [Visit(j, "U", duration=forward if kind == "F" else backward) for kind, j in order]
+    return [Visit(j, "U", duration_ns=forward if kind == "F" else backward) for kind, j in order]
 
 
 def bound(plan: ResidencyPlan, link: HostLink) -> float:
@@ -73,10 +73,10 @@ def table() -> None:
     print("| TFLOP/s | order | slots | whole state | split pieces | pools of their own | at best |")
     print("|---|---|---|---|---|---|---|")
     for speed in (400, 40):
-        work = PARAMETERS * TOKENS / (speed * 1e12)
+        work_ns = 1e9 * PARAMETERS * TOKENS / (speed * 1e12)
         for name, order in orders(jobs).items():
             for slots in (1, 2, 3, 4):
-                times = 2 * work, 6 * work  # backward with recompute
+                times = 2 * work_ns, 6 * work_ns  # backward with recompute
                 room = slots * sum(slot_bytes(both))
                 plans = [
                     ResidencyPlan.compile(
@@ -87,9 +87,9 @@ def table() -> None:
                     ),
                     ResidencyPlan.compile(both, split(order, *times), room, PCIE_5),
                 ]
-                compute = sum(v.duration for v in plans[2].visits)
+                compute = sum(v.duration_ns for v in plans[2].visits)
                 best = compute / max(compute, bound(plans[2], PCIE_5))
-                cells = [f"{compute / plan.simulate(PCIE_5).time:.2f}" for plan in plans]
+                cells = [f"{compute / plan.simulate(PCIE_5).time_ns:.2f}" for plan in plans]
                 print(f"| {speed} | {name} | {slots} | {' | '.join(cells)} | {best:.2f} |")
 
 
@@ -107,7 +107,7 @@ def case(seed: int) -> tuple[list[State], list[Visit], int, float]:
         rng.shuffle(order)
     visits = []
     for kind, j in order:
-        visits.append(Visit(j, kind, duration=speed[j] * (1 if kind == "F" else 3)))
+        visits.append(Visit(j, kind, duration_ns=speed[j] * (1 if kind == "F" else 3)))
         if kind == "B":
             visits.append(Visit(j, "U"))
     slots = rng.randint(2, max(2, jobs // 2))
@@ -122,17 +122,19 @@ def family(cases: int) -> None:
     rows = []
     for seed in range(cases):
         states, visits, room, ratio = case(seed)
-        unit = HostLink(1.0, 1.0)
+        unit = HostLink(1e9, 1e9)  # a byte a nanosecond
         least = min(copy_bound(states, visits, d, unit) for d in divide(states, visits, room, ""))
         if not least:
             continue
-        compute = sum(v.duration for v in visits)
+        compute = sum(v.duration_ns for v in visits)
         speed = least * ratio / compute
         began = time.process_time()
-        plan = ResidencyPlan.compile(states, visits, room, HostLink(speed, speed))
+        plan = ResidencyPlan.compile(states, visits, room, HostLink(1e9 * speed, 1e9 * speed))
         spent = time.process_time() - began
-        copied = bound(plan, HostLink(speed, speed))
-        period = plan.simulate(HostLink(speed, speed)).time if plan.rules else compute
+        copied = bound(plan, HostLink(1e9 * speed, 1e9 * speed))
+        period = (
+            plan.simulate(HostLink(1e9 * speed, 1e9 * speed)).time_ns if plan.rules else compute
+        )
         floor, hidden, ratio = (
             max(compute, copied),
             1 - (period - compute) / copied,

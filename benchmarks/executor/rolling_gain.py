@@ -95,8 +95,7 @@ def periods(trainer: ArrayTrainer, profile: Profile, place: Path) -> dict[str, f
         schedule = optsched.solve(problem, time_limit=2).schedule
         assert schedule is not None
         schedule.write(place / f"{mode}.schedule.json")
-        unit = {"ns": 1, "us": 1000}[schedule.time_unit]
-        found[mode] = unit * predict(trainer.plan(schedule, barrier=mode == "barrier")).period
+        found[mode] = predict(trainer.plan(schedule, barrier=mode == "barrier")).period_ns
     return {key: float(value) for key, value in found.items()}
 
 
@@ -118,8 +117,8 @@ def rank(place: Path) -> None:
         for mode in MODES:
             result = trainer.run(plans[mode], setting["cycles"], backend="process")
             period = result.report.period if dist.get_rank() == 0 else None
-            if period is not None and period.measured is not None:
-                rows[mode].append(period.measured)
+            if period is not None and period.measured_ns is not None:
+                rows[mode].append(period.measured_ns)
     if dist.get_rank() == 0:
         (place / "rows.json").write_text(json.dumps(rows))
     dist.destroy_process_group()

@@ -57,9 +57,9 @@ class DemoResult:
 
         replay, period = self.result.replay, self.result.report.period
         begin, end = 0, max(1, replay.makespan)
-        if period is not None and period.replayed is not None and period.cycles > 4:
+        if period is not None and period.replayed_ns is not None and period.cycles > 4:
             begin = end // 2  # two cycles from the middle
-            end = begin + max(1, round(2 * period.replayed))
+            end = begin + max(1, round(2 * period.replayed_ns))
         chapters = {
             "the run, as parallel devices would have done it": gantt_text(replay, begin, end),
             "where the time went": str(self.result.report),

@@ -17,7 +17,6 @@ from optsched.arraypipe.checkpoint.states import difference, sample_of
 from optsched.arraypipe.evaluation import Evaluation, measure_of
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.plan.plan import ExecutionPlan
-from optsched.arraypipe.report.executed import unit
 from optsched.arraypipe.report.explain import predict
 from optsched.arraypipe.runtime.environment import (
     global_state_kept,
@@ -29,7 +28,7 @@ from optsched.arraypipe.runtime.stages import fresh_model
 from optsched.arraypipe.train_alone import NotIdentical
 from optsched.arraypipe.training_run import RunOptions
 from optsched.errors import InputError, InternalError
-from optsched.io.text import duration
+from optsched.io.text import NANOSECONDS, duration
 from optsched.io.values import integer
 
 if TYPE_CHECKING:
@@ -44,9 +43,10 @@ if TYPE_CHECKING:
     from optsched.problems.jobarray.problem import JobArray
 
 _GOOD: Final = 0.02  # above the bound: no reason to look for a better order
-_LEAST: Final = 1.0  # seconds to look for one; rules need a tenth of it, compiled or not
-_MOST: Final = 30.0
-_PATIENCE: Final = 1800.0  # seconds that ranks wait for the measurements of the first one
+_SHARE: Final = 0.01  # of the training that is spent to look for an order
+_LEAST_S: Final = 1.0  # to look for one; rules need a tenth of it, compiled or not
+_MOST_S: Final = 30.0
+_PATIENCE_S: Final = 1800.0  # that ranks wait for the measurements of the first one
 
 
 @dataclass(eq=False)
@@ -177,11 +177,11 @@ class Fit:
 
             self._check_same_data()
             prepare = partial(self._prepare, plan, dist.get_world_size())
-            schedule, self.problem = agree(prepare, _PATIENCE, of_first=True)
+            schedule, self.problem = agree(prepare, _PATIENCE_S, of_first=True)
         plan = plan or trainer._compile(cast("Schedule", schedule))
         if given is not None:
             predicted = predict(plan)
-            self._say(_predicted(predicted.period * unit(plan), predicted.bound * unit(plan)))
+            self._say(_predicted(predicted.period_ns, predicted.bound_ns))
         return plan
 
     def _check_same_data(self) -> None:
@@ -315,7 +315,7 @@ def schedule_for(
     join()
     count = devices or dist.get_world_size()
     solve = partial(_solved, trainer, count, time_limit, say)
-    return agree(solve, _PATIENCE + time_limit, of_first=True)[0]
+    return agree(solve, _PATIENCE_S + time_limit, of_first=True)[0]
 
 
 def _solved(
@@ -347,17 +347,19 @@ def _solved(
     kind = "gpu" if profile.device.kind == "cuda" else "cpu"
     names = tuple(f"{kind}{d}" for d in range(devices))
     problem = trainer.problem(profile, place=place, devices=names)
+    unit_ns = NANOSECONDS[problem.time_unit]
     if time_limit is None:
-        time_limit = min(_MOST, max(_LEAST, problem.lower_bound() * 1e-11 * steps))
+        training_s = problem.lower_bound() * unit_ns / 1e9 * steps
+        time_limit = min(_MOST_S, max(_LEAST_S, _SHARE * training_s))
     say(f"solving for the order of {problem.n_jobs} jobs, up to {time_limit:.3g} s")
     result = solve(problem, time_limit=time_limit, stop=Gap(_GOOD))
     if result.schedule is None:
         raise InternalError("the solver found no schedule")
     bound = result.lower_bound or problem.lower_bound()
-    say(_predicted(problem.evaluate(result.schedule), bound))
+    say(_predicted(problem.evaluate(result.schedule) * unit_ns, bound * unit_ns))
     return result.schedule, problem
 
 
-def _predicted(period: float, bound: float) -> str:
-    above = f"{period / max(1, bound) - 1:.1%} above the bound of {duration(bound)}"
-    return f"predicted: {duration(period)} a cycle, {above}"
+def _predicted(period_ns: float, bound_ns: float) -> str:
+    above = f"{period_ns / max(1, bound_ns) - 1:.1%} above the bound of {duration(bound_ns)}"
+    return f"predicted: {duration(period_ns)} a cycle, {above}"

@@ -500,7 +500,7 @@ class ArrayRun:
             **gpu_settings(self.devices),
         }
         if ranks is not None:
-            provenance["clock_error_ns"] = ranks.clock_error
+            provenance["clock_error_ns"] = ranks.clock_error_ns
         profile = trainer.last_profile or trainer.problem_profile
         if profile is not None and profile.made(self.plan.schedule):
             provenance["profile_sha256"] = profile.sha256
@@ -508,8 +508,8 @@ class ArrayRun:
             provenance["blocks_left_out"] = past.left_out
         log = RunLog(
             course.name, tuple(course.segments), records, provenance, tuple(self.engine.copies),
-            exposed=past.exposed or None, parallel=ranks is not None or self.gpu,
-            uncertainty=0 if ranks is None else ranks.clock_error, left_out=past.left_out,
+            exposed_ns=past.exposed_ns or None, parallel=ranks is not None or self.gpu,
+            uncertainty_ns=0 if ranks is None else ranks.clock_error_ns, left_out=past.left_out,
         )  # fmt: skip
         whole = self.runs if ranks is None or ranks.is_first else []
         models, states = tuple(run.model for run in whole), tuple(map(_trained, whole))

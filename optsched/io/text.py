@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,12 +39,12 @@ _LADDER = (
     ("ns", 1), ("µs", 10**3), ("ms", 10**6), ("s", 10**9),
     ("min", 60 * 10**9), ("h", 3600 * 10**9), ("days", 24 * 3600 * 10**9),
 )  # fmt: skip
-_NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+NANOSECONDS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
 
 def readable_unit(time_unit: str, span: int) -> Unit:
     """The largest unit, not below the schedule's own, in which the span is at least 5."""
-    own = _NANOSECONDS[time_unit]
+    own = NANOSECONDS[time_unit]
     steps = [step for step in _LADDER if step[1] >= own]
     name, size = [step for step in steps if step[1] == own or 5 * step[1] <= span * own][-1]
     return Unit(name, size / own)
@@ -66,13 +66,13 @@ def time_in(unit: Unit, time: int) -> str:
     return f"{time / unit.ticks:,.{digits}f} {unit.name}".replace(",", "\u202f")
 
 
-def duration(nanoseconds: float) -> str:
+def duration(time_ns: float) -> str:
     """Three digits and a unit, such as ``1.25 ms``."""
     for name, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if abs(nanoseconds) >= size * 0.9995:
-            value = nanoseconds / size
+        if abs(time_ns) >= size * 0.9995:
+            value = time_ns / size
             return f"{value:.0f} {name}" if value >= 999.5 else f"{value:.3g} {name}"
-    return f"{nanoseconds:.0f} ns"
+    return f"{time_ns:.0f} ns"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:

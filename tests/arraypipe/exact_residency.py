@@ -78,7 +78,7 @@ def drawn(seed: int, most: int) -> Drawn:
     visits, phases = [], []
     for kind, j in order:
         duration = units[j][kind == "B"]
-        visits.append(Visit(j, kind, duration=duration))
+        visits.append(Visit(j, kind, duration_ns=duration))
         if kind == "B":
             visits.append(Visit(j, "U"))
         phases.append(Phase(j, duration, kind == "B"))

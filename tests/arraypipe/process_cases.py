@@ -229,7 +229,7 @@ def carried(ranks: int) -> dict[str, Any]:
     schedule = random_schedule([1, 2, 1], 4, place=[0, 1, 1, 0], update=[1], together=[1], seed=5)
     result = trainer(rows).run(schedule, 9, on_step=on_step, **PROCESSES)
     result.trace.write(f"{sys.argv[1]}/carried-{dist.get_rank()}.schedule.json")
-    return {"waited": [d.messages for d in result.report.devices]}
+    return {"waited": [d.messages_ns for d in result.report.devices]}
 
 
 def failed(ranks: int) -> dict[str, Any]:
@@ -547,7 +547,7 @@ def ends_badly(ranks: int, how: str) -> str:
         with (
             patched(mailbox, "slot_of", wrong if how == "lies" else slot_of),
             patched(Group, "diagnosis", asks if how == "sleeps" else diagnosis),
-            patched(group, "_SOON", 60.0 if how == "sleeps" else group._SOON),
+            patched(group, "_SOON_S", 60.0 if how == "sleeps" else group._SOON_S),
         ):
             array.run(schedule, 5, backend="process", timeout=timeout)
     except OptschedError as error:

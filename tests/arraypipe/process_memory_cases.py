@@ -152,9 +152,10 @@ def reported(ranks: int) -> dict[str, Any]:
         found = {"moving": moving(made), "differences": compared(result, rows, [3] * 4)}
     devices = result.report.devices
     return found | {
-        "exposed": all(d.exposed > 0 for d in devices),
+        "exposed": all(d.exposed_ns > 0 for d in devices),
         "whole": all(
-            d.compute + d.switch + d.exposed + d.waiting + d.host == result.report.wall
+            d.compute_ns + d.switch_ns + d.exposed_ns + d.waiting_ns + d.host_ns
+            == result.report.wall_ns
             for d in devices
         ),
     }  # fmt: skip

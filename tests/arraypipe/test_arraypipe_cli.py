@@ -53,7 +53,7 @@ def shop(cli: Cli) -> Cli:
 @pytest.fixture
 def quick_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases that scatter are not repeated: the machine may be busy, and times do not matter."""
-    monkeypatch.setattr("optsched.arraypipe.profile.measure.PATIENCE", 0.0)
+    monkeypatch.setattr("optsched.arraypipe.profile.measure.PATIENCE_S", 0.0)
 
 
 # commands that need no PyTorch
@@ -430,7 +430,7 @@ def test_a_rank_that_ends_without_a_word(
     left: int,
 ) -> None:  # fmt: skip
     """The others, which wait for it, are ended; one sentence says which it was."""
-    monkeypatch.setattr(launch, "_PATIENCE", 0.0)
+    monkeypatch.setattr(launch, "_PATIENCE_S", 0.0)
     group: Any = [SimpleNamespace(poll=lambda: None), SimpleNamespace(poll=lambda: code)]
     assert launch._attend(group) == left
     assert capsys.readouterr().err == f"failed: rank 1 has ended with {said}\n"
@@ -457,8 +457,8 @@ def test_ranks_end_with_one_sentence(
 
     from optsched.arraypipe.distributed import group
 
-    monkeypatch.setattr(group, "_SOON", 0.2)
-    monkeypatch.setattr(group, "_FIRST", 0.5)
+    monkeypatch.setattr(group, "_SOON_S", 0.2)
+    monkeypatch.setattr(group, "_FIRST_S", 0.5)
     store, told = dist.HashStore(), []
 
     def run(rank: int) -> Any:

@@ -22,14 +22,14 @@ from optsched.arraypipe.report.explain import explain, headline, predict
 
 
 def slope(plan: ExecutionPlan, iterations: int) -> float:
-    """Time a cycle of a long run in which every block starts as early as it can."""
+    """Nanoseconds a cycle of a long run in which every block starts as early as it can."""
     course = course_of([plan], [iterations * r for r in plan.copies], random.Random(0))
     duration = plan.schedule.duration.tolist()
     ends: dict[int, int] = {}
     for record in simulate(course, lambda k, i: duration[i] * MICRO):
-        ends[record.cycle] = max(ends.get(record.cycle, 0), record.end)
+        ends[record.cycle] = max(ends.get(record.cycle, 0), record.end_ns)
     first, final = iterations // 2, iterations - 1
-    return (ends[final] - ends[first]) / (final - first) / MICRO
+    return (ends[final] - ends[first]) / (final - first)
 
 
 @given(
@@ -47,8 +47,9 @@ def test_predicted_period_is_that_of_a_long_run(
     once = random_schedule(microbatches, n_stages, seed=seed)
     plan = compile(random_rolling(array, seed=seed) if rolling else once)
     found = predict(plan)
-    assert found.bound <= found.period <= (plan.schedule.period or found.period)
-    assert slope(plan, 48) == pytest.approx(found.period, rel=0.05)
+    claimed = plan.schedule.period
+    assert found.bound_ns <= found.period_ns <= (claimed * MICRO if claimed else found.period_ns)
+    assert slope(plan, 48) == pytest.approx(found.period_ns, rel=0.05)
 
 
 def test_chain_and_load_of_a_known_plan() -> None:
@@ -57,7 +58,8 @@ def test_chain_and_load_of_a_known_plan() -> None:
     schedule = optsched.solve(array, time_limit=600).schedule
     assert schedule is not None
     found = predict(compile(schedule))
-    assert (found.period, found.load, found.chain, found.chain_job) == (21, (9, 9), 21, 0)
+    assert (found.period_ns, found.load_ns) == (21 * MICRO, (9 * MICRO, 9 * MICRO))
+    assert (found.chain_ns, found.chain_job) == (21 * MICRO, 0)
 
 
 def test_explanation_of_shared_devices() -> None:
@@ -93,7 +95,7 @@ def progress(monkeypatch: pytest.MonkeyPatch, n: int, **options: Any) -> tuple[s
     clock = iter(range(10**6))
     monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: next(clock) / 100))
     jobs: list[Any] = [SimpleNamespace(status="running") for _ in range(2)]
-    options = {"copies": [1, 1], "predicted": 19e6, "serial": False, "stream": stream} | options
+    options = {"copies": [1, 1], "predicted_ns": 19e6, "serial": False, "stream": stream} | options
     with RunProgress(jobs, ["slow", "fast"], 1000, **options) as shown:
         for iteration in range(n):
             shown(jobs[0], iteration, 2.5)

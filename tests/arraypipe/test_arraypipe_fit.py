@@ -161,7 +161,7 @@ def test_evaluation_changes_no_bit(memory: int | None) -> None:
         jobs_of(), 7, schedule=by(2), config=config, callbacks=[heard], evaluate=restless
     )
     assert torch.equal(torch.get_rng_state(), before)
-    assert memory is None or result.report.exposed  # states have moved
+    assert memory is None or result.report.exposed_ns  # states have moved
     assert exact(made, result)
     for j in range(2):
         found = [(k, value) for name, k, value in heard.values if name == f"job{j}"]

@@ -239,8 +239,8 @@ def test_slots(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.races == []
     # what blocks wait for is not their time: simulated kernels take 1 us, and blocks few of them
     report = result.report
-    assert report.exposed > 0
-    assert sum(d.exposed for d in report.devices) == report.exposed
+    assert report.exposed_ns > 0
+    assert sum(d.exposed_ns for d in report.devices) == report.exposed_ns
     assert verify(result.trace) == []
 
 

@@ -171,8 +171,8 @@ def test_copies_are_in_the_trace(
     assert set(names[2:]) <= {f"{d} {w} host" for d in names[:2] for w in ("from", "to")}
     assert trace.duration[blocks:].min() > 0
     # what was measured beside the blocks is what they have waited for, and what was flushed
-    exposed = sum(one.engine.exposed for one in memory.slotted.values())
-    assert trace.duration[blocks:].sum() == exposed >= result.report.exposed > 0
+    exposed = sum(one.engine.exposed_ns for one in memory.slotted.values())
+    assert trace.duration[blocks:].sum() == exposed >= result.report.exposed_ns > 0
 
 
 class Squash(nn.Module):

@@ -42,7 +42,7 @@ def alone_in_slots(slots: int, *jobs: Job) -> Slotted:
         run.job, run.title, run.stages = one, f"job{len(runs)}", stages_of(one)
         runs.append(run)
     states = [State(j, 0, layout_of(run.stages[0], "").bytes) for j, run in enumerate(runs)]
-    link = HostLink(1.0, 1.0)
+    link = HostLink(1e9, 1e9)
     visits = [Visit(j, "R") for j in range(len(jobs))]
     plan = ResidencyPlan.compile(states, visits, None, link, slots=(slots, slots))
     plan = dataclasses.replace(plan, rules=(Rule(slots, slots - 1), Rule(slots, slots - 1)))
@@ -268,10 +268,10 @@ def test_devices_on_one_gpu_share_its_context_and_its_link(monkeypatch: pytest.M
     assert sum(reserved(one, places) for _ in range(4)) == CUDA_CONTEXT + 4 * CUDA_STREAM
     assert reserved(two, places, 2**20) == CUDA_CONTEXT + 2**20 + CUDA_STREAM
     assert reserved(cpu, [cpu] * 2, 2**20) == 0
-    ways = iter([(40.0, 5000.0), (20.0, 7000.0)])
+    ways = iter([(40e9, 5e3), (20e9, 7e3)])
     monkeypatch.setattr(manager, "link_speed", lambda source, target, most: next(ways))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    assert manager._link_of(one, 4) == HostLink(10e9, 5e9, 7e-6)
+    assert manager._link_of(one, 4) == HostLink(10e9, 5e9, 7e3)
     assert manager._link_of(cpu, 4) is PCIE_4
 
 

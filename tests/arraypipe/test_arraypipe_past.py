@@ -121,7 +121,7 @@ def test_an_inline_run_remembers_its_end(
         copies = whole.trace.n_operations - total
         assert copies and max(n for _, n in sizes) < copies
         assert 0 < result.trace.n_operations - result.replay.n_operations < copies
-        assert result.report.exposed > 0
+        assert result.report.exposed_ns > 0
     if case == "queue":
         course = engines[-1].course
         assert course.forgotten > 0

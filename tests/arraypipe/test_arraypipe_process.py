@@ -500,8 +500,8 @@ def test_times_are_those_of_the_first_rank(offset: int, drift: int, t: int) -> N
     if abs(offset) <= 10 and abs(offset + drift) <= 10:
         assert found == record
     else:
-        assert abs(found.start - (t + offset + drift * t / 10**9)) <= 1
-        assert found.end >= found.start
+        assert abs(found.start_ns - (t + offset + drift * t / 10**9)) <= 1
+        assert found.end_ns >= found.start_ns
 
 
 def test_copies_on_the_clock_of_the_first_rank() -> None:

@@ -298,11 +298,11 @@ def test_blocks_have_the_times_of_their_gpu() -> None:
             return flying.pop(0)
 
     backend.__dict__.update(
-        flying=Flying(), past=SimpleNamespace(rows=rows, exposed=[0, 0]),
+        flying=Flying(), past=SimpleNamespace(rows=rows, exposed_ns=[0, 0]),
         worker=SimpleNamespace(memory=SimpleNamespace(moves=True)),
     )  # fmt: skip
     backend._land(1)
-    assert rows[0] == (0, 1, 2, 3, 500, 900, 4) and backend.past.exposed == [7, 0]
+    assert rows[0] == (0, 1, 2, 3, 500, 900, 4) and backend.past.exposed_ns == [7, 0]
     backend._land(0)
     assert not flying and rows[1] == (0, 1, 3, 4, 61, 62, 5)
 

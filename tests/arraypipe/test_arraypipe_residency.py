@@ -24,7 +24,7 @@ from optsched.arraypipe.memory.types import CHANGES, NEEDS, POOLS, State, Visit
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-ONE = HostLink(1.0, 1.0)
+ONE = HostLink(1e9, 1e9)  # a byte a nanosecond
 
 
 def states(n: int, weights: int = 1, moments: int = 0) -> list[State]:
@@ -34,12 +34,12 @@ def states(n: int, weights: int = 1, moments: int = 0) -> list[State]:
 
 def reads(row: Sequence[int], duration: float = 1.0) -> list[Visit]:
     """Visits that change nothing that has bytes."""
-    return [Visit(s, "R", duration=duration) for s in row]
+    return [Visit(s, "R", duration_ns=duration) for s in row]
 
 
 def updates(row: Sequence[int], duration: float = 1.0) -> list[Visit]:
     """Visits that change the weights."""
-    return [Visit(s, "U", duration=duration) for s in row]
+    return [Visit(s, "U", duration_ns=duration) for s in row]
 
 
 # replacement
@@ -161,7 +161,7 @@ def runs(draw: st.DrawFn) -> tuple[list[State], list[Visit], list[Rule]]:
     ]
     turns = draw(st.permutations([j for j, line in enumerate(lines) for _ in line]))
     visits = [
-        Visit(j, lines[j].pop(0), duration=draw(st.integers(0, 9)), operation=i)
+        Visit(j, lines[j].pop(0), duration_ns=draw(st.integers(0, 9)), operation=i)
         for i, j in enumerate(turns)
     ]
     rules = []
@@ -176,22 +176,24 @@ class Witness(SimulatedEngine):
     """Notes when every range of bytes of a slot is written and read."""
 
     def __init__(self) -> None:
-        super().__init__(HostLink(1.0, 2.0))
+        super().__init__(HostLink(1e9, 2e9))
         self.uses: list[tuple[str, Any, float, float]] = []
 
     def copy(self, direction: str, size: int, action: Any, after: Any, state: int = -1) -> float:
         """Note it."""
         end = super().copy(direction, size, action, after, state)
-        self.uses.append((direction, action.place, end - size / self.bandwidth[direction], end))
+        self.uses.append(
+            (direction, action.place, end - size * 1e9 / self.bandwidth[direction], end)
+        )
         return end
 
     def run(self, visit: Visit, slots: dict[int, int], sizes: Sequence[int]) -> None:
         """A block."""
-        begin = self.now
-        self.block(visit.duration)
+        begin = self.now_ns
+        self.block(visit.duration_ns)
         for piece in NEEDS[visit.kind]:
             kind = "change" if piece in CHANGES[visit.kind] else "use"
-            self.uses.append((kind, (slots[piece], piece, 0, sizes[piece]), begin, self.now))
+            self.uses.append((kind, (slots[piece], piece, 0, sizes[piece]), begin, self.now_ns))
 
 
 @given(runs(), st.data())
@@ -233,7 +235,7 @@ def test_every_block_finds_the_newest_bytes(
 
 def period(rows: list[State], visits: list[Visit], rules: list[Rule], link: HostLink) -> float:
     """Time of a late cycle, pieces copied whole."""
-    return ResidencyPlan(tuple(rows), tuple(visits), tuple(rules)).simulate(link, 40).time
+    return ResidencyPlan(tuple(rows), tuple(visits), tuple(rules)).simulate(link, 40).time_ns
 
 
 @given(st.integers(2, 6), st.integers(1, 9), st.integers(0, 30))
@@ -254,7 +256,7 @@ def test_chunks_overlap_both_directions_of_a_swap() -> None:
     """In two slots cut copies reach, but for one chunk, what whole ones need three slots for."""
     rows, visits = states(6, 64), updates(range(6), 64.0)
     plan = ResidencyPlan(tuple(rows), tuple(visits), (Rule(2, 1), Rule(1)), 1)
-    assert 6 * 64 <= plan.simulate(ONE, 40).time <= 6 * 66
+    assert 6 * 64 <= plan.simulate(ONE, 40).time_ns <= 6 * 66
 
 
 # residency, refusals and the budget
@@ -384,10 +386,10 @@ def test_plans_of_tiny_devices_are_close_to_the_best() -> None:
         except TooLarge:
             continue
         seen += 1
-        compute = sum(v.duration for v in visits)
+        compute = sum(v.duration_ns for v in visits)
         plan = ResidencyPlan.compile(states, visits, None, ONE, slots=slots, chunk=1)
         assert max(compute, copy_bound(states, visits, slots, ONE)) <= best + 1e-6
-        assert best - 1e-9 <= plan.simulate(ONE).time <= 1.15 * best
+        assert best - 1e-9 <= plan.simulate(ONE).time_ns <= 1.15 * best
     assert seen >= 3
 
 

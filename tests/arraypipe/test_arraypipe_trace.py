@@ -167,7 +167,7 @@ def test_every_run_verifies(given_course: tuple[Course, random.Random], serial: 
         assert optsched.verify(document) == []
         assert document.n_operations == len(records)
         assert not len(document.arcs.lag) or document.arcs.lag.min() >= 0
-    assert trace.duration.tolist() == [r.end - r.start for r in records]
+    assert trace.duration.tolist() == [r.end_ns - r.start_ns for r in records]
     for job, run in enumerate(course.runs):
         mine = sorted(set(trace.iteration[trace.job == job].tolist()))
         assert mine == list(range(run.end))
@@ -181,8 +181,8 @@ def test_clocks_that_disagree(given_course: tuple[Course, random.Random], apart:
     records = []
     for r in by_device(course, simulate(course, lambda k, i: rng.randint(5, 9))):
         s = shift[course.segments[r.segment].plan.blocks[r.operation].device]
-        records.append(r._replace(start=r.start + s, end=r.end + s))
-    trace = measured(log(course, records, uncertainty=apart))
+        records.append(r._replace(start_ns=r.start_ns + s, end_ns=r.end_ns + s))
+    trace = measured(log(course, records, uncertainty_ns=apart))
     assert optsched.verify(trace) == []
     said = trace.provenance
     if "clock_uncertainty_ns" in said:
@@ -199,15 +199,15 @@ def test_replay_is_a_simulation(given_course: tuple[Course, random.Random]) -> N
     times: dict[tuple[int, int], int] = {}
     parallel = simulate(course, lambda k, i: times.setdefault((k, i), rng.randint(1, 9)))
     run = log(course, parallel).executed
-    assert virtual_starts(run, run.duration).tolist() == [r.start for r in parallel]
+    assert virtual_starts(run, run.duration_ns).tolist() == [r.start_ns for r in parallel]
     apart = by_device(course, parallel)
     document = replayed(log(course, apart))
-    assert document.start.tolist() == [r.start for r in apart]
+    assert document.start.tolist() == [r.start_ns for r in apart]
     clock, serial = 0, []
     for r in parallel:  # the same blocks one after the other
-        serial.append(r._replace(start=clock, end=clock + r.end - r.start))
-        clock = serial[-1].end
-    assert replayed(log(course, serial)).start.tolist() == [r.start for r in parallel]
+        serial.append(r._replace(start_ns=clock, end_ns=clock + r.end_ns - r.start_ns))
+        clock = serial[-1].end_ns
+    assert replayed(log(course, serial)).start.tolist() == [r.start_ns for r in parallel]
 
 
 @seeds(1, 3)
@@ -220,26 +220,26 @@ def test_period_of_a_prediction_that_comes_true(seed: int) -> None:
     report = compare(log(course, by_device(course, records)))
     period = report.period
     assert period is not None and schedule.period is not None
-    assert period.planned == schedule.period * MICRO
-    assert period.predicted == pytest.approx(period.planned, rel=0.01)
-    assert period.predicted == period.replayed == period.measured
-    assert report.predicted == report.replayed == report.wall
-    assert not report.serial and report.between == 0
+    assert period.planned_ns == schedule.period * MICRO
+    assert period.predicted_ns == pytest.approx(period.planned_ns, rel=0.01)
+    assert period.predicted_ns == period.replayed_ns == period.measured_ns
+    assert report.predicted_ns == report.replayed_ns == report.wall_ns
+    assert not report.serial and report.between_ns == 0
     for device, row in zip(report.devices, plan.sequences, strict=True):
         idle = 1 - sum(int(schedule.duration[i]) for i in row) / schedule.period
         assert device.idle == pytest.approx(idle, abs=0.01)
-        assert device.switch == device.host == device.exposed == 0
+        assert device.switch_ns == device.host_ns == device.exposed_ns == 0
     twice = simulate(course, lambda k, i: 2 * int(schedule.duration[i]) * MICRO)
     slow = compare(log(course, by_device(course, twice)))
-    assert slow.predicted == report.predicted < slow.replayed
+    assert slow.predicted_ns == report.predicted_ns < slow.replayed_ns
     # a job that ends early: the period is that of the others, which ran longer together
     course = course_of([plan], [60, 60, 60], random.Random(seed))
     course.now.count[1] = 10
     records = simulate(course, lambda k, i: int(schedule.duration[i]) * MICRO)
     (period,) = compare(log(course, by_device(course, records))).periods
     assert period.jobs == (0, 2) and period.cycles + 10 + 2 * int(schedule.offset.max()) >= 60
-    assert period.planned is None
-    assert period.predicted == period.replayed == period.measured
+    assert period.planned_ns is None
+    assert period.predicted_ns == period.replayed_ns == period.measured_ns
 
 
 @given(courses(), st.booleans(), st.booleans())
@@ -253,20 +253,20 @@ def test_times_of_a_device_add_up(
     for r in simulate(course, lambda k, i: rng.randint(1, 9)):
         if serial:
             start = clock + late
-            clock = start + r.end - r.start
-            records.append(r._replace(start=start, end=clock))
+            clock = start + r.end_ns - r.start_ns
+            records.append(r._replace(start_ns=start, end_ns=clock))
         else:
             records.append(r)
     exposed = [rng.randint(0, 3) for _ in records] if copies else None
-    report = compare(log(course, records, exposed=exposed))
+    report = compare(log(course, records, exposed_ns=exposed))
     for d in report.devices:
-        parts = (d.compute, d.switch, d.exposed, d.waiting, d.host)
-        assert min(parts) >= 0 and sum(parts) == report.wall
+        parts = (d.compute_ns, d.switch_ns, d.exposed_ns, d.waiting_ns, d.host_ns)
+        assert min(parts) >= 0 and sum(parts) == report.wall_ns
         assert 0 <= d.idle <= 1
-    assert report.exposed == 0 or copies
+    assert report.exposed_ns == 0 or copies
     if serial and not copies and records:
-        assert report.host == report.wall - sum(d.compute for d in report.devices)
-    assert json.loads(json.dumps(report.to_dict()))["wall"] == report.wall
+        assert report.host_ns == report.wall_ns - sum(d.compute_ns for d in report.devices)
+    assert json.loads(json.dumps(report.to_dict()))["wall_ns"] == report.wall_ns
     assert str(report)
 
 
@@ -277,16 +277,16 @@ def test_what_a_gap_was_for() -> None:
     at = {(b.kind, b.stage): b.operation for b in plan.blocks}
     times = {("F", 0): (0, 10), ("F", 1): (16, 30), ("B", 1): (33, 50), ("B", 0): (57, 60)}
     records = [Record(0, at[key], 0, 0, *when, 2) for key, when in times.items()]
-    report = compare(log(course, records, parallel=True, exposed=[0, 4, 1, 0]))
+    report = compare(log(course, records, parallel=True, exposed_ns=[0, 4, 1, 0]))
     first, second = report.devices
     # the first block of a device has no job before it to switch from
-    assert (second.compute, second.exposed, second.host, second.switch) == (31, 5, 4, 0)
-    assert second.waiting == 60 - 31 - 5 - 4
-    assert (first.compute, first.waiting, first.host) == (13, 40, 7)
-    assert (first.messages, second.messages) == (4, 4)
-    assert report.between == round(np.median([2, 7]))
+    assert (second.compute_ns, second.exposed_ns, second.host_ns, second.switch_ns) == (31, 5, 4, 0)
+    assert second.waiting_ns == 60 - 31 - 5 - 4
+    assert (first.compute_ns, first.waiting_ns, first.host_ns) == (13, 40, 7)
+    assert (first.messages_ns, second.messages_ns) == (4, 4)
+    assert report.between_ns == round(np.median([2, 7]))
     turns = compare(log(course, records)).devices
-    assert [d.host for d in turns] == [7, 9]
+    assert [d.host_ns for d in turns] == [7, 9]
 
 
 @given(courses())
@@ -317,7 +317,7 @@ def test_copies_before_the_first_block_and_links_named_as_devices() -> None:
     named = (schedule.resources[0], schedule.resources[0]._replace(name="device0 from host"))
     plan = compile(dataclasses.replace(schedule, resources=named))
     course = course_of([plan], [1], random.Random(0))
-    shifted = [r._replace(start=r.start + 100, end=r.end + 100)
+    shifted = [r._replace(start_ns=r.start_ns + 100, end_ns=r.end_ns + 100)
                for r in simulate(course, lambda k, i: 5)]  # fmt: skip
     copies = [Copied(0, "in", 0, 0, 40, 70, 512), Copied(0, "in", 0, 0, 70, 100, 64)]
     trace = measured(log(course, shifted, copies=copies))
@@ -335,7 +335,7 @@ def test_a_run_of_nothing() -> None:
     for document in (measured(log(course, [])), replayed(log(course, []))):
         assert document.n_operations == 0 and optsched.verify(document) == []
     report = compare(log(course, []))
-    assert (report.wall, report.predicted, report.periods[0].cycles) == (0, 0, 0)
+    assert (report.wall_ns, report.predicted_ns, report.periods[0].cycles) == (0, 0, 0)
     assert "too short" in str(report)
 
 
@@ -343,7 +343,9 @@ def test_times_finer_than_the_clock() -> None:
     """Events of one device that overlap by their resolution do not make it do two things."""
     plan = compile(random_schedule([1, 1], 2, seed=1))
     course = course_of([plan], [4, 4], random.Random(0))
-    records = [r._replace(start=max(0, r.start - 2)) for r in simulate(course, lambda k, i: 7)]
+    records = [
+        r._replace(start_ns=max(0, r.start_ns - 2)) for r in simulate(course, lambda k, i: 7)
+    ]
     assert optsched.verify(measured(log(course, records))) == []
 
 
@@ -381,7 +383,7 @@ def test_trainer_runs_verify(case: str) -> None:
             for stage in range(3):
                 mine = (document.job == job) & (document.stage == stage) & (document.kind == "B")
                 assert document.iteration[mine].tolist() == list(range(length))
-    assert result.report.serial and result.report.exposed == 0
+    assert result.report.serial and result.report.exposed_ns == 0
     assert (len(result.report.periods) > 1) == (case in ("queue", "refill"))
 
 

@@ -13,7 +13,7 @@ from optsched.arraypipe.advice.options import Option
 from optsched.arraypipe.advice.situation import (
     Cut,
     groupings,
-    load,
+    load_ns,
     longest_first,
     rolling_array,
     window,
@@ -40,9 +40,9 @@ _FINER: Final = (1, 2, 4, 8, 16)  # times the micro-batches, if those of an arra
 class Way(NamedTuple):
     """How to run one iteration of a job on a group of devices."""
 
-    time: int  # nanoseconds
+    time_ns: int
     needed: int  # bytes of the fullest device
-    busy: float  # nanoseconds in which a device computes, in the mean
+    busy_ns: float  # in which a device computes, in the mean
     microbatches: int
     recompute: bool
     size: int  # of the largest micro-batch
@@ -84,21 +84,23 @@ def _in_turn(
         if needed > situation.room:
             found.append(_misfit(situation, name, job, needed))
             continue
-        times = [asked.iterations * way.time for asked, way in zip(jobs, ways, strict=True)]
-        time, reason = _side_by_side(times, groups, width)
+        times_ns = [asked.iterations * way.time_ns for asked, way in zip(jobs, ways, strict=True)]
+        time_ns, reason = _side_by_side(times_ns, groups, width)
         if name == "FSDP":
             reason += ", if messages overlap with computing"
         if width > 1:
-            busy = sum(asked.iterations * way.busy for asked, way in zip(jobs, ways, strict=True))
-            reason += f", {1 - busy / sum(times):.0%} idle"
+            busy_ns = sum(
+                asked.iterations * way.busy_ns for asked, way in zip(jobs, ways, strict=True)
+            )
+            reason += f", {1 - busy_ns / sum(times_ns):.0%} idle"
         spread = max(situation.spread(asked, w.size) for asked, w in zip(jobs, ways, strict=True))
         reason = f"{reason}; {_settings(situation, ways)}"
-        found.append(_option(situation, name, time, reason, needed, spread))
+        found.append(_option(situation, name, time_ns, reason, needed, spread))
     return _fastest(found)
 
 
-def _side_by_side(times: Sequence[int], groups: int, width: int) -> tuple[int, str]:
-    """Nanoseconds until all groups are done, and in words where jobs run.
+def _side_by_side(times_ns: Sequence[int], groups: int, width: int) -> tuple[int, str]:
+    """Time until all groups are done, and in words where jobs run.
 
     Longest first. If that leaves loads uneven, jobs move on the way: the mean load or the longest
     job is reached when at most ``groups - 1`` of them do, each once (McNaughton 1959).
@@ -108,12 +110,12 @@ def _side_by_side(times: Sequence[int], groups: int, width: int) -> tuple[int, s
         text += (
             f" on {groups} groups of {width} devices" if groups > 1 else f" over {width} devices"
         )
-    still = max(sum(times[j] for j in row) for row in longest_first(times, groups))
-    even = max(*times, -(-sum(times) // groups))
-    if still <= 1.01 * even:
-        return still, text
+    still_ns = max(sum(times_ns[j] for j in row) for row in longest_first(times_ns, groups))
+    even_ns = max(*times_ns, -(-sum(times_ns) // groups))
+    if still_ns <= 1.01 * even_ns:
+        return still_ns, text
     movers = "one job moves" if groups == 2 else f"up to {groups - 1} jobs move"
-    return even, f"{text}; {movers} once, by checkpoint (else {still / 1e9:.4g})"
+    return even_ns, f"{text}; {movers} once, by checkpoint (else {still_ns / 1e9:.4g})"
 
 
 def _settings(situation: Situation, ways: Sequence[Way]) -> str:
@@ -130,10 +132,10 @@ def _settings(situation: Situation, ways: Sequence[Way]) -> str:
 
 
 def _option(
-    situation: Situation, name: str, time: float, reason: str, needed: int, spread: float
+    situation: Situation, name: str, time_ns: float, reason: str, needed: int, spread: float
 ) -> Option:
-    """An option that is possible, from nanoseconds and their relative error."""
-    seconds, fits = time / 1e9, True if situation.memory else None
+    """An option that is possible, from its time and the relative error of that."""
+    seconds, fits = time_ns / 1e9, True if situation.memory else None
     return Option(name, seconds, reason, fits, needed, spread * seconds)
 
 
@@ -154,8 +156,8 @@ def _alone(situation: Situation, asked: Asked, width: int) -> Iterator[Way]:
     """On one device."""
     for m, again in product(asked.microbatches, (False, True)):
         costs = situation.costs(asked, size := asked.size(m))
-        time = costs.one_device(m, again)
-        yield Way(time, costs.one_device_bytes(again), time, m, again, size)
+        time_ns = costs.one_device_ns(m, again)
+        yield Way(time_ns, costs.one_device_bytes(again), time_ns, m, again, size)
 
 
 def _sharded(situation: Situation, asked: Asked, width: int) -> Iterator[Way]:
@@ -168,16 +170,19 @@ def _sharded(situation: Situation, asked: Asked, width: int) -> Iterator[Way]:
     link, used = situation.link, min(width, asked.job.batch_size)  # the others have no samples
     for m, again in product(asked.microbatches, (False, True)):
         costs = situation.costs(asked, size := asked.size(m, used))
-        ring = [
+        ring_ns = [
             (used - 1) / used * int(w) * 1e9 / link.bandwidth + (used - 1) * link.latency_ns
             for w in costs.weights
         ]
-        computing, update = int(costs.passes(again).sum()), int(costs.update.sum()) / used
-        time = m * max(computing, 3 * sum(ring)) + 2 * ring[0] + update
+        computing_ns, update_ns = (
+            int(costs.passes_ns(again).sum()),
+            int(costs.update_ns.sum()) / used,
+        )
+        time_ns = m * max(computing_ns, 3 * sum(ring_ns)) + 2 * ring_ns[0] + update_ns
         part = int((costs.state + costs.gradients).sum()) // used
         ahead = 2 * int(costs.weights.max()) + int(costs.gradients.max())
-        busy = (m * computing + update) * used / width
-        yield Way(round(time), part + ahead + costs.activations(again), busy, m, again, size)
+        busy_ns = (m * computing_ns + update_ns) * used / width
+        yield Way(round(time_ns), part + ahead + costs.activations(again), busy_ns, m, again, size)
 
 
 def _pipelined(chunks: int, situation: Situation, asked: Asked, width: int) -> Iterator[Way]:
@@ -190,11 +195,11 @@ def _pipelined(chunks: int, situation: Situation, asked: Asked, width: int) -> I
             continue
         one = Cut(asked._replace(iterations=1), situation.costs(asked, asked.size(m)), m, again)
         one = situation.merged(one, cuts)
-        rhythm = int(np.bincount(device, one.costs.passes(again)).max())
+        rhythm_ns = int(np.bincount(device, one.costs.passes_ns(again)).max())
         # with the published bubble, which is that of equal stages
-        tried.append(((m + (width - 1) / chunks) * rhythm, m, again, rhythm, one))
+        tried.append(((m + (width - 1) / chunks) * rhythm_ns, m, again, rhythm_ns, one))
     fitting = 0
-    for _, m, again, rhythm, one in sorted(tried, key=lambda row: row[:3]):
+    for _, m, again, rhythm_ns, one in sorted(tried, key=lambda row: row[:3]):
         shown = min(m, max(_PIPELINE_BLOCKS // len(device), 2 * width) // width * width)
         array = rolling_array(
             situation,
@@ -206,8 +211,8 @@ def _pipelined(chunks: int, situation: Situation, asked: Asked, width: int) -> I
         costs = one.costs
         held = np.bincount(device, costs.state + costs.gradients + window([costs]))
         needed = max(int(held[d]) + peak_memory(schedule, d) for d in range(width))
-        time = (schedule.period or 0) + (m - shown) * rhythm
-        yield Way(time, needed, costs.one_device(m, again) / width, m, again, asked.size(m))
+        time_ns = (schedule.period or 0) + (m - shown) * rhythm_ns
+        yield Way(time_ns, needed, costs.one_device_ns(m, again) / width, m, again, asked.size(m))
         fitting += needed <= situation.room
         if fitting == _TRIES:
             return
@@ -219,10 +224,10 @@ def _pipelined(chunks: int, situation: Situation, asked: Asked, width: int) -> I
 class Rolling(NamedTuple):
     """An array on a group of devices, or several sets of jobs there, one after the other."""
 
-    time: float  # nanoseconds a round
+    time_ns: float  # a round
     needed: int  # bytes of the fullest device
-    load: float  # bounds in nanoseconds
-    chain: float
+    load_ns: float  # bounds
+    chain_ns: float
     changed: str = ""  # what is not as the jobs are set, in words
 
 
@@ -233,20 +238,20 @@ def job_array(situation: Situation) -> Option:
     cuts = situation.cuts(width)
     found: list[Rolling] = []
     own = [situation.own(one) for one in situation.jobs]
-    for row in longest_first([int(load([one]).sum()) for one in own], groups):
+    for row in longest_first([int(load_ns([one]).sum()) for one in own], groups):
         one = _group(situation, [situation.jobs[j] for j in row], cuts)
         if one is None:
             return _array_misfit(situation, cuts)
         found.append(one)
-    slowest = max(found, key=lambda one: one.time)
+    slowest = max(found, key=lambda one: one.time_ns)
     side = f"{groups} arrays of {width} devices; " if groups > 1 else ""
     reason = (
-        f"{side}quick schedule, rolling; bounds: load {slowest.load / 1e9:.4g}, "
-        f"chain {slowest.chain / 1e9:.4g}{slowest.changed}"
+        f"{side}quick schedule, rolling; bounds: load {slowest.load_ns / 1e9:.4g}, "
+        f"chain {slowest.chain_ns / 1e9:.4g}{slowest.changed}"
     )
     spread = max(situation.spread(one, one.job.batch) for one in situation.jobs)
     needed = max(one.needed for one in found)
-    return _option(situation, "job array", slowest.time, reason, needed, spread)
+    return _option(situation, "job array", slowest.time_ns, reason, needed, spread)
 
 
 def _group(situation: Situation, jobs: Sequence[Asked], cuts: Sequence[int]) -> Rolling | None:
@@ -274,10 +279,12 @@ def _group(situation: Situation, jobs: Sequence[Asked], cuts: Sequence[int]) -> 
             changed = f"; {len(sets)} sets of jobs, one trained after the other" * (len(sets) > 1)
             changed += "; all jobs recompute" * again
             changed += f"; {finer}x as many micro-batches" * (finer > 1)
-            times, needed, loads, chains, _ = zip(*parts, strict=True)
-            found.append(Rolling(sum(times), max(needed), sum(loads), sum(chains), changed))
-        fastest = min(found, key=lambda one: one.time, default=None)
-        if best is not None and (fastest is None or fastest.time >= best.time):
+            times_ns, needed, loads_ns, chains_ns, _ = zip(*parts, strict=True)
+            found.append(
+                Rolling(sum(times_ns), max(needed), sum(loads_ns), sum(chains_ns), changed)
+            )
+        fastest = min(found, key=lambda one: one.time_ns, default=None)
+        if best is not None and (fastest is None or fastest.time_ns >= best.time_ns):
             return best
         best = fastest
         if best is not None and not best.changed:
@@ -294,7 +301,7 @@ def _cut(situation: Situation, asked: Asked, cuts: Sequence[int], finer: int, ag
 
 def _rolling(situation: Situation, jobs: Sequence[Cut]) -> Rolling | None:
     """The best of the dispatching rules, all states on the devices; None if none fits."""
-    costs, busiest = [one.costs for one in jobs], load(jobs).max()
+    costs, busiest_ns = [one.costs for one in jobs], load_ns(jobs).max()
     # with one micro-batch and a fused update a gradient lives in its own block only
     alone = all(one.microbatches == 1 and one.asked.job.update == "fused" for one in jobs)
     states, gradients = (
@@ -312,10 +319,10 @@ def _rolling(situation: Situation, jobs: Sequence[Cut]) -> Rolling | None:
     schedule = solve(array, "dispatch", iterations=_RULES).schedule
     if schedule is None or schedule.period is None:
         return None
-    scale = busiest / load(shown).max()
+    scale = busiest_ns / load_ns(shown).max()
     needed = max(int(held[d]) + peak_memory(schedule, d) for d in range(len(held)))
-    chain = max(known["chain"], known["lap"])
-    return Rolling(schedule.period * scale, needed, known["load"] * scale, chain * scale)
+    chain_ns = max(known["chain"], known["lap"])
+    return Rolling(schedule.period * scale, needed, known["load"] * scale, chain_ns * scale)
 
 
 def _array_misfit(situation: Situation, cuts: Sequence[int]) -> Option:

@@ -93,12 +93,12 @@ class Situation:
 
     def merged(self, one: Cut, cuts: Sequence[int]) -> Cut:
         """A job on fewer stages."""
-        overhead = self.profile.device.block_overhead_ns
-        return one._replace(costs=one.costs.merged(cuts, overhead))
+        overhead_ns = self.profile.device.block_overhead_ns
+        return one._replace(costs=one.costs.merged(cuts, overhead_ns))
 
     def cuts(self, width: int) -> list[int]:
         """Cuts of the profile's stages into `width` of them, balanced for the jobs as they are."""
-        return balanced(load([self.own(one) for one in self.jobs]).tolist(), width)
+        return balanced(load_ns([self.own(one) for one in self.jobs]).tolist(), width)
 
     def spread(self, asked: Asked, size: int) -> float:
         """Relative error of the times: IQR over median, or that of predicted ones.
@@ -119,11 +119,11 @@ class Situation:
         return max(spread, NOISY if profile.fit_error is None else profile.fit_error)
 
 
-def load(jobs: Sequence[Cut]) -> IntArray:
-    """Nanoseconds of a round on every stage."""
+def load_ns(jobs: Sequence[Cut]) -> IntArray:
+    """Time of a round on every stage."""
     work = [
         one.asked.iterations
-        * (one.microbatches * one.costs.passes(one.recompute) + one.costs.update)
+        * (one.microbatches * one.costs.passes_ns(one.recompute) + one.costs.update_ns)
         for one in jobs
     ]
     total: IntArray = np.sum(work, axis=0)

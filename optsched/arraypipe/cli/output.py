@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 import msgspec
 
-from optsched.arraypipe.report.executed import unit
 from optsched.arraypipe.report.explain import predict
 from optsched.arraypipe.report.report import Report  # noqa: TC001 (msgspec reads annotations)
 from optsched.errors import InputError
@@ -122,9 +121,9 @@ def check_folder(folder: Path | None) -> None:
         raise InputError(f"{folder}: cannot be written to (no permission)")
 
 
-FIRST_AFTER: Final = 1.0  # seconds of silence
-EVERY: Final = 5.0  # seconds between plain lines
-LIVE_EVERY: Final = 0.25  # seconds between two states of the table
+FIRST_AFTER_S: Final = 1.0  # of silence
+EVERY_S: Final = 5.0  # between plain lines
+LIVE_EVERY_S: Final = 0.25  # between two states of the table
 _RECENT: Final = 33  # iterations from which the time of a cycle is taken
 
 
@@ -155,7 +154,7 @@ class RunProgress:
     steps: int  # of every job
     _: KW_ONLY
     copies: Sequence[int]  # iterations a cycle of every job
-    predicted: float  # nanoseconds a cycle
+    predicted_ns: float  # a cycle
     serial: bool  # devices take turns, so that the measured time of a cycle is no period
     enabled: bool = True
     stream: TextIO = field(default_factory=lambda: sys.stderr)
@@ -164,7 +163,7 @@ class RunProgress:
         known = zip(self.jobs, self.titles, self.copies, strict=True)
         self.rows = {id(job): _Row(job, title, copies) for job, title, copies in known}
         self.began = time.monotonic()
-        self.next = self.began + FIRST_AFTER
+        self.next = self.began + FIRST_AFTER_S
         self.live: Any = None
 
     @classmethod
@@ -178,7 +177,7 @@ class RunProgress:
         return cls(
             trainer.jobs, trainer.titles, steps,
             copies=[plan.copies[min(j, last)] for j in range(len(trainer.jobs))],
-            predicted=predict(plan).period * unit(plan),
+            predicted_ns=predict(plan).period_ns,
             serial=len(devices) > 1 and len(set(devices)) == 1, enabled=enabled,
         )  # fmt: skip
 
@@ -196,10 +195,10 @@ class RunProgress:
             return
         try:
             if self.live is not None:
-                self.next = now + LIVE_EVERY
+                self.next = now + LIVE_EVERY_S
                 self.live.update(self._table(), refresh=True)
                 return
-            self.next = now + EVERY
+            self.next = now + EVERY_S
             text = "\n".join(f"{now - self.began:7.1f} s  {line}" for line in self._lines())
             print(text, file=self.stream, flush=True)
         except OSError:  # nobody looks any more: no reason to lose the run
@@ -214,7 +213,7 @@ class RunProgress:
         ]
         measured = duration(median(rates) * 1e9) if rates else "-"
         turns = " (devices take turns)" if self.serial else ""
-        return f"a cycle: {measured}{turns}, predicted {duration(self.predicted)}"
+        return f"a cycle: {measured}{turns}, predicted {duration(self.predicted_ns)}"
 
     def _lines(self) -> list[str]:
         """One line per job that has news, and one for the period."""

@@ -125,9 +125,9 @@ class ProcessBackend(Backend):
         execute = worker.execute
         inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
         outer = [[k for k in row if channel_of[k] >= 0] for row in segment.routes.outputs]
-        note, note_exposed = self.past.rows.append, self.past.exposed.append
+        note, note_exposed = self.past.rows.append, self.past.exposed_ns.append
         memory, flying, timed = worker.memory, self.flying, worker.memory.moves
-        exposed = memory.exposed
+        exposed_ns = memory.exposed_ns
         self._seat(segment)  # before any message: it takes memory
         roomy = not self.links.apart and memory.limits is None
         capacity = self.capacity
@@ -141,7 +141,7 @@ class ProcessBackend(Backend):
                 self._steer(segment, number, cycle)
                 self.forget(self.past.trim(), self.flying)
                 post.post(cycle)  # later ones of this cycle are posted when a block has ended
-            post.waited = 0
+            post.waited_ns = 0
             received = {
                 k: self.mail.pop(k) if channel_of[k] < 0 else post.receive(k, now.iteration)
                 for k in inputs[now.operation]
@@ -150,17 +150,27 @@ class ProcessBackend(Backend):
             begin, end = (None, None) if flying is None else (timer(), timer())
             if begin is not None:
                 begin.record()
-            began = clock()
+            began_ns = clock()
             sent = execute(segment, now, received)
-            ended = clock()
-            self.group.beat(ended)
+            ended_ns = clock()
+            self.group.beat(ended_ns)
             if timed:  # what it waited for its state is not the block's time
-                waited, exposed = memory.exposed - exposed, memory.exposed
-                began = min(began + waited, ended)
-                note_exposed(waited)  # on a GPU it is known when the block is over
-            if worker.aside:  # batches and callbacks are not the block's time
-                began, worker.aside = min(began + worker.aside, ended), 0
-            note((number, now.operation, now.cycle, now.iteration, began, ended, post.waited))
+                waited_ns, exposed_ns = memory.exposed_ns - exposed_ns, memory.exposed_ns
+                began_ns = min(began_ns + waited_ns, ended_ns)
+                note_exposed(waited_ns)  # on a GPU it is known when the block is over
+            if worker.aside_ns:  # batches and callbacks are not the block's time
+                began_ns, worker.aside_ns = min(began_ns + worker.aside_ns, ended_ns), 0
+            note(
+                (
+                    number,
+                    now.operation,
+                    now.cycle,
+                    now.iteration,
+                    began_ns,
+                    ended_ns,
+                    post.waited_ns,
+                )
+            )
             if flying is not None and begin is not None and end is not None:
                 end.record()
                 flying.add(len(self.past.rows) - 1, begin, end, memory.pauses())
@@ -180,10 +190,10 @@ class ProcessBackend(Backend):
         """Note the times of the GPU instead of the host's, until so many blocks are under way."""
         while self.flying is not None and len(self.flying) > most:
             if landed := self.flying.land():
-                k, start, end, waited = landed
-                self.past.rows[k] = (*self.past.rows[k][:4], start, end, self.past.rows[k][6])
+                k, start_ns, end_ns, waited_ns = landed
+                self.past.rows[k] = (*self.past.rows[k][:4], start_ns, end_ns, self.past.rows[k][6])
                 if self.worker.memory.moves:
-                    self.past.exposed[k] = waited
+                    self.past.exposed_ns[k] = waited_ns
 
     def _seat(self, segment: Segment) -> None:
         """Drop the states of jobs that are new here and live elsewhere, bring the others in."""

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 Made = TypeVar("Made")
-_PATIENCE: Final = 600.0  # seconds for all ranks to come
-_SOON: Final = 3.0  # seconds for the words of ranks that may have ended
-_FIRST: Final = 10.0  # seconds for the first rank to say why all end
-_LATE: Final = 60.0  # seconds for ranks to end after the first, if nothing went wrong there
-_LONGEST: Final = 0.05  # seconds between two looks at the store
+_PATIENCE_S: Final = 600.0  # for all ranks to come
+_SOON_S: Final = 3.0  # for the words of ranks that may have ended
+_FIRST_S: Final = 10.0  # for the first rank to say why all end
+_LATE_S: Final = 60.0  # for ranks to end after the first, if nothing went wrong there
+_LONGEST_S: Final = 0.05  # between two looks at the store
 _BEATS: Final = 4  # signs of life within the timeout
 
 
@@ -38,7 +38,7 @@ class Group:
     """All ranks: collective calls, and words through the store, which wait for nobody."""
 
     group: Any = None  # of gloo; None: the default one
-    timeout: float = _PATIENCE  # seconds without a sign of life after which nobody is waited for
+    timeout: float = _PATIENCE_S  # seconds without a sign of life after which nobody is waited for
     name: str = ""  # keeps the words of groups apart; by default that of `group`
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class Group:
         store = distributed_c10d._get_default_store()
         self._store: Any = PrefixStore(f"optsched/{name}", store)
         self._said = 0  # values that the first rank has said, or that this one has heard
-        self._due = 0  # when to give the next sign of life, nanoseconds
+        self._due_ns = 0  # when to give the next sign of life
 
     # collective
 
@@ -95,10 +95,10 @@ class Group:
         self._said += 1
         return pickle.loads(self._await(f"said/{self._said - 1}"))  # of our own rank 0
 
-    def beat(self, now: int) -> None:
-        """Show now and then that this rank gets on, to ranks that wait; nanoseconds."""
-        if now >= self._due:
-            self._due = now + int(1e9 * self.timeout / _BEATS)
+    def beat(self, now_ns: int) -> None:
+        """Show now and then that this rank gets on, to ranks that wait."""
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + int(1e9 * self.timeout / _BEATS)
             with suppress(RuntimeError):  # whoever misses the store will say so
                 self._store.add("beats", 1)
 
@@ -119,11 +119,11 @@ class Group:
 
     def why(self, sentence: str) -> str:
         """Why another rank has ended, if it says so soon; else the sentence."""
-        return self._word("over", time.monotonic() + _SOON) or sentence
+        return self._word("over", time.monotonic() + _SOON_S) or sentence
 
     def diagnosis(self, whereabouts: str, sentence: str) -> str:
         """The sentence, and what every rank is waiting for, as far as it says so soon."""
-        until = time.monotonic() + _SOON
+        until = time.monotonic() + _SOON_S
         self.abort(whereabouts)
         words = [self._word(f"word/{rank}", until) for rank in range(self.size)]
         lines = [f"device {rank}: {word or 'no word from it'}" for rank, word in enumerate(words)]
@@ -138,8 +138,8 @@ class Group:
         try:
             self._store.set(f"end/{self.rank}", json.dumps([lost, self.rank, code, error]))
             if not self.rank:
-                return self._last_word(code, _SOON if error else _LATE, say)
-            told = self._word("told", time.monotonic() + (_FIRST if error else 1e6))
+                return self._last_word(code, _SOON_S if error else _LATE_S, say)
+            told = self._word("told", time.monotonic() + (_FIRST_S if error else 1e6))
             if told is not None:
                 self._store.add("gone", 1)
                 return int(told)
@@ -159,9 +159,9 @@ class Group:
             _, rank, code, error = errors[0]
             say(f"{error} (rank {rank})" if rank else error)
         self._store.set("told", str(code))
-        until = time.monotonic() + _FIRST
+        until = time.monotonic() + _FIRST_S
         while time.monotonic() < until and self._store.add("gone", 0) < len(known) - 1:
-            time.sleep(_LONGEST)
+            time.sleep(_LONGEST_S)
         return code
 
     def _word(self, key: str, until: float) -> str | None:
@@ -188,14 +188,14 @@ class Group:
                         raise Stalled(f"no rank has done a block for {self.timeout:.3g} s")
                     seen, until = beats, now + self.timeout
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST)
+                pause = min(2 * pause, _LONGEST_S)
             return bytes(self._store.get(key))
         except RuntimeError as error:
             raise PeerLost("the store is lost, the process that has it has ended") from error
 
 
 @contextmanager
-def meeting(patience: float = _PATIENCE) -> Iterator[Group]:
+def meeting(patience: float = _PATIENCE_S) -> Iterator[Group]:
     """All ranks before there are links, in a group of its own (collective).
 
     `Stalled` if not all ranks have come within `patience` seconds.
@@ -214,7 +214,7 @@ def meeting(patience: float = _PATIENCE) -> Iterator[Group]:
         dist.destroy_process_group(group)
 
 
-def agree(make: Callable[[], Made], patience: float = _PATIENCE, of_first: bool = False) -> Made:
+def agree(make: Callable[[], Made], patience: float = _PATIENCE_S, of_first: bool = False) -> Made:
     """`Group.agree` in a `meeting`."""
     with meeting(patience) as group:
         return group.agree(make, of_first)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_LOOK: Final = 0.1  # seconds between two looks at the processes
-_PATIENCE: Final = 20.0  # seconds for the others, when one has ended with an error
+_LOOK_S: Final = 0.1  # between two looks at the processes
+_PATIENCE_S: Final = 20.0  # for the others, when one has ended with an error
 
 
 def launch(ranks: int, command: Sequence[str]) -> int:
@@ -62,13 +62,13 @@ def _attend(processes: Sequence[subprocess.Popen[bytes]]) -> int:
             codes = [process.poll() for process in processes]
             if not failed and any(codes):
                 first, failed = next((rank, code) for rank, code in enumerate(codes) if code)
-                until = time.monotonic() + _PATIENCE
+                until = time.monotonic() + _PATIENCE_S
             if None in codes and time.monotonic() > until:
                 how = f"signal {-failed}" if failed < 0 else f"exit code {failed}"
                 print(f"failed: rank {first} has ended with {how}", file=sys.stderr, flush=True)
             if None not in codes or time.monotonic() > until:
                 return 128 - failed if failed < 0 else failed
-            time.sleep(_LOOK)
+            time.sleep(_LOOK_S)
         except KeyboardInterrupt:
             if interrupted:
                 raise

@@ -159,7 +159,7 @@ class Post:
         self.outboxes: dict[_Key, Outbox] = {}
         self.leaving: dict[_Key, list[tuple[Any, int, Tensor]]] = {}
         self.waiting_for: Slot | None = None
-        self.waited = 0  # nanoseconds at receives, since somebody has set it to 0
+        self.waited_ns = 0  # at receives, since somebody has set it to 0
 
     def open(self, segment: Segment, number: int, window: int | Sequence[int]) -> None:
         """Begin a segment; `window` as for `DevicePort`."""
@@ -190,9 +190,9 @@ class Post:
         slot, incoming = self.coming.pop((message, iteration))
         peer, lane, _ = self.lines[message]
         self.waiting_for = slot
-        asked = time.perf_counter_ns()
+        asked_ns = time.perf_counter_ns()
         head, buffer = self.links.receive(incoming, peer)
-        self.waited += time.perf_counter_ns() - asked
+        self.waited_ns += time.perf_counter_ns() - asked_ns
         raw = words(head)
         found = protocol.unpack(raw)
         protocol.check(slot, found, buffer.numel(), self.segment.plan.devices[peer])

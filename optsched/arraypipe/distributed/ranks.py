@@ -64,7 +64,7 @@ class Ranks:
         self.all, self.same = self.group.all, self.group.agree
         self.devices = (self.links.device,) * len(plan.devices)
         self.is_first = self.links.rank == 0
-        self.clock_error = 0  # largest error of a rank's clock, nanoseconds
+        self.clock_error_ns = 0  # largest error of a rank's clock
 
     def agree(self, what: Mapping[str, object]) -> None:
         """Refuse, on all ranks, to run if they were given different things."""
@@ -178,22 +178,22 @@ class Ranks:
         self.links.close()
         if not everybody:
             return records
-        self.clock_error = max(r.error for r in (*self.before, *after))
+        self.clock_error_ns = max(r.error_ns for r in (*self.before, *after))
         cut = max(past.cut for past, _ in everybody)
         backend.course.forget(cut[0])
         rows: list[list[Record]] = []
         copies: list[Copied] = []
-        waited: dict[tuple[int, ...], int] = {}
+        waited_ns: dict[tuple[int, ...], int] = {}
         for (past, copied), *readings in zip(everybody, self.before, after, strict=True):
             rows.append(on_first_clock(since(cut, past.records), *readings))
             copies += on_first_clock(copied, *readings)
-            waited |= dict(zip((row[:3] for row in past.rows), past.exposed, strict=False))
+            waited_ns |= dict(zip((row[:3] for row in past.rows), past.exposed_ns, strict=False))
         ordered = in_topological_order(backend.course, rows, cut)
         left_out = sum(past.left_out + len(past.rows) for past, _ in everybody) - len(ordered)
-        early = min((r.start for r in ordered), default=0)
-        backend.copies = [c for c in copies if not left_out or c.end >= early]
+        early_ns = min((r.start_ns for r in ordered), default=0)
+        backend.copies = [c for c in copies if not left_out or c.end_ns >= early_ns]
         backend.past.left_out = left_out
-        backend.past.exposed = [waited.get(r[:3], 0) for r in ordered] if waited else []
+        backend.past.exposed_ns = [waited_ns.get(r[:3], 0) for r in ordered] if waited_ns else []
         return ordered
 
 
@@ -270,15 +270,15 @@ def lanes(routes: Routes) -> list[Lane]:
 
 
 class Reading(NamedTuple):
-    """At `at` on a rank's clock that of rank 0 showed ``at + offset``, give or take `error`."""
+    """Rank 0 showed ``at_ns + offset_ns`` at `at_ns` on a rank's clock, within `error_ns`."""
 
-    at: int
-    offset: int
-    error: int
+    at_ns: int
+    offset_ns: int
+    error_ns: int
 
 
 def read_clocks(links: GlooLinks) -> list[Reading]:
-    """Compare all clocks with that of rank 0; empty on other ranks (collective, nanoseconds).
+    """Compare all clocks with that of rank 0; empty on other ranks (collective).
 
     The reply that came back soonest bounds the error by half of its time (Cristian 1989).
     """
@@ -286,23 +286,23 @@ def read_clocks(links: GlooLinks) -> list[Reading]:
     for rank in range(1, links.size):
         if links.rank in (0, rank):
             rows = [_compare(rank, links) for _ in range(_ROUNDS)]
-            found.append(min(rows, key=lambda r: r.error))
+            found.append(min(rows, key=lambda r: r.error_ns))
     return [] if links.rank else found
 
 
 def _compare(rank: int, links: GlooLinks) -> Reading:
     """Rank 0 asks another one for the time, which answers."""
     word, peer = torch.zeros(1, dtype=torch.int64), 0 if links.rank else rank
-    asked = time.perf_counter_ns()
+    asked_ns = time.perf_counter_ns()
     with hearing():
         if not links.rank:
             dist.send(word, peer, links.group)
         dist.recv(word, peer, links.group)
-        back, there = time.perf_counter_ns(), int(word)
+        back_ns, there_ns = time.perf_counter_ns(), int(word)
         if links.rank:
-            word[0] = back
+            word[0] = back_ns
             dist.send(word, peer, links.group)
-    return Reading(there, (asked + back) // 2 - there, (back - asked + 1) // 2)
+    return Reading(there_ns, (asked_ns + back_ns) // 2 - there_ns, (back_ns - asked_ns + 1) // 2)
 
 
 def on_first_clock(rows: Sequence[Timed], before: Reading, after: Reading) -> list[Timed]:
@@ -310,14 +310,14 @@ def on_first_clock(rows: Sequence[Timed], before: Reading, after: Reading) -> li
 
     An offset within its error is none: processes of one machine share a clock.
     """
-    if max(abs(r.offset) - r.error for r in (before, after)) <= 0:
+    if max(abs(r.offset_ns) - r.error_ns for r in (before, after)) <= 0:
         return list(rows)
-    span, drift = max(1, after.at - before.at), after.offset - before.offset
+    span_ns, drift_ns = max(1, after.at_ns - before.at_ns), after.offset_ns - before.offset_ns
 
-    def moved(t: int) -> int:
-        return t + before.offset + drift * (t - before.at) // span
+    def moved(t_ns: int) -> int:
+        return t_ns + before.offset_ns + drift_ns * (t_ns - before.at_ns) // span_ns
 
-    return [row._replace(start=moved(row.start), end=moved(row.end)) for row in rows]
+    return [row._replace(start_ns=moved(row.start_ns), end_ns=moved(row.end_ns)) for row in rows]
 
 
 def gather(backend: ProcessBackend) -> list[Remembered]:

@@ -33,8 +33,8 @@ Refusal: TypeAlias = "Callable[[Change, Mapping[int, int]], str]"
 UNMADE: Final = -1
 """Where a job begins that `refill` has given and that could not be made."""
 
-TIME_LIMIT: Final = 5.0
-"""Seconds for the solver."""
+TIME_LIMIT_S: Final = 5.0
+"""For the solver."""
 
 
 class Rescheduling:
@@ -170,7 +170,7 @@ class Rescheduling:
         self.solver.cancel()
         if self._gain(segment, live, least) > 0:
             left = problem.subset([self.rows[plan][seat] for seat in live])
-            self.solver.submit(left, present, TIME_LIMIT)
+            self.solver.submit(left, present, TIME_LIMIT_S)
 
     def _adopted(self, segment: Segment, live: tuple[int, ...], answer: Schedule) -> Change | None:
         """The solver's plan, if the time that it saves is more than changing over costs."""

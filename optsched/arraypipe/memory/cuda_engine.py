@@ -94,8 +94,10 @@ class CudaEngine(CopyEngine):
 
     def _land(self) -> None:
         direction, state, size, begin, end = self.flying.popleft()
-        start = self.clock.time(begin)
-        self.copies.append(Copy(direction, state, size, start, max(start, self.clock.time(end))))
+        start_ns = self.clock.time_ns(begin)
+        self.copies.append(
+            Copy(direction, state, size, start_ns, max(start_ns, self.clock.time_ns(end)))
+        )
 
 
 _SMALL: Final = 4 * 2**10
@@ -107,26 +109,26 @@ _REPEATS: Final = 20
 def link_speed(
     source: torch.device, target: torch.device, most: int | None = None
 ) -> tuple[float, float]:
-    """Bytes per nanosecond and the latency of copies, from a small and from a large one."""
+    """Bytes per second and nanoseconds of latency of copies, from a small and from a large one."""
     most = most or (_LARGE_GPU if "cuda" in (source.type, target.type) else _LARGE)
-    small, large = (_copy_time(source, target, size) for size in (_SMALL, most))
+    small_ns, large_ns = (_copy_time_ns(source, target, size) for size in (_SMALL, most))
     # what a byte costs, from the difference: the latency is in both
-    per_byte = max(large - small, 1.0) / (most - _SMALL)
-    return 1 / per_byte, max(0.0, small - _SMALL * per_byte)
+    per_byte_ns = max(large_ns - small_ns, 1.0) / (most - _SMALL)
+    return 1e9 / per_byte_ns, max(0.0, small_ns - _SMALL * per_byte_ns)
 
 
-def _copy_time(source: torch.device, target: torch.device, size: int) -> float:
-    """Median nanoseconds of a copy that is over, not only begun."""
+def _copy_time_ns(source: torch.device, target: torch.device, size: int) -> float:
+    """Median time of a copy that is over, not only begun."""
     pinned = {source.type, target.type} == {"cpu", "cuda"}
     there, here = (
         torch.zeros(size, dtype=torch.uint8, device=d, pin_memory=pinned and d.type == "cpu")
         for d in (source, target)
     )
-    times = []
+    times_ns = []
     for _ in range(3 + _REPEATS):
-        began = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         here.copy_(there, non_blocking=True)
         for device in {t.device for t in (there, here) if t.is_cuda}:
             torch.cuda.synchronize(device)
-        times.append(time.perf_counter_ns() - began)
-    return float(median(times[3:]))
+        times_ns.append(time.perf_counter_ns() - began_ns)
+    return float(median(times_ns[3:]))

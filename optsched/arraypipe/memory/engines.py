@@ -20,8 +20,8 @@ class Copy(NamedTuple):
     direction: str
     state: int
     size: int
-    start: int
-    end: int
+    start_ns: int
+    end_ns: int
 
 
 @dataclass
@@ -32,8 +32,8 @@ class CopyEngine:
     understands, None for one that is long past.
     """
 
-    exposed: float = 0.0  # nanoseconds that blocks have waited for copies, where none has pauses
-    copies: list[Copy] = field(default_factory=list)  # nanoseconds of the host's clock; if measured
+    exposed_ns: float = 0.0  # that blocks have waited for copies, where none has pauses
+    copies: list[Copy] = field(default_factory=list)  # if measured, by the host's clock
     pauses: list[tuple[Any, Any]] = field(default_factory=list)  # events around waits on a GPU
 
     def copy(
@@ -45,11 +45,11 @@ class CopyEngine:
         state: int = -1,
     ) -> Any:
         """Queue a copy behind those of its direction and the events `after`; its own event."""
-        began = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         action()
-        ended = time.perf_counter_ns()
-        self.exposed += ended - began
-        self.copies.append(Copy(direction, state, size, began, ended))
+        ended_ns = time.perf_counter_ns()
+        self.exposed_ns += ended_ns - began_ns
+        self.copies.append(Copy(direction, state, size, began_ns, ended_ns))
 
     def wait(self, events: Iterable[Any]) -> None:
         """Let blocks that are queued from now on wait for events."""
@@ -63,19 +63,15 @@ class CopyEngine:
 
 @dataclass(frozen=True)
 class HostLink:
-    """The path between a device and its host; both directions copy at the same time."""
+    """The path between a device and its host, in bytes per second; both directions at once."""
 
-    inward: float  # bytes per unit of time, host to device
+    inward: float  # host to device
     outward: float  # and back
-    latency: float = 0.0  # of one copy, in the same unit
-
-    def scaled(self, unit: float) -> HostLink:
-        """The link of bytes per second in a unit of so many seconds."""
-        return HostLink(self.inward * unit, self.outward * unit, self.latency / unit)
+    latency_ns: float = 0.0  # of one copy
 
 
-PCIE_4: Final = HostLink(25e9, 25e9, 10e-6)
-"""A cautious guess for a link that nobody has measured, in seconds."""
+PCIE_4: Final = HostLink(25e9, 25e9, 10e3)
+"""A cautious guess for a link that was not measured."""
 
 
 class SimulatedEngine(CopyEngine):
@@ -83,10 +79,10 @@ class SimulatedEngine(CopyEngine):
 
     def __init__(self, link: HostLink) -> None:
         super().__init__()
-        self.latency, self.bandwidth = link.latency, {IN: link.inward, OUT: link.outward}
-        self.free = {IN: 0.0, OUT: 0.0}  # when the last copy of a direction ends
+        self.latency_ns, self.bandwidth = link.latency_ns, {IN: link.inward, OUT: link.outward}
+        self.free_ns = {IN: 0.0, OUT: 0.0}  # when the last copy of a direction ends
         self.copied = {IN: 0, OUT: 0}  # bytes
-        self.now = 0.0  # when the last block ends
+        self.now_ns = 0.0  # when the last block ends
 
     def copy(
         self,
@@ -98,23 +94,25 @@ class SimulatedEngine(CopyEngine):
     ) -> float:
         """Do the copy, and tell when it would end."""
         action()
-        ready = max([self.free[direction], *(t for t in after if t is not None)])
+        ready_ns = max([self.free_ns[direction], *(t for t in after if t is not None)])
         self.copied[direction] += size
-        self.free[direction] = ready + self.latency + size / self.bandwidth[direction]
-        return self.free[direction]
+        self.free_ns[direction] = (
+            ready_ns + self.latency_ns + size * 1e9 / self.bandwidth[direction]
+        )
+        return self.free_ns[direction]
 
     def wait(self, events: Iterable[float | None]) -> None:
         """Move the clock to the last of the events."""
-        self.now = max([self.now, *(t for t in events if t is not None)])
+        self.now_ns = max([self.now_ns, *(t for t in events if t is not None)])
 
-    def block(self, duration: float) -> None:
+    def block(self, duration_ns: float) -> None:
         """Let a block run, or the device wait for something else than copies."""
-        self.now += duration
+        self.now_ns += duration_ns
 
     def ran(self) -> float:
         """When the last block ends."""
-        return self.now
+        return self.now_ns
 
     def finish(self) -> None:
         """Wait for all copies."""
-        self.wait(self.free.values())
+        self.wait(self.free_ns.values())

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 
 _PAGE_LOCKED: Final = 64 * 2**20  # bytes to measure a link with: little to page-lock
-_SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 class Slotted(Carrier):
@@ -245,9 +244,8 @@ class PerDevice(Memory):
             room = Room(limit, reserved(place, places, share.taken if share else 0))
             left = room.for_states(first.plan, d, beside, share and share.bytes)
             states = [State(*pair, sizes(*pair)) for pair in pairs[d]]
-            link = links[place].scaled(_SECONDS[first.plan.schedule.time_unit])
             name = first.plan.devices[d]
-            plan = ResidencyPlan.compile(states, cycles[d][1], left, link, device=name)
+            plan = ResidencyPlan.compile(states, cycles[d][1], left, links[place], device=name)
             self.plans.append(plan)
             rooms[d] = room._replace(slots=plan.slots, slot=plan.capacity, taken=plan.taken)
         # all devices have been checked: nothing has been moved before
@@ -271,9 +269,9 @@ class PerDevice(Memory):
             home.leave()
 
     @property
-    def exposed(self) -> int:
-        """Nanoseconds that blocks of all devices have waited for copies."""
-        return int(sum(memory.engine.exposed for memory in self.slotted.values()))
+    def exposed_ns(self) -> int:
+        """Time that blocks of all devices have waited for copies."""
+        return int(sum(memory.engine.exposed_ns for memory in self.slotted.values()))
 
     def pauses(self) -> list[Pause]:
         """Events around what blocks have waited for on GPUs since the last call."""
@@ -290,16 +288,16 @@ class PerDevice(Memory):
         for d, memory in self.slotted.items():
             pairs = list(memory.index)
             found += [
-                Copied(d, c.direction, *pairs[c.state], c.start, c.end, c.size)
+                Copied(d, c.direction, *pairs[c.state], c.start_ns, c.end_ns, c.size)
                 for c in memory.engine.copies
             ]
         return found
 
-    def forget(self, before: int) -> None:
+    def forget(self, before_ns: int) -> None:
         """Forget the times of copies that ended before a time."""
         for memory in self.slotted.values():
             copies = memory.engine.copies
-            copies[:] = [c for c in copies if c.end >= before]
+            copies[:] = [c for c in copies if c.end_ns >= before_ns]
 
     def close(self) -> None:
         """Bring all states back to their jobs."""
@@ -331,11 +329,11 @@ def _link_of(device: torch.device, shared: int) -> HostLink:
     if device.type != "cuda":
         return PCIE_4
     host = torch.device("cpu")
-    (inward, there), (outward, back) = (
+    (inward, there_ns), (outward, back_ns) = (
         link_speed(*pair, _PAGE_LOCKED) for pair in ((host, device), (device, host))
     )
     torch.cuda.empty_cache()  # the streams of the blocks cannot use what this one has left
-    return HostLink(inward * 1e9 / shared, outward * 1e9 / shared, max(there, back) / 1e9)
+    return HostLink(inward / shared, outward / shared, max(there_ns, back_ns))
 
 
 def _graphs(stage: JobStage) -> bool:

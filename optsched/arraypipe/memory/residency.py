@@ -28,7 +28,7 @@ _TRIAL_CYCLES: Final = 6  # from empty slots; the later half counts
 class Cycle(NamedTuple):
     """A simulated cycle: how long it takes, and bytes copied."""
 
-    time: float
+    time_ns: float
     inward: float
     outward: float
 
@@ -83,7 +83,7 @@ class ResidencyPlan:
         if slots is None and (room is None or sum(s.total for s in states) <= room):
             return cls(states, visits)
         if chunk is None:
-            least = math.ceil(_LATENCIES * link.latency * max(link.inward, link.outward))
+            least = math.ceil(_LATENCIES * link.latency_ns * max(link.inward, link.outward) / 1e9)
             chunk = max(least, -(-max(max(s.bytes) for s in states) // _CHUNKS))
         divisions = [slots] if slots else divide(states, visits, room or 0, device)
         rules = _Search(states, visits, chunk, link).best(divisions)
@@ -98,11 +98,11 @@ class ResidencyPlan:
         ends = []
         for _ in range(cycles):
             for visit in visits:
-                engine.block(visit.gap)
+                engine.block(visit.gap_ns)
                 transfers.enter(visit)
-                engine.block(visit.duration)
+                engine.block(visit.duration_ns)
                 transfers.leave()
-            ends.append((engine.now, engine.copied[IN], engine.copied[OUT]))
+            ends.append((engine.now_ns, engine.copied[IN], engine.copied[OUT]))
         half = cycles // 2
         late, early = ends[-1], ends[-1 - half]
         return Cycle(*((b - a) / half for a, b in zip(early, late, strict=True)))
@@ -182,7 +182,7 @@ class _Search:
         """About the time of a cycle, rounded so that equal rules are equal, and bytes copied."""
         plan = ResidencyPlan(self.states, self.visits, rules, self.chunk)
         mean = plan.simulate(self.link, _TRIAL_CYCLES)
-        return float(f"{mean.time:.6g}"), mean.inward + mean.outward
+        return float(f"{mean.time_ns:.6g}"), mean.inward + mean.outward
 
     def _choices(self, pool: int, slots: int) -> list[Rule]:
         """What is worth a try: a lead of one first, fixed states that leave one to three slots."""

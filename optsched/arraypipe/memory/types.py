@@ -56,8 +56,8 @@ class Visit(NamedTuple):
     kind: str  # F, R, B or U; says which pieces are needed and which are changed
     graph: int = 0  # 1: leaves an autograd graph that points at the weights, -1: uses one up
     first: bool = False  # the state can have no graph before it: first F of an iteration
-    duration: float = 0  # predicted
-    gap: float = 0  # idle time of the device before it
+    duration_ns: float = 0  # predicted
+    gap_ns: float = 0  # idle time of the device before it
     operation: int = -1  # which block of the run it is
     iteration: int = -1
 
@@ -73,8 +73,8 @@ def visits_of(
     state: int,
     recompute: bool,
     iteration: int = -1,
-    duration: float = 0,
-    gap: float = 0,
+    duration_ns: float = 0,
+    gap_ns: float = 0,
 ) -> tuple[Visit, ...]:
     """The visits of a block to a state: one, or two where a last B holds the update.
 
@@ -86,7 +86,7 @@ def visits_of(
     if maker == "R" or not recompute:
         graph = {maker: 1, "B": -1}.get(block.kind, 0)
     first = block.kind == "F" and not block.microbatch
-    visit = Visit(state, block.kind, graph, first, duration, gap, i, iteration)
+    visit = Visit(state, block.kind, graph, first, duration_ns, gap_ns, i, iteration)
     if block.kind == "B" and plan.updates[block.operation]:
         return visit, Visit(state, "U", operation=i, iteration=iteration)
     return (visit,)
@@ -97,22 +97,26 @@ def cycle_of(
 ) -> tuple[list[tuple[int, int]], list[Visit]]:
     """The (job, stage) pairs of a device, and its visits over one cycle of the steady state.
 
-    Durations and gaps are those of the schedule, in its time unit; `recompute` by job.
+    Durations and gaps are those of the schedule; `recompute` by job.
     """
     blocks = [plan.blocks[i] for i in plan.sequences[device]]
     pairs = sorted({(b.job, b.stage) for b in blocks})
     index = {pair: k for k, pair in enumerate(pairs)}
     if not blocks:
         return pairs, []
-    start, duration = (getattr(plan.schedule, key).tolist() for key in ("start", "duration"))
+    unit = plan.unit_ns
+    start_ns, duration_ns = (
+        (unit * getattr(plan.schedule, key)).tolist() for key in ("start", "duration")
+    )
     visits: list[Visit] = []
     # the sequence repeats every cycle, so that what is idle at its end is idle before its start
-    end = start[blocks[-1].operation] + duration[blocks[-1].operation] - plan.cycle_time
+    last = blocks[-1].operation
+    end_ns = start_ns[last] + duration_ns[last] - unit * plan.cycle_time
     for block in blocks:
         i = block.operation
-        state, gap = index[block.job, block.stage], max(0, start[i] - end)
-        visits += visits_of(plan, block, state, recompute(block.job), -1, duration[i], gap)
-        end = start[i] + duration[i]
+        state, gap_ns = index[block.job, block.stage], max(0, start_ns[i] - end_ns)
+        visits += visits_of(plan, block, state, recompute(block.job), -1, duration_ns[i], gap_ns)
+        end_ns = start_ns[i] + duration_ns[i]
     return pairs, visits
 
 

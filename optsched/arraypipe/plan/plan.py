@@ -18,6 +18,7 @@ from optsched.arraypipe.plan.checks import (
 )
 from optsched.arraypipe.plan.types import Channel, Message, Routes
 from optsched.errors import CyclicOrder, InputError
+from optsched.io.text import NANOSECONDS
 from optsched.model.cycles import cycle_of
 from optsched.model.graph import check_permutations, shortest_cycle
 from optsched.model.schedule import Schedule
@@ -120,8 +121,13 @@ class ExecutionPlan:
 
     @cached_property
     def cycle_time(self) -> int:
-        """Predicted time of one cycle: the period, or the end of the last operation."""
+        """Predicted time of one cycle, in the schedule's unit: the period, or the last end."""
         return self.schedule.period or max(self.schedule.makespan, 1)
+
+    @cached_property
+    def unit_ns(self) -> int:
+        """Nanoseconds of the unit of all times of the schedule."""
+        return NANOSECONDS[self.schedule.time_unit]
 
     @cached_property
     def latest(self) -> tuple[int, ...]:

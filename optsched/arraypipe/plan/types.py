@@ -88,15 +88,15 @@ class Transfer(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One executed block; times in nanoseconds of a monotonic clock."""
+    """One executed block; times of a monotonic clock."""
 
     segment: int  # its position in the course
     operation: int
     cycle: int
     iteration: int
-    start: int
-    end: int
-    waited: int = 0  # for messages, before the start
+    start_ns: int
+    end_ns: int
+    waited_ns: int = 0  # for messages, before the start
 
 
 class Copied(NamedTuple):
@@ -106,6 +106,6 @@ class Copied(NamedTuple):
     direction: str  # "in" or "out"
     job: int
     stage: int
-    start: int
-    end: int
+    start_ns: int
+    end_ns: int
     size: int = 0

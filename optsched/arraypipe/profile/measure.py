@@ -74,8 +74,8 @@ T = TypeVar("T")
 WARM_UPS: Final = 3
 LEAST_REPEATS: Final = 10
 MOST_REPEATS: Final = 50
-PATIENCE: Final = 10.0
-"""Seconds after which cases that scatter are left as they are."""
+PATIENCE_S: Final = 10.0
+"""Time after which cases that scatter are left as they are."""
 
 _TOLD: Final = 5  # cases that a warning names
 _COST_FREE: Final = (
@@ -135,18 +135,18 @@ def _check(sizes: Sequence[int] | None, repeats: int) -> None:
 
 @dataclass(eq=False)
 class Case:
-    """One block that is timed, in nanoseconds."""
+    """One block that is timed."""
 
-    times: list[int] = field(default_factory=list)
-    launches: list[int] = field(default_factory=list)  # of the host, on a GPU
+    times_ns: list[int] = field(default_factory=list)
+    launches_ns: list[int] = field(default_factory=list)  # of the host, on a GPU
     pending: list[tuple[Any, Any]] = field(default_factory=list)  # events of its stream
 
     def timed(self, call: Callable[..., T], stage: JobStage, *given: Any) -> T:
         """Call a function and note what it took: on a GPU between two events of its stream."""
-        began = perf_counter_ns()
+        began_ns = perf_counter_ns()
         if not on_gpu(stage.device):
             made = call(stage, *given)
-            self.times.append(perf_counter_ns() - began)
+            self.times_ns.append(perf_counter_ns() - began_ns)
             return made
         start, end = (
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -155,7 +155,7 @@ class Case:
         start.record()
         made = call(stage, *given)
         end.record()
-        self.launches.append(perf_counter_ns() - began)
+        self.launches_ns.append(perf_counter_ns() - began_ns)
         self.pending.append((start, end))
         return made
 
@@ -163,18 +163,18 @@ class Case:
         """Wait for the events and read them."""
         for start, end in self.pending:
             end.synchronize()
-            self.times.append(round(1e6 * start.elapsed_time(end)))
+            self.times_ns.append(round(1e6 * start.elapsed_time(end)))
         self.pending.clear()
 
     def spread(self) -> dict[str, int]:
         """The fields of `Times`."""
-        low, _, high = quantiles(self.times, n=4, method="inclusive")
+        low, _, high = quantiles(self.times_ns, n=4, method="inclusive")
         return {
-            "n": len(self.times),
-            "median_ns": max(1, round(median(self.times))),
+            "n": len(self.times_ns),
+            "median_ns": max(1, round(median(self.times_ns))),
             "iqr_ns": round(high - low),
-            "minimum_ns": min(self.times),
-            "launch_ns": round(median(self.launches or [0])),
+            "minimum_ns": min(self.times_ns),
+            "launch_ns": round(median(self.launches_ns or [0])),
         }
 
     @property
@@ -271,16 +271,16 @@ class Updater:
 
 def _repeat(parts: Sequence[Chain | Updater], repeats: int) -> None:
     """Warm up, repeat all in turn, and go on with those that scatter."""
-    began = 0.0
+    began_s = 0.0
     for n in range(-WARM_UPS, max(repeats, MOST_REPEATS)):
         if n == 0:
             for part in parts:
                 part.cases.update((key, Case()) for key in part.cases)
         if n == repeats:
-            began = perf_counter()
+            began_s = perf_counter()
         if n >= repeats:
             parts = [part for part in parts if any(c.noisy for c in part.cases.values())]
-            if not parts or perf_counter() - began > PATIENCE:
+            if not parts or perf_counter() - began_s > PATIENCE_S:
                 return
         first = n % len(parts)  # another one every time: what runs after an update is slower
         for part in (*parts[first:], *parts[:first]):
@@ -399,8 +399,8 @@ def measure_links(devices: Sequence[torch.device]) -> Links:
     first, second = devices[0], devices[min(1, len(devices) - 1)]
     found = {}
     for name, pair in {"activation": (first, second), "host": (torch.device("cpu"), first)}.items():
-        bandwidth, latency = link_speed(*pair)
-        found[name] = Link(bandwidth=max(1, round(1e9 * bandwidth)), latency_ns=round(latency))
+        bandwidth, latency_ns = link_speed(*pair)
+        found[name] = Link(bandwidth=max(1, round(bandwidth)), latency_ns=round(latency_ns))
     return Links(**found)
 
 
@@ -456,7 +456,7 @@ def block_overhead(n_stages: int) -> int:
     parts: list[Chain | Updater] = [*bench.chains, *bench.updaters.values()]
     _repeat(parts, LEAST_REPEATS)
     cases = {key: case for part in parts for key, case in part.cases.items()}
-    alone: float = sum(median(case.times) for (kind, _), case in cases.items() if kind != "R")
+    alone: float = sum(median(case.times_ns) for (kind, _), case in cases.items() if kind != "R")
     model, feed = fresh_model(trainer.build_model, job), Feed(trainer.data, job, "job", 0)
     run = JobRun(job, 0, "job", model, bench.chains[0].stages, 0, _CYCLES, feed)
     quiet: Any = lambda *_: None  # noqa: E731

@@ -15,6 +15,7 @@ from optsched.arraypipe.profile.costs import Costs, array_fields, costs_of
 from optsched.arraypipe.profile.document import ProfiledJob
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
+from optsched.io.text import NANOSECONDS
 from optsched.io.values import MAX_NAME, integer, label
 from optsched.pipelines.profiles import bytes_of
 from optsched.problems.jobarray.checks import row_of
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 RESERVE: Final = 0.05
 """Share of a device's memory that ``memory="device"`` leaves to fragmentation."""
 
-_MICRO: Final = 1000  # nanoseconds
 _SETTLED: Final = ("weight", "weight_memory", "microbatch_order")  # and all that is measured
 
 
@@ -50,7 +50,7 @@ def job_array(
             f"place: device {empty[0]} has no stage; say devices 0..{len(set(devices)) - 1}, "
             f"or name all {1 + max(devices)} with devices="
         )
-    overhead = profile.device.block_overhead_ns
+    overhead_ns = profile.device.block_overhead_ns
     costs = []
     for job, state in zip(picked, states, strict=True):
         if profile.extrapolates(job.batch, job.precision):
@@ -60,19 +60,20 @@ def job_array(
                 f"{sizes[0]}..{sizes[-1]}: its times are extrapolated",
                 stacklevel=3,
             )
-        one = costs_of(profile, job, state, job.batch).merged(range(n + 1), overhead)
+        one = costs_of(profile, job, state, job.batch).merged(range(n + 1), overhead_ns)
         # what is no block of its own is part of a backward block
-        one.update[:] += overhead * (mode != "fused")
-        one.recompute[:] += overhead * bool(options.get("recompute_as_block"))
+        one.update_ns[:] += overhead_ns * (mode != "fused")
+        one.recompute_ns[:] += overhead_ns * bool(options.get("recompute_as_block"))
         costs.append(one)
-    shortest = min(t.min() for c in costs for t in (c.forward, c.backward, c.recompute, c.update))
-    micro = shortest >= 100 * _MICRO  # then it has three digits
-    fields = array_fields(costs, profile.links.activation, devices, _MICRO if micro else 1)
+    times = ((c.forward_ns, c.backward_ns, c.recompute_ns, c.update_ns) for c in costs)
+    shortest_ns = min(row.min() for one in times for row in one)
+    unit = "us" if shortest_ns >= 100 * NANOSECONDS["us"] else "ns"  # it keeps three digits
+    fields = array_fields(costs, profile.links.activation, devices, NANOSECONDS[unit])
     fields |= {
         "micro_batches": [job.microbatches for job in picked],
         "batch_size": [job.batch_size for job in picked],
         "names": [job.name for job in picked],
-        "time_unit": "us" if micro else "ns",
+        "time_unit": unit,
     }
     for key in options:
         if key in fields or key in _SETTLED:

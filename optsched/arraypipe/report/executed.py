@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,21 +14,17 @@ from optsched.model.schedule import Rows
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Copied, Record
     from optsched.model.schedule import IntArray
 
 
-NANOSECONDS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
-
-
 class Waits(NamedTuple):
-    """Arcs between records: `head` waits for `tail`; `lag` is that of the plan, in nanoseconds."""
+    """Arcs between records: `head` waits for `tail`; `lag_ns` is that of the plan."""
 
     tail: IntArray
     head: IntArray
-    lag: IntArray
+    lag_ns: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +36,9 @@ class RunLog:
     records: Sequence[Record]  # those of one device in its own order, of all in any
     provenance: Mapping[str, Any] = field(default_factory=dict)
     copies: Sequence[Copied] = ()  # of states
-    exposed: Sequence[int] | None = None  # per record: nanoseconds it waited for copies
+    exposed_ns: Sequence[int] | None = None  # per record: how long it waited for copies
     parallel: bool = False  # devices ran by themselves; taken for granted if blocks overlap
-    uncertainty: int = 0  # how far the clocks of two devices may be apart, in nanoseconds
+    uncertainty_ns: int = 0  # how far the clocks of two devices may be apart
     left_out: int = 0  # blocks that were run before and have no record
 
     @cached_property
@@ -53,18 +49,18 @@ class RunLog:
 
 @dataclass(frozen=True, eq=False)
 class Executed:
-    """Every block that was run, one value a record; times are in nanoseconds."""
+    """Every block that was run, one value a record."""
 
     devices: tuple[str, ...]  # their names
     # as in the records
     segment: IntArray
     cycle: IntArray
-    start: IntArray
-    end: IntArray
-    waited: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+    waited_ns: IntArray
     # of the plan
     device: IntArray
-    planned: IntArray  # durations
+    planned_ns: IntArray  # durations
     labels: dict[str, Any]  # columns of a schedule; jobs are those of the trainer
     setups: dict[str, Any]  # likewise; blocks of one family need none between them
     # arcs of the plans, and from a job's last update in one segment to its first forward after it
@@ -77,9 +73,9 @@ class Executed:
         return job
 
     @property
-    def duration(self) -> IntArray:
+    def duration_ns(self) -> IntArray:
         """Measured durations."""
-        return self.end - self.start
+        return self.end_ns - self.start_ns
 
     @cached_property
     def sequences(self) -> Rows:
@@ -96,51 +92,51 @@ class Executed:
     @cached_property
     def serial(self) -> bool:
         """Whether no two blocks ran at the same time, in the order of the records."""
-        return bool((self.start[1:] >= self.end[:-1]).all())
+        return bool((self.start_ns[1:] >= self.end_ns[:-1]).all())
 
     @cached_property
-    def replayed(self) -> IntArray:
+    def replayed_ns(self) -> IntArray:
         """Starts on a virtual clock, with the measured durations."""
-        return virtual_starts(self, self.duration)
+        return virtual_starts(self, self.duration_ns)
 
 
-def virtual_starts(run: Executed, duration: IntArray) -> IntArray:
-    """Earliest starts of all records if their blocks take so long, in nanoseconds.
+def virtual_starts(run: Executed, duration_ns: IntArray) -> IntArray:
+    """Earliest starts of all records if their blocks take so long.
 
     Longest paths over the arcs of the plans, with their lags, and over the orders of the devices,
     with their setups.
     """
     before, after = run.neighbours
-    family, setup_in, setup_out = run.setups.values()
+    family, setup_in_ns, setup_out_ns = run.setups.values()
     needed = family[before] != family[after]
-    setup = np.where(needed, setup_out[before] + setup_in[after], 0)
+    setup_ns = np.where(needed, setup_out_ns[before] + setup_in_ns[after], 0)
     tail = np.concatenate((run.waits.tail, before))
     head = np.concatenate((run.waits.head, after))
-    lag = np.maximum(run.waits.lag, -duration[run.waits.tail])
-    weight = np.concatenate((lag, setup)) + duration[tail]
+    lag_ns = np.maximum(run.waits.lag_ns, -duration_ns[run.waits.tail])
+    weight_ns = np.concatenate((lag_ns, setup_ns)) + duration_ns[tail]
     by_tail = np.argsort(tail, kind="stable")
-    heads, weights = head[by_tail].tolist(), weight[by_tail].tolist()
-    bounds = np.searchsorted(tail[by_tail], np.arange(len(run.start) + 1)).tolist()
-    waiting = np.bincount(head, minlength=len(run.start)).tolist()
-    start = [0] * len(run.start)
+    heads, weights_ns = head[by_tail].tolist(), weight_ns[by_tail].tolist()
+    bounds = np.searchsorted(tail[by_tail], np.arange(len(run.start_ns) + 1)).tolist()
+    waiting = np.bincount(head, minlength=len(run.start_ns)).tolist()
+    start_ns = [0] * len(run.start_ns)
     order = [k for k, n in enumerate(waiting) if not n]
     for k in order:  # grows while it is walked: Kahn's algorithm
-        here = start[k]
+        here_ns = start_ns[k]
         for e in range(bounds[k], bounds[k + 1]):
             j = heads[e]
-            if here + weights[e] > start[j]:
-                start[j] = here + weights[e]
+            if here_ns + weights_ns[e] > start_ns[j]:
+                start_ns[j] = here_ns + weights_ns[e]
             waiting[j] -= 1
             if not waiting[j]:
                 order.append(j)
-    if len(order) < len(start):
+    if len(order) < len(start_ns):
         raise InternalError("blocks that were run are said to wait for each other")
-    return np.array(start, np.int64)
+    return np.array(start_ns, np.int64)
 
 
 def _executed(segments: Sequence[Segment], records: Sequence[Record]) -> Executed:
     table = np.array(records, np.int64).reshape(-1, 7)
-    segment, operation, cycle, iteration, start, end, waited = table.T
+    segment, operation, cycle, iteration, start_ns, end_ns, waited_ns = table.T
     rows = np.zeros((8, len(table)), np.int64)
     kind = np.zeros(len(table), "<U1")
     for part, own in zip(segments, grouped(segment, len(segments)).to_lists(), strict=True):
@@ -154,17 +150,17 @@ def _executed(segments: Sequence[Segment], records: Sequence[Record]) -> Execute
             [b.stage for b in blocks],
             [0 if b.kind == "U" else b.microbatch for b in blocks],
             seats[seat] if np.array_equal(given.family, seat) else given.family,
-            *np.array([given.setup_in, given.setup_out, given.duration]) * unit(part.plan),
+            *np.array([given.setup_in, given.setup_out, given.duration]) * part.plan.unit_ns,
         ]
         rows[:, own] = np.array(by_operation, np.int64)[:, done]
         kind[own] = np.array([b.kind[:1] for b in blocks], "<U1")[done]
-    device, job, stage, microbatch, family, setup_in, setup_out, planned = rows
+    device, job, stage, microbatch, family, setup_in_ns, setup_out_ns, planned_ns = rows
     labels = {"kind": kind, "job": job, "stage": stage, "microbatch": microbatch}
     labels["iteration"] = iteration
-    setups = {"family": family, "setup_in": setup_in, "setup_out": setup_out}
+    setups = {"family": family, "setup_in": setup_in_ns, "setup_out": setup_out_ns}
     devices = max((part.plan.devices for part in segments), key=len)
     return Executed(
-        devices, segment, cycle, start, end, waited, device, planned, labels, setups,
+        devices, segment, cycle, start_ns, end_ns, waited_ns, device, planned_ns, labels, setups,
         _waits(segments, table),
     )  # fmt: skip
 
@@ -174,16 +170,16 @@ def _waits(segments: Sequence[Segment], table: IntArray) -> Waits:
     found: list[tuple[int, int, int]] = []
     updated: dict[tuple[int, int, int], int] = {}  # in the segments before, by the next iteration
     for part, rows in zip(segments, grouped(table[:, 0], len(segments)).to_lists(), strict=True):
-        scale, seats, blocks = unit(part.plan), part.seats, part.plan.blocks
-        waits = [[(a.tail, a.tokens, a.lag * scale) for a in row] for row in part.plan.waits]
+        unit_ns, seats, blocks = part.plan.unit_ns, part.seats, part.plan.blocks
+        waits = [[(a.tail, a.tokens, a.lag * unit_ns) for a in row] for row in part.plan.waits]
         done = table[rows, 1:4].tolist()
         place = {(i, cycle): k for k, (i, cycle, _) in zip(rows, done, strict=True)}
         ends: dict[tuple[int, int, int], int] = {}
         for k, (i, cycle, iteration) in zip(rows, done, strict=True):
-            for tail, tokens, lag in waits[i]:
+            for tail, tokens, lag_ns in waits[i]:
                 before = place.get((tail, cycle - tokens))
                 if before is not None:
-                    found.append((before, k, lag))
+                    found.append((before, k, lag_ns))
             if part.plan.updates[i]:
                 ends[seats[blocks[i].job], blocks[i].stage, iteration + 1] = k
             if updated and blocks[i].kind == "F" and not blocks[i].microbatch:
@@ -199,8 +195,3 @@ def grouped(key: IntArray, n: int) -> Rows:
     indptr = np.zeros(n + 1, np.int64)
     np.cumsum(np.bincount(key, minlength=n), out=indptr[1:])
     return Rows(indptr, np.argsort(key, kind="stable"))
-
-
-def unit(plan: ExecutionPlan) -> int:
-    """Nanoseconds of the plan's unit of time."""
-    return NANOSECONDS[plan.schedule.time_unit]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.plan import routes
-from optsched.arraypipe.report.executed import unit
 from optsched.io.text import bytes_text, duration, plain
 from optsched.kernels.cycle_ratio import cycle_time
 from optsched.model.schedule import Arcs
@@ -19,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Prediction(NamedTuple):
-    """Times of one cycle, in the unit of the plan's schedule."""
+    """Times of one cycle."""
 
-    period: int  # least one of the plan's orders: what a long run needs by these durations
-    load: tuple[int, ...]  # durations of the blocks of every device
-    chain: int  # the job with the longest iterations, if it never waits for a device
+    period_ns: int  # least one of the plan's orders: what a long run needs by these durations
+    load_ns: tuple[int, ...]  # durations of the blocks of every device
+    chain_ns: int  # the job with the longest iterations, if it never waits for a device
     chain_job: int  # that job; -1 if no job takes any time
 
     @property
-    def bound(self) -> int:
+    def bound_ns(self) -> int:
         """No order of these blocks has a shorter period."""
-        return max(*self.load, self.chain)
+        return max(*self.load_ns, self.chain_ns)
 
 
 def predict(plan: ExecutionPlan) -> Prediction:
@@ -43,12 +42,12 @@ def predict(plan: ExecutionPlan) -> Prediction:
     period = schedule.period or plan.cycle_time  # distances are for periodic graphs
     graph = replace(schedule.graph(), arcs=Arcs.of(rows), period=period, offset=schedule.offset)
     free = cycle_time(graph, None, schedule.offset)
-    duration = schedule.duration.tolist()
+    unit_ns, duration = plan.unit_ns, schedule.duration.tolist()
     jobs = [plan.blocks[i].job for i in free.critical]
     return Prediction(
-        period=cycle_time(graph, schedule.sequences, schedule.offset).period,
-        load=tuple(sum(duration[i] for i in row) for row in plan.sequences),
-        chain=free.period if jobs else 0,
+        period_ns=unit_ns * cycle_time(graph, schedule.sequences, schedule.offset).period,
+        load_ns=tuple(unit_ns * sum(duration[i] for i in row) for row in plan.sequences),
+        chain_ns=unit_ns * free.period if jobs else 0,
         chain_job=jobs[0] if jobs else -1,
     )
 
@@ -79,29 +78,26 @@ def explain(plan: ExecutionPlan, *, window: int = 2) -> str:
 
 
 def _period(plan: ExecutionPlan, prediction: Prediction) -> Iterator[str]:
-    def time(value: int) -> str:
-        return duration(value * unit(plan))
-
-    busiest = max(range(len(plan.devices)), key=prediction.load.__getitem__)
-    gap = prediction.period / prediction.bound - 1 if prediction.bound else 0.0
-    yield f"predicted period  {time(prediction.period)}, {gap:.1%} above the bound"
-    yield f"bound             {time(prediction.bound)}, the larger of"
-    yield f"  load            {time(prediction.load[busiest])} on {_name(plan, busiest)}"
+    busiest = max(range(len(plan.devices)), key=prediction.load_ns.__getitem__)
+    gap = prediction.period_ns / prediction.bound_ns - 1 if prediction.bound_ns else 0.0
+    yield f"predicted period  {duration(prediction.period_ns)}, {gap:.1%} above the bound"
+    yield f"bound             {duration(prediction.bound_ns)}, the larger of"
+    yield f"  load            {duration(prediction.load_ns[busiest])} on {_name(plan, busiest)}"
     if prediction.chain_job >= 0:
-        yield f"  longest chain   {time(prediction.chain)} of job {prediction.chain_job}"
-    claimed = plan.schedule.period
-    if claimed is not None and claimed > prediction.period:
-        yield f"the document claims {time(claimed)}; its orders allow the shorter period"
+        yield f"  longest chain   {duration(prediction.chain_ns)} of job {prediction.chain_job}"
+    claimed_ns = plan.unit_ns * (plan.schedule.period or 0)
+    if claimed_ns > prediction.period_ns:
+        yield f"the document claims {duration(claimed_ns)}; its orders allow the shorter period"
 
 
 def _device(plan: ExecutionPlan, prediction: Prediction, device: int) -> Iterator[str]:
     row = plan.sequences[device]
-    share = prediction.load[device] / prediction.period if prediction.period else 0.0
+    share = prediction.load_ns[device] / prediction.period_ns if prediction.period_ns else 0.0
     stages = sorted({plan.blocks[i].stage for i in row})
     on = f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, stages))}" if stages else "nothing"
     yield (
         f"{_name(plan, device)}: {on}, {_many(len(row), 'block')} a cycle, load "
-        f"{duration(prediction.load[device] * unit(plan))} ({share:.0%})"
+        f"{duration(prediction.load_ns[device])} ({share:.0%})"
     )
     kept = budget(plan, device, {})
     if held := kept.activations + kept.workspace:

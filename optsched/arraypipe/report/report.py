@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from optsched.arraypipe.report.executed import unit, virtual_starts
+from optsched.arraypipe.report.executed import virtual_starts
 from optsched.io.text import aligned, duration, plain
 
 if TYPE_CHECKING:
@@ -21,52 +21,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Period:
-    """Nanoseconds a cycle of a segment, from the slope of the ends of whole cycles.
+    """Time a cycle of a segment, from the slope of the ends of whole cycles.
 
     Those count in which the jobs ran that ran together longest, `jobs` by their numbers in the
     trainer, with all their blocks; the first quarter is left out: a pipeline has to fill.
-    `planned` is the period that the schedule document claims; None if it has none, or if some of
+    `planned_ns` is the period that the schedule document claims; None if it has none, or if some of
     its jobs did not run. None elsewhere: fewer than two whole cycles.
     """
 
     segment: int
     cycles: int
-    planned: int | None
-    predicted: float | None
-    replayed: float | None
-    measured: float | None
+    planned_ns: int | None
+    predicted_ns: float | None
+    replayed_ns: float | None
+    measured_ns: float | None
     jobs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """What a device did all along, in nanoseconds.
+    """What a device did all along.
 
-    ``compute + switch + exposed + waiting + host`` is the time of the run. Between two blocks a
-    device waits until what the next one needs has been computed; then blocks may have to wait for
-    copies of states (`exposed`); what is left is the host's: `switch` before a block of another
-    job, `host` before one of the same and before the first. Where devices take turns, as on a CPU,
-    `waiting` is the turns of the others.
+    ``compute_ns + switch_ns + exposed_ns + waiting_ns + host_ns`` is the time of the run. Between
+    two blocks a device waits until what the next one needs has been computed; then blocks may have
+    to wait for copies of states (`exposed_ns`); what is left is the host's: `switch_ns` before a
+    block of another job, `host_ns` before one of the same and before the first. Where devices take
+    turns, as on a CPU, `waiting_ns` is the turns of the others.
 
-    `messages` is how long blocks stood at a receive, a part of `waiting` and of the host's time; 0
-    where nothing is sent. `idle` is the share of a cycle, or of the run if no period is known, in
-    which the device computes nothing (its *bubble*); on the virtual clock where devices take turns.
+    `messages_ns` is how long blocks stood at a receive, a part of `waiting_ns` and of the host's
+    time; 0 where nothing is sent. `idle` is the share of a cycle, or of the run if no period is
+    known, in which the device computes nothing (its *bubble*); on the virtual clock where devices
+    take turns.
     """
 
     name: str
     blocks: int
-    compute: int
-    switch: int
-    exposed: int
-    waiting: int
-    host: int
-    messages: int
+    compute_ns: int
+    switch_ns: int
+    exposed_ns: int
+    waiting_ns: int
+    host_ns: int
+    messages_ns: int
     idle: float
 
 
 @dataclass(frozen=True)
 class Report:
-    """Predicted against measured; times in nanoseconds.
+    """Predicted against measured.
 
     All three look at the blocks that were run, in the orders in which they were run. The first gap
     is the error of the durations, the second what the executor added.
@@ -74,19 +75,19 @@ class Report:
     Parameters
     ----------
     serial
-        Blocks of several devices took turns, as they do inline on a CPU: then `wall` says nothing
-        about parallel devices, and `replayed` is what to look at.
-    predicted
+        Blocks of several devices took turns, as they do inline on a CPU: then `wall_ns` says
+        nothing about parallel devices, and `replayed_ns` is what to look at.
+    predicted_ns
         Time of the run with durations, lags and setups of the plans.
-    replayed
+    replayed_ns
         The same with the measured durations.
-    wall
+    wall_ns
         As it was.
     periods
         The same per cycle, for every segment.
     devices
         What each device did.
-    between
+    between_ns
         Median host time between two blocks of a device: what a switch costs.
     cycles
         That the report is about, of all segments.
@@ -95,38 +96,38 @@ class Report:
     """
 
     serial: bool
-    predicted: int
-    replayed: int
-    wall: int
+    predicted_ns: int
+    replayed_ns: int
+    wall_ns: int
     periods: tuple[Period, ...]
     devices: tuple[DeviceTime, ...]
-    between: int
+    between_ns: int
     cycles: int = 0
     left_out: int = 0
 
     @property
-    def host(self) -> int:
+    def host_ns(self) -> int:
         """Host time between blocks, of all devices."""
-        return sum(d.switch + d.host for d in self.devices)
+        return sum(d.switch_ns + d.host_ns for d in self.devices)
 
     @property
-    def exposed(self) -> int:
+    def exposed_ns(self) -> int:
         """Time that blocks waited for copies of states, of all devices; 0 if all are resident."""
-        return sum(d.exposed for d in self.devices)
+        return sum(d.exposed_ns for d in self.devices)
 
     @property
     def period(self) -> Period | None:
         """The one with the most whole cycles; None if none has two."""
-        known = [p for p in self.periods if p.measured is not None]
+        known = [p for p in self.periods if p.measured_ns is not None]
         return max(known, key=lambda p: p.cycles, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for `json.dumps`."""
-        return asdict(self) | {"host": self.host}
+        """Everything, ready_ns for `json.dumps`."""
+        return asdict(self) | {"host_ns": self.host_ns}
 
     def __str__(self) -> str:
         lines = [*_time_lines(self), *_segment_lines(self), "", *_device_lines(self)]
-        lines.append(f"host time between two blocks: median {duration(self.between)}")
+        lines.append(f"host time between two blocks: median {duration(self.between_ns)}")
         return "\n".join(lines)
 
 
@@ -134,33 +135,33 @@ def compare(log: RunLog) -> Report:
     """Compare a run with its prediction."""
     run = log.executed
     ends = {
-        "predicted": virtual_starts(run, run.planned) + run.planned,
-        "replayed": run.replayed + run.duration,
-        "measured": run.end,
+        "predicted_ns": virtual_starts(run, run.planned_ns) + run.planned_ns,
+        "replayed_ns": run.replayed_ns + run.duration_ns,
+        "measured_ns": run.end_ns,
     }
     known = [_period(log, k, ends) for k, part in enumerate(log.segments) if part.seats]
     serial = run.serial and not log.parallel
-    wall = int(run.end.max() - run.start.min()) if len(run.start) else 0
+    wall_ns = int(run.end_ns.max() - run.start_ns.min()) if len(run.start_ns) else 0
     # what idle is a share of: the cycles of the period, else the run
-    inside, span = np.ones(len(run.start), np.bool_), wall
+    inside, span_ns = np.ones(len(run.start_ns), np.bool_), wall_ns
     if serial:
-        span = int(ends["replayed"].max(initial=0))
+        span_ns = int(ends["replayed_ns"].max(initial=0))
     steady, window = max(known, key=lambda row: row[0].cycles)
-    if steady.measured is not None:
+    if steady.measured_ns is not None:
         first, last = window
         inside = (run.segment == steady.segment) & (run.cycle > first) & (run.cycle <= last)
-        period = steady.replayed if serial else steady.measured
-        span = round((period or 0) * (last - first))
-    copies, host = _gaps(run, log.exposed, serial)
+        period_ns = steady.replayed_ns if serial else steady.measured_ns
+        span_ns = round((period_ns or 0) * (last - first))
+    copies_ns, host_ns = _gaps(run, log.exposed_ns, serial)
     after = run.neighbours[1]
     return Report(
         serial=serial and len(run.devices) > 1,
-        predicted=int(ends["predicted"].max(initial=0)),
-        replayed=int(ends["replayed"].max(initial=0)),
-        wall=wall,
+        predicted_ns=int(ends["predicted_ns"].max(initial=0)),
+        replayed_ns=int(ends["replayed_ns"].max(initial=0)),
+        wall_ns=wall_ns,
         periods=tuple(period for period, _ in known),
-        devices=_devices(run, copies, host, wall, inside, span),
-        between=round(float(np.median(host[after]))) if len(after) else 0,
+        devices=_devices(run, copies_ns, host_ns, wall_ns, inside, span_ns),
+        between_ns=round(float(np.median(host_ns[after]))) if len(after) else 0,
         cycles=len({*zip(run.segment.tolist(), run.cycle.tolist(), strict=True)}),
         left_out=log.left_out,
     )
@@ -191,39 +192,43 @@ def _period(log: RunLog, number: int, ends: dict[str, IntArray]) -> tuple[Period
         one, other = (here & (run.cycle == c) for c in (first, last))
         for name, end in ends.items():
             slopes[name] = int(end[other].max() - end[one].max()) / (last - first)
-    planned = part.plan.schedule.period
-    if planned is not None:
-        planned = planned * unit(part.plan) if len(jobs) == len(part.seats) else None
-    return Period(number, len(cycles), planned, **slopes, jobs=jobs), (first, last)
+    planned_ns = part.plan.schedule.period
+    if planned_ns is not None:
+        planned_ns = planned_ns * part.plan.unit_ns if len(jobs) == len(part.seats) else None
+    return Period(number, len(cycles), planned_ns, **slopes, jobs=jobs), (first, last)
 
 
-def _gaps(run: Executed, exposed: Sequence[int] | None, serial: bool) -> tuple[IntArray, IntArray]:
-    """Nanoseconds before every block that are for copies of states, and that are the host's."""
+def _gaps(
+    run: Executed, exposed_ns: Sequence[int] | None, serial: bool
+) -> tuple[IntArray, IntArray]:
+    """Times before every block that are for copies of states, and that are the host's."""
     before, after = run.neighbours
-    previous = np.full(len(run.start), run.start.min(initial=np.iinfo(np.int64).max))
-    previous[after] = run.end[before]
+    previous_ns = np.full(len(run.start_ns), run.start_ns.min(initial=np.iinfo(np.int64).max))
+    previous_ns[after] = run.end_ns[before]
     if serial:  # one host does everything: the time between two blocks belongs to the second
-        ready = np.append(run.start[:1], run.end[:-1])
+        ready_ns = np.append(run.start_ns[:1], run.end_ns[:-1])
     else:
-        ready = previous.copy()
-        np.maximum.at(ready, run.waits.head, run.end[run.waits.tail])
-    gap = np.maximum(run.start - previous, 0)
-    left = gap - np.clip(np.minimum(ready, run.start) - previous, 0, gap)
-    copies = np.minimum(np.zeros(len(run.start), np.int64) if exposed is None else exposed, left)
-    return copies, left - copies
+        ready_ns = previous_ns.copy()
+        np.maximum.at(ready_ns, run.waits.head, run.end_ns[run.waits.tail])
+    gap_ns = np.maximum(run.start_ns - previous_ns, 0)
+    left_ns = gap_ns - np.clip(np.minimum(ready_ns, run.start_ns) - previous_ns, 0, gap_ns)
+    copies_ns = np.minimum(
+        np.zeros(len(run.start_ns), np.int64) if exposed_ns is None else exposed_ns, left_ns
+    )
+    return copies_ns, left_ns - copies_ns
 
 
 def _devices(
     run: Executed,
-    copies: IntArray,
-    host: IntArray,
-    wall: int,
+    copies_ns: IntArray,
+    host_ns: IntArray,
+    wall_ns: int,
     inside: npt.NDArray[np.bool_],
-    span: int,
+    span_ns: int,
 ) -> tuple[DeviceTime, ...]:
     """Of every device; `idle` is what the blocks `inside` leave of a span."""
     before, after = run.neighbours
-    switch = np.zeros(len(run.start), np.bool_)
+    switch = np.zeros(len(run.start_ns), np.bool_)
     switch[after[run.job[before] != run.job[after]]] = True
     rows = []
     for name, row in zip(run.devices, run.sequences.to_lists(), strict=True):
@@ -231,12 +236,13 @@ def _devices(
         def total(values: IntArray, row: list[int] = row) -> int:
             return int(values[row].sum())
 
-        compute, exposed = total(run.duration), total(copies)
-        idle = 1 - total(run.duration * inside) / span if span else 0.0
+        compute_ns, exposed_ns = total(run.duration_ns), total(copies_ns)
+        idle = 1 - total(run.duration_ns * inside) / span_ns if span_ns else 0.0
         rows.append(
             DeviceTime(
-                name, len(row), compute, total(host * switch), exposed,
-                wall - compute - exposed - total(host), total(host * ~switch), total(run.waited),
+                name, len(row), compute_ns, total(host_ns * switch), exposed_ns,
+                wall_ns - compute_ns - exposed_ns - total(host_ns), total(host_ns * ~switch),
+                total(run.waited_ns),
                 max(0.0, idle),
             )
         )  # fmt: skip
@@ -249,8 +255,12 @@ _SEGMENTS: Final = 8  # shown, if there are more
 def _time_lines(report: Report) -> list[str]:
     """Whole run and period of a cycle, side by side."""
     period = report.period
-    whole = (report.predicted, report.replayed, report.wall)
-    cycle = (None,) * 3 if period is None else (period.predicted, period.replayed, period.measured)
+    whole = (report.predicted_ns, report.replayed_ns, report.wall_ns)
+    cycle = (
+        (None,) * 3
+        if period is None
+        else (period.predicted_ns, period.replayed_ns, period.measured_ns)
+    )
     predicted, replayed, wall = whole if period is None else cycle
     notes = [
         "", "durations of the plan", f"error of the durations{_change(replayed, predicted)}",
@@ -277,13 +287,13 @@ def _time_lines(report: Report) -> list[str]:
 
 def _segment_lines(report: Report) -> list[str]:
     """Periods of the segments, the longest ones if there are many."""
-    known = [p for p in report.periods if p.measured is not None]
+    known = [p for p in report.periods if p.measured_ns is not None]
     if len(report.periods) < 2 or not known:
         return []
     longest = sorted(known, key=lambda p: -p.cycles)[:_SEGMENTS]
     rows = [["segment", "jobs", "whole cycles", "predicted", "re-evaluated", "measured"]]
     for p in sorted(longest, key=lambda p: p.segment):
-        times = (p.predicted, p.replayed, p.measured)
+        times = (p.predicted_ns, p.replayed_ns, p.measured_ns)
         rows.append([str(p.segment), str(len(p.jobs)), str(p.cycles), *map(_known, times)])
     lines = ["", *aligned(rows)]
     if len(longest) < len(report.periods):
@@ -295,7 +305,7 @@ def _device_lines(report: Report) -> list[str]:
     others = "others' turns" if report.serial else "waiting"
     rows = [["device", "compute", "switch", "copies", others, "host", "messages", "idle a cycle"]]
     for d in report.devices:
-        times = [d.compute, d.switch, d.exposed, d.waiting, d.host, d.messages]
+        times = [d.compute_ns, d.switch_ns, d.exposed_ns, d.waiting_ns, d.host_ns, d.messages_ns]
         rows.append([plain(d.name), *map(duration, times), f"{d.idle:.1%}"])
     return aligned(rows)
 

@@ -33,7 +33,7 @@ def measured(log: RunLog) -> Schedule:
     run = log.executed
     tail, head = run.waits.tail, run.waits.head
     start, end = _in_order(run)
-    begins = np.append(start, np.array([c.start for c in log.copies], np.int64))
+    begins = np.append(start, np.array([c.start_ns for c in log.copies], np.int64))
     origin = int(begins.min()) if len(begins) else 0
     start, duration = start - origin, end - start
     early = np.minimum(start[head] - (start + duration)[tail], 0)
@@ -42,7 +42,7 @@ def measured(log: RunLog) -> Schedule:
     if log.parallel or not run.serial:
         clock = {
             "clock": "monotonic clocks of the devices, shifted to one",
-            "clock_uncertainty_ns": log.uncertainty,
+            "clock_uncertainty_ns": log.uncertainty_ns,
             "arcs_of_negative_lag": int(((early < 0) & ~lost).sum()),
             "arcs_left_out": int(lost.sum()),
             "most_negative_lag_ns": int(early.min(initial=0)),
@@ -68,11 +68,13 @@ def replayed(log: RunLog) -> Schedule:
     before, as in the run.
     """
     run = log.executed
-    tail, head, lag = run.waits
-    columns = {**run.labels, "start": run.replayed, "duration": run.duration}
+    tail, head, lag_ns = run.waits
+    columns = {**run.labels, "start": run.replayed_ns, "duration": run.duration_ns}
     if run.setups["setup_in"].any() or run.setups["setup_out"].any():
         columns |= run.setups
-    arcs = Arcs(tail, head, np.maximum(lag, -run.duration[tail]), np.zeros(len(tail), np.int64))
+    arcs = Arcs(
+        tail, head, np.maximum(lag_ns, -run.duration_ns[tail]), np.zeros(len(tail), np.int64)
+    )
     return _document(log, {"clock": VIRTUAL}, list(run.devices), run.device, arcs, columns)
 
 
@@ -104,7 +106,7 @@ def _in_order(run: Executed) -> tuple[IntArray, IntArray]:
 
     Times that events of a device are said to have may overlap by their resolution.
     """
-    start, end = run.start.copy(), run.end.copy()
+    start, end = run.start_ns.copy(), run.end_ns.copy()
     for row in run.sequences.to_lists():
         own = np.array(row, np.int64)
         if not len(own):
@@ -120,14 +122,14 @@ def _copies(log: RunLog, resources: list[str], origin: int) -> dict[str, tuple[A
     devices, words = log.executed.devices, {"in": "from host", "out": "to host"}
     rows = []
     free: dict[str, int] = {}
-    for c in sorted(log.copies, key=lambda c: (c.start, c.end)):
+    for c in sorted(log.copies, key=lambda c: (c.start_ns, c.end_ns)):
         link = f"{devices[c.device]} {words[c.direction]}"
         if link in devices:  # a device may have any name
             link += " (link)"
         if link not in free:
             resources.append(link)
-        start = max(c.start, free.get(link, c.start))
-        free[link] = max(start, c.end)
+        start = max(c.start_ns, free.get(link, c.start_ns))
+        free[link] = max(start, c.end_ns)
         labels = (COPIES[c.direction], c.job, c.stage, 0, 0)
         rows.append((*labels, start - origin, free[link] - start, resources.index(link)))
     names = (*log.executed.labels, "start", "duration", "owner")

@@ -54,12 +54,12 @@ Enough to keep it busy; few, because memory that another stream has used is free
 that stream has got there, so that a host far ahead takes more and more of it.
 """
 _NOWHERE: Final = -1
-_DRIFT: Final = 60 * 10**9  # after so long the host looks again how far the timers have drifted
-_FRESH: Final = 10**9  # events are compared with one of this second: differences are float32
+_DRIFT_NS: Final = 60 * 10**9  # after so long the host looks again how far the timers have drifted
+_FRESH_NS: Final = 10**9  # events are compared with one of this second: differences are float32
 
 
 class GpuClock:
-    """Nanoseconds of the host's monotonic clock at which events of one GPU were.
+    """Times of the host's monotonic clock at which events of one GPU were.
 
     Events of two GPUs cannot be subtracted, so each is compared with the host once: they agree up
     to the time that the host needs to notice that an event is over.
@@ -70,31 +70,31 @@ class GpuClock:
         self.origin = timer()
         self.origin.record(torch.cuda.current_stream(device))
         self.origin.synchronize()
-        self.passed = self.looked = time.perf_counter_ns()
+        self.passed_ns = self.looked_ns = time.perf_counter_ns()
 
     def wait(self, event: torch.cuda.Event) -> None:
         """Wait for an event; if the host had to, it knows now when that was, once a minute."""
-        before = time.perf_counter_ns()
+        before_ns = time.perf_counter_ns()
         over = event.query()  # type: ignore[no-untyped-call]
         event.synchronize()
-        if not over and before - self.looked > _DRIFT:
-            self.origin, self.passed = event, time.perf_counter_ns()
-            self.looked = self.passed
+        if not over and before_ns - self.looked_ns > _DRIFT_NS:
+            self.origin, self.passed_ns = event, time.perf_counter_ns()
+            self.looked_ns = self.passed_ns
 
-    def time(self, event: torch.cuda.Event) -> int:
+    def time_ns(self, event: torch.cuda.Event) -> int:
         """When an event was that is over."""
-        since: int = round(self.origin.elapsed_time(event) * 1e6)
-        now = self.passed + since
-        if since > _FRESH:
-            self.origin, self.passed = event, now
-        return now
+        since_ns: int = round(self.origin.elapsed_time(event) * 1e6)
+        now_ns = self.passed_ns + since_ns
+        if since_ns > _FRESH_NS:
+            self.origin, self.passed_ns = event, now_ns
+        return now_ns
 
 
 class BlockTimes:
     """When blocks ran on one stream: read when they are over, not waited for earlier."""
 
     def __init__(self, clock: GpuClock) -> None:
-        self.clock, self.last = clock, 0
+        self.clock, self.last_ns = clock, 0
         self.flying: deque[tuple[int, Pause, Sequence[Pause]]] = deque()
 
     def __len__(self) -> int:
@@ -117,10 +117,10 @@ class BlockTimes:
         if row == _NOWHERE:
             return None
         # a host that has looked at the timers again may put back the clock by what they drifted
-        start = max(self.last, self.clock.time(began))
-        self.last = max(start, self.clock.time(ended))
-        waited = round(sum(begin.elapsed_time(end) for begin, end in pauses) * 1e6)
-        return row, min(start + waited, self.last), self.last, waited
+        start_ns = max(self.last_ns, self.clock.time_ns(began))
+        self.last_ns = max(start_ns, self.clock.time_ns(ended))
+        waited_ns = round(sum(begin.elapsed_time(end) for begin, end in pauses) * 1e6)
+        return row, min(start_ns + waited_ns, self.last_ns), self.last_ns, waited_ns
 
     def keep(self, place: Mapping[int, int]) -> None:
         """Rows have new numbers; forget those that have none."""
@@ -156,7 +156,7 @@ class Lanes:
         self.clocks = {device: GpuClock(device) for device in dict.fromkeys(devices)}
         self.flying = [BlockTimes(self.clocks[device]) for device in devices]
         # of all blocks, in the order of their launch: start, end, waited before the start
-        self.times: list[tuple[int, int, int]] = []
+        self.times_ns: list[tuple[int, int, int]] = []
 
     def follow(self) -> None:
         """Let blocks launched from now on find what the host has put on the devices itself."""
@@ -200,8 +200,8 @@ class Lanes:
             began.record(stream)
             yield received
             ended.record(stream)
-        flying.add(len(self.times), began, ended, self.pauses())
-        self.times.append((0, 0, 0))
+        flying.add(len(self.times_ns), began, ended, self.pauses())
+        self.times_ns.append((0, 0, 0))
 
     def post(
         self, sent: Mapping[int, Parcel], lane: int, targets: Sequence[int]
@@ -221,7 +221,7 @@ class Lanes:
 
     def keep(self, place: Mapping[int, int]) -> None:
         """Rows have new numbers, in the same order; forget those that have none."""
-        self.times = [self.times[k] for k in place]
+        self.times_ns = [self.times_ns[k] for k in place]
         for flying in self.flying:
             flying.keep(place)
 
@@ -237,14 +237,14 @@ class Lanes:
             while flying:
                 self._land(lane)
         return [
-            record._replace(start=start, end=end)
-            for record, (start, end, _) in zip(records, self.times, strict=True)
+            record._replace(start_ns=start, end_ns=end)
+            for record, (start, end, _) in zip(records, self.times_ns, strict=True)
         ]
 
     def _land(self, lane: int) -> None:
         """Wait for the oldest block in flight, and read its times."""
         if landed := self.flying[lane].land():
-            self.times[landed[0]] = landed[1:]
+            self.times_ns[landed[0]] = landed[1:]
 
     def _pushed(self, parcel: Parcel, lane: int, target: int, ready: torch.cuda.Event) -> Posted:
         """Copy to another GPU, beside the blocks of both; a stream on either side does it.

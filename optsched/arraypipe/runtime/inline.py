@@ -45,7 +45,7 @@ class Past:
     """
 
     rows: list[Row] = field(default_factory=list)
-    exposed: list[int] = field(default_factory=list)  # of every row: waited for copies before
+    exposed_ns: list[int] = field(default_factory=list)  # of every row: waited for copies before
     cut: Moment = (0, 0)  # everything before it has been left out
     left_out: int = 0  # blocks
     limit: int = field(default_factory=lambda: MOST)
@@ -68,8 +68,8 @@ class Past:
         self.left_out += len(self.rows) - len(kept)
         # in place: whoever notes blocks holds these lists
         self.rows[:] = [self.rows[k] for k in kept]
-        if self.exposed:
-            self.exposed[:] = [self.exposed[k] for k in kept]
+        if self.exposed_ns:
+            self.exposed_ns[:] = [self.exposed_ns[k] for k in kept]
         return kept
 
     @property
@@ -146,7 +146,7 @@ class InlineBackend(Backend):
             return records
         records = self.lanes.finish(records)
         if self.worker.memory.moves:
-            self.past.exposed = [waited for *_, waited in self.lanes.times]
+            self.past.exposed_ns = [waited_ns for *_, waited_ns in self.lanes.times_ns]
         return records
 
     def _finish(self) -> None:
@@ -175,26 +175,26 @@ class InlineBackend(Backend):
         first, count, seat_of = segment.first, segment.count, [block.job for block in rows]
         execute, clock = self._executor(segment), time.perf_counter_ns
         past = self.past
-        note, note_exposed = past.rows.append, past.exposed.append
+        note, note_exposed = past.rows.append, past.exposed_ns.append
         change: Change | None = None
         draining, latest = False, -1
         worker, memory = self.worker, self.worker.memory
-        exposed, waits = memory.exposed, memory.moves and self.lanes is None
+        exposed_ns, waits = memory.exposed_ns, memory.moves and self.lanes is None
         for now in walk:
             operation, cycle, iteration = now
             received = {}
             for k in inputs[operation]:
                 received[k] = mail.pop(k)
-            began = clock()
+            began_ns = clock()
             sent = execute(now, received)
-            ended = clock()
+            ended_ns = clock()
             if waits:  # what it waited for its state is not the block's time
-                waited, exposed = memory.exposed - exposed, memory.exposed
-                began = min(began + waited, ended)
-                note_exposed(waited)
-            if worker.aside:
-                began, worker.aside = min(began + worker.aside, ended), 0
-            note((place, operation, cycle, iteration, began, ended, 0))
+                waited_ns, exposed_ns = memory.exposed_ns - exposed_ns, memory.exposed_ns
+                began_ns = min(began_ns + waited_ns, ended_ns)
+                note_exposed(waited_ns)
+            if worker.aside_ns:
+                began_ns, worker.aside_ns = min(began_ns + worker.aside_ns, ended_ns), 0
+            note((place, operation, cycle, iteration, began_ns, ended_ns, 0))
             mail.update(sent)
             seat = seat_of[operation]
             if runs[seat].end - first[seat] < count[seat]:

@@ -48,8 +48,8 @@ class Memory:
         self.runs = runs
 
     @property
-    def exposed(self) -> int:
-        """Nanoseconds that blocks have waited for copies of states so far."""
+    def exposed_ns(self) -> int:
+        """Time that blocks have waited for copies of states so far."""
         return 0
 
     @property
@@ -71,7 +71,7 @@ class Memory:
     def leave(self, job: int, stage: int, kind: str) -> None:
         """The block is over."""
 
-    def forget(self, before: int) -> None:
+    def forget(self, before_ns: int) -> None:
         """Forget the times of copies that ended before a time."""
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Worker:
     # when the loss of an iteration is known, before its backward: what the caller decides now holds
     # for the next iteration
     on_loss: Callable[[JobRun, int, float], None]
-    aside: int = 0  # nanoseconds of the last block for batches and callbacks, not its work
+    aside_ns: int = 0  # of the last block for batches and callbacks, not its work
 
     def execute(self, segment: Segment, now: Instance, received: Parcels) -> dict[int, Parcel]:
         """Run a block on what its messages brought; the messages that it sends, by their index.
@@ -117,9 +117,9 @@ class Worker:
                 memory.leave(run.index, place, kind)
             else:
                 if segment.plan.told[operation]:
-                    began = time.perf_counter_ns()
+                    began_ns = time.perf_counter_ns()
                     self._report(block, run, iteration)
-                    self.aside += time.perf_counter_ns() - began
+                    self.aside_ns += time.perf_counter_ns() - began_ns
                 if memory.moves:
                     memory.leave(run.index, place, kind)
                 return sent
@@ -184,9 +184,9 @@ class Worker:
         if index == 0 or last:
             assert run.feed is not None
             if run.feed.iteration != iteration:
-                began = time.perf_counter_ns()
+                began_ns = time.perf_counter_ns()
                 run.feed.draw(iteration)
-                self.aside += time.perf_counter_ns() - began
+                self.aside_ns += time.perf_counter_ns() - began_ns
             if index == 0:
                 x = run.feed.input(m, stage.device)
                 x = x if isinstance(x, tuple) else (x,)
