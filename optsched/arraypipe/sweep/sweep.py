@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from optsched.arraypipe.job import Job, JobFailed
@@ -24,6 +26,7 @@ from optsched.model.schedule import Schedule
 from optsched.solving.solve import solve
 
 try:
+    from optuna.samplers import BruteForceSampler, GridSampler
     from optuna.study import Study, StudyDirection
     from optuna.trial import TrialState
 except ModuleNotFoundError as error:
@@ -34,7 +37,7 @@ except ModuleNotFoundError as error:
 from optsched.arraypipe.sweep.trials import TrialFiles, Trials, mean_of_last
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
 
     from optuna.trial import FrozenTrial
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.evaluation import Evaluation
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.sweep.trials import Entry, Suggest, Value
+    from optsched.arraypipe.sweep.trials import Entry, Suggest, TrialCallback, Value
     from optsched.arraypipe.train_alone import Trained
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.arraypipe.training_run import RunResult
@@ -123,6 +126,9 @@ class ArraySweep:
     evaluate
         Instead of `value`: what `ArrayTrainer.fit` takes as `evaluate`, called with the merged
         model at rungs and at the end. In one process only.
+    callbacks
+        As for `Study.optimize`: called with ``(study, trial)`` after every trial that has ended,
+        on the first rank.
 
     Raises
     ------
@@ -142,6 +148,7 @@ class ArraySweep:
         schedule: Schedule | None = None,
         value: Value | None = None,
         evaluate: Any = None,
+        callbacks: Sequence[TrialCallback] = (),
     ) -> None:
         make_trainer = getattr(trainer, "with_jobs", trainer)
         if not callable(make_trainer):
@@ -152,6 +159,12 @@ class ArraySweep:
         for key, function in (("suggest", suggest), ("value", value or mean_of_last)):
             if not callable(function):
                 raise InputError(f"{key}: expected a function, got {function!r:.60}")
+        if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
+            raise InputError(f"callbacks: expected a list of functions, got {callbacks!r:.60}")
+        self.callbacks = tuple(callbacks)
+        for k, callback in enumerate(self.callbacks):
+            if not callable(callback):
+                raise InputError(f"callbacks[{k}]: expected a function, got {callback!r:.60}")
         if evaluate is not None and value is not None:
             raise InputError("value: expected none beside evaluate, which is what trials are told")
         if not isinstance(study, Study) and not (study is None and is_follower()):
@@ -194,12 +207,14 @@ class ArraySweep:
 
         Every trial is told as soon as it is known how it ended: its value, ``PRUNED``, or ``FAIL``
         (its loss is not finite or a block raised; the trial's attribute ``failure`` says why).
-        The others go on.
+        The others go on. After `study.stop()`, called by the sampler, a callback or any function of
+        the sweep, no trial is begun any more.
 
         Parameters
         ----------
         n_trials
-            Trials to begin; those in a folder that is resumed count.
+            Trials to begin; those in a folder that is resumed count. Not needed with a sampler
+            that comes to an end (`GridSampler`, `BruteForceSampler`), or with callbacks.
         timeout
             Seconds after which no trial is begun any more.
         checkpoint, checkpoint_every, keep
@@ -221,8 +236,6 @@ class ArraySweep:
         InputError
             An argument is wrong, or `suggest` or `value` gave something that cannot be used.
         """
-        if n_trials is None and timeout is None:
-            raise InputError("n_trials: expected a number of trials, or a timeout in seconds")
         if n_trials is not None:
             integer("n_trials", n_trials, 1, None)
         if timeout is not None:
@@ -236,26 +249,34 @@ class ArraySweep:
             "checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "keep": keep,
             "resume": resume, "backend": backend,
         }  # fmt: skip
-        begin = partial(self._trials, n_trials, timeout, options)
-        trials = _on_all_ranks(begin, backend)
-        if backend == "process":
-            from optsched.arraypipe.distributed.group import Group
+        with _stoppable(self.study) as stopped:
+            begin = partial(self._trials, n_trials, timeout, stopped, options)
+            trials = _on_all_ranks(begin, backend)
+            if backend == "process":
+                from optsched.arraypipe.distributed.group import Group
 
-            trials.group = Group(name=f"sweep{next(_SWEEPS)}")
-        try:
-            run = self._train(trials, on_step, options)
-            models = () if run is None else zip(run.jobs, run.models, strict=False)
-            trials.close(dict(models))
-        except BaseException as error:
-            trials.abandon(f"{type(error).__name__}: {error}")
-            raise
+                trials.group = Group(name=f"sweep{next(_SWEEPS)}")
+            try:
+                run = self._train(trials, on_step, options)
+                models = () if run is None else zip(run.jobs, run.models, strict=False)
+                trials.close(dict(models))
+            except BaseException as error:
+                trials.abandon(f"{type(error).__name__}: {error}")
+                raise
         return self._result(trials, run)
 
     def _trials(
-        self, n_trials: int | None, timeout: float | None, options: dict[str, Any]
+        self,
+        n_trials: int | None,
+        timeout: float | None,
+        stopped: Event,
+        options: dict[str, Any],
     ) -> Trials:
         follows = options["backend"] == "process" and is_follower()
         study, files = None if follows else self.study, None
+        ends = study is None or isinstance(study.sampler, (GridSampler, BruteForceSampler))
+        if n_trials is None and timeout is None and not (ends or self.callbacks):
+            raise InputError("n_trials: expected a number of trials, or a timeout in seconds")
         folder, every = options["checkpoint"], options["checkpoint_every"]
         if folder is None and (every is not None or options["resume"]):
             raise InputError("checkpoint: expected a folder to write to or resume from")
@@ -267,8 +288,11 @@ class ArraySweep:
                     f"folder, or resume=True to go on with it"
                 )
         left: float = math.inf if n_trials is None else n_trials
-        until = math.inf if timeout is None else time.monotonic() + timeout
-        return Trials(study, self.suggest, self.steps, self.rungs, self.value, left, until, files)
+        until_s = math.inf if timeout is None else time.monotonic() + timeout
+        return Trials(
+            study, self.suggest, self.steps, self.rungs, self.value, left, until_s, stopped, files,
+            callbacks=self.callbacks,
+        )  # fmt: skip
 
     def _train(
         self,
@@ -403,6 +427,20 @@ def _check_fits(entry: Entry, plan: ExecutionPlan, seat: int) -> None:
         f"the first {plan.n_jobs} trials do so too, or give a schedule of a JobArray with "
         f'update_mode="global" and clip by a large norm instead of not at all'
     )
+
+
+@contextmanager
+def _stoppable(study: Study | None) -> Iterator[Event]:
+    """Let `study.stop()` set an event inside; Optuna refuses it outside of `Study.optimize`."""
+    stopped = Event()
+    if study is None:
+        yield stopped
+        return
+    study.stop = stopped.set  # type: ignore[method-assign]
+    try:
+        yield stopped
+    finally:
+        del study.stop
 
 
 def _on_all_ranks(make: Callable[[], Made], backend: str) -> Made:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from optuna import TrialPruned
+from optuna.samplers import BruteForceSampler, GridSampler
 from optuna.trial import FixedTrial, Trial, TrialState
 
 from optsched.arraypipe.job import Job
@@ -22,9 +23,10 @@ from optsched.io.files import read_text, write_atomic
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+    from threading import Event
 
     from optuna.study import Study
-    from optuna.trial import BaseTrial
+    from optuna.trial import BaseTrial, FrozenTrial
     from torch import nn
 
     from optsched.arraypipe.distributed.group import Group
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 _FORMAT: Final = "optsched.sweep/1"
 
 Suggest: TypeAlias = "Callable[[BaseTrial], Job]"
+TrialCallback: TypeAlias = "Callable[[Study, FrozenTrial], object]"
 Value: TypeAlias = "Callable[[Job, Sequence[float]], float]"
 
 
@@ -109,10 +112,12 @@ class Trials:
     rungs: Sequence[int]  # iterations after which the pruner is asked
     value: Value  # of a job and its losses so far; reported at rungs and told at the end
     left: float  # trials to begin yet
-    until: float  # when no trial is begun any more, on the monotonic clock
+    until_s: float  # when no trial is begun any more, on the monotonic clock
+    stopped: Event  # set by `study.stop()`: no trial is begun any more
     files: TrialFiles | None = None  # where losses are kept for a resume
     group: Group | None = None  # of the ranks
     measure: Measure | None = None  # of a job and its model, instead of `value`
+    callbacks: Sequence[TrialCallback] = ()  # called after every trial that has ended
     entries: dict[Job, Entry] = field(default_factory=dict)  # as they were begun; the first rank's
 
     def __post_init__(self) -> None:
@@ -148,19 +153,39 @@ class Trials:
         """Those that a former run has left, then new ones, unless `suggest` refuses them."""
         found, self.waiting = self.waiting[:most], self.waiting[most:]
         study = self.study
-        while study and len(found) < most and self.left > 0 and time.monotonic() < self.until:
+        while study and len(found) < most and self.left > 0 and time.monotonic() < self.until_s:
+            if self._ended(study):
+                break
             self.left -= 1
             trial = study.ask()
             try:
                 job = made(self.suggest, trial, trial.number)
             except TrialPruned:
-                study.tell(trial, state=TrialState.PRUNED)
+                self._tell(trial, TrialState.PRUNED)
             except BaseException:
                 study.tell(trial, state=TrialState.FAIL)
                 raise
             else:
                 found.append(self._enter(Entry(trial, job)))
         return found
+
+    def _ended(self, study: Study) -> bool:
+        """Whether `study.stop()` was called, or an exhaustive sampler has begun all its points.
+
+        Optuna checks the latter when a trial ends; with several slots some points would be trained
+        twice until then.
+        """
+        sampler = study.sampler
+        if self.stopped.is_set() or not isinstance(sampler, (GridSampler, BruteForceSampler)):
+            return self.stopped.is_set()
+        trials = study.get_trials(deepcopy=False)
+        if isinstance(sampler, GridSampler):
+            own = {entry.trial.number for entry in self.entries.values()}
+            begun = {t.system_attrs.get("grid_id") for t in trials if t.number in own}
+            return begun.issuperset(sampler._get_unvisited_grid_ids(study))
+        if last := next((t for t in reversed(trials) if t.params), None):
+            sampler.after_trial(study, last, last.state, last.values)
+        return self.stopped.is_set()
 
     def _made(self, number: int, params: dict[str, Any]) -> Entry:
         trial = FixedTrial(params, number)
@@ -180,7 +205,7 @@ class Trials:
             trial = Trial(self.study, frozen._trial_id)
             last = max(frozen.intermediate_values, default=0)
             if 0 < last < self.steps and trial.should_prune():
-                self.study.tell(trial, state=TrialState.PRUNED)
+                self._tell(trial, TrialState.PRUNED)
                 continue
             entry = Entry(trial, made(self.suggest, trial, trial.number))
             entry.losses = self.files.read(trial.number)
@@ -218,7 +243,7 @@ class Trials:
             entry.reported.add(done)
         if done < self.steps and entry.trial.should_prune():
             entry.job.stop()
-            self._tell(entry, TrialState.PRUNED)
+            self._finish(entry, TrialState.PRUNED)
 
     def settle(self, job: Job, model: nn.Module | None = None) -> None:
         """Tell the study of a job that has ended, as far as it is known how.
@@ -243,7 +268,7 @@ class Trials:
             if math.isnan(value):
                 self._fail(entry, "its value is not a number")
             else:
-                self._tell(entry, TrialState.COMPLETE, value)
+                self._finish(entry, TrialState.COMPLETE, value)
 
     def close(self, models: Mapping[Job, nn.Module]) -> None:
         """After the run: settle what is left.
@@ -288,12 +313,17 @@ class Trials:
 
     def _fail(self, entry: Entry, reason: str) -> None:
         entry.trial.set_user_attr("failure", reason)
-        self._tell(entry, TrialState.FAIL)
+        self._finish(entry, TrialState.FAIL)
 
-    def _tell(self, entry: Entry, state: TrialState, value: float | None = None) -> None:
-        assert self.study is not None
-        self.study.tell(entry.trial, value, state=state)
+    def _finish(self, entry: Entry, state: TrialState, value: float | None = None) -> None:
         entry.told = True
+        self._tell(entry.trial, state, value)
+
+    def _tell(self, trial: Trial, state: TrialState, value: float | None = None) -> None:
+        assert self.study is not None
+        self.study.tell(trial, value, state=state)
+        for callback in self.callbacks:
+            callback(self.study, deepcopy(self.study.get_trials(deepcopy=False)[trial.number]))
 
 
 def made(suggest: Suggest, trial: BaseTrial, number: int) -> Job:
