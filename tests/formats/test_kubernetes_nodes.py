@@ -76,6 +76,8 @@ LEFT_OUT: dict[str, tuple[dict[str, int], dict[str, str], str]] = {
     "none": ({GPU: 8}, {REPLICAS: "0"}, f"label {REPLICAS}=0"),
     "no multiple": ({GPU: 8}, {REPLICAS: "3"}, f"8 {GPU} are not a multiple of label {REPLICAS}=3"),
     "count": ({GPU: 10}, {"nvidia.com/gpu.count": "1"}, "label nvidia.com/gpu.count=1"),
+    "one lost": ({GPU: 7}, {"nvidia.com/gpu.count": "8"}, "label nvidia.com/gpu.count=8"),
+    "not yet shared": ({GPU: 4}, {REPLICAS: "4", "nvidia.com/gpu.count": "4"}, "gpu.count=4"),
     "two kinds": ({GPU: 8, "amd.com/gpu": 8}, {}, "has GPUs of two kinds"),
 }
 TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable",

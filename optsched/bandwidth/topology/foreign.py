@@ -45,6 +45,7 @@ _KINDS: Final = {
     r"^(- +|  )topology: ": "Slurm's topology.yaml", r"^PARTITION +AVAIL": "`sinfo`",
     r"^op,payload_bytes,": "measurements of `optsched bandwidth import`",
     r"^host,": "a CSV of hosts and levels",
+    r"\A\s*\d+[ \t]+\d+.*\n\s*\d+([ \t]+\d+)+\s*$": "an instance of a job shop",
 }  # fmt: skip
 """Patterns of lines, the more specific first, and what has them."""
 

@@ -176,7 +176,8 @@ def _counted(whole: Mapping[str, int], labels: Mapping[str, str]) -> NodeGpus:
             return NodeGpus("", 0, f"{count} {key} are not a multiple of label {said:.80}")
         total += count // times
     most = labels.get("nvidia.com/gpu.count", "")
-    if _COUNT.fullmatch(most) and total > int(most):
-        return NodeGpus("", 0, f"has {total} GPUs, but label nvidia.com/gpu.count={most} (shared?)")
+    mixed = labels.get("nvidia.com/mig.strategy") == "mixed"  # the label may count GPUs with MIG
+    if _COUNT.fullmatch(most) and (total > int(most) or (total < int(most) and not mixed)):
+        return NodeGpus("", 0, f"has {total} GPUs, but label nvidia.com/gpu.count={most}")
     product = next((labels[key] for key in RESOURCES[kinds.pop()] if key in labels), "gpu")
     return NodeGpus(product.removesuffix("-SHARED"), total)
