@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.trainer import RunConfig as RunConfig
     from optsched.errors import (
         CyclicOrder,
+        Infeasible,
         InputError,
         InternalError,
         MissingExtra,
@@ -50,7 +51,7 @@ _HOME = {
     name: module
     for module, names in {
         "arraypipe": "ArrayTrainer Job RunConfig",  # not in `__all__`: they need torch
-        "errors": "CyclicOrder InputError InternalError MissingExtra OptschedError "
+        "errors": "CyclicOrder Infeasible InputError InternalError MissingExtra OptschedError "
         "UnsupportedProblem",
         "model.schedule": "Arcs Objective Resource Rows Schedule",
         "model.verify": "verify",
@@ -78,6 +79,7 @@ __all__ = [
     "Arcs",
     "CyclicOrder",
     "GpuPlacement",
+    "Infeasible",
     "InputError",
     "InternalError",
     "JobArray",

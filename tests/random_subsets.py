@@ -123,8 +123,9 @@ class Subset(NamedTuple):
 
     value: int
     gpus: tuple[int, ...]
-    rest: tuple[int, int, int]
-    """Hosts left whole, weight of the best pairs of the rest, sum of best bandwidths of it."""
+    rest: tuple[int, ...]
+    """Minus domains by level and hosts, then hosts left whole, weight of the best pairs of the
+    rest, sum of best bandwidths of it."""
 
 
 def best_subset(
@@ -155,8 +156,8 @@ def rest(
     state: ClusterState,
     bandwidth: Callable[[tuple[int, ...]], int | None],
     chosen: tuple[int, ...],
-) -> tuple[int, int, int]:
-    """Hosts left whole, heaviest pairs of the rest, and its best bandwidths, summed by host."""
+) -> tuple[int, ...]:
+    """Minus domains and hosts; hosts left whole, heaviest pairs and best bandwidths of the rest."""
     left = _by_host(state, set(state.free) - set(chosen))
     whole = pairs = best = 0
     for h in range(state.cluster.n_hosts):
@@ -165,7 +166,10 @@ def rest(
         pairs += _matching(tuple(gpus), bandwidth)
         for c in range(2, len(gpus) + 1):
             best += max(bandwidth(some) or 0 for some in combinations(gpus, c))
-    return whole, pairs, best
+    hosts = {int(state.cluster.host_of[gpu]) for gpu in chosen}
+    ways = [(*state.cluster.hosts[h].domains, h) for h in hosts]
+    used = (-len({way[: level + 1] for way in ways}) for level in range(len(ways[0])))
+    return *used, whole, pairs, best
 
 
 def _matching(gpus: tuple[int, ...], bandwidth: Callable[[tuple[int, ...]], int | None]) -> int:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from benchmarks.bandwidth.measured_data import VARIABLE
 from benchmarks.bandwidth.samples import training_samples
 from benchmarks.bandwidth.subset_surrogate import Truth, runs, truth
 from benchmarks.machine import machine
@@ -29,7 +30,6 @@ from optsched.bandwidth.measure.planner import learn, plan_measurements
 from optsched.bandwidth.measure.scenarios import packed, uniform
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import demands, share
-from optsched.bandwidth.models.measured_data import VARIABLE
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.search.ask import ask
 

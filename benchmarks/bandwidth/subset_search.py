@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 import optsched
+from benchmarks.bandwidth.measured_data import VARIABLE, load_measured
 from benchmarks.machine import machine
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.measure.metrics import gbe
 from optsched.bandwidth.measure.scenarios import packed, uniform
 from optsched.bandwidth.models.measured import MeasuredBandwidth
-from optsched.bandwidth.models.measured_data import VARIABLE, load_measured
 from optsched.bandwidth.models.model import CountModel, alone, unlimited
 from optsched.bandwidth.topology.rates import KILOBYTES
 from optsched_solvers.gpus.counts import Counts

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
     from optsched.bandwidth.models.contention import Contention, Share
     from optsched.bandwidth.models.measured import MeasuredBandwidth
-    from optsched.bandwidth.models.measured_data import load_measured
     from optsched.bandwidth.models.measurements import (
         Measurement,
         MeasurementTable,
@@ -36,7 +35,6 @@ _HOME = {
         "models.bottleneck": "BottleneckBandwidth",
         "models.contention": "Contention Share",
         "models.measured": "MeasuredBandwidth",
-        "models.measured_data": "load_measured",
         "models.measurements": "Measurement MeasurementTable MixedMeasurements",
         "models.model": "BandwidthModel CountModel UnmeasuredPattern",
         "models.model_document": "read_model write_model",
@@ -57,7 +55,7 @@ __all__ = [
     "CountModel", "Dispatcher", "HierarchicalTransformer", "Host", "HostType",
     "IntraTable", "Job", "MeasuredBandwidth", "Measurement", "MeasurementTable",
     "MixedMeasurements", "PodBandwidth", "Policy", "Share", "UnmeasuredPattern",
-    "load_measured", "metrics", "plan_measurements", "rates", "read_model",
+    "metrics", "plan_measurements", "rates", "read_model",
     "scenarios", "synthetic", "write_model",
 ]  # fmt: skip
 

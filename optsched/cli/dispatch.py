@@ -57,6 +57,8 @@ def dispatch(
     check_outputs([output], [state, cluster, model])
     known = _model(cluster, model)
     running = state_document.read(state, known.cluster)
+    for line in known.assumed:
+        print(f"warning: {line}", file=sys.stderr)
     rules: dict[str, Any] = {
         "policy": _policy(policy),
         "tolerance": _share(tolerance),
@@ -254,6 +256,8 @@ def _asked(
                 gpus, request.name, None if wanted is None else kilobytes("demand", wanted)
             )
         answer["gpus"], answer["bandwidth"] = written(gpus), _rate(value)
+    if dispatcher.model.assumed and verb != "scores":
+        answer["assumed"] = dispatcher.model.assumed
     return state
 
 

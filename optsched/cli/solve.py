@@ -149,8 +149,21 @@ def _summary(problem: Problem, file: Path, result: Result) -> dict[str, Any]:
             {"seconds": round(step.elapsed, 6)} | {key: getattr(step, key) for key in _HISTORY}
             for step in result.history
         ],
+        **_chosen(problem, result),
         **({"reason": result.reason} if result.reason else {}),
         **({"missing": result.missing} if result.missing else {}),
+    }
+
+
+def _chosen(problem: Problem, result: Result) -> dict[str, str]:
+    """The GPUs of every request, host and local ids; nothing of other problems."""
+    if not isinstance(problem, optsched.GpuPlacement) or result.schedule is None:
+        return {}
+    chosen = zip(problem.requests, problem.chosen(result.schedule), strict=True)
+    several = len(problem.requests) > 1
+    return {
+        f"GPUs of {one.name}" if several else "GPUs": problem.cluster.written(gpus)
+        for one, gpus in chosen
     }
 
 
@@ -171,6 +184,8 @@ def _rows(
         (problem.objective_name, described(result.objective)),
         ("lower bound" if problem.objective_name == "makespan" else "bound",
          described(result.lower_bound)),
+        *_chosen(problem, result).items(),
+        *(("assumed", text) for text in getattr(getattr(problem, "model", None), "assumed", ())),
         ("gap", gap),
         ("status", result.status + " (interrupted: best so far)" * result.interrupted),
         ("reason", result.reason or None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from itertools import groupby
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.text import Text
 
+from optsched.bandwidth.models.fallback import assumptions
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.links import PCIE, nvlinks, weight
 from optsched.bandwidth.topology.rates import shown
@@ -56,7 +58,7 @@ def import_(
     nics: Annotated[
         str | None, option("Network cards a host: number, or names [default: those near GPUs].")
     ] = None,
-    nic_rate: Annotated[float, option("GB/s of a network card.")] = 50.0,
+    nic_rate: Annotated[float | None, option("GB/s of a network card [default: unknown].")] = None,
     pod: Annotated[str | None, option("Level whose domains are pods.")] = None,
     name: Annotated[str, option("Name of the cluster.")] = "",
 ) -> None:
@@ -69,6 +71,8 @@ def import_(
         nics=cards.split(",") if isinstance(cards, str) else cards,
     )  # fmt: skip
     wrote(output, cluster.write, f": {cluster.n_hosts} hosts, {cluster.n_gpus} GPUs")
+    for line in assumptions(cluster):
+        print(f"warning: {line}", file=sys.stderr)
 
 
 @app.command()
@@ -91,12 +95,12 @@ def check(
         if t not in used:
             print(f"note: types[{kind.name}]: no host is of this type")
             continue
-        if kind.intra is None:
-            print(f"note: types[{kind.name}]: no bandwidths within the host: they are guessed")
-        if kind.links is None and kind.intra is None:
-            print(f"note: types[{kind.name}]: no links: all GPUs are taken for alike")
+        if kind.intra is None and kind.links is not None:
+            print(f"note: types[{kind.name}]: no bandwidths within the host: estimated by links")
         if kind.nics == 0 and cluster.n_hosts > 1:
             print(f"note: types[{kind.name}]: no network cards: nothing goes across hosts")
+    for line in assumptions(cluster):
+        print(f"note: {line}")
     if len(cluster.fabrics) > 1:
         sizes = ", ".join(f"{int(cluster.sizes[[*hosts]].sum())}" for hosts in cluster.fabrics[:8])
         print(
@@ -136,11 +140,15 @@ def _types(cluster: Cluster) -> Table:
     heads = ("type", "hosts", "GPUs", "network", "NUMA", "links", "within a host")
     hosts = Counter(cluster.type_of)
     rows = [
-        (kind.name, str(hosts[t]), str(kind.gpus), f"{kind.nics} x {kind.nic_rate:g} GB/s",
+        (kind.name, str(hosts[t]), str(kind.gpus), f"{kind.nics} x {_rate(kind)}",
          "+".join(str(len(group)) for group in kind.numa), _summary(kind), _within(kind))
         for t, kind in enumerate(cluster.types)
     ]  # fmt: skip
     return table(heads, rows, left=(0, 3, 4, 5, 6))
+
+
+def _rate(kind: HostType) -> str:
+    return "unknown" if kind.nic_rate is None else f"{kind.nic_rate:g} GB/s"
 
 
 def _summary(kind: HostType) -> str:

@@ -39,7 +39,7 @@ def from_text(
     name: str,
     file: str = "topology",
     nics: int | Sequence[str] | None = None,
-    nic_rate: float = 50.0,
+    nic_rate: float | None = None,
     tray: int = 0,
     intra: IntraTable | None = None,
 ) -> HostType:

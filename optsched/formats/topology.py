@@ -27,7 +27,7 @@ def cluster_from_files(
     domains: str | os.PathLike[str] | None = None,
     levels: Sequence[str] = (),
     nics: int | Sequence[str] | None = None,
-    nic_rate: float = 50.0,
+    nic_rate: float | None = None,
     pod: str | None = None,
     name: str = "",
 ) -> Cluster:

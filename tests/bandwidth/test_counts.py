@@ -10,8 +10,8 @@ from depth import depth
 from random_subsets import best_subset, subsets_of
 from uncompiled import uncompile
 
-from optsched.bandwidth import ClusterState
-from optsched.bandwidth.models.contention import demands, share
+from optsched.bandwidth import Cluster, ClusterState, Host
+from optsched.bandwidth.models.contention import Contention, demands, share
 from optsched.bandwidth.models.model import UnmeasuredPattern
 from optsched.bandwidth.search import counts
 from optsched.bandwidth.search.ask import MOST_LEAVES, ask, leaves_in_python
@@ -77,6 +77,27 @@ def test_ties():  # type: ignore[no-untyped-def]
             assert found is None, seed
             continue
         assert found is not None, seed
+        assert (found.value, found.gpus) == (best.value, best.gpus), seed
+
+
+def test_ties_go_to_the_fewest_domains():  # type: ignore[no-untyped-def]
+    """From the top level down, however hosts and domains are mixed; then to the fewest hosts."""
+    for seed in range(CASES):
+        rng = random.Random(seed)
+        model = Tables(rng, sizes_of(rng, 9))
+        levels = ("block", "rack", "tray")[: rng.randint(0, 3)]
+        ways = [tuple(rng.choice("abc") for _ in levels) for _ in model.cluster.hosts]
+        hosts = zip(model.cluster.hosts, ways, strict=True)
+        model.cluster = Cluster(
+            tuple(Host(host.name, host.type, way) for host, way in hosts),
+            model.cluster.types, levels,
+        )  # fmt: skip
+        model.values = [rng.choice(model.values)]  # the network gives all patterns the same
+        state = state_of(rng, model.cluster)
+        k = rng.randint(1, len(state.free))
+        found = ask(model.tables(), state, (0,) * len(state.jobs), k, ties=True)
+        best = best_subset(state, model.known, (0,) * len(state.jobs), k, Contention())
+        assert found is not None and best is not None
         assert (found.value, found.gpus) == (best.value, best.gpus), seed
 
 
@@ -151,7 +172,7 @@ def test_python_answers_as_the_kernel(monkeypatch):  # type: ignore[no-untyped-d
 
 def test_python_leaves_large_questions_to_the_kernel(monkeypatch):  # type: ignore[no-untyped-def]
     """Nine hosts, one of nine GPUs, or many vectors of equal worth: Python would take too long."""
-    for sizes, k in (([4] * 9, 18), ([9] * 2, 9), ([8] * 6, 20)):
+    for sizes, k in (([4] * 9, 18), ([9] * 2, 9), ([8] * 6, 35)):
         model = Tables(random.Random(1), sizes)
         few = leaves_in_python(model.cluster.sizes, k)
         assert few < MOST_LEAVES and (few > 0) == (sizes == [8] * 6)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from optsched.bandwidth.models.measured_data import (
+from benchmarks.bandwidth.measured_data import (
     H100_HOSTS,
     LARGE,
     MIXED_HOSTS,

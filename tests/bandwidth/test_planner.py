@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.bandwidth.measured_data import VARIABLE, load_measured
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.measure.planner import (
     Plan,
@@ -31,7 +32,6 @@ from optsched.bandwidth.measure.value_of_information import (
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.models.measured import MeasuredBandwidth
-from optsched.bandwidth.models.measured_data import VARIABLE, load_measured
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.search.ask import ask
 from optsched.bandwidth.topology.cluster import Cluster, HostType

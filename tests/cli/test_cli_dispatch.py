@@ -13,6 +13,7 @@ import pytest
 import optsched
 from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Dispatcher, Policy
 from optsched.model.verify import verify
+from optsched.problems.gpus.problem import Request
 
 if TYPE_CHECKING:
     from program import Cli
@@ -70,6 +71,14 @@ def test_an_instance_is_solved(site: Cli) -> None:
     optsched.GpuPlacement(state, model, 5).write("p.subset.json")
     ran = site("solve", "p.subset.json", "--solver", "counts")
     assert ran.code == 0 and "bandwidth   " in ran.out and "GB/s" in ran.out
+    gpus, _ = Dispatcher(cluster, model).choose(state, 5)
+    assert f"GPUs        {cluster.written(gpus)}\n" in ran.out
+    ran = site("solve", "p.subset.json", "--solver", "counts", "--json")
+    assert json.loads(ran.out)["GPUs"] == cluster.written(gpus)
+    both = [Request("x", 2), Request("y", 1)]
+    optsched.GpuPlacement(state, model, requests=both).write("two.subset.json")
+    words = json.loads(site("solve", "two.subset.json", "--json").out)
+    assert [len(cluster.parse(words[f"GPUs of {name}"])) for name in "xy"] == [2, 1]
     beside = optsched.GpuPlacement(state, model, 5)
     beside.write("q.subset.json", "b.json")
     assert optsched.GpuPlacement.read("q.subset.json") == beside

@@ -156,10 +156,12 @@ def test_check(site: Cli) -> None:
     Cluster((Host("a", "h"), Host("b", "h")), bare).write("c.json")
     notes = site("topology", "check", "c.json").out.splitlines()[1:]
     assert [note.split(": ")[1:] for note in notes] == [
-        ["types[h]", "no bandwidths within the host", "they are guessed"],
-        ["types[h]", "no links", "all GPUs are taken for alike"],
         ["types[h]", "no network cards", "nothing goes across hosts"],
         ["types[spare]", "no host is of this type"],
+        [
+            "links within host type h are unknown",
+            "assumed at least as good as the network; --topo or measurements settle it",
+        ],
     ]
     three = tuple(Host(f"n{i}", "h", (f"z{i % 2}", f"r{i}" * (i > 0))) for i in range(3))
     for levels, note in (((), "no levels: all hosts are taken for equally near"),

@@ -386,7 +386,7 @@ def test_cluster_from_files(tmp_path: Path) -> None:
     assert [host.name for host in cluster.hosts][2:5] == ["dev10", "dev11", "dev012"]
     assert (cluster.hosts[4].type, cluster.hosts[4].domains) == ("b", ("top", "s1"))
     assert (cluster.levels, cluster.pod, cluster.n_gpus) == (("spine", "leaf"), "spine", 12)
-    assert (cluster.type(0).nics, cluster.type(0).nic_rate) == (1, 50.0)
+    assert (cluster.type(0).nics, cluster.type(0).nic_rate) == (1, None)
     more = Cluster.from_files({"a": topo}, {"n03,n01": "a"}, domains=labels, nics=3, nic_rate=25.0)
     assert [host.domains for host in more.hosts] == [("z1", "r2"), ("z1", "r1")]
     assert (more.type(0).nics, more.type(0).nic_rate) == (3, 25.0)

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from optsched.bandwidth import ClusterState, Dispatcher, MeasuredBandwidth, load_measured
+from benchmarks.bandwidth.measured_data import load_measured
+from optsched.bandwidth import ClusterState, Dispatcher, MeasuredBandwidth
 
 pytestmark = pytest.mark.skipif(
     "OPTSCHED_BANDPILOT_DATA" not in os.environ, reason="OPTSCHED_BANDPILOT_DATA is not set"

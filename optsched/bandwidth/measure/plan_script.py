@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from optsched.bandwidth.measure.planner import Plan, Subset
     from optsched.bandwidth.measure.value_of_information import Pattern
     from optsched.bandwidth.topology.cluster import Cluster
-    from optsched.model.schedule import IntArray
 
 PAYLOAD: Final = 2 << 30
 """Bytes of a run if the plan does not say."""
@@ -121,11 +120,7 @@ def duration(places: tuple[Subset, ...], payload: int) -> float:
 
 def _best_subsets(cluster: Cluster, kind: int) -> list[tuple[int, tuple[int, ...]]]:
     """By count the bandwidth and the local ids of the best subset, lowest ids first."""
-    host_type = cluster.types[kind]
-    values: IntArray = (
-        intra_estimate(cluster, kind, ()) if host_type.intra is None else host_type.intra.values
-    )
-    n = host_type.gpus
+    values, n = intra_estimate(cluster, kind, ()), cluster.types[kind].gpus
     found = [(0, tuple(range(count))) for count in range(n + 1)]
     if len(values) == n + 1:
         return [(int(values[count]), ids) for count, (_, ids) in enumerate(found)]

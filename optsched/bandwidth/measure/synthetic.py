@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from optsched.bandwidth.models.fallback import best_rings
+from optsched.bandwidth.models.fallback import best_rings, intra_estimate
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.models.patterns import automaton, n_patterns
 from optsched.bandwidth.models.prior import line_rate
@@ -221,9 +221,9 @@ def _matrix(link: Callable[[int, int], str]) -> Links:
 def _best_within(cluster: Cluster) -> IntArray:
     """Best bandwidth of c GPUs of one host; that of the links where nothing is measured."""
     best = np.zeros(int(cluster.sizes.max()) + 1, np.int64)
-    for kind in {cluster.types[t] for t in cluster.type_of}:
-        table = kind.intra or IntraTable(kind.gpus, best_rings(kind))
-        best[: kind.gpus + 1] = np.maximum(best[: kind.gpus + 1], table.by_count)
+    for t in set(cluster.type_of):
+        by_count = IntraTable(cluster.types[t].gpus, intra_estimate(cluster, t, ())).by_count
+        best[: len(by_count)] = np.maximum(best[: len(by_count)], by_count)
     return best
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from optsched.bandwidth.models.fallback import intra_estimate
+from optsched.bandwidth.models.fallback import assumptions, intra_estimate, measured_types
 from optsched.bandwidth.models.gaussian import NOISE, GaussianProcess
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, check_table
 from optsched.bandwidth.models.model import CountModel, Which, alone, unlimited
@@ -105,15 +105,19 @@ class BottleneckBandwidth(CountModel):
 
     def intra_of(self, kind: int, which: Which = "value") -> IntArray | None:
         """The table of the type; without one, fallbacks and what was measured on single hosts."""
-        table = self.cluster.types[kind].intra
-        if table is not None:
-            return table.values
         return intra_estimate(self.cluster, kind, self.table, which)
 
     @cached_property
     def predicted_types(self) -> tuple[str, ...]:
         """Host types whose intra bandwidths are fallbacks, not measured."""
         return tuple(kind.name for kind in self.cluster.types if kind.intra is None)
+
+    @cached_property
+    def assumed(self) -> tuple[str, ...]:
+        """What is assumed of links and network cards, where neither they nor runs are known."""
+        measured = measured_types(self.cluster, self.table)
+        across = any(len(row.pattern) > 1 for row in self.table)
+        return tuple(assumptions(self.cluster, measured, across=across))
 
     def is_measured(self, patterns: IntArray) -> npt.NDArray[np.bool_]:
         """Which patterns need no measurement, shape (n,): known, settled, or of a single host."""

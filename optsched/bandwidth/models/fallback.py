@@ -1,4 +1,4 @@
-"""Bandwidths within a host where nobody measured all of them: from links, and from some runs."""
+"""Bandwidths within a host that are not all measured: from links, and from some runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.bandwidth.models.measurements import median
+from optsched.bandwidth.models.prior import host_rates
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
-from optsched.bandwidth.topology.links import NVLINK_RATE, link_rate
+from optsched.bandwidth.topology.links import NVLINK_RATE, SELF, link_rate
+from optsched.bandwidth.topology.products import PRODUCTS, product_of
 from optsched.bandwidth.topology.rates import MOST, kilobytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from optsched.bandwidth.models.measurements import Measurement
     from optsched.bandwidth.models.model import Which
@@ -27,14 +29,18 @@ DOUBT: Final = 3.0
 def best_rings(kind: HostType) -> IntArray:
     """Fallback for `IntraTable.values`: the best ring over a subset, as fast as its weakest link.
 
-    By subset where the links are known and a host has at most 16 GPUs, else by count and as fast as
-    the weakest link of all. Where no links are known, all are taken for one NVLink.
+    By subset where a host has at most 16 GPUs, else by count and as fast as the weakest link of
+    all.
+
+    Parameters
+    ----------
+    kind
+        A type with links.
     """
-    n = kind.gpus
-    links = kind.links
-    if links is None or n > MOST_BY_SUBSET:
-        words = {link for row in links or () for link in row if link != "X"}
-        rate = min(map(link_rate, words)) if words else NVLINK_RATE
+    n, links = kind.gpus, kind.links
+    assert links is not None
+    if n > MOST_BY_SUBSET:
+        rate = min(link_rate(link) for row in links for link in row if link != SELF)
         values = np.full(n + 1, kilobytes("links", rate), np.int64)
         values[:2] = 0
         return values
@@ -48,10 +54,70 @@ def best_rings(kind: HostType) -> IntArray:
     return values
 
 
+def assumptions(
+    cluster: Cluster, measured: Collection[int] = (), *, across: bool = False
+) -> Iterator[str]:
+    """What is assumed of links and network cards that are unknown, a sentence each.
+
+    Parameters
+    ----------
+    cluster
+        Its types of hosts count, those without hosts aside.
+    measured
+        Types with runs on one host, see `measured_types`.
+    across
+        Whether runs across hosts are measured: then the network is known.
+    """
+    kinds = [(t, cluster.types[t]) for t in sorted(set(cluster.type_of))]
+    for t, kind in kinds:
+        if kind.gpus > 1 and kind.links is None and kind.intra is None and t not in measured:
+            product = product_of(kind.name)
+            hint = "" if product is None else f" (by its name: {product.way})"
+            yield (
+                f"links within host type {kind.name} are unknown: assumed at least as good as the "
+                f"network; --topo or measurements settle it{hint}"
+            )
+    for t, kind in kinds:
+        if kind.nic_rate is None and kind.nics and cluster.n_hosts > 1 and not across:
+            yield (
+                f"the rate of network cards of host type {kind.name} is unknown: assumed 50 GB/s "
+                "at most, and no faster than links within hosts; --nic-rate or measurements settle "
+                "it"
+            )
+        if product_of(kind.name) is PRODUCTS[0] and cluster.type_of.count(t) > 1:
+            yield f"NVLink between hosts of type {kind.name} is not counted: cards join them"
+
+
+def measured_types(cluster: Cluster, rows: Iterable[Measurement]) -> set[int]:
+    """Types of hosts on one of which a run was measured."""
+    found: set[int] = set()
+    for row in rows:
+        if len(row.pattern) == 1 and row.pattern[0] > 1 and not row.censored:
+            types = set(cluster.type_of)
+            if row.gpus:
+                types = {cluster.type_of[cluster.host_index(row.gpus[0][0])]}
+            found |= {t for t in types if row.pattern[0] <= cluster.types[t].gpus}
+    return found
+
+
+def _assumed(cluster: Cluster, gpus: int, rows: Iterable[Measurement]) -> IntArray:
+    """By count, of a type whose links are unknown: more than the network gives any choice.
+
+    So a choice of few hosts is never taken for worse than one of many.
+    """
+    across = max((row.value for row in rows if len(row.pattern) > 1), default=0)
+    most = max(2 * int(host_rates(cluster).max()), 2 * across, kilobytes("links", NVLINK_RATE))
+    values = np.full(gpus + 1, min(most, MOST - 1), np.int64)
+    values[:2] = 0
+    return values
+
+
 def intra_estimate(
     cluster: Cluster, kind: int, rows: Iterable[Measurement], which: Which = "value"
 ) -> IntArray:
-    """Bandwidths within a host of a type without a table: fallbacks, corrected by some runs.
+    """Bandwidths within a host of a type: its table, else fallbacks, corrected by some runs.
+
+    If neither links nor a run on one host are known, they are assumed to limit nothing.
 
     Parameters
     ----------
@@ -66,8 +132,11 @@ def intra_estimate(
     which
         The estimate, or an end of what it may be.
     """
-    host_type = cluster.types[kind]
-    base = best_rings(host_type)
+    host_type, rows = cluster.types[kind], tuple(rows)
+    if host_type.intra is not None:
+        return host_type.intra.values
+    unknown = host_type.links is None
+    base = _assumed(cluster, host_type.gpus, rows) if unknown else best_rings(host_type)
     by_subset = len(base) == 1 << host_type.gpus and host_type.gpus > 1
     found: dict[int, list[int]] = {}
     for row in rows:
@@ -85,6 +154,8 @@ def intra_estimate(
     known = {key: median(values) for key, values in found.items()}
     estimate = base * _factors(host_type.gpus, base, known, by_subset)
     spread = {"value": 1.0, "low": 1 / DOUBT, "high": DOUBT}[which]
+    if unknown and not known and which == "low":
+        spread = 1.0  # robust choices too take links for no worse than the network
     values = np.minimum(np.rint(estimate * spread), MOST - 1).astype(np.int64)
     for key, value in known.items():
         values[key] = value

@@ -83,6 +83,11 @@ class BandwidthModel(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not learn")
 
     @cached_property
+    def assumed(self) -> tuple[str, ...]:
+        """What is assumed where nothing is known, a sentence each; answers repeat it."""
+        return ()
+
+    @cached_property
     def sha256(self) -> str:
         """Hash of what the model says, 64 hexadecimal digits; here of its tables."""
         tables = self.tables()
@@ -202,7 +207,7 @@ class Interval(BandwidthModel):
 
     def __init__(self, model: BandwidthModel, end: Literal["low", "high"]) -> None:
         self.model, self.end, self.cluster = model, end, model.cluster
-        self.op, self.payload = model.op, model.payload
+        self.op, self.payload, self.assumed = model.op, model.payload, model.assumed
         self.intra_monotone = model.intra_monotone
 
     def predict(self, selection: Selection) -> IntArray:

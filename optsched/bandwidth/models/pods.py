@@ -110,6 +110,7 @@ class PodBandwidth(BandwidthModel):
                 )
         self.op, self.payload = first.op, first.payload
         self.mixed = any(local.mixed for local in self.locals)
+        self.assumed = tuple(dict.fromkeys(text for one in self.locals for text in one.assumed))
 
     @cached_property
     def powers(self) -> IntArray:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.bandwidth.topology.rates import MOST
+from optsched.bandwidth.topology.links import SELF, link_rate
+from optsched.bandwidth.topology.rates import KILOBYTES, MOST
 
 if TYPE_CHECKING:
     from optsched.bandwidth.models.gaussian import Floats
-    from optsched.bandwidth.topology.cluster import Cluster
+    from optsched.bandwidth.topology.cluster import Cluster, HostType
     from optsched.model.schedule import IntArray
 
 
@@ -30,17 +31,34 @@ def host_rates(cluster: Cluster) -> Floats:
     A GPU has its share of the host's network cards, and at least one card. A pattern says how many
     GPUs a host gives, not which host: where types differ, the best of those with enough GPUs
     counts. A limit that is too high is corrected by measuring, since a search asks for it; one
-    that is too low hides good sets of GPUs from every search, and nobody would ever measure them.
+    that is too low hides good sets of GPUs from every search, and they would never be measured.
+
+    Cards of an unknown rate have 50 GB/s, but never so much that a pattern is faster than the
+    slowest host of the cluster by itself.
     """
     most = int(cluster.sizes.max())
     count = np.arange(most + 1)
     rates = np.zeros(most + 1)
-    for kind in (cluster.types[t] for t in np.unique(cluster.type_of)):
+    kinds = [cluster.types[t] for t in np.unique(cluster.type_of)]
+    slowest = min(map(_slowest, kinds))
+    for kind in kinds:
         cards = np.minimum(kind.nics, np.maximum(1.0, count * kind.nics / kind.gpus))
         brought = kind.nic_kilobytes * cards
+        if kind.nic_rate is None:
+            brought = np.minimum(brought, slowest / 2)  # of which the line rate is twice at most
         rates = np.maximum(rates, np.where(count <= kind.gpus, brought, 0.0))
     rates[0] = 0.0
     return rates
+
+
+def _slowest(kind: HostType) -> float:
+    """Least bandwidth within such a host that is measured, or that links stand for; kB/s."""
+    if kind.intra is not None:
+        known = kind.intra.values[kind.intra.values > 0]
+    else:
+        links = {link for row in kind.links or () for link in row if link != SELF}
+        known = np.array([link_rate(link) * KILOBYTES for link in links])
+    return float(known.astype(np.float64).min(initial=np.inf))
 
 
 def line_rate(cluster: Cluster, patterns: IntArray) -> Floats:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import numpy as np
 
-from optsched.bandwidth.models.fallback import intra_estimate
+from optsched.bandwidth.models.fallback import assumptions, intra_estimate
 from optsched.bandwidth.models.measurements import MeasurementTable
 from optsched.bandwidth.models.model import OPERATIONS, BandwidthModel
 from optsched.bandwidth.models.surrogate_tokens import (
@@ -89,6 +89,7 @@ class HierarchicalTransformer(BandwidthModel):
         self.scaling = scaling
         self.weights = dict(weights)
         self.op, self.payload, self.mixed = like.op, like.payload, like.mixed
+        self.assumed = tuple(assumptions(cluster, across=True))
         for array in self.weights.values():
             array.flags.writeable = False
 
@@ -231,8 +232,8 @@ def _torch_part() -> ModuleType:
 
 
 def _intra(cluster: Cluster) -> tuple[IntraTable, ...]:
-    """Bandwidths within a host, by type; where nobody measured them, those of the links."""
+    """Bandwidths within a host, by type; where they are not measured, those of the links."""
     return tuple(
-        kind.intra or IntraTable(kind.gpus, intra_estimate(cluster, t, ()))
+        IntraTable(kind.gpus, intra_estimate(cluster, t, ()))
         for t, kind in enumerate(cluster.types)
     )

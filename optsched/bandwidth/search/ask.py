@@ -57,6 +57,8 @@ class Answer(NamedTuple):
     """Count vectors evaluated."""
     compared: bool = True
     """Whether all of the best were compared for what they leave."""
+    assumed: tuple[str, ...] = ()
+    """What the model assumes of links, a sentence each; then `value` is no more than that."""
 
     @property
     def exact(self) -> bool:
@@ -141,6 +143,8 @@ class CountSearch:
         self.cluster, self.policy = tables.cluster, policy or Policy()
         self.contention = contention or Contention()
         self.words = tables.ruled(self.policy).words
+        self._order, self._added = domains_in_order(self.cluster)
+        self._in_order = bool((np.diff(self._order) > 0).all())
         self.requests = [
             self._request(level, ties, tolerance) for level in levels_of(self.cluster, self.policy)
         ]
@@ -180,12 +184,14 @@ class CountSearch:
             if leaves is not None:
                 request[kernel.LEAVES] = leaves
             if bounds is not None:
-                lists = request[kernel.LISTS :].reshape(5, n)
-                np.maximum(lists[1], bounds.least, out=lists[1])
-                np.minimum(lists[4], bounds.most, out=lists[4])
+                lists = request[kernel.LISTS :].reshape(6, n)
+                np.maximum(lists[1], bounds.least[self._order], out=lists[1])
+                np.minimum(lists[4], bounds.most[self._order], out=lists[4])
                 request[kernel.TOLERANCE] = 0
             out = np.empty(kernel.CHOSEN + n, np.int64)
             if choose(self.words, request, masks, jobs, out):
+                if not self._in_order:
+                    out[kernel.CHOSEN + self._order] = out[kernel.CHOSEN :].copy()
                 return out.tolist(), level
             proved = proved and bool(out[kernel.COMPLETE])
         return [], -1 if proved else -2
@@ -194,7 +200,8 @@ class CountSearch:
         """The kernel's request at one level, the number of GPUs and the jobs aside."""
         kernel, cluster = self._kernel, self.cluster
         policy, contention = self.policy, self.contention
-        request = np.zeros(kernel.LISTS + 5 * cluster.n_hosts, np.int64)
+        order = self._order
+        request = np.zeros(kernel.LISTS + 6 * cluster.n_hosts, np.int64)
         request[kernel.N_USED] = cluster.n_hosts
         request[kernel.BALANCE] = policy.most_difference
         request[kernel.MIN_HOSTS] = policy.min_hosts
@@ -207,14 +214,15 @@ class CountSearch:
         request[kernel.UNIT] = contention.unit
         request[kernel.TIES] = ties
         request[kernel.LEAVES], request[kernel.NODES] = NO_LIMIT, MOST_NODES
-        lists = request[kernel.LISTS :].reshape(5, cluster.n_hosts)
-        lists[0] = range(cluster.n_hosts)
-        lists[1], lists[4] = policy.bounds(cluster)
+        request[kernel.SPREAD] = cluster.n_hosts + 1
+        lists = request[kernel.LISTS :].reshape(6, cluster.n_hosts)
+        lists[0], lists[5] = order, self._added
+        lists[1], lists[4] = (part[order] for part in policy.bounds(cluster))
         if policy.slice_size is not None and policy.slice_level is not None:
             request[kernel.SLICE] = policy.slice_size
-            lists[2] = domain_numbers(cluster, cluster.level(policy.slice_level))
+            lists[2] = domain_numbers(cluster, cluster.level(policy.slice_level))[order]
         if required is not None:
-            lists[3] = domain_numbers(cluster, required)
+            lists[3] = domain_numbers(cluster, required)[order]
         return request
 
 
@@ -316,6 +324,24 @@ def domain_numbers(cluster: Cluster, level: int) -> IntArray:
     for d, hosts in enumerate(cluster.domains(level).values()):
         number[list(hosts)] = d
     return number
+
+
+def domains_in_order(cluster: Cluster) -> tuple[IntArray, IntArray]:
+    """Hosts domain by domain, and what a choice's spread grows by from one to the next.
+
+    Of equal choices the one counts that uses the fewest domains, from the top level down, then the
+    fewest hosts, then the fewest that are whole: in digits to the base hosts + 1, from behind.
+    """
+    n = cluster.n_hosts
+    numbers = [domain_numbers(cluster, level) for level in range(len(cluster.levels))]
+    numbers = [of for of in numbers if 0 < of.max() < n - 1]  # else all alike, or as many as hosts
+    order = np.lexsort([np.arange(n), *numbers[::-1]])
+    base = n + 1
+    numbers = numbers[: max(0, int(61 / np.log2(base)) - 2)]  # what 64 bits hold
+    added = np.zeros(n, np.int64)
+    for place, of in enumerate(reversed(numbers), 2):
+        added += np.diff(of[order], prepend=-1).astype(bool) * base**place
+    return order, added
 
 
 def levels_of(cluster: Cluster, policy: Policy) -> list[int | None]:

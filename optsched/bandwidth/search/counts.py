@@ -59,9 +59,11 @@ TIES: Final = 14
 """0: any best choice will do."""
 NODES: Final = 15
 """Most levels of the search to enter in both passes together."""
-LISTS: Final = 16
+SPREAD: Final = 16
+"""What a host that is used adds to the spread of a choice; one that was whole adds 1 more."""
+LISTS: Final = 17
 """Where the lists begin, `N_USED` numbers each: hosts, least counts, slice domains, domains, most
-counts."""
+counts, and what the domains add that a host does not share with the host before it."""
 
 # what is answered: these, then the chosen masks (or counts) of the used hosts
 OPTIMUM: Final = 0
@@ -89,7 +91,10 @@ _COUNT: Final = 8
 """GPUs of the host before this level."""
 _NEXT: Final = 9
 """Count to try next on the host of this level."""
-_LEVEL: Final = 10
+_SPREAD: Final = 10
+_GAP: Final = 11
+"""What the domains add that the next host does not share with the last one used, so far."""
+_LEVEL: Final = 12
 """Then for every job its joint allocation (of two-sided ones: S's side, then the job's)."""
 
 _STATE_A: Final = 0
@@ -238,14 +243,16 @@ def _pick_all(words, request, masks, work, leaf, least, pick, picked, size):  # 
 @helper(INT, READ, READ, INTS, INTS, counted=False)
 def _lower_ids(words, request, picked, best):  # type: ignore[no-untyped-def]
     """Whether `picked` has the lowest GPU in which the two differ."""
+    first, lower = NO_LIMIT, 0
     for u in range(request[N_USED]):
-        a, b = picked[u], best[u]
-        if a != b:
-            if words[words[RECORDS] + request[LISTS + u] * RECORD + BY_MASK] == 0:
-                return 1 if a > b else 0
+        a, b, host = picked[u], best[u], request[LISTS + u]
+        if a != b and host < first:
+            first = host
             differ = a ^ b
-            return 1 if (differ & -differ & a) != 0 else 0
-    return 0
+            lower = 1 if (differ & -differ & a) != 0 else 0
+            if words[words[RECORDS] + host * RECORD + BY_MASK] == 0:
+                lower = 1 if a > b else 0
+    return lower
 
 
 @helper(INT, READ, INTS, INT, INT, counted=False)
@@ -269,7 +276,7 @@ def _begin(words, request, jobs, work):  # type: ignore[no-untyped-def]
     work[_STATE], work[_LEFT], work[_INTRA] = 0, request[K], NO_LIMIT
     work[_HOSTS], work[_LEAST], work[_MOST] = 0, NO_LIMIT, 0
     work[_TYPE] = work[_DOMAIN] = -1
-    work[_COUNT] = work[_NEXT] = 0
+    work[_COUNT] = work[_NEXT] = work[_SPREAD] = work[_GAP] = 0
     for j in range(request[N_JOBS]):
         state, limit = 0, NO_LIMIT
         for host in range(n_hosts):
@@ -301,9 +308,11 @@ def _descend(words, request, masks, jobs, work, at, level, count):  # type: igno
     record = words[RECORDS] + host * RECORD
     if count < request[LISTS + used + level] or count > request[LISTS + 4 * used + level]:
         return 0
+    gap = max(work[at + _GAP], request[LISTS + 5 * used + level])
     if count == 0:
         for f in range(_COUNT):
             work[to + f] = work[at + f]
+        work[to + _SPREAD], work[to + _GAP] = work[at + _SPREAD], gap
     else:
         least, most = min(work[at + _LEAST], count), max(work[at + _MOST], count)
         kind, domain = words[record + KIND], request[LISTS + 3 * used + level]
@@ -322,6 +331,10 @@ def _descend(words, request, masks, jobs, work, at, level, count):  # type: igno
         work[to + _INTRA] = min(work[at + _INTRA], best)
         work[to + _HOSTS], work[to + _LEAST], work[to + _MOST] = hosts, least, most
         work[to + _TYPE], work[to + _DOMAIN] = kind, domain
+        every = (1 << n) - 1 if words[record + BY_MASK] == 1 else n
+        whole = 1 if masks[host] == every else 0
+        work[to + _SPREAD] = work[at + _SPREAD] + gap + request[SPREAD] + whole
+        work[to + _GAP] = 0
     work[to + _COUNT] = count
     for j in range(n_jobs):
         a, b = at + _LEVEL + j * _JOB, to + _LEVEL + j * _JOB
@@ -379,7 +392,7 @@ def _hope(words, request, jobs, work, at):  # type: ignore[no-untyped-def]
 
 @entry(INT, READ, READ, READ, READ, INTS)
 def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
-    """Best S of k free GPUs by value under contention, then by what it leaves; 0 if there is none.
+    """Best S of k free GPUs by value under contention, spread, what it leaves; 0 if there is none.
 
     words: `CountTables.words`. request: as named above. masks: free GPUs a host (mask or number),
     shape (hosts,). jobs: demand, then GPUs by host, of every job that may interfere, length
@@ -399,7 +412,7 @@ def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
         room[u] = room[u + 1] + (popcount(free) if by_mask else free)
     out[VISITED], out[COMPLETE] = 0, 0
     nodes = request[NODES]
-    best, threshold, answered = -1, 0, 0
+    best, threshold, answered, spread = -1, 0, 0, NO_LIMIT  # of the best choice so far
     if room[0] < request[K]:
         out[COMPLETE] = 2
         return 0
@@ -423,6 +436,8 @@ def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
                     continue
                 work[at + _NEXT] += 1
                 if _descend(words, request, masks, jobs, work, at, level, count) == 1:
+                    if turn == 1 and work[at + size + _SPREAD] > spread:
+                        continue
                     hope = _hope(words, request, jobs, work, at + size)
                     if (turn == 0 and hope > best) or (turn == 1 and hope >= threshold):
                         level += 1
@@ -466,7 +481,7 @@ def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
                     least = _needed(leaf, value, request[UNIT])
                     d = _pick_all(words, request, masks, work, leaf, least, pick, picked, size)
                     value = shared(d, leaf[_ANY], leaf[_C], d + leaf[_DEMAND])
-                if answered == 1:
+                if answered == 1 and work[at + _SPREAD] == spread:
                     better = picked[used] - best_picked[used]
                     if better == 0:
                         better = picked[used + 1] - best_picked[used + 1]
@@ -476,7 +491,7 @@ def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
                         better = _lower_ids(words, request, picked, best_picked)
                     if better <= 0:
                         continue
-            answered = 1
+            answered, spread = 1, work[at + _SPREAD]
             best_picked, picked = picked, best_picked
             out[VALUE], out[STANDALONE] = value, d
         out[VISITED] += visited

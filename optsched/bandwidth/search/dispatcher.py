@@ -138,7 +138,7 @@ class Dispatcher:
     def answer(self, state: ClusterState, k: int, deadline: float | None = None) -> Answer:
         """The same with the bandwidth that the GPUs would have alone, and the proven bound."""
         k, until = self._checked(state, k, deadline)
-        found = self._first(state, k, until)[0]
+        found = self._told(self._first(state, k, until)[0])
         self._alone[found.gpus] = found.standalone  # a job may start on them
         return found
 
@@ -171,7 +171,7 @@ class Dispatcher:
         every = Bounds(*np.tile([[0], [ANY]], self.cluster.n_hosts))
         one, level = self._first(state, k, _part(until, 2), every)
         if (ranked := self._ranked(state, k, until)) is not None:
-            return self._first_of(ranked, one, n)
+            return [self._told(one) for one in self._first_of(ranked, one, n)]
         heap = [(level, -one.value, 0, one, every)]
         found: dict[bytes, tuple[int, Answer]] = {}
         number = 0
@@ -194,7 +194,11 @@ class Dispatcher:
                 if self._tables is not None:  # else parts overlap: only upper bounds are searched
                     least[h] = counts[h]
         order = sorted(found.values(), key=lambda one: (one[0], -one[1].value))
-        return [one for _, one in order]
+        return [self._told(one) for _, one in order]
+
+    def _told(self, found: Answer) -> Answer:
+        """The answer with what the model assumes."""
+        return found._replace(assumed=self.model.assumed) if self.model.assumed else found
 
     def scores(self, state: ClusterState, k: int, deadline: float | None = None) -> dict[str, int]:
         """Host to score for a scheduler that filters and scores hosts, best choice included.
@@ -366,6 +370,7 @@ class Dispatcher:
             victims(self.model, tenants, wanted, chosen, rule),
             best,
             regret(self.model, tenants, chosen, self.policy, rule, self.traffic, self.seed),
+            self.model.assumed,
             self.policy.fault(state, chosen),
         )
 

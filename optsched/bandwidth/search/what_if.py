@@ -30,6 +30,8 @@ class WhatIf(NamedTuple):
     """Value of the dispatcher's own choice of so many GPUs; None if the policy allows none."""
     regret: int | None
     """What may be lost at most by not knowing better; 0 if all is measured, None if unknown."""
+    assumed: tuple[str, ...]
+    """What the model assumes of links; see `BandwidthModel`."""
     fault: str
     """The rule of the policy that they break; ``""`` if they obey it."""
 
@@ -87,7 +89,9 @@ def regret(
     traffic: Traffic,
     seed: int,
 ) -> int | None:
-    """What a choice may lose at most by not knowing better, in kB/s; None without tables.
+    """What a choice may lose at most by not knowing better, in kB/s; None if that is unknown.
+
+    It is unknown without tables, and where the model assumes something of links.
 
     The best that any choice may have, were the model's intervals true at their upper ends, less
     what this choice has at least.
@@ -100,7 +104,7 @@ def regret(
         As in `GpuPlacement`.
     """
     high, low = Interval(model, "high"), Interval(model, "low")
-    tables = high.tables()
+    tables = None if model.assumed else high.tables()
     if tables is None:
         return None
     least = demands(low, state, traffic, seed, rule.unit)

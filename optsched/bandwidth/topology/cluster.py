@@ -15,6 +15,7 @@ import numpy as np
 from optsched.bandwidth.topology.gpu_words import id_ranges, local_ids
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, IntraTable
 from optsched.bandwidth.topology.links import check_links, is_link, weight
+from optsched.bandwidth.topology.products import product_links
 from optsched.bandwidth.topology.rates import kilobytes
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
@@ -48,11 +49,13 @@ class HostType:
         GPUs a host, 1 to 256 (a rack of 72 GPUs joined by NVLink is one host).
     links
         ``links[i][k]``: how GPUs i and k are joined, as `nvidia-smi topo -m` writes it (``X``,
-        ``NV4``, ``PIX``, ...); None if unknown.
+        ``NV4``, ``PIX``, ...); by default what the name of a product says (see `products`), None
+        if it says nothing: unknown.
     numa
         Groups of local GPU ids near one CPU; by default one group.
     nics, nic_rate
-        Network cards a host, and GB/s of each in one direction.
+        Network cards a host, and GB/s of each in one direction; None: unknown, then 50 are assumed,
+        but never so many that choices of several hosts are faster than those of one.
     intra
         Measured bandwidths of subsets of one host, if there are any.
     tray
@@ -71,7 +74,7 @@ class HostType:
     links: tuple[tuple[str, ...], ...] | None = None
     numa: tuple[tuple[int, ...], ...] = ()
     nics: int = 1
-    nic_rate: float = 50.0
+    nic_rate: float | None = None
     intra: IntraTable | None = None
     tray: int = 0
     near: tuple[tuple[str, ...], ...] = ()
@@ -88,9 +91,11 @@ class HostType:
             raise InputError(f"{place}.near: expected cards of {n} GPUs, got {len(self.near)}")
         if self.tray and n % self.tray:
             raise InputError(f"{place}.tray: {n} GPUs are no whole trays of {self.tray}")
-        kilobytes(f"{place}.nic_rate", self.nic_rate)
-        if self.links is not None:
-            object.__setattr__(self, "links", check_links(f"{place}.links", self.links, n))
+        if self.nic_rate is not None:
+            kilobytes(f"{place}.nic_rate", self.nic_rate)
+        links = product_links(self.name, n) if self.links is None else self.links
+        if links is not None:
+            object.__setattr__(self, "links", check_links(f"{place}.links", links, n))
         try:
             groups = tuple(tuple(int(i) for i in group) for group in self.numa)
         except (TypeError, ValueError):
@@ -143,8 +148,8 @@ class HostType:
 
     @property
     def nic_kilobytes(self) -> int:
-        """Rate of one network card in kB/s."""
-        return kilobytes("nic_rate", self.nic_rate)
+        """Rate of one network card in kB/s; 50 GB/s if it is unknown."""
+        return kilobytes("nic_rate", 50.0 if self.nic_rate is None else self.nic_rate)
 
 
 @dataclass(frozen=True)
@@ -327,7 +332,7 @@ class Cluster:
     def sha256(self) -> str:
         """Hash of all that matters for bandwidths and policies, 64 hexadecimal digits."""
         text = repr((self.hosts, self.levels, self.pod, [
-            (t.name, t.gpus, t.links, t.numa, t.nics, t.nic_kilobytes, t.tray,
+            (t.name, t.gpus, t.links, t.numa, t.nics, t.nic_rate and t.nic_kilobytes, t.tray,
              None if t.intra is None else t.intra.values.tolist()) for t in self.types
         ]))  # fmt: skip
         return hashlib.sha256(text.encode()).hexdigest()
@@ -451,7 +456,7 @@ class Cluster:
         domains: str | os.PathLike[str] | None = None,
         levels: Sequence[str] = (),
         nics: int | Sequence[str] | None = None,
-        nic_rate: float = 50.0,
+        nic_rate: float | None = None,
         pod: str | None = None,
         name: str = "",
     ) -> Cluster:

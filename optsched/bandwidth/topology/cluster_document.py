@@ -33,7 +33,7 @@ class _Type(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_o
     name: str
     gpus: Size
     nics: Count = 1
-    nic_rate: float = 50.0
+    nic_rate: float | None = None
     tray: Count = 0
     numa: list[list[Count]] = []
     links: list[list[str]] | None = None
@@ -137,9 +137,9 @@ def _intra(given: dict[str, Any], gpus: int, place: str) -> IntraTable:
 
 def _type_json(kind: HostType) -> bytes:
     """A type over several lines: a row of links, or the subsets of a size, on one each."""
-    members: dict[str, Any] = {
-        "name": kind.name, "gpus": kind.gpus, "nics": kind.nics, "nic_rate": float(kind.nic_rate),
-    }  # fmt: skip
+    members: dict[str, Any] = {"name": kind.name, "gpus": kind.gpus, "nics": kind.nics}
+    if kind.nic_rate is not None:
+        members["nic_rate"] = float(kind.nic_rate)
     if kind.tray:
         members["tray"] = kind.tray
     if kind.numa != (tuple(range(kind.gpus)),):

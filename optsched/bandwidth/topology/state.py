@@ -176,9 +176,19 @@ class ClusterState:
         return self.jobs[self._position(name)]
 
     def jobs_on(self, gpus: Iterable[int] | str) -> tuple[str, ...]:
-        """Names of the jobs that hold any of these GPUs (numbers, or words such as ``"n02"``)."""
+        """Names of the jobs that hold any of these GPUs (numbers, or words such as ``"n02"``).
+
+        Of a GPU that failed: of the job that held it, which may have none left.
+        """
         there = set(self._ids(gpus))
-        return tuple(job.name for job in self.jobs if not there.isdisjoint(job.gpus))
+        hit = {self.lost[gpu]: None for gpu in sorted(there & self.lost.keys())}
+        held = {job.name: None for job in self.jobs if job.name in hit or there & {*job.gpus}}
+        return tuple(held | hit)
+
+    @cached_property
+    def lost(self) -> dict[int, str]:
+        """GPUs that are down since `fail`, and the jobs that held them; no document keeps it."""
+        return {}
 
     def take(self, gpus: Iterable[int] | str, name: str, demand: int | None = None) -> ClusterState:
         """The state after a job started on free GPUs.
@@ -194,6 +204,8 @@ class ClusterState:
         if not taken or not isinstance(name, str) or not name:
             raise InputError(f"take: expected GPUs and a name, got {name!r:.60}")
         label("take: name", name)
+        if name in self.lost.values():
+            return self._forgotten(name).take(gpus, name, demand)
         if demand is not None:
             integer("demand", demand, 0, MOST - 1)
         return self._changed(len(self.jobs), 0, (Job(name, taken, demand),), taken=taken)
@@ -201,7 +213,7 @@ class ClusterState:
     def give(self, name: str) -> ClusterState:
         """The state after a job ended; `InputError` if there is none of that name."""
         j = self._position(name)
-        return self._changed(j, 1, freed=self.jobs[j].gpus)
+        return self._changed(j, 1, freed=self.jobs[j].gpus)._forgotten(name)
 
     def resize(self, name: str, gpus: Iterable[int] | str) -> ClusterState:
         """The state after a job grew onto free GPUs, or gave some of its own back.
@@ -247,14 +259,21 @@ class ClusterState:
         A job keeps its other GPUs until it is given up by `give`; one that has none left is gone.
         GPUs that are down already stay so.
         """
-        gone, state = set(self._ids(gpus)), self
-        for name in self.jobs_on(gone):
-            job, j = state.job(name), state._position(name)
+        gone, state, held = set(self._ids(gpus)), self, dict(self.lost)
+        for job in self.jobs:
+            if gone.isdisjoint(job.gpus):
+                continue
+            name, j = job.name, state._position(job.name)
+            held |= dict.fromkeys(gone.intersection(job.gpus), name)
             lost, rest = gone & set(job.gpus), tuple(g for g in job.gpus if g not in gone)
             left = (Job(name, rest, job.demand),) if rest else ()
             state = state._changed(j, 1, left, down=(*state.down, *lost))
         free = tuple(gone.intersection(state.free))
-        return state._changed(taken=free, down=(*state.down, *free)) if free else state
+        if free:
+            state = state._changed(taken=free, down=(*state.down, *free))
+        if held != self.lost:
+            state.__dict__["lost"] = held
+        return state
 
     def repair(self, gpus: Iterable[int] | str) -> ClusterState:
         """The state after GPUs came back: of these those that are down are free."""
@@ -283,6 +302,14 @@ class ClusterState:
             busy = next(gpu for gpu in found if gpu not in free)
             raise InputError(f"GPU {self.cluster.gpu_name(busy)} is not free")
         return found
+
+    def _forgotten(self, name: str) -> ClusterState:
+        """The state after a job of that name is given up: it has lost nothing."""
+        if name not in self.lost.values():
+            return self
+        state = self._changed()
+        state.__dict__["lost"] = {gpu: job for gpu, job in self.lost.items() if job != name}
+        return state
 
     def _ids(self, gpus: Iterable[int] | str) -> tuple[int, ...]:
         """GPUs by number, ascending; words are read as by `Cluster.parse`."""
@@ -335,8 +362,10 @@ class ClusterState:
             free = tuple(sorted((*free, *freed)))
         state = object.__new__(ClusterState)
         below = self.down if down is None else tuple(sorted(down))
-        known = self.__dict__
         state.__dict__.update(cluster=self.cluster, free=free, jobs=jobs, down=below)
+        known = self.__dict__
+        if lost := known.get("lost"):
+            state.__dict__["lost"] = {gpu: name for gpu, name in lost.items() if gpu in below}
         counts: dict[int, int] = {}  # of the GPUs that are taken
         if "masks" in known:
             masks = known["masks"].copy()

@@ -39,6 +39,7 @@ def explained(choice: DispatchChoice) -> str:
         )
     if problem.model.mixed:
         facts.append("the model mixes measurements of several payloads or collectives")
+    facts += problem.model.assumed
     facts += [f"costs {name} {shown(lost)}" for name, lost in choice.victims.items()]
     if choice.regret:
         facts.append(f"not all of this is measured: up to {shown(choice.regret)} may be lost")
@@ -64,7 +65,8 @@ def limit_of(choice: DispatchChoice) -> str:
         links = cluster.type(h).links
         what = f"the links within {name}: {shown(inside)}"
         if links is None:
-            return what
+            known = cluster.type(h).intra is not None or not model.assumed
+            return what if known else f"{what}, assumed"
         pairs = [(i, k) for i in local for k in local if i < k]
         i, k = min(pairs, key=lambda pair: weight(links[pair[0]][pair[1]]))
         return f"{what} (weakest link {links[i][k]}, GPUs {i} and {k})"
@@ -134,6 +136,7 @@ def to_json(choice: DispatchChoice, result: Result) -> bytes:
         "regret": _rate(choice.regret),
         "price_of_policy": None if problem.policy.is_free else _rate(choice.price_of_policy),
         "mixed_measurements": problem.model.mixed or None,
+        "assumed": list(problem.model.assumed) or None,
     }
     return lines({key: value for key, value in fields.items() if value is not None})
 

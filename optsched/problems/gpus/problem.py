@@ -57,11 +57,12 @@ class GpuSets:
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class GpuPlacement(Problem):
-    """Of the free GPUs choose k with the highest bandwidth under everybody's traffic.
+    """Of the free GPUs choose k with the highest bandwidth beside the running jobs.
 
     Minimised is the negative bandwidth in kB/s. Among choices that are within `tolerance` of the
-    best, wanted are, one after the other: most hosts left entirely free; the heaviest pairs in
-    what is left; the highest bandwidths of all that is left; the highest bandwidth; the lowest ids.
+    best, wanted are, one after the other: the fewest domains, from the top level down; the fewest
+    hosts; most hosts left entirely free; the heaviest pairs in what is left; the highest bandwidths
+    of all that is left; the highest bandwidth; the lowest ids.
 
     Parameters
     ----------

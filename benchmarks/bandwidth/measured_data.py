@@ -143,7 +143,7 @@ class MeasuredData:
         types: list[HostType] = []
         for matrix, host in topology:
             text = (self.folder / "topology" / f"{matrix}.tsv").read_text()
-            kind = nvidia_topo.from_text(text, host, nics=8, intra=tables[host])
+            kind = nvidia_topo.from_text(text, host, nics=8, nic_rate=50.0, intra=tables[host])
             types.append(replace(kind, numa=_SOCKETS))
         return Cluster(tuple(Host(t.name, t.name) for t in types), tuple(types), name=name)
 
