@@ -104,8 +104,8 @@ def check(
     if len(cluster.fabrics) > 1:
         sizes = ", ".join(f"{int(cluster.sizes[[*hosts]].sum())}" for hosts in cluster.fabrics[:8])
         print(
-            f"note: {len(cluster.fabrics)} {cluster.levels[0]}s that no level joins: no choice "
-            f"spans them; they have {sizes}{', ...' * (len(cluster.fabrics) > 8)} GPUs"
+            f"note: {cluster.levels[0]}: no level above joins the {len(cluster.fabrics)} domains: "
+            f"no choice spans them; they have {sizes}{', ...' * (len(cluster.fabrics) > 8)} GPUs"
         )
     if not cluster.levels and cluster.n_hosts > 2:
         print("note: no levels: all hosts are taken for equally near (--domains, --level)")

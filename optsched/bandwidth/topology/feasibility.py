@@ -85,7 +85,7 @@ def _no_domain(
     """Why no domain of a level that all GPUs must be in has k, and the included hosts."""
     name, joined = (*cluster.levels, "host")[level], ""
     if level == 0 and len(cluster.fabrics) > 1:
-        joined = f" ({len(cluster.fabrics)} {name}s, which no level above joins)"
+        joined = f" (of {len(cluster.fabrics)}, which no level above joins)"
     domains = cluster.domains(level)
     there = [key for key, hosts in domains.items() if included <= set(hosts)]
     if not there:
