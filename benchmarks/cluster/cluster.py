@@ -70,6 +70,8 @@ GREEDY = Row("time_to_target, marginal surplus", "time_to_target", {"surplus": "
 ORACLE = Row("elastic SRTF, clairvoyant", "elastic_srtf")
 PRINTED = Row("entropy as printed", "entropy")
 SHARING = Row("entropy as printed, preemptive", "entropy", {"preemptive": True})
+BY_QUOTA = Row("entropy as printed, N = g rho (12)", "entropy", {}, {"by_quota": True})
+BLIND_BY_QUOTA = Row("elastic FIFO, blind, N = g rho (12)", "elastic_fifo", {}, {"by_quota": True})
 RESOLVED = Row("entropy, score / time, errors .5", "entropy", {"score": "resolved"}, sigma=0.5)
 
 
@@ -224,7 +226,7 @@ def attribution(bench: Bench, fit: Row) -> None:
                            workload={"c": fit.workload["c"]})  # fmt: skip
     lines = []
     for row in (FIFO, BLIND, SJF_3, SJF_5, OURS, ALONE, GREEDY, ORACLE, PRINTED, SHARING, RESOLVED,
-                blind, without, fit):  # fmt: skip
+                BY_QUOTA, BLIND_BY_QUOTA, blind, without, fit):  # fmt: skip
         hours = [bench.mean(row, k, 50, 4) for k in ("JCT", "makespan", "GPU time")]
         lines.append([
             row.label, *(f"{Mean(m.value / HOUR, m.half / HOUR):.2f}" for m in hours),
@@ -233,6 +235,22 @@ def attribution(bench: Bench, fit: Row) -> None:
         ])  # fmt: skip
     table(("", "JCT", "makespan", "GPU-h a job", "JCT to FIFO", "makespan to FIFO",
            "preemptions"), lines)  # fmt: skip
+
+
+def priorities(bench: Bench) -> None:
+    """What priorities 1 to 3 do, whichever job has which: every seed draws another assignment."""
+    print("\n### Priorities: 50 jobs, 4 GPUs, hours\n")
+    levels = [
+        tuple(np.random.default_rng(s).integers(1, 4, 8).tolist()) for s in range(bench.seeds)
+    ]
+    lines = []
+    for row in (FIFO, PRINTED, Row("`priority` (gang 2)", "priority", {}, RIGID)):
+        without = [run(row, 50, 4, s) for s in range(bench.seeds)]
+        drawn = [run(row, 50, 4, s, priorities=levels[s]) for s in range(bench.seeds)]
+        same = all((a.jct == b.jct).all() for a, b in zip(without, drawn, strict=True))
+        means = (Mean.of(r.metrics.jct_mean / HOUR for r in runs) for runs in (without, drawn))
+        lines.append([row.label, *(f"{mean:.2f}" for mean in means), "yes" if same else "no"])
+    table(("JCT", "all alike", "drawn from 1 to 3", "the same to the second"), lines)
 
 
 def table_7(bench: Bench, fit: Row) -> None:
@@ -387,6 +405,7 @@ def main() -> None:
           f"{fit.label}")  # fmt: skip
     tables_4_and_5(bench, fit)
     attribution(bench, fit)
+    priorities(bench)
     table_7(bench, fit)
     print("\n## Table 8")
     table_8(bench, fit, sizes)

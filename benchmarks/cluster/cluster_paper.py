@@ -48,6 +48,11 @@ STATEMENT: Final = """\
   lengthens it, and which uses a J9 that is defined nowhere.
 * Table 8's makespans fit A/n + B with another A for every policy: another amount of work for the
   same 2000 jobs, which no order can produce.
-* The micro factor is a number put in here. What micro control does to the work is to be measured by
-  really training (a later part of this project); until then the ablation shows no effect (1.00) and
-  the factor that Table 7 would need."""
+* The micro factor is a number put in here: none (1.00), and the one that Table 7 would need. Really
+  training shows no effect (docs/elastic-benchmarks.md).
+* The paper prints N = g rho (12) samples a pass. Then a job on one GPU is done after half the
+  training that it has on two, and any policy of small quotas looks twice as good, one that knows
+  nothing of learning too. Here a pass is all samples at any quota, except in the rows marked (12).
+* Table 2 prints counts, which are ours too, and priorities 1 to 3. Which job has which is not in
+  what we have of the paper. Its scores and quotas (28)-(31) do not contain them; nor do our
+  policies, except `priority`."""

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.policy import Policy
 
+_SHOWN: Final = 5
+"""So many waiting jobs are named after a Ctrl-C."""
+
 MOST_JOBS: Final = 10**7
 """Jobs of a generated workload."""
 
@@ -189,6 +192,8 @@ def _run_all(
                 run = runs[name] = simulate(
                     jobs, policy, nodes, on_progress=report, contention=packs, **settings
                 )
+                for note in run.notes:
+                    bar.say(f"{name}: {note}")
                 taken = time.monotonic() - since - (Entry.seconds_compiling - compiled)
                 ended = int((run.log.finished >= 0).sum())
                 if taken >= progress.FIRST_AFTER and not bar.shown:
@@ -196,6 +201,8 @@ def _run_all(
                     bar.say(f"{name}: {some}{len(jobs):,} jobs in {taken:.1f} s")
                 if ended < len(jobs):  # the engine hands back what it has
                     bar.say(f"interrupted: {ended:,} of {len(jobs):,} jobs ended in {name}")
+                    for job, reason in [*run.waiting().items()][:_SHOWN]:
+                        bar.say(f"{job} waits: {reason.text}")
                     return runs, False
         except KeyboardInterrupt:
             bar.say(f"interrupted: {len(runs)} of {len(policies)} policies are done")

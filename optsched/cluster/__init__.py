@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from optsched.cluster.world.errors import PolicyError, Stalled
     from optsched.cluster.world.log import Log
     from optsched.cluster.world.policy import ClusterView, Decision, Policy
+    from optsched.cluster.world.reasons import Reason, Why
     from optsched.cluster.world.settings import Settings
 
 _HOME = {
@@ -43,6 +44,7 @@ _HOME = {
         "optsched.cluster.world.settings": "Settings",
         "optsched.cluster.results.metrics": "Metrics",
         "optsched.cluster.results.run": "Run",
+        "optsched.cluster.world.reasons": "Reason Why",
         "optsched.cluster.workload.trace": "read_trace write_trace",
     }.items()
     for name in names.split()
@@ -52,9 +54,10 @@ _MODULES = ("contention", "determined", "policies")
 
 __all__ = [
     "WORK", "Amdahl", "ClusterView", "Curve", "Decision", "Goodput", "Group", "Job", "Linear",
-    "Log", "Metrics", "NodeChange", "NodeFailures", "Nodes", "Policy", "PolicyError", "Run",
-    "Settings", "Speedup", "Stalled", "Table", "Workload", "compiled", "contention", "determined",
-    "entropy_workload", "policies", "read_trace", "simulate", "synthetic", "write_trace",
+    "Log", "Metrics", "NodeChange", "NodeFailures", "Nodes", "Policy", "PolicyError", "Reason",
+    "Run", "Settings", "Speedup", "Stalled", "Table", "Why", "Workload", "compiled", "contention",
+    "determined", "entropy_workload", "policies", "read_trace", "simulate", "synthetic",
+    "write_trace",
 ]  # fmt: skip
 
 

@@ -108,7 +108,9 @@ def simulate(
         settings, log = _failing(changes, jobs, nodes, settings, run)
     else:
         log = run(settings)
-    return Run(jobs, nodes, settings, chosen.name, policy_options(chosen), log)
+    said = getattr(chosen, "notes", None)
+    notes = tuple(said(jobs, nodes)) if callable(said) else ()
+    return Run(jobs, nodes, settings, chosen.name, policy_options(chosen), log, notes=notes)
 
 
 def _failing(

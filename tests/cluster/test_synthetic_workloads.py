@@ -152,3 +152,22 @@ def test_workloads_that_cannot_be(make: Any, options: dict[str, Any], message: s
     """One sentence with the field."""
     with pytest.raises(InputError, match=message):
         make(**options)
+
+
+def test_priorities_and_passes_by_quota() -> None:
+    """Table 2 and (12): levels by kind; g GPUs take g times the samples, all of them on two."""
+    levels = [1, 3, 2, 2, 1, 3, 1, 2]
+    made = entropy_workload(50, 3, priorities=levels, gpus=4)
+    kinds = [int(name[1]) for name in made.names]
+    assert made.priority.tolist() == [levels[kind - 1] for kind in kinds]
+    assert set(entropy_workload(50, 3).priority.tolist()) == {50}
+    assert np.bincount(kinds)[1:].tolist() == [8, 8, 8, 6, 5, 5, 5, 5]
+    with pytest.raises(InputError, match="priorities: expected 8"):
+        entropy_workload(50, 3, priorities=[1, 2, 3])
+    with pytest.raises(InputError, match="priorities: expected an integer in 1"):
+        entropy_workload(50, 3, priorities=[1, 2, 0, 1, 1, 1, 1, 1])
+    other = entropy_workload(50, 3, gpus=4, by_quota=True)
+    for j in range(50):
+        time = made.pass_work[j] / made.rates_of(j)
+        by_quota = other.pass_work[j] / other.rates_of(j)
+        assert (by_quota / time).tolist() == pytest.approx([0.5, 1.0, 1.5, 2.0], rel=1e-5)

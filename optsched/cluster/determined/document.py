@@ -175,10 +175,8 @@ def answer_of(pools: Sequence[Pool], decisions: Mapping[str, Decision], id: Any 
             )  # fmt: skip
         release += decision.release
         postponed += decision.postponed
-        waiting += [
-            Waiting(name, reason.why.value, reason.text, pool.name)
-            for name, reason in decision.waiting.items()
-        ]
+        for name, (why, text) in decision.waiting.items():
+            waiting.append(Waiting(name, why.value, text, pool.name))
     return Answer(
         format=ANSWER, id=id, start=start, release=release, postponed=postponed or None,
         waiting=waiting or None,

@@ -96,9 +96,7 @@ def _make_room(c, i):  # type: ignore[no-untyped-def]
 @helper(INT, COLUMNS, INT, INT, counted=False)
 def _begin(c, i, to):  # type: ignore[no-untyped-def]
     """Task i starts where `fit` says, if nothing there has still to stop; its end in `rows`."""
-    pool, rows, now = c.pool[0], 0, True
-    k = c.task[i].kind
-    rows = find(c, k, c.task[i].first)
+    pool, now, rows = c.pool[0], True, find(c, c.task[i].kind, c.task[i].first)
     for r in range(rows):
         free = c.node[c.fit[r].where].free
         for u in range(pool.undone):
@@ -131,7 +129,8 @@ def settle(c):  # type: ignore[no-untyped-def]
     for at in range(pool.running):
         c.task[c.running[at]].stops = 0
     for at in range(pool.shares):
-        c.group[c.share[at]].credit = c.group[c.share[at]].active - c.group[c.share[at]].offer
+        group = c.group[c.share[at]]
+        group.credit = group.active - group.offer
     for at in range(pool.shares):
         group = c.group[c.share[at]]
         i = group.head
@@ -147,10 +146,9 @@ def settle(c):  # type: ignore[no-untyped-def]
                     kind.dead = 1
             i = task.following
     for at in range(pool.running):
-        v = c.running[at]
-        task = c.task[v]
+        task = c.task[c.running[at]]
         if task.preemptible == 1 and task.stops == 0 and c.group[task.group].credit > 0:
-            _stop(c, v)
+            _stop(c, c.running[at])
     return pool.starts + pool.releases
 
 

@@ -65,6 +65,10 @@ class Scheduler:
         """Starts and releases now."""
         return decision(view, self._cluster.columns(view), self.steps, self.variant)
 
+    def notes(self, workload: Workload, nodes: Nodes) -> list[str]:
+        """Jobs that Determined itself would let wait for ever."""
+        return self._cluster.notes(workload, list(nodes.gpus))
+
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code; None for fair share as documented."""
         if self.steps == FAIR_SHARE and self.variant == "docs":

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,8 +42,7 @@ def explain(c):  # type: ignore[no-untyped-def]
             node.free_units -= 1 if c.rows[row].count == 0 else 0
             row += 1
     for k in range(len(c.kind)):
-        c.kind[k].fits = 1 if find(c, k, 0) > 0 else 0
-        c.kind[k].dead = 0
+        c.kind[k].fits, c.kind[k].dead = 1 if find(c, k, 0) > 0 else 0, 0
     for r in range(pool.releases):
         take(c, c.release[r])
     for at in range(pool.pending if pool.releases > 0 else 0):
@@ -61,34 +59,34 @@ def explain(c):  # type: ignore[no-untyped-def]
 def reasons(
     c: Columns, tasks: Sequence[Task], found: Mapping[int, Any], fair: bool
 ) -> dict[str, Reason]:
-    """Why every waiting task that does not start waits, by name, in the scheduler's order.
-
-    `found` are the starts with their agents, none for those that have to wait; `fair`: slots were
-    divided.
-    """
-    pending = c.pending[: int(c.pool["pending"][0])].tolist()
-    pending = [i for i in pending if not found.get(i)]
+    """Why every waiting task waits that is not `found` with agents; `fair`: slots were divided."""
+    docs, release = bool(c.pool["docs"][0]), c.release[: int(c.pool["releases"][0])].tolist()
+    running = c.running[: int(c.pool["running"][0])].tolist()
+    held = dict.fromkeys(c.share[: int(c.pool["shares"][0])].tolist(), 0) if fair else {}
+    for i in {*running, *found}.difference(release):
+        if (g := int(c.task["group"][i])) in held:
+            held[g] += tasks[i].slots
+    stopping = ", ".join(format_value(tasks[i].name) for i in release[:3])
+    stopping += f" and {len(release) - 3} more" if len(release) > 3 else ""
     fits = [_fits(c, k) for k in range(len(c.kind))]
-    release = c.release[: int(c.pool["releases"][0])].tolist()
-    shares = _Shares(c, {*release}, found) if fair else None
-    room_made = c.task["stops"] == 2
     answer: dict[str, Reason] = {}
     ahead: dict[bool, int] = {}
-    for i in pending:
+    for i in c.pending[: int(c.pool["pending"][0])].tolist():
+        if found.get(i):
+            continue
         k, slots = int(c.task["kind"][i]), tasks[i].slots
         before = ahead.setdefault(slots == 0, i)
-        made = i in found and slots > 0 if shares and shares.docs else not fair and room_made[i]
-        beyond = shares.beyond(i, slots) if shares and slots > 0 else None
-        found_room = c.kind["fits"][k] == 1
+        made = i in found and slots > 0 if fair and docs else not fair and c.task["stops"][i] == 2
+        share = _share(c, i, held) if fair and slots else ""
         if fits[k].why is Why.NEVER:
             reason = fits[k]
         elif made:
-            reason = Reason(Why.RELEASE, f"starts when {_names(tasks, release)} stopped")
+            reason = Reason(Why.RELEASE, f"starts after the stop of {stopping}")
         elif i in found:
             reason = Reason(Why.ORDER, "the tasks that start before it leave it no room")
-        elif beyond and (found_room or beyond.always or (shares and shares.docs)):
-            reason = beyond.reason
-        elif not found_room:
+        elif share and (docs or c.kind["fits"][k] or "max_slots" in share):
+            reason = Reason(Why.SHARE, share)
+        elif not c.kind["fits"][k]:
             reason = fits[k]
         elif fair or before == i:
             reason = Reason(Why.ORDER, "fits; the next decision looks at it again")
@@ -100,48 +98,19 @@ def reasons(
     return answer
 
 
-class _Beyond(NamedTuple):
-    """Why a group may not have a task's slots; `always`: not even alone."""
-
-    reason: Reason
-    always: bool
-
-
-class _Shares:
-    """What groups are offered and hold after an answer."""
-
-    def __init__(self, c: Columns, release: set[int], found: Mapping[int, Any]) -> None:
-        self.docs, self.group = bool(c.pool["docs"][0]), c.task["group"].tolist()
-        self.offer = c.group["key" if self.docs else "offer"].tolist()
-        self.off, self.limit = c.group["off"].tolist(), c.group["limit"].tolist()
-        self.divided = {*c.share[: int(c.pool["shares"][0])].tolist()}
-        self.held: Counter[int] = Counter()
-        running = c.running[: int(c.pool["running"][0])].tolist()
-        for i in [i for i in running if i not in release] + list(found):
-            self.held[self.group[i]] += int(c.task["slots"][i])
-
-    def beyond(self, i: int, slots: int) -> _Beyond | None:
-        """Why task i is beyond its group's share; None: it is not."""
-        g = self.group[i]
-        if 0 <= self.limit[g] < slots:
-            text = f"asks for {_slots(slots)}, its group's max_slots is {self.limit[g]}"
-            return _Beyond(Reason(Why.SHARE, text), True)
-        if g not in self.divided:
-            return None
-        if self.off[g]:
-            text = "its group is left out: its share is smaller than its smallest task"
-            return _Beyond(Reason(Why.SHARE, text), False)
-        if self.held[g] + slots <= self.offer[g]:
-            return None
-        text = f"its group's share is {_slots(self.offer[g])}, {self.held[g]} of them taken"
-        return _Beyond(Reason(Why.SHARE, f"asks for {_slots(slots)}, {text}"), False)
-
-
-def _names(tasks: Sequence[Task], release: Sequence[int]) -> str:
-    """Some names, and the verb."""
-    some = ", ".join(format_value(tasks[i].name) for i in release[:3])
-    more = f" and {len(release) - 3} more" if len(release) > 3 else ""
-    return f"{some}{more} {'has' if len(release) == 1 else 'have'}"
+def _share(c: Columns, i: int, held: Mapping[int, int]) -> str:
+    """Why task i is beyond what its group may have; empty: it is not."""
+    slots, g = int(c.task["slots"][i]), int(c.task["group"][i])
+    offer = int(c.group["key" if c.pool["docs"][0] else "offer"][g])
+    if 0 <= c.group["limit"][g] < slots:
+        return f"asks for {_slots(slots)}, its group's max_slots is {c.group['limit'][g]}"
+    if g in held and c.group["off"][g]:
+        return "its group is left out: its share is smaller than its smallest task"
+    if g not in held or held[g] + slots <= offer:
+        return ""
+    return (
+        f"asks for {_slots(slots)}, its group's share is {_slots(offer)}, {held[g]} of them taken"
+    )
 
 
 def _slots(count: int) -> str:
@@ -163,10 +132,9 @@ def _fits(c: Columns, k: int) -> Reason:
             text = f"asks for {_slots(slots)}, the agents it may use have {sizes.sum()} in all"
         elif kind["single"]:
             text = f"asks for {_slots(slots)} on one agent, the largest has {sizes.max()}"
-        elif c.pool["heterogeneous"][0]:
-            text = f"asks for {_slots(slots)}, to which agents from the largest down do not add up"
         else:
-            text = f"asks for {_slots(slots)}, which no idle agents of one size make up"
+            kind_of = "" if c.pool["heterogeneous"][0] else " of one size"
+            text = f"asks for {_slots(slots)}, which no idle agents{kind_of} make up"
         return Reason(Why.NEVER, text)
     taken = np.zeros(len(agents), np.int64)
     rows = c.rows[: int(c.end[int(c.pool["starts"][0]) - 1]) if c.pool["starts"][0] else 0]

@@ -16,6 +16,7 @@ from optsched.cluster.world.layout import ARRIVED, ASK, COMPLETED, WORLD
 from optsched.cluster.world.policy import Decision
 from optsched.cluster.world.progress import MOST_VAIN
 from optsched.cluster.world.stays import start_on
+from optsched.io.values import format_value
 from optsched.kernels.compile import INT, INTS, entry, helper
 
 if TYPE_CHECKING:
@@ -103,6 +104,17 @@ class Cluster:
         ):  # fmt: skip
             c.task[name] = values
         return c
+
+    def notes(self, w: Workload, capacity: list[int]) -> list[str]:
+        """Names jobs whose gang not even idle agents serve."""
+        c = self.of(w, capacity)
+        cut = np.flatnonzero(c.kind["pieces"][c.task["kind"]] == 1)
+        some = [f"job {format_value(w.names[j])} of {c.task['slots'][j]} GPUs" for j in cut[:1]]
+        some += [f"and {len(cut) - 1} more"] * (len(cut) > 1)
+        rest = (
+            "would wait for ever in Determined, for no idle agents make up the gang: cut in pieces"
+        )
+        return [f"{' '.join(some)} {rest}"] if some else []
 
     def log(
         self, workload: Workload, nodes: Nodes, settings: Settings, steps: int, name: str

@@ -29,7 +29,8 @@ def to_json(
     """The document of runs of one workload on the same nodes, by label.
 
     Times are in ``time_unit``. Every run has ``policy``, ``options``, ``settings``, ``metrics`` by
-    name (null: not finite) and, in ``jobs``, columns in the order of ``names`` (null: not ended).
+    name (null: not finite) and, in ``jobs``, columns in the order of ``names`` (null: not ended);
+    after a Ctrl-C in ``waiting`` why jobs wait, and in ``notes`` what the policy says.
 
     Parameters
     ----------
@@ -90,9 +91,15 @@ def _record(run: Run, per_job: bool) -> dict[str, Any]:
         },
         "metrics": {k: v if math.isfinite(v) else None for k, v in found.summary().items()},
     }
+    if run.notes:
+        record["notes"] = list(run.notes)
+    if found.unfinished and per_job:
+        told = run.waiting().items()
+        record["waiting"] = {name: {"why": why.value, "text": text} for name, (why, text) in told}
     if per_job:
         columns = {
-            "jct": found.jct, "queueing": found.queueing, "gpu_time": found.gpu_time,
+            "jct": found.jct, "queueing": found.queueing, "waiting": found.waiting,
+            "waiting_for_room": found.waiting_for_room, "gpu_time": found.gpu_time,
             "restarts": found.restarts_by_job, "preemptions": found.preemptions_by_job,
             "rho": found.rho,
         }  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.cluster.results.held import Held, absences, held, interrupted
+from optsched.cluster.results.waiting import for_room, span
 from optsched.cluster.workload.job import PER_SECOND, WORK
 from optsched.errors import InputError
 from optsched.io.values import format_value, one_of
@@ -34,8 +35,10 @@ class Metrics:
 
     Per job (in the workload's order; -1 or NaN for a job that did not end): `jct` = end - submit,
     `queueing` = first start - submit, `service` = JCT - queueing, `waiting` = JCT - time running
-    (also between preemption and restart), `gpu_time` = GPUs held times time (a shared GPU counts
-    for both jobs), `restarts_by_job`, `preemptions_by_job`, `rho` = JCT / T_iso with
+    (also between preemption and restart), `waiting_for_room` = the part of it in which fewer GPUs
+    were free than the job's smallest size (the rest is the policy's order), `gpu_time` = GPUs held
+    times time (a shared GPU counts for both jobs), `restarts_by_job`, `preemptions_by_job`,
+    `rho` = JCT / T_iso with
     T_iso = work / f(s) * max(1, n s / G), n the mean number of active jobs with GPUs in the job's
     life, s its largest size <= G / n, else its smallest (Mahajan et al., Themis, NSDI 2020).
     """
@@ -66,6 +69,7 @@ class Metrics:
     queueing: IntArray
     service: IntArray
     waiting: IntArray
+    waiting_for_room: IntArray
     gpu_time: IntArray
     restarts_by_job: IntArray
     preemptions_by_job: IntArray
@@ -151,7 +155,9 @@ class Metrics:
         found: dict[str, float] = {
             "jobs": self.jobs, "unfinished": self.unfinished, "jct_mean": self.jct_mean,
             "queueing_mean": self.queueing_mean, "service_mean": self.service_mean,
-            "waiting_mean": self.waiting_mean, "makespan": self.makespan,
+            "waiting_mean": self.waiting_mean,
+            "waiting_for_room_mean": self._mean(self.waiting_for_room),
+            "makespan": self.makespan,
         }  # fmt: skip
         if self.ended.any():
             found |= {f"jct_p{p}": self.percentile(p) for p in (50, 90, 95, 99, 100)}
@@ -208,8 +214,7 @@ def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) 
     np.add.at(gpu_time, log.job, log.gpus * lasts)
     np.add.at(stays, log.job, 1)
     np.add.at(running, log.job, lasts)
-    begin = int(w.submit[0])
-    finish = max(int(log.end.max(initial=begin)), int(log.finished.max(initial=begin)))
+    begin, finish = span(w, log)
     makespan = finish - begin
     taken = held(log)
     away = absences(nodes, changes, taken, begin, finish)
@@ -234,6 +239,7 @@ def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) 
         queueing=queueing,
         service=np.where(ended, jct - queueing, -1),
         waiting=np.where(ended, jct - running, -1),
+        waiting_for_room=np.where(ended, for_room(w, nodes, log, taken, away), -1),
         gpu_time=gpu_time,
         restarts_by_job=np.maximum(stays - 1, 0),
         preemptions_by_job=log.preemptions,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.log import Log
+    from optsched.cluster.world.reasons import Reason
     from optsched.cluster.world.settings import Settings
     from optsched.model.schedule import IntArray, Schedule
 
@@ -29,6 +30,8 @@ class Run:
     policy: str
     options: Mapping[str, Any]
     log: Log
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    """What the policy says of these jobs on these nodes."""
 
     def __post_init__(self) -> None:
         for column in self.log:
@@ -49,6 +52,16 @@ class Run:
         from optsched.cluster.results.metrics import metrics
 
         return metrics(self.workload, self.nodes, self.settings.changes, self.log)
+
+    def waiting(self, time: int | None = None) -> dict[str, Reason]:
+        """Why every job that has come and not ended has no GPUs, by name.
+
+        At this time, after all that happens then; by default when the log ends, after a Ctrl-C.
+        """
+        from optsched.cluster.results.waiting import reasons
+
+        changes = self.settings.changes
+        return reasons(self.workload, self.nodes, changes, self.log, self.policy, time)
 
     @cached_property
     def history(self) -> Schedule:

@@ -10,7 +10,7 @@ import numpy as np
 from optsched.cluster.workload.curve import Curve
 from optsched.cluster.workload.job import PER_SECOND, WORK, Job
 from optsched.cluster.workload.job_checks import MOST_WORK, ascending
-from optsched.cluster.workload.speedup import Amdahl, Linear, Speedup
+from optsched.cluster.workload.speedup import Amdahl, Linear, Speedup, Table
 from optsched.cluster.workload.workload import Workload
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
@@ -153,7 +153,9 @@ REFERENCE: Final = (
     Kind("J7", 5, 20, 100_000, 25, (0.99, 0.35, 2.3)),
     Kind("J8", 5, 20, 100_000, 40, (0.99, 0.40, 2.0)),
 )
-"""J1..J8 of the Entropy paper (Table 2); counts, steps and curves are our assumptions."""
+"""J1..J8 of the Entropy paper (Table 2): counts, passes and samples as printed there; steps and
+curves are our assumptions. Which of them has which of the printed priorities 1 to 3 is not known to
+us: see `entropy_workload`."""
 
 BATCH: Final = 16
 GANG: Final = 2
@@ -179,12 +181,14 @@ def entropy_workload(
     noise: float = 0.004,
     load: float | None = None,
     time_unit: str = "s",
+    priorities: Sequence[int] | None = None,
+    by_quota: bool = False,
 ) -> Workload:
-    """The reference workload for the Entropy paper (design page, section 7).
+    """The reference workload for the Entropy paper.
 
-    J1..J8 with counts 8,8,8,6,5,5,5,5; with another number of jobs the kinds are drawn with these
-    frequencies. All come at t=0 in random order unless there is a `load`. The paper gives no step
-    times: ours are scaled so that the mean service of these very jobs on two GPUs is
+    J1..J8 with counts 8,8,8,6,5,5,5,5, as printed; with another number of jobs the kinds are drawn
+    with these frequencies. All come at t=0 in random order unless there is a `load`. The paper
+    gives no step times: ours are scaled so that the mean service of these very jobs on two GPUs is
     `mean_service`, before `micro_factor`.
 
     Parameters
@@ -220,6 +224,11 @@ def entropy_workload(
         Poisson arrivals: GPU time on two GPUs that arrives per unit of time, over `gpus`.
     time_unit
         Of the workload.
+    priorities
+        Of J1..J8, 1 to 3 in the paper; None: all alike.
+    by_quota
+        Passes as printed, N = g rho samples on g GPUs (12), with all samples on two GPUs: a smaller
+        quota trains less in the same passes. False: a pass is all samples at any quota.
 
     Raises
     ------
@@ -227,6 +236,12 @@ def entropy_workload(
         A number that cannot be.
     """
     integer("jobs", jobs, 1, 10**6)
+    levels = [50] * len(REFERENCE) if priorities is None else list(priorities)
+    if len(levels) != len(REFERENCE):
+        raise InputError(f"priorities: expected {len(REFERENCE)}, J1..J8, got {len(levels)}")
+    level = {
+        k.name: integer("priorities", n, 1, 99) for k, n in zip(REFERENCE, levels, strict=True)
+    }
     integer("gpus", gpus, 1, 2**24)
     number("mean_service", mean_service, above=True)
     number("micro_factor", micro_factor, above=True)
@@ -251,6 +266,10 @@ def entropy_workload(
     ]
     raw = np.array([k.samples / BATCH * k.step_ms for k in kinds])  # of a pass, on one GPU
     mean = float((raw * passes).mean()) / law.of(GANG)
+    speedup: Speedup = law
+    if by_quota:  # g GPUs have g times the samples of one: (12)
+        raw /= GANG
+        speedup = Table({g: law.of(g) / g for g in {1, *allowed}})
     scale = mean_service * PER_SECOND[time_unit] / mean * WORK
     made = []
     for i, kind in enumerate(kinds):
@@ -262,8 +281,9 @@ def entropy_workload(
                 submit=int(submit[i]),
                 sizes=allowed,
                 work=integer("mean_service: work", pass_work * passes[i], 1, MOST_WORK),
-                speedup=law,
+                speedup=speedup,
                 passes=passes[i],
+                priority=level[kind.name],
                 completion="target" if ends_by_curve else "epochs",
                 curve=bent[i] if curves else None,
                 template=kind.name if templates else "",

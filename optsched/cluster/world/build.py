@@ -24,6 +24,7 @@ from optsched.cluster.world.layout import (
     World,
 )
 from optsched.cluster.world.log import Log
+from optsched.cluster.world.reasons import of_free_gpus
 from optsched.errors import InputError
 from optsched.io.values import format_value
 
@@ -268,9 +269,13 @@ def _close(w: World, log: Any, rows: IntArray) -> None:
 def stalled(w: World, workload: Workload, policy: str) -> Stalled:
     """The exception that says who waits for nothing."""
     waiting = [int(j) for j in w.active[: w.state["active"][0]] if w.job["phase"][j] == PENDING]
+    there = int(w.node["capacity"][w.node["takes"] == 1].sum())
+    least = int(workload.size[workload.size_ptr[waiting[0]]])
+    reason = of_free_gpus(least, int(w.state["free_gpus"][0]), there, policy)
     return Stalled(
         f"policy {policy!r:.60} starts none of {len(waiting)} pending jobs at time "
-        f"{w.state['time'][0]}, nothing runs, and no event is left: {_listed(workload, waiting)}"
+        f"{w.state['time'][0]}, nothing runs, and no event is left: {_listed(workload, waiting)} "
+        f"(the first {reason.text})"
     )
 
 

@@ -127,7 +127,8 @@ class Policy(Protocol):
     It may offer ``compiled(workload, nodes, settings) -> Log | None``: the same decisions in
     compiled code, for all that `simulate` is asked to do, or None if it cannot. A policy that keeps
     groups to their `Group.max_slots` says so by the attribute ``honours_max_slots = True``; without
-    it, `simulate` refuses groups that have one.
+    it, `simulate` refuses groups that have one. ``notes(workload, nodes)`` gives sentences for
+    `Run.notes`.
     """
 
     name: str

@@ -9,18 +9,12 @@ from typing import NamedTuple
 class Why(StrEnum):
     """Kinds of reasons."""
 
-    NEVER = "never"
-    """It does not fit the cluster even if nothing else runs."""
-    SHARE = "share"
-    """What its group may have is used up, or smaller than it."""
-    ROOM = "room"
-    """Too little is free."""
-    GANG = "gang"
-    """Enough is free in all, but not on the nodes that one gang needs."""
-    RELEASE = "release"
-    """Room is made for it: it starts when what is released has stopped."""
-    ORDER = "order"
-    """It fits, but others go first."""
+    NEVER = "never"  # it does not fit the cluster even if nothing else runs
+    SHARE = "share"  # what its group may have is used up, or smaller than it
+    ROOM = "room"  # too little is free
+    GANG = "gang"  # enough is free in all, but not on the nodes that one gang needs
+    RELEASE = "release"  # room is made for it: it starts when what is released has stopped
+    ORDER = "order"  # it fits, but others go first
 
 
 class Reason(NamedTuple):
@@ -28,3 +22,15 @@ class Reason(NamedTuple):
 
     why: Why
     text: str
+
+
+def of_free_gpus(least: int, free: int, there: int, policy: str) -> Reason:
+    """Why a job whose smallest size is `least` waits, by the free GPUs and all that take work."""
+    if least == 0:
+        return Reason(Why.ROOM, "needs a zero-slot unit of a node")
+    needs = f"needs {least} GPU{'s' * (least != 1)}"
+    if least > there:
+        return Reason(Why.NEVER, f"{needs}, the nodes that take work have {there}")
+    if least > free:
+        return Reason(Why.ROOM, f"{needs}, {free} are free")
+    return Reason(Why.ORDER, f"{needs}, {free} are free, but policy {policy:.60} keeps it back")
