@@ -57,6 +57,14 @@ def main() -> None:
         answer["lengths"] = [len(row.losses) for row in result.trials]
         check(result, fails)
 
+    grid = optuna.samplers.GridSampler({"lr": [1e-3, 1e-2], "size": [6, 8]})
+    study = study_of() if rank == 0 else None
+    if study is not None:
+        study.sampler = grid
+    result = ArraySweep(make_trainer, study, suggest, 3, 2).run(backend="process")
+    answer["grid"] = [len(row.losses) for row in result.trials]
+    check(result)
+
     def broken_trainer(jobs: Any) -> ArrayTrainer:
         if rank == ranks - 1:
             raise OSError("no such data here")

@@ -446,6 +446,7 @@ def test_several_ranks(tmp_path: Path, ranks: int) -> None:
     ]
     assert answer == {
         "states": "PFCFPFCCC",
+        "grid": [2] * 4,
         "lengths": [2, 0, 6, 1, 2, 0, 6, 6, 6],
         "interrupted": ["COMPLETE"] * 2 + ["RUNNING"] * 2,
         "resumed": ["COMPLETE"] * 5,
