@@ -364,9 +364,13 @@ class Dispatcher:
             best = self.answer(state, len(chosen), deadline).value
         except Infeasible:
             best = None
+        got = share(self.model, tenants, chosen, wanted, rule)
+        hosts = {*self.cluster.host_of[[*chosen]].tolist()}
+        if not any(hosts <= {*fabric} for fabric in self.cluster.fabrics):
+            got = got._replace(value=0, standalone=0)
         return WhatIf(
             chosen,
-            share(self.model, tenants, chosen, wanted, rule),
+            got,
             victims(self.model, tenants, wanted, chosen, rule),
             best,
             regret(self.model, tenants, chosen, self.policy, rule, self.traffic, self.seed),

@@ -115,7 +115,8 @@ def test_dispatcher_stays_in_one_fabric(seed: int) -> None:
     if largest(state) < len(state.free):
         with pytest.raises(Infeasible, match=f"with {largest(state)}"):
             fast.choose(state, largest(state) + 1)
-        assert "not joined" in fast.what_if(state, state.free).fault
+        what = fast.what_if(state, state.free)
+        assert "not joined" in what.fault and what.share.value == what.share.standalone == 0
         answers = io.BytesIO()
         line = json.dumps({"gpus": largest(state) + 1}).encode()
         answer_all(model, state, io.BytesIO(line), answers, policy=Policy())
