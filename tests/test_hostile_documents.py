@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -144,6 +145,7 @@ def outcome(path: Path, content: str | bytes) -> str:
     except InputError as error:
         message = str(error)
         assert message.isprintable(), message
+        assert not re.search(r"Expected|Object |Invalid|`|\$\.", message), message  # of msgspec
         assert len(message) < len(str(path)) + 400
         return message
     return ""

@@ -21,8 +21,8 @@ from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.cli.options import AsJson, OptionalOutput, option, parse_options
 from optsched.cli.output import answer_lines
 from optsched.errors import Infeasible, InputError
-from optsched.io.files import check_outputs
-from optsched.io.strict_json import parse
+from optsched.io.files import check_outputs, decode_text
+from optsched.io.strict_json import decode, parse
 from optsched.problems.gpus.document import policy_from_tree
 from optsched.problems.gpus.explain import to_json
 
@@ -178,17 +178,18 @@ def answer_all(
         return Dispatcher(model.cluster, model, policy=rules, tolerance=tolerance, traffic=traffic)
 
     usual = dispatcher(policy)  # what is wrong with it, is so before the first line
-    decoder, encode = msgspec.json.Decoder(), msgspec.json.Encoder().encode
+    encode = msgspec.json.Encoder().encode
     written = _writer(model.cluster)
 
     def answer(number: int, line: bytes) -> bytes:
         nonlocal state
         found: dict[str, Any] = {}
         try:
-            tree = decoder.decode(line)
+            name = f"line {number}"
+            tree = parse(decode_text(line, name), name)
             if isinstance(tree, dict) and type(tree.get("id")) in (int, str):
                 found["id"] = tree["id"]  # which a refusal has too
-            request = msgspec.convert(tree, Request)
+            request = decode(tree, Request, name)
             verb = _verb(tree)
             if verb in ("gpus", "scores", "what_if"):
                 fast = usual
@@ -199,10 +200,8 @@ def answer_all(
                 state = _told(verb, request, found, state)
         except Infeasible as error:
             found["infeasible"] = str(error)
-        except (InputError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except InputError as error:
             found["error"] = str(error)
-        except RecursionError:
-            found["error"] = "nested too deeply"
         return encode(found) + b"\n"
 
     answer_lines(lines, answers, answer)
@@ -267,8 +266,7 @@ def _told(verb: str, request: Request, answer: dict[str, Any], state: ClusterSta
         answer["state"] = msgspec.json.decode(state_document.to_json(state))
         return state
     if verb == "restore":
-        tree = parse(msgspec.json.encode(request.restore).decode(), "restore")
-        state = state_document.from_tree(tree, state.cluster, "restore")
+        state = state_document.from_tree(request.restore, state.cluster, "restore")
     elif verb in ("resize", "move"):
         if request.to is None:
             raise InputError(f"to: {verb} needs GPUs such as 'n01:0-3 n02'")

@@ -25,7 +25,8 @@ from optsched.elastic.live import ENDED, FAILED, PENDING, RUNNING, LiveJob, Pass
 from optsched.elastic.scheduler import Scheduler, Stay, signal_of
 from optsched.elastic.workers import Processes
 from optsched.errors import InputError, MissingExtra
-from optsched.io.files import read_bytes, write_atomic
+from optsched.io.files import write_atomic
+from optsched.io.strict_json import decode, placed, read_json
 from optsched.io.values import format_value, integer
 
 if TYPE_CHECKING:
@@ -302,10 +303,8 @@ def _prepared(place: Path, jobs: Sequence[LiveJob], slots: int, resume: bool) ->
     state, names = place / STATE, [job.spec.name for job in jobs]
     files = [place / name / "checkpoint.pt" for name in names]
     if resume:
-        try:
-            saved = msgspec.json.decode(read_bytes(state), type=_Saved)
-        except msgspec.DecodeError as error:
-            raise InputError(f"{state}: is no state of a run ({error})") from None
+        with placed("is no state of a run: "):
+            saved = read_json(state, lambda tree, name: decode(tree, _Saved, name))
         if [*saved.jobs] != names:
             raise InputError(
                 f"{state}: is of jobs {format_value([*saved.jobs])}, expected {format_value(names)}"

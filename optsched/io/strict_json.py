@@ -127,7 +127,7 @@ def decode(tree: Any, kind: type[T], name: str) -> T:
     Integers are exact: ``3.0``, ``true`` and ``1e2`` are not integers.
     """
     try:
-        return msgspec.convert(tree, type=kind)
+        return msgspec.convert(tree, type=kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise InputError(f"{name}: {_explain(str(error), tree, kind)}") from None
 

@@ -154,7 +154,7 @@ def test_refused_files(site: Cli) -> None:
 
 
 BAD = {
-    "not json": "malformed",
+    "not json": "line 1:1:1: not valid JSON: expecting value",
     '{"gpus": 2, "colour": "red"}': "colour",
     '{"give": "nobody"}': "there is no job 'nobody'; running: a, b",
     '{"gpus": 2, "give": "new"}': "expected one of gpus, scores, what_if, give",
@@ -162,7 +162,16 @@ BAD = {
     '{"gpus": 2, "policy": {"row": 1}}': "row",
     '{"gpus": 2, "demand": -1, "name": "x"}': "demand",
     '{"gpus": 2, "demand": 1}': "demand: goes with the name of the job",
-    '{"gpus": "2"}': "Expected `int | null`",
+    '{"gpus": "2"}': 'gpus: expected an integer or null, got "2"',
+    '{"gpus": 2, "gpus": 3}': 'key "gpus" appears twice',
+    '{"gpus": 2, "policy": {"max_hosts": 1, "max_hosts": 2}}': 'key "max_hosts" appears twice',
+    '{"gpus": NaN}': "NaN is not a JSON number",
+    '{"gpus": 2.0}': "gpus: expected an integer or null, got 2.0",
+    '{"gpus": 2} {"gpus": 3}': "not valid JSON: extra data",
+    '{"gpus": 2': "the text ends too early",
+    "[1]": "top level: expected an object, got a list",
+    '{"id": "\\ud800", "gpus": 1}': "half a surrogate pair",
+    '{"gpus": 1, "id": 1.5}': "id: expected an integer or a string or null, got 1.5",
     '{"give": "a", "to": "n01:0"}': "to: does not go with give",
     '{"move": "a"}': "to: move needs GPUs such as 'n01:0-3 n02'",
     '{"resize": "a", "to": "n04:9"}': "expected ids in 0..7",
@@ -204,7 +213,7 @@ def test_stream(site: Cli) -> None:
         },
         '{"give": "x", "id": 8, "to": ""}': {"id": 8, "error": "to: does not go with give"},
         '{"give": 1, "id": 8}': {
-            "id": 8, "error": "Expected `str | null`, got `int` - at `$.give`"
+            "id": 8, "error": f"line {len(BAD) + 4}: give: expected a string or null, got 1"
         },
         '{"state": true}': {"state": document},
         '{"gpus": 400}': {"infeasible": "gpus: asks 400, free 20"},
@@ -239,6 +248,7 @@ def test_stream(site: Cli) -> None:
     assert answers[len(BAD) :] == [*lines.values()]
     for (line, words), answer in zip(BAD.items(), answers, strict=False):
         assert set(answer) == {"error"} and words in answer["error"], (line, answer)
+        assert "`" not in answer["error"] and "$" not in answer["error"]
     assert what.victims and few.scores(started, 5).keys() == {"n01", "n02", "n03"}
 
 
