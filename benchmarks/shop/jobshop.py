@@ -23,7 +23,7 @@ from benchmarks.machine import machine
 from benchmarks.shop import measure, report, speed
 from benchmarks.shop.engines import engines, install
 from benchmarks.shop.instances import KNOWN, chosen, instance
-from optsched.bench.instances import read_bounds
+from optsched.bench.instances import published_bounds, read_bounds
 from optsched.bench.rows import Results
 
 
@@ -70,8 +70,13 @@ def main() -> None:
         measured = engines(given.solvers, given.workers, given.peers)
         measure.solve_all(Results(given.out), measured, instances, given.time, given.seeds)
     else:
-        known = KNOWN | ({} if given.bounds is None else read_bounds(given.bounds))
-        sys.exit(not report.show(Results(given.file).rows, known))
+        rows = Results(given.file).rows
+        known = KNOWN | (
+            published_bounds((row.instance, row.sha256) for row in rows)
+            if given.bounds is None
+            else read_bounds(given.bounds)
+        )
+        sys.exit(not report.show(rows, known))
 
 
 def folder_from(variable: str) -> Path | None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from optsched.errors import InputError
-from optsched.formats import standard, taillard
-from optsched.formats.taillard import Lehmer
-from optsched.problems.jobshop import document
+from optsched.formats import standard
+from optsched.problems.jobshop import document, published
+from optsched.problems.jobshop.generator import Lehmer
 from optsched.problems.jobshop.problem import JobShop
 
 VERSION: Final = 1
@@ -144,7 +144,7 @@ def main() -> None:
         raise InputError(f"{folder}: no such directory")
     for i in range(1, 81):
         name = f"ta{i:02d}"
-        (folder / f"{name}.txt").write_text(standard.to_text(taillard.instance(name)))
+        (folder / f"{name}.txt").write_text(standard.to_text(published.instance(name)))
 
 
 if __name__ == "__main__":

@@ -13,17 +13,16 @@ from optsched.io.values import file_label
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from optsched.model.schedule import Problem
 
-_TAILLARD = re.compile(r"ta[0-9]+")
 _FAMILY = re.compile(r"[A-Za-z_]+")
 _NUMBER = re.compile(r"[0-9]{1,16}")
 
 
 class Instance(NamedTuple):
-    """A problem and where it comes from: a path, or the name of a generated instance."""
+    """A problem and where it comes from: a path, or the name of a published instance."""
 
     source: str
     name: str
@@ -51,17 +50,13 @@ class Known(NamedTuple):
 
 
 def load(source: str) -> Instance:
-    """The instance in a file of any readable format, or ta01 to ta80 by Taillard's generator.
+    """The instance in a file of any readable format, or of a published name.
 
     Raises
     ------
     InputError
         No such file or name, or the file is wrong.
     """
-    if _TAILLARD.fullmatch(source) and not Path(source).exists():
-        from optsched.formats import taillard
-
-        return Instance(source, source, taillard.instance(source))
     from optsched.formats.read_problem import read_problem
 
     problem = read_problem(source)
@@ -85,6 +80,24 @@ def load_all(sources: Sequence[str]) -> list[Instance]:
                 f"{source}: another instance is called {instance.name} too ({other.source})"
             )
     return list(found.values())
+
+
+def published_bounds(instances: Iterable[tuple[str, str]]) -> dict[str, Known]:
+    """Best known bounds of those that are published job shops, recognised by name and hash.
+
+    Parameters
+    ----------
+    instances
+        Names and hashes (`Problem.sha256`).
+    """
+    from optsched.problems.jobshop import published
+
+    known = published.bounds()
+    return {
+        name: Known(*known[name])
+        for name, sha256 in dict.fromkeys(instances)
+        if name in known and published.instance(name).sha256 == sha256
+    }
 
 
 def read_bounds(path: str | os.PathLike[str]) -> dict[str, Known]:

@@ -22,7 +22,7 @@ class Entry(NamedTuple):
 COMMANDS: Final = {
     "solve": Entry("solve", "Solve an instance; Ctrl-C keeps the best schedule so far."),
     "bound": Entry("solve", "Lower bounds by name, and the best of them."),
-    "solvers": Entry("solve", "List the installed solvers, or who takes an instance."),
+    "solvers": Entry("solve", "List the installed solvers, or those that take an instance."),
     "verify": Entry("schedules", "Check schedules independently of every solver."),
     "show": Entry("show", "What a schedule is worth, and what holds it up."),
     "plot": Entry("schedules", "Draw a Gantt chart, or the Pareto front of routers."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optsched.bench.instances import load_all, read_bounds
+from optsched.bench.instances import load_all, published_bounds, read_bounds
 from optsched.bench.run import Task
 from optsched.bench.summary import summarise
 from optsched.cli import options
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def bench(
-    files: Annotated[list[str], argument("Files, or ta01 to ta80.", metavar="FILES")],
+    files: Annotated[list[str], argument("Files, or names such as ta01.", metavar="FILES")],
     solvers: Annotated[str, option("Names, separated by commas.")],
     output: Annotated[Path, option("Results (CSV), to be continued.", "-o", "--output")],
     time_limit: options.TimeLimit = None,
@@ -42,7 +42,7 @@ def bench(
     bounds: Annotated[
         Path | None,
         option(
-            "CSV of known bounds (instance, lb, ub) to measure gaps against.",
+            "CSV of known bounds (instance, lb, ub) [default: of published job shops].",
             envvar="OPTSCHED_JSSP_BOUNDS",
         ),
     ] = None,
@@ -58,7 +58,7 @@ def bench(
     from optsched.bench.rows import Results
 
     instances = load_all(files)
-    known = {} if bounds is None else read_bounds(bounds)
+    known = None if bounds is None else read_bounds(bounds)
     limits = Limits(
         time_limit, iterations, workers=default_workers() if workers is None else workers,
         seed=seeds - 1,
@@ -67,6 +67,8 @@ def bench(
     tasks, refusals = _tasks(instances, options.options_of(names, option, "solvers"), limits)
     results = Results(output)
     _run(tasks, results, jobs, refusals, quiet)
+    if known is None:
+        known = published_bounds((row.instance, row.sha256) for row in results.rows)
     summary = summarise(results.rows, known)
     if as_json:
         from optsched.bench.table import as_json as summary_json

@@ -9,9 +9,9 @@ from optsched.bandwidth import synthetic
 from optsched.cli.options import Output, Seed, group, option
 from optsched.cli.output import wrote
 from optsched.errors import InputError
-from optsched.formats import taillard as generator
 from optsched.io.files import check_outputs, check_writable
 from optsched.io.values import one_of
+from optsched.problems.jobshop import generator, published
 
 app = group("Make instances: job arrays of real models, job shops, quota plans.")
 
@@ -50,7 +50,7 @@ def jobarray(
 @app.command()
 def taillard(
     output: Output,
-    instance: Annotated[str | None, option("ta01 to ta80 instead of the seeds.")] = None,
+    instance: Annotated[str | None, option("Such as ta01, instead of the seeds.")] = None,
     jobs: Annotated[int, option("Jobs.")] = 20,
     machines: Annotated[int, option("Machines.")] = 15,
     time_seed: Annotated[int, option("Seed of the durations.")] = 1,
@@ -61,7 +61,7 @@ def taillard(
     if instance is not None and (jobs, machines, time_seed, machine_seed) != (20, 15, 1, 2):
         raise InputError("instance: is complete; leave out the sizes and seeds")
     if instance is not None:
-        shop = generator.instance(instance)
+        shop = published.instance(instance)
     else:
         shop = generator.generate(jobs, machines, time_seed, machine_seed)
     form: Any = "json" if output.suffix == ".json" else "standard"

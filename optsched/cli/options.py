@@ -29,7 +29,7 @@ def argument(text: str, **rest: Any) -> Any:
     return typer.Argument(help=text, show_default=False, **rest)
 
 
-InstanceFile = Annotated[Path, argument("Instance: JSON or job-shop text.")]
+InstanceFile = Annotated[Path, argument("Instance: JSON, job-shop text, or a name: ta01.")]
 ScheduleFile = Annotated[Path, argument("A *.schedule.json document.")]
 Output = Annotated[Path, option("Write it here.", "-o", "--output")]
 OptionalOutput = Annotated[Path | None, option("Write it here.", "-o", "--output")]

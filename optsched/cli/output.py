@@ -34,7 +34,7 @@ def facts(rows: Iterable[tuple[str, object]], width: int = 12) -> None:
     """One fact a line, its name first; none of what is None."""
     for key, value in rows:
         if value is not None:
-            print(f"{key:{width}}{plain(str(value), 1000)}")
+            print(f"{key:{width}}{plain(str(value), 1000)}".rstrip())
 
 
 def wrote(path: Path | None, write: Callable[[Path], object] | bytes | str, what: str = "") -> None:

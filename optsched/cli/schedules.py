@@ -24,6 +24,7 @@ from optsched.formats.read_problem import read_problem
 from optsched.io.files import check_outputs
 from optsched.io.text import plain
 from optsched.model.schedule import Schedule
+from optsched.problems.jobshop import published
 
 Cycles = Annotated[
     int | None, option("Cycles of a periodic schedule [default: 3].", show_default=False)
@@ -105,6 +106,11 @@ def trace(file: ScheduleFile, output: OptionalOutput = None, cycles: Cycles = No
 
 def scheduled(file: Path) -> Schedule:
     """The schedule in a file; `InputError` for an instance without orders and starts."""
+    if published.is_name(str(file)):
+        raise InputError(
+            f"{file}: an instance, expected a schedule: optsched solve {file} -o "
+            f"{file}.schedule.json"
+        )
     schedule = Schedule.read(file)
     if not schedule.is_scheduled:
         raise InputError(

@@ -1,4 +1,4 @@
-"""``optsched solve``, ``bound``, ``solvers``: an answer, how good one can be, who can give one."""
+"""``optsched solve``, ``bound``, ``solvers``: an answer, bounds of it, solvers for it."""
 
 from __future__ import annotations
 
@@ -116,16 +116,18 @@ def named_bounds(problem: Problem) -> dict[str, int]:
 
 
 def solvers(
-    file: Annotated[Path | None, argument("Who takes this instance?")] = None,
+    file: Annotated[Path | None, argument("List the solvers of this instance.")] = None,
 ) -> None:
-    """List the installed solvers by the kind of problem, or who takes an instance."""
+    """List the installed solvers by the kind of problem, or those that take an instance."""
     if file is None:
         facts((kind, ", ".join(optsched.solvers(kind))) for kind in KINDS)
-        print("`optsched solvers FILE` says who takes an instance, and why others refuse it.")
+        print("`optsched solvers FILE` lists those that take an instance.")
         return
     problem = read_problem(file)
-    found = {name: support_by_name(name, problem) for name in optsched.solvers()}
-    facts(((name, "yes" if one else f"no: {one.reason}") for name, one in found.items()), 18)
+    kind = problem.problem_kind
+    found = {name: support_by_name(name, problem) for name in optsched.solvers(kind)}
+    facts((name, "") for name, one in found.items() if one)
+    facts(((name, f"no: {one.reason}") for name, one in found.items() if not one), 18)
 
 
 def _criterion(gap: float | None, no_improvement: float | None) -> Criterion | None:

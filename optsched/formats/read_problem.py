@@ -12,6 +12,7 @@ from optsched.io.strict_json import check_kin, format_json, parse, placed, witho
 from optsched.io.values import one_of
 from optsched.model import document
 from optsched.model.schedule import Schedule
+from optsched.problems.jobshop import published
 from optsched.problems.jobshop.document import from_graph
 from optsched.problems.jobshop.flexible import refuse_flexible
 from optsched.problems.jobshop.problem import JobShop
@@ -46,7 +47,8 @@ def read_problem(
     ----------
     path
         JSON (one of `READABLE`), job-shop text (standard or Taillard's), or a format that another
-        package adds; see `optsched.formats.registry`.
+        package adds, see `optsched.formats.registry`; or the name of a published job shop, such
+        as ``ta01``, if no file has it (`optsched.problems.jobshop.published`).
     format
         ``"auto"`` decides by the content; ``"json"`` and the name of a format, such as
         ``"standard"`` and ``"taillard"``, insist.
@@ -64,8 +66,10 @@ def read_problem(
     InputError
         With ``file:line`` or the path in the document, the rule and the value.
     """
-    name, text = str(path), read_text(path)
     one_of("format", format, ["auto", "json", *readers()])
+    if format == "auto" and published.is_name(str(path)):
+        return published.instance(str(path))
+    name, text = str(path), read_text(path)
     if reentrant and format not in ("auto", "standard"):
         raise InputError(f'reentrant=True goes with format "standard", got "{format}"')
     with without_collector():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ARRAY = JobArray([[3, 4], [5, 2], [2, 2]], [[6, 4], [5, 7], [2, 2]], objective="period")
 START = random_rolling(ARRAY, spread=0, seed=1)
-HARD = optsched.formats.taillard.instance("ta41")
+HARD = optsched.JobShop.read("ta41")
 """Open since 1993: whoever solves it works until told to stop."""
 ANY = HARD.scheduled(HARD.graph().users)
 PATIENCE = 300
@@ -125,7 +125,7 @@ def test_exit_is_not_blocked_and_leaves_no_process() -> None:
         print("begin", flush=True)
         from optsched.arraypipe.life.replanner import Replanner
         from optsched.formats import taillard
-        replanner, hard = Replanner(), taillard.instance("ta41")
+        replanner, hard = Replanner(), published.instance("ta41")
         replanner.submit(hard, hard.scheduled(hard.graph().users), 3000)
         while not replanner._running:
             time.sleep(0.01)

@@ -133,7 +133,7 @@ def test_options_of_one_solver(cli: Cli) -> None:
         ),
         (("-o", "no/r.csv"), "no/r.csv: cannot be written (there is no folder no)"),
         (("-o", "."), ".: is a directory"),
-        (("ta99",), 'there is no instance "ta99": expected ta01 to ta80'),
+        (("ta99",), 'there is no published job shop "ta99": expected ft06 to'),
         (("none.txt",), "none.txt: no such file"),
         (("bad.txt",), "bad.txt:2: expected 2 rows"),
         (("sub/shop.txt",), "sub/shop.txt: another instance is called shop too (shop.txt)"),

@@ -15,6 +15,7 @@ import optsched
 from optsched.arraypipe.profile.document import Profile
 from optsched.formats.read_problem import read_problem
 from optsched.model.schedule import Schedule
+from optsched.solving.solver import support_by_name
 
 # what every command does with bad input
 
@@ -79,7 +80,7 @@ def test_outputs_that_cannot_be(cli: Cli, monkeypatch: pytest.MonkeyPatch, words
 
     monkeypatch.setattr("optsched.solve", never)
     monkeypatch.setattr("optsched.pipelines.generator.job_array", never)
-    monkeypatch.setattr("optsched.formats.taillard.generate", never)
+    monkeypatch.setattr("optsched.problems.jobshop.generator.generate", never)
     Path("folder.png").mkdir()
     assert "there is no folder no" in cli.refused(*words, "no/x.png")
     assert "is a directory" in cli.refused(*words, "folder.png")
@@ -253,12 +254,30 @@ def test_infeasible(cli: Cli, words: tuple[str, ...], empty: dict[str, Any]) -> 
 
 
 def test_unsupported(cli: Cli) -> None:
-    """A solver that does not take the problem: exit code 2; `solvers FILE` says the same."""
+    """A solver that does not take the problem: exit code 2; `solvers FILE` lists it apart."""
     array = optsched.JobArray([[1, 1]], [[1, 1]], objective="period")
     array.write("rolling.json")
     line = cli.refused("solve", "rolling.json", "--solver", "branch_and_bound", "-o", "out.json")
     assert line.startswith("branch_and_bound does not solve this problem")
-    assert "no: " in cli("solvers", "rolling.json").out
+    lines = cli("solvers", "rolling.json").out.splitlines()
+    problem = read_problem("rolling.json")
+    takers = [name for name in optsched.solvers("periodic") if support_by_name(name, problem)]
+    assert takers and lines[: len(takers)] == takers
+    assert all(" no: " in line for line in lines[len(takers) :])
+
+
+@pytest.mark.parametrize("name", ["ft06", "la01", "ta01"])
+def test_names_of_published_shops(cli: Cli, name: str) -> None:
+    """Every command that takes an instance takes a name; those of schedules say what to do."""
+    assert f"instance    {name}" in cli("solve", name, "--solver", "dispatch", "-o", "x.json").out
+    assert cli("verify", "x.json", "--problem", name).code == 0
+    assert cli("bound", name).code == 0 and "cpsat" in cli("solvers", name).out.splitlines()
+    assert cli("convert", name, f"{name}.jobshop.json").code == 0
+    assert optsched.JobShop.read(f"{name}.jobshop.json") == optsched.JobShop.read(name)
+    for command in ("show", "plot", "trace", "verify"):
+        assert f"optsched solve {name} -o" in cli.refused(command, name)
+    Path(name).write_text("1 1\n0 7\n")
+    assert optsched.JobShop.read(name).n_jobs == 1  # a file goes before the name
 
 
 def test_names_cannot_talk_to_the_terminal(cli: Cli) -> None:
@@ -398,7 +417,7 @@ def test_generate(cli: Cli) -> None:
         (("taillard", "--jobs", "9" * 12), "jobs: expected an integer in 1.."),
         (("taillard", "--jobs", "5000", "--machines", "5000"), "jobs x machines: expected at most"),
         (("taillard", "--time-seed", "0"), "time_seed: expected an integer in 1.."),
-        (("taillard", "--instance", "ta81"), 'there is no instance "ta81"'),
+        (("taillard", "--instance", "ta81"), 'there is no published job shop "ta81"'),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )

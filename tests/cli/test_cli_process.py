@@ -78,7 +78,7 @@ assert optsched.verify is verify and optsched.solve.__module__ == "optsched.solv
 
 def test_interrupt_leaves_no_thread(cli: Cli) -> None:
     """Within a program, an interrupted search returns and its threads have ended."""
-    shop = optsched.formats.taillard.instance("ta21")
+    shop = optsched.JobShop.read("ta21")
 
     def interrupt(progress: Any) -> None:
         found = progress.objective is not None
@@ -108,7 +108,7 @@ from ortools.sat.python import cp_model
 model = cp_model.CpModel()
 model.maximize(model.new_int_var(0, 5, "x"))
 cp_model.CpSolver().solve(model)
-shop = optsched.formats.taillard.instance("ta41")
+shop = optsched.JobShop.read("ta41")
 class Interrupt(optsched.Watcher):
     def {moment}(self, event):
         signal.raise_signal(signal.SIGINT)

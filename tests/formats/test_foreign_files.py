@@ -18,6 +18,7 @@ from optsched.formats import standard, taillard
 from optsched.formats.job_logs import import_trace
 from optsched.formats.read_problem import read_problem
 from optsched.model.schedule import NO_DEADLINE
+from optsched.problems.jobshop import generator
 from optsched.problems.jobshop.flexible import ORDINARY
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def test_ordinary_shops_are_read(seed: int, tmp_path: Path) -> None:
     """Generated shops of two machines and more, in both layouts, without any mark."""
     rng = Random(seed)
     n, m = rng.randint(3, 12), rng.randint(2, 8)
-    shop = taillard.generate(n, m, rng.randint(1, 2**30), rng.randint(1, 2**30), "s")
+    shop = generator.generate(n, m, rng.randint(1, 2**30), rng.randint(1, 2**30), "s")
     path = tmp_path / "s.txt"
     for write in (standard.to_text, taillard.to_text):
         path.write_text(write(shop))

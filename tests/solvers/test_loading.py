@@ -48,7 +48,7 @@ def test_first_answer_does_not_wait_for_the_compiler(tmp_path: object) -> None:
         import optsched
         from optsched_solvers._loading import loaded
         for problem in (
-            optsched.formats.taillard.instance("ta01"),
+            optsched.JobShop.read("ta01"),
             optsched.JobArray(
                 forward=[[5, 5], [7, 7]], backward=[[9, 9], [11, 11]],
                 activation=[[4, 4], [4, 4]], memory=[4, 4], switch=[[1, 1], [1, 1]],
@@ -75,7 +75,7 @@ def test_without_a_limit_the_compiler_is_waited_for(tmp_path: object) -> None:
         from optsched.solving import limits
         from optsched_solvers._loading import loaded
         limits.DEFAULT_TIME_LIMIT = 0.5
-        result = optsched.solve(optsched.formats.taillard.instance("ta01"), "dispatch")
+        result = optsched.solve(optsched.JobShop.read("ta01"), "dispatch")
         assert not result.missing, result
         assert loaded("optsched.kernels.longest_path", "optsched.kernels.list_schedule")
         assert result.history[-1].source.startswith("dispatch"), result

@@ -218,7 +218,7 @@ def test_a_watcher_hears_the_whole_run(solver: str) -> None:
 @pytest.mark.parametrize("method", ["on_start", "on_incumbent", "on_bound"])
 def test_a_watcher_stops_and_raises(method: str) -> None:
     """By returning true, and by an exception that carries the best so far."""
-    shop = optsched.formats.taillard.instance("ta21")
+    shop = JobShop.read("ta21")
 
     class Mine(Watcher):
         pass

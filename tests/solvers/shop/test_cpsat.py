@@ -150,14 +150,14 @@ def test_parameters_that_cp_sat_refuses() -> None:
     """Its own reason is told."""
     with pytest.raises(InputError, match=r"options.parameters: .*num_workers"):
         optsched.solve(
-            optsched.formats.taillard.instance("ta01"), "cpsat", time_limit=5,
+            JobShop.read("ta01"), "cpsat", time_limit=5,
             options={"parameters": {"num_workers": -3}},
         )  # fmt: skip
 
 
 def test_a_proof_by_somebody_else_ends_it() -> None:
     """In a race the bound may come from another engine, long before the time is over."""
-    shop = optsched.formats.taillard.instance("ta41")
+    shop = JobShop.read("ta41")
     good = optsched.solve(shop, "tabu", iterations=200_000).schedule
     assert good is not None and good.sequences is not None
     limits = Limits(time_limit=600, workers=1, options={"mode": "bound"})

