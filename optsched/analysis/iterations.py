@@ -78,7 +78,7 @@ def job_reports(schedule: Schedule) -> tuple[JobReport, ...]:
 
 def throughput(schedule: Schedule, jobs: tuple[JobReport, ...], span: int) -> float | None:
     """Iterations per second of all jobs together: those of one span (a period, or the makespan)."""
-    if not jobs or span <= 0:
+    if not jobs or span <= 0 or not schedule.time_unit:
         return None
     ticks = {"ns": 10**9, "us": 10**6, "ms": 10**3, "s": 1}[schedule.time_unit]
     return sum(job.iterations for job in jobs) * ticks / span

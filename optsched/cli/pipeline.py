@@ -44,12 +44,14 @@ def pipeline(
         int | None, option("Stages a device, for interleaved and hanayo [default: 2].")
     ] = None,
     forward: Annotated[int | None, option("Time a micro-batch [default: 12].")] = None,
-    backward: Annotated[int | None, option("[default: as --forward].")] = None,
+    backward: Annotated[
+        int | None, option("The whole backward pass [default: twice --forward].")
+    ] = None,
     weight: Annotated[
         int | None,
         option(
-            "Weight gradient, a block of its own in zb_h1 and zb_h2, else part of the "
-            "backward pass [default: as --backward]."
+            "Weight gradient, part of --backward: a block of its own in zb_h1 and zb_h2 "
+            "[default: half of --backward]."
         ),
     ] = None,
     model: Annotated[str | None, option("vgg19, resnet152, bert_large or gpt2_xl.")] = None,
@@ -120,9 +122,13 @@ def _source(
 
         return of_model, {}
     _only("model: missing", profile)
-    last = TIME
-    for key, time in times.items():  # what is not said is as the one before
-        last = whole[key] = last if time is None else integer(key, time, 0, 2**53)
+    given = {key: time and integer(key, time, 0, 2**53) for key, time in times.items()}
+    forward = TIME if given["forward"] is None else given["forward"]
+    backward = 2 * forward if given["backward"] is None else given["backward"]
+    weight = backward // 2 if given["weight"] is None else given["weight"]
+    if weight > backward:
+        raise InputError(f"weight: expected 0..{backward}, a part of --backward, got {weight}")
+    whole |= {"forward": forward, "backward": backward - weight, "weight": weight}
     return lambda name: uniform(name, **whole), whole
 
 

@@ -130,7 +130,7 @@ def _verdict(schedule: Schedule, violations: int, instance: Path | None) -> str:
     unknown = " (instance not given: --problem FILE)" if instance is None else ""
     return (
         f"{right}, {schedule.n_operations} operations on {schedule.n_resources} "
-        f"resources, {kind} {value} {schedule.time_unit}{unknown}"
+        f"resources, {kind} {f'{value} {schedule.time_unit}'.rstrip()}{unknown}"
     )
 
 

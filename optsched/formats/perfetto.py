@@ -53,6 +53,7 @@ def trace(schedule: Schedule, *, cycles: int = 3) -> dict[str, Any]:
     dict
         Ready for `json.dumps`. ``ts`` and ``dur`` are in microseconds: integers, or multiples of
         0.001 for a schedule in ns (the nearest double; exact to the nanosecond below 11 days).
+        Without a unit of time one unit is one microsecond, and ``otherData.time_unit`` is "".
 
     Raises
     ------
@@ -89,7 +90,7 @@ def microseconds(time: int, time_unit: str) -> int | float:
     if time_unit == "ns":
         whole, rest = divmod(time, 1000)
         return time / 1000 if rest else whole
-    return time * {"us": 1, "ms": 10**3, "s": 10**6}[time_unit]
+    return time * {"": 1, "us": 1, "ms": 10**3, "s": 10**6}[time_unit]
 
 
 class Origin(NamedTuple):

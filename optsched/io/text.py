@@ -43,7 +43,12 @@ NANOSECONDS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
 
 def readable_unit(time_unit: str, span: int) -> Unit:
-    """The largest unit, not below the schedule's own, in which the span is at least 5."""
+    """The largest unit, not below the schedule's own, in which the span is at least 5.
+
+    Times without a unit (``""``) are shown as they are.
+    """
+    if not time_unit:
+        return Unit("", 1)
     own = NANOSECONDS[time_unit]
     steps = [step for step in _LADDER if step[1] >= own]
     name, size = [step for step in steps if step[1] == own or 5 * step[1] <= span * own][-1]
@@ -54,16 +59,16 @@ def time_text(time: int, time_unit: str) -> str:
     """A time to be read: exact up to seven digits, else four digits of a larger unit."""
     unit = Unit(time_unit.replace("us", "µs"), 1)
     digits = 0
-    if abs(time) >= 10**7:
+    if time_unit and abs(time) >= 10**7:
         unit = readable_unit(time_unit, abs(time))
         digits = max(0, 4 - len(str(int(abs(time) / unit.ticks))))
-    return f"{time / unit.ticks:,.{digits}f} {unit.name}".replace(",", "\u202f")
+    return f"{time / unit.ticks:,.{digits}f} {unit.name}".rstrip().replace(",", "\u202f")
 
 
 def time_in(unit: Unit, time: int) -> str:
     """A time in a given unit, such as that of a whole column; three decimals where it divides."""
     digits = 0 if unit.ticks == 1 else 3
-    return f"{time / unit.ticks:,.{digits}f} {unit.name}".replace(",", "\u202f")
+    return f"{time / unit.ticks:,.{digits}f} {unit.name}".rstrip().replace(",", "\u202f")
 
 
 def duration(time_ns: float) -> str:

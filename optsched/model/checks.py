@@ -47,7 +47,8 @@ def normalise(raw: Schedule) -> dict[str, Any]:
     _no_memory_without_resource(values)
     values["arcs"] = _arcs(raw.arcs, duration, raw.period is not None)
     values["name"] = label("name", raw.name)
-    values["time_unit"] = one_of("time_unit", raw.time_unit, TIME_UNITS)
+    unit = raw.time_unit
+    values["time_unit"] = unit if unit == "" else one_of("time_unit", unit, TIME_UNITS)
     _check_period(raw.period, values)
     _check_sums(values)
     return values

@@ -26,6 +26,7 @@ NO_DEADLINE: Final = int(np.iinfo(np.int64).max)
 """Value of `Schedule.deadline` for an operation without one."""
 
 TIME_UNITS: Final = ("ns", "us", "ms", "s")
+"""Units of times; schedules and job shops may have none, ``""``."""
 MAX_KIND: Final = 16
 """Characters of `Schedule.kind`."""
 
@@ -274,7 +275,7 @@ class Problem(ABC):
 
     def describe(self, objective: int) -> str:
         """An objective as people read it, with its unit."""
-        return f"{objective} {self.graph().time_unit}"
+        return f"{objective} {self.graph().time_unit}".rstrip()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Problem):

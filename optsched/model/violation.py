@@ -74,7 +74,7 @@ class Words:
 
     def time(self, amount: int) -> str:
         """``5 us``."""
-        return f"{amount} {self._schedule.time_unit}"
+        return f"{amount} {self._schedule.time_unit}".rstrip()
 
 
 def count(number: int, noun: str) -> str:

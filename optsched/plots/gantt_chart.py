@@ -114,7 +114,9 @@ def _dress(axes: Axes, names: list[str], unit: Unit, summary: Report) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}".replace(",", "\u202f"))
     axes.xaxis.grid(True, color=GRID, lw=0.8, zorder=0.5)
     axes.set_axisbelow(False)
-    axes.set_xlabel(f"time in {unit.name}", fontsize=8, color=MUTED, labelpad=4)
+    axes.set_xlabel(
+        "time" + f" in {unit.name}" * bool(unit.name), fontsize=8, color=MUTED, labelpad=4
+    )
     edge = axes.get_yaxis_transform()
     for r, resource in enumerate(summary.resources):
         text = f"{100 * resource.busy_share:.0f} %"

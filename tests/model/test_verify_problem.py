@@ -99,7 +99,7 @@ def test_differences_in_words() -> None:
     for other, words in (
         (JobShop([[(0, 3), (1, 2)]], ["0", "1"]), "number of operations: 2, expected 4"),
         (JobShop(SHOP.jobs, ["a", "1"]), 'resources[0].name: "a", expected '),
-        (JobShop(SHOP.jobs, time_unit="ms"), 'has the time unit "ms", expected "s"'),
+        (JobShop(SHOP.jobs, time_unit="ms"), 'has the time unit "ms", expected ""'),
         (JobShop(SHOP.jobs, deadline=[9, None]), "operations[1].deadline: 9, expected none"),
         (
             JobShop([[(1, 3), (0, 2)], [(1, 4), (0, 1)]]),

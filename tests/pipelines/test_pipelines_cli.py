@@ -41,20 +41,26 @@ def test_all_side_by_side(cli: Cli) -> None:
     ("given", "times"),
     [
         ({}, [12, 12, 12]),
-        ({"forward": 2, "backward": 4}, [2, 4, 4]),
+        ({"forward": 2, "backward": 4}, [2, 2, 2]),
         ({"forward": 2}, [2, 2, 2]),
-        ({"backward": 4}, [12, 4, 4]),
-        ({"weight": 4}, [12, 12, 4]),
+        ({"backward": 4}, [12, 2, 2]),
+        ({"backward": 5}, [12, 3, 2]),
+        ({"weight": 4}, [12, 20, 4]),
+        ({"forward": 2, "backward": 5, "weight": 2}, [2, 3, 2]),
+        ({"forward": 2, "backward": 3, "weight": 0}, [2, 3, 0]),
     ],
     ids=str,
 )
 def test_times_that_are_left_out(cli: Cli, given: dict[str, int], times: list[int]) -> None:
-    """As the one before: nobody gets blocks of another scale than the own numbers."""
+    """The backward pass is twice the forward pass, and W is half of it; or what is given."""
     words = [word for key, time in given.items() for word in (f"--{key}", time)]
-    assert cli("pipeline", "zb_h1", *SMALL, *words, "-o", "x.schedule.json").code == 0
-    schedule = Schedule.read(cli.folder / "x.schedule.json")
-    for kind, time in zip("FIW", times, strict=True):
-        assert set(schedule.duration[schedule.kind == kind].tolist()) == {time}
+    whole = [times[0], sum(times[1:])]
+    for name, kinds, wanted in (("zb_h1", "FIW", times), ("gpipe", "FB", whole)):
+        assert cli("pipeline", name, *SMALL, *words, "-o", "x.schedule.json").code == 0
+        schedule = Schedule.read(cli.folder / "x.schedule.json")
+        assert {*schedule.kind.tolist()} == {*kinds}
+        for kind, time in zip(kinds, wanted, strict=True):
+            assert set(schedule.duration[schedule.kind == kind].tolist()) == {time}
 
 
 def test_drawn_and_exported(cli: Cli) -> None:
@@ -95,6 +101,8 @@ def test_no_published_bubble_is_no_complaint(cli: Cli) -> None:
     ("words", "message"),
     [
         (["dapple"], "name: expected one of"),
+        (["zb_h1", "--backward", 4, "--weight", 5], "error: weight: expected 0..4, a part of"),
+        (["gpipe", "--weight", -1], "error: weight: expected an integer"),
         (["gpipe", "--stages", 0], "error: stages: expected an integer in 1"),
         (["hanayo", "--stages", 0], "error: stages: expected an integer in 1"),
         (["gpipe", "--chunks", 3], "gpipe: has one stage a device, --chunks has no meaning"),

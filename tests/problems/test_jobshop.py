@@ -210,7 +210,7 @@ def test_evaluate() -> None:
 
 def test_deadline_below_the_chain() -> None:
     """The reason names job, chain length and deadline; one unit more is fine."""
-    reason = JobShop(TOY, release=[0, 2], deadline=[None, 6]).infeasibility()
+    reason = JobShop(TOY, release=[0, 2], deadline=[None, 6], time_unit="s").infeasibility()
     assert reason == (
         "job 1 needs 5 s for its chain from its release at 2 s on, but its deadline is 6 s"
     )

@@ -63,7 +63,7 @@ def from_tree(tree: Any, name: str) -> JobShop:
             release=[job.release for job in found.jobs],
             deadline=[job.deadline for job in found.jobs],
             name=found.name,
-            time_unit=found.time_unit or "s",
+            time_unit=found.time_unit,
             metadata=found.metadata,
         )
 
@@ -72,10 +72,10 @@ def to_json(shop: JobShop) -> bytes:
     """The document, one job a line, fields at their default left out."""
     ends = [None if d == NO_DEADLINE else d for d in shop.deadline.tolist()]
     jobs = map(_Job, map(list, shop.jobs), shop.release.tolist(), ends)
-    members: dict[str, Any] = {
-        "format": FORMAT, "name": shop.name, "time_unit": shop.time_unit,
-        "machines": shop.machines, "jobs": rows(jobs),
-    }  # fmt: skip
+    members: dict[str, Any] = {"format": FORMAT, "name": shop.name}
+    if shop.time_unit:
+        members["time_unit"] = shop.time_unit
+    members |= {"machines": shop.machines, "jobs": rows(jobs)}
     if shop.metadata:
         members["metadata"] = dict(shop.metadata)
     return lines(members)

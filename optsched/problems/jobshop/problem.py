@@ -50,7 +50,7 @@ class JobShop(Problem):
     deadline
         Latest end of every job; `None` for a job (or altogether) means none.
     name, time_unit
-        Labels; the unit is one of ``ns us ms s``.
+        Labels; the unit is one of ``ns us ms s``, or none (``""``).
     metadata
         Facts about the instance that no solver reads, e.g. published bounds.
 
@@ -88,7 +88,7 @@ class JobShop(Problem):
         release: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
         deadline: Sequence[int | None] | npt.NDArray[np.integer[Any]] | None = None,
         name: str = "",
-        time_unit: str = "s",
+        time_unit: str = "",
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         names = None if machines is None else machine_names(machines)
@@ -106,7 +106,7 @@ class JobShop(Problem):
             "deadline": window("deadline", deadline, len(first) - 1, NO_DEADLINE),
         }
         check_total(columns["duration"], columns["release"])
-        if time_unit not in TIME_UNITS:
+        if time_unit not in ("", *TIME_UNITS):
             raise InputError(
                 f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {format_value(time_unit)}"
             )
@@ -127,7 +127,7 @@ class JobShop(Problem):
         release: Sequence[int] | None = None,
         deadline: Sequence[int | None] | None = None,
         name: str = "",
-        time_unit: str = "s",
+        time_unit: str = "",
     ) -> JobShop:
         """Build a shop from two matrices: entry [j, i] is the i-th operation of job j.
 
@@ -241,11 +241,11 @@ class JobShop(Problem):
         chain = np.add.reduceat(self.duration, self.first[:-1])
         late = self.release + chain > self.deadline
         if late.any():
-            j, unit = int(np.argmax(late)), self.time_unit
-            since = f" from its release at {self.release[j]} {unit} on" if self.release[j] else ""
+            j, unit = int(np.argmax(late)), f" {self.time_unit}" * bool(self.time_unit)
+            since = f" from its release at {self.release[j]}{unit} on" if self.release[j] else ""
             return (
-                f"job {j} needs {chain[j]} {unit} for its chain{since}, "
-                f"but its deadline is {self.deadline[j]} {unit}"
+                f"job {j} needs {chain[j]}{unit} for its chain{since}, "
+                f"but its deadline is {self.deadline[j]}{unit}"
             )
         return super().infeasibility()
 
