@@ -26,7 +26,8 @@ class JobReport:
     longest time from the first start of an iteration to its last end, ``wait`` what of it is not
     its longest chain of blocks and lags: time lost to other jobs, and to its own micro-batches.
     ``cycles`` is the latency in periods, None for a one-shot schedule; ``recompute`` whether the
-    solver chose recomputation, None if the document does not say.
+    solver chose recomputation, None if the document does not say; ``name`` is "" for a job that has
+    none.
     """
 
     job: int
@@ -35,6 +36,7 @@ class JobReport:
     wait: int
     cycles: float | None
     recompute: bool | None
+    name: str = ""
 
 
 def has_iterations(schedule: Schedule) -> bool:
@@ -71,6 +73,7 @@ def job_reports(schedule: Schedule) -> tuple[JobReport, ...]:
                 job, len(mine), longest, longest - int(chain[worst]),
                 None if schedule.period is None else longest / schedule.period,
                 chosen[job] if 0 <= job < len(chosen) else None,
+                schedule.job_names[job] if schedule.job_names else "",
             )
         )  # fmt: skip
     return tuple(found)

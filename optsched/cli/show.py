@@ -97,7 +97,8 @@ def _jobs(report: Report) -> Table:
     rows: list[list[str | Text]] = []
     unit = readable_unit(report.time_unit, report.span)
     for first, last in _alike(report.iterations)[:_MOST_JOBS]:
-        name = f"{first.job}" if first is last else f"{first.job} … {last.job}"
+        ends = [plain(row.name, 40) or str(row.job) for row in (first, last)]
+        name = " … ".join(ends[: 1 + (first is not last)])
         cells: list[str | Text] = [name, str(first.iterations), time_in(unit, first.latency)]
         if first.cycles is not None:
             cells.append(f"{first.cycles:.2f}")
@@ -111,7 +112,8 @@ def _jobs(report: Report) -> Table:
 
 def _alike(jobs: tuple[JobReport, ...]) -> list[tuple[JobReport, JobReport]]:
     """First and last of every run of neighbours that differ in their number only."""
-    runs = [list(run) for _, run in itertools.groupby(jobs, key=lambda job: replace(job, job=0))]
+    alike = itertools.groupby(jobs, key=lambda job: replace(job, job=0, name=""))
+    runs = [list(run) for _, run in alike]
     return [(run[0], run[-1]) for run in runs]
 
 

@@ -141,7 +141,7 @@ def _operations(run: Schedule, chart: Bars, origin: Origin | None) -> list[Event
         args |= {key: column[i] for key, column in columns.items()}
         if deadline[i] != NO_DEADLINE:
             args["deadline"] = deadline[i]
-        name = f"{kind[i]} {columns['job'][i]}".strip()
+        name = f"{kind[i]} {run.job_name(columns['job'][i])}".strip()
         given = {"cat": kind[i] or "operation", "ts": microseconds(start, unit), "args": args}
         if end == start:
             events.append(_event("i", name, r + 1, s="t", **given))

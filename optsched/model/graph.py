@@ -181,9 +181,9 @@ def shortest_cycle(among: list[int], after: list[list[int]]) -> list[int]:
 
 
 def describe(graph: Schedule, i: int) -> str:
-    """An operation in words: ``F(job 3, stage 2)``."""
+    """An operation in words: ``F(job 3, stage 2)``, with the name of the job if it has one."""
     kind = str(graph.kind[i]) or "operation"
-    words = f"{kind}(job {graph.job[i]}, stage {graph.stage[i]}"
+    words = f"{kind}(job {graph.job_name(int(graph.job[i]))}, stage {graph.stage[i]}"
     if graph.microbatch.any():
         words += f", micro-batch {graph.microbatch[i]}"
     return words + ")"

@@ -178,6 +178,11 @@ class Problem(ABC):
         """The disjunctive graph: a `Schedule` without sequences and starts."""
 
     @property
+    def job_names(self) -> Sequence[str]:
+        """Names of jobs 0, 1, ...; empty if they have none but their numbers."""
+        return ()
+
+    @property
     def n_operations(self) -> int:
         """Operations of its schedules."""
         return self.graph().n_operations
@@ -366,6 +371,18 @@ class Schedule(Problem):
     def n_operations(self) -> int:
         """Number of operations."""
         return len(self.duration)
+
+    @cached_property
+    def job_names(self) -> Sequence[str]:
+        """Names of the jobs: ``provenance["jobs"]``; empty if it does not name every job."""
+        names = self.provenance.get("jobs")
+        if not isinstance(names, (list, tuple)) or not all(isinstance(x, str) for x in names):
+            return ()
+        return names if int(self.job.max(initial=0)) < len(names) else ()
+
+    def job_name(self, job: int) -> str:
+        """The name of a job, or its number."""
+        return (self.job_names[job] if self.job_names else "") or str(job)
 
     @property
     def n_resources(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from optsched.errors import InputError
 from optsched.io.values import format_value
@@ -104,7 +104,9 @@ def fixed(array: JobArray, name: str, rows: Sequence[Sequence[Step]]) -> Schedul
     """
     graph = array.graph()
     sequences = Rows.of(operations(array, graph, rows))
-    provenance = {"pipeline": name}
+    provenance: dict[str, Any] = {"pipeline": name}
+    if array.job_names:
+        provenance["jobs"] = list(array.job_names)
     if graph.period is None:
         return scheduled(graph, sequences, provenance)
     from optsched.analysis.rolling import rolling  # its kernels need a compiler

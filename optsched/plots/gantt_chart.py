@@ -207,8 +207,9 @@ def _labels(
     span: int,
     lane: float,
 ) -> None:
-    """Job or micro-batch numbers in the bars that are wide enough, all in one size of type."""
-    number = (schedule.microbatch if _one_job(schedule) else schedule.job)[chart.operation].tolist()
+    """Jobs or micro-batches in the bars that are wide enough, all in one size of type."""
+    jobs, ours = schedule.job[chart.operation].tolist(), schedule.microbatch[chart.operation]
+    number = ours.tolist() if _one_job(schedule) else [_short(schedule, j) for j in jobs]
     left, right = np.clip(chart.start, 0, span), np.clip(chart.end, 0, span)
     room = (right - left) / unit.ticks * inches_per_time * 72 * 0.86  # points
     letters = np.array([len(str(j)) for j in number])
@@ -225,6 +226,11 @@ def _labels(
             ha="center", va="center_baseline", fontsize=size, zorder=5,
             color=MUTED if hollow[k] else on_bar,
         )  # fmt: skip
+
+
+def _short(schedule: Schedule, job: int) -> str:
+    """The name of a job, cut to the length of a label."""
+    return plain(schedule.job_name(job), 12)
 
 
 def _one_job(schedule: Schedule) -> bool:
@@ -247,27 +253,29 @@ def _title(figure: Figure, summary: Report, wide: float, tall: float, left: floa
 
 
 def _job_key(figure: Figure, schedule: Schedule, wide: float, tall: float, taken: float) -> None:
-    """Numbered squares in the colours of the jobs, right of the title if there is room.
+    """The jobs in their colours, right of the title if there is room.
 
     None beyond 30 jobs, whose colours repeat; ``taken`` is where the title ends, in inches.
     """
     from matplotlib.patches import Rectangle
 
-    jobs, side = np.unique(schedule.job).tolist(), 0.2
+    jobs = np.unique(schedule.job).tolist()
+    names = [_short(schedule, job) for job in jobs]
+    side = max(0.2, 0.06 + 0.065 * max(map(len, names), default=0))
     first = wide - 0.75 - side * len(jobs)
-    if not 1 < len(jobs) <= 30 or jobs[-1] > 99 or first < taken + 0.9:
+    if not 1 < len(jobs) <= 30 or first < taken + 0.9:
         return
     look = shade("")
     place: dict[str, Any] = {"y": 1 - 0.32 / tall, "va": "center_baseline"}
     figure.text(x=(first - 0.08) / wide, s="job", ha="right", fontsize=7.5, color=MUTED, **place)
-    for k, job in enumerate(jobs):
+    for k, (job, name) in enumerate(zip(jobs, names, strict=True)):
         corner = (first + k * side) / wide, 1 - 0.41 / tall
         rgb = colour(job, look)
         size = (side - 0.02) / wide, 0.18 / tall
         figure.add_artist(Rectangle(corner, *size, facecolor=rgb, transform=figure.transFigure))
         middle = corner[0] + size[0] / 2
         ink = "white" if is_dark(rgb) else INK
-        figure.text(x=middle, s=str(job), ha="center", fontsize=7, color=ink, **place)
+        figure.text(x=middle, s=name, ha="center", fontsize=7, color=ink, **place)
 
 
 def _legend(

@@ -76,6 +76,7 @@ def payload(schedule: Schedule, summary: Report, cycles: int = 3) -> dict[str, A
         "period": schedule.period,
         "resources": [_resource(summary, r) for r in range(schedule.n_resources)],
         "jobs": [_job(row) for row in summary.iterations],
+        "job_names": [plain(name, 60) for name in schedule.job_names],
         "kinds": [{"name": plain(kind), "hatch": bool(look[kind].hatch)} for kind in kinds],
         "operations": _operations(schedule, kinds),
         "arcs": _arcs(schedule),

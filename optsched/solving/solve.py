@@ -259,6 +259,7 @@ def _provenance(problem: Problem, engine: Solver, monitor: Monitor) -> dict[str,
         "iterations": limits.iterations,
         "options": {key: _plain(value) for key, value in limits.options.items()} or None,
         "interrupted": monitor.interrupted or None,
+        "jobs": list(problem.job_names) or None,
     }
     return {
         "solver": engine.name,

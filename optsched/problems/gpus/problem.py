@@ -353,6 +353,12 @@ class GpuPlacement(Problem):
 
     # schedules
 
+    @property
+    def job_names(self) -> tuple[str, ...]:
+        """Names of the running jobs, then of the requests."""
+        running = (job.name for job in self.state.jobs)
+        return (*running, *(request.name for request in self.requests))
+
     def graph(self) -> Schedule:
         """The running jobs: one operation each, which holds all its GPUs."""
         return self._graph

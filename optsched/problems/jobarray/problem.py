@@ -86,6 +86,12 @@ class JobArray(JobArrayFields, Problem):
     """
 
     @property
+    def job_names(self) -> tuple[str, ...]:
+        """Names of the jobs, if any has another one than ``job0``, ``job1``, ..."""
+        usual = all(name == f"job{j}" for j, name in enumerate(self.names))
+        return () if usual else self.names
+
+    @property
     def problem_kind(self) -> str:  # type: ignore[override]
         """``"jobarray"``; with the objective ``"period"`` ``"periodic"``."""
         return "periodic" if self.objective == "period" else "jobarray"

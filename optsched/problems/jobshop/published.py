@@ -23,7 +23,7 @@ class _Entry(NamedTuple):
     upper: int
     jobs: int
     machines: int
-    seeds: Sequence[int]
+    seeds: tuple[int, int] | None
     rows: Sequence[str]
 
 
@@ -55,7 +55,7 @@ def instance(name: str) -> JobShop:
         )
     one = entries[name]
     if one.seeds:
-        shop = generate(one.jobs, one.machines, *one.seeds, name=name)
+        shop = generate(one.jobs, one.machines, *one.seeds, name)
         bounds = {"upper_bound": one.upper, "lower_bound": one.lower}
         return JobShop(
             shop.jobs, shop.machines, name=name, time_unit=shop.time_unit,
@@ -79,7 +79,8 @@ def _entries() -> dict[str, _Entry]:
     while at < len(lines):
         name, *numbers = lines[at].split()
         lower, upper, jobs, machines, *seeds = map(int, numbers)
-        end = at + 1 + (0 if seeds else jobs)
-        found[name] = _Entry(lower, upper, jobs, machines, seeds, lines[at + 1 : end])
+        pair = (seeds[0], seeds[1]) if seeds else None
+        end = at + 1 + (jobs if pair is None else 0)
+        found[name] = _Entry(lower, upper, jobs, machines, pair, lines[at + 1 : end])
         at = end
     return found

@@ -473,6 +473,11 @@ class QuotaPlan(Problem):
 
     # schedules
 
+    @property
+    def job_names(self) -> tuple[str, ...]:
+        """Names of the jobs."""
+        return tuple(job.name for job in self.jobs)
+
     @cached_property
     def resources(self) -> tuple[Resource, ...]:
         """The GPUs: ``n0/g1``; ``g1``, or ``type/g1``, without nodes."""

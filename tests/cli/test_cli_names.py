@@ -1,0 +1,97 @@
+"""Names of jobs come from the document of the problem into everything that shows a schedule."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import optsched
+from optsched import pipelines
+from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, HostType
+from optsched.bandwidth.topology.intra import IntraTable
+from optsched.plots import gantt
+from optsched.problems.gpus.checks import Request
+from optsched.problems.quota.job import QuotaJob
+
+if TYPE_CHECKING:
+    from program import Cli
+
+NAMES = ("resnet-lr3", "vgg", "bert <b>&")
+
+
+def array(**fields: Any) -> optsched.JobArray:
+    """Three jobs of two stages."""
+    return optsched.JobArray([[2, 3], [4, 1], [2, 2]], [[3, 4], [1, 5], [2, 2]], **fields)
+
+
+def quota() -> optsched.QuotaPlan:
+    """Three jobs that each may have one or two GPUs."""
+    jobs = [QuotaJob(name, [1, 2], utility=[1.0, 1.5], must_run=True) for name in NAMES]
+    return optsched.QuotaPlan(jobs, budget=4)
+
+
+def gpus() -> optsched.GpuPlacement:
+    """Two running jobs and a request."""
+    cluster = Cluster.uniform(HostType("h", 4, intra=IntraTable(4, [7] * 16)), 2, name="c")
+    state = ClusterState.idle(cluster).take((0, 1), NAMES[0]).take((4,), NAMES[1])
+    requests = [Request(NAMES[2], 2)]
+    return optsched.GpuPlacement(state, BottleneckBandwidth(cluster), requests=requests)
+
+
+def shown(cli: Cli, file: str) -> tuple[str, str, dict[str, Any]]:
+    """What `show` prints, the texts of the page, and the trace."""
+    out = cli("show", file).out
+    assert cli("plot", file, "-o", "x.svg", "--html", "x.html").code == 0
+    page = re.search(r'"job_names":(\[.*?\])', Path("x.html").read_text())
+    assert page
+    assert cli("trace", file, "-o", "t.json").code == 0
+    return out, json.loads(page[1]), json.loads(Path("t.json").read_text())
+
+
+@pytest.mark.parametrize("objective", ["makespan", "period"])
+@pytest.mark.parametrize("solver", ["dispatch", "cpsat"])
+def test_job_arrays(cli: Cli, objective: str, solver: str) -> None:
+    """From the document through a solver into the table, the page, the chart and the trace."""
+    array(names=NAMES, objective=objective).write("a.jobarray.json")
+    words = ("--solver", solver, "--time-limit", 5, "-o", "x.json")
+    assert cli("solve", "a.jobarray.json", *words).code == 0
+    out, page, trace = shown(cli, "x.json")
+    assert all(name in out for name in NAMES) and page == [*NAMES]
+    events = {e["name"] for e in trace["traceEvents"] if e["ph"] == "X"}
+    assert {f"{kind} {name}" for kind in "FB" for name in NAMES} <= events
+    texts = {text.get_text() for text in gantt(optsched.Schedule.read("x.json")).axes[0].texts}
+    assert {*NAMES} <= texts or {"vgg"} & texts
+    assert cli("verify", "x.json", "--problem", "a.jobarray.json").code == 0
+
+
+def test_pipelines() -> None:
+    """Orders by hand keep the names."""
+    job = optsched.JobArray([[1, 1]], [[2, 2]], micro_batches=3, names=["gpt"])
+    assert pipelines.gpipe(job).job_names == ["gpt"]
+    assert pipelines.gpipe(job.replace(objective="period")).job_name(0) == "gpt"
+
+
+@pytest.mark.parametrize("problem", [quota(), gpus()], ids=["quota", "gpus"])
+def test_plans(cli: Cli, problem: Any) -> None:
+    """Quotas and chosen GPUs: every operation of the path and of the trace names its job."""
+    problem.write("p.json")
+    assert cli("solve", "p.json", "-o", "x.json").code == 0
+    schedule = optsched.Schedule.read("x.json")
+    assert schedule.job_names == [*NAMES] and "bert <b>&" in {*map(schedule.job_name, range(3))}
+    _, page, trace = shown(cli, "x.json")
+    assert page == [*NAMES]
+    held = {schedule.job_name(j) for j in schedule.job.tolist()}
+    assert held == {e["name"].partition(" ")[2] for e in trace["traceEvents"] if e["ph"] == "X"}
+
+
+@pytest.mark.parametrize("jobs", [None, "abc", ["a"], [1, 2, 3], ["", "", ""], {"0": "a"}])
+def test_other_provenance(jobs: Any) -> None:
+    """What does not name every job counts for nothing: numbers are shown."""
+    found = optsched.solve(array(), "dispatch").schedule
+    assert found is not None and "jobs" not in found.provenance
+    told = found.with_orders(found.sequences, found.start, None, {"jobs": jobs})  # type: ignore[arg-type]
+    assert [told.job_name(j) for j in range(3)] == ["0", "1", "2"]
