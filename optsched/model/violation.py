@@ -58,7 +58,7 @@ class Words:
     def operation(self, i: int) -> str:
         """``operation 12 (job 3, F, stage 2)``."""
         s = self._schedule
-        labels = [f"job {s.job[i]}"]
+        labels = [f"job {_printable(s.job_name(int(s.job[i])))}"]
         if s.kind[i]:
             labels.append(_printable(str(s.kind[i])))
         labels.append(f"stage {s.stage[i]}")
