@@ -100,13 +100,18 @@ def script(plan: Plan, logs: str) -> str:
 
 def placement(cluster: Cluster, pattern: Pattern) -> tuple[Subset, ...]:
     """See `Plan.placement`."""
-    unused = list(range(cluster.n_hosts))
+    wanted = sorted(pattern, reverse=True)
+    unused: list[int] = []
+    for hosts in cluster.fabrics:
+        room = sorted(cluster.sizes[[*hosts]].tolist(), reverse=True)
+        if len(room) >= len(wanted) and all(a >= b for a, b in zip(room, wanted, strict=False)):
+            unused = unused or [*hosts]
+    if not unused:
+        raise InputError(f"pattern: {written_pattern(pattern)} does not fit {cluster!r}")
     best = {t: _best_subsets(cluster, t) for t in set(cluster.type_of)}
     found = []
-    for count in sorted(pattern, reverse=True):
+    for count in wanted:
         roomy = [h for h in unused if int(cluster.sizes[h]) >= count]
-        if not roomy:
-            raise InputError(f"pattern: {written_pattern(pattern)} does not fit {cluster!r}")
         host = max(roomy, key=lambda h: (best[cluster.type_of[h]][count][0], -h))
         unused.remove(host)
         found.append((cluster.hosts[host].name, best[cluster.type_of[host]][count][1]))

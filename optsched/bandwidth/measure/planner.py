@@ -113,17 +113,12 @@ def plan_measurements(
     model
         What is known so far.
     budget
-        Most runs across hosts. Runs within hosts come on top: for every type without a table two
-        subsets of each class with the same links within.
+        Most runs across hosts; fewer where no more can make a difference. Runs within hosts come on
+        top: for every type without a table two subsets of each class with the same links within.
     scenarios
         States with numbers of GPUs asked for, such as yesterday's requests; simulated by default.
     seed
         Same seed, same plan.
-
-    Returns
-    -------
-    Plan
-        Shorter than the budget where nothing else can make a difference.
 
     Raises
     ------
@@ -242,12 +237,8 @@ def subset_classes(kind: HostType) -> tuple[tuple[int, ...], ...]:
 
     A screen, not the truth: measured values within a class spread by one or two per cent on some
     hosts and by a third on others. Where no links are known, or a host has more than 16 GPUs, the
-    lowest ids of every size stand for it.
-
-    Returns
-    -------
-    tuple
-        Classes by size of their subsets, then by lowest mask; masks ascending.
+    lowest ids of every size stand for it. Classes by size of their subsets, then by lowest mask;
+    masks ascending.
     """
     n = kind.gpus
     if kind.links is None or n > MOST_BY_SUBSET:

@@ -132,7 +132,7 @@ def doubt(model: BottleneckBandwidth, patterns: Sequence[Pattern]) -> dict[Patte
 
 
 def every_pattern(cluster: Cluster) -> IntArray:
-    """All patterns across hosts that the cluster has room for, as rows.
+    """All patterns across hosts for which a fabric has room, as rows.
 
     Raises
     ------
@@ -146,8 +146,11 @@ def every_pattern(cluster: Cluster) -> IntArray:
             f"plan: {error.args[0]}: plan for a part of the cluster, such as one pod"
         ) from None
     rows = rows[~alone(rows)]
-    room = -np.sort(-cluster.sizes)
-    return np.asarray(rows[(rows <= room).all(axis=1)])
+    fits = np.zeros(len(rows), np.bool_)
+    for hosts in map(list, cluster.fabrics):
+        room = np.pad(-np.sort(-cluster.sizes[hosts]), (0, cluster.n_hosts - len(hosts)))
+        fits |= (rows <= room).all(axis=1)
+    return np.asarray(rows[fits])
 
 
 def _answer(drawn: _Drawn, scenario: Scenario) -> Answer | None:

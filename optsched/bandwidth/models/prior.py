@@ -62,9 +62,10 @@ def _slowest(kind: HostType) -> float:
 
 
 def line_rate(cluster: Cluster, patterns: IntArray) -> Floats:
-    """Bus bandwidth of a hierarchical ring that the host with the fewest network cards holds back.
+    """kB/s of a hierarchical ring that the host with the fewest network cards holds back.
 
-    ``T0(c) = min_h w_h * (n - 1)/n * m/(m - 1)`` for n GPUs on m hosts, w_h the `host_rates`.
+    ``T0(c) = min_h w_h * (n - 1)/n * m/(m - 1)`` for n GPUs on m hosts, w_h the `host_rates`;
+    infinite on a single host, 0 for less than two GPUs.
 
     Parameters
     ----------
@@ -72,11 +73,6 @@ def line_rate(cluster: Cluster, patterns: IntArray) -> Floats:
         Its host types give network cards and their rate.
     patterns
         Falling counts with zeros behind, shape (n, m).
-
-    Returns
-    -------
-    Array, shape (n,)
-        kB/s; infinite on a single host, 0 for less than two GPUs.
     """
     given = np.asarray(patterns, np.int64)
     rates = host_rates(cluster)

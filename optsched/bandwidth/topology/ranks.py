@@ -19,18 +19,14 @@ MOST_RINGED: Final = 16
 def rank_order(cluster: Cluster, gpus: Iterable[int]) -> tuple[int, ...]:
     """Hosts contiguous, grouped by domain, those with most GPUs first; rings within hosts.
 
+    A ring's slowest link is as fast as can be; where links are unknown, local ids.
+
     Parameters
     ----------
     cluster
         Domains and links.
     gpus
         Global numbers.
-
-    Returns
-    -------
-    tuple of int
-        The same GPUs, by rank. On a host they follow a ring whose slowest link is as fast as can
-        be; where links are unknown, local ids.
     """
     on_host = {
         h: list(on) for h, on in groupby(sorted(gpus), key=lambda g: int(cluster.host_of[g]))

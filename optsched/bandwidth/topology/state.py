@@ -196,9 +196,9 @@ class ClusterState:
         Raises
         ------
         InputError
-            A GPU is not free, or the name is taken.
+            A GPU is not free, the name is taken, or no network joins the GPUs.
         """
-        taken = self.free_ids(gpus)
+        taken = self._joined(self.free_ids(gpus))
         if any(job.name == name for job in self.jobs):
             raise InputError(f"jobs: there is a job {name!r:.60} already")
         if not taken or not isinstance(name, str) or not name:
@@ -303,6 +303,15 @@ class ClusterState:
             raise InputError(f"GPU {self.cluster.gpu_name(busy)} is not free")
         return found
 
+    def _joined(self, gpus: Iterable[int]) -> tuple[int, ...]:
+        """The GPUs, if a network joins them all: a job that ran before may lie otherwise."""
+        cluster, found = self.cluster, tuple(gpus)
+        if len(cluster.fabrics) > 1:
+            used = {cluster.hosts[cluster.host_of[gpu]].domains[0] for gpu in found}
+            if len(used) > 1:
+                raise InputError(f"{cluster.levels[0]}s {', '.join(sorted(used))} are not joined")
+        return found
+
     def _forgotten(self, name: str) -> ClusterState:
         """The state after a job of that name is given up: it has lost nothing."""
         if name not in self.lost.values():
@@ -337,7 +346,7 @@ class ClusterState:
         job = self.jobs[j]
         held = set(job.gpus)
         taken, freed = self.free_ids(wanted - held), tuple(held - wanted)
-        new = Job(name, tuple(sorted(wanted)), job.demand)
+        new = Job(name, self._joined(sorted(wanted)) if taken else (*sorted(wanted),), job.demand)
         return self._changed(j, 1, (new,), freed=freed, taken=taken)
 
     def _changed(

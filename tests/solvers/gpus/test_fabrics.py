@@ -22,6 +22,7 @@ from optsched.bandwidth import (
     PodBandwidth,
     Policy,
 )
+from optsched.bandwidth.measure.planner import plan_measurements
 from optsched.cli.dispatch import answer_all
 from optsched.errors import Infeasible
 from optsched.problems.gpus.problem import Request
@@ -157,3 +158,47 @@ def test_large_clusters(pods: bool) -> None:
     assert fast.scores(state, 190).keys() == {h.name for h in hosts if h.domains[0] == "z1"}
     result = optsched.solve(optsched.GpuPlacement(state, model, 150), time_limit=1)
     assert result.schedule is not None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_verb_of_a_state_spans_fabrics(seed: int) -> None:
+    """A job starts, grows and moves within one fabric; one that lay across before may shrink."""
+    _, state, rng = apart(seed)
+    state, gpus = ClusterState.idle(state.cluster), range(state.cluster.n_gpus)
+    for _ in range(20):
+        two = rng.sample(gpus, 2)
+        spans = len({fabric_of(state.cluster, gpu) for gpu in two}) > 1
+        start = state.take(two[:1], "a")
+        for verb, given in ((state.take, (two, "a")), (start.resize, ("a", two))):
+            if spans:
+                with pytest.raises(optsched.InputError, match="are not joined"):
+                    verb(*given)  # type: ignore[operator]
+            else:
+                assert set(verb(*given).job("a").gpus) == set(two)  # type: ignore[operator]
+        rest = state.cluster.written(gpu for gpu in gpus if gpu not in two)
+        before = ClusterState.parse(
+            state.cluster, free=rest, jobs={"old": state.cluster.written(two)}
+        )
+        assert before.resize("old", two[:1]).job("old").gpus == (two[0],)
+        there = rng.sample(before.free, 2)
+        if len({fabric_of(state.cluster, gpu) for gpu in there}) > 1:
+            with pytest.raises(optsched.InputError, match="are not joined"):
+                before.move("old", there)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 1), (4, 1, 2)])
+def test_planned_runs_stay_in_one_fabric(sizes: tuple[int, ...]) -> None:
+    """Patterns that no fabric can hold are not planned, and hosts of a run are joined."""
+    types = (HostType("small", 1, nics=1), HostType("large", 2, nics=1))
+    hosts = [
+        Host(f"n{f}{i}", types[(i + f) % 2].name, (f"f{f}",))
+        for i in range(max(sizes)) for f, n in enumerate(sizes) if i < n
+    ]  # fmt: skip
+    cluster = Cluster(tuple(hosts), types, ("spine",))
+    domain = {host.name: host.domains for host in hosts}
+    plan = plan_measurements(cluster, BottleneckBandwidth(cluster), 100)
+    for pattern in plan.patterns:
+        places = plan.placement(pattern)
+        assert tuple(len(ids) for _, ids in places) == pattern
+        assert len({domain[host] for host, _ in places}) == 1
+    assert bool(plan.patterns) == (max(sizes) > 1)
