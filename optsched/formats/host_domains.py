@@ -114,10 +114,11 @@ def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
             left_out[host] = gpus.reason
             continue
         kinds[host] = f"{gpus.product}-x{gpus.number}", gpus.number
-        lost = [label for label in known.values() if label not in labels]
+        lost = [label for label in known.values() if not labels.get(label)]
         if lost:
             there = shortened(sorted(labels), 8) or "none"
-            raise InputError(f"{place}: has no label {lost[0]!r:.80}; labels: {there}")
+            what = "an empty" if lost[0] in labels else "no"
+            raise InputError(f"{place}: has {what} label {lost[0]!r:.80}; labels: {there}")
         of[host] = tuple(labels[label] for label in known.values())
     reasons = [f"{host} {why}" for host, why in left_out.items()]
     rest = [f"and {len(reasons) - _MOST_NAMED} more"] * (len(reasons) > _MOST_NAMED)

@@ -227,6 +227,8 @@ def _runs(text: str, path: str) -> list[_Run]:
                 of.op = named
         elif run is not None:
             _read_line(run, line, place, number)
+        elif runs and _AVERAGE.match(line.strip()):
+            raise InputError(f"{place}: two runs wrote into each other: give every run its own log")
     if not runs:
         raise InputError(
             f"{path}: no run of nccl-tests in it (a line '# nThread ...' starts one)"

@@ -142,7 +142,7 @@ def from_slurm(
 
 def is_yaml(text: str) -> bool:
     """Whether the text is a ``topology.yaml``."""
-    return re.search(r"^\s*(-\s*)?topology\s*:", text, re.MULTILINE) is not None
+    return re.search(r"^[\s\-{]*[\"']?topology[\"']?\s*:", text, re.MULTILINE) is not None
 
 
 def _name_all(
@@ -231,7 +231,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     for number, raw in enumerate([*text.splitlines(), ""], 1):
         line, start = pending + raw.partition("#")[0].rstrip(), start or number
         if line.endswith("\\"):
-            pending = line[:-1] + " "
+            pending = line[:-1]  # Slurm joins lines as they are: a,\ and b are a,b
             continue
         if line.strip():
             yield start, line.strip()

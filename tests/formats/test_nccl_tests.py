@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -243,6 +244,27 @@ def test_sections(tmp_path: Path) -> None:
         read(tmp_path, run.replace("concluded: all_reduce", "concluded: all_gather"))
     with pytest.raises(InputError, match="my_own_perf is none of the collectives"):
         read(tmp_path, run.replace("starting: all_reduce", "starting: my_own"))
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_runs_that_wrote_into_each_other(tmp_path: Path, new: bool) -> None:
+    """Parts of two runs in any order: refused, or each with its own hosts and values."""
+    size, parts = 16 * MIB, {}
+    for host, value in (("a", 100.5), ("b", 50.25)):
+        text = log([(f"{host}{i % 2}", i // 2) for i in range(4)], [(size, value)], new=new)
+        head, row, tail = text.rpartition(f"{size:12} ")
+        row, bounds, tail = (row + tail).partition("# Out of bounds")
+        parts[host] = [head, row, bounds + tail]
+    for at in combinations(range(6), 3):
+        left = {host: iter(own) for host, own in parts.items()}
+        text = "".join(next(left["a" if i in at else "b"]) for i in range(6))
+        if at in ((0, 1, 2), (3, 4, 5)):
+            found = read(tmp_path, text, payload=size)
+            hosts = {row.value: row.gpus[0][0][0] for row in found}
+            assert hosts == {100_500_000: "a", 50_250_000: "b"}
+        else:
+            with pytest.raises(InputError, match=r"run\.log:"):
+                read(tmp_path, text, payload=size)
 
 
 def test_buses_that_repeat(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 TREE = """# a fabric of two tiers
 SwitchName=s0 Nodes=dev[08-10]
-switchname=s1 nodes=dev11,dev[012-013] LinkSpeed=100   # zeros are kept
+switchname=s1 nodes=dev11,\\
+dev[012-013] LinkSpeed=100   # zeros are kept
 SwitchName=top \\
   Switches=s[0-1]
 """
@@ -124,7 +125,9 @@ BAD_YAML = {
 def test_yaml() -> None:
     """The same trees and blocks in Slurm's newer file; the default topology counts."""
     assert from_slurm(YAML) == from_slurm(BLOCKS)
-    assert from_slurm(YAML[: YAML.index("- topology: racks")]) == from_slurm(TREE)
+    alone = YAML[: YAML.index("- topology: racks")]
+    for text in (alone, alone.replace("topology", '"topology"'), f"# tree\n{alone}"):
+        assert from_slurm(text) == from_slurm(TREE)
 
 
 def test_topology_by_name(tmp_path: Path) -> None:

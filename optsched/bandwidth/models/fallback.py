@@ -30,12 +30,7 @@ def best_rings(kind: HostType) -> IntArray:
     """Fallback for `IntraTable.values`: the best ring over a subset, as fast as its weakest link.
 
     By subset where a host has at most 16 GPUs, else by count and as fast as the weakest link of
-    all.
-
-    Parameters
-    ----------
-    kind
-        A type with links.
+    all. The type has links.
     """
     n, links = kind.gpus, kind.links
     assert links is not None

@@ -251,12 +251,7 @@ def choose(
 def leaves_in_python(room: Iterable[int], k: int) -> int:
     """Count vectors that plain Python may evaluate in half a second; 0: leave it to the kernel.
 
-    Parameters
-    ----------
-    room
-        Free GPUs of the hosts that may be used.
-    k
-        How many are wanted.
+    `room` is the free GPUs of the hosts that may be used, `k` how many are wanted.
     """
     some = [int(n) for n in room if n]
     if max(some, default=0) > _FEW:

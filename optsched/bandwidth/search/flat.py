@@ -89,12 +89,9 @@ class FlatSearch:
         return None if value < 0 else _assigned(rows, parts[found[0]], value, price), value
 
     def partitions(self, k: int, most: int) -> tuple[IntArray, IntArray]:
-        """Partitions of k by falling limit, measured ones only.
+        """Partitions of k by falling limit, measured ones only, and limits of the network.
 
-        Returns
-        -------
-        tuple[IntArray, IntArray]
-            How often every part 1..most occurs, shape (n, most); limits of the network.
+        A row is how often every part 1..most occurs, shape (n, most).
         """
         if (k, most) not in self._listed:
             hosts = self.model.cluster.n_hosts

@@ -20,6 +20,18 @@ RESOURCES: Final = {
 }
 """GPUs, and labels of the product: of GPU feature discovery, and of AMD's node labeller."""
 
+_CLOUDS: Final = (
+    "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name",
+    "k8s.amazonaws.com/accelerator", "node.kubernetes.io/instance-type",
+)  # fmt: skip
+"""Labels that tell products apart where nothing has discovered them."""
+
+_GPU_LABELS: Final = {
+    "nvidia.com/gpu.count": "0*[1-9].*", "karpenter.k8s.aws/instance-gpu-count": "0*[1-9].*",
+    "nvidia.com/gpu.present": "true", "cloud.google.com/gke-accelerator": ".+",
+} | {label: ".+" for labels in RESOURCES.values() for label in labels}  # fmt: skip
+"""Labels with values of nodes that have GPUs, whatever is free for work."""
+
 _PARTS: Final = re.compile(r"nvidia\.com/mig-.+|amd\.com/.+_nps\d(\.shared)?")
 """Resources that are parts of GPUs."""
 
@@ -89,7 +101,7 @@ class NodeGpus(NamedTuple):
 
 
 def gpus_of(node: Node, place: str) -> NodeGpus | None:
-    """Count the whole GPUs of a node; None if it has none and no parts of any.
+    """Count the whole GPUs of a node; None if it has none, no parts of any, and no label of some.
 
     Raises
     ------
@@ -102,11 +114,21 @@ def gpus_of(node: Node, place: str) -> NodeGpus | None:
     }  # fmt: skip
     found = {key: count for key, count in found.items() if count}
     if not found:
-        return None
+        said = _matching(node.metadata.labels, _GPU_LABELS)
+        why = (
+            f"has no {' or '.join(RESOURCES)} in its capacity, but label {said[0]}" if said else ""
+        )
+        return NodeGpus("", 0, why) if said else None
     if reason := _unusable(node) or _unhealthy(node, found, place) or _parts(node, found):
         return NodeGpus("", 0, reason)
     whole = {key: count for key, count in found.items() if not _PARTS.fullmatch(key)}
     return _counted(whole, node.metadata.labels)
+
+
+def _matching(labels: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """Labels with their values that match a pattern."""
+    return [f"{key}={labels[key]:.60}" for key, values in wanted.items()
+            if re.fullmatch(values, labels.get(key, ""))]  # fmt: skip
 
 
 def _number(amounts: Mapping[str, str], resource: str, place: str) -> int:
@@ -145,11 +167,9 @@ def _parts(node: Node, found: Mapping[str, int]) -> str:
     """Label or resource where a node has parts of GPUs only; empty if it has whole ones."""
     labels = node.metadata.labels
     mixed = labels.get("nvidia.com/mig.strategy") == "mixed"  # has a resource for each kind of part
-    for label, values in _PART_LABELS.items():
-        if mixed and label == "nvidia.com/mig.config":
-            continue
-        if re.fullmatch(values, labels.get(label, "")):
-            return f"has parts of GPUs (label {label}={labels[label]:.60})"
+    for said in _matching(labels, _PART_LABELS):
+        if not (mixed and said.startswith("nvidia.com/mig.config=")):
+            return f"has parts of GPUs (label {said})"
     if all(map(_PARTS.fullmatch, found)):
         return f"has parts of GPUs (resource {next(iter(found)):.60})"
     return ""
@@ -162,8 +182,7 @@ def _counted(whole: Mapping[str, int], labels: Mapping[str, str]) -> NodeGpus:
         return NodeGpus("", 0, f"has GPUs of two kinds ({', '.join(whole)})")
     said = next((f"{label}={labels[label]}" for label in _REPLICAS if label in labels), "")
     renamed = [key for key in whole if key.endswith(".shared")]
-    shared = [f"label {label}={labels[label]}" for label, values in _SHARED_LABELS.items()
-              if re.fullmatch(values, labels.get(label, ""))]  # fmt: skip
+    shared = [f"label {one}" for one in _matching(labels, _SHARED_LABELS)]
     shared += [f"resource {key}" for key in renamed]
     number = said.partition("=")[2] or "1"
     if not _COUNT.fullmatch(number) or int(number) < 1 or (shared and not said):
@@ -179,5 +198,6 @@ def _counted(whole: Mapping[str, int], labels: Mapping[str, str]) -> NodeGpus:
     mixed = labels.get("nvidia.com/mig.strategy") == "mixed"  # the label may count GPUs with MIG
     if _COUNT.fullmatch(most) and (total > int(most) or (total < int(most) and not mixed)):
         return NodeGpus("", 0, f"has {total} GPUs, but label nvidia.com/gpu.count={most}")
-    product = next((labels[key] for key in RESOURCES[kinds.pop()] if key in labels), "gpu")
+    named = (labels[key] for key in (*RESOURCES[kinds.pop()], *_CLOUDS) if labels.get(key))
+    product = next(named, "gpu")
     return NodeGpus(product.removesuffix("-SHARED"), total)
