@@ -29,8 +29,7 @@ DOUBT: Final = 3.0
 def best_rings(kind: HostType) -> IntArray:
     """Fallback for `IntraTable.values`: the best ring over a subset, as fast as its weakest link.
 
-    By subset where a host has at most 16 GPUs, else by count and as fast as the weakest link of
-    all. The type has links.
+    The type has links. Above 16 GPUs a host: by count, as fast as the weakest link of all.
     """
     n, links = kind.gpus, kind.links
     assert links is not None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def proximity(cluster: Cluster, free: Iterable[int], k: int) -> tuple[int, ...]:
-    """Choose k of the free GPUs, near each other; bandwidths are not asked.
+    """Choose k of the free GPUs, near each other; bandwidths play no part.
 
     If they fit into the NUMA group with most free GPUs they are taken there, else on the host with
     most, else on hosts by falling number of free GPUs, each taken whole. Within a host NUMA groups
