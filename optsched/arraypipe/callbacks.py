@@ -195,9 +195,7 @@ class BestCheckpoint(Listener):
     def _value(self, path: Path) -> float:
         saved = load(path)
         if not isinstance(saved, dict) or not isinstance(saved.get("value"), float):
-            raise InputError(
-                f"{path}: is no file of BestCheckpoint; choose another folder, or remove it"
-            )
+            raise InputError(f"{path}: is no file of BestCheckpoint; choose another folder")
         return float(saved["value"])
 
 

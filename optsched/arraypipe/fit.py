@@ -76,7 +76,7 @@ class Fit:
                 raise InputError(f"callbacks[{k}]: expected a Callback, got {callback!r:.60}")
         self.is_first = not self.on_ranks or not is_follower()
         self.every = None if self.checkpoint is None else config.every
-        integer("steps", self.steps, 1, None)
+        self.steps = integer("steps", self.steps, 1, None)
         self.folder = self.trainer.folder(
             RunOptions(self.checkpoint, self.every, config.keep, self.resume)
         )

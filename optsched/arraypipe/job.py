@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optsched.errors import InputError, OptschedError
-from optsched.io.values import boolean, format_value, integer, number, one_of
+from optsched.io.values import as_python, boolean, format_value, integer, number, one_of
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 NamedParameters: TypeAlias = list[tuple[str, nn.Parameter]]
@@ -85,17 +85,21 @@ class Job:
     life: JobLife = field(default_factory=lambda: JobLife(), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        integer("seed", self.seed, 0, 2**63 - 1)
-        integer("batch_size", self.batch_size, 1)
-        integer("microbatches", self.microbatches, 1, self.batch_size)
+        own: dict[str, Any] = {  # as Python's numbers, which checkpoints keep
+            "seed": integer("seed", self.seed, 0, 2**63 - 1),
+            "batch_size": (size := integer("batch_size", self.batch_size, 1)),
+            "microbatches": integer("microbatches", self.microbatches, 1, size),
+            "precision": one_of("precision", as_python(self.precision), tuple(PRECISIONS)),
+            "recompute": boolean("recompute", self.recompute),
+            "name": as_python(self.name),
+        }
+        if self.clip_norm is not None:
+            own["clip_norm"] = number("clip_norm", self.clip_norm, above=True)
+        self.__dict__.update(own)
         if not callable(self.optimizer):
             raise InputError(f"optimizer: expected a function, got {format_value(self.optimizer)}")
         if self.scheduler is not None and not callable(self.scheduler):
             raise InputError(f"scheduler: expected a function, got {format_value(self.scheduler)}")
-        one_of("precision", self.precision, tuple(PRECISIONS))
-        if self.clip_norm is not None:
-            number("clip_norm", self.clip_norm, above=True)
-        boolean("recompute", self.recompute)
         if not isinstance(self.model, Mapping):
             raise InputError(f"model: expected arguments by name, got {self.model!r}")
         if self.init is not None and not isinstance(self.init, (str, PathLike)):

@@ -9,6 +9,8 @@ from optsched.errors import MissingExtra, OptschedError
 
 try:
     import torch
+
+    from optsched.arraypipe.checkpoint.plain import python_numbers, python_settings
 except ModuleNotFoundError:
     raise MissingExtra("train_alone", "torch") from None
 
@@ -47,7 +49,8 @@ def train_alone(
 ) -> Trained:
     """Train one job by itself: plain PyTorch, one optimizer over all parameters.
 
-    Micro-batches run forward and backward one after the other. All that it has in common with the
+    Micro-batches run forward and backward one after the other. Numbers of NumPy in settings and
+    schedules are taken as Python's. All else that it has in common with the
     executor is the seed of the random numbers: a hook in front of the first module of every stage
     sets it to ``job.key(iteration, microbatch, stage)``.
 
@@ -82,8 +85,9 @@ def train_alone(
         # in bfloat16 the optimizer works on a float32 copy
         copies = [(n, torch.nn.Parameter(p.detach().float(), p.requires_grad)) for n, p in named]
         masters = copies if job.precision == "bf16" else named
-        optimizer = job.optimizer(list(masters))
+        optimizer = python_settings(job.optimizer(list(masters)))
         scheduler = None if job.scheduler is None else job.scheduler(optimizer)
+        python_numbers(optimizer, scheduler)
         now = [0, 0]  # iteration, micro-batch
 
         def reseed(stage: int) -> Callable[[torch.nn.Module, Any], None]:
@@ -119,6 +123,7 @@ def train_alone(
                 scheduler.step(value)
             elif scheduler is not None:
                 scheduler.step()
+            python_numbers(optimizer, scheduler)
             if masters is copies:
                 with torch.no_grad():
                     for (_, master), (_, p) in zip(masters, named, strict=True):

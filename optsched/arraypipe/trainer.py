@@ -34,7 +34,7 @@ from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 from optsched.arraypipe.training_run import ArrayRun, RunOptions, run_options
 from optsched.errors import InputError
-from optsched.io.values import boolean, integer, is_integer, one_of
+from optsched.io.values import as_python, boolean, integer, is_integer, one_of
 from optsched.model.schedule import Schedule
 from optsched.pipelines.profiles import bytes_of
 
@@ -367,6 +367,7 @@ class ArrayTrainer:
         JobFailed
             The first forward of all jobs raised; with ``on_error="raise"`` any block.
         """
+        steps = as_python(steps)
         backend = one_of("backend", options.get("backend", "inline"), ("inline", "process"))
 
         def checked() -> tuple[ExecutionPlan, CheckpointFolder | None, RunOptions]:

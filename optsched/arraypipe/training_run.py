@@ -391,15 +391,17 @@ class ArrayRun:
         away = away and self.gpu
         stages = fresh_stages(model, trainer.stages, job, index, title, places, away)
         run = JobRun(job, index, title, model, stages, 0, steps, None)
-        data = trainer.data
+        data, refused = trainer.data, ""
         if self.folder is not None:
-            self.folder.begin(run, at)
+            refused = self.folder.begin(run, at)
             data = self.folder.watched(run, data)
         if at > steps:
             raise InputError(f"steps: job {title} has already done {at} iterations, got {steps}")
         run.begin_at(at)
         if at < steps:
             run.feed = Feed(data, job, title, at)
+            if refused:
+                run.fail(0, at, refused)
         return run
 
     def _join(self, job: Job, at: int | None = None) -> JobRun:
@@ -437,6 +439,8 @@ class ArrayRun:
     def _first_forward(self, *runs: JobRun) -> None:
         """Change nothing of the jobs; one whose first forward raises has the error."""
         for run in runs:
+            if run.job.error is not None:  # its state cannot be kept
+                continue
             try:
                 if self.ranks is None:
                     rehearse(run, self.worker)

@@ -19,13 +19,21 @@ from optsched.elastic.equations import pass_samples
 from optsched.elastic.micro import MicroController
 from optsched.errors import InputError
 from optsched.io.files import read_text
-from optsched.io.values import boolean, did_you_mean, format_value, integer, number, one_of
+from optsched.io.values import (
+    as_python,
+    boolean,
+    did_you_mean,
+    format_value,
+    integer,
+    number,
+    one_of,
+)
 
 if TYPE_CHECKING:
     import os
     from types import ModuleType
 
-_FUNCTIONS = ("model", "data", "optimizer", "loss", "metric")
+_FUNCTIONS = ("model", "data", "optimizer", "loss", "metric", "scheduler")
 _MICRO = ("alpha", "as_printed", "batch_bounds", "beta", "density", "exposure", "gamma",
           "rate_bounds", "weight_bounds")  # fmt: skip
 _HOME = "optsched.elastic.workloads"
@@ -63,7 +71,13 @@ class TrainingJob:
         Functions without arguments: a module, whose output has the classes on axis 1, and a pair
         of map-style datasets of (input, class), for training and for validation.
     optimizer
-        Function of the parameters; its learning rates are multiplied by the micro level's factor.
+        Function of the parameters. For a step its learning rates are multiplied by the micro
+        level's factor.
+    scheduler
+        Function of the optimizer: its learning-rate scheduler, with one step per global batch. One
+        that needs a metric (``ReduceLROnPlateau``) gets the mean loss of the batch. What the micro
+        level's factor multiplies is the rate of the schedule. It goes on over changes of the
+        workers and from checkpoints.
     loss
         Function of output and target: the *sum* over the samples. None: cross entropy.
     metric
@@ -103,6 +117,7 @@ class TrainingJob:
     optimizer: Callable[[Any], Any]
     loss: Callable[[Any, Any], Any] | None = None
     metric: Callable[[Any, Any], Any] | None = None
+    scheduler: Callable[[Any], Any] | None = None
     sizes: tuple[int, ...] = (1,)
     batch_size: int = 64
     passes: int = 10
@@ -123,7 +138,7 @@ class TrainingJob:
         at = f"job {format_value(line('job.name', self.name, empty=False))}: "
         if self.name.startswith(".") or set(self.name) & set('/\\:*?"<>|'):
             raise InputError(f"{at}name: it becomes a folder, so no leading dot and none of /\\:*")
-        own: dict[str, Any] = {"sizes": ascending(f"{at}sizes", self.sizes)}
+        own: dict[str, Any] = {"name": str(self.name), "sizes": ascending(f"{at}sizes", self.sizes)}
         if own["sizes"][0] == 0:
             raise InputError(f"{at}sizes: expected numbers of workers >= 1, got 0")
         given = {key: value for key, value in self.__dict__.items() if value is not None}
@@ -138,13 +153,15 @@ class TrainingJob:
                 own[key] = number(f"{at}{key}", given[key], 0.0, top, above=True)
         own["submit"] = number(f"{at}submit", self.submit)
         for key in ("group", "template"):
-            line(f"{at}{key}", getattr(self, key))
-        boolean(f"{at}preemptible", self.preemptible)
+            own[key] = line(f"{at}{key}", getattr(self, key))
+        own["preemptible"] = boolean(f"{at}preemptible", self.preemptible)
         for key in _FUNCTIONS:
             if not callable(given.get(key)) and (key in given or key in _FUNCTIONS[:3]):
                 raise InputError(
                     f"{at}{key}: expected a function, got {format_value(given.get(key))}"
                 )
+        if isinstance(self.micro, Mapping):
+            own["micro"] = {key: as_python(value) for key, value in self.micro.items()}
         self.__dict__.update(own)
         if self.micro is not None and not isinstance(self.micro, Mapping):
             raise InputError(

@@ -19,18 +19,30 @@ try:
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-    from optsched.arraypipe.checkpoint.files import check_plain, copied, load, replace_file
+    from optsched.arraypipe.checkpoint.files import copied, load, replace_file
+    from optsched.arraypipe.checkpoint.plain import (
+        check_kept,
+        empty,
+        kept,
+        python_numbers,
+        python_settings,
+        reread,
+    )
+    from optsched.arraypipe.checkpoint.states import check_same, scheduler_state
 except ImportError:
     raise MissingExtra("elastic training", "torch") from None
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from optsched.elastic.job import TrainingJob
     from optsched.elastic.workers import Join, Order
 
-FORMAT: Final = "optsched.elastic/1"
+FORMAT: Final = "optsched.elastic/2"
 _PATIENCE: Final = timedelta(seconds=600)  # for the others: who dies is found by the scheduler
 
 
@@ -48,13 +60,21 @@ class Member:
             raise InputError("data: there are no validation data")
         seed_all(job.seed, 0, 0)
         self.model = job.model().to(self.device)
-        self.optimizer = job.optimizer(self.model.parameters())
-        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.optimizer: Any = python_settings(job.optimizer(self.model.parameters()))
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
+        self.made = _settings("optimizer", self.optimizer, self.optimizer.param_groups)
+        self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
+        python_numbers(self.optimizer, self.scheduler)
+        state = scheduler_state(self.scheduler, job.name)
+        self.made |= _settings("scheduler", self.scheduler, [state])
+        self.made = copied(self.made, self._place)
         self.log: list[dict[str, Any]] = []
         self.untold: dict[str, Any] | None = None  # of a pass that was saved, but not told
         self.file = Path(join.folder) / "checkpoint.pt"
         if self.file.exists():
             self._restore()
+        else:
+            self._check_kept()
         self.ddp: Any = self.model
         if join.workers > 1:
             gpu = self.device.type == "cuda"
@@ -77,8 +97,6 @@ class Member:
         """
         loader = self._loader(order)
         seed_all(self.job.seed, order.number + 1, self.join.rank)
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * order.rate
         self.model.train()
         meter: EntropyMeter | None = None
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -90,7 +108,7 @@ class Member:
             total = self.loss(out, y.to(self.device))
             self.optimizer.zero_grad()
             (total * scale).backward()
-            self.optimizer.step()
+            self._step(order.rate, total.detach(), len(y))
             loss += total.detach()
         entropy, margin = 0.0, None
         if meter is not None and order.samples[self.join.rank]:
@@ -117,6 +135,29 @@ class Member:
         printed, alpha = (self.job.micro.get(key) for key in ("as_printed", "alpha"))
         alpha = 1.0 if alpha is None else alpha
         return uncertainty(shares, entropies, margins, alpha, as_printed=bool(printed))
+
+    def _step(self, factor: float, loss: Tensor, samples: int) -> None:
+        """A step of the optimizer, its learning rates times `factor`, then one of the scheduler.
+
+        In between the rates are those of the schedule: the factor does not add up in it, and a
+        change that the optimizer or a hook makes stays.
+        """
+        rows = []
+        for group in self.optimizer.param_groups if factor != 1 else ():
+            rows.append((group, group["lr"], group["lr"] * factor))
+            group["lr"] = rows[-1][2]
+        self.optimizer.step()
+        for group, rate, used in rows:
+            same = group["lr"] is used or group["lr"] == used
+            group["lr"] = rate if same else group["lr"] / factor
+        if isinstance(self.scheduler, ReduceLROnPlateau):  # the mean loss of the global batch
+            both = torch.tensor([float(loss), samples], dtype=torch.float64, device=self.device)
+            if self.join.workers > 1:
+                dist.all_reduce(both)
+            self.scheduler.step(float(both[0] / both[1]))
+        elif self.scheduler is not None:
+            self.scheduler.step()
+        python_numbers(self.optimizer, self.scheduler)
 
     def leave(self) -> None:
         """Be free for another job."""
@@ -170,13 +211,26 @@ class Member:
         dist.all_gather(rows, mine)
         return [found.tolist() for found in rows]
 
-    def _save(self, done: int) -> None:
-        state = copied({
+    @property
+    def _place(self) -> str:
+        return f"checkpoint of job {self.job.name}"
+
+    def _state(self, done: int) -> dict[str, Any]:
+        return {
             "format": FORMAT, "job": self.job.name, "passes": done, "log": self.log,
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-        })  # fmt: skip
-        check_plain(state, f"checkpoint of job {self.job.name}")
-        replace_file(self.file, state)
+            "scheduler": scheduler_state(self.scheduler, self.job.name),
+            "made": self.made,
+        }  # fmt: skip
+
+    def _check_kept(self) -> None:
+        """Find state that no checkpoint can keep before the first pass."""
+        reread(kept(self._state(0), self._place, empty))
+        job = self.job
+        check_kept(job.optimizer, job.scheduler, [*self.model.parameters()], self._place)
+
+    def _save(self, done: int) -> None:
+        replace_file(self.file, copied(self._state(done), self._place))
 
     def _restore(self) -> None:
         state = read_checkpoint(self.file, self.job.name)
@@ -186,29 +240,52 @@ class Member:
             raise InputError(
                 f"{self.file}: was written after {state['passes']} passes, not {self.join.done}"
             )
+        check_same(state["made"], self.made, "{}", self.file)
         try:
-            kept = [group.keys() for group in state["optimizer"]["param_groups"]]
-            if kept != [group.keys() for group in self.optimizer.param_groups]:
-                raise ValueError("other settings of the optimizer")
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            self._uncast(state["optimizer"]["state"])
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(state["scheduler"])
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             line = str(error).strip().splitlines()[0]
             raise InputError(f"{self.file}: is of another model or optimizer ({line})") from None
         self.log = state["log"]
 
 
+    def _uncast(self, saved: dict[int, dict[str, Any]]) -> None:
+        """Assign states that were cast to the type of their parameter, which changes bits."""
+        rows = (p for group in self.optimizer.param_groups for p in group["params"])
+        for k, parameter in enumerate(rows):
+            now = self.optimizer.state.get(parameter, {})
+            for key, value in saved.get(k, {}).items():
+                if isinstance(value, torch.Tensor) and value.dtype != now[key].dtype:
+                    now[key] = value.to(now[key].device)
+
+
 def read_checkpoint(file: Path | str, name: str) -> dict[str, Any]:
     """A job's ``passes``, ``log``, ``model`` and ``optimizer``; `InputError`: no such file."""
     state: Any = load(Path(file))
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise InputError(f"{file}: is no checkpoint of format {FORMAT}")
-    keys = {"job", "passes", "log", "model", "optimizer"}
+    if not isinstance(state, dict) or (found := state.get("format")) != FORMAT:
+        of = f"of format {found}" if isinstance(state, dict) and found else "no checkpoint"
+        raise InputError(f"{file}: is {of}, expected format {FORMAT}; resume in another folder")
+    keys = {"job", "passes", "log", "model", "optimizer", "scheduler", "made"}
     if not keys <= state.keys() or not isinstance(state["log"], list):
         raise InputError(f"{file}: is damaged")
     if state["job"] != name or len(state["log"]) != state["passes"]:
         raise InputError(f"{file}: is of job {state['job']!r}, expected {name!r}")
     return state
+
+
+def _settings(what: str, made: Any, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Class and settings of a new optimizer or scheduler, by name (references)."""
+    kind = "none" if made is None else f"{type(made).__module__}.{type(made).__qualname__}"
+    return {what: kind} | {
+        f"{what} setting {key!r}{f' of group {k}' if k else ''}": value
+        for k, row in enumerate(rows)
+        for key, value in row.items()
+        if key not in ("params", "param_names")
+    }
 
 
 def _plan(given: dict[str, Any]) -> StepPlan:

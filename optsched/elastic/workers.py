@@ -225,7 +225,7 @@ def _joined(job: bytes, join: Join, data: dict[bytes, Any]) -> tuple[Any, Any]:
         seed_all(0)  # the same data on all ranks, and after a crash
         data[key] = spec.data()
     member = Member(spec, join, data[key])
-    return member, (len(member.train_data), member.rates[0], member.untold)
+    return member, (len(member.train_data), member.rate, member.untold)
 
 
 def _follow() -> None:

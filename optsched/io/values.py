@@ -31,6 +31,16 @@ def format_value(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
+def as_python(value: Any) -> Any:
+    """Convert a NumPy scalar, or an array or tensor without dimensions, to Python's own type."""
+    if getattr(value, "ndim", None) != 0 or not callable(getattr(value, "item", None)):
+        return value
+    found = value.item()
+    # of extended precision it is still NumPy's
+    numbers = ((np.floating, float), (np.complexfloating, complex))
+    return next((kind(found) for own, kind in numbers if isinstance(found, own)), found)
+
+
 def integer(place: str, value: Any, least: int = 0, most: int | None = MAX_INTEGER) -> int:
     """A plain integer in ``least..most``, also of NumPy's; never a truth value.
 
@@ -48,6 +58,7 @@ def integer(place: str, value: Any, least: int = 0, most: int | None = MAX_INTEG
     InputError
         Another type (3.0 is no integer), or out of range.
     """
+    value = as_python(value)
     try:
         found = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -95,8 +106,9 @@ def number(
     InputError
         Not such a number.
     """
+    value = as_python(value)
     try:
-        bad = isinstance(value, (bool, np.bool_, str, bytes))
+        bad = isinstance(value, (bool, str, bytes))
         found = math.nan if bad else float(value)
     except (TypeError, ValueError, OverflowError):
         found = math.nan
@@ -111,7 +123,8 @@ def number(
 
 
 def boolean(place: str, value: Any) -> bool:
-    """Python's True or False; nothing that only counts as one of them."""
+    """A truth value, also of NumPy's, as Python's; nothing that only counts as one."""
+    value = as_python(value)
     if type(value) is not bool:
         raise InputError(f"{place}: expected True or False, got {format_value(value)}")
     return value

@@ -13,7 +13,7 @@ from test_arraypipe_checkpoint import JOBS, ORDER, files, same_state
 from torch import nn
 
 from optsched import InputError
-from optsched.arraypipe import Job, random_schedule
+from optsched.arraypipe import Job, JobFailed, random_schedule
 from optsched.arraypipe.checkpoint import files as checkpoint_files
 
 
@@ -266,7 +266,7 @@ class Odd(torch.optim.SGD):
 
 def test_state_that_cannot_be_kept_is_named(tmp_path: Path) -> None:
     """An optimizer state that `weights_only` could not load is refused, not pickled."""
-    with pytest.raises(InputError, match="odd: a frozenset cannot be kept"):
+    with pytest.raises(JobFailed, match="odd: a frozenset cannot be kept"):
         trainer([Job(0, 8, lambda p: Odd(p, lr=0.1))]).run(
             random_schedule([1], 3), 1, checkpoint=tmp_path
         )
@@ -285,7 +285,7 @@ class Counting(torch.optim.lr_scheduler.LRScheduler):
 def test_a_scheduler_that_differs_between_stages_is_named(tmp_path: Path) -> None:
     """The state is kept once for all stages, so it must be the same on all of them."""
     sentence = r"the scheduler of job job0 has another 'count' on every stage, .*: 6 and 2"
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(JobFailed, match=sentence):
         trainer([Job(0, 8, adamw, scheduler=lambda o: Counting(o))]).run(
             random_schedule([1], 3), 1, checkpoint=tmp_path
         )

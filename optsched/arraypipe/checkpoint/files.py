@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import zipfile
 import zlib
@@ -13,6 +14,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from optsched.arraypipe.checkpoint.plain import NotKept, kept
 from optsched.arraypipe.runtime.cuda_streams import page_locked_like
 from optsched.errors import InputError
 
@@ -44,24 +46,42 @@ def numbered(place: Path) -> list[int]:
 
 def damage(checkpoint: Path) -> str:
     """Why a checkpoint cannot be read, found without loading it; "" if it can."""
-    checked = getattr(torch.serialization, "get_crc32_options", lambda: True)()  # torch >= 2.6
     loaded: Any = None
     for name in sorted(NAMES):  # train.pt last
-        try:
-            with zipfile.ZipFile(checkpoint / name) as archive:
-                # reads all and compares the checksums, which `torch.load` does not look at
-                damaged = archive.testzip() if checked else None
-            loaded = torch.load(checkpoint / name, weights_only=True, map_location="meta")
-        except FileNotFoundError:
-            return f"{name}: no such file"
-        except Exception as error:  # of a damaged list of its entries any may come
-            return f"{name} cannot be read ({type(error).__name__}: {error})"
-        if damaged:
-            return f"{name} is damaged"
+        reason, loaded = tried(checkpoint / name)
+        if reason:
+            return reason
     known = loaded.get("model_checksum") if isinstance(loaded, dict) else None
-    if checked and known not in (None, checksum(checkpoint / "model.pt")):
+    if _checked() and known not in (None, checksum(checkpoint / "model.pt")):
         return "model.pt is not the one that train.pt was written with"
     return ""
+
+
+def tried(path: Path) -> tuple[str, Any]:
+    """Why a file cannot be read, beginning with its name, "" if it can; what is in it, no data."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # reads all and compares the checksums, which `torch.load` does not look at
+            damaged = archive.testzip() if _checked() else None
+        loaded = torch.load(path, weights_only=True, map_location="meta")
+    except FileNotFoundError:
+        return f"{path.name}: no such file", None
+    except Exception as error:  # of a damaged list of its entries any may come
+        return f"{path.name} cannot be read ({_why(error)})", None
+    return f"{path.name} is damaged" if damaged else "", loaded
+
+
+def _checked() -> bool:
+    """Whether files of `torch.save` have checksums (torch >= 2.6 can leave them out)."""
+    return bool(getattr(torch.serialization, "get_crc32_options", lambda: True)())
+
+
+def _why(error: Exception) -> str:
+    """A short sentence; torch's own advises to load without `weights_only`."""
+    text = " ".join(str(error).split())
+    if found := re.search(r"Unsupported (?:global: GLOBAL|class|operand) (\S+)", text):
+        return f"it holds {found[1]}, which weights_only=True does not read"
+    return f"{type(error).__name__}: {text:.200}"
 
 
 def checksum(path: Path) -> int:
@@ -84,6 +104,8 @@ def write_folder(target: Path, contents: Mapping[str, Any]) -> None:
         save(contents["model.pt"], temporary / "model.pt")
         tied = {"model_checksum": checksum(temporary / "model.pt")}
         save({**contents["train.pt"], **tied}, temporary / "train.pt")
+        if reason := damage(temporary):  # read as it will be, before it takes a name
+            raise NotKept(f"{target}: {reason}; what was written before stays")
         sync_folder(temporary)
         if target.exists():
             shutil.rmtree(target)
@@ -94,11 +116,17 @@ def write_folder(target: Path, contents: Mapping[str, Any]) -> None:
 
 
 def replace_file(target: Path, value: Any) -> None:
-    """Write one file by way of a temporary neighbour: a string as text, else by `torch.save`."""
+    """Write one file by way of a temporary neighbour: a string as text, else by `torch.save`.
+
+    `NotKept`: it cannot be read again; the file that was there stays.
+    """
     with writing(target.parent):
         temporary = _temporary(target.parent)
         try:
             save(value, temporary)
+            if not isinstance(value, str) and (reason := tried(temporary)[0]):
+                reason = reason.replace(temporary.name, target.name)
+                raise NotKept(f"{target.parent}: {reason}; what was written before stays")
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -123,7 +151,7 @@ def load(path: Path) -> Any:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except Exception as error:
-        raise InputError(f"{path}: cannot be read ({type(error).__name__})") from error
+        raise InputError(f"{path}: cannot be read ({_why(error)})") from error
 
 
 def check_writable(place: Path) -> None:
@@ -144,20 +172,17 @@ def sweep(place: Path) -> None:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
-def copied(value: Any) -> Any:
-    """A copy of nested containers, tensors as dense ones of their own on the CPU.
+def copied(value: Any, place: str | None = None) -> Any:
+    """A copy of a state as `kept` makes one, tensors as dense ones of their own on the CPU.
 
     A view of a larger storage would be saved with all of it. What is on a GPU is copied in the
     current stream, before whatever changes it next, and is there when that has got so far.
     """
-    if isinstance(value, Tensor):
-        return off_gpu(value.detach()) if value.is_cuda else value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        pairs = {key: copied(inner) for key, inner in value.items()}
-        return pairs if type(value) is dict else type(value)(pairs)
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(copied, value))
-    return value
+    return kept(value, place, _on_host)
+
+
+def _on_host(value: Tensor) -> Tensor:
+    return off_gpu(value.detach()) if value.is_cuda else value.detach().to("cpu", copy=True)
 
 
 def off_gpu(value: Tensor) -> Tensor:
@@ -165,18 +190,6 @@ def off_gpu(value: Tensor) -> Tensor:
     target = page_locked_like(value)
     # by way of a temporary the host would read it before the copy is there
     return target.copy_(value, non_blocking=target.stride() == value.stride())
-
-
-def check_plain(value: Any, place: str) -> None:
-    """Only what `torch.load(weights_only=True)` reads again."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            check_plain(inner, f"{place}: {key}")
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            check_plain(inner, place)
-    elif not (value is None or isinstance(value, (Tensor, bool, int, float, complex, str))):
-        raise InputError(f"{place}: a {type(value).__name__} cannot be kept in a checkpoint")
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -14,20 +15,25 @@ import torch
 
 from optsched.arraypipe.checkpoint.files import (
     check_writable,
+    copied,
     damage,
     load,
     numbered,
     replace_file,
     save,
     sweep,
+    tried,
     write_folder,
     writing,
 )
+from optsched.arraypipe.checkpoint.plain import NotKept, reread
 from optsched.arraypipe.checkpoint.states import (
     Seen,
+    check_job,
     check_same_arguments,
     check_same_model,
     check_same_scheduler,
+    dry_shards,
     joined,
     makers,
     model_arguments,
@@ -41,7 +47,7 @@ from optsched.errors import InputError
 from optsched.io.files import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -133,19 +139,27 @@ class CheckpointFolder:
             if at < newest and not damage(place / str(at)):
                 self.fallen_back[title] = (newest, at, reason)
                 return at
+        model = place / str(newest) / "model.pt"
+        rescue = f"; its weights can be read: Job(init={str(model)!r}) begins with them"
         raise InputError(
-            f"{place / str(newest)}: {reason}, and there is no older checkpoint; remove {place} to "
-            f"train the job from its seed"
+            f"{place / str(newest)}: {reason}, and there is no older checkpoint; restore it from a "
+            f"copy, or train in another folder{'' if tried(model)[0] else rescue}"
         )
 
-    def begin(self, run: JobRun, at: int) -> None:
+    def begin(self, run: JobRun, at: int) -> str:
         """Take in a job with fresh stages, and go on from its checkpoint of iteration `at`, if > 0.
 
         Notes what the optimizers and schedulers were made with; some change their own settings
-        while they train.
+        while they train. A job whose state no checkpoint can keep is not taken in: why, or "".
         """
         order = list(run.model.state_dict())
-        state = self.jobs[run.index] = _JobState(makers(run), order, Seen(at, run.title), at)
+        state = self.jobs[run.index] = _JobState({}, order, Seen(at, run.title), at)
+        try:
+            state.makers = copied(makers(run), f"checkpoint of job {run.title}")
+            reread(self._files(run, at, dry_shards(run)))
+            check_job(run)
+        except NotKept as error:
+            return str(error)
         place = self.folder / run.title / str(at)
         try:
             state.seen.expected = self._restore(run, at, place) if at else {}
@@ -154,6 +168,7 @@ class CheckpointFolder:
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise InputError(f"{place}: is damaged, or no checkpoint ({reason})") from error
+        return ""
 
     def watched(self, run: JobRun, data: Data) -> Data:
         """The data of a job, compared with those that its checkpoint was trained on."""
@@ -164,7 +179,8 @@ class CheckpointFolder:
         """Copy a stage that has just finished an iteration, if that iteration is to be kept."""
         done = iteration + 1
         if done == run.end or (self.every is not None and done % self.every == 0):
-            self._take(run, stage, done)
+            with _failing(run, stage, iteration):
+                self._take(run, stage, done)
 
     def mark_best(self, run: JobRun, done: int, value: float, highest: bool = False) -> None:
         """Note how good a job is after so many iterations; its lowest value is never removed.
@@ -184,12 +200,13 @@ class CheckpointFolder:
         """
         state = self.jobs[run.index]
         done = min(run.begin, run.end)  # other processes run tombstones to the end of a segment
-        if run.job.status != "failed" and done > state.kept:
-            for stage in self._here(run):
-                if stage not in state.noted.get(done, ()):
-                    self._take(run, stage, done)
-        state.noted.clear()
-        self.settle(run.index)
+        with _failing(run, 0, done - 1):
+            if run.job.status != "failed" and done > state.kept:
+                for stage in self._here(run):
+                    if stage not in state.noted.get(done, ()):
+                        self._take(run, stage, done)
+            state.noted.clear()
+            self.settle(run.index)
 
     def close(self) -> None:
         """Wait until all is written; what that raises has been raised by `finish`."""
@@ -344,6 +361,15 @@ class CheckpointFolder:
             )
 
 
+@contextmanager
+def _failing(run: JobRun, stage: int, iteration: int) -> Iterator[None]:
+    """State that cannot be kept, found while the job trains, ends this job alone."""
+    try:
+        yield
+    except NotKept as error:
+        run.fail(stage, iteration, str(error))
+
+
 class _Noted(NamedTuple):
     """The copy of a stage, and the event after it on a GPU."""
 
@@ -364,8 +390,8 @@ def _newest(place: Path) -> int:
     text = read_text(pointer).strip()
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
         raise InputError(
-            f"{pointer}: expected the number of an iteration, got {text[:40]!r}; remove it to "
-            f"go on from the newest checkpoint"
+            f"{pointer}: expected the number of an iteration, got {text[:40]!r}; write that of "
+            f"the checkpoint to go on from ({', '.join(map(str, numbered(place))) or 'none'})"
         )
     return int(text)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from optsched.arraypipe.checkpoint.files import check_plain, copied
+from optsched.arraypipe.checkpoint.files import copied
+from optsched.arraypipe.checkpoint.plain import NotKept, check_kept, empty, kept
 from optsched.arraypipe.model.optimizers import (
     first_difference,
     makers_by_name,
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from torch.optim import Optimizer
+
     from optsched.arraypipe.job import Data, Job
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
@@ -33,10 +36,12 @@ _VALUES: Final = 64  # of a tensor that are compared
 def model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a checkpoint notes of `Job.model`: ``model`` the plain entries, ``model_other`` names.
 
-    Plain are strings, integers, floats, booleans, None, and lists, tuples and dictionaries of
-    these, not of classes derived from them: what `torch.load(weights_only=True)` reads again.
+    Plain are strings, integers, floats, booleans, also of NumPy's, None, and lists, tuples and
+    dictionaries of these, not of classes derived from them: what `torch.load(weights_only=True)`
+    reads again.
     """
-    plain = {name: value for name, value in given.items() if _is_plain(value)}
+    numbers = {name: kept(value, None, lambda tensor: tensor) for name, value in given.items()}
+    plain = {name: value for name, value in numbers.items() if _is_plain(value)}
     return {"model": plain, "model_other": sorted(name for name in given if name not in plain)}
 
 
@@ -68,23 +73,46 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN
 
 
-def shard_of(run: JobRun, stage: int) -> dict[str, dict[str, Any]]:
+def shard_of(
+    run: JobRun, stage: int, copy: Callable[[Any, str], Any] = copied
+) -> dict[str, dict[str, Any]]:
     """Copies of all that one stage has trained, under unsplit names.
 
     ``model`` its entries of the state dict, ``buffers`` those that a state dict leaves out,
     ``parameters`` states and settings of the optimizer, ``masters`` the float32 weights of a
     bfloat16 job, ``scheduler`` the state of the scheduler; ``batch`` is left to the caller.
+    `NotKept`: one of these that no checkpoint can keep.
     """
     part = run.stages[stage]
     model, buffers = shard(run.model, run.stages, stage)
     found = {
-        "buffers": copied(buffers),
-        "parameters": copied(states_by_name([part])),
-        "masters": copied(dict(part.trained)) if part.masters is not None else {},
-        "scheduler": _scheduler_state(part, run.title),
+        "model": model,
+        "buffers": buffers,
+        "parameters": states_by_name([part]),
+        "masters": dict(part.trained) if part.masters is not None else {},
+        "scheduler": scheduler_state(part.scheduler, run.title),
     }
-    check_plain(found, f"checkpoint of job {run.title}")
-    return {"model": copied(model), **found}
+    return dict(copy(found, f"checkpoint of job {run.title}"))
+
+
+def dry_shards(run: JobRun) -> list[dict[str, dict[str, Any]]]:
+    """What `shard_of` gives of all stages, its tensors empty; nothing is copied from a GPU."""
+
+    def copy(value: Any, place: str) -> Any:
+        return kept(value, place, empty)
+
+    return [{**shard_of(run, stage, copy), "batch": {}} for stage in range(len(run.stages))]
+
+
+def check_job(run: JobRun) -> None:
+    """Find state that comes with the first steps and that no checkpoint can keep (`NotKept`)."""
+    rows = [row for stage in run.stages for row in stage.trained]
+
+    def make(parameters: list[nn.Parameter]) -> Optimizer:
+        return run.job.optimizer([(name, p) for (name, _), p in zip(rows, parameters, strict=True)])
+
+    place = f"checkpoint of job {run.title}"
+    check_kept(make, run.job.scheduler, [p for _, p in rows], place)
 
 
 def joined(shards: Sequence[Mapping[str, Mapping[str, Any]]], title: str) -> dict[str, Any]:
@@ -96,7 +124,7 @@ def joined(shards: Sequence[Mapping[str, Mapping[str, Any]]], title: str) -> dic
     states = [row["scheduler"] for row in shards if row["scheduler"]]
     for state in states:
         if found := first_difference(states[0], state):
-            raise InputError(
+            raise NotKept(
                 f"checkpoint: the scheduler of job {title} has another {found[0]!r} on every "
                 f"stage, so it cannot be kept: {found[1]} and {found[2]}"
             )
@@ -107,13 +135,13 @@ def joined(shards: Sequence[Mapping[str, Mapping[str, Any]]], title: str) -> dic
 
 
 def makers(run: JobRun) -> dict[str, dict[str, Any]]:
-    """What the optimizers and the scheduler of a job are made with, as long as they are fresh."""
+    """What optimizers and scheduler of a job are made with, while they are fresh (references)."""
     stage = next((stage for stage in run.stages if stage.scheduler is not None), None)
     found = {}
     if stage is not None:
         kind = type(stage.scheduler)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        found = {"class": name, "made": _scheduler_state(stage, run.title)}
+        found = {"class": name, "made": scheduler_state(stage.scheduler, run.title)}
     return {"optimizer": makers_by_name(run.stages), "scheduler": found}
 
 
@@ -125,16 +153,16 @@ def check_same_scheduler(saved: Mapping[str, Any], now: Mapping[str, Any], place
     check_same(saved.get("made", {}), now.get("made", {}), "scheduler setting {!r}", place)
 
 
-def _scheduler_state(stage: JobStage, title: str) -> dict[str, Any]:
-    scheduler = stage.scheduler
+def scheduler_state(scheduler: Any, title: str) -> dict[str, Any]:
+    """The state of a scheduler (references), empty without one; `NotKept` if it has none."""
     if scheduler is None:
         return {}
     if not callable(getattr(scheduler, "state_dict", None)):
-        raise InputError(
+        raise NotKept(
             f"checkpoint: the scheduler of job {title}, a {type(scheduler).__name__}, has no "
             f"state_dict(), so it cannot be kept"
         )
-    return dict(copied(scheduler.state_dict()))
+    return dict(scheduler.state_dict())
 
 
 def _restore_scheduler(stage: JobStage, saved: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn, optim
 
+from optsched.arraypipe.checkpoint.plain import python_settings
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,22 +37,26 @@ def stage_optimizers(
     all groups of the unsplit optimizer, some of them empty.
     """
     sentence = f"job {title}: the optimizer"
+
+    def make(named: NamedParameters) -> optim.Optimizer:
+        return python_settings(job.optimizer(named))
+
     apart = [(name, nn.Parameter(p.detach().clone(), p.requires_grad)) for name, p in unsplit]
     try:
-        sample = job.optimizer(list(apart))
+        sample = make(list(apart))
     except Exception as error:
         raise InputError(f"{sentence} cannot be made ({' '.join(str(error).split())})") from error
     if not isinstance(sample, optim.Optimizer):
         raise InputError(f"job {title}: optimizer returned {type(sample).__name__}, no Optimizer")
     groups = _groups_of(sample, apart, sentence)
     whole = {name: settings for names, settings in groups for name in names}
-    _check_per_tensor(job.optimizer, sample, [e for e in unsplit if e[0] in whole], title)
+    _check_per_tensor(make, sample, [e for e in unsplit if e[0] in whole], title)
     optimizers: list[optim.Optimizer | None] = []
     for row in stages:
         if not row:
             optimizers.append(None)
             continue
-        optimizer, here = _made(job.optimizer, row, unsplit), dict(row).keys()
+        optimizer, here = _made(make, row, unsplit), dict(row).keys()
         own = _groups_of(optimizer, row, sentence)
         found = _difference(
             {name: settings for name, settings in whole.items() if name in here},
@@ -66,7 +71,7 @@ def stage_optimizers(
         if job.scheduler is not None and (
             [set(names) for names, _ in own] != [here & set(names) for names, _ in groups]
         ):
-            optimizer = _part_of_whole(job.optimizer, row, unsplit)
+            optimizer = _part_of_whole(make, row, unsplit)
         optimizers.append(optimizer)
     return optimizers
 
@@ -215,11 +220,11 @@ def states_by_name(stages: Sequence[ModelStage]) -> dict[str, dict[str, Any]]:
 
 
 def makers_by_name(stages: Sequence[ModelStage]) -> dict[str, dict[str, Any]]:
-    """Class and settings of the optimizer of every parameter, as they are now (copies)."""
+    """Class and settings of the optimizer of every parameter, as they are now (references)."""
     return {
         name: {
             "class": f"{type(stage.optimizer).__module__}.{type(stage.optimizer).__qualname__}",
-            "settings": copy.deepcopy(_settings(group)),
+            "settings": _settings(group),
         }
         for stage in stages
         for name, _, group in _entries(stage)

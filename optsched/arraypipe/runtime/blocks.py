@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from optsched.arraypipe.checkpoint.plain import python_numbers
 from optsched.arraypipe.job import Loss, Tensors, seed_generator
 from optsched.arraypipe.model.checks import buffers_at, copied, unchanged
 from optsched.arraypipe.model.tied_weights import buffer_holders
@@ -168,6 +169,7 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
         stage.optimizer.step()
         if stage.scheduler is not None:
             stage.scheduler.step(loss) if stage.needs_metric else stage.scheduler.step()
+        python_numbers(stage.optimizer, stage.scheduler)
         if stage.masters is not None:
             with torch.no_grad():
                 for (_, parameter), (_, master) in zip(

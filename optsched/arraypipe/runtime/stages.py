@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from optsched.arraypipe.checkpoint.plain import python_numbers
 from optsched.arraypipe.job import PRECISIONS
 from optsched.arraypipe.model.split import build, split
 from optsched.arraypipe.model.tied_weights import buffer_holders
@@ -155,6 +156,7 @@ def _scheduler(job: Job, stage: JobStage, title: str) -> Any:
         raise InputError(
             f"job {title}: scheduler returned {type(scheduler).__name__}, no scheduler"
         )
+    python_numbers(stage.optimizer, scheduler)
     return scheduler
 
 
