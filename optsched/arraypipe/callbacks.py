@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
 from optsched.arraypipe.checkpoint.files import check_writable, load, replace_file
+from optsched.arraypipe.checkpoint.plain import kept
 from optsched.errors import InputError, OptschedError
 from optsched.io.files import write_atomic
 from optsched.io.values import integer, number, one_of
@@ -190,7 +191,8 @@ class BestCheckpoint(Listener):
         if self.sign * value < self.sign * self.best[name]:
             self.best[name] = value
             content = {"iteration": iteration, "value": value, "model": model.state_dict()}
-            replace_file(self.path(name), content)
+            place = f"BestCheckpoint of job {name}"
+            replace_file(self.path(name), kept(content, place, lambda tensor: tensor))
 
     def _value(self, path: Path) -> float:
         saved = load(path)

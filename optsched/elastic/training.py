@@ -31,12 +31,11 @@ try:
         reread,
     )
     from optsched.arraypipe.checkpoint.states import check_same, scheduler_state
+    from optsched.arraypipe.model.optimizers import same
 except ImportError:
     raise MissingExtra("elastic training", "torch") from None
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
     from optsched.elastic.job import TrainingJob
@@ -62,11 +61,17 @@ class Member:
         self.model = job.model().to(self.device)
         self.optimizer: Any = python_settings(job.optimizer(self.model.parameters()))
         self.rate = float(self.optimizer.param_groups[0]["lr"])
-        self.made = _settings("optimizer", self.optimizer, self.optimizer.param_groups)
+        self.made: dict[str, Any] = {
+            "optimizer": _kind(self.optimizer),
+            "settings": [
+                {key: value for key, value in group.items() if not key.startswith("param")}
+                for group in self.optimizer.param_groups
+            ],
+        }
         self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
         python_numbers(self.optimizer, self.scheduler)
-        state = scheduler_state(self.scheduler, job.name)
-        self.made |= _settings("scheduler", self.scheduler, [state])
+        schedule = scheduler_state(self.scheduler, job.name)
+        self.made |= {"scheduler": _kind(self.scheduler), "schedule": schedule}
         self.made = copied(self.made, self._place)
         self.log: list[dict[str, Any]] = []
         self.untold: dict[str, Any] | None = None  # of a pass that was saved, but not told
@@ -148,8 +153,8 @@ class Member:
             group["lr"] = rows[-1][2]
         self.optimizer.step()
         for group, rate, used in rows:
-            same = group["lr"] is used or group["lr"] == used
-            group["lr"] = rate if same else group["lr"] / factor
+            unchanged = group["lr"] is used or group["lr"] == used
+            group["lr"] = rate if unchanged else group["lr"] / factor
         if isinstance(self.scheduler, ReduceLROnPlateau):  # the mean loss of the global batch
             both = torch.tensor([float(loss), samples], dtype=torch.float64, device=self.device)
             if self.join.workers > 1:
@@ -240,18 +245,27 @@ class Member:
             raise InputError(
                 f"{self.file}: was written after {state['passes']} passes, not {self.join.done}"
             )
-        check_same(state["made"], self.made, "{}", self.file)
         try:
+            before, now = state["made"], self.made
             self.model.load_state_dict(state["model"])
+            for key in ("optimizer", "scheduler"):
+                check_same({key: before[key]}, {key: now[key]}, "{}", self.file)
+            check_same(before["schedule"], now["schedule"], "scheduler setting {!r}", self.file)
             self.optimizer.load_state_dict(state["optimizer"])
             self._uncast(state["optimizer"]["state"])
+            rows = self.optimizer.param_groups, before["settings"], now["settings"]
+            for group, old, new in zip(*rows, strict=True):
+                if self.scheduler is not None:  # whose state follows from them
+                    check_same(old, new, "optimizer setting {!r}", self.file)
+                group.update({k: v for k, v in new.items() if not same(old.get(k), v)})
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(state["scheduler"])
+        except InputError:
+            raise
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             line = str(error).strip().splitlines()[0]
             raise InputError(f"{self.file}: is of another model or optimizer ({line})") from None
         self.log = state["log"]
-
 
     def _uncast(self, saved: dict[int, dict[str, Any]]) -> None:
         """Assign states that were cast to the type of their parameter, which changes bits."""
@@ -277,15 +291,8 @@ def read_checkpoint(file: Path | str, name: str) -> dict[str, Any]:
     return state
 
 
-def _settings(what: str, made: Any, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Class and settings of a new optimizer or scheduler, by name (references)."""
-    kind = "none" if made is None else f"{type(made).__module__}.{type(made).__qualname__}"
-    return {what: kind} | {
-        f"{what} setting {key!r}{f' of group {k}' if k else ''}": value
-        for k, row in enumerate(rows)
-        for key, value in row.items()
-        if key not in ("params", "param_names")
-    }
+def _kind(made: Any) -> str:
+    return "none" if made is None else f"{type(made).__module__}.{type(made).__qualname__}"
 
 
 def _plan(given: dict[str, Any]) -> StepPlan:

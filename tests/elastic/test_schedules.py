@@ -267,6 +267,22 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "x" / "checkpoint.pt").read_bytes() == before
 
 
+def test_other_settings_without_a_schedule_are_taken(tmp_path: Path) -> None:
+    """A job that was wrong can be put right; what is as before goes on from the checkpoint."""
+    one = job("a", sizes=(1,), optimizer=hooked)
+    passes(one, tmp_path / "x", (1.0,))
+    found = member(replace(one, optimizer=partial(momentum, 0.5)), tmp_path / "x", 1)
+    group = found.optimizer.param_groups[0]
+    assert (group["momentum"], group["lr"]) == (0.5, 0.1 * 0.5**STEPS)
+    found = member(replace(one, optimizer=partial(momentum, 0.5, lr=0.2)), tmp_path / "x", 1)
+    assert found.optimizer.param_groups[0]["lr"] == 0.2
+
+
+def momentum(value: float, parameters: Any, lr: float = 0.1) -> Any:
+    """As `hooked`, otherwise set."""
+    return optim.SGD(parameters, lr=lr, momentum=value)
+
+
 def test_what_is_written_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that cannot be read does not replace the one before."""
     one = job("a", sizes=(1,))

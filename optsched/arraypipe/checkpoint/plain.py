@@ -132,7 +132,7 @@ def _replaced(value: Any, seen: set[int]) -> Any:
         seen.add(id(value))
         for key, inner in [*(inside.items() if isinstance(inside, dict) else enumerate(inside))]:
             if (found := _replaced(inner, seen)) is not inner:
-                inside[key] = found  # type: ignore[index]
+                inside[key] = found
             if key == "lr_lambdas":  # a checkpoint keeps the attributes of those that have some
                 for function in inner:
                     _replaced(getattr(function, "__dict__", {}), seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from optsched.arraypipe.checkpoint.files import load
 from optsched.arraypipe.checkpoint.plain import python_numbers
 from optsched.arraypipe.job import PRECISIONS
 from optsched.arraypipe.model.split import build, split
@@ -162,10 +164,9 @@ def _scheduler(job: Job, stage: JobStage, title: str) -> Any:
 
 def _load(model: nn.Module, path: str | PathLike[str]) -> None:
     try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        model.load_state_dict(state)
-    except FileNotFoundError:
-        raise InputError(f"init: {path}: no such file") from None
+        model.load_state_dict(load(Path(path)))
+    except InputError as error:
+        raise InputError(f"init: {error}") from error
     except Exception as error:
         found = " ".join(str(error).split())
         raise InputError(f"init: {path} is no state dict of this model ({found:.300})") from error
