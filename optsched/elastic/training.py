@@ -71,6 +71,7 @@ class Member:
         self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
         python_numbers(self.optimizer, self.scheduler)
         schedule = scheduler_state(self.scheduler, job.name)
+        schedule = copied(schedule, f"{self._place}: scheduler")
         self.made |= {"scheduler": _kind(self.scheduler), "schedule": schedule}
         self.made = copied(self.made, self._place)
         self.log: list[dict[str, Any]] = []
@@ -250,7 +251,6 @@ class Member:
             self.model.load_state_dict(state["model"])
             for key in ("optimizer", "scheduler"):
                 check_same({key: before[key]}, {key: now[key]}, "{}", self.file)
-            check_same(before["schedule"], now["schedule"], "scheduler setting {!r}", self.file)
             self.optimizer.load_state_dict(state["optimizer"])
             self._uncast(state["optimizer"]["state"])
             rows = self.optimizer.param_groups, before["settings"], now["settings"]
@@ -258,6 +258,7 @@ class Member:
                 if self.scheduler is not None:  # whose state follows from them
                     check_same(old, new, "optimizer setting {!r}", self.file)
                 group.update({k: v for k, v in new.items() if not same(old.get(k), v)})
+            check_same(before["schedule"], now["schedule"], "scheduler setting {!r}", self.file)
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(state["scheduler"])
         except InputError:
