@@ -61,19 +61,20 @@ class Member:
         self.model = job.model().to(self.device)
         self.optimizer: Any = python_settings(job.optimizer(self.model.parameters()))
         self.rate = float(self.optimizer.param_groups[0]["lr"])
-        self.made: dict[str, Any] = {
-            "optimizer": _kind(self.optimizer),
-            "settings": [
-                {key: value for key, value in group.items() if not key.startswith("param")}
-                for group in self.optimizer.param_groups
-            ],
-        }
+        settings = [  # the scheduler changes them
+            copied({key: value for key, value in group.items() if not key.startswith("param")},
+                   f"{self._place}: optimizer setting")
+            for group in self.optimizer.param_groups
+        ]  # fmt: skip
         self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
         python_numbers(self.optimizer, self.scheduler)
         schedule = scheduler_state(self.scheduler, job.name)
-        schedule = copied(schedule, f"{self._place}: scheduler")
-        self.made |= {"scheduler": _kind(self.scheduler), "schedule": schedule}
-        self.made = copied(self.made, self._place)
+        self.made: dict[str, Any] = {
+            "optimizer": _kind(self.optimizer),
+            "settings": settings,
+            "scheduler": _kind(self.scheduler),
+            "schedule": copied(schedule, f"{self._place}: scheduler"),
+        }
         self.log: list[dict[str, Any]] = []
         self.untold: dict[str, Any] | None = None  # of a pass that was saved, but not told
         self.file = Path(join.folder) / "checkpoint.pt"
