@@ -138,7 +138,7 @@ def passes(
     for number, factor in enumerate(factors, begin):
         if fresh and number:
             found = member(one, folder, number)
-        found.train(Order(number, [cases.SAMPLES], [one.batch_size], factor))
+        found.train(Order(number, [len(found.train_data)], [one.batch_size], factor))
     return found
 
 
@@ -193,12 +193,14 @@ def kinds() -> dict[str, dict[str, Any]]:
         decay = {} if "tensor" in name else {"weight_decay": of(0.1)}
         rows[name] = {"optimizer": partial(made, optim.Adamax, {"lr": of(0.01), **decay})}
         rows[name] |= {} if "tensor" in name else {"weight": of(0.5), "submit": of(0.0)}
-    for name, integer in INTEGERS.items():
-        rows[f"integer {name}"] = {
-            "seed": integer(3), "batch_size": integer(50), "priority": integer(3),
-            "sizes": (integer(1),), "preemptible": np.True_,
+    integers = [*INTEGERS.items()]
+    for k, (name, make) in enumerate(SCHEDULERS.items()):
+        spelling, integer = integers[k % len(integers)]
+        rows[f"{name}, integer {spelling}"] = {
+            "scheduler": make, "seed": integer(3), "batch_size": integer(50),
+            "priority": integer(3), "sizes": (integer(1),), "preemptible": np.True_,
         }  # fmt: skip
-    rows |= {name: {"scheduler": make} for name, make in SCHEDULERS.items()}
+    assert len(SCHEDULERS) >= len(INTEGERS)
     for name, settings in OPTIMIZERS.items():
         if kind := getattr(optim, name, None):
             rows[name] = {"optimizer": partial(made, kind, {"lr": np.float32(0.01), **settings})}
@@ -207,8 +209,9 @@ def kinds() -> dict[str, dict[str, Any]]:
 
 def test_every_kind_is_resumed_exactly(tmp_path: Path) -> None:
     """Two passes in one process, or one and a restart: the same bits, files included."""
+    few = {"model": matrices, "data": partial(cases.data, 90), "sizes": (1,), "batch_size": 40}
     for k, (name, fields) in enumerate(kinds().items()):
-        one = job(f"job {k}", **{"model": matrices, "sizes": (1,), "batch_size": 100, **fields})
+        one = job(f"job {k}", **{**few, **fields})
         assert type(one.seed) is type(one.batch_size) is type(one.sizes[0]) is int
         factors = (np.float32(1.5), np.float64(0.7))
         files = []
