@@ -23,6 +23,7 @@ from optsched.arraypipe.plan.segments import Course, moved
 from optsched.arraypipe.report.executed import RunLog
 from optsched.arraypipe.report.report import compare
 from optsched.arraypipe.report.trace import measured, replayed
+from optsched.arraypipe.runtime.blocks import trained_now
 from optsched.arraypipe.runtime.cuda_streams import Lanes
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import (
@@ -487,9 +488,19 @@ class ArrayRun:
                 self.folder.mark_best(run, iteration + 1, value, highest)
 
     def _on_loss(self, run: JobRun, iteration: int, loss: float) -> None:
-        told = self.options.on_step
-        if told is not None and (self.ranks is None or self.ranks.tells(run)):
-            told(run.job, iteration, loss)
+        told, ranks = self.options.on_step, self.ranks
+        if told is None or not (ranks is None or ranks.tells(run)):
+            return
+        here = range(len(run.stages)) if ranks is None else ranks.stages_of(run)
+        away = [stage for stage in run.stages if stage.index not in here]
+        before = [trained_now(stage) for stage in away]
+        told(run.job, iteration, loss)
+        for stage, trained in zip(away, before, strict=True):
+            if trained_now(stage) != trained:
+                raise InputError(
+                    f"on_step: changes requires_grad of job {run.title}, stage {stage.index}, "
+                    f"which another rank trains; let the forward of the model change it"
+                )
 
     def _result(self, records: list[Record]) -> RunResult:
         ranks, course, trainer, past = self.ranks, self.course, self.trainer, self.engine.past

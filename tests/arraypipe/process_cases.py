@@ -32,6 +32,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 
 import arraypipe_traced_models as models
+import branching_models
 from arraypipe_models import adamw, data, loss, sgd
 from process_refusals import absent, concluded, one_rank_cannot, refused, uneven, used_up  # noqa: F401
 from process_rows import (
@@ -175,6 +176,40 @@ def summed(ranks: int, first: int, last: int) -> list[str]:
             found += [f"seed {seed}: {d}" for a, b in pairs for d in differences(a, b)]
             found += [str(violation) for violation in verify(result.trace)[:1]]
     return found
+
+
+def branching(ranks: int, kinds: list[str], first: int, last: int) -> list[str]:
+    """Differences of models that decide in every batch anew what needs a gradient."""
+    found = []
+    for kind in kinds:
+        for seed in range(first, last):
+            array, order = branching_models.branching(kind, seed)
+            result = array.run(order, STEPS, window=1 + seed % 2, on_error="raise", **PROCESSES)
+            for j, trained in enumerate(result.trained):
+                lines = differences(trained, array.train_alone(j, STEPS))
+                found += [f"{kind}, seed {seed}: {line}" for line in lines]
+    return found
+
+
+def unfrozen_later(ranks: int) -> str:
+    """A callback of one rank trains what is on the other from iteration 1 on: with what it ends."""
+    models: list[nn.Module] = []
+
+    def build() -> nn.Module:
+        models.append(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4)).requires_grad_(False))
+        models[-1][1].requires_grad_(True)
+        return models[-1]
+
+    def on_step(job: Job, step: int, loss: float) -> None:
+        if step == 1:
+            models[-1].requires_grad_(True)
+
+    array = ArrayTrainer(build, data, jobs=[Job(0, 4, sgd)], stages=[1], loss=loss)
+    try:
+        array.run(random_schedule([1], 2, place=[1, 0]), 4, on_step=on_step, **PROCESSES)
+    except OptschedError as error:
+        return str(error)
+    return "nothing"
 
 
 def outputs(ranks: int) -> list[str]:

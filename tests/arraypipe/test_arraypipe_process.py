@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from branching_models import KINDS
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import LambdaLR
@@ -52,6 +53,7 @@ SOME: tuple[Any, ...] = (
                     "first_forwards": [], "unlike": [], "nothing_left": [], "caught": [],
                     "one_rank_cannot": [], "concluded": [], "used_up": [],
                     "late": [], "devices": [], "carried": [], "outputs": [],
+                    "branching": [["depth"], 0, 20], "unfrozen_later": [],
                     "streamed": ["exact", 20, 22], "summed": [0, 2]}),
     (4, "several", {"exact": [100, 102], "replanned": [100, 102], "stopped": [],
                     "streamed": ["replanned", 120, 122], "summed": [100, 102]}),
@@ -85,6 +87,12 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
         else:
             rows[rest[0] if rest else name] = answer
     return rows
+
+
+def test_gradients_decided_in_every_batch(answers: dict[Any, Any]) -> None:
+    """Stochastic depth across ranks: no bit differs; a callback reaches the stages of its rank."""
+    assert answers[2, "branching"] == []
+    assert "job job0, stage 0, which another rank trains" in answers[2, "unfrozen_later"]
 
 
 def test_outputs_keep_their_type(answers: dict[Any, Any]) -> None:
@@ -386,6 +394,13 @@ def test_killed_and_resumed(answers: dict[Any, Any]) -> None:
     assert "rank 1 is lost" in answers["killed"]
     assert answers["resumed"]["differences"] == []
     assert [2 <= n <= 5 for n in answers["resumed"]["steps"]] == [True, True]
+
+
+@pytest.mark.slow
+def test_all_kinds_of_branches(tmp_path: Path) -> None:
+    """Experts, changes in place, unfrozen layers, pairs, tied weights over 20 seeds and 2 ranks."""
+    kinds = [kind for kind in KINDS if kind != "depth"]
+    assert ask(tmp_path, [(2, "branching", kinds, 0, 20)], 900) == [[]]
 
 
 @pytest.mark.slow

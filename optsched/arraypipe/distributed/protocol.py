@@ -235,7 +235,7 @@ def shorten(segment: Segment, cycle: int) -> list[int]:
 
 SIZE: Final = 64
 MAGIC: Final = b"OSAP"
-VERSION: Final = 1
+VERSION: Final = 2
 LONG: Final = 8
 _FLAGS: Final = STOP | FAILED | TOMBSTONE | LONG
 # magic, version, kind, flags | job, micro-batch | iteration | origin, stage, segment | loss |

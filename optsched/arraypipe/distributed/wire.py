@@ -25,13 +25,14 @@ _DTYPES: Final = (
 _CODE: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _NONE: Final = 255
 _COUNT: Final = struct.Struct("<II")  # bytes of the table, tensors
-_ENTRY: Final = struct.Struct("<BBHIq")  # dtype, dimensions, 0, 0, place in the buffer
+_ENTRY: Final = struct.Struct("<BBHIq")  # dtype, dimensions, requires_grad, 0, place in the buffer
 
 
 class Layout(NamedTuple):
     """Where one tensor lies in a buffer; `strides` are those that it had where it was made.
 
     `packed` are its strides without the gaps of a slice; they differ from `strides` only then.
+    `trained` is whether the tensor needs a gradient.
     """
 
     dtype: torch.dtype
@@ -39,6 +40,7 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     packed: tuple[int, ...]
+    trained: bool
 
     def view(self, buffer: Tensor) -> Tensor:
         """The tensor in the buffer."""
@@ -48,11 +50,11 @@ class Layout(NamedTuple):
     def restore(self, buffer: Tensor) -> Tensor:
         """The tensor with the strides that it had: a view, or a copy if it had gaps."""
         found = self.view(buffer)
-        if self.packed == self.strides or _span(self.shape, self.strides) < _span(
+        if self.packed != self.strides and _span(self.shape, self.strides) >= _span(
             self.shape, self.packed
-        ):  # the latter: its elements overlapped, as those of `unfold` do
-            return found
-        return _spread(found, self.strides, self.place % ALIGNMENT, buffer.device)
+        ):  # else its elements overlapped, as those of `unfold` do
+            found = _spread(found, self.strides, self.place % ALIGNMENT, buffer.device)
+        return found.requires_grad_(self.trained)
 
 
 class Outbox:
@@ -85,7 +87,7 @@ class Outbox:
         for place, tensor in zip(self._views, tensors, strict=True):
             if place is None or tensor is None:
                 continue
-            view, expanded = place
+            (view, expanded), tensor = place, tensor.detach()
             if expanded:
                 _once(view, expanded).copy_(_once(tensor, expanded))
             else:
@@ -143,12 +145,16 @@ def copied(t: Tensor, device: torch.device) -> Tensor:
 
     `Tensor.to` closes the gaps of a slice and expands what was expanded.
     """
+    trained, t = t.requires_grad, t.detach()
+    if t.layout != torch.strided or (t.is_contiguous() and not _shift(t)):
+        return t.to(device, non_blocking=True, copy=True).requires_grad_(trained)
     strides = t.stride()
     overlaps = _span(t.shape, strides) < _span(t.shape, _packed(t.shape, strides))
     if overlaps or t.numel() == 0:
-        return t.to(device, non_blocking=True)
+        return t.to(device, non_blocking=True).requires_grad_(trained)
     shift = t.data_ptr() % ALIGNMENT
-    return _spread(t, strides, shift - shift % t.dtype.itemsize, device)
+    made = _spread(t, strides, shift - shift % t.dtype.itemsize, device)
+    return made.requires_grad_(trained)
 
 
 def words(head: Tensor) -> memoryview:
@@ -161,7 +167,7 @@ def _signature(t: Tensor) -> tuple[object, ...]:
         raise OptschedError(
             f"a {t.dtype} tensor with layout {t.layout} cannot be sent to another process"
         )
-    return t.dtype, t.shape, t.stride(), _shift(t)
+    return t.dtype, t.shape, t.stride(), _shift(t), t.requires_grad
 
 
 def _shift(t: Tensor) -> int:
@@ -180,7 +186,8 @@ def layouts(tensors: Sequence[Tensor | None], absent: int = 0) -> list[Layout | 
             continue
         shift = _shift(t)
         begin = _rounded(place) + shift - shift % t.dtype.itemsize
-        row = Layout(t.dtype, begin, tuple(t.shape), t.stride(), _packed(t.shape, t.stride()))
+        packed = _packed(t.shape, t.stride())
+        row = Layout(t.dtype, begin, tuple(t.shape), t.stride(), packed, t.requires_grad)
         rows.append(row)
         place = _end(row)
     return rows
@@ -252,7 +259,7 @@ def _entry(row: Layout | None) -> bytes:
     if row is None:
         return _ENTRY.pack(_NONE, 0, 0, 0, 0)
     numbers = (*row.shape, *row.strides)
-    start = _ENTRY.pack(_CODE[row.dtype], len(row.shape), 0, 0, row.place)
+    start = _ENTRY.pack(_CODE[row.dtype], len(row.shape), row.trained, 0, row.place)
     return start + struct.pack(f"<{len(numbers)}q", *numbers)
 
 
@@ -261,7 +268,7 @@ def _read(table: bytes, count: int) -> tuple[tuple[Layout | None, ...], tuple[in
     place = 0
     try:
         for _ in range(count):
-            code, dims, _, _, begin = _ENTRY.unpack_from(table, place)
+            code, dims, trained, _, begin = _ENTRY.unpack_from(table, place)
             place += _ENTRY.size
             if code == _NONE:
                 rows.append(None)
@@ -271,7 +278,8 @@ def _read(table: bytes, count: int) -> tuple[tuple[Layout | None, ...], tuple[in
             shape, strides = numbers[:dims], numbers[dims:]
             if min(numbers, default=0) < 0 or begin % _DTYPES[code].itemsize:
                 raise ValueError
-            rows.append(Layout(_DTYPES[code], begin, shape, strides, _packed(shape, strides)))
+            packed = _packed(shape, strides)
+            rows.append(Layout(_DTYPES[code], begin, shape, strides, packed, bool(trained)))
         absent = struct.unpack(f"<{(len(table) - place) // 4}I", table[place:])
     except (struct.error, IndexError, ValueError):
         raise ProtocolError("the table of tensors in a message is damaged") from None

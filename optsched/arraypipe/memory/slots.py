@@ -337,6 +337,8 @@ class MovingState:
     def _point(self, slot: int) -> None:
         self.slot = slot  # where modules point
         stage, here = self.stage, self.weights[slot]
+        for p, old in zip((*here.own, *here.borrowed), stage.used(), strict=True):
+            p.requires_grad_(old.requires_grad)
         for module, name, row, k in self.spots:
             p = (here.own, here.borrowed)[row][k]
             if type(module).__setattr__ is nn.Module.__setattr__:

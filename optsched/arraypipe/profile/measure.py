@@ -200,7 +200,7 @@ class Chain:
 
     def run(self) -> None:
         """Forward, recompute and backward of all stages once."""
-        xs: list[Any] = [self.x]
+        xs: list[Any] = [tuple(t.clone() for t in self.x)]  # stages may change it
         for stage in self.stages:
             given = stage, 0, xs[-1], 1, self._end(stage), False
             xs.append(self.cases["F", stage.index].timed(blocks.forward, *given))
@@ -368,10 +368,8 @@ class _Bench:
                     f"{size}; it must follow job.batch_size"
                 )
             end = blocks.Criterion(trainer.loss, feed.target(0, self.device), feed.shares[0])
-            needs: Sequence[bool] = (False,) * len(row)
             for stage in stages:
-                x = blocks.rehearse(stage, x, needs, end if stage.last else None)
-                needs = tuple(t.requires_grad for t in (x if isinstance(x, tuple) else (x,)))
+                x = blocks.rehearse(stage, x, end if stage.last else None)
             self.chains.append(Chain(stages, size, precision, row, end, size in accumulating))
 
 

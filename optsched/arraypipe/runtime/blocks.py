@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from optsched.arraypipe.checkpoint.plain import python_numbers
+from optsched.arraypipe.distributed.wire import copied as copy_of
 from optsched.arraypipe.job import Loss, Tensors, seed_generator
 from optsched.arraypipe.model.checks import buffers_at, copied, unchanged
 from optsched.arraypipe.model.tied_weights import buffer_holders
-from optsched.arraypipe.runtime.types import Kept, Norms, tensors_of
+from optsched.arraypipe.runtime.types import Kept, Norms, check_form, tensors_of
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.autograd.graph import Node
+    from collections.abc import Iterator, Sequence
 
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
@@ -85,38 +84,43 @@ class Criterion:
 
 
 def forward(
-    stage: JobStage, microbatch: int, x: Tensors, key: int, end: Criterion | None, recompute: bool
+    stage: JobStage,
+    microbatch: int,
+    x: Tensors,
+    key: int,
+    end: Criterion | None,
+    recompute: bool,
+    shared: bool = False,
 ) -> Tensors:
     """Run the stage on one micro-batch and keep what the backward needs.
 
     `key` seeds the random numbers, `end` turns the output of the last stage into the loss; with
-    `recompute` only the inputs are kept. The output is cut off the graph.
+    `recompute` only the inputs are kept. Inputs and outputs are leaves: each has in `requires_grad`
+    whether it needs a gradient in this micro-batch. `shared` inputs may not be changed in place.
     """
-    if len(x) != len(stage.needs_gradient):
-        raise InputError(
-            f"stage {stage.index} had {len(stage.needs_gradient)} inputs, now {len(x)}"
-        )
-    leaves = map(Tensor.requires_grad_, map(Tensor.detach, x), stage.needs_gradient)
-    kept = Kept(tuple(leaves), key, end)
+    kept = Kept(tuple(map(leaf, x)), key, end)
     if recompute:
-        kept.buffers = copied(stage.buffers())
+        kept.buffers, kept.trained = copied(stage.buffers()), trained_now(stage)
     # with a graph even if it is thrown away: kernels may depend on whether there is one
-    output = _run(stage, kept)
+    output = _run(stage, kept, survive=recompute, shared=shared)
     if not recompute:
-        kept.roots = output
+        kept.roots, kept.trained = output, trained_now(stage)
+    kept.shares = shares_memory(output)
     stage.kept[microbatch] = kept
-    sent = tuple(map(Tensor.detach, output))
-    return tuple(map(Tensor.clone, sent)) if stage.clones_output else sent
+    # the next forward may change a buffer that an output is a view of
+    own = {_memory(buffer) for buffer in stage.buffers()}
+    return tuple(copy_of(t, t.device) if _memory(t) in own else leaf(t) for t in output)
 
 
 def recompute(stage: JobStage, microbatch: int) -> None:
-    """Run the forward again, with the random numbers and buffers it had, and keep its graph.
+    """Run the forward again, with random numbers, buffers and flags it had, and keep its graph.
 
     The statistics of normalisation layers were updated by F: here the modules point at copies.
     """
     kept = stage.kept[microbatch]
-    with buffers_at(stage.holders, kept.buffers):
-        kept.roots = _run(stage, kept)
+    with buffers_at(stage.holders, kept.buffers), _trained_as(stage, kept.trained):
+        kept.roots = _run(stage, kept, survive=False)
+        kept.trained = trained_now(stage)
     kept.buffers = ()
 
 
@@ -129,28 +133,24 @@ def backward(
     """Backward of one micro-batch; parameters accumulate, gradients of the inputs are returned.
 
     `gradients` are those of the outputs, None on the last stage; `tied` those of weights that later
-    stages borrow. The gradients of the inputs are caught before autograd stores them: storing
-    copies them and may change their strides, and with them the kernels of the stage before.
+    stages borrow. Those of the inputs are `_Entry`'s.
     """
     kept = stage.kept.pop(microbatch)
     assert kept.roots is not None, "backward before recompute"
-    found: dict[int, Tensor] = {}
-    nodes = []  # kept here: a leaf that no graph uses would lose its node, and the hook with it
-    for i, leaf in enumerate(kept.inputs):
-        if leaf.requires_grad:
-            nodes.append(_accumulator(leaf))
-            nodes[-1].register_prehook(partial(_catch, found, i))
-    if gradients is None:
-        torch.autograd.backward(kept.roots[0])
-    else:
-        roots, given = [], []
-        for root, gradient in chain(zip(kept.roots, gradients, strict=True), tied):
-            if gradient is not None and root.requires_grad:
-                roots.append(root)
-                given.append(gradient)
-        if roots:
-            torch.autograd.backward(roots, given)
-    return tuple(map(found.get, range(len(kept.inputs))))
+    # autograd drops the gradient of a parameter that a later micro-batch does not train
+    same = trained_now(stage) == kept.trained
+    with nullcontext() if same else _trained_as(stage, kept.trained):
+        if gradients is None:
+            torch.autograd.backward(kept.roots[0])
+        else:
+            roots, given = [], []
+            for root, gradient in chain(zip(kept.roots, gradients, strict=True), tied):
+                if gradient is not None and root.requires_grad:
+                    roots.append(root)
+                    given.append(gradient)
+            if roots:
+                torch.autograd.backward(roots, given)
+    return tuple(map(kept.gradients.get, range(len(kept.inputs))))
 
 
 def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: float) -> None:
@@ -181,36 +181,46 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
         parameter.grad = None
 
 
-def rehearse(stage: JobStage, x: Any, needs: Sequence[bool], end: Criterion | None) -> Any:
-    """One forward of a stage that changes nothing of it, to see what its boundary looks like.
+def rehearse(stage: JobStage, x: Any, end: Criterion | None) -> Any:
+    """Run one forward of a stage that changes nothing of it, to see the form of its boundary.
 
-    A stage that changes its input in place gets a copy from then on: a leaf of the graph must not
-    change, and recompute would start from a destroyed input. The output is still on the graph.
+    Only that is noted: whether input and output are tuples. The output is still on the graph.
     """
     stage.packed = isinstance(x, tuple)
-    stage.needs_gradient = tuple(needs)
     given = tensors_of(x, "data: the input")
-    leaves = zip(given, needs, strict=True)
-    with unchanged(stage.modules):
-        copies = tuple(t.detach().requires_grad_(need).clone() for t, need in leaves)
+    with unchanged(stage.modules), _trained_as(stage, trained_now(stage)):
+        copies = tuple(leaf(t).clone() for t in given)
         versions = [copy._version for copy in copies]
         output = stage.run(copies)
         _check_buffers(stage)
-        row = output if isinstance(output, tuple) else (output,)
-        own = {b.untyped_storage().data_ptr() for b in stage.buffers()}
-        stage.clones_output = any(
-            isinstance(t, Tensor) and t.untyped_storage().data_ptr() in own for t in row
-        )
-    stage.clones_input = any(c._version != v for c, v in zip(copies, versions, strict=True))
-    if stage.clones_input and len({t.untyped_storage().data_ptr() for t in given}) < len(given):
+    if shares_memory(given):
+        _check_unchanged(stage, copies, versions)
+    if end is not None:
+        return end(output)
+    tensors_of(output, f"stages: the output of stage {stage.index}")
+    stage.packs = isinstance(output, tuple)
+    return output
+
+
+def shares_memory(tensors: Tensors) -> bool:
+    """Whether two of the tensors are views of one."""
+    if len(tensors) == 1:
+        return False
+    places = [place for t in tensors if (place := _memory(t))]  # an empty one has none
+    return len(set(places)) < len(places)
+
+
+def _memory(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+def _check_unchanged(stage: JobStage, inputs: Tensors, versions: Sequence[int]) -> None:
+    """Refuse a change in place of one of several views: it would change the other ones, too."""
+    if versions != [t._version for t in inputs]:
         raise InputError(
             f"stages: stage {stage.index} changes its input in place, and two of its inputs are "
             f"views of one tensor; put the in-place layer before the cut, or make it inplace=False"
         )
-    if end is not None:
-        return end(output)
-    tensors_of(output, f"stages: the output of stage {stage.index}")
-    return output
 
 
 def _check_buffers(stage: JobStage) -> None:
@@ -225,26 +235,66 @@ def _check_buffers(stage: JobStage) -> None:
             )
 
 
-def _run(stage: JobStage, kept: Kept) -> Tensors:
+def _run(stage: JobStage, kept: Kept, survive: bool, shared: bool = False) -> Tensors:
+    """Run the modules of a stage on the inputs, or on copies of inputs that must `survive`."""
     seed_generator(kept.key, stage.place or stage.device)
-    inputs = tuple(map(Tensor.clone, kept.inputs)) if stage.clones_input else kept.inputs
+    row = [copy_of(t, t.device) for t in kept.inputs] if survive else kept.inputs
+    inputs = tuple(
+        _Entry.apply(t, kept.gradients, k) if t.requires_grad else t.detach()  # type: ignore[no-untyped-call]
+        for k, t in enumerate(row)
+    )
+    versions = [t._version for t in inputs] if shared else []
     output = stage.run(inputs)
+    if shared:
+        _check_unchanged(stage, inputs, versions)
     if kept.end is not None:
         return (kept.end(output),)
+    check_form(output, stage.packs, f"stages: the output of stage {stage.index}")
     return tensors_of(output, f"stages: the output of stage {stage.index}")
 
 
-def _accumulator(leaf: Tensor) -> Node:
-    """The node that stores the gradient of a leaf (`get_gradient_edge` takes twice as long)."""
-    view = leaf.view_as(leaf).grad_fn
-    assert view is not None
-    node = view.next_functions[0][0]
-    assert node is not None
-    return node
+def trained_now(stage: JobStage) -> tuple[bool, ...]:
+    """`requires_grad` of all parameters that the stage uses."""
+    return tuple([p.requires_grad for p in stage.used()])
 
 
-def _catch(found: dict[int, Tensor], index: int, gradients: tuple[Tensor | None, ...]) -> Any:
-    """Hook before `AccumulateGrad` that takes the gradient, so that nothing is stored."""
-    if gradients[0] is not None:
-        found[index] = gradients[0]
-    return (None,)
+@contextmanager
+def _trained_as(stage: JobStage, flags: tuple[bool, ...]) -> Iterator[None]:
+    """Set `requires_grad` of the parameters for a while; a forward or a callback may change it."""
+    now = trained_now(stage)
+    _train(stage, now, flags)
+    try:
+        yield
+    finally:
+        _train(stage, trained_now(stage), now)
+
+
+def _train(stage: JobStage, now: tuple[bool, ...], flags: tuple[bool, ...]) -> None:
+    if now != flags:
+        for p, flag in zip(stage.used(), flags, strict=True):
+            p.requires_grad_(flag)
+
+
+def leaf(t: Tensor) -> Tensor:
+    """The tensor cut off its graph; it still needs a gradient if it did."""
+    return t.detach().requires_grad_(t.requires_grad)
+
+
+class _Entry(torch.autograd.Function):
+    """Input of a stage: no leaf, as in the unsplit model, so that layers may change it in place.
+
+    The backward takes the gradient before autograd stores it: storing copies it and may change its
+    strides, and with them the kernels of the stage before.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, found: dict[int, Tensor], index: int) -> Tensor:
+        ctx.found, ctx.index = found, index
+        ctx.set_materialize_grads(False)
+        return x.detach()  # the same memory and version, no view
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> Any:
+        if gradient is not None:
+            ctx.found[ctx.index] = gradient
+        return None, None, None

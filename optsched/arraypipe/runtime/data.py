@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from optsched.arraypipe.distributed.wire import copied
 from optsched.arraypipe.job import PRECISIONS
 from optsched.arraypipe.runtime.cuda_streams import page_locked_like
 from optsched.arraypipe.runtime.environment import on_gpu
@@ -55,9 +56,11 @@ class Feed:
         self.iteration = iteration
 
     def input(self, microbatch: int, device: torch.device) -> Any:
-        """Input of a micro-batch of the current batch."""
+        """Input of a micro-batch of the current batch, in memory that the model may change."""
         x = self._there(self.inputs[microbatch])
-        return brought(cast(x, self.job.precision), device)  # after the cut, as alone
+        there = brought(cast(x, self.job.precision), device)  # after the cut, as alone
+        own = map(_private, _row(there), _row(x))
+        return tuple(own) if isinstance(x, tuple) else next(own)
 
     def target(self, microbatch: int, device: torch.device) -> Any:
         """Target of a micro-batch of the current batch."""
@@ -148,6 +151,11 @@ def cast(x: Any, precision: str) -> Any:
         return tuple(cast(t, precision) for t in x)
     is_float = isinstance(x, Tensor) and x.is_floating_point()
     return x.to(PRECISIONS[precision]) if is_float else x
+
+
+def _private(there: Tensor, given: Tensor) -> Tensor:
+    """The tensor, or a copy if it is still that of the batch, which the data may use again."""
+    return copied(there, there.device) if there is given else there
 
 
 def _split(whole: Any, parts: int) -> list[Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class JobStage(ModelStage):
-    """The state of a job on one stage; `blocks.rehearse` finds out what its boundary is like."""
+    """The state of a job on one stage; `blocks.rehearse` notes the form of its boundary."""
 
     job: int
     last: bool
@@ -33,9 +33,7 @@ class JobStage(ModelStage):
     place: torch.device | None = None  # of its blocks
     away: bool = False  # its tensors are on the host, not in their place
     packed: bool = False  # whether its input is a tuple
-    needs_gradient: tuple[bool, ...] = ()  # of its inputs
-    clones_input: bool = False  # it changes its input in place
-    clones_output: bool = False  # that views a buffer which the next forward may change
+    packs: bool = False  # whether its output is a tuple
     kept: dict[int, Kept] = field(default_factory=dict)
     later_norms: Norms = field(default_factory=Norms)  # of all later stages, if the job clips
 
@@ -45,6 +43,10 @@ class JobStage(ModelStage):
             if entry.name == name:
                 return entry.parameter
         return dict(self.parameters)[name]
+
+    def used(self) -> list[nn.Parameter]:
+        """All parameters here: its own, and borrowed copies."""
+        return [*(p for _, p in self.parameters), *(entry.parameter for entry in self.borrowed)]
 
     @property
     def needs_metric(self) -> bool:

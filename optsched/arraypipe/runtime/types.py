@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -21,12 +21,18 @@ class Parcel(NamedTuple):
     """What a message carries: tensors (none in a tombstone), flags, and the loss if it is known.
 
     `absent` are the places of gradients that there are none of, in a vector of their norms.
+    Activations are leaves that require a gradient or not; `shared` ones are views of one tensor.
     """
 
     tensors: tuple[Tensor | None, ...]
     flags: int = 0
     loss: float = math.nan
     absent: tuple[int, ...] = ()
+
+    @property
+    def shared(self) -> bool:
+        """Whether two of the activations are views of one tensor (written where `absent` is)."""
+        return bool(self.absent)
 
 
 class Norms(NamedTuple):
@@ -48,6 +54,9 @@ class Kept:
     end: Callable[[Any], Tensor] | None  # output -> loss, on the last stage
     roots: Tensors | None = None  # of the autograd graph; None until recomputed
     buffers: Tensors = ()  # values that F started from, for the recompute
+    trained: tuple[bool, ...] = ()  # `requires_grad` of the parameters; before F until recomputed
+    gradients: dict[int, Tensor] = field(default_factory=dict)  # of the inputs
+    shares: bool = False  # whether two of the outputs are views of one tensor
 
 
 def tensors_of(x: Any, place: str) -> Tensors:
@@ -61,6 +70,13 @@ def tensors_of(x: Any, place: str) -> Tensors:
                 + ", expected a tensor or a tuple of tensors"
             )
     return row
+
+
+def check_form(x: Any, packed: bool, place: str) -> None:
+    """Refuse a tensor where the first batch had a tuple, or the other way round."""
+    if isinstance(x, tuple) != packed:
+        forms = ("a tuple", "a tensor")
+        raise InputError(f"{place} is {forms[packed]}, in the first batch {forms[not packed]}")
 
 
 Pause: TypeAlias = tuple[torch.cuda.Event, torch.cuda.Event]

@@ -15,7 +15,7 @@ from optsched.arraypipe.runtime.blocks import own_norms, total_norm
 from optsched.arraypipe.runtime.data import DataEnded, brought
 from optsched.arraypipe.runtime.stages import in_place, move
 from optsched.arraypipe.runtime.state import NotFinite
-from optsched.arraypipe.runtime.types import Norms, Parcel, tensors_of
+from optsched.arraypipe.runtime.types import Norms, Parcel, check_form
 from optsched.errors import InputError, InternalError, OptschedError
 
 if TYPE_CHECKING:
@@ -172,15 +172,18 @@ class Worker:
         m, iteration, messages = block.microbatch, now.iteration, segment.routes.messages
         index, last = stage.index, stage.last
         x: Any = ()
+        shared = False
         for k, parcel in received.items():
             message = messages[k]
             if message.kind == "activation":
-                x = parcel.tensors
+                x, shared = parcel.tensors, parcel.shared
             else:
                 lender = segment.plan.blocks[message.producer].stage
                 with torch.no_grad():
                     for name, value in zip(run.lent[lender, index], parcel.tensors, strict=True):
-                        stage.weight(name).copy_(value)  # type: ignore[arg-type]
+                        assert value is not None
+                        weight = stage.weight(name).copy_(value)
+                        weight.requires_grad_(value.requires_grad)
         if index == 0 or last:
             assert run.feed is not None
             if run.feed.iteration != iteration:
@@ -189,11 +192,19 @@ class Worker:
                 self.aside_ns += time.perf_counter_ns() - began_ns
             if index == 0:
                 x = run.feed.input(m, stage.device)
+                check_form(x, stage.packed, f"data: the input of iteration {iteration}")
                 x = x if isinstance(x, tuple) else (x,)
         recomputed = run.job.recompute or (block.job, index) in segment.plan.recomputed
         key = run.job.key(iteration, m, index)
         end = self.criterion(run, stage, m) if last else None
-        output = blocks.forward(stage, m, x, key, end, recomputed)
+        fixed = _fixed(run, stage, m)
+        output = blocks.forward(stage, m, x, key, end, recomputed, shared)
+        for name, trained in fixed.items():
+            if stage.weight(name).requires_grad != trained:
+                raise InputError(
+                    f"stages: the forward of stage {index} changes requires_grad of {name!r}, "
+                    f"which stages share, in micro-batch {m}; change it between iterations"
+                )
         if last:
             run.note_loss(output[0])
         word = run.word(iteration)
@@ -201,14 +212,17 @@ class Worker:
         for k in segment.routes.outputs[now.operation]:
             message = messages[k]
             if message.kind == "activation":
-                sent[k] = Parcel(output, word)
+                sent[k] = Parcel(output, word, absent=(0,) * stage.kept[m].shares)
             else:
                 user = segment.plan.blocks[message.consumer].stage
                 # they do not change before the user's backward has come back: may be read late
-                weights = tuple(stage.weight(name).detach() for name in run.lent[index, user])
+                weights = [stage.weight(name) for name in run.lent[index, user]]
+                values = [weight.detach() for weight in weights]
                 if self.memory.moves:
-                    weights = tuple(weight.clone() for weight in weights)
-                sent[k] = Parcel(weights, word)
+                    values = [value.clone() for value in values]
+                for value, weight in zip(values, weights, strict=True):
+                    value.requires_grad_(weight.requires_grad)
+                sent[k] = Parcel(tuple(values), word)
         return sent
 
     def _backward(
@@ -286,6 +300,17 @@ class Worker:
             run.stop_after(iteration + bool(run.unread))  # a loss read late has a successor begun
 
 
+def _fixed(run: JobRun, stage: JobStage, microbatch: int) -> dict[str, bool]:
+    """`requires_grad` of the tied weights for which a forward may not change it.
+
+    It travels with them, once an iteration, behind the forward of the stage that owns them.
+    """
+    names = [entry.name for entry in stage.borrowed]
+    if microbatch:
+        names += [name for pair, row in run.lent.items() if pair[0] == stage.index for name in row]
+    return {name: stage.weight(name).requires_grad for name in names}
+
+
 def unbound(error: BaseException) -> BaseException:
     """The error without frames, which would keep the tensors and jobs of the whole run alive.
 
@@ -322,15 +347,13 @@ def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
     try:
         run.feed.draw(run.start)
         x = run.feed.input(0, run.stages[0].device)
-        needs = (False,) * len(tensors_of(x, "data: the input"))
         for stage in run.stages:
             here = stage.index
             x = brought(x, stage.device)
             with in_place(stage):
-                x = blocks.rehearse(stage, x, needs, worker.criterion(run, stage, 0))
-            row = x if isinstance(x, tuple) else (x,)
-            needs = tuple(t.requires_grad for t in row)
-            row = tuple(t.detach() for t in row)  # the graph goes with its stage
+                x = blocks.rehearse(stage, x, worker.criterion(run, stage, 0))
+            row = x if isinstance(x, tuple) else (x,)  # the graph goes with its stage
+            row = tuple(map(blocks.leaf, row))
             x = row if isinstance(x, tuple) else row[0]
             outputs.append(row)
     except Exception as error:
