@@ -48,8 +48,8 @@ def broken_rules(s: Schedule) -> set[tuple]:
             if surplus:
                 rules.add(("sequence", (i,), r, abs(surplus)))
         for i, j in pairwise(row):
-            missing = end[i] + setup(s, i, j) - start[j]
-            if 0 < missing <= setup(s, i, j):
+            missing = end[i] + setup_time(s, i, j) - start[j]
+            if 0 < missing <= setup_time(s, i, j):
                 rules.add(("setup", (i, j), r, missing))
             elif missing > 0 and (start[j] < start[i] or end[j] <= start[i]):
                 rules.add(("order", (i, j), r, missing))
@@ -74,7 +74,7 @@ def broken_rules(s: Schedule) -> set[tuple]:
     return rules
 
 
-def setup(s: Schedule, i: int, j: int) -> int:
+def setup_time(s: Schedule, i: int, j: int) -> int:
     """What the format says about immediate neighbours."""
     return 0 if s.family[i] == s.family[j] else int(s.setup_out[i]) + int(s.setup_in[j])
 
