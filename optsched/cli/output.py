@@ -54,7 +54,7 @@ def answer_lines(lines: BinaryIO, answers: BinaryIO, answer: Callable[[int, byte
     """Answer every line that is not blank; an answer is flushed before the next line is read."""
     for number, line in enumerate(lines, 1):
         if line.strip():
-            answers.write(answer(number, line))
+            answers.write(answer(number, line.rstrip(b"\r\n")))
             answers.flush()
 
 

@@ -28,9 +28,10 @@ _Matrix = Annotated[
 _Machines = Annotated[list[Count], msgspec.Meta(min_length=1)]
 _WINDOWS: Final = ("release_dates_matrix", "deadlines_matrix", "due_dates_matrix")
 _CHANGES: Final = re.compile(
-    "arriv|avail|batch|block|break|buffer|calendar|capacit|changeover|deadline|depend|down|due|"
-    "energy|fail|flexib|maint|no.?wait|objective|preced|preempt|priorit|ready|release|repair|setup|"
-    "shift|speed|stochast|tard|transport|travel|uncertain|unavail|weight|window"
+    "agv|arriv|avail|batch|block|break|buffer|calendar|capacit|changeover|constrain|deadline|"
+    "depend|down|due|eligib|energy|fail|flexib|maint|objective|operator|preced|preempt|priorit|"
+    "ready|release|repair|required|robot|setup|shift|speed|stochast|tard|time.?lag|tool|transport|"
+    "travel|uncertain|unavail|vehicle|wait|weight|window|worker"
 )
 """In names of metadata that may change what is solved."""
 _FACTS: Final = re.compile("author|best|bound|name|optim|reference|schedule|sequence|solution|tag")

@@ -54,7 +54,7 @@ class ShopText:
 
     def sizes(self) -> tuple[int, int]:
         """The line ``n m``: number of jobs and of machines."""
-        if len(self.line.split()) == 3:
+        if re.fullmatch(r"[0-9]+\s+[0-9]+\s+[0-9.]+", self.line):
             self.fail(
                 "expected 2 numbers (jobs machines), got 3, as in files of flexible job shops, "
                 "which are not supported"
@@ -127,7 +127,7 @@ def layout(source: Source) -> str:
     if source.tree is not None:
         return ""
     text = ShopText(source.text, source.file, 2)
-    if text.line[0].isalpha():
+    if not text.line[0].isdigit() and text.line[0] != "-":
         known = looks_like(source.text)
         if known or text.line.count(",") < 2:
             what = "two numbers (jobs machines), a title line of Taillard's, or JSON"

@@ -31,10 +31,11 @@ _WAYS_OUT: Final = {
 }
 """What to do with documents that people take for others."""
 
-_PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _HALF_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  # or a whole pair
 _HALF_IN_TEXT = re.compile("\\\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
+_UNKNOWN: Final = object()
 MAX_SHOWN: Final = 60
 """Characters of an offending value that a message repeats."""
 
@@ -266,18 +267,17 @@ def _explain(message: str, tree: Any, kind: Any) -> str:
     what, _, where = message.rpartition(" - at `$")  # a field's name may hold anything
     if where.count("`") != 1:
         what, where = message, ""
-    steps = [(key, index) for key, index in _PATH.findall(where.rstrip("`"))]
+    steps = _PATH.findall(where.rstrip("`"))
     node, path = tree, ""
     for key, index in steps:
-        if key == "...":  # msgspec does not name the key of a mapping
-            path += ".*"
-            node = None
-            break
+        if index == "...":  # msgspec does not name the key of a mapping, so the value is unknown
+            path, node = f"{path}.*", _UNKNOWN
+            continue
         path += f"[{index}]" if index else (f".{key}" if path else key)
         try:
             node = node[int(index)] if index else node[key]
         except (KeyError, IndexError, TypeError):
-            node = None
+            node = node if node is _UNKNOWN else None
     place = path or "top level"
     if match := re.match(r"Object missing required field `(.*)`", what, re.DOTALL):
         return f'{place}: the field "{match[1]}" is missing'
@@ -286,7 +286,10 @@ def _explain(message: str, tree: Any, kind: Any) -> str:
     rule = _rule(what)
     if what.startswith("Invalid enum value") and (values := _allowed(kind, steps)):
         rule = f"one of {', '.join(map(format_json, values))}"
-    return f"{place}: expected {rule}, got {format_json(node)}"
+    if node is not _UNKNOWN:
+        return f"{place}: expected {rule}, got {format_json(node)}"
+    got = re.search(r", got (.*)$", what)
+    return f"{place}: expected {rule}{f', got {_rule(got[1])}' if got else ''}"
 
 
 def _allowed(kind: Any, steps: Sequence[tuple[str, str]]) -> list[Any]:

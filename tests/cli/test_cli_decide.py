@@ -203,9 +203,9 @@ def test_a_manifest_of_a_plan(cli: Cli) -> None:
     """Solved, or by a schedule that is given; pods, minima, nodes."""
     plan = optsched.QuotaPlan(
         [
+            optsched.QuotaJob("none", sizes=[2], utility=[-1]),
             optsched.QuotaJob("big", sizes=[4, 8, 12], utility=[1, 2, 9]),
             optsched.QuotaJob("one", sizes=[1], utility=[1], must_run=True),
-            optsched.QuotaJob("none", sizes=[2], utility=[-1]),
         ],
         nodes=[8, 4, 1],
     )
@@ -227,7 +227,7 @@ def test_a_manifest_of_a_plan(cli: Cli) -> None:
     cli("manifest", "q.json", "-o", "m.json")
     assert set(jobs_of(Path("m.json").read_text())) == {"big", "one"}
     alone = jobs_of(cli("manifest", "q.schedule.json").out)
-    assert alone["job-0"]["spec"]["parallelism"] == 3 and set(alone) == {"job-0", "job-1"}
+    assert alone["big"]["spec"]["parallelism"] == 3 and set(alone) == {"big", "one"}
     eight = cli("manifest", "q.json", "--gpus-per-pod", "5")
     assert jobs_of(eight.out)["big"]["spec"]["parallelism"] == 3 and eight.err == ""
     uneven = cli("manifest", "q.json", "--gpus-per-pod", "11")

@@ -168,7 +168,7 @@ BAD = {
     '{"gpus": NaN}': "NaN is not a JSON number",
     '{"gpus": 2.0}': "gpus: expected an integer or null, got 2.0",
     '{"gpus": 2} {"gpus": 3}': "not valid JSON: extra data",
-    '{"gpus": 2': "the text ends too early",
+    '{"gpus": 2': ":1:11: not valid JSON: the text ends too early",
     "[1]": "top level: expected an object, got a list",
     '{"id": "\\ud800", "gpus": 1}': "half a surrogate pair",
     '{"gpus": 1, "id": 1.5}': "id: expected an integer or a string or null, got 1.5",

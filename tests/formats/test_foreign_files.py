@@ -138,10 +138,10 @@ FOREIGN_SHOPS: dict[str, str] = {
     "32 4\n12 13 4 12\n0 0 0 0 0 3 2 3 4\n": "expected 4 durations",  # Patterson
     "n = 2;\nm = 2;\njobs = [|0,3|1,4|];\n": "expected two numbers",
     "NAME: berlin52\nTYPE: TSP\nDIMENSION: 52\n": "expected two numbers",
-    "<?xml version='1.0'?>\n<shop/>\n": "expected an integer",
+    "<?xml version='1.0'?>\n<shop/>\n": "this looks like XML",
     "jobs:\n- [[0, 3], [1, 4]]\n": "expected two numbers",
     " instance ft06\n ++++++++\n Fisher and Thompson 6x6\n": "expected two numbers",
-    "%!PS-Adobe\n": "expected an integer",
+    "%!PS-Adobe\n": "expected two numbers",
     "1_0 2\n": "expected an integer",
     "2 2\n": "expected rows after the line",
     "0 2\n": "expected at least 1 job",
@@ -213,7 +213,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "breakdowns", "machine_availability", "maintenance", "transport_times", "weights",
             "due_dates", "deadlines", "release_dates", "operation_data", "machine_speeds",
             "precedences", "time_windows", "no_wait_jobs", "batches", "buffers", "is_flexible",
+            "schedule_constraints", "required_sequence",
         )
+    ),
+    *(
+        ({"metadata": {key: 2}}, f"metadata.{key}: may change the problem")
+        for key in ("n_agvs", "workers", "min_time_lag", "max_waiting", "operators", "tool_changes")
     ),
     ({"metadata": {"objective": "total_tardiness"}}, "metadata.objective: may change the problem"),
 ]  # fmt: skip
@@ -273,6 +278,10 @@ TABLES: dict[str, str] = {
     '{\n  "meta": {},\n  "jobs": [{"job_id": 1}]}': "sacct --json",
     "ResNet-18 (batch size 128)\tpython3 main.py\timage\t--num_steps\t0\t9\t1\t1\t-1\t0.0\n":
         "a Gavel trace",
+    '[{"status": "Pass", "vc": "a", "jobid": "b", "attempts": [], "submitted_time": "None"}]':
+        "Philly's log",
+    "; Version: 2.2\n; Computer: x\n1 0 5 9 4 -1 -1 4 9 -1 1 3 1 -1 1 -1 -1 -1\n": "SWF",
+    "1 0 5 9 4 -1 -1 4 9 -1 1 3 1 -1 1 -1 -1 -1\n": "SWF",
     "job_id,submit_time_s,num_gpus,duration_s\n1,0,1,1\n": "a trace of optsched",
 }  # fmt: skip
 
@@ -299,7 +308,7 @@ def test_known_tables(text: str, tmp_path: Path) -> None:
         own = TABLES[text] == "a trace of optsched"
         assert (own and not trace) or f"this looks like {TABLES[text]}" in trace
         shop = attempt(lambda: read_problem(path))
-        assert shop and (text[:1] in "{ R" or f"this looks like {TABLES[text]}" in shop)
+        assert shop and (text[:1] in "{[ R1" or f"this looks like {TABLES[text]}" in shop)
 
 
 @given(data=st.data())

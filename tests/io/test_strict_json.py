@@ -107,9 +107,10 @@ class Part(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Whole(msgspec.Struct, forbid_unknown_fields=True):
-    """A list of parts."""
+    """A list of parts, and a mapping of them."""
 
     parts: list[Part]
+    named: dict[str, Part] = {}
     flag: bool = False
     note: int | None = None
 
@@ -140,6 +141,13 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
         ({"parts": [], " - at `$.x`": 2}, 'f: top level: unknown field " - at `$.x`"'),
         ({"parts": [], "flag": 1}, "f: flag: expected true or false, got 1"),
         ({"parts": [], "note": {}}, "f: note: expected an integer or null, got an object"),
+        ({"parts": [], "named": {"a.b": 5}}, "f: named.*: expected an object, got an integer"),
+        ({"parts": [], "named": {"a": {}}}, 'f: named.*: the field "n" is missing'),
+        (
+            {"parts": [], "named": {"a": {"n": True}}},
+            "f: named.*.n: expected an integer, got true or false",
+        ),
+        ({"parts": [], "named": {"a": {"n": -1}}}, "f: named.*.n: expected an integer >= 0"),
     ],
 )
 def test_decode(tree: Any, message: str) -> None:

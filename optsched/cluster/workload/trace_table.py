@@ -131,6 +131,8 @@ class TraceTable:
         text = read_text(path)
         if (nul := text.find("\0")) >= 0:
             raise InputError(f"{path}:{text.count(chr(10), 0, nul) + 1}: a NUL byte")
+        if text.lstrip()[:1] in ("[", "{"):
+            raise InputError(f"{path}: expected a CSV file, got JSON{looks_like(text)}")
         with without_collector():
             rows = [row for row in csv_rows(text, path, strip=False) if any(row[1])]
         if not rows:
