@@ -57,7 +57,7 @@ from torch import Tensor, nn
 from benchmarks.executor.staged_group import StagedLinks
 from optsched import InputError, OptschedError, verify
 from optsched.arraypipe import ArrayTrainer, Job, SplitPoint, random_schedule
-from optsched.arraypipe.distributed import group, mailbox
+from optsched.arraypipe.distributed import group, mailbox, wire
 from optsched.arraypipe.distributed import ranks as run_of_ranks
 from optsched.arraypipe.distributed.backend import ProcessBackend
 from optsched.arraypipe.distributed.group import Group
@@ -65,6 +65,7 @@ from optsched.arraypipe.distributed.protocol import Slot, slot_of
 from optsched.arraypipe.distributed.transport import PeerLost
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.plan.segments import Change
+from optsched.arraypipe.runtime import data as runtime_data
 from optsched.arraypipe.runtime.cuda_streams import BlockTimes
 from optsched.arraypipe.runtime.state import JobRun
 from optsched.arraypipe.train_alone import differences
@@ -104,11 +105,17 @@ def streamed(ranks: int, case: str, first: int, last: int) -> list[str]:
     def links(routes: Routes, timeout: float, devices: object) -> StagedLinks:
         return StagedLinks(timeout, run_of_ranks.lanes(routes), torch.device("cpu", 0))
 
+    def uploaded(value: Any, device: Any) -> Any:
+        """Keep the alignment of a slice: sums on a CPU depend on it; alone, nothing is uploaded."""
+        there, shift = upload(value, device), wire._shift(value)
+        return wire._spread(there, there.stride(), shift, device) if shift else there
+
     found, landed = [], []
-    land = BlockTimes.land
+    land, upload = BlockTimes.land, runtime_data.uploaded
     for seed in range(first, last):
         with pytest.MonkeyPatch.context() as patch, streams(patch, ranks * seed) as machine:
             patch.setattr(run_of_ranks, "links", links)
+            patch.setattr(runtime_data, "uploaded", uploaded)
             patch.setattr(BlockTimes, "land", lambda self: landed.append(1) or land(self))
             found += globals()[case](ranks, seed, seed + 1)
         found += machine.races
