@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?")
 _SPAN = re.compile(r"(?:(?:([0-9]{1,6})-)?([0-9]{1,4}):)?([0-5][0-9]):([0-5][0-9])(?:\.[0-9]*)?")
 _TRES = re.compile(r"gres/gpu(?::([^=,]*))?=([0-9]{1,9})(?=,|$)")
+_MIG = re.compile(r"[0-9]+g\.[0-9]+gb")
 _CPU = re.compile(r"(?:^|,)cpu=([0-9]{1,9})(?=,|$)")
 _MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,15}(?:\.[0-9]{1,9})?)([KMGTP]?)(?=,|$)")
 _SWF = re.compile(r"\s*(;.*|(-?[0-9.]+\s+){17}-?[0-9.]+\s*)")
@@ -331,6 +332,11 @@ def _sacct(source: Source) -> Iterator[Run]:
             way = "the column is missing (sacct -P -o ...,AllocTRES)"
             raise InputError(f"{place}: AllocTRES: {way}")
         found = _TRES.findall(cells[key])
+        for kind in filter(_MIG.search, (kind for kind, _ in found)):
+            raise InputError(
+                f"{place}: {key}: gres/gpu:{kind:.40} is a part of a GPU (MIG), traces hold whole "
+                "ones: leave such jobs out"
+            )
         plain = [int(count) for kind, count in found if not kind]
         gpus = Decimal(sum(plain) if plain else sum(int(count) for _, count in found))
         run = _SACCT.run(place, cells, gpus)

@@ -310,6 +310,7 @@ BAD = {
     "cells": (helios(ONE).replace(",9,0", ",9"), r"f:2: expected 12 columns, got 11"),
     "bar": (sacct(ONE).replace("|gpu|", "|a|b|", 1), r"f:2: expected 10 .* \(a \| in a JobName\?"),
     "no TRES": (sacct(ONE).replace("TRES", "Gres"), r"f:2: AllocTRES: the column is"),
+    "MIG": (sacct(ONE).replace("gpu:a100", "gpu:1g.5gb"), r"f:2: AllocTRES: gres/gpu:1g.5gb is a p"),
     "fields": (swf(ONE).replace(" -1\n", "\n"), r"f:4: expected 18 fields, got 17"),
     "field": (swf(ONE).replace(" 9 1 ", " 9x 1 "), r"f:4: field 4: expected seconds, a date"),
     "attempts": (philly(ONE).replace('"gpus": [', '"gpu": ['), r"f: .*attempts\[0\].*gpus"),
