@@ -277,10 +277,10 @@ def test_more_columns(tmp_path: Path) -> None:
                    "8+0|p|0|10|70|01:00|cpu=9,mem=6G,gres/gpu:a100=4,gres/gpumem=9G\n"
                    "8+1|p|0|10|70|00:01:00|mem=3072M,gres/gpu=2\n8+0.batch|p|0|10|70|01:00|gres/gpu=4\n"
                    "9|p|0|10|5|INVALID|gres/gpu=1\n10|p|0|None|5|00:00:00|\n"
-                   "11|p|5|11|12|0-00:00:01|gres/gpu:a100_1g.5gb=1\n")  # fmt: skip
+                   "11|p|5|11|12|0-00:00:01|gres/gpu:a100_80g=1\n")  # fmt: skip
     assert import_trace(log, trace)[1] == "left out: 1 never started, 1 not ended"
     assert trace.read_text().splitlines()[1:] == [
-        "0,8,6,60,a100,,1.5,1.5", "5,11,1,1,a100_1g.5gb,,0.0,0.0"
+        "0,8,6,60,a100,,1.5,1.5", "5,11,1,1,a100_80g,,0.0,0.0"
     ]  # fmt: skip
 
 
@@ -310,7 +310,7 @@ BAD = {
     "cells": (helios(ONE).replace(",9,0", ",9"), r"f:2: expected 12 columns, got 11"),
     "bar": (sacct(ONE).replace("|gpu|", "|a|b|", 1), r"f:2: expected 10 .* \(a \| in a JobName\?"),
     "no TRES": (sacct(ONE).replace("TRES", "Gres"), r"f:2: AllocTRES: the column is"),
-    "MIG": (sacct(ONE).replace("gpu:a100", "gpu:1g.5gb"), r"f:2: AllocTRES: gres/gpu:1g.5gb is a p"),
+    "MIG": (sacct(ONE).replace("gpu:a100", "gpu:1g.5gb"), r"f:2: AllocTRES: gres/gpu:1g.5gb is"),
     "fields": (swf(ONE).replace(" -1\n", "\n"), r"f:4: expected 18 fields, got 17"),
     "field": (swf(ONE).replace(" 9 1 ", " 9x 1 "), r"f:4: field 4: expected seconds, a date"),
     "attempts": (philly(ONE).replace('"gpus": [', '"gpu": ['), r"f: .*attempts\[0\].*gpus"),
