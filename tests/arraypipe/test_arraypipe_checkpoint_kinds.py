@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -241,6 +243,35 @@ def test_state_that_cannot_be_kept_costs_its_own_job(tmp_path: Path) -> None:
     # without checkpoints they train
     again = array_of(jobs[:-2]).run(schedule_of(jobs[:-2]), 2)
     assert [job.status for job in again.jobs] == ["done"] * len(REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("begin", "step"),
+    [(0, lambda v: v + 1), (1.0, lambda v: v / 2), (True, lambda v: False), ([], lambda v: [*v, 1]),
+     (deque(), lambda v: v + deque([1])), (torch.zeros(()), lambda v: v.add_(1)), (0, None)],
+)  # fmt: skip
+def test_attributes_that_an_optimizer_goes_on_with(begin: Any, step: Any, tmp_path: Path) -> None:
+    """Warned of by name, since a resumed job begins them anew; what stays is no fault."""
+
+    class Own(optim.SGD):
+        def __init__(self, named: Any) -> None:
+            super().__init__(named, lr=0.1)
+            self.mine, self.fixed, self.cache = copy(begin), 0.5, {}
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step()
+            self.cache[len(self.cache)] = 1
+            if step is not None:
+                self.mine = step(self.mine)
+
+    jobs = [Job(0, 4, Own, "own"), Job(1, 4, adam(), "good")]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = array_of(jobs).run(schedule_of(jobs), 2, checkpoint=tmp_path)
+    assert [job.status for job in result.jobs] == ["done", "done"]
+    found = [str(w.message) for w in caught if "no checkpoint keeps it" in str(w.message)]
+    start = "checkpoint of job own: Own.step changes 'mine':"
+    assert [text[: len(start)] for text in found] == [start] * (step is not None)
 
 
 def test_state_that_comes_later_costs_its_own_job(tmp_path: Path) -> None:
