@@ -90,8 +90,8 @@ def train_alone(
         python_numbers(optimizer, scheduler)
         now = [0, 0]  # iteration, micro-batch
 
-        def reseed(stage: int) -> Callable[[torch.nn.Module, Any], None]:
-            def hook(module: torch.nn.Module, arguments: Any) -> None:
+        def reseed(stage: int) -> Callable[[], None]:
+            def hook() -> None:
                 key = job.key(now[0], now[1], stage)
                 torch.default_generator.manual_seed(key)
                 if place.type == "cuda":
@@ -100,7 +100,7 @@ def train_alone(
             return hook
 
         for stage, name in enumerate(_beginnings(model, cuts)):
-            model.get_submodule(name).register_forward_pre_hook(reseed(stage))
+            before_calls(model.get_submodule(name), reseed(stage))
         losses = []
         batches = iter(data(job, 0))
         for iteration in range(steps):
@@ -136,6 +136,23 @@ def train_alone(
         {name: dict(optimizer.state[p]) if p in optimizer.state else {} for name, p in masters},
         tuple(losses),
     )
+
+
+def before_calls(module: torch.nn.Module, action: Callable[[], None]) -> Callable[[], None]:
+    """Call a function before every call of a module; what is returned ends that.
+
+    A hook would be compiled with the module after `torch.nn.Module.compile`.
+    """
+    compiled: Any = module._compiled_call_impl
+    if compiled is None:
+        return module.register_forward_pre_hook(lambda *_: action()).remove
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        action()
+        return compiled(*arguments, **options)
+
+    module._compiled_call_impl = call
+    return lambda: setattr(module, "_compiled_call_impl", compiled)
 
 
 def _beginnings(model: torch.nn.Module, cuts: Sequence[str | int]) -> list[str]:

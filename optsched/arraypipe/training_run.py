@@ -16,7 +16,7 @@ from optsched.arraypipe.checkpoint.states import makers, model_arguments
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.memory.manager import memory_of
-from optsched.arraypipe.model.checks import check_apart, check_sibling, shapes_of
+from optsched.arraypipe.model.checks import check_apart, check_sibling, note_shared, shapes_of
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
 from optsched.arraypipe.plan.segments import Course, moved
@@ -385,9 +385,10 @@ class ArrayRun:
         shapes = shapes_of(model)
         self.shapes = shapes if index == 0 else self.shapes
         check_sibling(shapes, title, self.shapes, trainer.titles[0])
-        cast = any(other.precision != "fp32" for other in trainer.jobs)
-        moved = cast or trainer.memory is not None
-        check_apart(model, title, self.owners, frozen=moved)
+        why_not = "which jobs of several precisions cannot share"
+        if len({other.precision for other in trainer.jobs}) == 1:
+            why_not = "which cannot take turns in slots" if trainer.memory is not None else ""
+        check_apart(model, title, self.owners, why_not)
         places = stage_devices(self.plan, seat, self.devices)
         away = away and self.gpu
         stages = fresh_stages(model, trainer.stages, job, index, title, places, away)
@@ -439,6 +440,7 @@ class ArrayRun:
 
     def _first_forward(self, *runs: JobRun) -> None:
         """Change nothing of the jobs; one whose first forward raises has the error."""
+        note_shared(list(dict.fromkeys([*self.runs, *runs])))
         for run in runs:
             if run.job.error is not None:  # its state cannot be kept
                 continue

@@ -291,7 +291,7 @@ def test_jobs_do_not_share_what_changes(shared: nn.Module) -> None:
         build_model=lambda: nn.Sequential(nn.Linear(6, 12), shared, nn.Linear(12, 4)),
         stages=[1, 2],
     )
-    with pytest.raises(InputError, match=r"jobs job0 and job1 have the same '1\..*new modules"):
+    with pytest.raises(InputError, match=r"jobs job0 and job1 have the same '1\..*new modules on"):
         array.run(random_schedule([1, 1], 3), 2)
 
 

@@ -6,6 +6,7 @@ import copy
 import weakref
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -15,12 +16,15 @@ from torch.nn.parameter import is_lazy
 from optsched.arraypipe.job import seed_generator
 from optsched.arraypipe.model.optimizers import same
 from optsched.arraypipe.model.tied_weights import buffer_holders
+from optsched.arraypipe.runtime.types import tensors_of
+from optsched.arraypipe.train_alone import before_calls
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from optsched.arraypipe.job import Tensors
+    from optsched.arraypipe.runtime.state import JobRun
 
 
 def values_of(model: nn.Module, points: Sequence[str], sample: Any) -> list[Any]:
@@ -28,20 +32,16 @@ def values_of(model: nn.Module, points: Sequence[str], sample: Any) -> list[Any]
 
     The random numbers of every stage are seeded, as `compare` does.
     """
-
-    def reseed(stage: int) -> Callable[[nn.Module, Any], None]:
-        return lambda module, arguments: seed_generator(stage, torch.device("cpu"))
-
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(reseed(stage))
-        for stage, name in enumerate(["", *points])
+    undo = [
+        before_calls(model.get_submodule(name), partial(seed_generator, s, torch.device("cpu")))
+        for s, name in enumerate(["", *points])
     ]
     try:
         with unchanged([model]):
             return _flat(model(_copied(sample)))
     finally:
-        for handle in handles:
-            handle.remove()
+        for remove in undo:
+            remove()
 
 
 def compare(
@@ -56,7 +56,10 @@ def compare(
         with unchanged([model]):
             for s, stage in enumerate(stages):
                 seed_generator(s, torch.device("cpu"))
-                x = _copied(stage(x)) if s + 1 < len(stages) else stage(x)  # as if sent
+                x = stage(x)
+                if s + 1 < len(stages):  # as if sent
+                    tensors_of(x, f"stages: the output of stage {s}")
+                    x = _copied(x)
     except InputError:
         raise
     except Exception as error:
@@ -161,23 +164,47 @@ Owners: TypeAlias = "dict[int, tuple[weakref.ref[Tensor], str]]"
 """Identity of a tensor -> the tensor, if it is still there, and the name of its job."""
 
 
-def check_apart(model: nn.Module, title: str, owners: Owners, frozen: bool) -> None:
-    """Refuse a model that has a tensor of another job's, and note whose its tensors are.
+def check_apart(model: nn.Module, title: str, owners: Owners, why_not: str) -> None:
+    """Refuse a model that trains a tensor of another job's, and note whose its tensors are.
 
-    Frozen parameters may be shared, as a backbone that is loaded once, unless `frozen`: where they
-    are moved or cast, they may not.
+    Others may be shared, as a backbone that is loaded once, unless the sentence `why_not` is given.
     """
-    buffers = list(model.named_buffers())
-    own = {id(buffer) for _, buffer in buffers}
-    for name, tensor in [*model.named_parameters(), *buffers]:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         known = owners.get(id(tensor))
-        changes = frozen or tensor.requires_grad or id(tensor) in own
-        if known is not None and known[0]() is tensor and changes:
+        reason = "and would train it in turn" if tensor.requires_grad else why_not
+        if known is not None and known[0]() is tensor and reason:
             raise InputError(
-                f"build_model: jobs {known[1]} and {title} have the same {name!r}, and would train "
-                f"it in turn; make new modules on every call"
+                f"build_model: jobs {known[1]} and {title} have the same {name!r}, {reason}; make "
+                f"new modules on every call"
             )
         owners[id(tensor)] = (weakref.ref(tensor), title)
+
+
+def note_shared(runs: Sequence[JobRun]) -> None:
+    """Note in every stage which of its tensors other jobs have, too."""
+    places = [
+        (run, stage, part, name, tensor)
+        for run in runs
+        for stage in run.stages
+        for part in dict.fromkeys(p for module in stage.modules for p in module.modules())
+        for table in (part._parameters, part._buffers)
+        for name, tensor in table.items()
+        if tensor is not None
+    ]
+    jobs: dict[int, dict[str, None]] = {}
+    for run, *_, tensor in places:
+        jobs.setdefault(id(tensor), {})[run.title] = None
+    names: dict[int, str] = {}
+    for run in runs:
+        names |= {id(t): n for n, t in (*run.model.named_parameters(), *run.model.named_buffers())}
+        for stage in run.stages:
+            stage.shared = []
+    for _, stage, part, name, tensor in places:
+        if len(jobs[id(tensor)]) > 1:
+            first, second, *_ = jobs[id(tensor)]
+            known = names.get(id(tensor), name)
+            sentence = f"build_model: jobs {first} and {second} have the same {known!r}"
+            stage.shared.append((part, name, sentence))
 
 
 def shapes_of(model: nn.Module) -> Shapes:

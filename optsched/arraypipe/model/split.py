@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from optsched.arraypipe.model.checks import compare, values_of
 from optsched.arraypipe.model.optimizers import stage_optimizers
@@ -217,6 +219,8 @@ def _by_number(model: nn.Module, stages: int, sample: Any) -> Names:
     """Balanced cuts at the modules that the model's own forward calls, each called once."""
     from optsched.arraypipe.model.tracing import called_modules
 
+    if stages == 1:
+        return (("",),)
     called = called_modules(model, "0")
     places = [name for name in called if called.count(name) == 1]
     if not 1 <= stages <= len(places):
@@ -224,8 +228,6 @@ def _by_number(model: nn.Module, stages: int, sample: Any) -> Names:
             f"stages: the forward of {type(model).__name__}, which is no nn.Sequential, calls "
             f"{len(places)} modules once each, too few for {stages} stages; give SplitPoints"
         )
-    if stages == 1:
-        return (("",),)
     costs = counted_costs(model, [model.get_submodule(name) for name in places], sample)
     cuts = balanced(costs, stages)[1:-1]
     return _by_points(model, [SplitPoint(places[cut]) for cut in cuts], sample)
@@ -245,14 +247,14 @@ def counted_costs(model: nn.Module, modules: Sequence[nn.Module], sample: Any) -
     counts with the first. To the operations the size of the module's output is added, so that no
     module is free.
     """
-    from torch.utils.flop_counter import FlopCounterMode
+    from torch.compiler import set_stance
 
     begins: list[int] = []
     sizes: list[int] = []
-    counter = FlopCounterMode(display=False)
+    counter = _Operations()  # type: ignore[no-untyped-call]
 
     def before(module: nn.Module, arguments: Any) -> None:
-        begins.append(int(counter.get_total_flops()))
+        begins.append(counter.total)
 
     def after(module: nn.Module, arguments: Any, output: Any) -> None:
         row = output if isinstance(output, tuple) else (output,)
@@ -262,11 +264,42 @@ def counted_costs(model: nn.Module, modules: Sequence[nn.Module], sample: Any) -
     handles = [module.register_forward_pre_hook(before) for module in distinct]
     handles += [module.register_forward_hook(after) for module in distinct]
     try:
-        with torch.no_grad(), counter:
-            model(sample)
-        ends = [*begins[1:], int(counter.get_total_flops())]
+        for grad in (False, True):  # the graph needs memory; some forwards take gradients
+            begins.clear()
+            sizes.clear()
+            counter.total = 0
+            try:
+                # compiled code would hide its operations
+                with set_stance("force_eager"), torch.set_grad_enabled(grad), counter:
+                    model(sample)
+                break
+            except Exception as error:
+                if grad:
+                    raise InputError(
+                        f"stages: the forward of {type(model).__name__} cannot be counted on the "
+                        f"first batch ({' '.join(str(error).split()):.300}); say where to cut: "
+                        f"indices, names of modules or SplitPoints"
+                    ) from error
+        ends = [*begins[1:], counter.total]
     finally:
         for handle in handles:
             handle.remove()
     begins[0] = 0
     return [b - a + size for a, b, size in zip(begins, ends, sizes, strict=True)]
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count floating point operations by torch's formulas.
+
+    `FlopCounterMode` has hooks on modules beside that, which forbid `torch.autograd.grad` inside.
+    """
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        counted = flop_registry.get(getattr(func, "_overloadpacket", None))
+        if counted is not None:
+            self.total += int(counted(*args, **kwargs, out_val=result))
+        return result

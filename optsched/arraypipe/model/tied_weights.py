@@ -189,18 +189,31 @@ def _all_modules(roots: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def check_hooks(model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str) -> None:
-    """Refuse hooks on modules that no stage calls as a whole: they would never be called."""
+    """Refuse modules with hooks, or compiled, that no stage calls as a whole: it had no effect."""
     called = {id(module) for row in modules for module in _all_modules(row)}
     for name, module in model.named_modules():
         hooks = (
             *module._forward_hooks, *module._forward_pre_hooks, *module._backward_hooks,
             *module._backward_pre_hooks,
         )  # fmt: skip
-        if hooks and id(module) not in called:
+        if id(module) in called:
+            continue
+        whole = f"stages: {name or 'the model itself'!r} of job {title}"
+        if hooks:
             raise InputError(
-                f"stages: {name or 'the model itself'!r} of job {title} has hooks, and no stage "
-                f"calls it as a whole; put them on modules inside of a stage"
+                f"{whole} has hooks, and no stage calls it as a whole; put them on modules inside "
+                f"of a stage"
             )
+        check_not_compiled(module, whole)
+
+
+def check_not_compiled(module: nn.Module, whole: str) -> None:
+    """Refuse a compiled module; `whole` is its name, for the sentence."""
+    if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+        raise InputError(
+            f"{whole} is compiled, and no stage calls it as a whole; compile modules inside of a "
+            f"stage instead (module.compile(), torch.compile)"
+        )
 
 
 def _check_storages(model: nn.Module, stages: dict[int, set[int]], title: str) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from optsched.arraypipe.model.tied_weights import check_not_compiled
 from optsched.arraypipe.model.traced_stage import Program, TracedStage
 from optsched.errors import InputError
 
@@ -52,6 +53,8 @@ def trace(
     """
     shell = _Shell(model)
     tracer = _Tracer(model, points, title, opened)
+    for module in tracer.looked_into:
+        check_not_compiled(module, f"stages: a {type(module).__name__} of job {title}")
     with _unchanged(model, title), _factories_traced(tracer):
         try:
             graph = tracer.trace(shell)

@@ -175,7 +175,8 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
                 for (_, parameter), (_, master) in zip(
                     stage.parameters, stage.masters, strict=True
                 ):
-                    parameter.copy_(master)
+                    if parameter.requires_grad or master.grad is not None:  # else it may be shared
+                        parameter.copy_(master)
                     master.grad = None
     for _, parameter in stage.parameters:
         parameter.grad = None
@@ -188,11 +189,18 @@ def rehearse(stage: JobStage, x: Any, end: Criterion | None) -> Any:
     """
     stage.packed = isinstance(x, tuple)
     given = tensors_of(x, "data: the input")
+    without = [p for p in stage.used() if p.grad is None]
     with unchanged(stage.modules), _trained_as(stage, trained_now(stage)):
         copies = tuple(leaf(t).clone() for t in given)
         versions = [copy._version for copy in copies]
-        output = stage.run(copies)
+        with shared_unchanged(stage):
+            output = stage.run(copies)
         _check_buffers(stage)
+    if any(p.grad is not None for p in without):
+        raise InputError(
+            f"stages: the forward of stage {stage.index} calls backward(), whose gradients would "
+            f"be added in another order; use torch.autograd.grad"
+        )
     if shares_memory(given):
         _check_unchanged(stage, copies, versions)
     if end is not None:
@@ -223,6 +231,21 @@ def _check_unchanged(stage: JobStage, inputs: Tensors, versions: Sequence[int]) 
         )
 
 
+@contextmanager
+def shared_unchanged(stage: JobStage) -> Iterator[None]:
+    """Refuse a forward that changes or trains a tensor which other jobs have, too."""
+    before = [(id(t), t._version) for t in stage.shared_tensors()]
+    yield
+    now = stage.shared_tensors()
+    for (_, _, sentence), known, t in zip(stage.shared, before, now, strict=True):
+        if known != (id(t), t._version) or t.requires_grad:
+            what = "trained" if t.requires_grad else "changed"
+            raise InputError(
+                f"{sentence}, which is {what} in stage {stage.index}; make new modules on every "
+                f"call, or freeze these and call eval() of them"
+            )
+
+
 def _check_buffers(stage: JobStage) -> None:
     """Refuse buffers that come into being in a forward: they would be in no checkpoint."""
     known = {(id(module), name) for module, name in stage.holders}
@@ -244,7 +267,8 @@ def _run(stage: JobStage, kept: Kept, survive: bool, shared: bool = False) -> Te
         for k, t in enumerate(row)
     )
     versions = [t._version for t in inputs] if shared else []
-    output = stage.run(inputs)
+    with shared_unchanged(stage) if stage.shared else nullcontext():
+        output = stage.run(inputs)
     if shared:
         _check_unchanged(stage, inputs, versions)
     if kept.end is not None:

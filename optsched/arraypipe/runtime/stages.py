@@ -73,7 +73,9 @@ def move(stage: JobStage, device: torch.device) -> None:
 
 
 def take_off(stage: JobStage) -> None:
-    """Put all tensors of a stage on the host; its place stays where it is."""
+    """Put all tensors of a stage on the host, unless other jobs have some; its place stays."""
+    if stage.shared:
+        return
     stage.away = stage.place is not None and on_gpu(stage.place)
     _carry(stage, torch.device("cpu"))
 
@@ -82,9 +84,11 @@ def drop(stage: JobStage) -> None:
     """Give the memory of a stage back that another rank trains; its objects stay."""
     masters = stage.masters or []
     borrowed = [entry.parameter for entry in stage.borrowed]
+    shared = set(map(id, stage.shared_tensors()))
     for parameter in [p for _, p in (*stage.parameters, *masters)] + borrowed:
-        parameter.data = parameter.data.new_empty(0)
-    stage.set_buffers([buffer.new_empty(0) for buffer in stage.buffers()])
+        if id(parameter) not in shared:
+            parameter.data = parameter.data.new_empty(0)
+    stage.set_buffers([b if id(b) in shared else b.new_empty(0) for b in stage.buffers()])
     if stage.optimizer is not None:
         stage.optimizer.state.clear()
 

@@ -36,6 +36,8 @@ class JobStage(ModelStage):
     packs: bool = False  # whether its output is a tuple
     kept: dict[int, Kept] = field(default_factory=dict)
     later_norms: Norms = field(default_factory=Norms)  # of all later stages, if the job clips
+    # what other jobs have, too: module, name, sentence
+    shared: list[tuple[nn.Module, str, str]] = field(default_factory=list)
 
     def weight(self, name: str) -> nn.Parameter:
         """The parameter of this unsplit name here: its own, or a borrowed copy."""
@@ -47,6 +49,11 @@ class JobStage(ModelStage):
     def used(self) -> list[nn.Parameter]:
         """All parameters here: its own, and borrowed copies."""
         return [*(p for _, p in self.parameters), *(entry.parameter for entry in self.borrowed)]
+
+    def shared_tensors(self) -> list[Tensor]:
+        """Tensors that other jobs have, too."""
+        tables = [(part._parameters, part._buffers, name) for part, name, _ in self.shared]
+        return [p[name] if name in p else b[name] for p, b, name in tables]  # type: ignore[misc]
 
     @property
     def needs_metric(self) -> bool:

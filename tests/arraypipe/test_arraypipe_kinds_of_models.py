@@ -1,0 +1,274 @@
+"""Compiled modules, gradients in a forward, shared frozen weights, outputs of other types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from arraypipe_models import adamw, sgd
+from torch import Tensor, nn
+
+from optsched import InputError
+from optsched.arraypipe import ArrayTrainer, Job, SplitPoint, random_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def data(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random batches that depend on the seed and the iteration alone."""
+    for iteration in range(start, 10**6):
+        draw = torch.Generator().manual_seed(job.seed * 1000 + iteration)
+        yield torch.randn(4, 3, generator=draw), torch.randn(4, 3, generator=draw)
+
+
+def differences(build: Callable[[], Any], stages: Any, **options: Any) -> list[str]:
+    """All in which two jobs differ from training alone."""
+    jobs = [Job(0, 4, sgd, microbatches=2, **options), Job(1, 4, adamw, recompute=True, **options)]
+    loss = nn.functional.mse_loss
+    return ArrayTrainer(build, data, jobs=jobs, stages=stages, loss=loss).check_exact(2)
+
+
+class Block(nn.Module):
+    """A layer and a function of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A tensor to a tensor."""
+        return torch.tanh(self.inner(x))
+
+
+class Own(nn.Module):
+    """A forward of its own."""
+
+    def __init__(self, kind: Callable[[], nn.Module] = Block) -> None:
+        super().__init__()
+        self.a, self.b = kind(), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        """One after the other."""
+        return self.b(self.a(x))
+
+
+def compiled(model: nn.Module, *names: str) -> nn.Module:
+    """The model with some of its modules compiled in place."""
+    for name in names:
+        model.get_submodule(name).compile(backend="eager", fullgraph=True)
+    return model
+
+
+COMPILED: dict[str, tuple[Callable[[], Any], Any]] = {
+    "both": (lambda: compiled(nn.Sequential(Block(), Block()), "0", "1"), [1]),
+    "inside": (lambda: compiled(nn.Sequential(Block(), nn.Sequential(Block())), "1.0"), 2),
+    "named": (lambda: compiled(Own(), "a"), [["a"], ["b"]]),
+    "one stage": (lambda: compiled(Own(), ""), 1),
+    "wrapped": (lambda: nn.Sequential(torch.compile(Block(), backend="eager"), Block()), [1]),
+}
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiled_modules_are_exact(case: str) -> None:
+    """`Module.compile` and `torch.compile` of modules inside of a stage."""
+    assert differences(*COMPILED[case]) == []
+
+
+@pytest.mark.parametrize("stages", [2, [SplitPoint("b")], [["a"], ["b"]]])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_compiled_whole_is_refused(stages: Any, wrapped: bool) -> None:
+    """No stage calls it, so that compiling it had no effect: before anything is trained."""
+
+    def build() -> Any:
+        return torch.compile(Own(), backend="eager") if wrapped else compiled(Own(), "")
+
+    if wrapped and stages != 2:
+        names = ["_orig_mod.a", "_orig_mod.b"]
+        stages = (
+            [[name] for name in names] if isinstance(stages[0], list) else [SplitPoint(names[1])]
+        )
+    with pytest.raises(InputError, match=r"compile.* modules inside of a stage"):
+        differences(build, stages)
+
+
+class Forces(nn.Module):
+    """The gradient of an energy by the positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Positions to forces."""
+        x = x.detach().requires_grad_(True)
+        (found,) = torch.autograd.grad(self.energy(x).pow(2).sum(), x, create_graph=True)
+        return found
+
+
+class Penalty(nn.Module):
+    """A layer plus the gradient of its sum by its own input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A tensor to a tensor."""
+        x = x if x.requires_grad else x.requires_grad_()
+        y = torch.tanh(self.inner(x))
+        (found,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y + found
+
+
+@pytest.mark.parametrize("kind", [Forces, Penalty])
+@pytest.mark.parametrize("stages", [2, [1], [["0"], ["1", "2"]], [SplitPoint("1")]])
+def test_gradients_inside_of_a_forward(kind: Callable[[], nn.Module], stages: Any) -> None:
+    """However the model is cut; the work of stages is counted on the same forward."""
+    assert differences(lambda: nn.Sequential(kind(), Penalty(), nn.Linear(3, 3)), stages) == []
+    if stages == 2:
+        assert differences(lambda: Own(kind), stages) == []
+
+
+class Backward(nn.Module):
+    """Accumulates gradients in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What it is given."""
+        with torch.enable_grad():
+            self.inner(x.detach()).sum().backward()
+        return x
+
+
+class Broken(nn.Module):
+    """No forward that works."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Another shape than it has."""
+        return x.view(7, 11)
+
+
+def test_forwards_that_cannot_be_trained_are_refused() -> None:
+    """`backward()` would add in another order; what cannot be counted is said with a way out."""
+    with pytest.raises(InputError, match=r"stage 0 calls backward.*use torch.autograd.grad"):
+        differences(lambda: nn.Sequential(Backward(), nn.Linear(3, 3)), [1])
+    with pytest.raises(InputError, match=r"cannot be counted .*; say where to cut"):
+        differences(lambda: nn.Sequential(Broken(), nn.Linear(3, 3)), 2)
+
+
+class Gives(nn.Module):
+    """An output of another type."""
+
+    def __init__(self, made: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.made = made
+
+    def forward(self, x: Tensor) -> Any:
+        """Of a tensor."""
+        return self.made(x)
+
+
+class Takes(nn.Module):
+    """Anything to a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Tensor:
+        """Whatever it is."""
+        while not isinstance(x, Tensor):
+            x = (
+                next(iter(x.values() if isinstance(x, dict) else x), None)
+                if x
+                else torch.ones(4, 3)
+            )
+        found: Tensor = self.inner(x)
+        return found
+
+
+class Between(nn.Module):
+    """A forward that hands on another type."""
+
+    def __init__(self, made: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.a, self.b = Gives(made), Takes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One after the other."""
+        found: Tensor = self.b(self.a(x))
+        return found
+
+
+TYPES: dict[str, Callable[[Tensor], Any]] = {
+    "dict": lambda x: {"a": x}, "list": lambda x: [x], "NoneType": lambda x: None,
+    "int": lambda x: 0, "tuple with a NoneType": lambda x: (x, None),
+    "tuple with a tuple": lambda x: (x, (x,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_stages_hand_on_is_named(kind: str) -> None:
+    """The sentence says what it is, not that modules are in another order."""
+    made = TYPES[kind]
+    with pytest.raises(InputError, match=f"output of stage 0 is a {kind}"):
+        differences(lambda: Between(made), [["a"], ["b"]])
+    for stages in (2, [1], [["0"], ["1"]]):
+        with pytest.raises(InputError, match=f"output of stage 0 is a {kind}"):
+            differences(lambda: nn.Sequential(Gives(made), Takes()), stages)
+
+
+class Positions(nn.Module):
+    """A frozen layer and a buffer that no forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3).requires_grad_(False)
+        self.register_buffer("positions", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A tensor to a tensor."""
+        found: Tensor = self.inner(x) + self.positions
+        return found
+
+
+def normed() -> nn.Module:
+    """A frozen layer with statistics."""
+    return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).requires_grad_(False)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", [Positions, lambda: normed().eval()], ids=["buffer", "norm"])
+def test_a_frozen_base_may_be_shared(kind: Callable[[], nn.Module], precision: str) -> None:
+    """With its buffers, in a stage of its own or with others."""
+    base = kind()
+    for stages in ([1], [2], 2):
+        build = lambda: nn.Sequential(base, nn.Linear(3, 3), nn.Linear(3, 3))  # noqa: E731
+        assert differences(build, stages, precision=precision) == []
+
+
+def test_a_shared_base_that_changes_is_refused() -> None:
+    """Statistics are found before the training, a layer that is unfrozen later when it is met."""
+    base = normed()
+    with pytest.raises(
+        InputError, match=r"have the same '0\.1\.num_batches_tracked', which is changed"
+    ):
+        differences(lambda: nn.Sequential(base, nn.Linear(3, 3)), [1])
+    frozen = Positions()
+    jobs = [Job(0, 4, sgd), Job(1, 4, sgd)]
+    array = ArrayTrainer(
+        lambda: nn.Sequential(frozen, nn.Linear(3, 3)), data, jobs=jobs, stages=[1],
+        loss=nn.functional.mse_loss,
+    )  # fmt: skip
+    array.run(
+        random_schedule([1, 1], 2), 4,
+        on_step=lambda job, step, loss: frozen.inner.requires_grad_(step >= 1),
+    )  # fmt: skip
+    assert [job.status for job in jobs] == ["failed", "failed"]
+    for job in jobs:
+        assert "have the same '0.inner.weight', which is trained in stage 0" in str(job.error)
