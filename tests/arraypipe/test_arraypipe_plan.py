@@ -294,7 +294,7 @@ def test_planning_needs_no_torch() -> None:
         "    try:\n"
         "        getattr(a, name)\n"
         "    except MissingExtra as error:\n"
-        "        assert 'optsched[torch]' in str(error)\n"
+        "        assert '.[torch]' in str(error)\n"
         "    else:\n"
         "        raise SystemExit(name)\n"
     )

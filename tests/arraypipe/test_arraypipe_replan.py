@@ -124,7 +124,7 @@ def test_exit_is_not_blocked_and_leaves_no_process() -> None:
         import time
         print("begin", flush=True)
         from optsched.arraypipe.life.replanner import Replanner
-        from optsched.formats import taillard
+        from optsched.problems.jobshop import published
         replanner, hard = Replanner(), published.instance("ta41")
         replanner.submit(hard, hard.scheduled(hard.graph().users), 3000)
         while not replanner._running:
