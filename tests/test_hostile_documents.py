@@ -264,7 +264,7 @@ RAW: list[tuple[str, bytes, str]] = [
     ("utf-16", json.dumps(SCHEDULE).encode("utf-16"), ":1: not a text file in UTF-8"),
     ("utf-16-le", json.dumps(SCHEDULE).encode("utf-16-le"), ":1:2: not valid JSON"),
     ("latin-1", '{"name": "é"}'.encode("latin-1"), ":1: not a text file in UTF-8 (byte 10"),
-    ("two marks", b"\xef\xbb\xbf\xef\xbb\xbf{}", ":1: expected two numbers (jobs machines), a title line"),
+    ("two marks", b"\xef\xbb\xbf\xef\xbb\xbf{}", ":1: expected two numbers (jobs machines)"),
     ("picture", b"\x89PNG\r\n\x1a\n" + bytes(90), ":1: not a text file in UTF-8 (byte 0 is 0x89)"),
     ("list", b"[1, 2]", "expected a JSON object, got a list"),
     ("object", b"{}", "not an instance this optsched reads (no known keys)"),
