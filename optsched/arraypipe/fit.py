@@ -17,6 +17,7 @@ from optsched.arraypipe.checkpoint.states import difference, sample_of
 from optsched.arraypipe.evaluation import Evaluation, measure_of
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.plan.plan import ExecutionPlan
+from optsched.arraypipe.repeats import cause
 from optsched.arraypipe.report.explain import predict
 from optsched.arraypipe.runtime.environment import (
     global_state_kept,
@@ -24,6 +25,7 @@ from optsched.arraypipe.runtime.environment import (
     own_first,
     resolve,
 )
+from optsched.arraypipe.runtime.losses import NotMean
 from optsched.arraypipe.runtime.stages import fresh_model
 from optsched.arraypipe.train_alone import NotIdentical
 from optsched.arraypipe.training_run import RunOptions
@@ -250,15 +252,28 @@ class Fit:
         try:
             found = checked.check_exact(steps)
         except (JobFailed, torch.OutOfMemoryError) as error:
+            if isinstance(error.__cause__, NotMean):
+                raise error.__cause__ from None
             self._say(f"not checked against training alone: {error}".splitlines()[0])
             return
         if found:
             raise NotIdentical(
                 f"an array does not reach the bits of training alone in {steps} iterations, and "
                 f"RunConfig(check=0) would train it all the same; {len(found)} differences, the "
-                f"first: {found[0]}"
+                f"first: {found[0]}; {self._cause(checked, there[0])}"
             )
         self._say(f"checked: the bits of training alone, over {steps} iterations")
+
+    def _cause(self, trainer: ArrayTrainer, device: torch.device) -> str:
+        """What of the jobs gives other values when it is called again, in words."""
+        for title, job in zip(trainer.titles, trainer.jobs, strict=True):
+            try:
+                found = cause(trainer, job, min(self.config.check, self.steps), device)
+            except Exception as error:  # it was run before, so that something keeps state
+                found = f"called again it raises {type(error).__name__}: {error}"
+            if found:
+                return f"job {title}: {found}"
+        return "data, build_model, forward and loss repeat their values: look at the optimizer"
 
     def _start(self, title: str) -> int:
         """Iterations that a job has done before."""

@@ -158,3 +158,20 @@ def seed_generator(key: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(key)
+
+
+def before_calls(module: nn.Module, action: Callable[[], None]) -> Callable[[], None]:
+    """Call a function before every call of a module; what is returned ends that.
+
+    A hook would be compiled with the module after `torch.nn.Module.compile`.
+    """
+    compiled: Any = module._compiled_call_impl
+    if compiled is None:
+        return module.register_forward_pre_hook(lambda *_: action()).remove
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        action()
+        return compiled(*arguments, **options)
+
+    module._compiled_call_impl = call
+    return lambda: setattr(module, "_compiled_call_impl", compiled)

@@ -14,6 +14,10 @@ try:
 except ModuleNotFoundError:
     raise MissingExtra("train_alone", "torch") from None
 
+from optsched.arraypipe.job import before_calls
+from optsched.arraypipe.runtime.blocks import Criterion
+from optsched.arraypipe.runtime.losses import first_loss
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -52,7 +56,8 @@ def train_alone(
     Micro-batches run forward and backward one after the other. Numbers of NumPy in settings and
     schedules are taken as Python's. All else that it has in common with the
     executor is the seed of the random numbers: a hook in front of the first module of every stage
-    sets it to ``job.key(iteration, microbatch, stage)``.
+    sets it to ``job.key(iteration, microbatch, stage)``. The loss is looked at as there: of a batch
+    in parts it has to be that of the whole, else `InputError`.
 
     Parameters
     ----------
@@ -102,16 +107,26 @@ def train_alone(
         for stage, name in enumerate(_beginnings(model, cuts)):
             before_calls(model.get_submodule(name), reseed(stage))
         losses = []
+        compare: Any = None  # the loss of a batch with those of its parts
         batches = iter(data(job, 0))
         for iteration in range(steps):
             whole_input, whole_target = next(batches)
             parts = list(_parts(whole_input, whole_target, job.microbatches))
-            total = sum(n for n, _, _ in parts)
+            batch = whole_target, [n for n, _, _ in parts]
+            total = sum(batch[1])
             value = 0.0
             for microbatch, (n, x, target) in enumerate(parts):
                 now[:] = [iteration, microbatch]
-                weighted = loss(model(_moved(x, place, dtype)), _moved(target, place)) * (n / total)
-                weighted.backward()
+                output, aim = model(_moved(x, place, dtype)), _moved(target, place)
+                end = Criterion(loss, aim, n / total)
+                if iteration == microbatch == 0:
+                    own = model.parameters()
+                    weighted, compare = first_loss(end, loss, aim, own, batch, output)
+                else:
+                    weighted = end(output)
+                    if compare is not None and not microbatch:
+                        compare(batch, iteration, output)
+                torch.autograd.backward(weighted)
                 value += weighted.item()
             if masters is copies:
                 for (_, master), (_, p) in zip(masters, named, strict=True):
@@ -136,23 +151,6 @@ def train_alone(
         {name: dict(optimizer.state[p]) if p in optimizer.state else {} for name, p in masters},
         tuple(losses),
     )
-
-
-def before_calls(module: torch.nn.Module, action: Callable[[], None]) -> Callable[[], None]:
-    """Call a function before every call of a module; what is returned ends that.
-
-    A hook would be compiled with the module after `torch.nn.Module.compile`.
-    """
-    compiled: Any = module._compiled_call_impl
-    if compiled is None:
-        return module.register_forward_pre_hook(lambda *_: action()).remove
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        action()
-        return compiled(*arguments, **options)
-
-    module._compiled_call_impl = call
-    return lambda: setattr(module, "_compiled_call_impl", compiled)
 
 
 def _beginnings(model: torch.nn.Module, cuts: Sequence[str | int]) -> list[str]:

@@ -128,8 +128,8 @@ class ArrayTrainer:
         A number of stages or the cut indices (for an `nn.Sequential`), or the names of the modules
         of every stage, which are then called one after the other.
     loss
-        ``loss(output, target)``, a mean over the samples; micro-batches are weighted by their
-        share of the batch.
+        ``loss(output, target)``, without parameters. With micro-batches a mean over the samples,
+        because they are weighted by their share of the batch: what is none is refused.
     jobs
         The siblings; job j of a schedule is ``jobs[j]``. None: `fit` or `with_jobs` gets them.
     devices

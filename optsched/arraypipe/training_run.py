@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
@@ -206,6 +207,16 @@ def _settings(run: JobRun) -> dict[str, str]:
     }
 
 
+def _warn_of_forgotten(run: JobRun) -> None:
+    """Warn of attributes that the forward goes on with and that no checkpoint keeps."""
+    names = {module: name for name, module in run.model.named_modules()}
+    rows = [row for stage in run.stages for row in stage.forgotten]
+    if rows:
+        found = [f"{key!r} of {type(part).__name__} {names.get(part, '')!r}" for part, key in rows]
+        text = "no checkpoint keeps it, so a resumed run begins anew; use a buffer if it is read"
+        warnings.warn(f"checkpoint: the forward changes {', '.join(found)}: {text}", stacklevel=2)
+
+
 def run_options(given: Mapping[str, Any]) -> RunOptions:
     """The options of these names; refuses others."""
     known = [option.name for option in fields(RunOptions)]
@@ -281,6 +292,8 @@ class ArrayRun:
             self.runs, Memory(self.runs), trainer.loss, self._on_update, self._on_loss
         )
         self._same(partial(self._first_forward, *self.runs))
+        if self.folder is not None and (ranks is None or ranks.is_first):
+            _warn_of_forgotten(self.runs[0])
         if ranks is not None:
             ranks.share_failures(self.runs)
         errors = [run.job.error for run in self.runs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -13,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from optsched.arraypipe.job import seed_generator
+from optsched.arraypipe.job import before_calls, seed_generator
 from optsched.arraypipe.model.optimizers import same
 from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.arraypipe.runtime.types import tensors_of
-from optsched.arraypipe.train_alone import before_calls
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def values_of(model: nn.Module, points: Sequence[str], sample: Any) -> list[Any]
     ]
     try:
         with unchanged([model]):
-            return _flat(model(_copied(sample)))
+            return flat(model(_copied(sample)))
     finally:
         for remove in undo:
             remove()
@@ -64,7 +64,7 @@ def compare(
         raise
     except Exception as error:
         raise InputError(f"{sentence} ({' '.join(str(error).split())})") from error
-    parts = _flat(x)
+    parts = flat(x)
     if len(whole) != len(parts) or not all(map(same, whole, parts)):
         raise InputError(sentence)
 
@@ -114,6 +114,31 @@ def unchanged(modules: Sequence[nn.Module]) -> Iterator[None]:
                 part.__dict__[name] = _put_back(value, kept)
 
 
+def counts_of(modules: Sequence[nn.Module]) -> dict[tuple[nn.Module, str], Any]:
+    """Numbers, lists, queues and tensors that modules have as attributes, to be compared later.
+
+    Of a dictionary the numbers: it is often a cache.
+    """
+    found: dict[tuple[nn.Module, str], Any] = {}
+    for part in {part: None for module in modules for part in module.modules()}:
+        for name, value in _plain(part).items():
+            if isinstance(value, (int, float)):
+                found[part, name] = value
+            elif isinstance(value, (list, deque)):
+                found[part, name] = [*map(id, value)]
+            elif isinstance(value, Tensor):
+                found[part, name] = id(value), value._version
+            elif type(value) is dict:
+                found[part, name] = [v for v in value.values() if isinstance(v, (int, float))]
+    return found
+
+
+def changed_since(before: dict[tuple[nn.Module, str], Any]) -> list[tuple[nn.Module, str]]:
+    """Attributes that are other ones than they were for `counts_of`."""
+    now = counts_of([part for part, _ in before])
+    return [key for key, value in before.items() if key in now and now[key] != value]
+
+
 def _plain(module: nn.Module) -> dict[str, Any]:
     registered = ("_parameters", "_buffers", "_modules")
     return {k: v for k, v in module.__dict__.items() if k not in registered}
@@ -123,7 +148,7 @@ def _copied(sample: Any) -> Any:
     return tuple(t.clone() for t in sample) if isinstance(sample, tuple) else sample.clone()
 
 
-def _flat(value: Any) -> list[Any]:
+def flat(value: Any) -> list[Any]:
     """Tensors and numbers of an output, and the types of what holds them, in order."""
     if isinstance(value, dict):
         parts = [*value.items()]
@@ -133,14 +158,14 @@ def _flat(value: Any) -> list[Any]:
         parts = [getattr(value, field.name) for field in fields(value)]
     else:
         return [value]
-    return [type(value), *(entry for part in parts for entry in _flat(part))]
+    return [type(value), *(entry for part in parts for entry in flat(part))]
 
 
 def _duplicate(value: Any) -> Any:
     """A copy of what can be changed in place, else the value itself."""
     if isinstance(value, Tensor):
         return value.detach().clone(), value._version
-    return copy.copy(value) if type(value) in (list, dict, set) else value
+    return copy.copy(value) if type(value) in (list, dict, set, deque) else value
 
 
 def _put_back(value: Any, kept: Any) -> Any:
@@ -151,9 +176,9 @@ def _put_back(value: Any, kept: Any) -> Any:
             value.detach().copy_(content)
     elif type(value) is list:
         value[:] = kept
-    elif type(value) in (dict, set):
+    elif type(value) in (dict, set, deque):
         value.clear()
-        value.update(kept)
+        value.extend(kept) if type(value) is deque else value.update(kept)
     return value
 
 

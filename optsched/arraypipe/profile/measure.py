@@ -367,7 +367,7 @@ class _Bench:
                     f"sizes: data gives inputs of one shape for batch sizes {shapes[shape]} and "
                     f"{size}; it must follow job.batch_size"
                 )
-            end = blocks.Criterion(trainer.loss, feed.target(0, self.device), feed.shares[0])
+            end = blocks.Criterion(trainer.loss, feed.target(0, self.device), feed.share(0))
             for stage in stages:
                 x = blocks.rehearse(stage, x, end if stage.last else None)
             self.chains.append(Chain(stages, size, precision, row, end, size in accumulating))

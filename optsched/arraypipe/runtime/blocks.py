@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from optsched.arraypipe.checkpoint.plain import python_numbers
 from optsched.arraypipe.distributed.wire import copied as copy_of
 from optsched.arraypipe.job import Loss, Tensors, seed_generator
-from optsched.arraypipe.model.checks import buffers_at, copied, unchanged
+from optsched.arraypipe.model.checks import buffers_at, changed_since, copied, counts_of, unchanged
 from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.arraypipe.runtime.types import Kept, Norms, check_form, tensors_of
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
@@ -69,17 +69,22 @@ def gradients_of(stage: JobStage) -> list[Tensor | None]:
 
 @dataclass(frozen=True, eq=False)
 class Criterion:
-    """The end of the last stage: the loss of a micro-batch, weighted by its share of the batch."""
+    """The end of the last stage: the loss of a micro-batch, weighted by its share of the batch.
+
+    `check` is called with every output.
+    """
 
     loss: Loss
     target: Any
     share: float
+    check: Callable[[Any], object] = lambda output: None
 
     def __call__(self, output: Any) -> Tensor:
         """Part of the iteration's loss."""
         value = self.loss(output, self.target)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise InputError("loss: expected a function that returns a tensor with one element")
+        self.check(output)
         return value * self.share
 
 
@@ -182,7 +187,7 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
         parameter.grad = None
 
 
-def rehearse(stage: JobStage, x: Any, end: Criterion | None) -> Any:
+def rehearse(stage: JobStage, x: Any, end: Callable[[Any], Tensor] | None) -> Any:
     """Run one forward of a stage that changes nothing of it, to see the form of its boundary.
 
     Only that is noted: whether input and output are tuples. The output is still on the graph.
@@ -193,9 +198,11 @@ def rehearse(stage: JobStage, x: Any, end: Criterion | None) -> Any:
     with unchanged(stage.modules), _trained_as(stage, trained_now(stage)):
         copies = tuple(leaf(t).clone() for t in given)
         versions = [copy._version for copy in copies]
+        before = counts_of(stage.modules)
         with shared_unchanged(stage):
             output = stage.run(copies)
         _check_buffers(stage)
+        stage.forgotten = changed_since(before)
     if any(p.grad is not None for p in without):
         raise InputError(
             f"stages: the forward of stage {stage.index} calls backward(), whose gradients would "

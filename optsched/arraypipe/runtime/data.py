@@ -36,9 +36,10 @@ class Feed:
             ) from error
         self.iteration = start - 1
         self.whole: Any = None
+        self.whole_target: Any = None
         self.inputs: list[Any] = []
         self.targets: list[Any] = []
-        self.shares: list[float] = []
+        self.sizes: list[int] = []  # samples of every micro-batch; if there is one, 1
         self.ready: dict[torch.device, Any] = {}  # of a batch on GPUs: when it is made
 
     def draw(self, iteration: int) -> None:
@@ -66,6 +67,14 @@ class Feed:
         """Target of a micro-batch of the current batch."""
         return brought(self._there(self.targets[microbatch]), device)
 
+    def share(self, microbatch: int) -> float:
+        """Share of the samples of the current batch."""
+        return self.sizes[microbatch] / sum(self.sizes)
+
+    def batch(self) -> tuple[Any, list[int]]:
+        """The current batch, for comparing its loss with those of its parts."""
+        return self._there(self.whole_target), self.sizes
+
     def peek(self) -> Any:
         """Input of the first batch, whole."""
         self.draw(self.iteration + 1)
@@ -91,10 +100,10 @@ class Feed:
             for t in (*_row(x), *_row(target))
             if isinstance(t, Tensor) and t.is_cuda
         }
-        self.whole = x
+        self.whole, self.whole_target = x, target
         inputs = tensors_of(x, f"{place}: the input")
         if parts == 1:
-            self.inputs, self.targets, self.shares = [x], [target], [1.0]
+            self.inputs, self.targets, self.sizes = [x], [target], [1]
             return
         targets = tensors_of(target, f"{place}: the target")
         if len({t.shape[:1] for t in (*inputs, *targets)}) > 1:
@@ -103,7 +112,7 @@ class Feed:
         if size < parts:
             raise InputError(f"{place}: {size} samples cannot be cut into {parts} micro-batches")
         self.inputs, self.targets = _split(x, parts), _split(target, parts)
-        self.shares = [len(part) / size for part in inputs[0].tensor_split(parts)]
+        self.sizes = [len(part) for part in inputs[0].tensor_split(parts)]
 
 
 def brought(value: Any, device: torch.device) -> Any:

@@ -17,7 +17,7 @@ from optsched.arraypipe.runtime.cuda_streams import Late
 from optsched.arraypipe.runtime.types import Kept, Norms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from optsched.arraypipe.job import Job
     from optsched.arraypipe.runtime.data import Feed
@@ -34,6 +34,7 @@ class JobStage(ModelStage):
     away: bool = False  # its tensors are on the host, not in their place
     packed: bool = False  # whether its input is a tuple
     packs: bool = False  # whether its output is a tuple
+    forgotten: list[tuple[nn.Module, str]] = field(default_factory=list)  # in no checkpoint
     kept: dict[int, Kept] = field(default_factory=dict)
     later_norms: Norms = field(default_factory=Norms)  # of all later stages, if the job clips
     # what other jobs have, too: module, name, sentence
@@ -104,6 +105,7 @@ class JobRun:
     end: int = -1  # first iteration that will not be run
     losses: list[float] = field(default_factory=list)
     unread: list[Tensor | Late] = field(default_factory=list)  # parts of the loss on the device
+    compare_loss: Callable[..., None] | None = None  # of every batch with those of its parts
     reported: int = -1  # last iteration whose loss was told to the caller
     updates: int = 0  # of stages, in this process
     total_norm: Tensor | None = None  # of all gradients of the iteration

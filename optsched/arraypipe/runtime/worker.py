@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from traceback import format_tb
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,6 +14,7 @@ import torch
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.blocks import own_norms, total_norm
 from optsched.arraypipe.runtime.data import DataEnded, brought
+from optsched.arraypipe.runtime.losses import NotMean, first_loss
 from optsched.arraypipe.runtime.stages import in_place, move
 from optsched.arraypipe.runtime.state import NotFinite
 from optsched.arraypipe.runtime.types import Norms, Parcel, check_form
@@ -143,7 +145,7 @@ class Worker:
         if not stage.last:
             return None
         assert run.feed is not None
-        return blocks.Criterion(self.loss, run.feed.target(m, stage.device), run.feed.shares[m])
+        return blocks.Criterion(self.loss, run.feed.target(m, stage.device), run.feed.share(m))
 
     def _run(
         self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Parcels
@@ -197,6 +199,9 @@ class Worker:
         recomputed = run.job.recompute or (block.job, index) in segment.plan.recomputed
         key = run.job.key(iteration, m, index)
         end = self.criterion(run, stage, m) if last else None
+        if end is not None and run.compare_loss is not None and not m:
+            assert run.feed is not None
+            end = replace(end, check=partial(run.compare_loss, run.feed.batch(), iteration))
         fixed = _fixed(run, stage, m)
         output = blocks.forward(stage, m, x, key, end, recomputed, shared)
         for name, trained in fixed.items():
@@ -351,13 +356,24 @@ def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
             here = stage.index
             x = brought(x, stage.device)
             with in_place(stage):
-                x = blocks.rehearse(stage, x, worker.criterion(run, stage, 0))
+                end = worker.criterion(run, stage, 0)
+                x = blocks.rehearse(stage, x, end and partial(_first_loss, run, stage, end))
             row = x if isinstance(x, tuple) else (x,)  # the graph goes with its stage
             row = tuple(map(blocks.leaf, row))
             x = row if isinstance(x, tuple) else row[0]
             outputs.append(row)
+    except NotMean as error:
+        raise NotMean(f"job {run.title}: {error}") from None
     except Exception as error:
         if isinstance(error, InputError) and not (isinstance(error, DataEnded) and run.start):
             raise
         raise run.fail(here, run.start, reason(error)) from error
     return outputs
+
+
+def _first_loss(run: JobRun, stage: JobStage, end: blocks.Criterion, output: Any) -> Tensor:
+    assert run.feed is not None
+    own = [p for _, p in stage.parameters] + [entry.parameter for entry in stage.borrowed]
+    first = first_loss(end, end.loss, end.target, own, run.feed.batch(), output)
+    value, run.compare_loss = first
+    return value
