@@ -10,12 +10,15 @@ from arraypipe_models import sgd
 from branching_models import KINDS, Toggled, branching
 from torch import Tensor, nn
 
+from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, JobFailed, random_schedule
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from optsched.arraypipe import RunResult
 
 STEPS = 3
 SEEDS = {"depth": 20}
@@ -45,6 +48,29 @@ def test_every_batch_decides_anew_often(kind: str) -> None:
     """The same over more seeds."""
     for seed in range(20, 80):
         assert all_differences(kind, seed) == []
+
+
+def run_in_slots(array: ArrayTrainer, steps: int, **options: Any) -> RunResult:
+    """Train on one device in the least memory, so that states take turns."""
+    order = random_schedule([job.microbatches for job in array.jobs], 3, place=[0, 0, 0], seed=1)
+    for array.memory in range(1_000, 20_000, 500):
+        try:
+            result = array.run(order, steps, on_error="raise", **options)
+        except InputError as error:
+            assert str(error).startswith("memory")
+            continue
+        break
+    return result
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_that_take_turns(kind: str) -> None:
+    """Flags of parameters go along into slots."""
+    array, _ = branching(kind, 1)
+    result = run_in_slots(array, STEPS)
+    assert result.report.exposed_ns > 0
+    for j, trained in enumerate(result.trained):
+        assert differences(trained, array.train_alone(j, STEPS)) == []
 
 
 def noticed(kind: str) -> bool:
@@ -99,7 +125,8 @@ def momentum(named: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_callback_may_unfreeze_layers(recompute: bool, tied: bool) -> None:
+@pytest.mark.parametrize("slots", [False, True])
+def test_a_callback_may_unfreeze_layers(recompute: bool, tied: bool, slots: bool) -> None:
     """From the iteration after the loss that it was called with, as in a loop by hand."""
 
     def build() -> nn.Module:
@@ -125,16 +152,23 @@ def test_a_callback_may_unfreeze_layers(recompute: bool, tied: bool) -> None:
     models: list[nn.Module] = []
     array = ArrayTrainer(
         lambda: models.append(build()) or models[-1], numbered, stages=[1, 2],
-        jobs=[Job(0, 4, momentum, recompute=recompute)], loss=nn.functional.mse_loss,
+        jobs=[Job(k, 4, momentum, recompute=recompute) for k in range(4)],
+        loss=nn.functional.mse_loss,
     )  # fmt: skip
 
     def on_step(job: Job, step: int, value: float) -> None:
-        models[-1].requires_grad_(step >= 1)
-        models[-1][2].bias.requires_grad_(True)  # type: ignore[index]
+        mine = models[job.seed - 4]
+        mine.requires_grad_(step >= 1)
+        mine[2].bias.requires_grad_(True)  # type: ignore[index]
 
-    result = array.run(random_schedule([1], 3), 5, on_step=on_step, on_error="raise")
-    got, wanted = result.models[0].state_dict(), model.state_dict()
-    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+    if slots:
+        result = run_in_slots(array, 5, on_step=on_step)
+        assert result.report.exposed_ns > 0 or not recompute  # what is kept stays in its slot
+    else:
+        result = array.run(random_schedule([1] * 4, 3), 5, on_step=on_step, on_error="raise")
+    wanted = model.state_dict()
+    for got in result.models:
+        assert all(torch.equal(got.state_dict()[name], wanted[name]) for name in wanted)
 
 
 class Forms(nn.Module):
