@@ -211,6 +211,19 @@ class Second(nn.Module):
         return found
 
 
+class Late(nn.Module):
+    """Makes a buffer in the second batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("late", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """By the number of the batch."""
+        self.late = torch.ones(6) if x[0, 0] else None
+        return x
+
+
 def first_form(job: Job, start: int) -> Iterator[Any]:
     """Inputs that are tuples from iteration 1 on."""
     return ((x if k == 0 else (x,), y) for k, (x, y) in enumerate(numbered(job, 0)) if k >= start)
@@ -224,6 +237,8 @@ REFUSED: dict[str, tuple[Any, Any, Any, int, str]] = {
               "job0, stage 0, iteration 1: data: the input of iteration 1 is a tuple"),
     "views": (lambda: nn.Sequential(Halves(), Doubled(), nn.Linear(6, 6)), [1, 2], numbered, 1,
               "job0, stage 1, iteration 1: stages: stage 1 changes its input in place, and two"),
+    "buffer": (lambda: nn.Sequential(Late(), nn.Linear(6, 6)), [1], numbered, 1,
+               "stage 0, iteration 1: stages: the forward of stage 0 makes the buffer 'late'"),
     "tied": (Second, [["first"], ["last"]], numbered, 4,
              "stage 0, iteration 0: stages: the forward of stage 0 changes requires_grad of "
              "'first.weight', which stages share, in micro-batch"),

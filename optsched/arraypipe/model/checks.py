@@ -211,7 +211,7 @@ def note_shared(runs: Sequence[JobRun]) -> None:
         (run, stage, part, name, tensor)
         for run in runs
         for stage in run.stages
-        for part in dict.fromkeys(p for module in stage.modules for p in module.modules())
+        for part in stage.parts
         for table in (part._parameters, part._buffers)
         for name, tensor in table.items()
         if tensor is not None

@@ -164,6 +164,9 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
     Gradients are clipped to `clip_norm` by the `norm` that all of the job have; `loss` is for a
     scheduler that looks at it.
     """
+    buffers = [b for part in stage.parts for b in part._buffers.values() if b is not None]
+    if len(buffers) != len(stage.holders):
+        _check_buffers(stage)
     if stage.optimizer is not None:
         if stage.masters is not None:
             for (_, master), gradient in zip(stage.masters, gradients_of(stage), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,6 +47,11 @@ class JobStage(ModelStage):
             if entry.name == name:
                 return entry.parameter
         return dict(self.parameters)[name]
+
+    @cached_property
+    def parts(self) -> list[nn.Module]:
+        """All modules of the stage."""
+        return [*dict.fromkeys(part for module in self.modules for part in module.modules())]
 
     def used(self) -> list[nn.Parameter]:
         """All parameters here: its own, and borrowed copies."""
