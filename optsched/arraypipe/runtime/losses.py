@@ -96,7 +96,9 @@ class SampleMean:
         tolerance = max(1e-5, math.sqrt(epsilon))
         least = 1e3 * epsilon / sum(batch[1])  # 0 but for rounding
         # what is added up to the loss, as far as it is linear
-        added = sum(float((g * t).abs().sum()) for g, t in zip(rows[0], every, strict=True))
+        added = sum(
+            float((g * t.detach()).abs().sum()) for g, t in zip(rows[0], every, strict=True)
+        )
         alike = apart <= tolerance * (a + b) + least or (a != a and b != b)
         if alike and _close(whole.item(), parts.item(), tolerance, added):
             return ""
