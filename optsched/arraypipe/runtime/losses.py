@@ -53,9 +53,10 @@ class SampleMean:
     def check(self, batch: Batch, iteration: int, output: Any) -> None:
         """Raise `NotMean` if the parts of a batch are weighted wrongly; `output` is of the first.
 
-        A GPU, which the host would have to wait for, is looked at in iterations 1, 2, 4, 8 ...
+        A GPU, which the host would have to wait for, is looked at in iterations 16, 32, 64 ...
         """
-        waits = any(t.is_cuda for t in tensors_in(output)) and iteration & (iteration - 1)
+        rare = iteration >= 16 and not iteration & (iteration - 1)
+        waits = not rare and any(t.is_cuda for t in tensors_in(output))
         if iteration == self.checked or waits:  # it may be recomputed
             return
         self.checked, sentence = iteration, ""
