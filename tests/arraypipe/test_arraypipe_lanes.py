@@ -201,7 +201,7 @@ def test_a_copy_has_the_strides_of_the_tensor() -> None:
         found = cuda_streams._copied(t, GPU, None)
         assert torch.equal(found, t) and found.stride() == t.stride()
         at = found.storage_offset() * found.element_size()
-        assert t.numel() == 0 or at % 256 == t.data_ptr() % 256  # a GPU allocates at 512
+        assert t.numel() == 0 or at % 64 == t.data_ptr() % 64  # where memory of a CPU begins
         assert t.numel() == 0 or found.data_ptr() != t.data_ptr()
     overlapping = torch.arange(9.0).unfold(0, 3, 1)
     assert torch.equal(cuda_streams._copied(overlapping, GPU, None), overlapping)
