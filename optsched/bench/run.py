@@ -36,9 +36,9 @@ KERNELS = {
     "periodic": ("optsched.kernels", "optsched_solvers.periodic"),
     "quota": ("optsched_solvers.quota",),
     "gpus": ("optsched.bandwidth", "optsched_solvers.gpus"),
-    "routing": ("optsched.serving",),
+    "routing": ("optsched.serving.world",),
 }
-"""Packages of compiled entries by kind of problem, compiled before the first solve."""
+"""Packages or modules of compiled entries by kind of problem, compiled before the first solve."""
 
 GRACE = 60.0
 """Seconds behind its limit after which a process is killed."""

@@ -71,6 +71,8 @@ def kernel_modules(packages: Sequence[str] = PACKAGES) -> list[str]:
     found = []
     for package in packages:
         spec = find_spec(package)
+        if spec is not None and spec.submodule_search_locations is None:
+            found.append(package)  # a module
         for root in () if spec is None else spec.submodule_search_locations or ():
             for path in Path(root).rglob("*.py"):
                 if f"from {Entry.__module__} import" in path.read_text("utf-8"):
