@@ -89,7 +89,7 @@ GPU_RUNS = (
     Run("branch_and_bound", {"iterations": 500}),
     *(
         Run(solver, {"iterations": 100})
-        for solver in ("counts", "pods", "hybrid", "eha", "pts", "genetic", "proximity", "topo")
+        for solver in ("counts", "hybrid", "eha", "pts", "genetic", "proximity", "topo")
     ),
 )
 

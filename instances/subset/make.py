@@ -3,7 +3,7 @@
     python make.py            # rewrite the *.json files and optima.csv beside this script
 
 Clusters, bandwidths and tenants are made up by `optsched.bandwidth.synthetic`, by seed: same seed,
-same bytes. The optima are proved: by `counts` and again by `cpsat` on four hosts, by `pods` above.
+same bytes. The optima are proved: by `counts` and again by `cpsat`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import optsched
 from optsched.bandwidth import (
     BottleneckBandwidth,
     MeasuredBandwidth,
-    PodBandwidth,
     Policy,
     synthetic,
     write_model,
@@ -50,19 +49,6 @@ def problems() -> dict[str, list[optsched.GpuPlacement]]:
                 (4, 8, "heavy", Policy(balance="even")),
             )
         ]
-    for hosts in (8, 32, 128):
-        cluster = synthetic.cluster("nvswitch", hosts, SEED, hosts_per_pod=4, name="pods")
-        pods = PodBandwidth(BottleneckBandwidth, cluster, 0.7)
-        found[f"pods-{cluster.n_gpus}"] = [
-            optsched.GpuPlacement(
-                synthetic.tenants(cluster, SEED, 0.4),
-                pods,
-                cluster.n_gpus // 8,
-                traffic=traffic,
-                name=f"pods-{cluster.n_gpus}-{traffic}",
-            )
-            for traffic in ("idle", "heavy")
-        ]
     return found
 
 
@@ -73,7 +59,7 @@ def main() -> None:
         write_model(choices[0].model, HERE / f"{name}.model.json")
         for problem in choices:
             problem.write(HERE / f"{problem.name}.subset.json", HERE / f"{name}.model.json")
-            solvers = ["pods"] if name.startswith("pods") else ["counts", "cpsat"]
+            solvers = ["counts", "cpsat"]
             results = [optsched.solve(problem, solver, time_limit=60) for solver in solvers]
             assert len({result.objective for result in results}) == 1, problem.name
             assert all(result.status == "optimal" for result in results), problem.name

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     )
     from optsched.bandwidth.models.model import BandwidthModel, CountModel, UnmeasuredPattern
     from optsched.bandwidth.models.model_document import read_model, write_model
-    from optsched.bandwidth.models.pods import PodBandwidth
     from optsched.bandwidth.models.surrogate import HierarchicalTransformer
     from optsched.bandwidth.search.dispatcher import Dispatcher
     from optsched.bandwidth.topology import rates
@@ -38,7 +37,6 @@ _HOME = {
         "models.measurements": "Measurement MeasurementTable MixedMeasurements",
         "models.model": "BandwidthModel CountModel UnmeasuredPattern",
         "models.model_document": "read_model write_model",
-        "models.pods": "PodBandwidth",
         "models.surrogate": "HierarchicalTransformer",
         "search.dispatcher": "Dispatcher",
         "topology": "rates",
@@ -54,7 +52,7 @@ __all__ = [
     "BandwidthModel", "BottleneckBandwidth", "Cluster", "ClusterState", "Contention",
     "CountModel", "Dispatcher", "HierarchicalTransformer", "Host", "HostType",
     "IntraTable", "Job", "MeasuredBandwidth", "Measurement", "MeasurementTable",
-    "MixedMeasurements", "PodBandwidth", "Policy", "Share", "UnmeasuredPattern",
+    "MixedMeasurements", "Policy", "Share", "UnmeasuredPattern",
     "metrics", "plan_measurements", "rates", "read_model",
     "scenarios", "synthetic", "write_model",
 ]  # fmt: skip

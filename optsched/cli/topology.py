@@ -59,7 +59,6 @@ def import_(
         str | None, option("Network cards a host: number, or names [default: those near GPUs].")
     ] = None,
     nic_rate: Annotated[float | None, option("GB/s of a network card [default: unknown].")] = None,
-    pod: Annotated[str | None, option("Level whose domains are pods.")] = None,
     name: Annotated[str, option("Name of the cluster.")] = "",
 ) -> None:
     """Write a cluster from topology matrices, host lists, and switches, nodes or labels."""
@@ -67,7 +66,7 @@ def import_(
     check_outputs([output], [*files.values(), domains])
     cards = None if nics is None else int(nics) if re.fullmatch("[0-9]{1,4}", nics) else nics
     cluster = Cluster.from_files(
-        files, lists, domains=domains, levels=level or (), nic_rate=nic_rate, pod=pod, name=name,
+        files, lists, domains=domains, levels=level or (), nic_rate=nic_rate, name=name,
         nics=cards.split(",") if isinstance(cards, str) else cards,
     )  # fmt: skip
     wrote(output, cluster.write, f": {cluster.n_hosts} hosts, {cluster.n_gpus} GPUs")
@@ -190,7 +189,7 @@ def _link(link: str) -> Text:
 def _domains(cluster: Cluster) -> Table:
     rows = []
     for level, name in enumerate(cluster.levels):
-        label = f"{name} (pod)" if name == cluster.pod else name
+        label = name
         domains = cluster.domains(level)
         for domain, hosts in [*domains.items()][:_MOST_ROWS]:
             gpus = sum(int(cluster.sizes[h]) for h in hosts)

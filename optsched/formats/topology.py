@@ -28,8 +28,9 @@ def cluster_from_files(
     levels: Sequence[str] = (),
     nics: int | Sequence[str] | None = None,
     nic_rate: float | None = None,
-    pod: str | None = None,
     name: str = "",
+    factors: Mapping[str, float] | None = None,
+    uplinks: Mapping[str, str | float] | None = None,
 ) -> Cluster:
     """A cluster from the files that its tools write; see `Cluster.from_files`."""
     types = {
@@ -74,7 +75,7 @@ def cluster_from_files(
             f"the first: {', '.join(lost[:4])}"
         )
     placed = (Host(host, kind, found.of.get(host, ())) for host, kind in kind_of.items())
-    return Cluster(tuple(placed), tuple(types.values()), found.levels, pod, name)
+    return Cluster(tuple(placed), tuple(types.values()), found.levels, name, factors or {})
 
 
 def read_domains(

@@ -62,9 +62,8 @@ def clusters(draw: st.DrawFn) -> Cluster:
     for h in range(draw(st.integers(1, 6))):
         way = tuple(f"d{h // (3 - k)}" for k in range(len(levels)))
         hosts.append(Host(f"n{h:02}", draw(st.sampled_from(names)), way))
-    pod = draw(st.sampled_from([None, *levels]))
     try:
-        return Cluster(tuple(hosts), tuple(types), levels, pod, draw(st.text("aü ", max_size=3)))
+        return Cluster(tuple(hosts), tuple(types), levels, draw(st.text("aü ", max_size=3)))
     except InputError:  # a rack in two blocks
         return Cluster(tuple(Host(h.name, h.type) for h in hosts), tuple(types))
 
@@ -75,7 +74,7 @@ def test_round_trip(cluster: Cluster) -> None:
     text = to_json(cluster)
     again = from_tree(json.loads(text), "c")
     assert again == cluster and again.name == cluster.name
-    assert (again.types, again.hosts, again.pod) == (cluster.types, cluster.hosts, cluster.pod)
+    assert (again.types, again.hosts) == (cluster.types, cluster.hosts)
     assert to_json(again) == text
 
 
@@ -140,7 +139,9 @@ BAD: list[tuple[tuple[Any, ...], Any, str]] = [
     (("hosts", 1, "name"), "a/b", r"c: hosts\[1\]\.name: expected a name without"),
     (("hosts", 1, "type"), "z", r"c: hosts\[1\]\.type: there is no type 'z'; known: h"),
     (("hosts", 1, "domains"), ["b1"], r"c: hosts\[1\]\.domains: expected one name for each"),
-    (("pod",), "row", "c: pod: expected one of the levels block, rack"),
+    (("factors",), {"row": 0.5}, "c: factors: expected one of block, rack, cluster, got 'row'"),
+    (("factors",), {"rack": 0}, "c: factors\\[rack\\]: expected a share"),
+    (("uplinks",), {"rack": 0}, "c: uplinks\\[rack\\]: expected GB/s above 0"),
     (("levels",), ["rack", "rack"], "c: levels: expected distinct names"),
 ]
 
@@ -186,12 +187,13 @@ FABRICS = [
 
 @pytest.mark.parametrize(("levels", "fabrics"), FABRICS)
 def test_fabrics(levels: tuple[str, ...], fabrics: int) -> None:
-    """Domains of the top level are not joined, unless they are parts of one fabric, or pods."""
+    """Domains of the top level are not joined, unless they are parts of one fabric."""
     ways = [("a",) * len(levels), ("b",) * len(levels)]
     hosts = tuple(Host(f"n{i}", "h", way) for i, way in enumerate(ways))
     assert len(Cluster(hosts, (HostType("h", 2),), levels).fabrics) == fabrics
-    for pod in levels[:1]:
-        assert len(Cluster(hosts, (HostType("h", 2),), levels, pod).fabrics) == 1
+    if levels:
+        made = Cluster(hosts, (HostType("h", 2),), levels, factors={"cluster": 0.5})
+        assert len(made.fabrics) == 1
 
 
 def test_names_of_domains_repeat_in_other_parents() -> None:

@@ -1,4 +1,4 @@
-"""One call with a deadline, from a few hosts to hundreds, flat or of pods, idle or with tenants."""
+"""One call with a deadline, from a few hosts to hundreds, idle or with tenants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from even_spreads import nearest_sets
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import demands, share
-from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.search.dispatcher import Dispatcher
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
 from optsched.bandwidth.topology.policy import Policy
@@ -42,17 +41,16 @@ def pods_of(hosts: int) -> Cluster:
     """Hosts of eight GPUs, four a pod."""
     kind = synthetic.cluster("nvswitch", 1).types[0]
     names = (Host(f"n{i}", kind.name, (f"p{i // 4}",)) for i in range(hosts))
-    return Cluster(tuple(names), (kind,), ("pod",), pod="pod")
+    return Cluster(tuple(names), (kind,), ("pod",))
 
 
 @pytest.mark.parametrize("hosts", [2, 6, 12, 20, 64])
-@pytest.mark.parametrize("kind", ["flat", "pods"])
+@pytest.mark.parametrize("pods", [False, True])
 @pytest.mark.parametrize("tenants", [False, True])
-def test_never_worse_than_even_spreads(hosts: int, kind: str, tenants: bool) -> None:
+def test_never_worse_than_even_spreads(hosts: int, pods: bool, tenants: bool) -> None:
     """Value and bound hold by the definition; idle clusters are answered exactly."""
-    cluster = pods_of(hosts) if kind == "pods" else synthetic.cluster("nvswitch", hosts)
-    flat = kind == "flat"
-    model = BottleneckBandwidth(cluster) if flat else PodBandwidth(BottleneckBandwidth, cluster)
+    cluster = pods_of(hosts) if pods else synthetic.cluster("nvswitch", hosts)
+    model = BottleneckBandwidth(cluster)
     fast = Dispatcher(cluster, model, traffic="heavy")
     for seed in range(2):
         state = state_of(cluster, 0.6, seed, tenants)
@@ -135,20 +133,17 @@ def test_policies_beyond_tables() -> None:
         Dispatcher(cluster, model).choose(state, 2, 0)
 
 
-def two_types(kind: str, other: str) -> tuple[Cluster, BottleneckBandwidth | PodBandwidth]:
-    """24 hosts in pods of four, every other one of another type; and a model of a kind."""
+def two_types(other: str) -> tuple[Cluster, BottleneckBandwidth]:
+    """24 hosts in pods of four, every other one of another type; and their model."""
     types = [synthetic.cluster(name, 1).types[0] for name in ("nvswitch", other)]
     hosts = (Host(f"n{i}", types[i % 2].name, (f"p{i // 4}",)) for i in range(24))
-    cluster = Cluster(tuple(hosts), tuple(types), ("pod",), pod="pod")
-    if kind == "flat":
-        return cluster, BottleneckBandwidth(cluster)
-    return cluster, PodBandwidth(BottleneckBandwidth, cluster)
+    cluster = Cluster(tuple(hosts), tuple(types), ("pod",))
+    return cluster, BottleneckBandwidth(cluster)
 
 
-@pytest.mark.parametrize("kind", ["flat", "pods"])
-def test_rules_that_leave_few_choices_beyond_tables(kind: str) -> None:
+def test_rules_that_leave_few_choices_beyond_tables() -> None:
     """What a count of free GPUs shows to be possible is found, at once where no time is left."""
-    cluster, model = two_types(kind, "pcie")
+    cluster, model = two_types("pcie")
     ways = {
         Policy(same_type=True): lambda room: sum(room[0::2]),
         Policy(slice_size=2, slice_level="host"): lambda room: sum(n // 2 * 2 for n in room),
@@ -169,10 +164,9 @@ def test_rules_that_leave_few_choices_beyond_tables(kind: str) -> None:
                     assert found.value <= found.upper_bound
 
 
-@pytest.mark.parametrize("kind", ["flat", "pods"])
-def test_one_host_of_many(kind: str) -> None:
+def test_one_host_of_many() -> None:
     """All on one host is answered and scored by what each host gives, whatever the deadline."""
-    cluster, model = two_types(kind, "nvlink_pairs")
+    cluster, model = two_types("nvlink_pairs")
     state = state_of(cluster, 0.5, 3, tenants=True)
     for policy in (
         Policy(required="host"),
@@ -265,8 +259,8 @@ def test_all_choices_on_few_hosts_of_pods() -> None:
     """The best of them and the scores of hosts are those of all subsets, from one GPU on."""
     types = [synthetic.cluster(name, 1).types[0] for name in ("nvswitch", "nvlink_pairs")]
     hosts = (Host(f"n{i}", types[i // 2].name, (f"p{i // 2}",)) for i in range(3))
-    cluster = Cluster(tuple(hosts), tuple(types), ("pod",), pod="pod")
-    model = PodBandwidth(BottleneckBandwidth, cluster)
+    cluster = Cluster(tuple(hosts), tuple(types), ("pod",))
+    model = BottleneckBandwidth(cluster)
     held = {"a": "n0:4-7 n2:2"}
     state = ClusterState.parse(cluster, "n0:0-3 n1:0-2 n2:0,1,4", held, "n1:3-7 n2:3,5-7")
     for policy in (Policy(), Policy(same_type=True), Policy(slice_size=2, slice_level="host")):
@@ -324,12 +318,11 @@ def test_parts_of_hosts() -> None:
         Policy(within="tray").check(synthetic.cluster("nvl72", 2))
 
 
-@pytest.mark.parametrize("kind", ["flat", "pods"])
-def test_verbs_beyond_tables(kind: str) -> None:
+@pytest.mark.parametrize("pods", [False, True])
+def test_verbs_beyond_tables(pods: bool) -> None:
     """By a deadline every host with a free GPU has a score, and choices come the best first."""
-    cluster = pods_of(20) if kind == "pods" else synthetic.cluster("nvswitch", 20)
-    flat = kind == "flat"
-    model = BottleneckBandwidth(cluster) if flat else PodBandwidth(BottleneckBandwidth, cluster)
+    cluster = pods_of(20) if pods else synthetic.cluster("nvswitch", 20)
+    model = BottleneckBandwidth(cluster)
     fast = Dispatcher(cluster, model, traffic="heavy")
     for tenants in (False, True):
         state = state_of(cluster, 0.6, 1, tenants)
@@ -355,9 +348,7 @@ def test_verbs_beyond_tables(kind: str) -> None:
 def test_every_host_of_a_large_cluster_is_scored_at_once(hosts_per_pod: int) -> None:
     """A choice with each host is found long before all could be asked for; none is left at 0."""
     cluster = synthetic.cluster("nvswitch", 96, hosts_per_pod=hosts_per_pod)
-    model = PodBandwidth(BottleneckBandwidth, cluster) if hosts_per_pod else (
-        BottleneckBandwidth(cluster)
-    )  # fmt: skip
+    model = BottleneckBandwidth(cluster)
     state = ClusterState.with_free(cluster, [g for g in range(cluster.n_gpus) if g % 5])
     found = Dispatcher(cluster, model).scores(state, 24, deadline=0.001)
     assert len(found) == 96

@@ -10,7 +10,7 @@ import pytest
 from even_spreads import nearest_sets
 from hypothesis import given
 from hypothesis import strategies as st
-from random_pods import TableModel, host_types
+from random_tables import TableModel, host_types
 
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import share

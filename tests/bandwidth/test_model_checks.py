@@ -12,7 +12,6 @@ from optsched.bandwidth import (
     BottleneckBandwidth,
     MeasuredBandwidth,
     MeasurementTable,
-    PodBandwidth,
     synthetic,
 )
 from optsched.bandwidth.models.model import Interval
@@ -24,14 +23,12 @@ SOME = MeasurementTable(TABLE.rows[::9], TABLE.op, TABLE.payload)
 
 
 def test_ours_pass() -> None:
-    """Prior, learnt, measured in part, one end of the intervals, pods, rack-sized hosts."""
+    """Prior, learnt, measured in part, one end of the intervals, rack-sized hosts."""
     prior = BottleneckBandwidth(CLUSTER)
     check_bandwidth_model(prior)
     check_bandwidth_model(prior.fit(SOME))
     check_bandwidth_model(MeasuredBandwidth(CLUSTER, SOME))
     check_bandwidth_model(Interval(prior.fit(SOME), "low"))
-    pods = synthetic.cluster("cube_mesh", 4, hosts_per_pod=2)
-    check_bandwidth_model(PodBandwidth(BottleneckBandwidth, pods))
     check_bandwidth_model(BottleneckBandwidth(synthetic.cluster("nvl72", 2)))
 
 

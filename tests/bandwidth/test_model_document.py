@@ -17,7 +17,6 @@ from optsched.bandwidth import (
     MeasuredBandwidth,
     Measurement,
     MeasurementTable,
-    PodBandwidth,
     read_model,
     synthetic,
     write_model,
@@ -40,16 +39,14 @@ def models():  # type: ignore[no-untyped-def]
     """One of each kind that has a document."""
     flat = Cluster.uniform(KIND, 3)
     table = MeasurementTable(tuple(ROWS), payload=1 << 20)
-    pods = synthetic.cluster("nvlink_pairs", 4, hosts_per_pod=2)
     return {
         "prior": BottleneckBandwidth(flat),
         "fitted": BottleneckBandwidth(flat).fit(table),
         "measured": MeasuredBandwidth(flat, table, "median"),
-        "pods": PodBandwidth(BottleneckBandwidth, pods, 0.7, "zero"),
     }
 
 
-@pytest.mark.parametrize("name", ["prior", "fitted", "measured", "pods"])
+@pytest.mark.parametrize("name", ["prior", "fitted", "measured"])
 def test_round_trip(name: str, tmp_path: Path) -> None:
     """The same kind, the same numbers, the same bytes."""
     model = models()[name]
@@ -78,15 +75,10 @@ def test_a_subset_document_holds_any_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("prior", {"kind": "oracle"}, "kind: expected one of bottleneck, measured, pods"),
+        ("prior", {"kind": "oracle"}, "kind: expected one of bottleneck, measured"),
         ("prior", {"repeated": "first"}, 'unknown field "repeated"'),
         ("measured", {"repeated": "mean"}, 'repeated: expected one of "first", "median"'),
         ("measured", {"fitted": {}}, 'unknown field "fitted"'),
-        ("pods", {"factor": 2.0}, "factor: expected a number above 0 and up to 1"),
-        ("pods", {"factor": "half"}, "factor: expected a number"),
-        ("pods", {"locals": []}, "local"),
-        ("pods", {"one_gpu_pod": "both"}, "one_gpu_pod"),
-        ("pods", {"colour": 1}, 'unknown field "colour"'),
         ("prior", {"format": "optsched.bandwidth/2"}, "newer than this optsched reads"),
     ],
 )

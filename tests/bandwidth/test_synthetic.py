@@ -78,7 +78,7 @@ def test_clusters(kinds: list[str], hosts: int, per_pod: int, seed: int) -> None
     made = synthetic.cluster(kinds, hosts, seed, hosts_per_pod=per_pod)
     assert [host.type for host in made.hosts] == [kinds[h % len(kinds)] for h in range(hosts)]
     assert {kind.name for kind in made.types} == {host.type for host in made.hosts}
-    assert made.pod == ("pod" if per_pod else None)
+    assert made.levels == (("pod",) if per_pod else ())
     if per_pod:
         sizes = [len(pod) for pod in made.domains(0).values()]
         assert set(sizes[:-1]) <= {per_pod} and sum(sizes) == hosts and sizes[-1] <= per_pod

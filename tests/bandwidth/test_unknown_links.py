@@ -19,7 +19,6 @@ from optsched.bandwidth import (
     Host,
     HostType,
     Measurement,
-    PodBandwidth,
 )
 from optsched.bandwidth.topology.products import product_of
 
@@ -131,17 +130,14 @@ def test_cards_of_unknown_rate_are_never_faster_than_hosts(data: st.DataObject) 
     assert any("rate of network cards of host type h is unknown" in text for text in found.assumed)
 
 
-@pytest.mark.parametrize("pods", [False, True])
 @pytest.mark.parametrize("known", [None, "SYS", "NV18"])
-def test_large_and_mixed(pods: bool, known: str | None) -> None:
+def test_large_and_mixed(known: str | None) -> None:
     """Beyond tables, in pods, and beside hosts of known links: one host where one suffices."""
     links = known and tuple(tuple("X" if i == k else known for k in range(8)) for i in range(8))
     types = HostType("new", 8, nics=8, nic_rate=100.0), HostType("old", 8, links or None, nics=4)
     hosts = tuple(Host(f"n{i:02}", types[i % 2].name, (f"p{i // 8}",)) for i in range(40))
-    cluster = Cluster(hosts, types, ("pod",), "pod")
+    cluster = Cluster(hosts, types, ("pod",))
     model: BandwidthModel = BottleneckBandwidth(cluster)
-    if pods:
-        model = PodBandwidth(BottleneckBandwidth, cluster)
     state = ClusterState.idle(cluster).take("n00:0-3 n01:0-5 n02:0 n03:7", "x", 1)
     fast = Dispatcher(cluster, model)
     for k in range(2, 9):

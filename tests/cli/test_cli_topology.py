@@ -33,11 +33,11 @@ IMPORT = ("topology", "import", "--topo", "h=topo.txt", "--hosts", "n[01-04]=h",
 
 def test_import(site: Cli) -> None:
     """Matrix, hosts and switches become one document with what the options say."""
-    out = site(*IMPORT, "--domains", "topology.conf", "--nic-rate", "25", "--pod", "leaf",
+    out = site(*IMPORT, "--domains", "topology.conf", "--nic-rate", "25",
               "--name", "lab").out  # fmt: skip
     assert out == "wrote c.json: 4 hosts, 8 GPUs\n"
     cluster = Cluster.read("c.json")
-    assert (cluster.name, cluster.pod, cluster.levels) == ("lab", "leaf", ("spine", "leaf"))
+    assert (cluster.name, cluster.levels) == ("lab", ("spine", "leaf"))
     assert [host.domains for host in cluster.hosts] == [("t", "s0")] * 2 + [("t", "s1")] * 2
     assert (cluster.type(0).nics, cluster.type(0).nic_rate) == (1, 25.0)
     site(*IMPORT, "--topo", "k=topo.txt", "--hosts", "m9,m7=k", "--nics", "4")
@@ -151,7 +151,7 @@ def test_show(site: Cli) -> None:
     Cluster(tuple(hosts), kinds, ("rack",), "rack", "lab[/]").write("c.json")
     out = site("topology", "show", "c.json").out
     for text in ("lab[/]", "[red]h", "7 hosts, 84 GPUs", "1 NV4", "not measured", "by count, pair",
-                 "72 x 50 GB/s", "rack (pod)", "rack9", "n0 .. n2", "n3 .. n5", "big"):  # fmt: skip
+                 "72 x 50 GB/s", "rack", "rack9", "n0 .. n2", "n3 .. n5", "big"):  # fmt: skip
         assert text in out, (text, out)
     many = Cluster.uniform(HostType("h", 1), 3)
     Cluster(tuple(Host(f"n{i}", "h", (f"r{i}",)) for i in range(99)), many.types, ("rack",)).write(

@@ -385,10 +385,10 @@ def test_cluster_from_files(tmp_path: Path) -> None:
     conf.write_text(TREE)
     labels.write_text(LABELS)
     lists = {"dev[08-11]": "a", "dev[012-013]": "b"}
-    cluster = Cluster.from_files({"a": topo, "b": topo}, lists, domains=conf, pod="spine", name="c")
+    cluster = Cluster.from_files({"a": topo, "b": topo}, lists, domains=conf, name="c")
     assert [host.name for host in cluster.hosts][2:5] == ["dev10", "dev11", "dev012"]
     assert (cluster.hosts[4].type, cluster.hosts[4].domains) == ("b", ("top", "s1"))
-    assert (cluster.levels, cluster.pod, cluster.n_gpus) == (("spine", "leaf"), "spine", 12)
+    assert (cluster.levels, cluster.n_gpus) == (("spine", "leaf"), 12)
     assert (cluster.type(0).nics, cluster.type(0).nic_rate) == (1, None)
     more = Cluster.from_files({"a": topo}, {"n03,n01": "a"}, domains=labels, nics=3, nic_rate=25.0)
     assert [host.domains for host in more.hosts] == [("z1", "r2"), ("z1", "r1")]
@@ -403,13 +403,12 @@ def test_cluster_from_files(tmp_path: Path) -> None:
     refused(r"hosts\['n01'\]: there is no type 'b'; known: a", {"n01": "b"})
     refused(r"hosts\['n\[01-02\]'\]: host 'n01' is given twice", {"n01": "a", "n[01-02]": "a"})
     refused(r"topology\.conf: does not say where 2 .*: n04, n05", {"n[04-05]": "a"}, domains=conf)
-    refused("pod: expected one of the levels zone, rack", {"n01": "a"}, domains=labels, pod="leaf")
     refused(r"none\.conf: no such file", {"n01": "a"}, domains=tmp_path / "none.conf")
     refused("100000 hosts", {"n[000000-099999]": "a", "m": "a"})
     refused("levels: name labels of Kubernetes", {"n01": "a"}, domains=labels, levels=["x"])
     fleet = tmp_path / "nodes.json"
     fleet.write_text(FLEET)
-    auto = Cluster.from_files({}, {}, domains=fleet, levels=[ZONE], pod="zone", nics=8)
+    auto = Cluster.from_files({}, {}, domains=fleet, levels=[ZONE], nics=8)
     assert [(kind.name, kind.gpus, kind.nics) for kind in auto.types] == [
         ("NVIDIA-H100-x8", 8, 8), ("gpu-x4", 4, 8),
     ]  # fmt: skip

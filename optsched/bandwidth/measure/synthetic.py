@@ -136,7 +136,7 @@ def cluster(
     seed
         Of the bandwidths within hosts.
     hosts_per_pod
-        Hosts of a pod, the last may have fewer; 0 = there is no level of pods.
+        Hosts of a pod, the last may have fewer; 0 = there is no level.
     name
         Label.
     """
@@ -162,7 +162,6 @@ def cluster(
         made,
         tuple(kind for kind in types if kind.name in used),
         ("pod",) if hosts_per_pod else (),
-        "pod" if hosts_per_pod else None,
         name,
     )
 

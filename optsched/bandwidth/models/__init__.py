@@ -1,1 +1,1 @@
-"""Bandwidths of sets of GPUs: measured, learnt, of pods, and under contention."""
+"""Bandwidths of sets of GPUs: measured, learnt, and under contention."""

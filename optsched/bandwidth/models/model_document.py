@@ -9,9 +9,7 @@ import msgspec
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.measured import MeasuredBandwidth
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
-from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import parse_pattern, written_pattern
-from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.topology import cluster_document
 from optsched.bandwidth.topology.foreign import read_document
 from optsched.bandwidth.topology.rates import MOST
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.topology.cluster import Cluster
 
 FORMAT = "optsched.bandwidth/1"
-KINDS = ("bottleneck", "measured", "pods")
+KINDS = ("bottleneck", "measured")
 
 Rate = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
 Local = Annotated[int, msgspec.Meta(ge=0, lt=4096)]
@@ -58,15 +56,6 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     payload: Bytes | None = None
     mixed: bool = False
     measurements: list[_Row] = []
-
-
-class _Pods(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    format: str
-    kind: str
-    factor: float
-    one_gpu_pod: Literal["nic", "zero"] = "nic"
-    locals: list[Any]
-    cluster: Any
 
 
 def read_model(path: str | os.PathLike[str], cluster: Cluster | None = None) -> BandwidthModel:
@@ -100,8 +89,6 @@ def from_tree(tree: Any, name: str, cluster: Cluster | None = None) -> Bandwidth
     """
     check_format(tree, FORMAT, name)
     kind = one_of(f"{name}: kind", tree.get("kind", "bottleneck"), KINDS)
-    if kind == "pods":
-        return _pods(tree, name, cluster)
     if kind == "bottleneck" and "repeated" in tree:
         raise InputError(f'{name}: top level: unknown field "repeated"')
     found = decode(tree, _Document, name)
@@ -127,13 +114,6 @@ def to_json(model: BandwidthModel) -> bytes:
     if isinstance(model, MeasuredBandwidth):
         head = {"kind": "measured", "repeated": model.repeated, "format": FORMAT}
         return lines(head | _members(model.table, model.cluster))
-    if isinstance(model, PodBandwidth):
-        return lines({
-            "format": FORMAT, "kind": "pods", "factor": model.factor,
-            "one_gpu_pod": model.one_gpu_pod,
-            "locals": b"[\n  " + b",\n  ".join(nested(to_json(p)) for p in model.locals) + b"\n  ]",
-            "cluster": nested(cluster_document.to_json(model.cluster)),
-        })  # fmt: skip
     raise InputError(
         f"model: a {type(model).__name__} has no document {FORMAT}; those that have: "
         f"{', '.join(KINDS)}"
@@ -171,19 +151,6 @@ def _measurement(row: _Row, i: int) -> Measurement:
     gpus = tuple((host, tuple(ids)) for host, ids in row.gpus.items())
     with placed(f"measurements[{i}]."):
         return Measurement(parse_pattern(row.pattern), row.kilobytes, gpus, row.censored)
-
-
-def _pods(tree: Any, name: str, cluster: Cluster | None) -> PodBandwidth:
-    found = decode(tree, _Pods, name)
-    own = _cluster(found.cluster, name, cluster)
-    parts = []
-    for i, local in enumerate(found.locals):
-        part = from_tree(local, f"{name}: locals[{i}]")
-        if not isinstance(part, CountModel):
-            raise InputError(f"{name}: locals[{i}].kind: pods have no pods within")
-        parts.append(part)
-    with placed(f"{name}: "):
-        return PodBandwidth(parts, own, found.factor, found.one_gpu_pod)
 
 
 __all__ = ["FORMAT", "from_tree", "read_model", "to_json", "write_model"]

@@ -18,7 +18,6 @@ from optsched.bandwidth.models.contention import (
     share,
 )
 from optsched.bandwidth.models.model import BandwidthModel, CountModel
-from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.search.ask import (
     UNPROVED,
     Answer,
@@ -46,15 +45,15 @@ class Dispatcher:
     """Chooses GPUs beside running jobs, in microseconds to milliseconds, with a bound.
 
     On up to some 100 GPUs (where the model has tables) it answers as `GpuPlacement` with the solver
-    `counts` does, ties broken; on larger clusters, flat or of pods, by `LargeSearch` or
-    `choose_pods`. It may be called from several threads.
+    `counts` does, ties broken; on larger clusters, by `LargeSearch`. It may be called from several
+    threads.
 
     Parameters
     ----------
     cluster
         Hosts and GPUs.
     model
-        Bandwidths: with tables, a `CountModel`, or a `PodBandwidth`.
+        Bandwidths: with tables, or a `CountModel`.
     policy, contention, traffic, seed, tolerance
         As in `GpuPlacement`; the same for all requests. Without tables there is no tolerance.
 
@@ -95,15 +94,13 @@ class Dispatcher:
         self.traffic, self.seed = traffic, seed
         self._tolerance = tolerance
         self._tables = tables = model.tables()
-        known = isinstance(model, (CountModel, PodBandwidth))
-        self._large = LargeSearch(model) if known else None  # type: ignore[arg-type]
+        self._large = LargeSearch(model) if isinstance(model, CountModel) else None
         if tables is None and self._large is None:
             raise InputError(
                 "model: has no tables for this cluster: use optsched.solve(GpuPlacement(...))"
             )
         self._known: tuple[ClusterState, IntArray] | None = None
         self._alone: dict[tuple[int, ...], int] = {}
-        self._by_pods = tables is None and isinstance(model, PodBandwidth)
         if tables is None:
             return
         rules = self.policy, self.contention
@@ -150,7 +147,7 @@ class Dispatcher:
         As good as `answer`: exact where that is, the tolerance aside. Behind a choice the counts
         that are left are searched in parts: fewer GPUs on its first host, else as many there and
         fewer on the second, and so on (Lawler 1972); without tables all are compared where they are
-        few, else on pods none on one of its hosts.
+        few.
 
         Parameters
         ----------
@@ -185,7 +182,7 @@ class Dispatcher:
                 if until is not None and time.monotonic() > until:
                     break
                 most = bounds.most.copy()
-                most[h] = 0 if self._by_pods else counts[h] - 1
+                most[h] = counts[h] - 1
                 part = _part(until, (n - len(found)) * len(used) - i)
                 child = Bounds(least.copy(), most)
                 if (other := self._find(state, k, part, child)) is not None:
@@ -441,9 +438,7 @@ class Dispatcher:
     def _role(self, state: ClusterState, h: int) -> tuple[object, ...]:
         """What distinguishes a host from others."""
         host, rules = self.cluster.hosts[h], self.policy
-        by_domain = rules.level(self.cluster) is not None or (
-            rules.preferred or rules.slice_level or self.cluster.pod
-        )
+        by_domain = rules.level(self.cluster) is not None or (rules.preferred or rules.slice_level)
         return (
             host.type, int(state.masks[h]), state.held[:, h].tobytes(),
             host.domains if by_domain else (), host.name in (rules.include or ()),
@@ -480,9 +475,6 @@ class Dispatcher:
         other = None
         if self._large is not None:
             tenants = self._tenants(self.policy.usable(state))
-            if self._by_pods and bounds is not None and not bounds.least.any():
-                closed = bounds.most[self.cluster.host_of] == 0  # which the exact search takes
-                tenants, bounds = tenants.without(np.flatnonzero(closed).tolist()), None
             other = self._large.choose(
                 tenants, k, self._demands(tenants), self.policy, self.contention, until, bounds
             )

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.search.flat import FlatSearch
 
 if TYPE_CHECKING:
@@ -17,24 +16,18 @@ if TYPE_CHECKING:
 
 
 class HostLimits:
-    """Of a flat cluster or of pods; what depends on the model alone is kept."""
+    """What depends on the model alone is kept."""
 
-    def __init__(self, model: CountModel | PodBandwidth, policy: Policy | None = None) -> None:
+    def __init__(self, model: CountModel, policy: Policy | None = None) -> None:
         cluster = model.cluster
         self.model = model
-        self.pods = model if isinstance(model, PodBandwidth) else None
-        locals_ = model.locals if isinstance(model, PodBandwidth) else (model,)
-        self.flat = [FlatSearch(one, policy) for one in locals_]
+        self.flat = [FlatSearch(model, policy)]
         """One search by patterns for every local model."""
-        self.rates = None if isinstance(model, PodBandwidth) else model.line_rates()
+        self.rates = model.line_rates()
         """kB/s that so many GPUs of a host bring to the network, if nothing else limits it."""
         self.of: IntArray = np.zeros((2, cluster.n_hosts), np.int64)
         """Of every host its model in `flat`, and its type there."""
         self.of[1] = cluster.type_of
-        if self.pods is not None:
-            for local, hosts in zip(self.pods.local_of, self.pods.hosts_of, strict=True):
-                self.of[0, hosts] = local
-                self.of[1, hosts] = self.flat[local].model.cluster.type_of
 
     def rows(self, state: ClusterState, hosts: IntArray, k: int) -> IntArray:
         """Best bandwidth within hosts by number of free GPUs taken, -1: too few are free."""

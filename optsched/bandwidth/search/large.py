@@ -11,48 +11,32 @@ moving single GPUs and swapping hosts.
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.models.contention import Contention
-from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.search.ask import Answer, levels_of
 from optsched.bandwidth.search.ground import MOST_EVERY, Ground
 from optsched.bandwidth.search.host_limits import HostLimits
-from optsched.bandwidth.search.pod_ground import PodGround
-from optsched.bandwidth.search.pod_search import choose_pods
 from optsched.bandwidth.topology.policy import Bounds, Policy
-from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from optsched.bandwidth.models.contention import Contention
     from optsched.bandwidth.models.model import CountModel
     from optsched.bandwidth.topology.state import ClusterState
     from optsched.model.schedule import IntArray
 
 
-MOST_WORK: Final = 20_000_000
-"""Steps of the exact search on pods beside tenants: seconds."""
-
-WORK_A_SECOND: Final = 20_000_000
-"""What a slow core does of them."""
-
-LEAST_WORK: Final = 400_000
-"""Steps that are done whatever the deadline: a few milliseconds, less than preparing them takes."""
-
-
 class LargeSearch:
-    """Chooses on clusters of any size, flat or of pods; what depends on the model alone is kept."""
+    """Chooses on clusters of any size, what depends on the model alone is kept."""
 
-    def __init__(self, model: CountModel | PodBandwidth) -> None:
+    def __init__(self, model: CountModel) -> None:
         self.model = model
         self.limits: dict[tuple[str | None, str | None], HostLimits] = {}
-        self.ground = PodGround if isinstance(model, PodBandwidth) else Ground
 
     def choose(
         self,
@@ -83,40 +67,7 @@ class LargeSearch:
         state = rules.usable(state)
         if k > len(state.free):
             return None
-        if (
-            isinstance(self.model, PodBandwidth)
-            and rules.is_free
-            and len(state.cluster.fabrics) == 1
-            and bounds is None
-            and contention in (None, Contention())
-        ):
-            return self._across_pods(self.model, state, k, demands, deadline)
         return self._best(state, k, demands, rules, contention, deadline, bounds)
-
-    def _across_pods(
-        self,
-        model: PodBandwidth,
-        state: ClusterState,
-        k: int,
-        demands: Sequence[int],
-        deadline: float | None,
-    ) -> Answer | None:
-        """By the exact search; where its work does not suffice, the better of both."""
-        work = MOST_WORK
-        if deadline is not None:
-            work = max(LEAST_WORK, int((deadline - time.monotonic()) / 2 * WORK_A_SECOND))
-        try:
-            found = choose_pods(model, state, k, demands, min(work, MOST_WORK))
-        except InputError:  # too large for it, or nothing is measured
-            return self._best(state, k, demands, Policy(), Contention(), deadline)
-        exact = Answer(found.gpus, found.value, model.of(found.gpus), found.upper_bound)
-        if found.exact:
-            return exact
-        other = self._best(state, k, demands, Policy(), Contention(), deadline)
-        if other is None:
-            return exact
-        upper = min(exact.upper_bound, other.upper_bound)
-        return max(exact, other, key=lambda one: one.value)._replace(upper_bound=upper)
 
     def _best(
         self,
@@ -226,7 +177,7 @@ class LargeSearch:
             self.limits[key] = HostLimits(self.model, rules)
         parts = grounds(state, level, k, bounds, same_type=rules.same_type)
         for hosts in [list(chain.from_iterable(parts))] if together else parts:
-            yield self.ground(self.limits[key], state, hosts, k, demands, rules, contention, bounds)
+            yield Ground(self.limits[key], state, hosts, k, demands, rules, contention, bounds)
 
 
 def is_alone(contention: Contention | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -14,17 +15,18 @@ import numpy as np
 
 from optsched.bandwidth.topology.gpu_words import id_ranges, local_ids
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, IntraTable
+from optsched.bandwidth.topology.levels import WHOLE, Levels
 from optsched.bandwidth.topology.links import check_links, is_link, weight
 from optsched.bandwidth.topology.products import product_links
-from optsched.bandwidth.topology.rates import kilobytes
+from optsched.bandwidth.topology.rates import MOST, kilobytes
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
-from optsched.io.values import integer, label
+from optsched.io.values import integer, label, number
 from optsched.model.schedule import Resource
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from optsched.model.schedule import IntArray
 
@@ -174,23 +176,28 @@ class Cluster:
     levels
         Names of the levels above the hosts, widest first, such as ``("block", "rack")``. Names of
         domains are unique within the domain above. For hosts without a common domain see `fabrics`.
-    pod
-        The level whose domains are pods, if there is one; see `PodBandwidth`.
     name
         Label.
+    factors
+        Level to the share of bandwidth that is left to sets of GPUs of which it is the lowest level
+        that holds them, above 0 and at most 1; ``"cluster"``: of several domains of the top level.
+        1 where nothing is given, and never more than at a level below.
+    uplinks
+        Level to the capacity of the uplinks of one of its domains in one direction, GB/s.
 
     Raises
     ------
     InputError
-        Two hosts of one name, an unknown type, other domains than levels, or more than 100,000
-        hosts.
+        Two hosts of one name, an unknown type, other domains than levels, more than 100,000 hosts,
+        or a factor or uplink of no level or out of range.
     """
 
     hosts: tuple[Host, ...]
     types: tuple[HostType, ...]
     levels: tuple[str, ...] = ()
-    pod: str | None = None
     name: str = ""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    uplinks: Mapping[str, float] = field(default_factory=dict)
     _by_name: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -207,11 +214,11 @@ class Cluster:
             raise InputError(f"types: two are called {_twice(names)!r}")
         if len(set(self.levels)) < len(self.levels) or "host" in self.levels:
             raise InputError("levels: expected distinct names other than 'host'")
-        if self.pod is not None and self.pod not in self.levels:
-            raise InputError(
-                f"pod: expected one of the levels {', '.join(self.levels) or '(none)'}, "
-                f"got {self.pod!r:.60}"
-            )
+        for level, factor in self._by_level("factors", (*self.levels, "cluster")).items():
+            number(f"factors[{level}]", factor, above=True, most=1.0, what="a share")
+        for level, rate in self._by_level("uplinks", self.levels).items():
+            if kilobytes(f"uplinks[{level}]", rate) == 0:
+                raise InputError(f"uplinks[{level}]: expected GB/s above 0, got {rate!r:.60}")
         for i, host in enumerate(self.hosts):
             label(f"hosts[{i}].name", host.name)
             if not host.name or re.search(r"[\s:/,\[\]]", host.name):
@@ -232,6 +239,19 @@ class Cluster:
                     f"hosts[{i}].domains: expected one name for each of the {len(self.levels)} "
                     f"levels, got {len(host.domains)}"
                 )
+
+    def _by_level(self, key: str, known: tuple[str, ...]) -> dict[str, float]:
+        """Factors or uplinks as a dictionary of their own, checked for unknown levels."""
+        given = getattr(self, key)
+        if not isinstance(given, Mapping):
+            raise InputError(f"{key}: expected a mapping by level, got {given!r:.60}")
+        for level in given:
+            if level not in known:
+                raise InputError(
+                    f"{key}: expected one of {', '.join(known) or 'no level'}, got {level!r:.60}"
+                )
+        object.__setattr__(self, key, dict(given))
+        return dict(given)
 
     # sizes and views
 
@@ -321,17 +341,39 @@ class Cluster:
     def fabrics(self) -> tuple[tuple[int, ...], ...]:
         """Hosts that a network joins: those of each domain of the top level.
 
-        All hosts are one fabric without levels, if the pods are the top level, or if its name is
-        that of a part of a fabric (rack, row, block, pod, ...): then the network goes on above it.
+        All hosts are one fabric without levels, if a factor is given for the whole cluster, or if
+        the top level's name is that of a part of a fabric (rack, row, block, pod, ...): then the
+        network goes on above it.
         """
         top = self.levels[0] if self.levels else None
-        inside = top in (None, self.pod) or _PARTS & {*re.split("[^a-z]+", str(top).lower())}
+        inside = top is None or "cluster" in self.factors
+        inside = inside or bool(_PARTS & {*re.split("[^a-z]+", str(top).lower())})
         return (tuple(range(self.n_hosts)),) if inside else tuple(self.domains(0).values())
+
+    @cached_property
+    def network_levels(self) -> Levels:
+        """Domains, factors and uplinks as arrays, the lowest level first."""
+        domain = np.zeros((len(self.levels) + 1, self.n_hosts), np.int64)
+        groups = [self.domains(i).values() for i in range(len(self.levels) - 1, -1, -1)]
+        for row, hosts_of in zip(domain, [*groups, self.fabrics], strict=True):
+            for d, hosts in enumerate(hosts_of):
+                row[list(hosts)] = d
+        names = (*reversed(self.levels), "cluster")
+        factor = [round(self.factors.get(name, 1.0) * WHOLE) for name in names]
+        rate = [
+            MOST,
+            *(kilobytes(n, self.uplinks[n]) if n in self.uplinks else MOST for n in names[:-1]),
+        ]
+        return Levels(
+            names, domain, np.minimum.accumulate(np.array(factor, np.int64)),
+            np.minimum.accumulate(np.array(rate, np.int64)),
+        )  # fmt: skip
 
     @cached_property
     def sha256(self) -> str:
         """Hash of all that matters for bandwidths and policies, 64 hexadecimal digits."""
-        text = repr((self.hosts, self.levels, self.pod, [
+        limits = sorted(self.factors.items()), sorted(self.uplinks.items())
+        text = repr((self.hosts, self.levels, limits, [
             (t.name, t.gpus, t.links, t.numa, t.nics, t.nic_rate and t.nic_kilobytes, t.tray,
              None if t.intra is None else t.intra.values.tolist()) for t in self.types
         ]))  # fmt: skip
@@ -457,8 +499,9 @@ class Cluster:
         levels: Sequence[str] = (),
         nics: int | Sequence[str] | None = None,
         nic_rate: float | None = None,
-        pod: str | None = None,
         name: str = "",
+        factors: Mapping[str, float] | None = None,
+        uplinks: Mapping[str, str | float] | None = None,
     ) -> Cluster:
         """A cluster from the files that its tools write.
 
@@ -475,8 +518,10 @@ class Cluster:
             ``kubectl get nodes`` with the labels that are levels, widest first.
         nics, nic_rate
             As in `optsched.formats.nvidia_topo.from_text`.
-        pod, name
+        name, factors
             As in the constructor.
+        uplinks
+            Level to GB/s, or to an oversubscription such as ``"2:1"``.
 
         Raises
         ------
@@ -485,7 +530,9 @@ class Cluster:
         """
         from optsched.formats.topology import cluster_from_files
 
-        return cluster_from_files(topo, hosts, domains, levels, nics, nic_rate, pod, name)
+        return cluster_from_files(
+            topo, hosts, domains, levels, nics, nic_rate, name, factors or {}, uplinks or {}
+        )
 
     @classmethod
     def uniform(

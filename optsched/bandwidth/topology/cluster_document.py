@@ -51,7 +51,8 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     format: str
     name: str = ""
     levels: list[str] = []
-    pod: str | None = None
+    factors: dict[str, float] = {}
+    uplinks: dict[str, float] = {}
     types: Annotated[list[_Type], msgspec.Meta(min_length=1)]
     hosts: Annotated[list[_Host], msgspec.Meta(min_length=1)]
 
@@ -84,8 +85,9 @@ def from_tree(tree: Any, name: str) -> Cluster:
             tuple(Host(host.name, host.type, tuple(host.domains)) for host in found.hosts),
             tuple(_type(given) for given in found.types),
             tuple(found.levels),
-            found.pod,
             found.name,
+            found.factors,
+            found.uplinks,
         )
 
 
@@ -94,8 +96,9 @@ def to_json(cluster: Cluster) -> bytes:
     members: dict[str, Any] = {"format": FORMAT, "name": cluster.name}
     if cluster.levels:
         members["levels"] = cluster.levels
-    if cluster.pod is not None:
-        members["pod"] = cluster.pod
+    for key in ("factors", "uplinks"):
+        if given := getattr(cluster, key):
+            members[key] = given
     members["types"] = rows(map(_type_json, cluster.types))
     members["hosts"] = rows(_Host(h.name, h.type, list(h.domains)) for h in cluster.hosts)
     return lines(members)

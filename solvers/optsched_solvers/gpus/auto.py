@@ -12,7 +12,6 @@ from optsched.solving.solver import Support
 from optsched_solvers.gpus.counts import Counts
 from optsched_solvers.gpus.hybrid import Hybrid
 from optsched_solvers.gpus.one_by_one import OneByOne
-from optsched_solvers.gpus.pods import Pods
 from optsched_solvers.gpus.tree import BranchAndBound
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from optsched.solving.monitor import Monitor
     from optsched.solving.solver import Solver
 
-ENGINES: tuple[Solver, ...] = (Counts(), Pods(), BranchAndBound(), Hybrid())
+ENGINES: tuple[Solver, ...] = (Counts(), BranchAndBound(), Hybrid())
 """In the order in which they are preferred: exact ones first."""
 
 SEVERAL: tuple[Solver, ...] = (BranchAndBound(), OneByOne())

@@ -12,7 +12,6 @@ import numpy as np
 
 from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import written_pattern
-from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.models.tables import CountTables
 from optsched.bandwidth.search.ask import MOST_LEAVES, MOST_NODES, UNPROVED, ask, leaves_in_python
 from optsched.problems.gpus.problem import GpuPlacement, GpuSets
@@ -104,7 +103,7 @@ class Counts:
 
 def search_large(problem: GpuPlacement, limits: Limits, monitor: Monitor, name: str) -> Result:
     """The search without tables, until the time is over if there is a limit."""
-    assert isinstance(problem.model, (CountModel, PodBandwidth))
+    assert isinstance(problem.model, CountModel)
     given = limits.time_limit is not None and not limits.by_default
     found = large_search(problem.model).choose(
         problem.state, problem.k, problem.demands, problem.policy, problem.contention,
@@ -125,7 +124,7 @@ def _asked(problem: GpuPlacement, leaves: int, nodes: int) -> Answer | None:
 
 
 @lru_cache(maxsize=4)
-def large_search(model: CountModel | PodBandwidth) -> LargeSearch:
+def large_search(model: CountModel) -> LargeSearch:
     """What depends on a model, which is listed once."""
     from optsched.bandwidth.search.large import LargeSearch
 

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from optsched.bandwidth.models.model import CountModel, UnmeasuredPattern
-from optsched.bandwidth.models.pods import PodBandwidth
 from optsched.bandwidth.search.ask import ask
 from optsched.bandwidth.topology.rates import MOST
 from optsched.bandwidth.topology.state import Job
@@ -62,7 +61,7 @@ class OneByOne:
         if problem.tables is not None and problem.model.intra_monotone:
             return Support(True)
         believed = problem.on_unmeasured == "predict" and not problem.is_robust
-        if not isinstance(problem.model, (CountModel, PodBandwidth)) or not believed:
+        if not isinstance(problem.model, CountModel) or not believed:
             return Support(False, "the model has no tables by counts for this cluster")
         if problem.objective == "max_min":
             return Support(False, "max_min needs a model with tables by counts for this cluster")
@@ -72,8 +71,6 @@ class OneByOne:
         """Orders first, then exchanges, until nothing is better."""
         assert isinstance(problem, GpuPlacement)
         modules = ["counts"] if problem.tables is not None else ["flat"]
-        if isinstance(problem.model, PodBandwidth):
-            modules += ["pod_search", "pod_entries", "pod_sets", "pod_tenants"]
         if not load(monitor, *(f"optsched.bandwidth.search.{name}" for name in modules)):
             return Result("unknown")
         search = Sequences(problem, limits, monitor)
@@ -196,7 +193,7 @@ class Sequences:
         until = None
         if self.limits.iterations is None:
             until = time.monotonic() + min(_SECONDS, self.monitor.remaining / 20)
-        assert isinstance(problem.model, (CountModel, PodBandwidth))
+        assert isinstance(problem.model, CountModel)
         if k > len(state.free):
             return None
         other = large_search(problem.model).choose(

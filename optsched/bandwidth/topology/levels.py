@@ -1,0 +1,95 @@
+"""Levels of a network as arrays: domains, factors and uplinks, the lowest level first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from optsched.bandwidth.topology.rates import MOST
+
+if TYPE_CHECKING:
+    from optsched.model.schedule import IntArray
+
+WHOLE: Final = 1_000_000
+"""A factor of 1, in millionths."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What the network costs a set of GPUs by the lowest level of which one domain holds it.
+
+    ``B(S) = factor(level) * min(within hosts, network(pattern), line(uplink(level)))`` for sets of
+    several hosts; on one host the levels cost nothing.
+
+    Parameters
+    ----------
+    names
+        Names of the levels, lowest first; the last is ``"cluster"``: all that the network joins.
+    domain
+        Number of every host's domain, shape (levels, hosts). Domains of a level are numbered within
+        the whole cluster. Hosts that differ in the last row are not joined.
+    factor
+        In millionths, shape (levels,), not rising.
+    uplink
+        Most kB/s, as the rate of a network card in the line rate, that the uplinks below a level
+        let through, shape (levels,), not rising; `MOST` where none limits.
+    """
+
+    names: tuple[str, ...]
+    domain: IntArray
+    factor: IntArray
+    uplink: IntArray
+
+    @property
+    def limits(self) -> bool:
+        """Whether any factor or uplink limits a set of GPUs."""
+        return bool((self.factor < WHOLE).any() or (self.uplink < MOST).any())
+
+    def lowest(self, counts: IntArray) -> IntArray:
+        """Lowest level of which one domain holds all hosts used, shape (n,).
+
+        -1 for rows on a single host, the number of levels for hosts that are not joined.
+
+        Parameters
+        ----------
+        counts
+            GPUs by host, shape (n, hosts).
+        """
+        used = counts > 0
+        level = np.full(len(counts), len(self.names), np.int64)
+        for number in range(len(self.names) - 1, -1, -1):
+            of = self.domain[number]
+            low = np.where(used, of, MOST).min(axis=1, initial=MOST)
+            same = low == np.where(used, of, -1).max(axis=1, initial=-1)
+            level[same] = number
+        level[used.sum(axis=1) < 2] = -1
+        return level
+
+    def limited(
+        self, value: IntArray, gpus: IntArray, hosts: IntArray, level: IntArray
+    ) -> IntArray:
+        """Bandwidths that hosts and the network pattern allow, after uplinks and factors.
+
+        Parameters
+        ----------
+        value
+            kB/s, shape (n,); negative ones are kept.
+        gpus, hosts, level
+            Numbers of GPUs and hosts, and `lowest`; unjoined sets get 0.
+        """
+        found = value.copy()
+        across = (level >= 0) & (level < len(self.names)) & (value >= 0)
+        n, m, at = gpus[across], hosts[across], level[across]
+        found[across] = (
+            np.minimum(value[across], line(self.uplink[at], n, m)) * self.factor[at] // WHOLE
+        )
+        found[(level == len(self.names)) & (value >= 0)] = 0
+        return found
+
+
+def line(rate: IntArray | np.ndarray, gpus: IntArray, hosts: IntArray) -> IntArray:
+    """Line rate of a hierarchical ring over two hosts or more, each of which brings `rate`."""
+    limit = rate * ((gpus - 1) / gpus) * (hosts / (hosts - 1))
+    return np.minimum(np.rint(limit), MOST - 1).astype(np.int64)
