@@ -148,7 +148,7 @@ def test_show(site: Cli) -> None:
     kinds = (HostType("[red]h", 2, (("X", "NV4"), ("NV4", "X"))), synthetic.host_type("nvl72"))
     hosts = [Host(f"n{i}", "[red]h", (f"rack{i // 3}",)) for i in range(6)]
     hosts.append(Host("big", "nvl72", ("rack9",)))
-    Cluster(tuple(hosts), kinds, ("rack",), "rack", "lab[/]").write("c.json")
+    Cluster(tuple(hosts), kinds, ("rack",), "lab[/]").write("c.json")
     out = site("topology", "show", "c.json").out
     for text in ("lab[/]", "[red]h", "7 hosts, 84 GPUs", "1 NV4", "not measured", "by count, pair",
                  "72 x 50 GB/s", "rack", "rack9", "n0 .. n2", "n3 .. n5", "big"):  # fmt: skip
