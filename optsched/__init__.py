@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.job import Job as Job
     from optsched.arraypipe.trainer import ArrayTrainer as ArrayTrainer
     from optsched.arraypipe.trainer import RunConfig as RunConfig
+    from optsched.bandwidth.placement.problem import GpuPlacement
     from optsched.errors import (
         CyclicOrder,
         Infeasible,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     )
     from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
     from optsched.model.verify import Violation, verify
-    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.problems.jobarray.problem import JobArray
     from optsched.problems.jobshop.problem import JobShop
     from optsched.problems.quota.problem import QuotaJob, QuotaPlan
@@ -56,7 +56,7 @@ _HOME = {
         "model.schedule": "Arcs Objective Resource Rows Schedule",
         "model.verify": "verify",
         "model.violation": "Violation",
-        "problems.gpus.problem": "GpuPlacement",
+        "bandwidth.placement.problem": "GpuPlacement",
         "problems.jobarray.problem": "JobArray",
         "problems.jobshop.problem": "JobShop",
         "problems.quota.problem": "QuotaJob QuotaPlan",

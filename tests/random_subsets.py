@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
+from optsched.bandwidth.placement.problem import RATIO, GpuPlacement, Request
 from optsched.bandwidth.topology.policy import Policy
 from optsched.bandwidth.topology.state import ClusterState, Job
-from optsched.problems.gpus.problem import RATIO, GpuPlacement, Request
 from optsched.testing.best_gpus import (
     Tables,
     _by_host,

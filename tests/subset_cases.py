@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import optsched
 from optsched.bandwidth.models.model import BandwidthModel
+from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.bandwidth.topology.state import ClusterState, Job
-from optsched.problems.gpus.problem import GpuPlacement
 from optsched.testing.best_gpus import (
     Tables,
     all_subsets,

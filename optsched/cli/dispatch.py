@@ -16,6 +16,8 @@ import typer
 import optsched
 from optsched.bandwidth import BottleneckBandwidth, Cluster, Dispatcher
 from optsched.bandwidth.models.model_document import read_model
+from optsched.bandwidth.placement.document import policy_from_tree
+from optsched.bandwidth.placement.explain import to_json
 from optsched.bandwidth.topology import state_document
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.cli.options import AsJson, OptionalOutput, option, parse_options
@@ -23,8 +25,6 @@ from optsched.cli.output import answer_lines
 from optsched.errors import Infeasible, InputError
 from optsched.io.files import check_outputs, decode_text
 from optsched.io.strict_json import decode, parse
-from optsched.problems.gpus.document import policy_from_tree
-from optsched.problems.gpus.explain import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DOCUMENTS: Final = {
     "optsched.jobshop": "optsched.problems.jobshop.document",
     "optsched.jobarray": "optsched.problems.jobarray.document",
-    "optsched.subset": "optsched.problems.gpus.document",
+    "optsched.subset": "optsched.bandwidth.placement.document",
     "optsched.quota": "optsched.problems.quota.document",
     "optsched.routing": "optsched.problems.routing.document",
 }

@@ -11,12 +11,12 @@ import numpy as np
 
 from optsched.bandwidth.models.contention import Contention
 from optsched.bandwidth.models.model import CountModel
+from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
 from optsched.bandwidth.topology.intra import IntraTable
 from optsched.bandwidth.topology.policy import Policy
 from optsched.bandwidth.topology.rates import NO_LIMIT, UNMEASURED
 from optsched.bandwidth.topology.state import ClusterState, Job
-from optsched.problems.gpus.problem import GpuPlacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.model.schedule import Arcs, Resource, Rows, Schedule
-from optsched.problems.gpus.problem import GpuPlacement
 from optsched.problems.jobarray.problem import JobArray
 from optsched.problems.jobshop.problem import JobShop
 from optsched.problems.quota.job import QuotaJob

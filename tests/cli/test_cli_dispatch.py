@@ -12,8 +12,8 @@ import pytest
 
 import optsched
 from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Dispatcher, Policy
+from optsched.bandwidth.placement.problem import Request
 from optsched.model.verify import verify
-from optsched.problems.gpus.problem import Request
 
 if TYPE_CHECKING:
     from program import Cli

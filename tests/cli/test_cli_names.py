@@ -12,9 +12,9 @@ import pytest
 import optsched
 from optsched import pipelines
 from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, HostType
+from optsched.bandwidth.placement.checks import Request
 from optsched.bandwidth.topology.intra import IntraTable
 from optsched.plots import gantt
-from optsched.problems.gpus.checks import Request
 from optsched.problems.quota.job import QuotaJob
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 
 import optsched
 from optsched.bandwidth.models import model_document
+from optsched.bandwidth.placement import document as gpus_json
 from optsched.formats.read_problem import read_problem
-from optsched.problems.gpus import document as gpus_json
 from optsched.problems.quota import document as quota_json
 
 QUOTA, GPUS = (Path(__file__).parents[2] / "instances" / kind for kind in ("quota", "subset"))

@@ -31,8 +31,8 @@ from optsched.bandwidth import (
 )
 from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.models.model import Interval, alone, unlimited
+from optsched.bandwidth.placement.problem import RATIO, Request
 from optsched.errors import Infeasible, InputError
-from optsched.problems.gpus.problem import RATIO, Request
 from optsched.testing.best_gpus import Tables, contention_of, policy_of, sizes_of, state_of
 
 
@@ -465,7 +465,7 @@ def test_mixed_measurements_are_told():
 
 def test_messages_stay_short_however_large_the_document() -> None:
     """A wrong text anywhere, and lists of what would be right: cut, never repeated in full."""
-    from optsched.problems.gpus import document as subset_json
+    from optsched.bandwidth.placement import document as subset_json
 
     cluster = synthetic.cluster("pcie", 6)
     state = synthetic.tenants(cluster, seed=1)

@@ -59,7 +59,7 @@ assert optsched.JobArray([[1]], [[2]]).lower_bound() == 3
         "import optsched.plots.gantt_chart, optsched.plots.html, optsched.formats.perfetto",
         "import optsched.analysis.report, optsched.cli.show",
         "from optsched.elastic import MicroController, equations",
-        "from optsched.bandwidth import Cluster, BottleneckBandwidth, PodBandwidth, Policy",
+        "from optsched.bandwidth import Cluster, BottleneckBandwidth, Policy",
         "import optsched; optsched.GpuPlacement",
         "import optsched.testing",
         "import optsched; optsched.solvers()",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from optsched.problems.gpus.problem import GpuPlacement
+from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers.gpus.counts import Counts

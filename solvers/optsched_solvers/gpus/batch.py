@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from optsched.bandwidth.models.tables import BEST, BY_MASK, GPUS, INTRA, RECORD, RECORDS
+from optsched.bandwidth.placement.problem import RATIO, GpuSets
 from optsched.bandwidth.search.ask import trays_first
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
 from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
-from optsched.problems.gpus.problem import RATIO, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from optsched.bandwidth.placement.problem import GpuPlacement
     from optsched.model.schedule import IntArray
-    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
 

@@ -13,8 +13,8 @@ import numpy as np
 from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import written_pattern
 from optsched.bandwidth.models.tables import CountTables
+from optsched.bandwidth.placement.problem import GpuPlacement, GpuSets
 from optsched.bandwidth.search.ask import MOST_LEAVES, MOST_NODES, UNPROVED, ask, leaves_in_python
-from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, load_behind, loaded

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from optsched.bandwidth.placement.problem import GpuSets
 from optsched.bandwidth.search.ask import domain_numbers
-from optsched.problems.gpus.problem import GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._cores import confined
@@ -34,7 +34,7 @@ STEP: Final = 1e-3
 
 def supports(problem: Problem) -> Support:
     """One request with few count vectors, joint allocations by counts."""
-    from optsched.problems.gpus.problem import GpuPlacement
+    from optsched.bandwidth.placement.problem import GpuPlacement
 
     if not isinstance(problem, GpuPlacement):
         return Support(False, "it is no choice of GPUs")

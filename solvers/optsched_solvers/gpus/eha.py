@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from optsched.bandwidth.placement.problem import GpuPlacement, GpuSets
 from optsched.io.values import integer
-from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load

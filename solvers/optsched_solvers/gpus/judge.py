@@ -9,10 +9,10 @@ import numpy as np
 
 from optsched.bandwidth.models.contention import share
 from optsched.bandwidth.models.model import BandwidthModel, UnmeasuredPattern
+from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.bandwidth.search.ask import gpus_of, jobs_of, trays_first
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.policy import Policy
-from optsched.problems.gpus.problem import GpuPlacement
 from optsched.solving.solver import Support
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from optsched.bandwidth.models.model import CountModel, UnmeasuredPattern
+from optsched.bandwidth.placement.problem import RATIO, GpuPlacement, GpuSets
 from optsched.bandwidth.search.ask import ask
 from optsched.bandwidth.topology.rates import MOST
 from optsched.bandwidth.topology.state import Job
-from optsched.problems.gpus.problem import RATIO, GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load

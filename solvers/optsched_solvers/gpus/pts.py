@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from optsched.problems.gpus.problem import GpuPlacement, GpuSets
+from optsched.bandwidth.placement.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched_solvers._loading import load
 from optsched_solvers.gpus.judge import (

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.bandwidth.models.tables import BY_MASK, GPUS, INTRA, RECORD, RECORDS
+from optsched.bandwidth.placement.problem import GpuSets
 from optsched.bandwidth.search.ask import gpus_of
 from optsched.bandwidth.topology.intra import subset_sizes
 from optsched.bandwidth.topology.rates import NO_LIMIT
 from optsched.bandwidth.topology.state import host_counts
-from optsched.problems.gpus.problem import GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers.gpus.counts import nothing_found
@@ -36,7 +36,7 @@ _STEP: Final = 32
 
 def supports(problem: Problem) -> Support:
     """Any joint allocations for one request; for several see `batch.supports`."""
-    from optsched.problems.gpus.problem import GpuPlacement
+    from optsched.bandwidth.placement.problem import GpuPlacement
 
     if not isinstance(problem, GpuPlacement):
         return Support(False, "it is no choice of GPUs")

@@ -16,8 +16,8 @@ from optsched.bandwidth.topology.rates import NO_LIMIT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from optsched.bandwidth.placement.problem import GpuPlacement, Request
     from optsched.model.schedule import IntArray
-    from optsched.problems.gpus.problem import GpuPlacement, Request
     from optsched.solving.monitor import Monitor
 
 

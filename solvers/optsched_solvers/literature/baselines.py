@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.bandwidth.models.model import UnmeasuredPattern
+from optsched.bandwidth.placement.problem import GpuPlacement, GpuSets
 from optsched.bandwidth.topology.links import published_weight, weight
 from optsched.bandwidth.topology.proximity import proximity
 from optsched.errors import InputError
-from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched_solvers.gpus.judge import RULES, free_on, grounds, supported
 

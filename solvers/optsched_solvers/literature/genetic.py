@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from optsched.bandwidth.placement.problem import GpuSets
 from optsched.errors import InputError, MissingExtra
 from optsched.model.graph import evaluate, machine_orders
 from optsched.model.schedule import NO_DEADLINE, Rows
-from optsched.problems.gpus.problem import GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -23,8 +23,8 @@ from optsched_solvers.shop import rules
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from optsched.bandwidth.placement.problem import GpuPlacement
     from optsched.model.schedule import IntArray, Problem, Schedule
-    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.problems.quota.problem import QuotaPlan
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
@@ -385,7 +385,7 @@ class GpuGenetic:
 
     def supports(self, problem: Problem) -> Support:
         """One request, joint allocations by counts."""
-        from optsched.problems.gpus.problem import GpuPlacement
+        from optsched.bandwidth.placement.problem import GpuPlacement
         from optsched_solvers.gpus.counts import supported
 
         if not isinstance(problem, GpuPlacement):

@@ -11,9 +11,9 @@ from subset_cases import four_by_eight, optimum, ruled_problem
 import optsched
 from optsched.bandwidth.models.contention import Contention
 from optsched.bandwidth.models.model import UnmeasuredPattern
+from optsched.bandwidth.placement.problem import Request
 from optsched.bandwidth.topology.policy import Policy
 from optsched.errors import InputError
-from optsched.problems.gpus.problem import Request
 from optsched.solving.solver import solver as find_solver
 from optsched_solvers.gpus import cpsat
 from optsched_solvers.gpus.vectors import CountVectors

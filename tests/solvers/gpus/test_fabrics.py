@@ -22,9 +22,9 @@ from optsched.bandwidth import (
     Policy,
 )
 from optsched.bandwidth.measure.planner import plan_measurements
+from optsched.bandwidth.placement.problem import Request
 from optsched.cli.dispatch import answer_all
 from optsched.errors import Infeasible
-from optsched.problems.gpus.problem import Request
 from optsched.testing.best_gpus import Tables, share, sizes_of, state_of
 from optsched_solvers.gpus.one_by_one import OneByOne
 

@@ -12,10 +12,10 @@ from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Contention, Host, HostType, Policy
+from optsched.bandwidth.placement.problem import Request
 from optsched.bandwidth.search.ask import ask
 from optsched.bandwidth.topology.rates import UNMEASURED
 from optsched.errors import InputError, UnsupportedProblem
-from optsched.problems.gpus.problem import Request
 from optsched.testing.best_gpus import Tables
 from optsched_solvers.gpus import judge
 from optsched_solvers.gpus.eha import Eha, candidates, fewest

@@ -12,10 +12,10 @@ import optsched
 from optsched.bandwidth import BottleneckBandwidth, Dispatcher, synthetic
 from optsched.bandwidth.models.contention import Contention
 from optsched.bandwidth.models.model import UnmeasuredPattern
+from optsched.bandwidth.placement.problem import GpuPlacement, Request
 from optsched.bandwidth.topology.policy import Policy
 from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import UnsupportedProblem
-from optsched.problems.gpus.problem import GpuPlacement, Request
 from optsched.solving.limits import Limits
 from optsched.testing.best_gpus import Tables, all_subsets
 from optsched_solvers.gpus import batch as subset_batch

@@ -19,6 +19,7 @@ from optsched.bandwidth.models.contention import (
     share,
 )
 from optsched.bandwidth.models.model import BandwidthModel, Interval, measured_only
+from optsched.bandwidth.placement.checks import Request, check_requests, faults_of
 from optsched.bandwidth.search.what_if import regret, victims
 from optsched.bandwidth.topology.feasibility import impossible
 from optsched.bandwidth.topology.policy import Policy, check_rules, share_of
@@ -28,7 +29,6 @@ from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import InputError
 from optsched.io.values import integer, label, one_of
 from optsched.model.schedule import Problem, Rows, Schedule
-from optsched.problems.gpus.checks import Request, check_requests, faults_of
 
 if TYPE_CHECKING:
     import os
@@ -475,7 +475,7 @@ class GpuPlacement(Problem):
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> GpuPlacement:
         """Read a document ``optsched.subset/1``; `InputError` names path, rule and value."""
-        from optsched.problems.gpus.document import read
+        from optsched.bandwidth.placement.document import read
 
         return read(path)
 
@@ -491,8 +491,8 @@ class GpuPlacement(Problem):
         model_file
             The file beside it that holds the model: then only its name and hash are written.
         """
+        from optsched.bandwidth.placement.document import to_json
         from optsched.io.files import write_atomic
-        from optsched.problems.gpus.document import to_json
 
         write_atomic(path, to_json(self, model_file))
 
@@ -580,7 +580,7 @@ class DispatchChoice:
 
     def explain(self) -> str:
         """What limits this choice, its best alternatives, victims, and the price of the policy."""
-        from optsched.problems.gpus.explain import explained
+        from optsched.bandwidth.placement.explain import explained
 
         return explained(self)
 

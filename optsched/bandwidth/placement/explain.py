@@ -14,8 +14,8 @@ from optsched.bandwidth.topology.rates import KILOBYTES, shown
 from optsched.io.strict_json import lines
 
 if TYPE_CHECKING:
+    from optsched.bandwidth.placement.problem import DispatchChoice
     from optsched.bandwidth.topology.policy import Policy
-    from optsched.problems.gpus.problem import DispatchChoice
     from optsched.solving.result import Result
 
 FORMAT = "optsched.dispatch/1"

@@ -11,6 +11,7 @@ import msgspec
 
 from optsched.bandwidth.models import model_document
 from optsched.bandwidth.models.contention import Contention
+from optsched.bandwidth.placement.problem import GpuPlacement, Request
 from optsched.bandwidth.topology import state_document
 from optsched.bandwidth.topology.policy import Policy
 from optsched.errors import InputError
@@ -25,7 +26,6 @@ from optsched.io.strict_json import (
     read_json,
     rows,
 )
-from optsched.problems.gpus.problem import GpuPlacement, Request
 
 if TYPE_CHECKING:
     import os
