@@ -18,7 +18,7 @@ from optsched.bandwidth import BottleneckBandwidth, Cluster, Dispatcher
 from optsched.bandwidth.models.model_document import read_model
 from optsched.bandwidth.placement.document import policy_from_tree
 from optsched.bandwidth.placement.explain import to_json
-from optsched.bandwidth.topology import state_document
+from optsched.bandwidth.topology import documents
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.cli.options import AsJson, OptionalOutput, option, parse_options
 from optsched.cli.output import answer_lines
@@ -56,7 +56,7 @@ def dispatch(
     """
     check_outputs([output], [state, cluster, model])
     known = _model(cluster, model)
-    running = state_document.read(state, known.cluster)
+    running = documents.read_state(state, known.cluster)
     for line in known.assumed:
         print(f"warning: {line}", file=sys.stderr)
     rules: dict[str, Any] = {
@@ -263,10 +263,10 @@ def _asked(
 def _told(verb: str, request: Request, answer: dict[str, Any], state: ClusterState) -> ClusterState:
     """The state after a change, and how much of it is free; or the state itself."""
     if verb == "state":
-        answer["state"] = msgspec.json.decode(state_document.to_json(state))
+        answer["state"] = msgspec.json.decode(documents.state_json(state))
         return state
     if verb == "restore":
-        state = state_document.from_tree(request.restore, state.cluster, "restore")
+        state = documents.state_from_tree(request.restore, state.cluster, "restore")
     elif verb in ("resize", "move"):
         if request.to is None:
             raise InputError(f"to: {verb} needs GPUs such as 'n01:0-3 n02'")

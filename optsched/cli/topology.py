@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
 
@@ -16,7 +16,7 @@ from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.links import PCIE, nvlinks, weight
 from optsched.bandwidth.topology.rates import shown
 from optsched.bandwidth.topology.state import ClusterState
-from optsched.cli.options import Output, argument, group, option, pairs
+from optsched.cli.options import Output, argument, group, option, pairs, quantity
 from optsched.cli.output import wrote
 from optsched.cli.tables import display, table
 from optsched.io.files import check_outputs
@@ -60,14 +60,23 @@ def import_(
     ] = None,
     nic_rate: Annotated[float | None, option("GB/s of a network card [default: unknown].")] = None,
     name: Annotated[str, option("Name of the cluster.")] = "",
+    factor: Annotated[
+        list[str] | None, option("LEVEL=SHARE of bandwidth left across its parts, measured.")
+    ] = None,
+    uplink: Annotated[
+        list[str] | None, option("LEVEL=2:1, or LEVEL=GB/s of a domain's uplinks, one direction.")
+    ] = None,
 ) -> None:
     """Write a cluster from topology matrices, host lists, and switches, nodes or labels."""
     files, lists = pairs("topo", topo or (), "TYPE=FILE"), pairs("hosts", hosts or (), "HOSTS=TYPE")
     check_outputs([output], [*files.values(), domains])
+    shares: dict[str, Any] = pairs("factor", factor or (), "LEVEL=SHARE")
+    shares = {level: quantity(text, {"": 1}) or text for level, text in shares.items()}
     cards = None if nics is None else int(nics) if re.fullmatch("[0-9]{1,4}", nics) else nics
     cluster = Cluster.from_files(
         files, lists, domains=domains, levels=level or (), nic_rate=nic_rate, name=name,
         nics=cards.split(",") if isinstance(cards, str) else cards,
+        factors=shares, uplinks=pairs("uplink", uplink or (), "LEVEL=2:1 or LEVEL=GB/s"),
     )  # fmt: skip
     wrote(output, cluster.write, f": {cluster.n_hosts} hosts, {cluster.n_gpus} GPUs")
     for line in assumptions(cluster):
@@ -105,6 +114,16 @@ def check(
         print(
             f"note: {cluster.levels[0]}: no level above joins the {len(cluster.fabrics)} domains: "
             f"no choice spans them; they have {sizes}{', ...' * (len(cluster.fabrics) > 8)} GPUs"
+        )
+    for level, share in cluster.factors.items():
+        print(f"note: {level}: factor {share:g} of the bandwidth where no lower level joins a set")
+    for level, rate in cluster.uplinks.items():
+        cards = {kind.nics * kind.nic_rate for kind in cluster.types if kind.nic_rate}
+        limits = rate < max(cards, default=0.0)
+        print(
+            f"note: {level}: uplinks of {rate:g} GB/s a domain "
+            f"{'limit' if limits else 'do not limit'} a single job with ranks in order (its ring "
+            "crosses them once); jobs that share uplinks are not modelled"
         )
     if not cluster.levels and cluster.n_hosts > 2:
         print("note: no levels: all hosts are taken for equally near (--domains, --level)")
@@ -187,17 +206,23 @@ def _link(link: str) -> Text:
 
 
 def _domains(cluster: Cluster) -> Table:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for level, name in enumerate(cluster.levels):
-        label = name
+        label, uplink = name, cluster.uplinks.get(name)
+        limits = (
+            f"{cluster.factors.get(name, 1.0):g}", "" if uplink is None else f"{uplink:g} GB/s"
+        )  # fmt: skip
         domains = cluster.domains(level)
         for domain, hosts in [*domains.items()][:_MOST_ROWS]:
             gpus = sum(int(cluster.sizes[h]) for h in hosts)
-            rows.append((label, domain, str(len(hosts)), str(gpus)))
-            label = ""
+            rows.append((label, domain, str(len(hosts)), str(gpus), *limits))
+            label, limits = "", ("", "")
         if len(domains) > _MOST_ROWS:
-            rows.append(("", f"and {len(domains) - _MOST_ROWS} more", "", ""))
-    return table(("level", "domain", "hosts", "GPUs"), rows, left=(0, 1))
+            rows.append(("", f"and {len(domains) - _MOST_ROWS} more", *[""] * 4))
+    share = cluster.factors.get("cluster", 1.0)
+    if share < 1.0:
+        rows.append(("cluster", "", str(cluster.n_hosts), str(cluster.n_gpus), f"{share:g}", ""))
+    return table(("level", "domain", "hosts", "GPUs", "factor", "uplinks"), rows, left=(0, 1))
 
 
 def _hosts(cluster: Cluster) -> Table:

@@ -20,7 +20,7 @@ from optsched.bandwidth.models.collectives import (
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.bandwidth.models.model import OPERATIONS
 from optsched.bandwidth.topology.foreign import without_escapes
-from optsched.bandwidth.topology.gpu_words import parse_gpus
+from optsched.bandwidth.topology.names import parse_gpus
 from optsched.bandwidth.topology.rates import kilobytes
 from optsched.errors import InputError
 from optsched.formats.foreign import looks_like

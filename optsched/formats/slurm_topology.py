@@ -14,7 +14,7 @@ from optsched.bandwidth.topology.domain_trees import (
     block_levels,
     switch_levels,
 )
-from optsched.bandwidth.topology.host_lists import expand
+from optsched.bandwidth.topology.names import expand
 from optsched.errors import InputError, MissingExtra
 from optsched.formats.foreign import looks_like
 from optsched.io.files import read_text

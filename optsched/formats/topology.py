@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optsched.bandwidth.topology.cluster import MOST_HOSTS, Cluster, Host, HostType
-from optsched.bandwidth.topology.domain_trees import Domains
-from optsched.bandwidth.topology.host_lists import expand
+from optsched.bandwidth.topology.domain_trees import Domains, uplink_rates
+from optsched.bandwidth.topology.names import expand
 from optsched.errors import InputError
 from optsched.formats import nvidia_topo
 from optsched.formats.foreign import looks_like
@@ -75,7 +76,8 @@ def cluster_from_files(
             f"the first: {', '.join(lost[:4])}"
         )
     placed = (Host(host, kind, found.of.get(host, ())) for host, kind in kind_of.items())
-    return Cluster(tuple(placed), tuple(types.values()), found.levels, name, factors or {})
+    cluster = Cluster(tuple(placed), tuple(types.values()), found.levels, name, factors or {})
+    return replace(cluster, uplinks=uplink_rates(cluster, uplinks or {}))
 
 
 def read_domains(

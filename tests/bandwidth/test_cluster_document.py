@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
-from optsched.bandwidth.topology.cluster_document import from_tree, to_json
+from optsched.bandwidth.topology.documents import cluster_from_tree as from_tree
+from optsched.bandwidth.topology.documents import cluster_json as to_json
 from optsched.bandwidth.topology.feasibility import impossible
 from optsched.bandwidth.topology.intra import IntraTable
 from optsched.bandwidth.topology.policy import Policy
@@ -141,7 +142,7 @@ BAD: list[tuple[tuple[Any, ...], Any, str]] = [
     (("hosts", 1, "domains"), ["b1"], r"c: hosts\[1\]\.domains: expected one name for each"),
     (("factors",), {"row": 0.5}, "c: factors: expected one of block, rack, cluster, got 'row'"),
     (("factors",), {"rack": 0}, "c: factors\\[rack\\]: expected a share"),
-    (("uplinks",), {"rack": 0}, "c: uplinks\\[rack\\]: expected GB/s above 0"),
+    (("uplinks",), {"rack": 0}, "c: uplinks\\[rack\\]: expected GB/s > 0, got 0"),
     (("levels",), ["rack", "rack"], "c: levels: expected distinct names"),
 ]
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
+from optsched.bandwidth.topology.documents import state_from_tree as from_tree
+from optsched.bandwidth.topology.documents import state_json as to_json
 from optsched.bandwidth.topology.rates import MOST
 from optsched.bandwidth.topology.state import ClusterState, Job
-from optsched.bandwidth.topology.state_document import from_tree, to_json
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.models import measurements_csv
-from optsched.bandwidth.topology import cluster_document, state_document
+from optsched.bandwidth.topology import documents
 from optsched.bandwidth.topology.cluster import Cluster, HostType
 from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import InputError
@@ -82,12 +82,12 @@ READERS: dict[str, tuple[str, Callable[[str, Any], object]]] = {
         lambda text, _: measurements_csv.from_text(text, "m"),
     ),
     "cluster": (
-        cluster_document.to_json(PAIR).decode(),
-        lambda text, _: cluster_document.from_tree(parse(text, "c"), "c"),
+        documents.cluster_json(PAIR).decode(),
+        lambda text, _: documents.cluster_from_tree(parse(text, "c"), "c"),
     ),
     "state": (
-        state_document.to_json(ClusterState.idle(PAIR).take((0, 3), "a", 5)).decode(),
-        lambda text, _: state_document.from_tree(parse(text, "s"), PAIR, "s"),
+        documents.state_json(ClusterState.idle(PAIR).take((0, 3), "a", 5)).decode(),
+        lambda text, _: documents.state_from_tree(parse(text, "s"), PAIR, "s"),
     ),
 }
 PIECES = st.sampled_from(

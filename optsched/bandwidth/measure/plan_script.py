@@ -10,7 +10,7 @@ import numpy as np
 
 from optsched.bandwidth.models.fallback import intra_estimate
 from optsched.bandwidth.models.patterns import written_pattern
-from optsched.bandwidth.topology.gpu_words import written_gpus
+from optsched.bandwidth.topology.names import written_gpus
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.models.model import OPERATIONS
 from optsched.bandwidth.models.patterns import parse_pattern, written_pattern
 from optsched.bandwidth.topology.foreign import looks_like
-from optsched.bandwidth.topology.gpu_words import parse_gpus, written_gpus
+from optsched.bandwidth.topology.names import parse_gpus, written_gpus
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
 from optsched.io.csv_rows import csv_records, csv_text

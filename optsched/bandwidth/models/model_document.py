@@ -10,7 +10,7 @@ from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.measured import MeasuredBandwidth
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.models.patterns import parse_pattern, written_pattern
-from optsched.bandwidth.topology import cluster_document
+from optsched.bandwidth.topology import documents
 from optsched.bandwidth.topology.foreign import read_document
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
@@ -134,12 +134,12 @@ def _members(table: MeasurementTable, cluster: Cluster) -> dict[str, Any]:
         )
         for row in table
     )  # fmt: skip
-    return members | {"cluster": nested(cluster_document.to_json(cluster))}
+    return members | {"cluster": nested(documents.cluster_json(cluster))}
 
 
 def _cluster(given: Any, name: str, wanted: Cluster | None) -> Cluster:
     """The cluster of a document, which must be the one that is wanted."""
-    own = cluster_document.from_tree(given, f"{name}: cluster")
+    own = documents.cluster_from_tree(given, f"{name}: cluster")
     if wanted is not None and wanted != own:
         raise InputError(
             f"{name}: cluster: is {own!r}, another one than {wanted!r}; fit a model for that one"

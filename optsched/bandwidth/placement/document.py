@@ -12,7 +12,7 @@ import msgspec
 from optsched.bandwidth.models import model_document
 from optsched.bandwidth.models.contention import Contention
 from optsched.bandwidth.placement.problem import GpuPlacement, Request
-from optsched.bandwidth.topology import state_document
+from optsched.bandwidth.topology import documents
 from optsched.bandwidth.topology.policy import Policy
 from optsched.errors import InputError
 from optsched.io.files import read_bytes
@@ -104,7 +104,7 @@ def from_tree(tree: Any, name: str) -> GpuPlacement:
     found = decode_document(tree, _Document, FORMAT, name)
 
     model = _model(found.model, name)
-    state = state_document.from_tree(found.state, model.cluster, f"{name}: state")
+    state = documents.state_from_tree(found.state, model.cluster, f"{name}: state")
     rest: dict[str, Any] = {key: getattr(found, key) for key in _FIELDS}
     with placed(f"{name}: "):
         requests = tuple(Request(r.name, r.gpus, _made(Policy, r.policy)) for r in found.requests)
@@ -140,7 +140,7 @@ def to_json(problem: GpuPlacement, model_file: str | os.PathLike[str] | None = N
     for key in _FIELDS:
         if (value := getattr(problem, key)) != getattr(plain, key):
             members[key] = value
-    members["state"] = nested(state_document.to_json(problem.state))
+    members["state"] = nested(documents.state_json(problem.state))
     if model_file is None:
         members["model"] = nested(model_document.to_json(problem.model))
     else:

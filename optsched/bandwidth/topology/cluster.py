@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.bandwidth.topology.gpu_words import id_ranges, local_ids
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, IntraTable
 from optsched.bandwidth.topology.levels import WHOLE, Levels
 from optsched.bandwidth.topology.links import check_links, is_link, weight
+from optsched.bandwidth.topology.names import expand, id_ranges, local_ids
 from optsched.bandwidth.topology.products import product_links
-from optsched.bandwidth.topology.rates import MOST, kilobytes
+from optsched.bandwidth.topology.rates import KILOBYTES, MOST, kilobytes
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
 from optsched.io.values import integer, label, number
@@ -217,8 +217,7 @@ class Cluster:
         for level, factor in self._by_level("factors", (*self.levels, "cluster")).items():
             number(f"factors[{level}]", factor, above=True, most=1.0, what="a share")
         for level, rate in self._by_level("uplinks", self.levels).items():
-            if kilobytes(f"uplinks[{level}]", rate) == 0:
-                raise InputError(f"uplinks[{level}]: expected GB/s above 0, got {rate!r:.60}")
+            number(f"uplinks[{level}]", rate, above=True, what="GB/s")
         for i, host in enumerate(self.hosts):
             label(f"hosts[{i}].name", host.name)
             if not host.name or re.search(r"[\s:/,\[\]]", host.name):
@@ -360,13 +359,10 @@ class Cluster:
                 row[list(hosts)] = d
         names = (*reversed(self.levels), "cluster")
         factor = [round(self.factors.get(name, 1.0) * WHOLE) for name in names]
-        rate = [
-            MOST,
-            *(kilobytes(n, self.uplinks[n]) if n in self.uplinks else MOST for n in names[:-1]),
-        ]
+        rate = [MOST, *(round(self.uplinks.get(n, MOST) * KILOBYTES) for n in names[:-1])]
         return Levels(
             names, domain, np.minimum.accumulate(np.array(factor, np.int64)),
-            np.minimum.accumulate(np.array(rate, np.int64)),
+            np.minimum.accumulate(np.minimum(rate, MOST)),
         )  # fmt: skip
 
     @cached_property
@@ -432,8 +428,6 @@ class Cluster:
         InputError
             No such host, a local id that it has not, or a GPU twice.
         """
-        from optsched.bandwidth.topology.host_lists import expand
-
         found: list[int] = []
         if not isinstance(text, str):
             raise InputError(f"{place}: expected words such as 'n01:0-5 n02', got {text!r:.60}")
@@ -478,16 +472,16 @@ class Cluster:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Cluster:
         """Read a document ``optsched.cluster/1``; `InputError` names path, rule and value."""
-        from optsched.bandwidth.topology.cluster_document import read
+        from optsched.bandwidth.topology.documents import read_cluster
 
-        return read(path)
+        return read_cluster(path)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a document ``optsched.cluster/1``, all of it or nothing."""
-        from optsched.bandwidth.topology.cluster_document import to_json
+        from optsched.bandwidth.topology.documents import cluster_json
         from optsched.io.files import write_atomic
 
-        write_atomic(path, to_json(self))
+        write_atomic(path, cluster_json(self))
 
     @classmethod
     def from_files(

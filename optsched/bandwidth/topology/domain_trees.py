@@ -1,14 +1,18 @@
-"""Levels above hosts, and the way down to them, from switches and blocks."""
+"""Levels above hosts from switches and blocks, and what their uplinks carry."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
+from optsched.io.values import number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from optsched.bandwidth.topology.cluster import Cluster
 
 TIERS: Final = ("leaf", "spine", "core")
 """Names of the levels of switches, from the hosts upwards; above them ``tier4``, ``tier5``, ..."""
@@ -81,3 +85,47 @@ def block_levels(
             joined.append(names[first] if first == last else f"{names[first]}..{names[last]}")
         ways[key] = (*joined, key)
     return (*(f"block{size}" for size in larger), "block"), ways
+
+
+def uplink_rates(cluster: Cluster, given: Mapping[str, str | float]) -> dict[str, float]:
+    """Convert uplinks by level to GB/s of one domain in one direction.
+
+    Parameters
+    ----------
+    cluster
+        Hosts, domains and network cards.
+    given
+        GB/s, or an oversubscription ``"2:1"``: the cards of the domain's hosts bring twice the
+        capacity of its uplinks. Where domains of a level differ, the least counts.
+
+    Raises
+    ------
+    InputError
+        Another form, a level that the cluster has not, or hosts without known cards.
+    """
+    found: dict[str, float] = {}
+    kinds = [cluster.type(h) for h in range(cluster.n_hosts)]
+    for name, value in given.items():
+        place = f"uplinks[{name}]"
+        if name not in cluster.levels:
+            known = ", ".join(cluster.levels) or "none (no domains)"
+            raise InputError(f"{place}: expected one of the levels {known}")
+        over, colon, one = str(value).partition(":")
+        if isinstance(value, str):
+            if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", over) or (colon and one != "1"):
+                raise InputError(f"{place}: expected 2:1, or GB/s such as 400, got {value!r:.60}")
+            value = float(over)
+        found[name] = value
+        if not colon:
+            continue
+        unknown = sorted({kind.name for kind in kinds if kind.nics and kind.nic_rate is None})
+        if unknown:
+            raise InputError(
+                f"{place}: {over}:1 of what network cards bring, whose rate is unknown for host "
+                f"type {unknown[0]}: give it (--nic-rate, nic_rate), or the uplinks in GB/s"
+            )
+        ratio = number(place, value, least=1.0, what="an oversubscription (o:1)")
+        bring = [kind.nics * (kind.nic_rate or 0.0) for kind in kinds]
+        domains = cluster.domains(cluster.level(name)).values()
+        found[name] = min(sum(bring[h] for h in hosts) for hosts in domains) / ratio
+    return found

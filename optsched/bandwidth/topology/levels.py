@@ -59,11 +59,11 @@ class Levels:
         """
         used = counts > 0
         level = np.full(len(counts), len(self.names), np.int64)
-        for number in range(len(self.names) - 1, -1, -1):
-            of = self.domain[number]
+        for row in range(len(self.names) - 1, -1, -1):
+            of = self.domain[row]
             low = np.where(used, of, MOST).min(axis=1, initial=MOST)
             same = low == np.where(used, of, -1).max(axis=1, initial=-1)
-            level[same] = number
+            level[same] = row
         level[used.sum(axis=1) < 2] = -1
         return level
 

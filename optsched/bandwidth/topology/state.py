@@ -420,16 +420,16 @@ class ClusterState:
     @classmethod
     def read(cls, path: str | os.PathLike[str], cluster: Cluster) -> ClusterState:
         """Read a document ``optsched.state/1``; `InputError` names path, rule and value."""
-        from optsched.bandwidth.topology.state_document import read
+        from optsched.bandwidth.topology.documents import read_state
 
-        return read(path, cluster)
+        return read_state(path, cluster)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a document ``optsched.state/1``, all of it or nothing."""
-        from optsched.bandwidth.topology.state_document import to_json
+        from optsched.bandwidth.topology.documents import state_json
         from optsched.io.files import write_atomic
 
-        write_atomic(path, to_json(self))
+        write_atomic(path, state_json(self))
 
 
 _INT = {int}

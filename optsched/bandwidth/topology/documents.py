@@ -1,15 +1,16 @@
-"""The document ``optsched.cluster/1``: types of hosts, hosts, and the domains they are in."""
+"""The documents ``optsched.cluster/1`` and ``optsched.state/1``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from optsched.bandwidth.topology.cluster import MOST_PER_HOST, Cluster, Host, HostType
 from optsched.bandwidth.topology.foreign import read_document
 from optsched.bandwidth.topology.intra import IntraTable
-from optsched.bandwidth.topology.rates import KILOBYTES
+from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
+from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import InputError
 from optsched.io.strict_json import (
     check_format,
@@ -23,7 +24,8 @@ from optsched.io.strict_json import (
 if TYPE_CHECKING:
     import os
 
-FORMAT = "optsched.cluster/1"
+CLUSTER: Final = "optsched.cluster/1"
+STATE: Final = "optsched.state/1"
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=MOST_PER_HOST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1024)]
@@ -47,7 +49,7 @@ class _Host(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=F
     domains: list[str] = []
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class _Cluster(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     format: str
     name: str = ""
     levels: list[str] = []
@@ -57,12 +59,25 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     hosts: Annotated[list[_Host], msgspec.Meta(min_length=1)]
 
 
-def read(path: str | os.PathLike[str]) -> Cluster:
-    """Read a cluster from a file; see `from_tree`."""
-    return read_document(path, from_tree)
+class _Job(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    gpus: str
+    demand: float | None = None
 
 
-def from_tree(tree: Any, name: str) -> Cluster:
+class _State(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    format: str
+    free: str = ""
+    down: str = ""
+    jobs: list[_Job] = []
+
+
+def read_cluster(path: str | os.PathLike[str]) -> Cluster:
+    """Read a cluster from a file; see `cluster_from_tree`."""
+    return read_document(path, cluster_from_tree)
+
+
+def cluster_from_tree(tree: Any, name: str) -> Cluster:
     """Read a cluster from parsed JSON.
 
     Parameters
@@ -78,8 +93,8 @@ def from_tree(tree: Any, name: str) -> Cluster:
     InputError
         With the path in the document, the rule and the value.
     """
-    check_format(tree, FORMAT, name)
-    found = decode(tree, _Document, name)
+    check_format(tree, CLUSTER, name)
+    found = decode(tree, _Cluster, name)
     with placed(f"{name}: "):
         return Cluster(
             tuple(Host(host.name, host.type, tuple(host.domains)) for host in found.hosts),
@@ -91,12 +106,10 @@ def from_tree(tree: Any, name: str) -> Cluster:
         )
 
 
-def to_json(cluster: Cluster) -> bytes:
-    """The document ``optsched.cluster/1``: one host a line, fields at their default left out."""
-    members: dict[str, Any] = {"format": FORMAT, "name": cluster.name}
-    if cluster.levels:
-        members["levels"] = cluster.levels
-    for key in ("factors", "uplinks"):
+def cluster_json(cluster: Cluster) -> bytes:
+    """Write ``optsched.cluster/1``: one host a line, fields at their default left out."""
+    members: dict[str, Any] = {"format": CLUSTER, "name": cluster.name}
+    for key in ("levels", "factors", "uplinks"):
         if given := getattr(cluster, key):
             members[key] = given
     members["types"] = rows(map(_type_json, cluster.types))
@@ -104,21 +117,70 @@ def to_json(cluster: Cluster) -> bytes:
     return lines(members)
 
 
+def read_state(path: str | os.PathLike[str], cluster: Cluster) -> ClusterState:
+    """Read the state of a cluster from a file; see `state_from_tree`."""
+    return read_document(path, lambda tree, name: state_from_tree(tree, cluster, name))
+
+
+def state_from_tree(tree: Any, cluster: Cluster, name: str) -> ClusterState:
+    """Read the state of a cluster from parsed JSON.
+
+    Parameters
+    ----------
+    tree
+        ``optsched.state/1``: GPUs such as ``"n01:0-5 n02"`` (see `Cluster.parse`), the demand of
+        a job in GB/s, by default as much as it can get. ``"free": "rest"``: all that are
+        neither held nor down.
+    cluster
+        The cluster of the GPUs.
+    name
+        File name for messages.
+
+    Raises
+    ------
+    InputError
+        With the path in the document, the rule and the value.
+    """
+    check_format(tree, STATE, name)
+    found = decode(tree, _State, name)
+    with placed(f"{name}: "):
+        jobs = tuple(
+            Job(
+                job.name,
+                cluster.parse(job.gpus, f"jobs[{i}].gpus"),
+                None if job.demand is None else kilobytes(f"jobs[{i}].demand", job.demand),
+            )
+            for i, job in enumerate(found.jobs)
+        )
+        down = cluster.parse(found.down, "down")
+        if found.free == "rest":
+            used = set(down).union(*(job.gpus for job in jobs))
+            free = tuple(gpu for gpu in range(cluster.n_gpus) if gpu not in used)
+        else:
+            free = cluster.parse(found.free, "free")
+        return ClusterState(cluster, free, jobs, down)
+
+
+def state_json(state: ClusterState) -> bytes:
+    """Write ``optsched.state/1``: one job a line, fields at their default left out."""
+    written = state.cluster.written
+    members: dict[str, Any] = {"format": STATE, "free": written(state.free)}
+    if state.down:
+        members["down"] = written(state.down)
+    if state.jobs:
+        rates = [None if job.demand is None else job.demand / KILOBYTES for job in state.jobs]
+        jobs = zip(state.jobs, rates, strict=True)
+        members["jobs"] = rows(_Job(job.name, written(job.gpus), rate) for job, rate in jobs)
+    return lines(members)
+
+
 def _type(given: _Type) -> HostType:
-    intra = None
+    fields = msgspec.structs.asdict(given)
     if given.intra is not None:
-        intra = _intra(given.intra, given.gpus, f"types[{given.name}].intra")
-    return HostType(
-        given.name,
-        given.gpus,
-        None if given.links is None else tuple(tuple(row) for row in given.links),
-        tuple(tuple(group) for group in given.numa),
-        given.nics,
-        given.nic_rate,
-        intra,
-        given.tray,
-        tuple(map(tuple, given.near)),
-    )
+        fields["intra"] = _intra(given.intra, given.gpus, f"types[{given.name}].intra")
+    if given.links is not None:
+        fields["links"] = tuple(map(tuple, given.links))
+    return HostType(**fields | {key: tuple(map(tuple, fields[key])) for key in ("numa", "near")})
 
 
 def _intra(given: dict[str, Any], gpus: int, place: str) -> IntraTable:
@@ -169,6 +231,3 @@ def _intra_json(table: IntraTable) -> bytes:
         sizes.setdefault(size, []).append(b'"%s": %a' % (key.encode(), value / KILOBYTES))
     body = b",\n        ".join(b", ".join(sizes[size]) for size in sorted(sizes))
     return b"{\n        " + body + b"\n      }" if sizes else b"{}"
-
-
-__all__ = ["FORMAT", "from_tree", "read", "to_json"]
