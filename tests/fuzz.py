@@ -16,6 +16,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from oracles.best_gpus import optimum as best_choice
+from oracles.best_gpus import random_subset
 from random_shops import random_choice, random_shop
 from random_subsets import best_batch, random_batch
 from rolling_problems import awkward_array
@@ -24,8 +26,6 @@ import optsched
 from optsched import JobArray
 from optsched.problems.jobarray.choice import choice_of, choosing
 from optsched.solving.solver import support_by_name
-from optsched.testing.best_gpus import optimum as best_choice
-from optsched.testing.best_gpus import random_subset
 from optsched.testing.best_quota import best_quota, random_plan
 from optsched.testing.brute_force import TooLarge, best_makespan, best_period, machine_orders
 from optsched.testing.common import against

@@ -1,4 +1,4 @@
-"""Random choices of GPUs for one job (`optsched.testing.best_gpus`), and for several."""
+"""Random choices of GPUs for one job (`oracles.best_gpus`), and for several."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.bandwidth.placement.problem import RATIO, GpuPlacement, Request
-from optsched.bandwidth.topology.policy import Policy
-from optsched.bandwidth.topology.state import ClusterState, Job
-from optsched.testing.best_gpus import (
+from oracles.best_gpus import (
     Tables,
     _by_host,
     all_subsets,
-    contention_of,
     policy_of,
     share,
     sizes_of,
     state_of,
 )
 
+from optsched.bandwidth.placement.problem import RATIO, GpuPlacement, Request
+from optsched.bandwidth.topology.policy import Policy
+from optsched.bandwidth.topology.state import ClusterState, Job
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Sequence
-
-    from optsched.bandwidth.models.contention import Contention
 
 
 def random_batch(rng: random.Random, most: int = 9, parts: bool = False) -> GpuPlacement | None:
@@ -49,8 +47,7 @@ def random_batch(rng: random.Random, most: int = 9, parts: bool = False) -> GpuP
         Request(f"r{i}", k, policy) for i, (k, policy) in enumerate(zip(sizes, rules, strict=True))
     ]
     return GpuPlacement(
-        state, model, requests=requests, contention=contention_of(rng),
-        objective=rng.choice(["sum", "max_min"]),
+        state, model, requests=requests, objective=rng.choice(["sum", "max_min"]),
     )  # fmt: skip
 
 
@@ -80,8 +77,7 @@ def best_batch(problem: GpuPlacement) -> int | None:
             (
                 value
                 for value, _ in all_subsets(
-                    state, bandwidth, problem.demands, request.gpus, problem.contention,
-                    request.policy,
+                    state, bandwidth, problem.demands, request.gpus, request.policy,
                 )
             ),
             default=0,
@@ -104,7 +100,7 @@ def best_batch(problem: GpuPlacement) -> int | None:
             jobs = (*state.jobs, *(Job(f"other {o}", chosen[o]) for o in others))
             around = state.with_jobs(jobs)
             demands = (*problem.demands, *(wanted[o] for o in others))
-            values.append(share(around, bandwidth, demands, gpus, problem.contention))  # type: ignore[arg-type]
+            values.append(share(around, bandwidth, demands, gpus))  # type: ignore[arg-type]
         if None in values:
             continue
         if problem.objective == "sum":
@@ -133,7 +129,6 @@ def best_subset(
     bandwidth: Callable[[tuple[int, ...]], int | None],
     demands: Sequence[int],
     k: int,
-    contention: Contention,
     policy: Policy | None = None,
     tolerance: int = 0,
 ) -> Subset | None:
@@ -141,7 +136,7 @@ def best_subset(
 
     `tolerance` in millionths; other parameters as in `all_subsets`.
     """
-    found = list(all_subsets(state, bandwidth, demands, k, contention, policy))
+    found = list(all_subsets(state, bandwidth, demands, k, policy))
     if not found:
         return None
     best = max(value for value, _ in found)

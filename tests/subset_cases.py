@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
-import optsched
-from optsched.bandwidth.models.model import BandwidthModel
-from optsched.bandwidth.placement.problem import GpuPlacement
-from optsched.bandwidth.topology.state import ClusterState, Job
-from optsched.testing.best_gpus import (
+from oracles.best_gpus import (
     Tables,
     all_subsets,
-    contention_of,
     policy_of,
     share,
     sizes_of,
     state_of,
 )
+
+import optsched
+from optsched.bandwidth.models.model import BandwidthModel
+from optsched.bandwidth.placement.problem import GpuPlacement
+from optsched.bandwidth.topology.state import ClusterState, Job
 
 
 def problem_of(seed: int, most: int = 11, **rest):  # type: ignore[no-untyped-def]
@@ -32,15 +31,12 @@ def problem_of(seed: int, most: int = 11, **rest):  # type: ignore[no-untyped-de
         state = ClusterState.idle(model.cluster)
     k = rng.randint(1, len(state.free))
     traffic = rng.choice(["given", "idle", "moderate", "heavy"])
-    rest.setdefault("contention", contention_of(rng))
     return optsched.GpuPlacement(state, model, k, traffic=traffic, **rest), model
 
 
 def ruled_problem(seed: int, **fields):  # type: ignore[no-untyped-def]
-    """A random request with rules, at times with exact joint allocations."""
+    """A random request with rules."""
     rng = random.Random(seed)
-    if rng.random() < 0.3:
-        fields["contention"] = replace(contention_of(rng), fill="exact")
     problem, model = problem_of(seed, 9, **fields)
     if "policy" in fields:
         return problem
@@ -62,7 +58,7 @@ def four_by_eight(seed: int, ruled: bool = True) -> GpuPlacement:
         busy = busy[count:]
     return GpuPlacement(
         ClusterState(model.cluster, tuple(free), tuple(jobs)), model, rng.randint(1, len(free)),
-        traffic=rng.choice(["idle", "moderate", "heavy"]), contention=contention_of(rng),
+        traffic=rng.choice(["idle", "moderate", "heavy"]),
         policy=policy_of(rng, model.cluster) if ruled else None,
     )  # fmt: skip
 
@@ -80,14 +76,13 @@ class WithoutTables(BandwidthModel):
 
 def judged(problem, model, gpus):  # type: ignore[no-untyped-def]
     """Value by the oracle, None if not known."""
-    return share(problem.state, model.known, problem.demands, gpus, problem.contention)
+    return share(problem.state, model.known, problem.demands, gpus)
 
 
 def optimum(problem):  # type: ignore[no-untyped-def]
     """The best value of all subsets by the oracle; None if none is allowed and known."""
     values = all_subsets(
-        problem.state, problem.model.known, problem.demands, problem.k, problem.contention,
-        problem.policy,
+        problem.state, problem.model.known, problem.demands, problem.k, problem.policy,
     )  # fmt: skip
     return max((value for value, _ in values), default=None)
 

@@ -12,8 +12,9 @@ from optsched.model.graph import evaluate
 from optsched.model.verify import verify
 from optsched.solving.solve import solve
 from optsched.solving.solver import kinds, support
-from optsched.testing import best_gpus, best_quota
+from optsched.testing import best_quota
 from optsched.testing.brute_force import best_makespan, best_period
+from optsched.testing.gpu_placements import best_placement
 from optsched.testing.problems import small_problems
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ SHORT = 0.1
 
 _ORACLES: dict[str, Callable[[Any], int | None]] = {
     "quota": best_quota.best_quota,
-    "gpus": best_gpus.optimum,
+    "gpus": best_placement,
     "periodic": lambda problem: best_period(problem.graph()),
 }
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.model.schedule import Arcs, Resource, Rows, Schedule
 from optsched.problems.jobarray.problem import JobArray
 from optsched.problems.jobshop.problem import JobShop
 from optsched.problems.quota.job import QuotaJob
 from optsched.problems.quota.problem import QuotaPlan
-from optsched.testing.best_gpus import Tables, state_of, subset_problems
 from optsched.testing.best_quota import quota_problems
+from optsched.testing.gpu_placements import random_placement, tiny_placements
 from optsched.testing.random_problems import random_graph, random_rolling
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def tiny_problems() -> list[Problem]:
                  name="split backward"),
         JobArray(blocks, blocks, recompute=1, recompute_mode="always", checkpoint=1,
                  recompute_workspace=2, memory=4, name="recomputation"),
-        *_tiny_rolling(), *subset_problems(GPUS), *quota_problems(QUOTAS),
+        *_tiny_rolling(), *tiny_placements(GPUS), *quota_problems(QUOTAS),
     ]  # fmt: skip
 
 
@@ -145,8 +144,6 @@ def small_problems(seed: int = 0) -> list[Problem]:
     mixed: dict[str, Any] = {
         "lag_forward": 3, "lag_backward": 3, "switch": 5, "activation": 4, "memory": [12, 8, 4],
     }  # fmt: skip
-    model = Tables(rng, [6, 6, 6, 6])
-    state = state_of(rng, model.cluster)
     jobs = [
         QuotaJob(f"j{i}", utility=[rng.randint(0, 90) for _ in range(6)], weight=rng.choice([1, 2]))
         for i in range(12)
@@ -158,7 +155,7 @@ def small_problems(seed: int = 0) -> list[Problem]:
         JobArray(table(5, 3), table(5, 3), **mixed, objective="period",
                  name="5 rolling jobs with everything"),
         JobArray(table(6, 4), table(6, 4), objective="period", name="6 rolling jobs"),
-        GpuPlacement(state, model, len(state.free) // 2, name="24 GPUs"),
+        random_placement(rng, [6, 6, 6, 6], "24 GPUs"),
         QuotaPlan(jobs, budget=40, name="12 jobs on 40 GPUs"),
     ]  # fmt: skip
 

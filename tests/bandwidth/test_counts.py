@@ -7,59 +7,56 @@ import random
 import numpy as np
 import pytest
 from depth import depth
-from random_subsets import best_subset, subsets_of
-from uncompiled import uncompile
-
-from optsched.bandwidth import Cluster, ClusterState, Host
-from optsched.bandwidth.models.contention import Contention, demands, share
-from optsched.bandwidth.models.model import UnmeasuredPattern
-from optsched.bandwidth.search import counts
-from optsched.bandwidth.search.ask import MOST_LEAVES, ask, leaves_in_python
-from optsched.testing.best_gpus import (
+from oracles.best_gpus import (
     Tables,
     all_subsets,
-    contention_of,
     policy_of,
     sizes_of,
     state_of,
 )
+from random_subsets import best_subset, subsets_of
+from uncompiled import uncompile
+
+from optsched.bandwidth import Cluster, ClusterState, Host
+from optsched.bandwidth.models.contention import demands, share
+from optsched.bandwidth.models.model import UnmeasuredPattern
+from optsched.bandwidth.search import counts
+from optsched.bandwidth.search.ask import MOST_LEAVES, ask, leaves_in_python
 
 CASES = depth(100, 400)
 
 
 def case(seed: int, most: int = 11) -> tuple:  # type: ignore[type-arg]
-    """Model, state, demands, k, contention, policy and tolerance."""
+    """Model, state, demands, k, policy and tolerance."""
     rng = random.Random(seed)
     model = Tables(rng, sizes_of(rng, rng.randint(2, most)), gaps=rng.choice([0, 0, 0.2]))
     state = state_of(rng, model.cluster)
-    rule, policy = contention_of(rng), policy_of(rng, model.cluster)
+    policy = policy_of(rng, model.cluster)
     wanted = tuple(
         rng.randint(0, 300) * 1_000_000 if job.demand is None else job.demand for job in state.jobs
     )
     k = rng.randint(1, len(state.free))
     tolerance = rng.choice([0, 0, 10_000, 250_000])
-    return model, state, wanted, k, rule, policy, tolerance
+    return model, state, wanted, k, policy, tolerance
 
 
 def answer(seed: int, **rest):  # type: ignore[no-untyped-def]
     """What the kernel says of a case."""
-    model, state, wanted, k, rule, policy, _ = case(seed)
-    return ask(model.tables(), state, wanted, k, policy, rule, **rest)
+    model, state, wanted, k, policy, _ = case(seed)
+    return ask(model.tables(), state, wanted, k, policy, **rest)
 
 
 def test_optimum():  # type: ignore[no-untyped-def]
     """The value is the best of all subsets, and the choice has it."""
     for seed in range(CASES):
-        model, state, wanted, k, rule, policy, _ = case(seed)
+        model, state, wanted, k, policy, _ = case(seed)
         found = answer(seed)
-        best = max(
-            (v for v, _ in all_subsets(state, model.known, wanted, k, rule, policy)), default=None
-        )
+        best = max((v for v, _ in all_subsets(state, model.known, wanted, k, policy)), default=None)
         assert (None if found is None else found.value) == best, seed
         if found is not None:
             gpus = found.gpus
             assert len(gpus) == k and set(gpus) <= set(state.free)
-            got = share(model, state, gpus, wanted, rule)
+            got = share(model, state, gpus, wanted)
             assert (got.value, got.standalone) == (best, found.standalone), seed
             assert found.exact
 
@@ -67,12 +64,12 @@ def test_optimum():  # type: ignore[no-untyped-def]
 def test_ties():  # type: ignore[no-untyped-def]
     """Of equals the choice leaves the best rest, then has the lowest ids."""
     for seed in range(CASES):
-        model, state, wanted, k, rule, policy, tolerance = case(seed, 9)
+        model, state, wanted, k, policy, tolerance = case(seed, 9)
         found = ask(
-            model.tables(), state, wanted, k, policy, rule, ties=True,
+            model.tables(), state, wanted, k, policy, ties=True,
             tolerance=tolerance / 1e6,
         )  # fmt: skip
-        best = best_subset(state, model.known, wanted, k, rule, policy, tolerance)
+        best = best_subset(state, model.known, wanted, k, policy, tolerance)
         if best is None:
             assert found is None, seed
             continue
@@ -96,7 +93,7 @@ def test_ties_go_to_the_fewest_domains():  # type: ignore[no-untyped-def]
         state = state_of(rng, model.cluster)
         k = rng.randint(1, len(state.free))
         found = ask(model.tables(), state, (0,) * len(state.jobs), k, ties=True)
-        best = best_subset(state, model.known, (0,) * len(state.jobs), k, Contention())
+        best = best_subset(state, model.known, (0,) * len(state.jobs), k)
         assert found is not None and best is not None
         assert (found.value, found.gpus) == (best.value, best.gpus), seed
 
@@ -120,23 +117,19 @@ def test_predictions_are_the_tables():  # type: ignore[no-untyped-def]
 
 
 def test_shared_definition():  # type: ignore[no-untyped-def]
-    """`share` of a model is the definition of the oracle, exact joint allocations included."""
-    from dataclasses import replace
-
-    from optsched.testing.best_gpus import share as expected
+    """`share` of a model is the definition of the oracle."""
+    from oracles.best_gpus import share as expected
 
     for seed in range(300):
-        model, state, wanted, k, rule, _, _ = case(seed)
+        model, state, wanted, k, _, _ = case(seed)
         rng = random.Random(seed)
-        if rng.random() < 0.4:
-            rule = replace(rule, fill="exact")
         gpus = tuple(sorted(rng.sample(state.free, k)))
-        value = expected(state, model.known, wanted, gpus, rule)
+        value = expected(state, model.known, wanted, gpus)
         if value is None:
             with pytest.raises(UnmeasuredPattern):
-                share(model, state, gpus, wanted, rule)
+                share(model, state, gpus, wanted)
         else:
-            assert share(model, state, gpus, wanted, rule).value == value, seed
+            assert share(model, state, gpus, wanted).value == value, seed
 
 
 def test_demands():  # type: ignore[no-untyped-def]
@@ -161,8 +154,8 @@ def test_python_answers_as_the_kernel(monkeypatch):  # type: ignore[no-untyped-d
     """The same choice, ties, proof and vectors looked at while the kernel is not compiled."""
     asked = []
     for seed in range(150):
-        model, state, wanted, k, rule, policy, tolerance = case(seed)
-        given = model.tables(), state, wanted, k, policy, rule
+        model, state, wanted, k, policy, tolerance = case(seed)
+        given = model.tables(), state, wanted, k, policy
         rest = {"ties": seed % 3 > 0, "tolerance": tolerance / 1e6, "leaves": (10**6, 5)[seed % 2]}
         asked.append((given, rest, ask(*given, **rest)))
     uncompile(monkeypatch, counts)

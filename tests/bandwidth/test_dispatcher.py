@@ -8,6 +8,9 @@ from itertools import combinations
 
 import pytest
 from even_spreads import nearest_sets
+from oracles.best_gpus import Tables, all_subsets, policy_of, sizes_of
+from oracles.best_gpus import share as value_of
+from oracles.best_gpus import state_of as some_state
 
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
@@ -17,9 +20,6 @@ from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
 from optsched.bandwidth.topology.policy import Policy
 from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import Infeasible, InputError
-from optsched.testing.best_gpus import Tables, all_subsets, contention_of, policy_of, sizes_of
-from optsched.testing.best_gpus import share as value_of
-from optsched.testing.best_gpus import state_of as some_state
 
 
 def state_of(cluster: Cluster, free: float, seed: int, tenants: bool) -> ClusterState:
@@ -201,19 +201,19 @@ def test_verbs_against_all_subsets() -> None:
         rng = random.Random(seed)
         model = Tables(rng, sizes_of(rng, 9))
         cluster, known = model.cluster, model.known
-        state, rule = some_state(rng, cluster), contention_of(rng)
+        state = some_state(rng, cluster)
         policy = policy_of(rng, cluster)
         k, n = rng.randint(1, len(state.free)), rng.randint(1, 6)
         best_of: dict[tuple[int, ...], int] = {}
         host: dict[int, int] = {}
-        wanted = demands(model, state, "heavy", 0, rule.unit)
-        for value, gpus in all_subsets(state, known, wanted, k, rule, policy):
+        wanted = demands(model, state, "heavy")
+        for value, gpus in all_subsets(state, known, wanted, k, policy):
             of = tuple(cluster.host_of[list(gpus)].tolist())
             best_of[of] = max(value, best_of.get(of, -1))
             host |= {h: max(value, host.get(h, -1)) for h in of}
         top = sorted(best_of.values(), reverse=True)[:n]
         for large in (False, True):
-            fast = Dispatcher(cluster, model, policy=policy, contention=rule, traffic="heavy")
+            fast = Dispatcher(cluster, model, policy=policy, traffic="heavy")
             if large:
                 fast._tables = None
             if not top:
@@ -235,21 +235,21 @@ def test_verbs_against_all_subsets() -> None:
             assert all(scores[name] <= expected.get(name, 0) for name in scores)
             for one in found:
                 assert best_of[tuple(cluster.host_of[list(one.gpus)])] >= one.value
-                assert share(model, state, one.gpus, wanted, rule).value == one.value
+                assert share(model, state, one.gpus, wanted).value == one.value
                 assert not policy.fault(state, one.gpus)
             done += large
         gpus = tuple(sorted(rng.sample(state.free, k)))
         what = fast.what_if(state, gpus)
-        assert what.share == share(model, state, gpus, wanted, rule)
+        assert what.share == share(model, state, gpus, wanted)
         assert what.best == (top[0] if top else None)
         assert bool(what.fault) == bool(policy.fault(state, gpus))
         around = [*state.jobs, Job("new", gpus)]
         own = known(gpus) or 0
         for j, job in enumerate(state.jobs):
             theirs, asked = state.jobs[:j] + state.jobs[j + 1 :], wanted[:j] + wanted[j + 1 :]
-            before = value_of(state.with_jobs(theirs), known, asked, job.gpus, rule)
+            before = value_of(state.with_jobs(theirs), known, asked, job.gpus)
             there = state.with_jobs([one for one in around if one is not job])
-            after = value_of(there, known, (*asked, own), job.gpus, rule)
+            after = value_of(there, known, (*asked, own), job.gpus)
             lost = (before or 0) - (after or 0)
             assert what.victims.get(job.name, 0) == max(0, lost), seed
     assert done > 80 and missed < 3

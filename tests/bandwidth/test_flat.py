@@ -10,6 +10,13 @@ import pytest
 from even_spreads import nearest_sets
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.best_gpus import (
+    Tables,
+    all_subsets,
+    policy_of,
+    sizes_of,
+    state_of,
+)
 from random_tables import TableModel, host_types
 
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
@@ -22,14 +29,6 @@ from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
 from optsched.bandwidth.topology.intra import IntraTable
 from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import InputError
-from optsched.testing.best_gpus import (
-    Tables,
-    all_subsets,
-    contention_of,
-    policy_of,
-    sizes_of,
-    state_of,
-)
 
 SEEDS = st.integers(0, 10**9)
 
@@ -119,20 +118,20 @@ def test_line_rates_equal_the_best_of_all_subsets(seed: int) -> None:
 
 @given(SEEDS)
 def test_beside_tenants_on_few_hosts(seed: int) -> None:
-    """Any contention and policy: all counts are tried."""
+    """Any policy: all counts are tried."""
     rng = random.Random(seed)
     sizes = sizes_of(rng, rng.randint(4, 10))
     model = Tables(rng, sizes, gaps=rng.choice([0, 0, 0.2]))
     state = state_of(rng, model.cluster)
-    rule, policy = contention_of(rng), policy_of(rng, model.cluster)
+    policy = policy_of(rng, model.cluster)
     wanted = [rng.randint(0, 300) * 1_000_000 for _ in state.jobs]
     k = rng.randint(1, len(state.free))
-    found = LargeSearch(model).choose(state, k, wanted, policy, rule)
-    values = [v for v, _ in all_subsets(state, model.known, wanted, k, rule, policy)]
+    found = LargeSearch(model).choose(state, k, wanted, policy)
+    values = [v for v, _ in all_subsets(state, model.known, wanted, k, policy)]
     if found is None:
         assert not values
         return
-    got = share(model, state, found.gpus, wanted, rule)
+    got = share(model, state, found.gpus, wanted)
     assert (got.value, got.standalone) == (found.value, found.standalone)
     assert found.value == max(values) == found.upper_bound
     assert not policy.fault(state, found.gpus)
@@ -146,13 +145,13 @@ def test_beside_tenants_at_line_rate(seed: int) -> None:
     model = BottleneckBandwidth(Cluster.uniform(kind, 3))
     state = state_of(rng, model.cluster)
     wanted = [rng.randint(0, 100) * 1_000_000 for _ in state.jobs]
-    k, rule = rng.randint(1, len(state.free)), contention_of(rng)
-    found = LargeSearch(model).choose(state, k, wanted, None, rule)
+    k = rng.randint(1, len(state.free))
+    found = LargeSearch(model).choose(state, k, wanted)
     assert found is not None
-    values = [share(model, state, s, wanted, rule).value for s in combinations(state.free, k)]
-    assert share(model, state, found.gpus, wanted, rule).value == found.value
+    values = [share(model, state, s, wanted).value for s in combinations(state.free, k)]
+    assert share(model, state, found.gpus, wanted).value == found.value
     assert found.value == max(values) == found.upper_bound
-    near = [share(model, state, s, wanted, rule).value for s in nearest_sets(state, k)]
+    near = [share(model, state, s, wanted).value for s in nearest_sets(state, k)]
     assert found.value >= max(near)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles.best_gpus import Tables
 from toy_policies import Greedy
 
 from optsched.bandwidth import ClusterState, Contention
@@ -14,7 +15,6 @@ from optsched.bandwidth.models import contention as sharing
 from optsched.cluster import Job, Nodes, Workload, simulate
 from optsched.cluster.contention import BandwidthContention, Placement
 from optsched.errors import InputError
-from optsched.testing.best_gpus import Tables
 
 MODEL = Tables(random.Random(1), [4, 4, 4])
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from oracles.best_gpus import Tables, policy_of, sizes_of, state_of
 from random_subsets import best_subset
 
 import optsched
@@ -33,7 +34,6 @@ from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.models.model import Interval, alone, unlimited
 from optsched.bandwidth.placement.problem import RATIO, Request
 from optsched.errors import Infeasible, InputError
-from optsched.testing.best_gpus import Tables, contention_of, policy_of, sizes_of, state_of
 
 
 def paired(n: int = 8) -> tuple[tuple[str, ...], ...]:
@@ -103,7 +103,7 @@ def test_solved_and_explained():
     assert result.status == "optimal" and result.objective == result.lower_bound
     choice = asked.choice(result.schedule)
     best = best_subset(
-        asked.state, asked.model.of, asked.demands, 3, asked.contention
+        asked.state, asked.model.of, asked.demands, 3
     )  # fmt: skip
     assert best is not None and (choice.gpus, choice.bandwidth) == (best.gpus, best.value)
     assert asked.describe(result.objective) == f"{choice.bandwidth / 1e6:.2f} GB/s"
@@ -116,18 +116,18 @@ def test_solved_and_explained():
 
 
 def test_equals_the_oracle():
-    """Solver, dispatcher and oracle agree, policies and contention included."""
+    """Solver, dispatcher and oracle agree, policies included."""
     done = 0
     for seed in range(150):
         rng = random.Random(seed)
         model = Tables(rng, sizes_of(rng, rng.randint(2, 9)))
         state = state_of(rng, model.cluster)
-        rule, policy = contention_of(rng), policy_of(rng, model.cluster)
+        policy = policy_of(rng, model.cluster)
         k = rng.randint(1, len(state.free))
-        asked = optsched.GpuPlacement(state, model, k, policy=policy, contention=rule)
+        asked = optsched.GpuPlacement(state, model, k, policy=policy)
         result = optsched.solve(asked, "counts")
-        best = best_subset(state, model.known, asked.demands, k, rule, policy)
-        dispatcher = Dispatcher(model.cluster, model, policy=policy, contention=rule)
+        best = best_subset(state, model.known, asked.demands, k, policy)
+        dispatcher = Dispatcher(model.cluster, model, policy=policy)
         if best is None:
             assert result.status == "infeasible" and result.reason, seed
             with pytest.raises(Infeasible):

@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from oracles.best_gpus import Tables, share, sizes_of, state_of
 
 import optsched
 from optsched.bandwidth import (
@@ -25,7 +26,6 @@ from optsched.bandwidth.measure.planner import plan_measurements
 from optsched.bandwidth.placement.problem import Request
 from optsched.cli.dispatch import answer_all
 from optsched.errors import Infeasible
-from optsched.testing.best_gpus import Tables, share, sizes_of, state_of
 from optsched_solvers.gpus.one_by_one import OneByOne
 
 EXACT = ("auto", "counts", "cpsat", "branch_and_bound")
@@ -56,7 +56,7 @@ def best_of(problem: optsched.GpuPlacement) -> int | None:
     """The optimum over all sets of one fabric, without the library's rules."""
     state, k, known = problem.state, problem.k, problem.model.known  # type: ignore[attr-defined]
     values = [
-        share(state, known, problem.demands, gpus, problem.contention)
+        share(state, known, problem.demands, gpus)
         for gpus in combinations(state.free, k)
         if len({fabric_of(problem.cluster, gpu) for gpu in gpus}) == 1
     ]

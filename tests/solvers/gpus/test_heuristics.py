@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from depth import depth
+from oracles.best_gpus import Tables
 from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 
 import optsched
@@ -16,7 +17,6 @@ from optsched.bandwidth.placement.problem import Request
 from optsched.bandwidth.search.ask import ask
 from optsched.bandwidth.topology.rates import UNMEASURED
 from optsched.errors import InputError, UnsupportedProblem
-from optsched.testing.best_gpus import Tables
 from optsched_solvers.gpus import judge
 from optsched_solvers.gpus.eha import Eha, candidates, fewest
 from optsched_solvers.gpus.hybrid import Hybrid

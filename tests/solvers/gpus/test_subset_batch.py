@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from oracles.best_gpus import Tables, all_subsets
 from random_subsets import best_batch, random_batch
 
 import optsched
@@ -17,7 +18,6 @@ from optsched.bandwidth.topology.policy import Policy
 from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import UnsupportedProblem
 from optsched.solving.limits import Limits
-from optsched.testing.best_gpus import Tables, all_subsets
 from optsched_solvers.gpus import batch as subset_batch
 from optsched_solvers.gpus import tree as subset_tree
 from optsched_solvers.gpus.one_by_one import Sequences
@@ -124,7 +124,7 @@ def test_one_by_one():  # type: ignore[no-untyped-def]
         state, wanted = problem.state, problem.demands
         for request, gpus in zip(problem.requests, given.values(), strict=True):
             every = all_subsets(
-                state, problem.model.known, wanted, request.gpus, problem.contention,  # type: ignore[attr-defined]
+                state, problem.model.known, wanted, request.gpus,  # type: ignore[attr-defined]
                 request.policy,
             )  # fmt: skip
             values = {chosen: value for value, chosen in every}

@@ -6,13 +6,13 @@ import random
 from pathlib import Path
 
 import pytest
+from oracles.best_gpus import Tables
 from uncompiled import never_load, uncompile
 
 import optsched
 from optsched.bandwidth import ClusterState
 from optsched.bandwidth.search import counts
 from optsched.formats.read_problem import read_problem
-from optsched.testing.best_gpus import Tables
 
 CASES = sorted((Path(__file__).parents[3] / "instances" / "subset").glob("*-4x8-*.json"))
 

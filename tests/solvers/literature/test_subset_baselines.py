@@ -6,6 +6,7 @@ import random
 from itertools import combinations
 
 import pytest
+from oracles.best_gpus import Tables, all_subsets
 from subset_cases import problem_of, solved
 
 import optsched
@@ -13,7 +14,6 @@ from optsched.bandwidth import Cluster, ClusterState, Host, HostType, Policy
 from optsched.bandwidth.topology.links import published_weight, weight
 from optsched.bandwidth.topology.proximity import proximity
 from optsched.errors import InputError, UnsupportedProblem
-from optsched.testing.best_gpus import Tables, all_subsets
 from optsched_solvers.literature.baselines import Proximity, RandomSubset, Topo, nearest_links
 
 ALL = (Proximity(), Topo(), RandomSubset())
@@ -41,9 +41,7 @@ def test_allowed_and_never_above_the_optimum(solver):  # type: ignore[no-untyped
         found = solved(problem, solver)
         values = dict(
             (gpus, value)
-            for value, gpus in all_subsets(
-                problem.state, model.known, problem.demands, problem.k, problem.contention
-            )
+            for value, gpus in all_subsets(problem.state, model.known, problem.demands, problem.k)
         )
         if found is None:
             assert model.gaps

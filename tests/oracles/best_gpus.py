@@ -1,4 +1,4 @@
-"""Random little choices of GPUs, and the best one by trying every subset; shares no code."""
+"""Small random GPU placements and their optimum by brute force over all subsets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.bandwidth.models.contention import Contention
 from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
@@ -23,9 +22,25 @@ if TYPE_CHECKING:
 
 
 class Tables(CountModel):
-    """A model of random numbers; what it should say, `known` says in another way."""
+    """Model of random integers; `known` computes B(S) independently, in plain Python.
 
-    def __init__(self, rng: random.Random, sizes: list[int], *, gaps: float = 0.0) -> None:
+    Parameters
+    ----------
+    rng
+        Source of all numbers.
+    sizes
+        GPUs of every host.
+    gaps
+        Share of patterns without a value.
+    levels
+        Draw factors and uplinks of the levels too.
+    """
+
+    levels = False
+
+    def __init__(
+        self, rng: random.Random, sizes: list[int], *, gaps: float = 0.0, levels: bool = False
+    ) -> None:
         kinds: list[HostType] = []
         hosts, racks = [], rng.randint(1, 3)
         for i, n in enumerate(sizes):
@@ -46,14 +61,15 @@ class Tables(CountModel):
                 kinds.append(kind)
             rack = i * racks // len(sizes)
             hosts.append(Host(f"n{i}", kind.name, (f"b{rack // 2}", f"r{rack}")))
-        self.cluster = Cluster(tuple(hosts), tuple(kinds), ("block", "rack"))
-        self.rng, self.gaps = random.Random(rng.random()), gaps
+        names = ("block", "rack")
+        self.cluster = Cluster(tuple(hosts), tuple(kinds), names, **_limits(rng, names, levels))
+        self.rng, self.gaps, self.levels = random.Random(rng.random()), gaps, levels
         self.limits: dict[tuple[int, ...], int] = {}
         few = rng.random() < 0.5  # few distinct values: many ties
         self.values = [10, 20, 40] if few else list(range(3, 60))
 
     def limit(self, pattern: tuple[int, ...]) -> int:
-        """The network's limit of falling counts."""
+        """Network limit of a pattern (falling counts)."""
         if sum(pattern) <= 1:
             return 0
         if len(pattern) == 1:
@@ -65,17 +81,17 @@ class Tables(CountModel):
         return self.limits[pattern]
 
     def network(self, patterns: Any, which: str = "value") -> Any:
-        """The limits of all rows."""
+        """Limit of every row."""
         return np.array(
             [self.limit(tuple(c for c in row if c)) for row in patterns.tolist()], np.int64
         ).reshape(len(patterns))
 
     def intra_of(self, kind: int, which: str = "value") -> Any:
-        """The type's own table."""
+        """Table of the host type."""
         return self.cluster.types[kind].intra.values  # type: ignore[union-attr]
 
     def known(self, gpus: tuple[int, ...]) -> int | None:
-        """B(S), in plain Python."""
+        """B(S) from the definition; None if the pattern is not measured."""
         if len(gpus) <= 1:
             return 0
         by_host: dict[int, int] = {}
@@ -89,11 +105,40 @@ class Tables(CountModel):
         for h, mask in by_host.items():
             if mask.bit_count() >= 2:
                 value = min(value, self.cluster.type(h).intra.of(mask))  # type: ignore[union-attr]
-        return value
+        if len(by_host) == 1 or not self.levels:
+            return value
+        return self._beyond(value, list(by_host), len(gpus))
+
+    def _beyond(self, value: int, hosts: list[int], gpus: int) -> int:
+        """Bandwidth of several hosts after the uplinks and the factor of their lowest level."""
+        cluster, m = self.cluster, len(hosts)
+        if not any(set(hosts) <= set(fabric) for fabric in cluster.fabrics):
+            return 0
+        factor = 1.0
+        for i in range(len(cluster.levels), -1, -1):  # from the lowest level to the whole cluster
+            inside = {cluster.hosts[h].domains[:i] for h in hosts}
+            name = cluster.levels[i - 1] if i else "cluster"
+            factor = min(factor, cluster.factors.get(name, 1.0))
+            if len(inside) == 1:
+                break
+            if i and name in cluster.uplinks:
+                rate = round(cluster.uplinks[name] * 1_000_000)
+                line = rate * ((gpus - 1) / gpus) * (m / (m - 1))
+                value = min(value, round(line))
+        return value * round(factor * 1_000_000) // 1_000_000
+
+
+def _limits(rng: random.Random, names: tuple[str, ...], wanted: bool) -> dict[str, Any]:
+    """Factors and uplinks for some of these levels."""
+    if not wanted:
+        return {}
+    factors = {name: rng.choice([1.0, 0.75, 0.5]) for name in (*names, "cluster")}
+    uplinks = {name: float(rng.randint(20, 300)) for name in names if rng.random() < 0.5}
+    return {"factors": factors, "uplinks": uplinks}
 
 
 def sizes_of(rng: random.Random, most: int) -> list[int]:
-    """GPUs of a few hosts, in all at most so many."""
+    """Draw the GPUs of a few hosts, at most `most` in total."""
     sizes: list[int] = []
     while sum(sizes) < most and len(sizes) < 5:
         sizes.append(min(rng.choice([1, 2, 2, 3, 4, 4, 6]), most - sum(sizes)))
@@ -101,7 +146,7 @@ def sizes_of(rng: random.Random, most: int) -> list[int]:
 
 
 def state_of(rng: random.Random, cluster: Cluster) -> ClusterState:
-    """Some GPUs free, some down, some held by up to three jobs."""
+    """Draw free GPUs, up to three jobs and GPUs that are down."""
     gpus = list(range(cluster.n_gpus))
     rng.shuffle(gpus)
     n_free = rng.randint(max(1, len(gpus) // 3), len(gpus))
@@ -115,16 +160,8 @@ def state_of(rng: random.Random, cluster: Cluster) -> ClusterState:
     return ClusterState(cluster, tuple(free), tuple(jobs), tuple(busy))
 
 
-def contention_of(rng: random.Random) -> Contention:
-    """Any but those with exact joint allocations."""
-    return Contention(
-        fill=rng.choice(["first", "best"]), sides=rng.choice(["one", "two"]),
-        cross_only=rng.random() < 0.7, skip_idle=rng.random() < 0.7, whole=rng.random() < 0.2,
-    )  # fmt: skip
-
-
 def policy_of(rng: random.Random, cluster: Cluster) -> Policy:
-    """None, or a rule or two."""
+    """Draw a policy of no rule or two."""
     rules: dict[str, Any] = {}
     if rng.random() < 0.5:
         return Policy()
@@ -161,31 +198,28 @@ def policy_of(rng: random.Random, cluster: Cluster) -> Policy:
 
 @cache
 def subset_problems(n: int, seed: int = 0, most: int = 9) -> tuple[GpuPlacement, ...]:
-    """Random choices from clusters of at most so many GPUs, each with its oracle in the model."""
+    """Draw placements on clusters of at most `most` GPUs, with models of class `Tables`."""
     return tuple(
         random_subset(random.Random(k), most, f"subset choice {k}") for k in range(seed, seed + n)
     )
 
 
 def random_subset(rng: random.Random, most: int = 9, name: str = "") -> GpuPlacement:
-    """A choice from a cluster of at most so many GPUs."""
+    """Draw a placement on a cluster of at most `most` GPUs."""
     model = Tables(rng, sizes_of(rng, rng.randint(2, most)))
     state = state_of(rng, model.cluster)
     k = rng.randint(1, len(state.free))
-    rule, policy = contention_of(rng), policy_of(rng, model.cluster)
-    if rng.random() < 0.5:
-        rule, policy = Contention(), Policy()
-    return GpuPlacement(state, model, k, policy=policy, contention=rule, name=name)
+    policy = policy_of(rng, model.cluster)
+    return GpuPlacement(state, model, k, policy=policy, name=name)
 
 
 @cache
 def optimum(problem: GpuPlacement) -> int | None:
-    """Optimal objective by trying all subsets; None if there is no choice."""
+    """Optimal objective by brute force; None if no choice is feasible."""
     assert isinstance(problem.model, Tables)
     values = all_subsets(
-        problem.state, problem.model.known, problem.demands, problem.k, problem.contention,
-        problem.policy,
-    )  # fmt: skip
+        problem.state, problem.model.known, problem.demands, problem.k, problem.policy
+    )
     return min((-value for value, _ in values), default=None)
 
 
@@ -194,10 +228,9 @@ def all_subsets(
     bandwidth: Callable[[tuple[int, ...]], int | None],
     demands: Sequence[int],
     k: int,
-    contention: Contention,
     policy: Policy | None = None,
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Value and GPUs of every allowed set of k free GPUs whose bandwidths are all known.
+    """Value and GPUs of every feasible set of k free GPUs whose bandwidths are all known.
 
     Parameters
     ----------
@@ -206,14 +239,14 @@ def all_subsets(
     bandwidth
         Standalone bandwidth of a set in kB/s; None where it is not known.
     demands
-        Of the running jobs.
-    k, contention, policy
+        Of the running jobs, kB/s.
+    k, policy
         The request.
     """
     for chosen in combinations(state.free, k):
         if policy is not None and policy.fault(state, chosen):
             continue
-        value = share(state, bandwidth, demands, chosen, contention)
+        value = share(state, bandwidth, demands, chosen)
         if value is not None:
             yield value, chosen
 
@@ -223,34 +256,28 @@ def share(
     bandwidth: Callable[[tuple[int, ...]], int | None],
     demands: Sequence[int],
     chosen: Iterable[int],
-    rule: Contention,
 ) -> int | None:
-    """What a choice gets beside the running jobs; None if a bandwidth is not known."""
-    unit = 1_000_000 if rule.whole else 1
-    own = tuple(chosen)
-    alone = bandwidth(own)
+    """Bandwidth of a choice in competition with the running jobs; None if not known.
+
+    Jobs interfere that share a host with it, if both use two hosts or more and the job's demand is
+    above 0. A joint allocation has the first local ids of every host of either.
+    """
+    alone = bandwidth(tuple(chosen))
     if alone is None:
         return None
-    alone -= alone % unit
-    hosts, capacities, total = _by_host(state, own), [], alone
+    hosts, capacities, total = _by_host(state, chosen), [], alone
     for job, demand in zip(state.jobs, demands, strict=True):
-        theirs = _by_host(state, job.gpus)
-        if not set(hosts) & set(theirs) or len(theirs) < 2:
+        held = _by_host(state, job.gpus)
+        if not set(hosts) & set(held) or min(len(held), len(hosts)) < 2 or demand == 0:
             continue
-        if (rule.cross_only and len(hosts) < 2) or (rule.skip_idle and demand == 0):
-            continue
-        where = [set(hosts) | set(theirs)]
-        if rule.sides == "two":
-            where = [set(hosts), set(theirs)]
-        for around in where:
-            joint: list[int] = []
-            for h in around:
-                both = [*hosts.get(h, []), *theirs.get(h, [])]
-                joint += _fill(state, bandwidth, h, both, rule.fill)
-            reached = bandwidth(tuple(sorted(joint)))
-            if reached is None:
-                return None
-            capacities.append(reached - reached % unit)
+        joint: list[int] = []
+        for h in sorted(set(hosts) | set(held)):
+            first = int(state.cluster.first[h])
+            joint += range(first, first + len(hosts.get(h, [])) + len(held.get(h, [])))
+        capacity = bandwidth(tuple(joint))
+        if capacity is None:
+            return None
+        capacities.append(capacity)
         total += demand
     if not capacities or total <= min(capacities):
         return alone
@@ -262,21 +289,3 @@ def _by_host(state: ClusterState, gpus: Iterable[int]) -> dict[int, list[int]]:
     for gpu in sorted(gpus):
         found.setdefault(int(state.cluster.host_of[gpu]), []).append(gpu)
     return found
-
-
-def _fill(
-    state: ClusterState,
-    bandwidth: Callable[[tuple[int, ...]], int | None],
-    host: int,
-    both: list[int],
-    fill: str,
-) -> list[int]:
-    """The GPUs that a joint allocation is taken to have on a host."""
-    if fill == "exact":
-        return both
-    first, size = int(state.cluster.first[host]), int(state.cluster.sizes[host])
-    every = range(first, first + size)
-    if fill == "first" or len(both) < 2:
-        return list(every[: len(both)])
-    subsets = list(combinations(every, len(both)))
-    return list(max(subsets, key=lambda some: bandwidth(tuple(some)) or 0))

@@ -1,0 +1,1 @@
+"""Slow, independent references that tests compare the library with."""
