@@ -66,6 +66,9 @@ def import_(
     uplink: Annotated[
         list[str] | None, option("LEVEL=2:1, or LEVEL=GB/s of a domain's uplinks, one direction.")
     ] = None,
+    rails: Annotated[
+        bool, option("A choice has the same local ids on every host (rail switches).", "--rails")
+    ] = False,
 ) -> None:
     """Write a cluster from topology matrices, host lists, and switches, nodes or labels."""
     files, lists = pairs("topo", topo or (), "TYPE=FILE"), pairs("hosts", hosts or (), "HOSTS=TYPE")
@@ -77,8 +80,9 @@ def import_(
         files, lists, domains=domains, levels=level or (), nic_rate=nic_rate, name=name,
         nics=cards.split(",") if isinstance(cards, str) else cards,
         factors=shares, uplinks=pairs("uplink", uplink or (), "LEVEL=2:1 or LEVEL=GB/s"),
+        rails=rails,
     )  # fmt: skip
-    wrote(output, cluster.write, f": {cluster.n_hosts} hosts, {cluster.n_gpus} GPUs")
+    wrote(output, cluster.write, f": {_sizes(cluster)}")
     for line in assumptions(cluster):
         print(f"warning: {line}", file=sys.stderr)
 
@@ -97,7 +101,7 @@ def check(
     """Check a cluster, and a state of it; say what could be missing for good answers."""
     cluster = Cluster.read(file)
     found = None if state is None else ClusterState.read(state, cluster)
-    print(f"{file}: in order, {cluster.n_hosts} hosts, {cluster.n_gpus} GPUs")
+    print(f"{file}: in order, {_sizes(cluster)}")
     used = set(cluster.type_of)
     for t, kind in enumerate(cluster.types):
         if t not in used:
@@ -115,6 +119,8 @@ def check(
             f"note: {cluster.levels[0]}: no level above joins the {len(cluster.fabrics)} domains: "
             f"no choice spans them; they have {sizes}{', ...' * (len(cluster.fabrics) > 8)} GPUs"
         )
+    if cluster.rails:
+        print("note: rails: a choice has the same local ids on every host")
     for level, share in cluster.factors.items():
         print(f"note: {level}: factor {share:g} of the bandwidth where no lower level joins a set")
     for level, rate in cluster.uplinks.items():
@@ -144,7 +150,7 @@ def render(cluster: Cluster) -> Group:
     from rich.console import Group
 
     title = Text(plain(cluster.name) or "cluster", style="bold")
-    title.append(f"\n{cluster.n_hosts} hosts, {cluster.n_gpus} GPUs", "dim")
+    title.append(f"\n{_sizes(cluster)}{', rails' * cluster.rails}", "dim")
     parts: list[RenderableType] = [title, "", _types(cluster)]
     for kind in cluster.types:
         if kind.links is not None and kind.gpus <= _MOST_MATRIX:
@@ -152,6 +158,13 @@ def render(cluster: Cluster) -> Group:
     if cluster.levels:
         parts += ["", _domains(cluster)]
     return Group(*parts, "", _hosts(cluster))
+
+
+def _sizes(cluster: Cluster) -> str:
+    """``2 hosts of 36 machines, 144 GPUs``."""
+    machines = sum(max(1, len(host.machines)) for host in cluster.hosts)
+    of = f" of {machines} machines" * (machines > cluster.n_hosts)
+    return f"{cluster.n_hosts} hosts{of}, {cluster.n_gpus} GPUs"
 
 
 def _types(cluster: Cluster) -> Table:
@@ -229,9 +242,11 @@ def _hosts(cluster: Cluster) -> Table:
     """Neighbouring hosts of one type and place share a row."""
     heads = ("hosts", "number", "type", *cluster.levels)
     rows = []
-    for (kind, domains), members in groupby(cluster.hosts, lambda host: (host.type, host.domains)):
-        names = [host.name for host in members]
-        span = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
+    alike = groupby(cluster.hosts, lambda h: (h.type, h.domains, h.name * bool(h.machines)))
+    for (kind, domains, clique), members in alike:
+        names = [name for host in members for name in host.machines or (host.name,)]
+        span = f"{clique}: " * bool(clique)
+        span += names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
         rows.append((span, str(len(names)), kind, *domains))
     if len(rows) > _MOST_ROWS:
         rows = [*rows[:_MOST_ROWS], ("...", *[""] * (len(heads) - 1))]

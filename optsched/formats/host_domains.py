@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MOST_NAMED: Final = 8  # nodes of a warning
+_NO_CLIQUE = re.compile(r"|0[0-]*(\.0)?")  # none, or that of GPUs without a fabric
 
 
 class _Nodes(msgspec.Struct):
@@ -101,6 +102,7 @@ def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
     of: dict[str, tuple[str, ...]] = {}
     kinds: dict[str, tuple[str, int]] = {}
     left_out: dict[str, str] = {}
+    cliques: dict[str, str] = {}
     for i, node in enumerate(decode({"items": items}, _Nodes, name).items):
         host, labels = node.metadata.name, node.metadata.labels
         place = f"{name}: items[{i}] (node {host:.60})"
@@ -120,6 +122,8 @@ def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
             what = "an empty" if lost[0] in labels else "no"
             raise InputError(f"{place}: has {what} label {lost[0]!r:.80}; labels: {there}")
         of[host] = tuple(labels[label] for label in known.values())
+        if not _NO_CLIQUE.fullmatch(clique := labels.get("nvidia.com/gpu.clique", "")):
+            cliques[host] = clique
     reasons = [f"{host} {why}" for host, why in left_out.items()]
     rest = [f"and {len(reasons) - _MOST_NAMED} more"] * (len(reasons) > _MOST_NAMED)
     said = "; ".join(reasons[:_MOST_NAMED] + rest)
@@ -130,4 +134,4 @@ def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
     if left_out:
         there = f"{len(left_out)} of {len(of) + len(left_out)} nodes with GPUs"
         warnings.warn(f"{name}: {there} are left out: {said}", stacklevel=3)
-    return Domains(tuple(known), of, kinds)
+    return Domains(tuple(known), of, kinds, cliques)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from optsched.bandwidth.topology.cliques import joined
 from optsched.bandwidth.topology.cluster import MOST_HOSTS, Cluster, Host, HostType
 from optsched.bandwidth.topology.domain_trees import Domains, uplink_rates
 from optsched.bandwidth.topology.names import expand
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
 def cluster_from_files(
     topo: Mapping[str, str | os.PathLike[str]],
     hosts: Mapping[str, str],
-    domains: str | os.PathLike[str] | None = None,
-    levels: Sequence[str] = (),
-    nics: int | Sequence[str] | None = None,
-    nic_rate: float | None = None,
-    name: str = "",
-    factors: Mapping[str, float] | None = None,
-    uplinks: Mapping[str, str | float] | None = None,
+    domains: str | os.PathLike[str] | None,
+    levels: Sequence[str],
+    nics: int | Sequence[str] | None,
+    nic_rate: float | None,
+    uplinks: Mapping[str, str | float],
+    **fields: Any,
 ) -> Cluster:
-    """A cluster from the files that its tools write; see `Cluster.from_files`."""
+    """Read the files that tools write, with other fields of the cluster: `Cluster.from_files`."""
     types = {
         kind: nvidia_topo.from_text(read_text(path), kind, str(path), nics, nic_rate)
         for kind, path in topo.items()
@@ -71,13 +71,12 @@ def cluster_from_files(
         bare = {k: HostType(k, n, nics=cards, nic_rate=nic_rate) for k, n in sizes.items()}
         types = bare | types
     if domains is not None and (lost := [host for host in kind_of if host not in found.of]):
-        raise InputError(
-            f"{os.fspath(domains)}: does not say where {len(lost)} of the hosts are, "
-            f"the first: {', '.join(lost[:4])}"
-        )
-    placed = (Host(host, kind, found.of.get(host, ())) for host, kind in kind_of.items())
-    cluster = Cluster(tuple(placed), tuple(types.values()), found.levels, name, factors or {})
-    return replace(cluster, uplinks=uplink_rates(cluster, uplinks or {}))
+        some = f"{len(lost)} of the hosts are, the first: {', '.join(lost[:4])}"
+        raise InputError(f"{os.fspath(domains)}: does not say where {some}")
+    placed = [Host(host, kind, found.of.get(host, ())) for host, kind in kind_of.items()]
+    parts, kinds = joined(placed, types, found.levels, found.cliques)
+    cluster = Cluster(tuple(parts), tuple(kinds), found.levels, **fields)
+    return replace(cluster, uplinks=uplink_rates(cluster, uplinks))
 
 
 def read_domains(

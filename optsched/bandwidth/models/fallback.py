@@ -11,7 +11,7 @@ from optsched.bandwidth.models.measurements import median
 from optsched.bandwidth.models.prior import host_rates
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.links import NVLINK_RATE, SELF, link_rate
-from optsched.bandwidth.topology.products import PRODUCTS, product_of
+from optsched.bandwidth.topology.products import product_of
 from optsched.bandwidth.topology.rates import MOST, kilobytes
 
 if TYPE_CHECKING:
@@ -71,15 +71,20 @@ def assumptions(
                 f"links within host type {kind.name} are unknown: assumed at least as good as the "
                 f"network; --topo or measurements settle it{hint}"
             )
-    for t, kind in kinds:
+    for _, kind in kinds:
         if kind.nic_rate is None and kind.nics and cluster.n_hosts > 1 and not across:
             yield (
                 f"the rate of network cards of host type {kind.name} is unknown: assumed 50 GB/s "
                 "at most, and no faster than links within hosts; --nic-rate or measurements settle "
                 "it"
             )
-        if product_of(kind.name) is PRODUCTS[0] and cluster.type_of.count(t) > 1:
-            yield f"NVLink between hosts of type {kind.name} is not counted: cards join them"
+        product = product_of(kind.name)
+        alone = [h for h in cluster.hosts if h.type == kind.name and not h.machines]
+        if product is not None and product.rack and len(alone) > 1:
+            yield (
+                f"NVLink between hosts of type {kind.name} is not counted: cards join them; label "
+                "nvidia.com/gpu.clique of nodes, or Slurm's blocks, say which hosts it joins"
+            )
 
 
 def measured_types(cluster: Cluster, rows: Iterable[Measurement]) -> set[int]:

@@ -21,7 +21,7 @@ from optsched.bandwidth.topology.products import product_links
 from optsched.bandwidth.topology.rates import KILOBYTES, MOST, kilobytes
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
-from optsched.io.values import integer, label, number
+from optsched.io.values import boolean, integer, label, number
 from optsched.model.schedule import Resource
 
 if TYPE_CHECKING:
@@ -156,11 +156,26 @@ class HostType:
 
 @dataclass(frozen=True)
 class Host:
-    """A host: its name, the name of its type, and its domains, one a level."""
+    """GPUs joined by NVLink or PCIe: a machine, or the machines of one NVLink clique.
+
+    Parameters
+    ----------
+    name
+        Label.
+    type
+        Name of its type.
+    domains
+        Names of its domains, one a level.
+    machines
+        Names of the trays of a clique (GB200 NVL72), each with `HostType.tray` of the GPUs, in
+        order. Bandwidths are those of one host; schedulers address the machines. Empty: the host
+        is one machine of its name.
+    """
 
     name: str
     type: str
     domains: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,12 +199,16 @@ class Cluster:
         1 where nothing is given, and never more than at a level below.
     uplinks
         Level to the capacity of the uplinks of one of its domains in one direction, GB/s.
+    rails
+        Whether GPUs of one local id are joined by a rail of switches, so that a choice has the same
+        local ids on every host.
 
     Raises
     ------
     InputError
-        Two hosts of one name, an unknown type, other domains than levels, more than 100,000 hosts,
-        or a factor or uplink of no level or out of range.
+        Two hosts or machines of one name, an unknown type, other domains than levels, more than
+        100,000 hosts, machines that are not the trays of the type, or a factor or uplink of no
+        level or out of range.
     """
 
     hosts: tuple[Host, ...]
@@ -198,6 +217,8 @@ class Cluster:
     name: str = ""
     factors: Mapping[str, float] = field(default_factory=dict)
     uplinks: Mapping[str, float] = field(default_factory=dict)
+    rails: bool = False
+    _machines: dict[str, tuple[int, int]] = field(default_factory=dict, init=False, repr=False)
     _by_name: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -218,15 +239,9 @@ class Cluster:
             number(f"factors[{level}]", factor, above=True, most=1.0, what="a share")
         for level, rate in self._by_level("uplinks", self.levels).items():
             number(f"uplinks[{level}]", rate, above=True, what="GB/s")
+        boolean("rails", self.rails)
         for i, host in enumerate(self.hosts):
-            label(f"hosts[{i}].name", host.name)
-            if not host.name or re.search(r"[\s:/,\[\]]", host.name):
-                raise InputError(
-                    f"hosts[{i}].name: expected a name without spaces, commas, colons, "
-                    f"slashes and brackets, got {host.name!r:.60}"
-                )
-            if host.name in self._by_name:
-                raise InputError(f"hosts[{i}].name: there are two hosts {host.name!r}")
+            self._add_name(f"hosts[{i}].name", host.name)
             self._by_name[host.name] = i
             if host.type not in names:
                 raise InputError(
@@ -238,6 +253,30 @@ class Cluster:
                     f"hosts[{i}].domains: expected one name for each of the {len(self.levels)} "
                     f"levels, got {len(host.domains)}"
                 )
+            if host.machines:
+                self._add_machines(i, self.types[names.index(host.type)])
+
+    def _add_name(self, place: str, name: str) -> None:
+        """Check the name of a host or machine."""
+        label(place, name)
+        if not name or re.search(r"[\s:/,\[\]]", name):
+            raise InputError(
+                f"{place}: expected a name without spaces, commas, colons, slashes and brackets, "
+                f"got {name!r:.60}"
+            )
+        if name in self._by_name or name in self._machines:
+            raise InputError(f"{place}: there are two hosts {name!r}")
+
+    def _add_machines(self, host: int, kind: HostType) -> None:
+        names = self.hosts[host].machines
+        if not kind.tray or len(names) * kind.tray != kind.gpus:
+            raise InputError(
+                f"hosts[{host}].machines: {len(names)} machines, but type {kind.name!r:.60} has "
+                f"{kind.gpus} GPUs in trays of {kind.tray or 'unknown size'}"
+            )
+        for tray, name in enumerate(names):
+            self._add_name(f"hosts[{host}].machines[{tray}]", name)
+            self._machines[name] = host, tray
 
     def _by_level(self, key: str, known: tuple[str, ...]) -> dict[str, float]:
         """Factors or uplinks as a dictionary of their own, checked for unknown levels."""
@@ -368,7 +407,7 @@ class Cluster:
     @cached_property
     def sha256(self) -> str:
         """Hash of all that matters for bandwidths and policies, 64 hexadecimal digits."""
-        limits = sorted(self.factors.items()), sorted(self.uplinks.items())
+        limits = sorted(self.factors.items()), sorted(self.uplinks.items()), self.rails
         text = repr((self.hosts, self.levels, limits, [
             (t.name, t.gpus, t.links, t.numa, t.nics, t.nic_rate and t.nic_kilobytes, t.tray,
              None if t.intra is None else t.intra.values.tolist()) for t in self.types
@@ -397,15 +436,40 @@ class Cluster:
             There is none of that name.
         """
         found = self._by_name.get(name)
+        if found is None and name in self._machines:
+            host = self.hosts[self._machines[name][0]].name
+            raise InputError(f"{place}: {name!r:.60} is a machine of the host {host!r:.60}")
         if found is None:
             some = shortened([host.name for host in self.hosts])
             raise InputError(f"{place}: there is no host {name!r:.60}; hosts: {some}")
         return found
 
     def gpu_name(self, gpu: int) -> str:
-        """``host/local id`` of a GPU."""
-        h = int(self.host_of[gpu])
-        return f"{self.hosts[h].name}/{gpu - int(self.first[h])}"
+        """``machine/local id`` of a GPU."""
+        ((name, (local,)),) = self.by_machine((int(gpu),)).items()
+        return f"{name}/{local}"
+
+    def by_machine(self, gpus: Iterable[int]) -> dict[str, list[int]]:
+        """Local ids of GPUs by machine, in the given order."""
+        found: dict[str, list[int]] = {}
+        host_of, first, _ = self.places
+        for gpu in gpus:
+            h = host_of[gpu]
+            name, local = self.hosts[h].name, gpu - first[h]
+            if machines := self.hosts[h].machines:
+                tray, local = divmod(local, self.type(h).tray)
+                name = machines[tray]
+            found.setdefault(name, []).append(local)
+        return found
+
+    def machine(self, name: str, place: str = "host") -> range:
+        """Global numbers of the GPUs of a machine, or of a host; `InputError` if there is none."""
+        if name not in self._machines:
+            h = self.host_index(name, place)
+            return range(int(self.first[h]), int(self.first[h + 1]))
+        h, tray = self._machines[name]
+        first, size = int(self.first[h]), self.type(h).tray
+        return range(first + tray * size, first + (tray + 1) * size)
 
     def counts(self, gpus: Iterable[int]) -> IntArray:
         """How many of some GPUs every host has, shape (hosts,)."""
@@ -418,8 +482,8 @@ class Cluster:
         Parameters
         ----------
         text
-            Parts separated by white space; a host alone, or with ``:*``, means all its GPUs. Host
-            names may hold brackets: ``n[01-04]:0-3``.
+            Parts separated by white space; a host or machine alone, or with ``:*``, means all its
+            GPUs. Names may hold brackets: ``n[01-04]:0-3``.
         place
             Field for messages.
 
@@ -436,10 +500,11 @@ class Cluster:
             if match is None:
                 raise InputError(f"{place}: expected HOST:IDS, got {part!r:.60}")
             for name in expand(match["host"], place):
-                h = self.host_index(name, place)
-                ids, size = match["ids"], int(self.sizes[h])
-                local = range(size) if ids in (None, "*") else local_ids(ids, size, part, place)
-                found += [int(self.first[h]) + i for i in local]
+                gpus, ids = self.machine(name, place), match["ids"]
+                if ids not in (None, "*"):
+                    found += [gpus[i] for i in local_ids(ids, len(gpus), part, place)]
+                else:
+                    found += gpus
         return self.gpus(found, place)
 
     def gpus(self, given: Iterable[int], place: str = "gpus") -> tuple[int, ...]:
@@ -460,12 +525,10 @@ class Cluster:
         return tuple(found)
 
     def written(self, gpus: Iterable[int]) -> str:
-        """The inverse of `parse`: ``"n01:0-5 n02:6,7"``."""
-        by_host: dict[int, list[int]] = {}
-        for gpu in sorted(gpus):
-            h = int(self.host_of[gpu])
-            by_host.setdefault(h, []).append(gpu - int(self.first[h]))
-        return " ".join(f"{self.hosts[h].name}:{id_ranges(ids)}" for h, ids in by_host.items())
+        """The inverse of `parse`, by machine: ``"n01:0-5 n02:6,7"``."""
+        return " ".join(
+            f"{name}:{id_ranges(ids)}" for name, ids in self.by_machine(sorted(gpus)).items()
+        )
 
     # files
 
@@ -496,6 +559,7 @@ class Cluster:
         name: str = "",
         factors: Mapping[str, float] | None = None,
         uplinks: Mapping[str, str | float] | None = None,
+        rails: bool = False,
     ) -> Cluster:
         """A cluster from the files that its tools write.
 
@@ -512,7 +576,7 @@ class Cluster:
             ``kubectl get nodes`` with the labels that are levels, widest first.
         nics, nic_rate
             As in `optsched.formats.nvidia_topo.from_text`.
-        name, factors
+        name, factors, rails
             As in the constructor.
         uplinks
             Level to GB/s, or to an oversubscription such as ``"2:1"``.
@@ -525,8 +589,9 @@ class Cluster:
         from optsched.formats.topology import cluster_from_files
 
         return cluster_from_files(
-            topo, hosts, domains, levels, nics, nic_rate, name, factors or {}, uplinks or {}
-        )
+            topo, hosts, domains, levels, nics, nic_rate, uplinks or {}, name=name,
+            factors=factors or {}, rails=rails,
+        )  # fmt: skip
 
     @classmethod
     def uniform(

@@ -47,6 +47,7 @@ class _Host(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=F
     name: str
     type: str
     domains: list[str] = []
+    machines: list[str] = []
 
 
 class _Cluster(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -55,6 +56,7 @@ class _Cluster(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     levels: list[str] = []
     factors: dict[str, float] = {}
     uplinks: dict[str, float] = {}
+    rails: bool = False
     types: Annotated[list[_Type], msgspec.Meta(min_length=1)]
     hosts: Annotated[list[_Host], msgspec.Meta(min_length=1)]
 
@@ -97,23 +99,29 @@ def cluster_from_tree(tree: Any, name: str) -> Cluster:
     found = decode(tree, _Cluster, name)
     with placed(f"{name}: "):
         return Cluster(
-            tuple(Host(host.name, host.type, tuple(host.domains)) for host in found.hosts),
+            tuple(
+                Host(host.name, host.type, tuple(host.domains), tuple(host.machines))
+                for host in found.hosts
+            ),
             tuple(_type(given) for given in found.types),
             tuple(found.levels),
             found.name,
             found.factors,
             found.uplinks,
+            found.rails,
         )
 
 
 def cluster_json(cluster: Cluster) -> bytes:
     """Write ``optsched.cluster/1``: one host a line, fields at their default left out."""
     members: dict[str, Any] = {"format": CLUSTER, "name": cluster.name}
-    for key in ("levels", "factors", "uplinks"):
+    for key in ("levels", "factors", "uplinks", "rails"):
         if given := getattr(cluster, key):
             members[key] = given
     members["types"] = rows(map(_type_json, cluster.types))
-    members["hosts"] = rows(_Host(h.name, h.type, list(h.domains)) for h in cluster.hosts)
+    members["hosts"] = rows(
+        _Host(h.name, h.type, list(h.domains), list(h.machines)) for h in cluster.hosts
+    )
     return lines(members)
 
 

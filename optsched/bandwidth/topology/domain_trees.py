@@ -22,12 +22,14 @@ TIERS: Final = ("leaf", "spine", "core")
 class Domains:
     """Names of levels, widest first, and for every host its domain on each of them.
 
-    Where the source knows them, `kinds` has the type and the number of GPUs of every host.
+    Where the source knows them, `kinds` has the type and the number of GPUs of every host, and
+    `cliques` the NVLink cliques of machines.
     """
 
     levels: tuple[str, ...]
     of: Mapping[str, tuple[str, ...]]
     kinds: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    cliques: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -18,6 +18,8 @@ class Product(NamedTuple):
     boards: dict[int, str]
     """By GPUs a host the link of every pair, where all pairs are alike."""
     source: str
+    rack: int = 0
+    """Most GPUs that NVLink joins across machines; 0: none."""
 
 
 _SXM, _CARD = "(SXM|HBM3|DGX|HGX)", "(PCIE|NVL|CNX)"
@@ -25,7 +27,7 @@ _EITHER = "NVLink on SXM boards, PCIe on cards"
 
 PRODUCTS: Final = (
     Product(r"\bGB[23]00\b", "NVLink, also to other hosts of the rack", {4: "NV18"},
-            "DGX GB200 user guide: trays of 4 GPUs, 18 NVLinks each to the rack's switches"),
+            "DGX GB200 user guide: trays of 4 GPUs, 18 NVLinks each to the rack's switches", 72),
     Product(rf"\bH(100|200|800)\b.*{_CARD}|{_CARD}.*\bH(100|200|800)\b", "PCIe, bridges in pairs",
             {}, "data sheets H100, H200 NVL: bridge of 2 or 4 cards is optional"),
     Product(rf"\bH(100|200|20)\b.*{_SXM}|{_SXM}.*\bH(100|200|20)\b|^NVIDIA-H(200|20)\b", "NVLink",

@@ -99,17 +99,12 @@ def _hamiltonian(near: dict[int, list[int]], ids: list[int]) -> list[int]:
 
 
 def hostfile(cluster: Cluster, gpus: Iterable[int]) -> str:
-    """One line a host in rank order, as MPI reads it: ``n01 slots=4``."""
-    lines = []
-    for h, on in groupby(rank_order(cluster, gpus), key=lambda g: int(cluster.host_of[g])):
-        lines.append(f"{cluster.hosts[h].name} slots={len(list(on))}\n")
-    return "".join(lines)
+    """One line a machine in rank order, as MPI reads it: ``n01 slots=4``."""
+    ranks = cluster.by_machine(rank_order(cluster, gpus))
+    return "".join(f"{name} slots={len(ids)}\n" for name, ids in ranks.items())
 
 
 def visible_devices(cluster: Cluster, gpus: Iterable[int]) -> dict[str, str]:
-    """Host to its value of ``CUDA_VISIBLE_DEVICES``, in rank order."""
-    found: dict[str, list[str]] = {}
-    for gpu in rank_order(cluster, gpus):
-        h = int(cluster.host_of[gpu])
-        found.setdefault(cluster.hosts[h].name, []).append(str(gpu - int(cluster.first[h])))
-    return {host: ",".join(ids) for host, ids in found.items()}
+    """Machine to its value of ``CUDA_VISIBLE_DEVICES``, in rank order."""
+    ranks = cluster.by_machine(rank_order(cluster, gpus))
+    return {name: ",".join(map(str, ids)) for name, ids in ranks.items()}
