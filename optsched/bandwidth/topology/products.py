@@ -26,8 +26,27 @@ _SXM, _CARD = "(SXM|HBM3|DGX|HGX)", "(PCIE|NVL|CNX)"
 _EITHER = "NVLink on SXM boards, PCIe on cards"
 
 PRODUCTS: Final = (
-    Product(r"\bGB[23]00\b", "NVLink, also to other hosts of the rack", {4: "NV18"},
-            "DGX GB200 user guide: trays of 4 GPUs, 18 NVLinks each to the rack's switches", 72),
+    Product(r"\bGB[23]00\b|^A4X-", "NVLink, also to other hosts of the rack",
+            {4: "NV18"}, "DGX GB200 user guide: trays of 4 GPUs, 18 links each to the rack's "
+            "switches; the same as P6e-GB200 of AWS, ND GB200 v6 of Azure, A4X of Google", 72),
+    Product(r"^P4DE?-24XL|^A2-(HIGH|MEGA|ULTRA)GPU|^STANDARD-ND96AM?SR\b|^BM-GPU(4|-A100-V2)-8\b"
+            r"|^NVIDIA-(TESLA-A100|A100-80GB)(-X\d+)?$", "NVLink", {8: "NV12", 16: "NV12"},
+            "A100 with NVSwitch, 600 GB/s: EC2 P4, Google A2 (and labels of GKE and EKS), Azure ND "
+            "A100 v4, OCI BM.GPU4 and BM.GPU.A100-v2"),
+    Product(r"^P5(E|EN)?-48XL|^A3-(HIGH|MEGA|ULTRA)GPU-8G|^STANDARD-ND96ISR-H[12]00-V5"
+            r"|^BM-GPU-H[12]00-8\b|^NVIDIA-(H100-80GB|H100-MEGA-80GB|H200-141GB)(-X\d+)?$",
+            "NVLink", {8: "NV18"}, "H100 and H200 with NVSwitch, 900 GB/s: EC2 P5, Google A3 (and "
+            "labels of GKE), Azure ND H100 and H200 v5, OCI BM.GPU.H100 and BM.GPU.H200"),
+    Product(r"^P6-B[23]00-|^A4-HIGHGPU-8G|^BM-GPU-B[23]00-8\b", "NVLink", {8: "NV18"},
+            "B200 and B300 with NVSwitch, 1.8 TB/s: EC2 P6, Google A4, OCI BM.GPU.B200"),
+    Product(r"^P3(DN)?-\d+XL|^STANDARD-ND40RS-V2|^BM-GPU3-8\b", "NVLink, not all pairs alike", {},
+            "V100 in a cube mesh: EC2 P3, Azure NDv2, OCI BM.GPU3"),
+    Product(r"^STANDARD-NC\d+ADI?S-(A100-V4|H100-V5)", "PCIe, bridges in pairs", {},
+            "A100 PCIe, H100 NVL: Azure NC A100 v4, NCads H100 v5"),
+    Product(r"^G[4-6](DN|AD|E|F|G)?-\d*XL|^G[24]-STANDARD|^A3-HIGHGPU-[124]G"
+            r"|^STANDARD-(NC\d+AS-T4|NV\d+)",
+            "PCIe, or part of a host", {},
+            "T4, A10G, L4, L40S, A10: EC2 G4, G5, G6, G6e, Google G2, G4, Azure NCas T4 v3, NV"),
     Product(rf"\bH(100|200|800)\b.*{_CARD}|{_CARD}.*\bH(100|200|800)\b", "PCIe, bridges in pairs",
             {}, "data sheets H100, H200 NVL: bridge of 2 or 4 cards is optional"),
     Product(rf"\bH(100|200|20)\b.*{_SXM}|{_SXM}.*\bH(100|200|20)\b|^NVIDIA-H(200|20)\b", "NVLink",
@@ -47,8 +66,10 @@ PRODUCTS: Final = (
             "data sheets: a bridge of 2 cards is optional"),
     Product(r"\b(L40S?|L20|L4|L2|T4G?|A10G?|A16|A2|P40|P4|M60|K80|RTX|GTX|TITAN|QUADRO)\b", "PCIe",
             {}, "data sheets: no NVLink, or a bridge"),
+    Product(r"\bMI3[0-9][0-9]X\b", "XGMI", {8: "NV2"},
+            "data sheets MI300X, MI325X, MI355X: all 8 GPUs are joined; NV2 as in rocm_topo"),
     Product(r"\bMI(3\d\d[AXP]?|250X?|210|100|50|60)\b", "XGMI", {},
-            "data sheets: all 8 GPUs of MI300X, MI325X, MI355X are joined, of others some"),
+            "data sheets: of 8 GPUs or dies some pairs are joined"),
 )  # fmt: skip
 """The first whose name matches counts. Rates are those of `links`, until something is measured."""
 
