@@ -17,13 +17,16 @@ from optsched.bandwidth.topology.links import PCIE, nvlinks, weight
 from optsched.bandwidth.topology.rates import shown
 from optsched.bandwidth.topology.state import ClusterState
 from optsched.cli.options import Output, argument, group, option, pairs, quantity
-from optsched.cli.output import wrote
+from optsched.cli.output import console, stdin_or_file, wrote
 from optsched.cli.tables import display, table
+from optsched.errors import InputError
 from optsched.io.files import check_outputs
 from optsched.io.strict_json import shortened
 from optsched.io.text import plain
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Group, RenderableType
     from rich.table import Table
 
@@ -35,6 +38,7 @@ _MOST_MATRIX = 16  # GPUs of a matrix that fits the screen
 app = group("Describe a cluster: import what its tools write, show it, check it.")
 
 ClusterFile = Annotated[Path, argument("A cluster, optsched.cluster/1.")]
+StateFile = Annotated[Path | None, option("Its state: optsched.state/1.")]
 
 
 @app.command("import")
@@ -88,15 +92,58 @@ def import_(
 
 
 @app.command()
-def show(file: ClusterFile) -> None:
-    """Types of hosts with their links, domains, and hosts."""
-    display(render(Cluster.read(file)))
+def show(
+    file: ClusterFile,
+    state: StateFile = None,
+    gpus: Annotated[str | None, option("Mark these on the map, such as 'n01:0-3 n02'.")] = None,
+    output: Annotated[
+        Path | None, option("Write a map: .png, .svg or .pdf.", "-o", "--output")
+    ] = None,
+) -> None:
+    """Types of hosts with their links, domains, and hosts; the GPUs of a state as a map."""
+    cluster = Cluster.read(file)
+    found = None if state is None else ClusterState.read(state, cluster)
+    marked = set(cluster.parse(gpus or ""))
+    if output is not None:
+        from optsched.plots.cluster_map import gpu_map
+
+        check_outputs([output], [file, state])
+        gpu_map(found or ClusterState.idle(cluster), output, marked)
+        print(f"wrote {output}")
+        return
+    display(render(cluster))
+    if found is not None:
+        display("", *_map(found, marked))
+
+
+@app.command("state")
+def state_(
+    output: Output,
+    cluster: Annotated[Path, option("Its hosts: optsched.cluster/1.", show_default=False)],
+    slurm: Annotated[Path | None, option("`scontrol show node -d`; - reads stdin.")] = None,
+    jobs: Annotated[Path | None, option("`squeue --json`: which job has which GPUs.")] = None,
+    kubernetes: Annotated[
+        list[Path] | None, option("`kubectl get nodes,pods -A -o json`, one list or two.")
+    ] = None,
+) -> None:
+    """Write the state of a running cluster: free GPUs, jobs, and GPUs that are down."""
+    lists = kubernetes or []
+    if bool(lists) == (slurm is not None) or len(lists) > 2 or (jobs and not slurm):
+        raise InputError("slurm, kubernetes: give --slurm [--jobs], or --kubernetes once or twice")
+    given = [path for path in (slurm, jobs, *lists) if path is not None]
+    check_outputs([output], [cluster, *(path for path in given if str(path) != "-")])
+    known = Cluster.read(cluster)
+    read = [stdin_or_file(path) for path in given]
+    second = read[1][1] if len(read) > 1 else None
+    make = ClusterState.from_kubernetes if lists else ClusterState.from_slurm
+    found = make(known, read[0][1], second, (read[0][0], read[-1][0]))
+    wrote(output, found.write, f": {_counts(found)}")
 
 
 @app.command()
 def check(
     file: ClusterFile,
-    state: Annotated[Path | None, option("Its state: optsched.state/1.")] = None,
+    state: StateFile = None,
 ) -> None:
     """Check a cluster, and a state of it; say what could be missing for good answers."""
     cluster = Cluster.read(file)
@@ -138,11 +185,35 @@ def check(
         if lost:
             print(f"note: {len(lost)} hosts have no {level}: {shortened(lost)}")
     if found is not None:
-        busy = sum(len(job.gpus) for job in found.jobs)
-        print(
-            f"{state}: in order, {len(found.free)} GPUs free, {busy} held by {len(found.jobs)} "
-            f"jobs, {len(found.down)} down"
-        )
+        print(f"{state}: in order, {_counts(found)}")
+
+
+def _counts(state: ClusterState) -> str:
+    held = sum(len(job.gpus) for job in state.jobs)
+    numbers = f", ids unknown on {len(state.unknown)} machines" * bool(state.unknown)
+    return (
+        f"{len(state.free)} GPUs free, {held} held by {len(state.jobs)} jobs, "
+        f"{len(state.down)} down{numbers}"
+    )
+
+
+def _map(state: ClusterState, marked: set[int]) -> Iterator[str]:
+    """A character a GPU; machines of a domain in lines that begin with the first one's name."""
+    cluster = state.cluster
+    sign = {gpu: "#" for job in state.jobs for gpu in job.gpus}
+    sign |= dict.fromkeys(state.free, ".") | dict.fromkeys(state.down, "x")
+    sign |= dict.fromkeys(marked, "@")
+    yield f"{_counts(state)}: . free  # held  x down{'  @ marked' * bool(marked)}"
+    rows = cluster.machine_rows()
+    left = [max(map(len, names)) for names in (rows, [n for row in rows.values() for n in row])]
+    width = (console().width - sum(left) - 3) // (1 + int(cluster.sizes.max()))
+    for domain, names in rows.items():
+        title, step = plain(domain), max(1, min(width, 16))
+        for at in range(0, len(names), step):
+            part = names[at : at + step]
+            cells = ("".join(sign[gpu] for gpu in cluster.machine(name)) for name in part)
+            yield f"{title:{left[0]}}  {plain(part[0]):{left[1]}} {' '.join(cells)}".lstrip()
+            title = ""
 
 
 def render(cluster: Cluster) -> Group:

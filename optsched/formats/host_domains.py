@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from optsched.bandwidth.topology.domain_trees import Domains
-from optsched.bandwidth.topology.kubernetes_nodes import RESOURCES, Node, gpus_of
+from optsched.bandwidth.topology.kubernetes import RESOURCES, Node, gpus_of
 from optsched.bandwidth.topology.names import expand
 from optsched.errors import InputError
 from optsched.formats.foreign import looks_like

@@ -18,7 +18,6 @@ class Sets:
         self.cluster = cluster
         self.free, self.down = set(range(cluster.n_gpus)), set[int]()
         self.jobs: dict[str, tuple[set[int], int | None]] = {}
-        self.lost: dict[int, str] = {}
 
     def check(self, state: ClusterState) -> None:
         """A state says the same, and its arrays are those of the state made anew."""
@@ -51,7 +50,6 @@ def test_verbs() -> None:
                 state = state.take([*gpus], name, demand)
             elif verb == "give" and name:
                 sets.free |= sets.jobs.pop(name)[0]
-                sets.lost = {gpu: job for gpu, job in sets.lost.items() if job != name}
                 state = state.give(name)
             elif verb in ("resize", "move") and name:
                 gpus = set(rng.sample(some, min(len(own) if verb == "move" else 3, len(some))))
@@ -64,18 +62,14 @@ def test_verbs() -> None:
             elif verb in ("fail", "repair"):
                 gpus = set(rng.sample(range(cluster.n_gpus), rng.randint(0, 9)))
                 hit = {job for job, (held, _) in sets.jobs.items() if held & gpus}
-                lost = {job for gpu, job in sets.lost.items() if gpu in gpus & sets.down}
-                assert {*state.jobs_on(gpus)} == hit | lost
+                assert {*state.jobs_on(gpus)} == hit
                 given = cluster.written(gpus) if rng.random() < 0.5 else gpus
                 if verb == "repair":
-                    sets.lost = {gpu: job for gpu, job in sets.lost.items() if gpu not in gpus}
                     sets.free |= sets.down & gpus
                     sets.down -= gpus
                 else:
                     sets.free -= gpus
                     sets.down |= gpus
-                    for job, (held, _) in sets.jobs.items():
-                        sets.lost |= dict.fromkeys(held & gpus, job)
                     left = {job: (held - gpus, d) for job, (held, d) in sets.jobs.items()}
                     sets.jobs = {job: one for job, one in left.items() if one[0]}
                 state = getattr(state, verb)(given)
@@ -92,9 +86,5 @@ def test_a_host_fails() -> None:
     assert state.jobs_on("n01") == ("a", "b")
     failed = state.fail("n01").fail("n01:3")
     assert failed.jobs == (Job("a", (4,), 7),) and failed.down == (0, 1, 2, 3)
-    assert [failed.jobs_on(f"n01:{i}") for i in range(4)] == [("a",), ("a",), ("b",), ()]
-    assert failed.jobs_on("n02:0 n01") == ("a", "b") and failed.give("a").jobs_on("n01") == ("b",)
-    assert failed.repair("n01:0").jobs_on("n01:0") == ()
-    again = failed.take("n03:0", "b")  # another job of that name
-    assert again.jobs_on("n01:2") == () and again.jobs_on("n03:0") == ("b",)
+    assert failed.jobs_on("n02:0 n01") == ("a",) and failed.jobs_on("n01") == ()
     assert failed.repair("n01 n02").free == (0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11)

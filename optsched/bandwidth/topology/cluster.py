@@ -375,6 +375,19 @@ class Cluster:
             for way, hosts in found.items()
         }
 
+    def machine_rows(self) -> dict[str, list[str]]:
+        """Names of machines by domain of the lowest level; without levels one row."""
+        at = len(self.levels) - 1
+        rows = self.domains(at) if self.levels else {"": tuple(range(self.n_hosts))}
+        return {
+            domain: [name for h in hosts for name in self.machines_of(h)]
+            for domain, hosts in rows.items()
+        }
+
+    def machines_of(self, host: int) -> tuple[str, ...]:
+        """Names of the machines of a host."""
+        return self.hosts[host].machines or (self.hosts[host].name,)
+
     @cached_property
     def fabrics(self) -> tuple[tuple[int, ...], ...]:
         """Hosts that a network joins: those of each domain of the top level.

@@ -71,6 +71,7 @@ class _State(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     format: str
     free: str = ""
     down: str = ""
+    unknown: list[str] = []
     jobs: list[_Job] = []
 
 
@@ -166,7 +167,7 @@ def state_from_tree(tree: Any, cluster: Cluster, name: str) -> ClusterState:
             free = tuple(gpu for gpu in range(cluster.n_gpus) if gpu not in used)
         else:
             free = cluster.parse(found.free, "free")
-        return ClusterState(cluster, free, jobs, down)
+        return ClusterState(cluster, free, jobs, down, frozenset(found.unknown))
 
 
 def state_json(state: ClusterState) -> bytes:
@@ -175,6 +176,8 @@ def state_json(state: ClusterState) -> bytes:
     members: dict[str, Any] = {"format": STATE, "free": written(state.free)}
     if state.down:
         members["down"] = written(state.down)
+    if state.unknown:
+        members["unknown"] = sorted(state.unknown)
     if state.jobs:
         rates = [None if job.demand is None else job.demand / KILOBYTES for job in state.jobs]
         jobs = zip(state.jobs, rates, strict=True)

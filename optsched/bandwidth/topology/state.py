@@ -12,6 +12,7 @@ import numpy as np
 
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
+from optsched.bandwidth.topology.names import id_ranges
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
 from optsched.io.values import integer, label
@@ -47,6 +48,9 @@ class ClusterState:
         Global numbers.
     jobs
         The running jobs, names distinct.
+    unknown
+        Names of machines of which only the numbers of free, held and down GPUs are known: local
+        ids there are placeholders, and `written` gives a number instead.
 
     Raises
     ------
@@ -58,6 +62,7 @@ class ClusterState:
     free: tuple[int, ...]
     jobs: tuple[Job, ...] = ()
     down: tuple[int, ...] = ()
+    unknown: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         cluster = self.cluster
@@ -69,6 +74,11 @@ class ClusterState:
             raise InputError(f"jobs: expected a list of Jobs, got {self.jobs!r:.60}")
         object.__setattr__(self, "free", cluster.gpus(self.free, "free"))
         object.__setattr__(self, "down", cluster.gpus(self.down, "down"))
+        if isinstance(self.unknown, str):
+            raise InputError(f"unknown: expected names of machines, got {self.unknown!r:.60}")
+        object.__setattr__(self, "unknown", frozenset(self.unknown))
+        for name in sorted(self.unknown):
+            cluster.machine(name, "unknown")
         jobs = tuple(
             replace(job, gpus=cluster.gpus(job.gpus, f"jobs[{job.name!r:.60}]"))
             for job in self.jobs
@@ -148,6 +158,18 @@ class ClusterState:
             cluster, tuple(there), down=tuple(g for g in range(cluster.n_gpus) if g not in there)
         )
 
+    def written(self, gpus: Iterable[int]) -> str:
+        """GPUs by machine: local ids (see `Cluster.parse`), or their number where ids are unknown.
+
+        ``"n01:0-3 n02:x2"``: two of n02, whichever.
+        """
+        if not self.unknown:
+            return self.cluster.written(gpus)
+        return " ".join(
+            f"{name}:x{len(ids)}" if name in self.unknown else f"{name}:{id_ranges(ids)}"
+            for name, ids in self.cluster.by_machine(sorted(gpus)).items()
+        )
+
     # what kernels read
 
     @cached_property
@@ -176,19 +198,9 @@ class ClusterState:
         return self.jobs[self._position(name)]
 
     def jobs_on(self, gpus: Iterable[int] | str) -> tuple[str, ...]:
-        """Names of the jobs that hold any of these GPUs (numbers, or words such as ``"n02"``).
-
-        Of a GPU that failed: of the job that held it, which may have none left.
-        """
-        there = set(self._ids(gpus))
-        hit = {self.lost[gpu]: None for gpu in sorted(there & self.lost.keys())}
-        held = {job.name: None for job in self.jobs if job.name in hit or there & {*job.gpus}}
-        return tuple(held | hit)
-
-    @cached_property
-    def lost(self) -> dict[int, str]:
-        """GPUs that are down since `fail`, and the jobs that held them; no document keeps it."""
-        return {}
+        """Names of the jobs that hold any of these GPUs (numbers, or ``"n02"``)."""
+        found = set(self._ids(gpus))
+        return tuple(job.name for job in self.jobs if not found.isdisjoint(job.gpus))
 
     def take(self, gpus: Iterable[int] | str, name: str, demand: int | None = None) -> ClusterState:
         """The state after a job started on free GPUs.
@@ -204,8 +216,6 @@ class ClusterState:
         if not taken or not isinstance(name, str) or not name:
             raise InputError(f"take: expected GPUs and a name, got {name!r:.60}")
         label("take: name", name)
-        if name in self.lost.values():
-            return self._forgotten(name).take(gpus, name, demand)
         if demand is not None:
             integer("demand", demand, 0, MOST - 1)
         return self._changed(len(self.jobs), 0, (Job(name, taken, demand),), taken=taken)
@@ -213,7 +223,7 @@ class ClusterState:
     def give(self, name: str) -> ClusterState:
         """The state after a job ended; `InputError` if there is none of that name."""
         j = self._position(name)
-        return self._changed(j, 1, freed=self.jobs[j].gpus)._forgotten(name)
+        return self._changed(j, 1, freed=self.jobs[j].gpus)
 
     def resize(self, name: str, gpus: Iterable[int] | str) -> ClusterState:
         """The state after a job grew onto free GPUs, or gave some of its own back.
@@ -254,26 +264,19 @@ class ClusterState:
         return self._holding(name, wanted)
 
     def fail(self, gpus: Iterable[int] | str) -> ClusterState:
-        """The state after GPUs failed: they are down, and `jobs_on` names the jobs that are hit.
+        """The state after GPUs failed: they are down (see `jobs_on` for the jobs that are hit).
 
-        A job keeps its other GPUs until it is given up by `give`; one that has none left is gone.
-        GPUs that are down already stay so.
+        A job keeps its other GPUs until `give`; one that has none left ends. GPUs that are down
+        already stay so.
         """
-        gone, state, held = set(self._ids(gpus)), self, dict(self.lost)
-        for job in self.jobs:
-            if gone.isdisjoint(job.gpus):
-                continue
-            name, j = job.name, state._position(job.name)
-            held |= dict.fromkeys(gone.intersection(job.gpus), name)
-            lost, rest = gone & set(job.gpus), tuple(g for g in job.gpus if g not in gone)
-            left = (Job(name, rest, job.demand),) if rest else ()
-            state = state._changed(j, 1, left, down=(*state.down, *lost))
+        gone, state = set(self._ids(gpus)), self
+        for name in self.jobs_on(gone):
+            job, j = state.job(name), state._position(name)
+            held = tuple(gpu for gpu in job.gpus if gpu not in gone)
+            left = (Job(name, held, job.demand),) if held else ()
+            state = state._changed(j, 1, left, down=(*state.down, *gone.intersection(job.gpus)))
         free = tuple(gone.intersection(state.free))
-        if free:
-            state = state._changed(taken=free, down=(*state.down, *free))
-        if held != self.lost:
-            state.__dict__["lost"] = held
-        return state
+        return state._changed(taken=free, down=(*state.down, *free)) if free else state
 
     def repair(self, gpus: Iterable[int] | str) -> ClusterState:
         """The state after GPUs came back: of these those that are down are free."""
@@ -311,14 +314,6 @@ class ClusterState:
             if len(used) > 1:
                 raise InputError(f"{cluster.levels[0]}s {', '.join(sorted(used))} are not joined")
         return found
-
-    def _forgotten(self, name: str) -> ClusterState:
-        """The state after a job of that name is given up: it has lost nothing."""
-        if name not in self.lost.values():
-            return self
-        state = self._changed()
-        state.__dict__["lost"] = {gpu: job for gpu, job in self.lost.items() if job != name}
-        return state
 
     def _ids(self, gpus: Iterable[int] | str) -> tuple[int, ...]:
         """GPUs by number, ascending; words are read as by `Cluster.parse`."""
@@ -371,10 +366,10 @@ class ClusterState:
             free = tuple(sorted((*free, *freed)))
         state = object.__new__(ClusterState)
         below = self.down if down is None else tuple(sorted(down))
-        state.__dict__.update(cluster=self.cluster, free=free, jobs=jobs, down=below)
+        state.__dict__.update(
+            cluster=self.cluster, free=free, jobs=jobs, down=below, unknown=self.unknown
+        )
         known = self.__dict__
-        if lost := known.get("lost"):
-            state.__dict__["lost"] = {gpu: name for gpu, name in lost.items() if gpu in below}
         counts: dict[int, int] = {}  # of the GPUs that are taken
         if "masks" in known:
             masks = known["masks"].copy()
@@ -402,9 +397,9 @@ class ClusterState:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ClusterState):
             return NotImplemented
-        return (self.free, self.jobs, self.down) == (other.free, other.jobs, other.down) and (
-            self.cluster == other.cluster
-        )
+        mine = self.free, self.jobs, self.down, self.unknown
+        theirs = other.free, other.jobs, other.down, other.unknown
+        return mine == theirs and self.cluster == other.cluster
 
     def __hash__(self) -> int:
         return hash((self.free, self.jobs, self.down))
@@ -423,6 +418,65 @@ class ClusterState:
         from optsched.bandwidth.topology.documents import read_state
 
         return read_state(path, cluster)
+
+    @classmethod
+    def from_slurm(
+        cls,
+        cluster: Cluster,
+        nodes: str,
+        jobs: str | None = None,
+        files: tuple[str, str] = ("scontrol show node", "squeue"),
+    ) -> ClusterState:
+        """Read the state from what Slurm prints.
+
+        Parameters
+        ----------
+        cluster
+            Hosts (or machines of hosts) are nodes; others in the files are passed over.
+        nodes
+            Output of ``scontrol show node -d``, with or without ``-o``.
+        jobs
+            Output of ``squeue --json``. Without it the GPUs in use on a node are one job
+            ``slurm:NODE``, so that jobs on several hosts are not seen.
+        files
+            Names of the two for messages.
+
+        Raises
+        ------
+        InputError
+            With file, node or job, field and value.
+        """
+        from optsched.bandwidth.topology.slurm_state import from_slurm
+
+        return from_slurm(cluster, nodes, jobs, *files)
+
+    @classmethod
+    def from_kubernetes(
+        cls,
+        cluster: Cluster,
+        nodes: str,
+        pods: str | None = None,
+        files: tuple[str, str] = ("nodes", "pods"),
+    ) -> ClusterState:
+        """Read the state from what kubectl prints: numbers of GPUs, whose ids are unknown.
+
+        Parameters
+        ----------
+        cluster
+            Hosts (or machines of hosts) are nodes; others in the files are passed over.
+        nodes, pods
+            Output of ``kubectl get nodes,pods -A -o json``, as one list or as two.
+        files
+            Names of the two for messages.
+
+        Raises
+        ------
+        InputError
+            With file, node or pod, field and value.
+        """
+        from optsched.bandwidth.topology.kubernetes import from_kubernetes
+
+        return from_kubernetes(cluster, nodes, pods, *files)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a document ``optsched.state/1``, all of it or nothing."""

@@ -1,0 +1,376 @@
+"""Nodes of Kubernetes: whole GPUs, whether they take work, and the pods that hold them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from optsched.bandwidth.topology.foreign import looks_like
+from optsched.bandwidth.topology.machine_use import MachineUse, assembled
+from optsched.errors import InputError
+from optsched.io.strict_json import decode, parse, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from optsched.bandwidth.topology.cluster import Cluster
+    from optsched.bandwidth.topology.state import ClusterState
+
+_COUNT = re.compile(r"[0-9]{1,6}")
+
+RESOURCES: Final = {
+    "nvidia.com/gpu": ("nvidia.com/gpu.product",),
+    "amd.com/gpu": ("amd.com/gpu.product-name", "beta.amd.com/gpu.product-name"),
+}
+"""GPUs, and labels of the product: of GPU feature discovery, and of AMD's node labeller."""
+
+_CLOUDS: Final = (
+    "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name",
+    "k8s.amazonaws.com/accelerator", "node.kubernetes.io/instance-type",
+)  # fmt: skip
+"""Labels that tell products apart where nothing has discovered them."""
+
+_GPU_LABELS: Final = {
+    "nvidia.com/gpu.count": "0*[1-9].*", "karpenter.k8s.aws/instance-gpu-count": "0*[1-9].*",
+    "nvidia.com/gpu.present": "true", "cloud.google.com/gke-accelerator": ".+",
+} | {label: ".+" for labels in RESOURCES.values() for label in labels}  # fmt: skip
+"""Labels with values of nodes that have GPUs, whatever is free for work."""
+
+_PARTS: Final = re.compile(r"nvidia\.com/mig-.+|amd\.com/.+_nps\d(\.shared)?")
+"""Resources that are parts of GPUs."""
+
+_PART_LABELS: Final = {
+    "nvidia.com/gpu.product": ".*-MIG-.*", "cloud.google.com/gke-gpu-partition-size": ".+",
+    "nvidia.com/mig.config": "(?!all-disabled$).+",
+    "amd.com/gpu.compute-memory-partition": "(?!spx).+",
+    "beta.amd.com/gpu.compute-memory-partition": "(?!spx).+",
+}  # fmt: skip
+"""Labels with values where the resource of whole GPUs counts parts."""
+
+_REPLICAS: Final = ("nvidia.com/gpu.replicas", "cloud.google.com/gke-max-shared-clients-per-gpu")
+_SHARED_LABELS: Final = {
+    "nvidia.com/gpu.product": ".*-SHARED", "nvidia.com/gpu.sharing-strategy": "time-slicing|mps",
+    "cloud.google.com/gke-gpu-sharing-strategy": ".+",
+}  # fmt: skip
+"""Labels with values where a GPU counts several times: time slicing, MPS."""
+
+_TAINTS: Final = re.compile(
+    r"node\.(cloudprovider\.)?kubernetes\.io/.*|ToBeDeletedByClusterAutoscaler|karpenter\.sh/disrupt.*"
+)
+"""Taints that keep all work away, not only work without GPUs."""
+
+
+_GANGS: Final = (
+    "jobset.sigs.k8s.io/jobset-name", "leaderworkerset.sigs.k8s.io/name",
+    "training.kubeflow.org/job-name", "ray.io/cluster", "volcano.sh/job-name",
+    "batch.kubernetes.io/job-name", "job-name", "scheduling.x-k8s.io/pod-group",
+    "pod-group.scheduling.sigs.k8s.io", "scheduling.k8s.io/group-name", "pod-group-name",
+)  # fmt: skip
+"""Labels and annotations with the name of the job that a pod is part of, the widest first."""
+
+_SINGLE: Final = ("ReplicaSet", "DaemonSet", "Node")
+"""Kinds of owners whose pods do not work together."""
+
+
+class _Owner(msgspec.Struct):
+    kind: str
+    name: str
+    controller: bool = False
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    name: str
+    namespace: str = "default"
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[_Owner] = []
+    deletion_timestamp: str | None = None
+
+
+class _Taint(msgspec.Struct):
+    key: str
+    effect: str = ""
+
+
+class _Spec(msgspec.Struct):
+    unschedulable: bool = False
+    taints: list[_Taint] | None = None
+
+
+class _Condition(msgspec.Struct):
+    type: str
+    status: str
+
+
+class _Status(msgspec.Struct):
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] | None = None
+    conditions: list[_Condition] | None = None
+
+
+class Node(msgspec.Struct):
+    """An item of ``kubectl get nodes -o json``; a dump without conditions counts as ready."""
+
+    metadata: _Metadata
+    status: _Status
+    kind: str = "Node"
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+class _Resources(msgspec.Struct):
+    limits: dict[str, str | int] = {}
+    requests: dict[str, str | int] = {}
+
+
+class _Container(msgspec.Struct, rename="camel"):
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+    restart_policy: str = ""
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    containers: list[_Container]
+    init_containers: list[_Container] = []
+    node_name: str = ""
+
+
+class _PodStatus(msgspec.Struct):
+    phase: str = ""
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Metadata
+    spec: _PodSpec
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+
+class NodeGpus(NamedTuple):
+    """Product and number of the whole GPUs of a node, and the reason why it is left out."""
+
+    product: str
+    number: int
+    reason: str = ""
+    lost: int = 0
+    """GPUs that are not healthy, where that is the reason."""
+    times: int = 1
+    """How often each GPU is counted."""
+
+
+def gpus_of(node: Node, place: str) -> NodeGpus | None:
+    """Count the whole GPUs of a node; None if it has none, no parts of any, and no label of some.
+
+    Raises
+    ------
+    InputError
+        An amount that is no number.
+    """
+    found = {
+        key: _number(node.status.capacity, key, place) for key in node.status.capacity
+        if key.removesuffix(".shared") in RESOURCES or _PARTS.fullmatch(key)
+    }  # fmt: skip
+    found = {key: count for key, count in found.items() if count}
+    if not found:
+        said = _matching(node.metadata.labels, _GPU_LABELS)
+        why = (
+            f"has no {' or '.join(RESOURCES)} in its capacity, but label {said[0]}" if said else ""
+        )
+        return NodeGpus("", 0, why) if said else None
+    if reason := _parts(node, found):
+        counted = NodeGpus("", 0, reason)
+    else:
+        whole = {key: count for key, count in found.items() if not _PARTS.fullmatch(key)}
+        counted = _counted(whole, node.metadata.labels)
+    if reason := _unusable(node):
+        return counted._replace(reason=reason)
+    lost, reason = _unhealthy(node, found, place)
+    return counted._replace(reason=reason, lost=-(-lost // counted.times)) if lost else counted
+
+
+def _matching(labels: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """Labels with their values that match a pattern."""
+    return [f"{key}={labels[key]:.60}" for key, values in wanted.items()
+            if re.fullmatch(values, labels.get(key, ""))]  # fmt: skip
+
+
+def _number(amounts: Mapping[str, Any], resource: str, place: str) -> int:
+    count = str(amounts.get(resource, "0"))
+    if not _COUNT.fullmatch(count):
+        raise InputError(f"{place}: {resource}: expected a number, got {count!r:.40}")
+    return int(count)
+
+
+def _unusable(node: Node) -> str:
+    """Why a node takes no work; empty if it does."""
+    if node.metadata.deletion_timestamp is not None:
+        return "is being deleted"
+    if node.spec.unschedulable:
+        return "is cordoned (spec.unschedulable)"
+    conditions = node.status.conditions
+    ready = [one.status for one in conditions or () if one.type == "Ready"]
+    if conditions is not None and ready != ["True"]:
+        return f"is not ready (condition Ready: {', '.join(ready) or 'missing'})"
+    for taint in node.spec.taints or ():
+        if taint.effect in ("NoSchedule", "NoExecute") and _TAINTS.fullmatch(taint.key):
+            return f"has the taint {taint.key:.80}"
+    return ""
+
+
+def _unhealthy(node: Node, found: Mapping[str, int], place: str) -> tuple[int, str]:
+    for key, count in found.items() if node.status.allocatable is not None else ():
+        healthy = _number(node.status.allocatable or {}, key, place)
+        if healthy < count:
+            return count - healthy, f"{healthy} of {count} {key} are healthy (status.allocatable)"
+    return 0, ""
+
+
+def _parts(node: Node, found: Mapping[str, int]) -> str:
+    """Label or resource where a node has parts of GPUs only; empty if it has whole ones."""
+    labels = node.metadata.labels
+    mixed = labels.get("nvidia.com/mig.strategy") == "mixed"  # has a resource for each kind of part
+    for said in _matching(labels, _PART_LABELS):
+        if not (mixed and said.startswith("nvidia.com/mig.config=")):
+            return f"has parts of GPUs (label {said})"
+    if all(map(_PARTS.fullmatch, found)):
+        return f"has parts of GPUs (resource {next(iter(found)):.60})"
+    return ""
+
+
+def _counted(whole: Mapping[str, int], labels: Mapping[str, str]) -> NodeGpus:
+    """Whole GPUs, each once, of resources that may count them several times."""
+    kinds = {key.removesuffix(".shared") for key in whole}
+    if len(kinds) > 1:
+        return NodeGpus("", 0, f"has GPUs of two kinds ({', '.join(whole)})")
+    said = next((f"{label}={labels[label]}" for label in _REPLICAS if label in labels), "")
+    renamed = [key for key in whole if key.endswith(".shared")]
+    shared = [f"label {one}" for one in _matching(labels, _SHARED_LABELS)]
+    shared += [f"resource {key}" for key in renamed]
+    number = said.partition("=")[2] or "1"
+    if not _COUNT.fullmatch(number) or int(number) < 1 or (shared and not said):
+        got = f"label {said}" if said else shared[0]
+        return NodeGpus("", 0, f"shares GPUs ({got:.99}), by no number in label {_REPLICAS[0]}")
+    total = 0
+    for key, count in whole.items():
+        times = int(number) if key in renamed or not renamed else 1
+        if count % times:
+            return NodeGpus("", 0, f"{count} {key} are not a multiple of label {said:.80}")
+        total += count // times
+    most = labels.get("nvidia.com/gpu.count", "")
+    mixed = labels.get("nvidia.com/mig.strategy") == "mixed"  # the label may count GPUs with MIG
+    if _COUNT.fullmatch(most) and (total > int(most) or (total < int(most) and not mixed)):
+        return NodeGpus("", 0, f"has {total} GPUs, but label nvidia.com/gpu.count={most}")
+    named = (labels[key] for key in (*RESOURCES[kinds.pop()], *_CLOUDS) if labels.get(key))
+    product = next(named, "gpu")
+    return NodeGpus(product.removesuffix("-SHARED"), total, times=int(number) if shared else 1)
+
+
+def from_kubernetes(
+    cluster: Cluster, nodes: str, pods: str | None, file: str, pods_file: str
+) -> ClusterState:
+    """Read the state of a cluster; see `ClusterState.from_kubernetes`."""
+    found = _items(nodes, file)
+    if pods is not None:
+        found += _items(pods, pods_file)
+    known = {name for h in range(cluster.n_hosts) for name in cluster.machines_of(h)}
+    uses: dict[str, MachineUse] = {}
+    times: dict[str, int] = {}
+    other: list[str] = []
+    for place, kind, item in found:
+        if kind != "Node":
+            continue
+        node = decode(item, Node, place)
+        name = node.metadata.name
+        title = f"{place} (node {name:.60})"
+        gpus = gpus_of(node, title)
+        if name not in known:
+            other += [name] * (gpus is not None and not gpus.reason)
+        elif name in uses:
+            raise InputError(f"{title}: is there twice")
+        else:
+            uses[name] = _use(gpus, len(cluster.machine(name)), title)
+            times[name] = 1 if gpus is None else gpus.times
+    if other:
+        warnings.warn(
+            f"{file}: nodes with GPUs outside the cluster: {shortened(other)}", stacklevel=3
+        )
+    _hold(uses, times, [(place, item) for place, kind, item in found if kind == "Pod"], file)
+    return assembled(cluster, uses, file)
+
+
+def _items(text: str, file: str) -> list[tuple[str, str, Any]]:
+    """Place, kind and tree of every object of a list."""
+    tree = parse(text, file)
+    if not isinstance(tree, dict) or not isinstance(tree.get("items"), list):
+        raise InputError(f"{file}: expected JSON of `kubectl get nodes,pods -A`{looks_like(text)}")
+    usual = str(tree.get("kind", "")).removesuffix("List")
+    found = []
+    for i, item in enumerate(tree["items"]):
+        kind = item.get("kind", usual) if isinstance(item, dict) else ""
+        if kind not in ("Node", "Pod"):
+            raise InputError(f"{file}: items[{i}]: expected a Node or a Pod, got {kind!r:.40}")
+        found.append((f"{file}: items[{i}]", kind, item))
+    return found
+
+
+def _use(gpus: NodeGpus | None, size: int, place: str) -> MachineUse:
+    """What a node has, before its pods hold some of it."""
+    use = MachineUse(size, place, counted=True)
+    if gpus is None or not gpus.number or (gpus.reason and not gpus.lost):
+        use.closed = True  # parts of GPUs, none, or no work at all
+    elif gpus.number > size:
+        raise InputError(f"{place}: has {gpus.number} GPUs, the cluster {size}")
+    else:
+        use.down = gpus.lost + size - gpus.number
+    return use
+
+
+def _hold(
+    uses: Mapping[str, MachineUse], times: Mapping[str, int], pods: Iterable[Any], file: str
+) -> None:
+    """Give the GPUs that pods request to their jobs."""
+    spaces: set[str] = set()
+    for place, item in pods:
+        pod = decode(item, _Pod, place)
+        spaces.add(pod.metadata.namespace)
+        use, node = uses.get(pod.spec.node_name), pod.spec.node_name
+        if use is None or pod.status.phase in ("Succeeded", "Failed"):
+            continue
+        units = _requested(pod, f"{place} (pod {pod.metadata.name:.60})")
+        if times[node] > 1:  # shares of GPUs: each may be on one of its own
+            units = min(units, use.gpus - sum(use.numbers.values()))
+        use.hold(_gang(pod), set(), units)
+    if not spaces:
+        raise InputError(f"{file}: has no pods: print `kubectl get nodes,pods -A -o json`")
+    if len(spaces) == 1:
+        warnings.warn(
+            f"{file}: all pods are in namespace {spaces.pop():.60}: print all with -A",
+            stacklevel=4,
+        )
+
+
+def _requested(pod: _Pod, place: str) -> int:
+    """GPUs of a pod: of its containers and sidecars, or of one that runs before them."""
+
+    def amount(one: _Container) -> int:
+        both = {**one.resources.limits, **one.resources.requests}
+        keys = [key for key in both if key.removesuffix(".shared") in RESOURCES]
+        return sum(_number(both, key, place) for key in keys)
+
+    sidecars = [one for one in pod.spec.init_containers if one.restart_policy == "Always"]
+    together = sum(map(amount, [*pod.spec.containers, *sidecars]))
+    return max([together, *map(amount, pod.spec.init_containers)])
+
+
+def _gang(pod: _Pod) -> str:
+    """``namespace/name`` of the job that the pod is part of, else of the pod."""
+    data = pod.metadata
+    texts = data.annotations | data.labels
+    name = next((texts[key] for key in _GANGS if texts.get(key)), "")
+    if index := texts.get("leaderworkerset.sigs.k8s.io/group-index", ""):
+        name += f"-{index}"
+    if not name:
+        owners = [one.name for one in data.owner_references
+                  if one.controller and one.kind not in _SINGLE]  # fmt: skip
+        name = owners[0] if owners else data.name
+    return f"{data.namespace}/{name}"
