@@ -91,7 +91,7 @@ def dispatch(
     elif hostfile:
         print(choice.hostfile(), end="")
     else:
-        print(choice.explain() if explain else problem.cluster.written(choice.gpus))
+        print(choice.explain() if explain else problem.state.written(choice.gpus))
 
 
 def _model(cluster: Path | None, model: Path | None) -> BandwidthModel:
@@ -179,10 +179,10 @@ def answer_all(
 
     usual = dispatcher(policy)  # what is wrong with it, is so before the first line
     encode = msgspec.json.Encoder().encode
-    written = _writer(model.cluster)
+    written = _writer(state)
 
     def answer(number: int, line: bytes) -> bytes:
-        nonlocal state
+        nonlocal state, written
         found: dict[str, Any] = {}
         try:
             name = f"line {number}"
@@ -197,7 +197,8 @@ def answer_all(
                     fast = dispatcher(policy_from_tree(request.policy, "policy"))
                 state = _asked(verb, request, found, state, fast, written)
             else:
-                state = _told(verb, request, found, state)
+                before, state = state, _told(verb, request, found, state)
+                written = written if state.unknown == before.unknown else _writer(state)
         except Infeasible as error:
             found["infeasible"] = str(error)
         except InputError as error:
@@ -284,10 +285,10 @@ def _rate(value: int | None) -> float | None:
     return None if value is None else value / KILOBYTES
 
 
-def _writer(cluster: Cluster) -> Callable[[tuple[int, ...]], str]:
-    """`Cluster.written` for sorted GPUs, which remembers what it wrote for a host."""
-    host_of = cluster.host_of.tolist()
-    part = cache(cluster.written)
+def _writer(state: ClusterState) -> Callable[[tuple[int, ...]], str]:
+    """`ClusterState.written` for sorted GPUs, with a cache by host."""
+    host_of = state.cluster.host_of.tolist()
+    part = cache(state.written)
 
     def written(gpus: tuple[int, ...]) -> str:
         parts = []

@@ -164,7 +164,7 @@ def _chosen(problem: Problem, result: Result) -> dict[str, str]:
     chosen = zip(problem.requests, problem.chosen(result.schedule), strict=True)
     several = len(problem.requests) > 1
     return {
-        f"GPUs of {one.name}" if several else "GPUs": problem.cluster.written(gpus)
+        f"GPUs of {one.name}" if several else "GPUs": problem.state.written(gpus)
         for one, gpus in chosen
     }
 

@@ -333,6 +333,9 @@ def test_commands(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("p.json").write_text(json.dumps({"items": [pod("p", "n01", 2, "j", 0)]}))
     ran = cli(*words, "--kubernetes", "n.json", "--kubernetes", "p.json")
     assert ran.out.endswith("26 GPUs free, 2 held by 1 jobs, 0 down, ids unknown on 5 machines\n")
+    given = ("dispatch", "--cluster", "c.json", "--state", "s.json", "--gpus", 6)
+    assert cli(*given).out == "n01:x6\n" and cli(*given, "--hostfile").out == "n01 slots=6\n"
+    assert json.loads(cli(*given, "--json").out)["ranks"] == ["n01"] * 6
     assert "give --slurm [--jobs], or --kubernetes" in cli.refused(*words)
     assert cli.refused(*words, "--slurm", "c.json").startswith(
         "c.json: expected the output of `scon"

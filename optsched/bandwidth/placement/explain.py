@@ -26,7 +26,7 @@ def explained(choice: DispatchChoice) -> str:
     problem = choice.problem
     facts = [
         f"{written_pattern(tuple(choice.counts.values()))} GPUs: "
-        f"{problem.cluster.written(choice.gpus)}",
+        f"{problem.state.written(choice.gpus)}",
         f"bandwidth {shown(choice.bandwidth)}"
         + (f" of {shown(choice.standalone)} alone" if choice.share.jobs else ""),
         f"limited by {limit_of(choice)}",
@@ -118,13 +118,12 @@ def to_json(choice: DispatchChoice, result: Result) -> bytes:
     Bandwidths are in GB/s, exact to the kB/s. What does not apply is left out.
     """
     problem, share = choice.problem, choice.share
-    cluster = problem.cluster
     fields: dict[str, Any] = {
         "format": FORMAT,
         "status": result.status,
-        "gpus": cluster.written(choice.gpus),
+        "gpus": problem.state.written(choice.gpus),
         "counts": choice.counts,
-        "ranks": [cluster.gpu_name(gpu) for gpu in choice.rank_order],
+        "ranks": [problem.state.gpu_name(gpu) for gpu in choice.rank_order],
         "bandwidth": _rate(share.value),
         "standalone": _rate(share.standalone),
         "upper_bound": None if result.lower_bound is None else _rate(-result.lower_bound),

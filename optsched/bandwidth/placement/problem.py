@@ -549,8 +549,10 @@ class DispatchChoice:
         return hostfile(self.problem.cluster, self.gpus)
 
     def visible_devices(self) -> dict[str, str]:
-        """Host to its ``CUDA_VISIBLE_DEVICES``, in rank order."""
-        return visible_devices(self.problem.cluster, self.gpus)
+        """Machine to its ``CUDA_VISIBLE_DEVICES``, in rank order; none where ids are unknown."""
+        unknown = self.problem.state.unknown
+        found = visible_devices(self.problem.cluster, self.gpus)
+        return {name: ids for name, ids in found.items() if name not in unknown}
 
     @cached_property
     def victims(self) -> dict[str, int]:

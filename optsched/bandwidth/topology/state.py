@@ -170,6 +170,12 @@ class ClusterState:
             for name, ids in self.cluster.by_machine(sorted(gpus)).items()
         )
 
+    def gpu_name(self, gpu: int) -> str:
+        """``machine/local id`` of a GPU, the machine alone where ids are unknown."""
+        name = self.cluster.gpu_name(gpu)
+        machine = name.partition("/")[0]
+        return machine if machine in self.unknown else name
+
     # what kernels read
 
     @cached_property
