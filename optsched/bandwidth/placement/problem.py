@@ -541,7 +541,7 @@ class DispatchChoice:
 
     @property
     def rank_order(self) -> tuple[int, ...]:
-        """The GPUs by rank: hosts contiguous, domains grouped, rings within hosts."""
+        """The GPUs by rank: hosts contiguous, domains grouped."""
         return rank_order(self.problem.cluster, self.gpus)
 
     def hostfile(self) -> str:

@@ -1,101 +1,34 @@
-"""In which order the processes of a job take the GPUs it was given."""
+"""The order in which the processes of a job take its GPUs, as launchers read it."""
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import TYPE_CHECKING, Final
-
-from optsched.bandwidth.topology.links import weight
+from collections import Counter
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from optsched.bandwidth.topology.cluster import Cluster
 
-MOST_RINGED: Final = 16
-"""GPUs of a host whose best ring is looked for."""
-
 
 def rank_order(cluster: Cluster, gpus: Iterable[int]) -> tuple[int, ...]:
-    """Hosts contiguous, grouped by domain, those with most GPUs first; rings within hosts.
+    """Order global numbers by domain, host and id; domains and hosts with most GPUs first.
 
-    A ring's slowest link is as fast as can be; where links are unknown, local ids.
-
-    Parameters
-    ----------
-    cluster
-        Domains and links.
-    gpus
-        Global numbers.
+    So a ring over the hosts in rank order, as NCCL makes it, leaves and enters every domain once.
+    Within a host NCCL looks for rings itself, whatever the ranks.
     """
-    on_host = {
-        h: list(on) for h, on in groupby(sorted(gpus), key=lambda g: int(cluster.host_of[g]))
-    }
-    total: dict[tuple[str, ...], int] = {}
-    for h, on in on_host.items():
-        domains = cluster.hosts[h].domains
-        for level in range(len(domains)):
-            key = domains[: level + 1]
-            total[key] = total.get(key, 0) + len(on)
+    chosen = sorted(gpus)
+    domains = {gpu: cluster.hosts[cluster.host_of[gpu]].domains for gpu in chosen}
+    depth = range(1, len(cluster.levels) + 1)
+    inside = Counter(domains[gpu][:k] for gpu in chosen for k in depth)
+    on_host = Counter(int(cluster.host_of[gpu]) for gpu in chosen)
 
-    def place(h: int) -> tuple[object, ...]:
-        domains = cluster.hosts[h].domains
-        above = [(-total[domains[: k + 1]], domains[k]) for k in range(len(domains))]
-        return (*above, -len(on_host[h]), h)
+    def place(gpu: int) -> tuple[object, ...]:
+        above = [(-inside[domains[gpu][:k]], domains[gpu][k - 1]) for k in depth]
+        host = int(cluster.host_of[gpu])
+        return (*above, -on_host[host], host, gpu)
 
-    order: list[int] = []
-    for h in sorted(on_host, key=place):
-        first = int(cluster.first[h])
-        links = cluster.type(h).links
-        local = [g - first for g in on_host[h]]
-        order += [first + i for i in (local if links is None else ring(links, local))]
-    return tuple(order)
-
-
-def ring(links: Sequence[Sequence[str]], local: list[int]) -> list[int]:
-    """The ids in the order of a ring whose slowest link is the fastest; of equals the lowest."""
-    ids = sorted(local)
-    if not 3 < len(ids) <= MOST_RINGED:
-        return ids
-    weights = sorted({weight(links[i][k]) for i in ids for k in ids if i != k}, reverse=True)
-    for least in weights:
-        near = {
-            i: [k for k in ids if k != i and weight(links[i][k]) >= least] for i in ids
-        }  # fmt: skip
-        found = _hamiltonian(near, ids)
-        if found:
-            return found
-    return ids
-
-
-def _hamiltonian(near: dict[int, list[int]], ids: list[int]) -> list[int]:
-    """A cycle through all ids along neighbours, the first in lexicographic order; or nothing.
-
-    Dynamic programming over (visited, last): which can still be completed to a cycle.
-    """
-    n, at = len(ids), {i: b for b, i in enumerate(ids)}
-    full = (1 << n) - 1
-    edges = [sum(1 << at[k] for k in near[i]) for i in ids]
-    if any(edge.bit_count() < 2 for edge in edges):
-        return []
-    dead: set[tuple[int, int]] = set()
-    path = [0]
-
-    def extend(visited: int, last: int) -> bool:
-        if visited == full:
-            return bool(edges[last] & 1)
-        if (visited, last) in dead:
-            return False
-        for k in range(n):
-            if edges[last] >> k & 1 and not visited >> k & 1:
-                path.append(k)
-                if extend(visited | 1 << k, k):
-                    return True
-                path.pop()
-        dead.add((visited, last))
-        return False
-
-    return [ids[b] for b in path] if extend(1, 0) else []
+    return tuple(sorted(chosen, key=place))
 
 
 def hostfile(cluster: Cluster, gpus: Iterable[int]) -> str:
