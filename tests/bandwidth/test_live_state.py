@@ -243,15 +243,15 @@ GOOD = "\n".join(f"NodeName={name} Gres=gpu:{len(CLUSTER.machine(name))} GresUse
 SLURM: list[tuple[str, str, Any, str]] = [
     ("", "PARTITION  AVAIL", None, "f: expected the output of `scontrol.*looks like `sinfo`"),
     ("NodeName=n02", "NodeName=n01", None, "node n01: is there twice"),
-    ("NodeName=n02", "NodeName=zz", None, "says nothing of 1 of the .*: n02"),
+    ("NodeName=n02", "NodeName=zz", None, "has not 1 of the .*: n02"),
     ("State=IDLE", "State=BANANA", None, "node n01: State: expected states of Slurm, got 'BANANA'"),
-    (" State=IDLE", "", None, "node n01: has no State"),
+    (" State=IDLE", "", None, "node n01: State: .*'no State'"),
     ("gpu:8", "gpu:7", None, "node n01: Gres: has 7 GPUs, the cluster 8"),
     ("gpu:8", "gpu:a:b:8", None, "node n01: Gres: expected gpu:TYPE:COUNT"),
     (" GresUsed=gpu:0", "", None, "node n01: has no GresUsed: print `scontrol show node -d`"),
     ("gpu:0", "gpu:2(IDX:0-8)", None, r"n01: GresUsed: 'gpu:2\(IDX:0-8\)': expected ids in 0..7"),
     ("gpu:0", "gpu:2(IDX:0-2)", None, "node n01: GresUsed: 2 GPUs, but IDX has others"),
-    ("gpu:0", "gpu:9", None, "node n01: GresUsed: 9 GPUs in use, the cluster has 8"),
+    ("gpu:0", "gpu:9", None, "node n01: jobs hold more than its 8 GPUs"),
     ("", "", "{}", "j: expected the output of `squeue --json`"),
     ("", "", {"job_id": "7"}, r"j: jobs\[0\]\.job_id: expected"),
     ("", "", {"gres_detail": ["gpu:1"] * 3}, "j: job 7: gres_detail: 3 entries for 2 nodes"),
@@ -290,11 +290,11 @@ def test_kubernetes_refused() -> None:
     pods = [pod("p", "n01", 3, "j", 0), pod("q", "none", 1, "j", 1)]
     pods[1]["metadata"]["namespace"] = "b"
     for items, message in (
-        (nodes[1:] + pods, "f: says nothing of 1 of the cluster's 5 machines, the first: n01"),
+        (nodes[1:] + pods, "f: has not 1 of the cluster's 5 nodes, the first: n01"),
         (nodes, "f: has no pods: print `kubectl get nodes,pods -A -o json`"),
         ([*nodes, {"kind": "Service"}], r"f: items\[5\]: expected a Node or a Pod, got 'Service'"),
         ([*nodes, nodes[0], *pods], r"items\[5\] \(node n01\): is there twice"),
-        ([*nodes, pod("p", "n01", 9, "j", 0), *pods], r"n01\): jobs hold more than its 8 GPUs"),
+        ([*nodes, pod("p", "n01", 9, "j", 0), *pods], r"node n01: jobs hold more than its 8 GPUs"),
         ([nodes[0] | {"status": {"capacity": {GPU: "9"}}}, *nodes[1:], *pods], "has 9 GPUs, the"),
         ([*nodes, {"kind": "Pod", "metadata": {"name": "x"}}], r"items\[5\]: .*spec"),
     ):  # fmt: skip

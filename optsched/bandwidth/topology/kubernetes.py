@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from optsched.bandwidth.topology.foreign import looks_like
-from optsched.bandwidth.topology.machine_use import MachineUse, assembled
+from optsched.bandwidth.topology.usage import DOWN, Usage
 from optsched.errors import InputError
 from optsched.io.strict_json import decode, parse, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from optsched.bandwidth.topology.cluster import Cluster
     from optsched.bandwidth.topology.state import ClusterState
@@ -269,33 +269,51 @@ def from_kubernetes(
     cluster: Cluster, nodes: str, pods: str | None, file: str, pods_file: str
 ) -> ClusterState:
     """Read the state of a cluster; see `ClusterState.from_kubernetes`."""
-    found = _items(nodes, file)
-    if pods is not None:
-        found += _items(pods, pods_file)
-    known = {name for h in range(cluster.n_hosts) for name in cluster.machines_of(h)}
-    uses: dict[str, MachineUse] = {}
+    found = _items(nodes, file) + ([] if pods is None else _items(pods, pods_file))
+    usage = Usage(cluster, file)
+    usage.unknown |= set(usage.names)
     times: dict[str, int] = {}
     other: list[str] = []
     for place, kind, item in found:
-        if kind != "Node":
-            continue
-        node = decode(item, Node, place)
-        name = node.metadata.name
-        title = f"{place} (node {name:.60})"
-        gpus = gpus_of(node, title)
-        if name not in known:
-            other += [name] * (gpus is not None and not gpus.reason)
-        elif name in uses:
-            raise InputError(f"{title}: is there twice")
-        else:
-            uses[name] = _use(gpus, len(cluster.machine(name)), title)
-            times[name] = 1 if gpus is None else gpus.times
+        if kind == "Node":
+            node = decode(item, Node, place)
+            name, title = node.metadata.name, f"{place} (node {node.metadata.name:.60})"
+            gpus = gpus_of(node, title) or NodeGpus("", 0, "has no GPU")
+            if name in usage.names:
+                _add(usage, name, gpus, title)
+                times[name] = gpus.times
+            elif not gpus.reason:
+                other.append(name)
     if other:
-        warnings.warn(
-            f"{file}: nodes with GPUs outside the cluster: {shortened(other)}", stacklevel=3
-        )
-    _hold(uses, times, [(place, item) for place, kind, item in found if kind == "Pod"], file)
-    return assembled(cluster, uses, file)
+        warnings.warn(f"{file}: GPU nodes outside the cluster: {shortened(other)}", stacklevel=3)
+    spaces: set[str] = set()
+    for place, kind, item in found:
+        if kind == "Pod":
+            pod = decode(item, _Pod, place)
+            spaces.add(pod.metadata.namespace)
+            node_name, ended = pod.spec.node_name, pod.status.phase in ("Succeeded", "Failed")
+            if node_name in times and not ended:
+                units = _requested(pod, f"{place} (pod {pod.metadata.name:.60})")
+                if times[node_name] > 1:  # shares of GPUs, each perhaps of another one
+                    units = min(units, len(usage.owner[node_name]) - usage.held(node_name))
+                usage.hold(node_name, _gang(pod), (), units)
+    if not spaces:
+        raise InputError(f"{file}: has no pods: print `kubectl get nodes,pods -A -o json`")
+    if len(spaces) == 1:
+        text = f"{file}: all pods are in namespace {spaces.pop():.60}: print all with -A"
+        warnings.warn(text, stacklevel=3)
+    return usage.state()
+
+
+def _add(usage: Usage, name: str, gpus: NodeGpus, place: str) -> None:
+    """Add a node; down is what is not healthy, or all of one that takes no work on whole GPUs."""
+    size = usage.add(name, place)
+    if gpus.number > size:
+        raise InputError(f"{place}: has {gpus.number} GPUs, the cluster {size}")
+    if not gpus.number or (gpus.reason and not gpus.lost):
+        usage.closed.add(name)
+    else:
+        usage.hold(name, DOWN, (), gpus.lost + size - gpus.number)
 
 
 def _items(text: str, file: str) -> list[tuple[str, str, Any]]:
@@ -311,42 +329,6 @@ def _items(text: str, file: str) -> list[tuple[str, str, Any]]:
             raise InputError(f"{file}: items[{i}]: expected a Node or a Pod, got {kind!r:.40}")
         found.append((f"{file}: items[{i}]", kind, item))
     return found
-
-
-def _use(gpus: NodeGpus | None, size: int, place: str) -> MachineUse:
-    """What a node has, before its pods hold some of it."""
-    use = MachineUse(size, place, counted=True)
-    if gpus is None or not gpus.number or (gpus.reason and not gpus.lost):
-        use.closed = True  # parts of GPUs, none, or no work at all
-    elif gpus.number > size:
-        raise InputError(f"{place}: has {gpus.number} GPUs, the cluster {size}")
-    else:
-        use.down = gpus.lost + size - gpus.number
-    return use
-
-
-def _hold(
-    uses: Mapping[str, MachineUse], times: Mapping[str, int], pods: Iterable[Any], file: str
-) -> None:
-    """Give the GPUs that pods request to their jobs."""
-    spaces: set[str] = set()
-    for place, item in pods:
-        pod = decode(item, _Pod, place)
-        spaces.add(pod.metadata.namespace)
-        use, node = uses.get(pod.spec.node_name), pod.spec.node_name
-        if use is None or pod.status.phase in ("Succeeded", "Failed"):
-            continue
-        units = _requested(pod, f"{place} (pod {pod.metadata.name:.60})")
-        if times[node] > 1:  # shares of GPUs: each may be on one of its own
-            units = min(units, use.gpus - sum(use.numbers.values()))
-        use.hold(_gang(pod), set(), units)
-    if not spaces:
-        raise InputError(f"{file}: has no pods: print `kubectl get nodes,pods -A -o json`")
-    if len(spaces) == 1:
-        warnings.warn(
-            f"{file}: all pods are in namespace {spaces.pop():.60}: print all with -A",
-            stacklevel=4,
-        )
 
 
 def _requested(pod: _Pod, place: str) -> int:

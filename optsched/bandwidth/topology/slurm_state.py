@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from optsched.bandwidth.topology.foreign import looks_like
-from optsched.bandwidth.topology.machine_use import MachineUse, assembled
 from optsched.bandwidth.topology.names import expand, local_ids
+from optsched.bandwidth.topology.usage import Usage
 from optsched.errors import InputError
 from optsched.io.strict_json import decode, parse, shortened
 
@@ -67,65 +67,49 @@ def from_slurm(
     cluster: Cluster, nodes: str, jobs: str | None, file: str, jobs_file: str
 ) -> ClusterState:
     """Read the state of a cluster; see `ClusterState.from_slurm`."""
-    known = {name for h in range(cluster.n_hosts) for name in cluster.machines_of(h)}
-    uses: dict[str, MachineUse] = {}
+    usage = Usage(cluster, file)
     used: dict[str, _Gpus] = {}
     other: list[str] = []
     for record in _records(nodes, file):
-        name = record["NodeName"]
-        place = f"{file}: node {name:.60}"
-        if name not in known:
-            other += [name] * ("gpu" in record.get("Gres", ""))
-            continue
-        if name in uses:
-            raise InputError(f"{place}: is there twice")
-        size = len(cluster.machine(name))
-        uses[name] = MachineUse(size, place, closed=_closed(record, place))
-        used[name] = _used(record, size, place)
+        node = record["NodeName"]
+        place = f"{file}: node {node:.60}"
+        if node in usage.names:
+            used[node] = _used(record, usage.add(node, place), place)
+            usage.closed |= {node} if _closed(record, place) else set()
+        elif "gpu" in record.get("Gres", ""):
+            other.append(node)
     if other:
-        warnings.warn(
-            f"{file}: nodes with GPUs that the cluster has not: {shortened(other)}", stacklevel=3
-        )
-    if jobs is not None:
-        _hold(uses, jobs, jobs_file)
-    for name, use in uses.items():
-        _fill(use, used[name], f"slurm:{name}")
-    leftover = [name for name, use in uses.items() if f"slurm:{name}" in {*use.ids, *use.numbers}]
-    if leftover:
+        warnings.warn(f"{file}: GPU nodes outside the cluster: {shortened(other)}", stacklevel=3)
+    for job in () if jobs is None else _jobs(jobs, jobs_file):
+        _hold(usage, job, f"{jobs_file}: job {job.job_id}")
+    rest = [node for node, gpus in used.items() if _hold_rest(usage, node, gpus)]
+    if rest:
         why = "without jobs (squeue --json)" if jobs is None else f"held by no job of {jobs_file}"
-        warnings.warn(
-            f"{file}: GPUs in use {why} are taken as one job a node: {shortened(leftover)}",
-            stacklevel=3,
-        )
-    return assembled(cluster, uses, file)
+        names = shortened(rest)
+        text = f"{file}: GPUs in use {why} are taken as one job a node: {names}"
+        warnings.warn(text, stacklevel=3)
+    return usage.state()
 
 
 def _records(text: str, file: str) -> list[dict[str, str]]:
     """The fields of every node, the first of a name."""
-    records = []
-    for part in re.split(r"^(?=\s*NodeName=)", text, flags=re.MULTILINE):
-        fields: dict[str, str] = {}
-        for key, value in _FIELD.findall(part):
-            fields.setdefault(key, value)
-        if "NodeName" in fields:
-            records.append(fields)
+    parts = re.split(r"^(?=\s*NodeName=)", text, flags=re.MULTILINE)
+    records = [dict(reversed(_FIELD.findall(part))) for part in parts]
+    records = [fields for fields in records if "NodeName" in fields]
     if not records:
-        raise InputError(
-            f"{file}: expected the output of `scontrol show node -d`{looks_like(text)}"
-        )
+        what = "the output of `scontrol show node -d`"
+        raise InputError(f"{file}: expected {what}{looks_like(text)}")
     return records
 
 
 def _closed(record: dict[str, str], place: str) -> bool:
     """Whether a node takes no work, by its state or since no CPU is left."""
-    if "State" not in record:
-        raise InputError(f"{place}: has no State")
     closed = False
-    for word in record["State"].split("+"):
+    for word in record.get("State", "").split("+"):
         found = _STATE.fullmatch(word)
         shut = found is not None and _CLOSED.fullmatch(found[1]) is not None
         if found is None or not (shut or _OPEN.fullmatch(found[1])):
-            got = record["State"]
+            got = record.get("State", "no State")
             raise InputError(f"{place}: State: expected states of Slurm, got {got!r:.60}")
         closed |= shut or bool(set(found[2]) & set("*~#!%$@^"))
     cpus = record.get("CPUEfctv", record.get("CPUTot", ""))
@@ -135,15 +119,20 @@ def _closed(record: dict[str, str], place: str) -> bool:
 
 def _used(record: dict[str, str], size: int, place: str) -> _Gpus:
     """GPUs in use on a node, after a check of how many it has."""
-    total = _gpus(record.get("Gres", "(null)"), size, f"{place}: Gres").number
+    total = _gpus(record.get("Gres", ""), size, f"{place}: Gres").number
     if total != size:
         raise InputError(f"{place}: Gres: has {total} GPUs, the cluster {size}")
     if "GresUsed" in record:
         return _gpus(record["GresUsed"], size, f"{place}: GresUsed")
     if "gres/gpu" not in record.get("CfgTRES", ""):
         raise InputError(f"{place}: has no GresUsed: print `scontrol show node -d`")
-    count = re.search(r"gres/gpu=(\d{1,6})", record.get("AllocTRES", ""))
-    return _Gpus(0 if count is None else int(count[1]), set(), set())
+    return _Gpus(_count(record.get("AllocTRES", "")), set(), set())
+
+
+def _count(tres: str) -> int:
+    """GPUs of trackable resources: ``cpu=4,gres/gpu=2``."""
+    found = re.search(r"gres/gpu=(\d{1,6})", tres)
+    return 0 if found is None else int(found[1])
 
 
 def _gpus(text: str, size: int, place: str) -> _Gpus:
@@ -166,35 +155,36 @@ def _gpus(text: str, size: int, place: str) -> _Gpus:
             parts = [part.partition("/")[0] for part in detail.split(",")]
             busy = {i for i, part in enumerate(parts) if part.isdecimal() and int(part)}
             shared |= busy if "/" in detail and busy and max(busy) < size else {-1}
-    if number > size and "Used" in place:
-        raise InputError(f"{place}: {number} GPUs in use, the cluster has {size}")
     return _Gpus(number, ids, shared)
 
 
-def _hold(uses: dict[str, MachineUse], text: str, file: str) -> None:
-    """Give the GPUs of running jobs to them."""
+def _jobs(text: str, file: str) -> list[_Job]:
+    """The jobs that hold resources."""
     tree = parse(text, file)
     if not isinstance(tree, dict) or "jobs" not in tree:
         raise InputError(f"{file}: expected the output of `squeue --json`{looks_like(text)}")
+    found = []
     for job in decode(tree, _Jobs, file).jobs:
-        states = {job.job_state} if isinstance(job.job_state, str) else set(job.job_state)
-        place, name = f"{file}: job {job.job_id}", str(job.job_id)
-        nodes = _nodes(job, place)
-        ended = any(map(_ENDED.fullmatch, states)) and "COMPLETING" not in states
-        if ended or not nodes:
-            continue
-        details = job.gres_detail
-        if not details and (count := re.search(r"gres/gpu=(\d{1,6})", job.tres_alloc_str)):
-            part, odd = divmod(int(count[1]), len(nodes))
-            if odd:
-                raise InputError(f"{place}: gres_detail: missing, {count[1]} GPUs on several nodes")
-            details = [f"gpu:{part}"] * len(nodes)
-        if details and len(details) != len(nodes):
-            raise InputError(f"{place}: gres_detail: {len(details)} entries for {len(nodes)} nodes")
-        for node, detail in zip(nodes, details, strict=False):
-            if (use := uses.get(node)) is not None:
-                found = _gpus(detail, use.gpus, f"{place}: gres_detail: node {node:.60}")
-                use.hold(name, found.ids, found.number - len(found.ids))
+        states = [job.job_state] if isinstance(job.job_state, str) else job.job_state
+        if "COMPLETING" in states or not any(map(_ENDED.fullmatch, states)):
+            found.append(job)
+    return found
+
+
+def _hold(usage: Usage, job: _Job, place: str) -> None:
+    """Give the job its GPUs on nodes of the cluster."""
+    nodes, details = _nodes(job, place), job.gres_detail
+    if not details and (count := _count(job.tres_alloc_str)):
+        if count % max(1, len(nodes)):
+            raise InputError(f"{place}: gres_detail: missing, {count} GPUs on several nodes")
+        details = [f"gpu:{count // len(nodes)}"] * len(nodes)
+    if details and len(details) != len(nodes):
+        raise InputError(f"{place}: gres_detail: {len(details)} entries for {len(nodes)} nodes")
+    for node, detail in zip(nodes, details, strict=False):
+        if node in usage.owner:
+            size = len(usage.owner[node])
+            found = _gpus(detail, size, f"{place}: gres_detail: node {node:.60}")
+            usage.hold(node, str(job.job_id), found.ids, found.number - len(found.ids))
 
 
 def _nodes(job: _Job, place: str) -> list[str]:
@@ -202,24 +192,23 @@ def _nodes(job: _Job, place: str) -> list[str]:
     given = job.job_resources if isinstance(job.job_resources, dict) else {}
     inner = given.get("nodes")
     tree = inner if isinstance(inner, dict) else {"list": inner}
-    rows = given.get("allocated_nodes") or tree.get("allocation")
-    rows = list(rows.values()) if isinstance(rows, dict) else rows
-    if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
-        names = [row.get("nodename", row.get("name")) for row in rows]
-        if names and all(isinstance(name, str) for name in names):
-            return names
-    listed = tree.get("list")
-    text = listed if isinstance(listed, str) and listed else job.nodes
-    return expand(text, f"{place}: nodes") if text.strip() else []
+    rows = given.get("allocated_nodes") or tree.get("allocation") or ()
+    rows = rows.values() if isinstance(rows, dict) else rows
+    names = [row.get("nodename", row.get("name", "")) for row in rows if isinstance(row, dict)]
+    if names and all(isinstance(name, str) for name in names):
+        return [str(name) for name in names]
+    text = tree.get("list") or job.nodes
+    return expand(text, f"{place}: nodes") if isinstance(text, str) and text.strip() else []
 
 
-def _fill(use: MachineUse, used: _Gpus, name: str) -> None:
-    """Give GPUs in use that no job of the list holds to a job of the node."""
-    held, counted = use.held, sum(use.numbers.values())
-    if used.number > len(used.ids) or counted:
-        use.hold(name, set(), max(0, used.number - len(held) - counted))
+def _hold_rest(usage: Usage, node: str, used: _Gpus) -> bool:
+    """Give GPUs in use that no job holds to a job of the node; whether there are any."""
+    before, job = usage.held(node), f"slurm:{node}"
+    free = {i for i, one in enumerate(usage.owner[node]) if one is None}
+    if used.number > len(used.ids) or usage.numbers[node]:
+        usage.hold(node, job, (), max(0, used.number - before))
     else:
-        use.hold(name, used.ids - held)
-    if used.shared:
-        use.hold(name, used.shared - held - {-1})
-        use.closed |= -1 in used.shared  # nothing says on which GPU
+        usage.hold(node, job, used.ids & free)
+    usage.hold(node, job, (used.shared & free) - used.ids)
+    usage.closed |= {node} if -1 in used.shared else set()  # nothing says which GPU has shares
+    return usage.held(node) > before
