@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.measure import metrics, scenarios, synthetic
     from optsched.bandwidth.measure.planner import plan_measurements
     from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
-    from optsched.bandwidth.models.contention import Contention, Share
+    from optsched.bandwidth.models.contention import Share
     from optsched.bandwidth.models.measured import MeasuredBandwidth
     from optsched.bandwidth.models.measurements import (
         Measurement,
@@ -32,7 +32,7 @@ _HOME = {
         "measure": "metrics scenarios synthetic",
         "measure.planner": "plan_measurements",
         "models.bottleneck": "BottleneckBandwidth",
-        "models.contention": "Contention Share",
+        "models.contention": "Share",
         "models.measured": "MeasuredBandwidth",
         "models.measurements": "Measurement MeasurementTable MixedMeasurements",
         "models.model": "BandwidthModel CountModel UnmeasuredPattern",
@@ -49,7 +49,7 @@ _HOME = {
 }
 
 __all__ = [
-    "BandwidthModel", "BottleneckBandwidth", "Cluster", "ClusterState", "Contention",
+    "BandwidthModel", "BottleneckBandwidth", "Cluster", "ClusterState",
     "CountModel", "Dispatcher", "HierarchicalTransformer", "Host", "HostType",
     "IntraTable", "Job", "MeasuredBandwidth", "Measurement", "MeasurementTable",
     "MixedMeasurements", "Policy", "Share", "UnmeasuredPattern",

@@ -10,7 +10,7 @@ import pytest
 from oracles.best_gpus import Tables
 from toy_policies import Greedy
 
-from optsched.bandwidth import ClusterState, Contention
+from optsched.bandwidth import ClusterState
 from optsched.bandwidth.models import contention as sharing
 from optsched.cluster import Job, Nodes, Workload, simulate
 from optsched.cluster.contention import BandwidthContention, Placement
@@ -31,19 +31,16 @@ def placement(rows: list[dict[int, int]], partner: list[int]) -> Placement:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", [Contention(), Contention.published(), Contention(sides="two")])
-def test_factors_follow_the_shares(rule: Contention) -> None:
+def test_factors_follow_the_shares() -> None:
     """Three jobs; two of them on two hosts, and both on host 1."""
     rows: list[dict[int, int]] = [{0: 2, 1: 2}, {1: 2, 2: 2}, {0: 2}]
-    found = BandwidthContention(MODEL, 0.4, rule=rule).factors(placement(rows, [-1, -1, -1]))
+    found = BandwidthContention(MODEL, 0.4).factors(placement(rows, [-1, -1, -1]))
     gpus = [(0, 1, 4, 5), (6, 7, 8, 9), (2, 3)]
     for i, own in enumerate(gpus):
         others = [_job(f"o{k}", gpus[k]) for k in range(3) if k != i]
         state = ClusterState.idle(MODEL.cluster).with_jobs(others)
-        wants = list(sharing.demands(MODEL, state, "heavy", unit=rule.unit))
-        if rule.pooled:
-            state, wants = state.pooled(), [sum(wants)]
-        got = sharing.share(MODEL, state, own, wants, rule)
+        wants = list(sharing.demands(MODEL, state, "heavy"))
+        got = sharing.share(MODEL, state, own, wants)
         assert found[i] == 1 / (1 + 0.4 * (got.standalone / got.value - 1))
     assert (found[:2] < 1).all() and found[2] == 1
 
@@ -83,10 +80,9 @@ def test_in_a_simulation() -> None:
     ("arguments", "told"),
     [
         ((3, 0.5), "model"), ((MODEL, 1.5), "communication"), ((MODEL, float("nan")), "commun"),
-        ((MODEL, 0.5, "two"), "rule"),
     ],
 )  # fmt: skip
 def test_arguments(arguments: Any, told: str) -> None:
     """One sentence each."""
     with pytest.raises(InputError, match=told):
-        BandwidthContention(*arguments[:2], **({"rule": arguments[2]} if arguments[2:] else {}))
+        BandwidthContention(*arguments)

@@ -260,7 +260,8 @@ def share(
     """Bandwidth of a choice in competition with the running jobs; None if not known.
 
     Jobs interfere that share a host with it, if both use two hosts or more and the job's demand is
-    above 0. A joint allocation has the first local ids of every host of either.
+    above 0; not a job whose hosts no network joins. A joint allocation has the first local ids of
+    every host of either.
     """
     alone = bandwidth(tuple(chosen))
     if alone is None:
@@ -269,6 +270,8 @@ def share(
     for job, demand in zip(state.jobs, demands, strict=True):
         held = _by_host(state, job.gpus)
         if not set(hosts) & set(held) or min(len(held), len(hosts)) < 2 or demand == 0:
+            continue
+        if not any(set(held) <= set(fabric) for fabric in state.cluster.fabrics):
             continue
         joint: list[int] = []
         for h in sorted(set(hosts) | set(held)):

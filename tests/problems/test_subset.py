@@ -17,7 +17,6 @@ from optsched.bandwidth import (
     BottleneckBandwidth,
     Cluster,
     ClusterState,
-    Contention,
     CountModel,
     Dispatcher,
     Host,
@@ -197,7 +196,7 @@ def test_infeasible_policies(rules, words):
         ({"policy": Policy(exclude=("n9",))}, "exclude: there is no host 'n9'"),
         ({"policy": Policy(exclude=("n1:8",))}, "exclude: 'n1:8': expected ids in 0..7, got 8"),
         ({"policy": Policy(apart_level="row")}, "apart_level: level: expected one of rack, host"),
-        ({"policy": Policy(within="tray")}, "within: types[pairs] trays are unknown"),
+        ({"policy": Policy(within="tray")}, "within: types[pairs] tells no trays"),
         ({"policy": Policy(whole="HCCS")}, "whole: expected numa, tray, nvlink or a link such as"),
         ({"seed": -1}, "seed: expected"),
         ({"max_regret": -0.1}, "max_regret: expected"),
@@ -331,8 +330,6 @@ def test_a_dispatcher_knows_its_cluster():
     [
         ({"tolerance": float("nan")}, "tolerance: expected"),
         ({"policy": "even"}, "policy: expected a Policy"),
-        ({"contention": "x"}, "contention: expected a Contention"),
-        ({"contention": Contention(fill="exact")}, "are not functions of counts"),
     ],
 )
 def test_hostile_dispatchers(rest, words):
@@ -343,17 +340,16 @@ def test_hostile_dispatchers(rest, words):
     assert words in str(caught.value)
 
 
-def test_a_dispatcher_pools_and_pickles():
-    """Published contention is the problem's, and joblib may send it elsewhere."""
+def test_a_dispatcher_pickles():
+    """It answers as the problem does, and may be sent to another process."""
     cluster = synthetic.cluster("nvswitch", 2)
     model = BottleneckBandwidth(cluster)
     state = ClusterState.parse(
         cluster, free="n01:0-3 n02:0-3",
         jobs={"a": "n01:4,5 n02:4,5", "b": "n01:6,7 n02:6,7"},
     )  # fmt: skip
-    rule = Contention.published()
-    result = optsched.solve(optsched.GpuPlacement(state, model, 6, contention=rule))
-    fast = Dispatcher(cluster, model, contention=rule)
+    result = optsched.solve(optsched.GpuPlacement(state, model, 6))
+    fast = Dispatcher(cluster, model)
     assert fast.choose(state, 6)[1] == -result.objective
     assert pickle.loads(pickle.dumps(fast)).choose(state, 6) == fast.choose(state, 6)
 
@@ -427,31 +423,11 @@ def test_best_fill_without_tables():
 
     cluster = small()
     state = problem().state
-    rule = Contention(fill="best")
     for chosen in ((0, 1, 8, 9), (0, 2, 16, 17), (2, 3, 10, 11)):
         wanted = demands(Fast(cluster), state, "heavy")
-        assert share(Bare(cluster), state, chosen, wanted, rule) == share(
-            Fast(cluster), state, chosen, wanted, rule
+        assert share(Bare(cluster), state, chosen, wanted) == share(
+            Fast(cluster), state, chosen, wanted
         )
-
-
-def test_whole_cuts_every_bandwidth():
-    """What running jobs reach alone is cut to whole GB/s too; given demands are not."""
-    cluster = Cluster.uniform(HostType("two", 2), 3)
-    rows = (Measurement((1, 1), 7_900_000), Measurement((1, 1, 1), 9_000_000))
-    model = MeasuredBandwidth(cluster, MeasurementTable((*rows, Measurement((2,), 9_900_000))))
-    state = ClusterState.parse(
-        cluster, "n01:0 n02:0 n03:0", {"a": "n01:1 n02:1"}, "n03:1", demands={}
-    )
-    rule = Contention(whole=True)
-    asked = optsched.GpuPlacement(state, model, 2, contention=rule, traffic="heavy")
-    assert asked.demands == (7_000_000,)
-    given = ClusterState.parse(
-        cluster, "n01:0 n02:0 n03:0", {"a": "n01:1 n02:1"}, "n03:1", demands={"a": 7_900_000}
-    )
-    assert optsched.GpuPlacement(given, model, 2, contention=rule).demands == (7_900_000,)
-    fast = Dispatcher(cluster, model, contention=rule, traffic="heavy")
-    assert fast._demands(state) == [7_000_000]
 
 
 def test_mixed_measurements_are_told():

@@ -2,90 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import combinations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
-from optsched.bandwidth.topology.rates import KILOBYTES
+from optsched.bandwidth.models.model import UnmeasuredPattern
+from optsched.bandwidth.models.patterns import written_pattern
+from optsched.bandwidth.topology.rates import NO_LIMIT, UNMEASURED
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from optsched.bandwidth.models.model import BandwidthModel
-    from optsched.bandwidth.topology.cluster import Cluster
+    from optsched.bandwidth.models.model import BandwidthModel, Selection
     from optsched.bandwidth.topology.state import ClusterState, Job
+    from optsched.model.schedule import IntArray
 
 Traffic: TypeAlias = Literal["given", "idle", "moderate", "heavy"]
 
 TRAFFIC: Final = ("given", "idle", "moderate", "heavy")
-FILLS: Final = ("first", "best", "exact")
-SIDES: Final = ("one", "two")
-
-
-@dataclass(frozen=True)
-class Contention:
-    """How a choice S and running jobs S_j with demands d_j share (BandPilot, 3.3, made exact).
-
-    Jobs interfere that have GPUs on a host of S, when both are on two hosts or more and d_j > 0.
-    With each, S forms a joint allocation: on every host of either so many GPUs as both have there.
-    The least bandwidth C of these allocations is shared in proportion to demands, S asking for
-    B(S): it gets B(S) if all demands fit in C, else the floor of ``B(S) * C / sum``.
-
-    Parameters
-    ----------
-    fill
-        Which GPUs a joint allocation has on a host: ``"first"`` local ids, the ``"best"`` subset
-        of that size, or ``"exact"``, those of S and S_j.
-    sides
-        ``"two"``: C_j is the least of S with the GPUs of S_j on hosts of S, and the reverse.
-    cross_only, skip_idle
-        False: S on a single host, or jobs without demand, interfere too.
-    whole
-        Every bandwidth is cut to whole GB/s.
-    pooled
-        All running jobs are taken for one.
-
-    Raises
-    ------
-    InputError
-        An unknown `fill` or `sides`.
-    """
-
-    fill: Literal["first", "best", "exact"] = "first"
-    sides: Literal["one", "two"] = "one"
-    cross_only: bool = True
-    skip_idle: bool = True
-    whole: bool = False
-    pooled: bool = False
-
-    def __post_init__(self) -> None:
-        if self.fill not in FILLS:
-            raise InputError(f"fill: expected one of {', '.join(FILLS)}, got {self.fill!r:.60}")
-        if self.sides not in SIDES:
-            raise InputError(f"sides: expected one of {', '.join(SIDES)}, got {self.sides!r:.60}")
-        for key in ("cross_only", "skip_idle", "whole", "pooled"):
-            if not isinstance(getattr(self, key), bool):
-                given = getattr(self, key)
-                raise InputError(f"{key}: expected true or false, got {given!r:.60}")
-
-    @classmethod
-    def as_printed(cls) -> Contention:
-        """The formulas of the paper to the letter: idle jobs and choices on one host interfere."""
-        return cls(cross_only=False, skip_idle=False)
-
-    @classmethod
-    def published(cls) -> Contention:
-        """What the released code computes: two-sided, whole GB/s, one pooled job."""
-        return cls(sides="two", whole=True, pooled=True)
-
-    @property
-    def unit(self) -> int:
-        """Bandwidths are cut to multiples of this many kB/s."""
-        return KILOBYTES if self.whole else 1
 
 
 class Share(NamedTuple):
@@ -110,7 +46,6 @@ def demands(
     state: ClusterState,
     traffic: Traffic = "given",
     seed: int = 0,
-    unit: int = 1,
 ) -> tuple[int, ...]:
     """Demand of every running job in kB/s.
 
@@ -125,8 +60,6 @@ def demands(
         of the job; ``"heavy"``: B(S_j).
     seed
         Of ``"moderate"``.
-    unit
-        B(S_j) is cut to a multiple of this; see `Contention.unit`.
 
     Raises
     ------
@@ -142,7 +75,7 @@ def demands(
             rows[j, list(job.gpus)] = True
         found = model.predict(rows).tolist()
         alone = {job.gpus: b for job, b in zip(unknown, found, strict=True)}
-    return tuple(demand_of(job, alone, traffic, seed, unit) for job in state.jobs)
+    return tuple(demand_of(job, alone, traffic, seed) for job in state.jobs)
 
 
 def check_traffic(traffic: str) -> None:
@@ -156,15 +89,13 @@ def needs_bandwidth(job: Job, traffic: Traffic) -> bool:
     return traffic in ("moderate", "heavy") or (traffic == "given" and job.demand is None)
 
 
-def demand_of(
-    job: Job, alone: Mapping[tuple[int, ...], int], traffic: Traffic, seed: int, unit: int = 1
-) -> int:
+def demand_of(job: Job, alone: Mapping[tuple[int, ...], int], traffic: Traffic, seed: int) -> int:
     """Demand of one job; `alone` holds B(S) by GPUs, where `needs_bandwidth`."""
     if traffic == "idle":
         return 0
     if not needs_bandwidth(job, traffic):
         return job.demand or 0
-    most = alone[job.gpus] - alone[job.gpus] % unit
+    most = alone[job.gpus]
     return most * _share(seed, job.name) // _SHARES if traffic == "moderate" else most
 
 
@@ -178,90 +109,115 @@ def _share(seed: int, name: str) -> int:
     return int(random.integers(_SHARES // 4, 3 * _SHARES // 4 + 1))
 
 
-def share(
+class Shares(NamedTuple):
+    """Shares of several choices, one a row; kB/s, -1 where a bandwidth is not measured."""
+
+    value: IntArray
+    standalone: IntArray
+    capacity: IntArray
+    """Joint bandwidth with every job, shape (n, jobs); `NO_LIMIT` where it does not interfere."""
+    demand: IntArray
+    """Sum of the demands of the jobs that interfere."""
+
+
+def shares(
     model: BandwidthModel,
     state: ClusterState,
-    chosen: Iterable[int],
+    selection: Selection,
     demand: Sequence[int],
-    contention: Contention | None = None,
-) -> Share:
-    """What a choice gets beside the running jobs: the definition, for any model.
+    *,
+    as_printed: bool = False,
+) -> Shares:
+    """Bandwidths of several choices beside the running jobs (BandPilot, 3.3, made exact).
+
+    A job j interferes if it has GPUs on a host of S, both are on two hosts or more, its hosts are
+    joined, and its demand d_j is above 0. With each such job S forms a joint allocation: on every
+    host of either as many GPUs as both have, counted as the first local ids. The least bandwidth C
+    of these is divided in proportion to demands, S demanding B(S): it gets B(S) if all fit in C,
+    else the floor of ``B(S) * C / sum of demands``.
 
     Parameters
     ----------
     model
         Bandwidths.
     state
-        The running jobs; that the chosen GPUs are free is not asked here.
-    chosen
-        Global GPU numbers of S.
+        The running jobs; whether the chosen GPUs are free is not checked.
+    selection
+        GPUs of every choice, booleans of shape (n, GPUs).
     demand
-        kB/s of every job of the state (after pooling, if `contention.pooled`).
-    contention
-        How they share; by default `Contention()`.
+        kB/s of every job of the state.
+    as_printed
+        The formula of the paper to the letter: jobs without demand, and choices on one host,
+        interfere as well.
+    """
+    rows, cluster = model.checked(selection), model.cluster
+    counts = np.add.reduceat(rows, cluster.first[:-1], axis=1, dtype=np.int64)
+    held, wanted = state.held, np.array(demand, np.int64).reshape(-1)
+    meets = (counts > 0) @ (held > 0).T.astype(np.int64) > 0
+    meets &= interferes(state)
+    if not as_printed:
+        meets &= (wanted > 0) & ((counts > 0).sum(axis=1) >= 2)[:, None]
+    i, j = np.nonzero(meets)
+    local = np.arange(cluster.n_gpus) - cluster.first[cluster.host_of]
+    joint = local < (counts[i] + held[j])[:, cluster.host_of]
+    values = model.known_values(np.concatenate([rows, joint]))
+    own, capacity = values[: len(rows)], np.full(meets.shape, NO_LIMIT)
+    capacity[i, j] = values[len(rows) :]
+    least = capacity.min(axis=1, initial=NO_LIMIT)
+    others = meets @ wanted
+    value, total = own.copy(), own + others
+    tight = (own >= 0) & (least >= 0) & (total > least)
+    value[tight] = own[tight] * least[tight] // total[tight]
+    value[least < 0] = UNMEASURED
+    return Shares(value, own, capacity, others)
+
+
+def interferes(state: ClusterState) -> npt.NDArray[np.bool_]:
+    """Which jobs are on two hosts or more that the network joins, shape (jobs,)."""
+    several = np.asarray((state.held > 0).sum(axis=1) >= 2)
+    levels = state.cluster.network_levels
+    if levels.domain[-1].any():
+        several &= levels.lowest(state.held) < len(levels.names)
+    return several
+
+
+def share(
+    model: BandwidthModel,
+    state: ClusterState,
+    chosen: Iterable[int],
+    demand: Sequence[int],
+    *,
+    as_printed: bool = False,
+) -> Share:
+    """Bandwidth of one choice beside the running jobs, with what limits it; see `shares`.
 
     Raises
     ------
     UnmeasuredPattern
         The model does not know a set that this takes.
     """
-    rule = contention or Contention()
-    cluster, s = model.cluster, sorted(chosen)
-    hosts = _locals(cluster, s)
-    sets = [s]
-    jobs = []
-    for j, job in enumerate(state.jobs):
-        theirs = _locals(cluster, job.gpus)
-        crossing = len(hosts) >= 2 or not rule.cross_only
-        wants = demand[j] > 0 or not rule.skip_idle
-        if not crossing or not wants or len(theirs) < 2 or not hosts.keys() & theirs.keys():
-            continue
-        jobs.append(j)
-        around = [set(hosts) | set(theirs)]
-        if rule.sides == "two":
-            around = [set(hosts), set(theirs)]
-        for where in around:
-            joint: list[int] = []
-            for h in sorted(where):
-                both = sorted(hosts.get(h, []) + theirs.get(h, []))
-                joint += _filled(model, h, both, rule.fill)
-            sets.append(joint)
-    rows = np.zeros((len(sets), cluster.n_gpus), np.bool_)
-    for i, gpus in enumerate(sets):
-        rows[i, gpus] = True
-    values = [value - value % rule.unit for value in model.predict(rows).tolist()]
-    d = values[0]
-    if not jobs:
-        return Share(d, d)
-    sides = 2 if rule.sides == "two" else 1
-    joint_values = [min(values[1 + i * sides : 1 + (i + 1) * sides]) for i in range(len(jobs))]
-    least = int(np.argmin(joint_values))
-    capacity, others = joint_values[least], sum(demand[j] for j in jobs)
-    names = tuple(state.jobs[j].name for j in jobs)
-    value = d if d + others <= capacity else d * capacity // (d + others)
-    return Share(value, d, capacity, others, names[least], names)
+    row = np.zeros((1, model.cluster.n_gpus), np.bool_)
+    row[0, list(chosen)] = True
+    found = shares(model, state, row, demand, as_printed=as_printed)
+    value, own = int(found.value[0]), int(found.standalone[0])
+    if value < 0:
+        raise unmeasured(model, state, row, found.capacity[0])
+    capacity = found.capacity[0].tolist()
+    names = tuple(job.name for job, c in zip(state.jobs, capacity, strict=True) if c < NO_LIMIT)
+    if not names:
+        return Share(value, own)
+    least = capacity.index(min(capacity))
+    demands_met = int(found.demand[0])
+    return Share(value, own, capacity[least], demands_met, state.jobs[least].name, names)
 
 
-def _locals(cluster: Cluster, gpus: Iterable[int]) -> dict[int, list[int]]:
-    """Host to global numbers of its GPUs."""
-    found: dict[int, list[int]] = {}
-    for gpu in gpus:
-        found.setdefault(int(cluster.host_of[gpu]), []).append(gpu)
-    return found
-
-
-def _filled(model: BandwidthModel, host: int, both: list[int], fill: str) -> list[int]:
-    """GPUs that a joint allocation is taken to have on a host, as many as `both`."""
-    if fill == "exact":
-        return both
-    first, size = int(model.cluster.first[host]), int(model.cluster.sizes[host])
-    if fill == "first" or size > MOST_BY_SUBSET or not 2 <= len(both) < size:
-        return list(range(first, first + len(both)))
-    tables = model.tables()
-    if tables is not None:
-        mask = tables.best_subset(host, (1 << size) - 1, len(both))
-        return [first + i for i in range(size) if mask >> i & 1]
-    subsets = list(combinations(range(first, first + size), len(both)))
-    rows = np.zeros((len(subsets), model.cluster.n_gpus), np.bool_)
-    rows[np.arange(len(subsets))[:, None], np.array(subsets)] = True
-    return list(subsets[int(np.argmax(model.predict(rows)))])
+def unmeasured(
+    model: BandwidthModel, state: ClusterState, row: Selection, capacity: IntArray
+) -> UnmeasuredPattern:
+    """Error that names the pattern of a choice, or of a joint allocation, that is not measured."""
+    counts = np.add.reduceat(row[0], model.cluster.first[:-1], dtype=np.int64)
+    lost = np.flatnonzero(capacity < 0)
+    if len(lost) and int(model.known_values(row)[0]) >= 0:
+        counts = counts + state.held[lost[0]]
+    what = model.op if model.payload is None else f"{model.op}, {model.payload} bytes"
+    return UnmeasuredPattern(written_pattern(counts), what)

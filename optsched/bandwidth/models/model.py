@@ -69,6 +69,15 @@ class BandwidthModel(ABC):
             Another shape or dtype. `UnmeasuredPattern` where nothing is known.
         """
 
+    def known_values(self, selection: Selection) -> IntArray:
+        """B(S) of every row, `UNMEASURED` where nothing is known."""
+        try:
+            return self.predict(selection)
+        except UnmeasuredPattern:
+            if len(selection) == 1:
+                return np.array([UNMEASURED])
+            return np.concatenate([self.known_values(row[None]) for row in selection])
+
     def interval(self, selection: Selection) -> tuple[IntArray, IntArray]:
         """Lower and upper end of what B(S) may be; both are `predict` where nothing is in doubt."""
         known = self.predict(selection)
@@ -92,8 +101,8 @@ class BandwidthModel(ABC):
         """Hash of what the model says, 64 hexadecimal digits; here of its tables."""
         tables = self.tables()
         text = f"{type(self).__name__} {self.cluster.sha256} {self.op} {self.payload}".encode()
-        words = b"" if tables is None else tables.words.tobytes()
-        return hashlib.sha256(text + words).hexdigest()
+        numbers = b"" if tables is None else tables.sha256.encode()
+        return hashlib.sha256(text + numbers).hexdigest()
 
     def of(self, gpus: Iterable[int]) -> int:
         """B(S) of one set, by global numbers."""
@@ -113,9 +122,10 @@ class BandwidthModel(ABC):
 
 
 class CountModel(BandwidthModel):
-    """B(S) = min(network(counts), intra of every host with two GPUs or more).
+    """B(S) = min(network(counts), intra of every host with two GPUs or more), after `Levels`.
 
-    Subclasses give `network`, and `intra_of` if bandwidths within a host limit.
+    Subclasses give `network`, and `intra_of` if bandwidths within a host limit; what uplinks and
+    factors of the cluster's levels leave is computed here.
     """
 
     @abstractmethod
@@ -141,6 +151,10 @@ class CountModel(BandwidthModel):
             what = self.op if self.payload is None else f"{self.op}, {self.payload} bytes"
             raise UnmeasuredPattern(written_pattern(patterns[row]), what)
         return value
+
+    def known_values(self, selection: Selection) -> IntArray:
+        """B(S) of every row; see `BandwidthModel.known_values`."""
+        return self._values(selection, "value")[0]
 
     def interval(self, selection: Selection) -> tuple[IntArray, IntArray]:
         """Ends of what B(S) may be."""
@@ -169,7 +183,10 @@ class CountModel(BandwidthModel):
                 bits = 1 << np.arange(int(cluster.sizes[h]))
                 limit = table[given[several, first : first + len(bits)] @ bits]
             value[several] = np.minimum(value[several], limit)
-        value[counts.sum(axis=1) <= 1] = 0
+        levels, gpus = cluster.network_levels, counts.sum(axis=1)
+        if levels.matter:
+            value = levels.limited(value, gpus, (counts > 0).sum(axis=1), levels.lowest(counts))
+        value[gpus <= 1] = 0
         value[unmeasured] = UNMEASURED
         return value, patterns
 
@@ -219,15 +236,45 @@ class Interval(BandwidthModel):
         return self.model.tables(self.end)
 
 
-def measured_only(model: BandwidthModel) -> CountTables | None:
-    """Tables in which every pattern that is not known exactly is unmeasured."""
-    from optsched.bandwidth.models.tables import CountTables
+class MeasuredOnly(BandwidthModel):
+    """A model in which every pattern that is not known exactly is unmeasured."""
 
-    value, low, high = (model.tables(which) for which in ("value", "low", "high"))
-    if value is None or low is None or high is None:
-        return None
-    sure = low.network == high.network
-    return CountTables.of(model.cluster, np.where(sure, value.network, UNMEASURED), value.intra)
+    def __init__(self, model: BandwidthModel) -> None:
+        self.model, self.cluster = model, model.cluster
+        self.op, self.payload, self.assumed = model.op, model.payload, model.assumed
+        self.intra_monotone = model.intra_monotone
+
+    def predict(self, selection: Selection) -> IntArray:
+        """B(S) of the model; `UnmeasuredPattern` where the ends of its interval differ."""
+        value, known = self.model.predict(selection), self.known_values(selection)
+        if len(lost := np.flatnonzero(known < 0)):
+            counts = np.add.reduceat(selection[lost[0]], self.cluster.first[:-1], dtype=np.int64)
+            raise UnmeasuredPattern(written_pattern(counts), self.op)
+        return value
+
+    def known_values(self, selection: Selection) -> IntArray:
+        """B(S) of every row, `UNMEASURED` where the ends of its interval differ."""
+        tables, cluster = self.tables(), self.cluster
+        if tables is None:
+            low, high = self.model.interval(selection)
+            return np.where(low == high, self.model.known_values(selection), UNMEASURED)
+        counts = np.add.reduceat(selection, cluster.first[:-1], axis=1, dtype=np.int64)
+        known = tables.network[[tables.automaton.state(row) for row in counts]]
+        return np.where(known == UNMEASURED, UNMEASURED, self.model.known_values(selection))
+
+    def tables(self, which: Which = "value") -> CountTables | None:
+        """The model's tables, without the patterns that it only predicts."""
+        return self._measured
+
+    @cached_property
+    def _measured(self) -> CountTables | None:
+        from optsched.bandwidth.models.tables import CountTables
+
+        value, low, high = (self.model.tables(which) for which in ("value", "low", "high"))
+        if value is None or low is None or high is None:
+            return None
+        network = np.where(low.network == high.network, value.network, UNMEASURED)
+        return CountTables.of(self.cluster, network, value.intra)
 
 
 def alone(patterns: IntArray) -> npt.NDArray[np.bool_]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from optsched.bandwidth.models.patterns import automaton
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
-from optsched.bandwidth.topology.rates import NO_LIMIT
+from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
 from optsched.bandwidth.topology.state import host_counts
 
 if TYPE_CHECKING:
@@ -21,42 +22,37 @@ if TYPE_CHECKING:
     from optsched.bandwidth.topology.policy import Policy
     from optsched.model.schedule import IntArray
 
-# one array of integers holds everything: a kernel's call costs a microsecond for every few arrays
-HOSTS: Final = 0
-WIDTH: Final = 1
-"""Most GPUs a host + 1: length of a row of `STEP`."""
-STEP: Final = 2
-"""Where ``step[state, count]`` begins."""
-NETWORK: Final = 3
-"""Where the limits of the network by state begin."""
-RECORDS: Final = 4
-"""Where the records of the hosts begin, `RECORD` numbers each."""
-BOUND: Final = 5
-"""Where ``bound[state, GPUs left]`` begins: the most that any completion's pattern allows."""
-COLUMNS: Final = 6
-"""Length of a row of `BOUND`; 1: of every state a place, and `STRIDE` times GPUs left behind it is
-the most that patterns of that size, with no fewer hosts and no larger least part, allow."""
-STRIDE: Final = 7
-HEADER: Final = 8
-
 MOST_BOUNDS: Final = 4_000_000
-"""Numbers in `BOUND` by state and GPUs left; above, they are kept by hosts and least part."""
+"""Bounds by state and GPUs left; above, they are kept by hosts and least part."""
 
-GPUS: Final = 0
-BY_MASK: Final = 1
-"""1 if the free GPUs of a host are a mask, 0 if they are only counted."""
-INTRA: Final = 2
-"""Where intra bandwidths by mask (or count) begin."""
-BEST: Final = 3
-"""Where the best intra bandwidths begin: by free mask (or count), then by count."""
-WHOLE: Final = 4
-"""Where the weights of what is left begin: whole host and NVLink pairs; by mask (or count)."""
-LEFT: Final = 5
-"""Where the second weights begin: the sum of best bandwidths of every count that is left."""
-KIND: Final = 6
-JOINT: Final = 7
-"""Where the bandwidths of joint allocations begin, by count: of the first, and of the best GPUs."""
-RECORD: Final = 8
+SIZE: Final = np.dtype([(name, np.int64) for name in ("hosts", "width", "columns", "stride")])
+"""`width`: most GPUs a host + 1. `columns`: length of a row of bounds; 1: of every state a place,
+and `stride` times GPUs left behind it is the most that patterns of that size, with no fewer hosts
+and no larger least part, allow."""
+
+HOST: Final = np.dtype([
+    (name, np.int64) for name in ("gpus", "by_mask", "kind", "within", "best", "whole", "left",
+                                  "joint")
+])  # fmt: skip
+"""A host: `by_mask` is 0 if its free GPUs are only counted. The others say where in the values its
+numbers begin: bandwidths within it by mask (or count), the best by free mask and count, both
+weights of leftovers by mask, and joint allocations by count."""
+
+
+class TableArrays(NamedTuple):
+    """A model's numbers as kernels read them."""
+
+    step: IntArray
+    """State of the automaton after ``state * width + count``."""
+    network: IntArray
+    bound: IntArray
+    host: np.ndarray[Any, np.dtype[np.void]]
+    values: IntArray
+    size: np.ndarray[Any, np.dtype[np.void]]
+    factor: IntArray
+    """By level in millionths; 0 behind the last: hosts that are not joined."""
+    uplink: IntArray
+
 
 WHOLE_HOST: Final = 1 << 50
 """Weight of a host left entirely free: above every sum of pairs."""
@@ -74,14 +70,14 @@ class CountTables:
         Limit by state of the automaton.
     intra
         By type of host: values by subset or by count; None where nothing within a host limits.
-    words
-        All of it in one array; the names of the places are those of this module.
+    arrays
+        What kernels read.
     """
 
     cluster: Cluster
     network: IntArray
     intra: tuple[IntArray | None, ...]
-    words: IntArray
+    arrays: TableArrays
 
     @cached_property
     def automaton(self) -> Automaton:
@@ -94,99 +90,128 @@ class CountTables:
     ) -> CountTables:
         """Pack a model's numbers; `network` by state, `intra` by type as in `IntraTable.values`."""
         machine = automaton(cluster.n_hosts, int(cluster.sizes.max()))
+        width = machine.step.shape[1]
         single = _single(machine, network)
         bound = _bounds(machine, network)
         columns = bound.shape[1] if bound.ndim == 2 else 1
-        parts = [machine.step.reshape(-1), network, bound.reshape(-1)]
-        offset = HEADER + sum(len(part) for part in parts)
-        records = []
+        parts: list[IntArray] = []
+        records, offset = [], 0
         for t, kind in enumerate(cluster.types):
             n = kind.gpus
             by_mask = n <= MOST_BY_SUBSET
             limits, known = _limits(n, intra[t], by_mask, single)
             best, worth = _best(limits, n, by_mask), _best(known, n, by_mask)
             whole, left = _weights(known, worth, n, by_mask)
-            record = [n, int(by_mask)]
-            joint = np.tile(limits, 2)
-            if by_mask:
-                joint = np.append(limits[(1 << np.arange(n + 1)) - 1], best[-n - 1 :])
+            joint = limits[(1 << np.arange(n + 1)) - 1] if by_mask else limits
+            record = [n, int(by_mask), t]
             for part in (limits, best, whole, left, joint):
                 record.append(offset)
                 parts.append(part)
                 offset += len(part)
-            records.append([*record[:-1], t, record[-1]])
-        parts.append(np.array([records[t] for t in cluster.type_of], np.int64).reshape(-1))
-        begin = HEADER + len(parts[0])
-        header = np.array(
-            [
-                cluster.n_hosts, machine.step.shape[1], HEADER, begin, offset,
-                begin + len(network), columns, (cluster.n_hosts + 1) * machine.step.shape[1],
-            ]
+            records.append(tuple(record))
+        levels = cluster.network_levels
+        arrays = TableArrays(
+            machine.step.reshape(-1), network, bound.reshape(-1),
+            np.array([records[t] for t in cluster.type_of], HOST),
+            np.concatenate(parts).astype(np.int64),
+            np.array([(cluster.n_hosts, width, columns, (cluster.n_hosts + 1) * width)], SIZE),
+            np.append(levels.factor, 0), np.append(levels.uplink, MOST),
         )  # fmt: skip
-        words = np.concatenate([header, *parts]).astype(np.int64)
-        words.flags.writeable = False
-        return cls(cluster, network, tuple(intra), words)
+        for array in arrays:
+            array.flags.writeable = False
+        return cls(cluster, network, tuple(intra), arrays)
 
     def ruled(self, policy: Policy) -> CountTables:
-        """The same for choices that obey the rules on parts of hosts: others have -1."""
+        """Return tables in which subsets that break the rules on parts of hosts have -1."""
         key = policy.within, policy.whole
         if key == (None, None):
             return self
         if key not in self._ruled:
-            words = self.words.copy()
-            records = words[words[RECORDS] :][: len(self.cluster.hosts) * RECORD]
-            for record in np.unique(records.reshape(-1, RECORD), axis=0).tolist():
-                n, at, best = record[GPUS], record[INTRA], record[BEST]
-                allowed = policy.allowed(self.cluster.types[record[KIND]])
+            values = self.arrays.values.copy()
+            for host in np.unique(self.arrays.host):
+                n = int(host["gpus"])
+                allowed = policy.allowed(self.cluster.types[host["kind"]])
                 assert allowed is not None
-                limits = np.where(allowed, words[at : at + (1 << n)], -1)
-                words[at : at + (1 << n)] = limits
-                words[best : best + ((n + 1) << n)] = _best(limits, n, by_mask=True)
-            words.flags.writeable = False
-            self._ruled[key] = replace(self, words=words)
+                limits = np.where(allowed, values[host["within"] :][: 1 << n], -1)
+                values[host["within"] :][: 1 << n] = limits
+                values[host["best"] :][: (n + 1) << n] = _best(limits, n, by_mask=True)
+            values.flags.writeable = False
+            self._ruled[key] = replace(self, arrays=self.arrays._replace(values=values))
         return self._ruled[key]
 
-    @cached_property
-    def _ruled(self) -> dict[tuple[str | None, str | None], CountTables]:
-        return {}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CountTables.of, (self.cluster, self.network, self.intra)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all numbers, 64 hexadecimal digits."""
+        return hashlib.sha256(b"".join(array.tobytes() for array in self.arrays)).hexdigest()
 
     def value(self, gpus: tuple[int, ...]) -> int:
         """B(S) of one set by global numbers, as the model has it; -1 if it is not measured."""
-        words, state, least = self.words, 0, NO_LIMIT
-        step, width, records, network = words[[STEP, WIDTH, RECORDS, NETWORK]].tolist()
+        arrays, state, least = self.arrays, 0, NO_LIMIT
         counts, parts = host_counts(self.cluster, gpus)
+        width = self._width
         for host, count in counts.items():
-            state = int(words[step + state * width + count])
-            least = min(least, int(words[words[records + host * RECORD + INTRA] + parts[host]]))
-        return min(int(words[network + state]), least)
+            state = int(arrays.step[state * width + count])
+            least = min(least, int(arrays.values[self._within[host] + parts[host]]))
+        found = min(int(self.network[state]), least)
+        if found > 0 and len(counts) > 1 and self._levels_matter:
+            row = np.zeros((1, self.cluster.n_hosts), np.int64)
+            row[0, list(counts)] = list(counts.values())
+            levels = self.cluster.network_levels
+            value, n, m = (np.array([number]) for number in (found, len(gpus), len(counts)))
+            found = int(levels.limited(value, n, m, levels.lowest(row))[0])
+        return found
+
+    @cached_property
+    def _width(self) -> int:
+        return int(self.arrays.size["width"][0])
+
+    @cached_property
+    def _levels_matter(self) -> bool:
+        return self.cluster.network_levels.matter
+
+    @cached_property
+    def _within(self) -> list[int]:
+        return list(map(int, self.arrays.host["within"]))
+
+    def best_within(self, host: int, free: int) -> IntArray:
+        """Best bandwidths by count of a host's free GPUs (mask, or number), -1 if too few."""
+        n = int(self.arrays.host["gpus"][host])
+        return self.arrays.values[int(self.arrays.host["best"][host]) + free * (n + 1) :][: n + 1]
+
+    def joint_within(self, host: int) -> IntArray:
+        """Bandwidths within a host of joint allocations, by count."""
+        n = int(self.arrays.host["gpus"][host])
+        return self.arrays.values[int(self.arrays.host["joint"][host]) :][: n + 1]
 
     def best(self, host: int, free: int, count: int) -> int:
         """The best bandwidth of `count` of a host's free GPUs (mask, or number), -1 if too few.
 
         The network's limit on a single host counts too.
         """
-        record = self.words[self.words[RECORDS] + host * RECORD :][:RECORD]
-        n = int(record[GPUS])
-        if count > n:
+        row = self.best_within(host, free)
+        if count >= len(row):
             return -1
-        intra = int(self.words[record[BEST] + free * (n + 1) + count])
-        return min(intra, int(self.network[self.automaton.step[0, count]]))
+        return min(int(row[count]), int(self.network[self.automaton.step[0, count]]))
 
     def best_subset(self, host: int, free: int, count: int) -> int:
         """The best `count` of a host's free GPUs, both as masks; of equals the lowest ids."""
-        record = self.words[self.words[RECORDS] + host * RECORD :][:RECORD]
-        n = int(record[GPUS])
         best, chosen = -1, 0
         sub = free
         while sub:
             if sub.bit_count() == count:
-                value = int(self.words[record[INTRA] + sub])
+                value = int(self.arrays.values[self._within[host] + sub])
                 lower = (sub ^ chosen) & -(sub ^ chosen) & sub
                 if value > best or (value == best and lower):
                     best, chosen = value, sub
             sub = (sub - 1) & free
-        assert n <= MOST_BY_SUBSET
         return chosen
+
+    @cached_property
+    def _ruled(self) -> dict[tuple[str | None, str | None], CountTables]:
+        return {}
 
 
 def _single(machine: Automaton, network: IntArray) -> IntArray:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hi
 import msgspec
 
 from optsched.bandwidth.models import model_document
-from optsched.bandwidth.models.contention import Contention
 from optsched.bandwidth.placement.problem import GpuPlacement, Request
 from optsched.bandwidth.topology import documents
 from optsched.bandwidth.topology.policy import Policy
@@ -48,7 +47,7 @@ def _struct(kind: type) -> Any:
     return msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True, omit_defaults=True)
 
 
-_Policy, _Contention = _struct(Policy), _struct(Contention)
+_Policy = _struct(Policy)
 _FIELDS = ("traffic", "seed", "tolerance", "on_unmeasured", "max_regret", "objective")
 
 
@@ -69,7 +68,6 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     gpus: int | None = None
     requests: list[_Request] = []
     policy: _Policy | None = None  # type: ignore[valid-type]
-    contention: _Contention = msgspec.field(default_factory=_Contention)  # type: ignore[valid-type]
     traffic: str = "given"
     seed: int = 0
     tolerance: float = 0.0
@@ -111,7 +109,7 @@ def from_tree(tree: Any, name: str) -> GpuPlacement:
         return GpuPlacement(
             state, model, found.gpus, requests=requests,
             policy=None if found.policy is None else _made(Policy, found.policy),
-            contention=_made(Contention, found.contention), name=found.name, **rest,
+            name=found.name, **rest,
         )  # fmt: skip
 
 
@@ -134,8 +132,6 @@ def to_json(problem: GpuPlacement, model_file: str | os.PathLike[str] | None = N
         members["requests"] = rows(
             _Request(r.name, r.gpus, _told(_Policy, r.policy)) for r in problem.requests
         )
-    if problem.contention != Contention():
-        members["contention"] = _told(_Contention, problem.contention)
     plain = _Document(format="", state=None, model=None)
     for key in _FIELDS:
         if (value := getattr(problem, key)) != getattr(plain, key):

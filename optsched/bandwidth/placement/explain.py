@@ -60,7 +60,7 @@ def limit_of(choice: DispatchChoice) -> str:
         if len(local) < 2:
             continue
         inside = problem.judged_by.of([first + i for i in local])
-        if inside - inside % problem.contention.unit != choice.standalone:
+        if inside != choice.standalone:
             continue
         links = cluster.type(h).links
         what = f"the links within {name}: {shown(inside)}"

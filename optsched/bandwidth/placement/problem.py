@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 import numpy as np
 
 from optsched.bandwidth.models.contention import (
-    Contention,
     Share,
     Traffic,
     check_traffic,
     demands,
     share,
 )
-from optsched.bandwidth.models.model import BandwidthModel, Interval, measured_only
+from optsched.bandwidth.models.model import BandwidthModel, Interval, MeasuredOnly
 from optsched.bandwidth.placement.checks import Request, check_requests, faults_of
 from optsched.bandwidth.search.what_if import regret, victims
 from optsched.bandwidth.topology.feasibility import impossible
-from optsched.bandwidth.topology.policy import Policy, check_rules, share_of
+from optsched.bandwidth.topology.policy import Policy, check_policy, share_of
 from optsched.bandwidth.topology.ranks import hostfile, rank_order, visible_devices
 from optsched.bandwidth.topology.rates import MOST, shown
 from optsched.bandwidth.topology.state import ClusterState, Job
@@ -76,8 +75,6 @@ class GpuPlacement(Problem):
         Several, decided together: disjoint, and each a tenant to the others.
     policy
         Rules for a single request.
-    contention
-        How jobs share.
     traffic, seed
         Demands of the running jobs, see `optsched.bandwidth.models.contention.demands`.
     tolerance
@@ -103,7 +100,6 @@ class GpuPlacement(Problem):
     state: ClusterState
     model: BandwidthModel
     requests: tuple[Request, ...]
-    contention: Contention
     traffic: Traffic
     seed: int
     tolerance: float
@@ -120,7 +116,6 @@ class GpuPlacement(Problem):
         *,
         requests: Sequence[Request] = (),
         policy: Policy | None = None,
-        contention: Contention | None = None,
         traffic: Traffic = "given",
         seed: int = 0,
         tolerance: float = 0.0,
@@ -137,20 +132,15 @@ class GpuPlacement(Problem):
             raise InputError("state, model: are of different clusters")
         if not isinstance(requests, (list, tuple)):
             raise InputError(f"requests: expected a list of Requests, got {requests!r:.60}")
-        check_rules(policy, contention)
+        check_policy(policy)
         if (gpus is None) == (not requests):
             raise InputError("gpus, requests: expected one of them")
         if requests and policy is not None:
             raise InputError("policy: of several requests each has its own")
         wanted = tuple(requests) or (Request("job", gpus, policy or Policy()),)  # type: ignore[arg-type]
-        rule = contention or Contention()
-        if rule.pooled:
-            if any(request.policy.apart for request in wanted if isinstance(request, Request)):
-                raise InputError("apart, contention: jobs that are pooled have no names")
-            state = state.pooled()
         check_requests(state, wanted)
         values: dict[str, Any] = {
-            "state": state, "model": model, "requests": wanted, "contention": rule,
+            "state": state, "model": model, "requests": wanted,
             "traffic": traffic, "seed": integer("seed", seed, 0, 2**31 - 1),
             "tolerance": share_of("tolerance", tolerance),
             "on_unmeasured": one_of("on_unmeasured", on_unmeasured, ON_UNMEASURED),
@@ -201,7 +191,7 @@ class GpuPlacement(Problem):
     def demands(self) -> tuple[int, ...]:
         """kB/s of every running job; where intervals count, the most that it may ask for."""
         model = Interval(self.model, "high") if self.is_robust else self.model
-        return demands(model, self.state, self.traffic, self.seed, self.contention.unit)
+        return demands(model, self.state, self.traffic, self.seed)
 
     @cached_property
     def is_robust(self) -> bool:
@@ -217,14 +207,14 @@ class GpuPlacement(Problem):
 
     @cached_property
     def judged_by(self) -> BandwidthModel:
-        """The model whose bandwidths count: the given one, or its lower ends."""
+        """The model whose bandwidths count: the given one, its lower ends, or what is measured."""
+        if self.on_unmeasured == "measured":
+            return MeasuredOnly(self.model)
         return Interval(self.model, "low") if self.is_robust else self.model
 
     @cached_property
     def tables(self) -> CountTables | None:
         """Tables for kernels; None if the model has none."""
-        if self.on_unmeasured == "measured":
-            return measured_only(self.model)
         return self.judged_by.tables()
 
     def changed(self, **fields: Any) -> GpuPlacement:
@@ -234,7 +224,6 @@ class GpuPlacement(Problem):
         if unknown:
             raise InputError(f"changed: there is no field {min(unknown)!r:.60}")
         kept.update(fields)
-        kept["contention"] = replace(kept["contention"], pooled=False)  # the state is already
         if "gpus" in kept:
             kept.pop("requests")
         return GpuPlacement(**kept)
@@ -257,7 +246,7 @@ class GpuPlacement(Problem):
                     name = f"request {self.requests[other].name}"
                     state = state.with_jobs([*state.jobs, Job(name, tuple(theirs))])
                     wanted = (*wanted, self.judged_by.of(theirs))
-            found.append(share(self.judged_by, state, gpus, wanted, self.contention))
+            found.append(share(self.judged_by, state, gpus, wanted))
         return found
 
     def best(self, policy: Policy | None, k: int | None = None, *, ties: bool = False) -> Any:
@@ -268,7 +257,7 @@ class GpuPlacement(Problem):
         if self.tables is None or not 1 <= size <= len(self.state.free):
             return None
         return ask(
-            self.tables, self.state, self.demands, size, policy, self.contention, ties=ties,
+            self.tables, self.state, self.demands, size, policy, ties=ties,
             tolerance=self.tolerance if ties else 0.0,
         )  # fmt: skip
 
@@ -467,7 +456,7 @@ class GpuPlacement(Problem):
         text = repr((
             self.cluster.sha256, self.state.free, self.state.down,
             [(job.gpus, job.demand, job.name) for job in self.state.jobs],
-            self.requests, self.contention, self.traffic, self.seed, self.tolerance,
+            self.requests, self.traffic, self.seed, self.tolerance,
             self.on_unmeasured, self.max_regret, self.objective, self.model.sha256,
         ))  # fmt: skip
         return hashlib.sha256(text.encode()).hexdigest()
@@ -558,16 +547,14 @@ class DispatchChoice:
     def victims(self) -> dict[str, int]:
         """What running jobs lose, for those that lose anything: their share before less after."""
         problem = self.problem
-        return victims(
-            problem.judged_by, problem.state, problem.demands, self.gpus, problem.contention
-        )
+        return victims(problem.judged_by, problem.state, problem.demands, self.gpus)
 
     @cached_property
     def regret(self) -> int | None:
         """What may be lost at most by not knowing better; 0 if all is measured, None if unknown."""
         problem = self.problem
         return regret(
-            problem.model, problem.state, self.gpus, problem.policy, problem.contention,
+            problem.model, problem.state, self.gpus, problem.policy,
             problem.traffic, problem.seed,
         )  # fmt: skip
 

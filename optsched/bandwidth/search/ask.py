@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.models.contention import Contention
-from optsched.bandwidth.models.tables import BY_MASK, RECORD, RECORDS
+from optsched.bandwidth.models.contention import interferes
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.policy import ANY, Policy
 from optsched.bandwidth.topology.rates import NO_LIMIT
@@ -18,7 +17,7 @@ from optsched.kernels.plain_python import is_ready, run
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from optsched.bandwidth.models.tables import CountTables
+    from optsched.bandwidth.models.tables import CountTables, TableArrays
     from optsched.bandwidth.topology.cluster import Cluster
     from optsched.bandwidth.topology.policy import Bounds
     from optsched.bandwidth.topology.state import ClusterState
@@ -72,7 +71,6 @@ def ask(
     demands: Sequence[int],
     k: int,
     policy: Policy | None = None,
-    contention: Contention | None = None,
     *,
     ties: bool = False,
     tolerance: float = 0.0,
@@ -83,7 +81,7 @@ def ask(
 
     Parameters
     ----------
-    tables, policy, contention, ties, tolerance
+    tables, policy, ties, tolerance
         As in `CountSearch`.
     state
         Free GPUs and running jobs.
@@ -96,20 +94,10 @@ def ask(
     nodes
         Most steps of the search, some tens of nanoseconds each.
     """
-    search = CountSearch(tables, policy, contention, ties=ties, tolerance=tolerance)
+    search = CountSearch(tables, policy, ties=ties, tolerance=tolerance)
     here = search.policy.usable(state)
-    jobs = search.jobs(state, demands)
-    out, level = search.choose(here.masks, jobs, k, nodes, leaves)
-    if level < 0:
-        return None
-    return answer_of(here, out)
-
-
-def answer_of(here: ClusterState, out: list[int]) -> Answer:
-    """What the kernel's numbers mean on the state with the free GPUs that may be used."""
-    best, value, alone, visited, complete, *parts = out
-    gpus = gpus_of(here, enumerate(parts))
-    return Answer(gpus, value, alone, best if complete else UNPROVED, visited, complete == 2)
+    found, _ = search.choose(here, jobs_of(state, demands), k, nodes, leaves)
+    return found
 
 
 class CountSearch:
@@ -119,20 +107,18 @@ class CountSearch:
     ----------
     tables
         Bandwidths of the cluster.
-    policy, contention
-        By default everything is allowed, and jobs share as in `Contention`. Joint allocations are
-        filled with the first or best GPUs; exact ones are not functions of counts.
+    policy
+        By default everything is allowed.
     ties
         Whether the choice among equals matters; see `GpuPlacement`.
     tolerance
-        Share of the best value that may be lost for a better rest; to the millionth.
+        Share of the best value that may be lost for better leftovers; to the millionth.
     """
 
     def __init__(
         self,
         tables: CountTables,
         policy: Policy | None = None,
-        contention: Contention | None = None,
         *,
         ties: bool = False,
         tolerance: float = 0.0,
@@ -141,111 +127,146 @@ class CountSearch:
 
         self._kernel = counts
         self.cluster, self.policy = tables.cluster, policy or Policy()
-        self.contention = contention or Contention()
-        self.words = tables.ruled(self.policy).words
-        self._order, self._added = domains_in_order(self.cluster)
-        self._in_order = bool((np.diff(self._order) > 0).all())
-        self.requests = [
-            self._request(level, ties, tolerance) for level in levels_of(self.cluster, self.policy)
-        ]
-
-    def jobs(self, state: ClusterState, demands: Sequence[int]) -> IntArray:
-        """The jobs that can interfere, as the kernel reads them."""
-        return jobs_of(state.held, demands, self.contention)
+        self.arrays = tables.ruled(self.policy).arrays
+        self.places = self._ordered_hosts()
+        self.request = self._request(ties, tolerance)
 
     def choose(
         self,
-        masks: IntArray,
+        here: ClusterState,
         jobs: IntArray,
         k: int,
         nodes: int | None = None,
         leaves: int | None = None,
         bounds: Bounds | None = None,
-    ) -> tuple[list[int], int]:
-        """What the kernel answers, and the position of its level; -1: no choice, -2: none found.
+    ) -> tuple[Answer | None, int]:
+        """The best choice, and on how many domains of the preferred level it is.
+
+        Without a choice the number is -1 if there is none, -2 if the search was stopped before one
+        was found.
 
         Parameters
         ----------
-        masks
-            `ClusterState.masks` of what `Policy.usable` leaves.
+        here
+            The state with the free GPUs that `Policy.usable` leaves.
         jobs
-            See `jobs`.
+            See `jobs_of`.
         k, nodes, leaves
             As in `ask`.
         bounds
-            On the counts of hosts, beside the policy's own; then nothing is lost for the rest.
+            On the counts of hosts, beside the policy's own; then nothing is lost for leftovers.
         """
-        kernel, n, proved = self._kernel, self.cluster.n_hosts, True
-        for level, template in enumerate(self.requests):
-            request = template.copy()
-            request[kernel.K], request[kernel.N_JOBS] = k, len(jobs) // (n + 1)
-            if nodes is not None:
-                request[kernel.NODES] = nodes
-            if leaves is not None:
-                request[kernel.LEAVES] = leaves
-            if bounds is not None:
-                lists = request[kernel.LISTS :].reshape(6, n)
-                np.maximum(lists[1], bounds.least[self._order], out=lists[1])
-                np.minimum(lists[4], bounds.most[self._order], out=lists[4])
-                request[kernel.TOLERANCE] = 0
-            out = np.empty(kernel.CHOSEN + n, np.int64)
-            if choose(self.words, request, masks, jobs, out):
-                if not self._in_order:
-                    out[kernel.CHOSEN + self._order] = out[kernel.CHOSEN :].copy()
-                return out.tolist(), level
-            proved = proved and bool(out[kernel.COMPLETE])
-        return [], -1 if proved else -2
+        request, places = self.request, self.places
+        request = request.copy()
+        request["k"], request["n_jobs"] = k, len(jobs) // (self.cluster.n_hosts + 1)
+        if nodes is not None:
+            request["nodes"] = nodes
+        if leaves is not None:
+            request["leaves"] = leaves
+        if bounds is not None:
+            places, order = places.copy(), places["host"]
+            np.maximum(places["least"], bounds.least[order], out=places["least"])
+            np.minimum(places["most"], bounds.most[order], out=places["most"])
+            request["tolerance"] = 0
+        proved = True
+        for domains in self._numbers_of_domains(here, k):
+            request["most_domains"] = domains
+            found, complete = self._answer(request, places, here, jobs)
+            if found is not None:
+                return found, domains
+            proved = proved and complete
+        return None, -1 if proved else -2
 
-    def _request(self, required: int | None, ties: bool, tolerance: float) -> IntArray:
-        """The kernel's request at one level, the number of GPUs and the jobs aside."""
-        kernel, cluster = self._kernel, self.cluster
-        policy, contention = self.policy, self.contention
-        order = self._order
-        request = np.zeros(kernel.LISTS + 6 * cluster.n_hosts, np.int64)
-        request[kernel.N_USED] = cluster.n_hosts
-        request[kernel.BALANCE] = policy.most_difference
-        request[kernel.MIN_HOSTS] = policy.min_hosts
-        request[kernel.MAX_HOSTS] = ANY if policy.max_hosts is None else policy.max_hosts
-        request[kernel.SAME_TYPE] = policy.same_type
-        request[kernel.TOLERANCE] = round(tolerance * MILLION)
-        request[kernel.FILL_BEST] = contention.fill == "best"
-        request[kernel.TWO_SIDED] = contention.sides == "two"
-        request[kernel.CROSS_ONLY] = contention.cross_only
-        request[kernel.UNIT] = contention.unit
-        request[kernel.TIES] = ties
-        request[kernel.LEAVES], request[kernel.NODES] = NO_LIMIT, MOST_NODES
-        request[kernel.SPREAD] = cluster.n_hosts + 1
-        lists = request[kernel.LISTS :].reshape(6, cluster.n_hosts)
-        lists[0], lists[5] = order, self._added
-        lists[1], lists[4] = (part[order] for part in policy.bounds(cluster))
+    def _numbers_of_domains(self, here: ClusterState, k: int) -> Iterable[int]:
+        """Numbers of domains of the preferred level to try, from the fewest that may suffice."""
+        preferred = self.policy.preferred
+        if preferred is None:
+            return (ANY,)
+        free = [
+            int(here.room[list(hosts)].sum())
+            for hosts in self.cluster.domains(self.cluster.level(preferred)).values()
+        ]
+        reached = np.cumsum(sorted(free, reverse=True))
+        fewest = 1 + int(np.searchsorted(reached, k))
+        return range(fewest, min(k, len(free)) + 1)
+
+    def _answer(
+        self,
+        request: np.ndarray[Any, np.dtype[np.void]],
+        places: np.ndarray[Any, np.dtype[np.void]],
+        here: ClusterState,
+        jobs: IntArray,
+    ) -> tuple[Answer | None, bool]:
+        """What the kernel finds, and whether it has looked at everything."""
+        kernel, n = self._kernel, self.cluster.n_hosts
+        tenants = np.zeros((n + 1) * int(request["n_jobs"][0]), kernel.TENANT)
+        answer, chosen = np.zeros(1, kernel.ANSWER), np.zeros(n, np.int64)
+        work = np.zeros(n + 1, kernel.NODE), tenants, answer, chosen
+        arguments = self.arrays, request, places, here.masks, jobs, *work
+        if not choose(*arguments):
+            return None, bool(work[2]["complete"][0])
+        best, value, alone, visited, complete = work[2][0].item()
+        gpus = gpus_of(here, sorted(zip(places["host"].tolist(), work[3].tolist(), strict=True)))
+        upper = best if complete else UNPROVED
+        return Answer(gpus, value, alone, upper, visited, complete == 2), True
+
+    def _ordered_hosts(self) -> np.ndarray[Any, np.dtype[np.void]]:
+        """The hosts domain by domain, as the kernel's places; see `domains_in_order`."""
+        cluster, policy = self.cluster, self.policy
+        order, added = domains_in_order(cluster)
+        places = np.zeros(cluster.n_hosts, self._kernel.PLACE)
+        places["host"], places["gap"] = order, added
+        bounds = policy.bounds(cluster)
+        places["least"], places["most"] = bounds.least[order], bounds.most[order]
         if policy.slice_size is not None and policy.slice_level is not None:
-            request[kernel.SLICE] = policy.slice_size
-            lists[2] = domain_numbers(cluster, cluster.level(policy.slice_level))[order]
-        if required is not None:
-            lists[3] = domain_numbers(cluster, required)[order]
+            places["slice"] = domain_numbers(cluster, cluster.level(policy.slice_level))[order]
+        domain = cluster.network_levels.domain[:, order]
+        places["level"][1:] = (domain[:, 1:] != domain[:, :-1]).sum(axis=0)
+        return places
+
+    def _request(self, ties: bool, tolerance: float) -> np.ndarray[Any, np.dtype[np.void]]:
+        """The kernel's request, the number of GPUs and the jobs aside."""
+        cluster, policy = self.cluster, self.policy
+        request, levels = np.zeros(1, self._kernel.REQUEST), len(cluster.levels)
+        top = levels if policy.required is None else levels - 1 - cluster.level(policy.required)
+        preferred = -1
+        if policy.preferred is not None:
+            preferred = levels - 1 - cluster.level(policy.preferred)
+        fields = {
+            "balance": policy.most_difference, "min_hosts": policy.min_hosts,
+            "max_hosts": ANY if policy.max_hosts is None else policy.max_hosts,
+            "same_type": policy.same_type, "tolerance": round(tolerance * MILLION), "ties": ties,
+            "slice": policy.slice_size or 0, "leaves": NO_LIMIT, "nodes": MOST_NODES,
+            "used_host": cluster.n_hosts + 1, "top": top, "preferred": preferred,
+            "most_domains": ANY,
+        }  # fmt: skip
+        for name, value in fields.items():
+            request[name] = value
         return request
 
 
-def choose(
-    words: IntArray, request: IntArray, masks: IntArray, jobs: IntArray, out: IntArray
-) -> int:
+def choose(tables: TableArrays, request: Any, places: Any, masks: IntArray, *others: Any) -> int:
     """`counts.choose`; while that is not compiled its source as plain Python, if that is quick."""
     from optsched.bandwidth.search import counts as kernel
 
+    arguments = places, masks, *others
     if is_ready(kernel.choose):
-        return int(kernel.choose(words, request, masks, jobs, out))
-    used = request[kernel.LISTS : kernel.LISTS + request[kernel.N_USED]]
-    by_mask = words[words[RECORDS] + used * RECORD + BY_MASK].tolist()
-    free = zip(masks[used].tolist(), by_mask, strict=True)
-    room = [part.bit_count() if is_mask else part for part, is_mask in free]
-    leaves = min(leaves_in_python(room, int(request[kernel.K])), int(request[kernel.LEAVES]))
+        return int(kernel.choose(tables, request, *arguments))
+    by_mask = tables.host["by_mask"].tolist()
+    room = [
+        part.bit_count() if is_mask else part
+        for part, is_mask in zip(masks.tolist(), by_mask, strict=True)
+    ]
+    most = int(request["leaves"][0])
+    leaves = min(leaves_in_python(room, int(request["k"][0])), most)
     if leaves:
         shorter = request.copy()
-        shorter[kernel.LEAVES] = leaves
-        found = run(kernel.choose, words, shorter, masks, jobs, out)
-        if out[kernel.COMPLETE] == 2 or leaves == request[kernel.LEAVES]:
+        shorter["leaves"] = leaves
+        found = run(kernel.choose, tables, shorter, *arguments)
+        answer = others[3]
+        if answer["complete"][0] == 2 or leaves == most:
             return int(found)
-    return int(kernel.choose(words, request, masks, jobs, out))
+    return int(kernel.choose(tables, request, *arguments))
 
 
 def leaves_in_python(room: Iterable[int], k: int) -> int:
@@ -304,11 +325,13 @@ def trays_first(free: list[int], count: int, tray: int) -> list[int]:
     return sorted(chosen)
 
 
-def jobs_of(held: IntArray, demands: Sequence[int], contention: Contention) -> IntArray:
+def jobs_of(state: ClusterState, demands: Sequence[int]) -> IntArray:
     """The jobs that can interfere, as the kernel reads them: demand, then GPUs by host."""
     jobs: list[int] = []
-    for demand, row in zip(demands, held.tolist(), strict=True):
-        if (demand > 0 or not contention.skip_idle) and len(row) - row.count(0) >= 2:
+    for demand, row, may in zip(
+        demands, state.held.tolist(), interferes(state).tolist(), strict=True
+    ):
+        if demand > 0 and may:
             jobs += [demand, *row]
     return np.array(jobs, np.int64)
 
@@ -337,13 +360,3 @@ def domains_in_order(cluster: Cluster) -> tuple[IntArray, IntArray]:
     for place, of in enumerate(reversed(numbers), 2):
         added += np.diff(of[order], prepend=-1).astype(bool) * base**place
     return order, added
-
-
-def levels_of(cluster: Cluster, policy: Policy) -> list[int | None]:
-    """Levels to try in turn: what is preferred and those above, then what is needed, or any."""
-    least = policy.level(cluster)
-    if policy.preferred is None:
-        return [least]
-    wish = cluster.level(policy.preferred)
-    tried: list[int | None] = list(range(wish, -1 if least is None else least, -1))
-    return [*tried, least]

@@ -1,122 +1,65 @@
 """Exact choice of k GPUs by the numbers of GPUs on every host, with ties broken: the kernel.
 
-For fixed counts the hosts used, the jobs that interfere and their joint limits are fixed, and the
-value never falls when the bandwidth within a host rises; so some optimum takes the best subset of
-every host, and only counts are to be searched.
+For fixed counts the hosts used, their lowest common level, the jobs that interfere and their joint
+bandwidths are fixed, and the value never falls when the bandwidth within a host rises; so some
+optimum takes the best subset of every host, and only counts are searched. A first pass finds the
+best value, a second one compares all choices that have it.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numba import types
 
-from optsched.bandwidth.models.tables import (
-    BEST,
-    BOUND,
-    BY_MASK,
-    COLUMNS,
-    GPUS,
-    HOSTS,
-    INTRA,
-    JOINT,
-    KIND,
-    LEFT,
-    NETWORK,
-    RECORD,
-    RECORDS,
-    STEP,
-    STRIDE,
-    WHOLE,
-    WIDTH,
-)
-from optsched.bandwidth.topology.rates import NO_LIMIT
-from optsched.kernels.compile import INT, INTS, READ, entry, helper
-
-# what is asked: one array, then the lists by used host
-K: Final = 0
-N_USED: Final = 1
-"""Hosts that may be used; others only carry jobs."""
-BALANCE: Final = 2
-"""Most difference of counts on hosts that are used."""
-MIN_HOSTS: Final = 3
-MAX_HOSTS: Final = 4
-SAME_TYPE: Final = 5
-TOLERANCE: Final = 6
-"""Millionths of the best value that a choice may lose for a better rest."""
-N_JOBS: Final = 7
-FILL_BEST: Final = 8
-TWO_SIDED: Final = 9
-CROSS_ONLY: Final = 10
-"""1: jobs interfere only with choices on two hosts or more."""
-UNIT: Final = 11
-"""Bandwidths are cut to multiples of this; 1 as a rule."""
-SLICE: Final = 12
-"""Counts within a slice domain are multiples of this; 0 = no slices."""
-LEAVES: Final = 13
-"""Most count vectors to evaluate in a pass."""
-TIES: Final = 14
-"""0: any best choice will do."""
-NODES: Final = 15
-"""Most levels of the search to enter in both passes together."""
-SPREAD: Final = 16
-"""What a host that is used adds to the spread of a choice; one that was whole adds 1 more."""
-LISTS: Final = 17
-"""Where the lists begin, `N_USED` numbers each: hosts, least counts, slice domains, domains, most
-counts, and what the domains add that a host does not share with the host before it."""
-
-# what is answered: these, then the chosen masks (or counts) of the used hosts
-OPTIMUM: Final = 0
-VALUE: Final = 1
-STANDALONE: Final = 2
-VISITED: Final = 3
-COMPLETE: Final = 4
-"""2: all was looked at; 1: the value is the optimum, not all that have it were compared."""
-CHOSEN: Final = 5
+from optsched.bandwidth.models.tables import HOST, SIZE, TableArrays
+from optsched.bandwidth.topology.levels import WHOLE
+from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
+from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 
 MILLION: Final = 1_000_000
 
-# a level of the search: the counts of the hosts before it are chosen
-_STATE: Final = 0
-_LEFT: Final = 1
-"""GPUs still to be chosen."""
-_INTRA: Final = 2
-"""Least of the best bandwidths within the hosts."""
-_HOSTS: Final = 3
-_LEAST: Final = 4
-_MOST: Final = 5
-_TYPE: Final = 6
-_DOMAIN: Final = 7
-_COUNT: Final = 8
-"""GPUs of the host before this level."""
-_NEXT: Final = 9
-"""Count to try next on the host of this level."""
-_SPREAD: Final = 10
-_GAP: Final = 11
-"""What the domains add that the next host does not share with the last one used, so far."""
-_LEVEL: Final = 12
-"""Then for every job its joint allocation (of two-sided ones: S's side, then the job's)."""
+REQUEST: Final = record(
+    "k n_jobs balance min_hosts max_hosts same_type tolerance slice ties leaves nodes top "
+    "preferred most_domains used_host"
+)
+"""What is asked. `balance`: most difference of counts on used hosts. `tolerance`: millionths of the
+best value that a choice may lose for better leftovers. `slice`: counts within a slice domain are
+multiples of this, 0 without slices. `ties`: 0 if any best choice will do. `leaves`: most count
+vectors to evaluate in a pass. `nodes`: most levels to enter in both passes. `top`: highest lowest
+common level allowed, -1: one host. `preferred`, `most_domains`: most domains of that level.
+`used_host`: what a used host adds to the spread; one that was whole adds 1 more."""
 
-_STATE_A: Final = 0
-_INTRA_A: Final = 1
-_STATE_B: Final = 2
-_INTRA_B: Final = 3
-_TOUCHED: Final = 4
-_AHEAD: Final = 5
-"""GPUs that the job has on usable hosts from this level on."""
-_JOB: Final = 6
+PLACE: Final = record("host least most slice gap level")
+"""A host in the order of domains: bounds on its count, its slice domain; what the domains that it
+does not share with the host before it add to the spread, and the lowest level that both share."""
 
-# what a leaf is worth
-_D: Final = 0
-_ANY: Final = 1
-_C: Final = 2
-_DEMAND: Final = 3
-_NETWORK: Final = 4
+NODE: Final = record(
+    "state left within hosts least most type count next spread gap level far domains"
+)
+"""A level of the search: the counts of the hosts before it are chosen. `left`: GPUs still to be
+chosen. `count`: of the host before this level; `next`: to be tried on its host. `level`: lowest
+common level of the hosts used; `gap`, `far`: added spread, and level, since the last used host."""
+
+TENANT: Final = record("state within touched ahead level far hosts")
+"""Joint allocation with a job at a level of the search. `ahead`: GPUs of the job on the hosts from
+here on; `far`: highest level since its last host."""
+
+ANSWER: Final = record("optimum value alone visited complete")
+"""`complete`: 2 if everything was looked at; 1 if the value is the optimum, but not all choices
+that have it were compared."""
+
+TABLES: Final[Any] = types.NamedTuple(
+    [READ, READ, READ, records(HOST, True), READ, records(SIZE, True), READ, READ], TableArrays
+)
+_NODES, _TENANTS = records(NODE), records(TENANT)
+_REQUEST, _PLACES = records(REQUEST, True), records(PLACE, True)
 
 
 @helper(INT, INT, counted=False)
 def popcount(mask):  # type: ignore[no-untyped-def]
-    """Number of bits of a mask below 2^32."""
+    """Return the number of bits of a mask below 2^32."""
     mask = mask - (mask >> 1 & 0x55555555)
     mask = (mask & 0x33333333) + (mask >> 2 & 0x33333333)
     return ((mask + (mask >> 4) & 0x0F0F0F0F) * 0x01010101 & 0xFFFFFFFF) >> 24
@@ -124,391 +67,366 @@ def popcount(mask):  # type: ignore[no-untyped-def]
 
 @helper(INT, INT, INT, INT, INT, counted=False)
 def shared(d, any_job, capacity, total):  # type: ignore[no-untyped-def]
-    """What is left of a standalone bandwidth d beside demands `total` - d in a joint capacity."""
+    """Return the share of a bandwidth d alone in a joint capacity; `total` includes d."""
     if any_job == 0 or total <= capacity:
         return d
     return d * capacity // total
 
 
-@helper(INT, READ, INT, INT, INT, counted=False)
-def joint_within(words, record, count, best):  # type: ignore[no-untyped-def]
-    """Bandwidth within a host of the GPUs that a joint allocation is taken to have there."""
-    return words[words[record + JOINT] + best * (words[record + GPUS] + 1) + count]
+@helper(INT, TABLES, INT, INT, INT, INT, counted=False)
+def limited(t, value, level, gpus, hosts):  # type: ignore[no-untyped-def]
+    """Apply the uplinks and the factor of a level to a set of several hosts; see `Levels`."""
+    uplink = t.uplink[level]
+    if uplink < MOST:
+        line = np.rint(uplink * ((gpus - 1) / gpus) * (hosts / (hosts - 1)))
+        value = min(value, int(min(line, MOST - 1.0)))
+    return value * t.factor[level] // WHOLE
 
 
-@helper(INT, READ, INT, INT, INT, INT, INTS, counted=False)
-def _pick(words, record, free, count, least, pick):  # type: ignore[no-untyped-def]
-    """Among `count` of the free GPUs with intra bandwidth >= least: what leaves the best rest.
+@helper(types.UniTuple(INT, 5), TABLES, INT, INT, INT, INT, INT, counted=False)
+def _pick(t, host, free, count, least, prefer):  # type: ignore[no-untyped-def]
+    """Pick `count` free GPUs with bandwidth >= least, so that the leftovers are worth most.
 
-    Then, if ``pick[3]`` is 1, the highest bandwidth; then the lowest ids. Fills pick with mask
-    (or count), both weights of the rest, and the bandwidth; 0 if there is none.
+    Then, if `prefer` is 1, with the highest bandwidth; then the lowest ids. Returns whether there
+    are any, the mask (or count), both weights of the leftovers, and the bandwidth.
     """
-    whole, left, intra = words[record + WHOLE], words[record + LEFT], words[record + INTRA]
-    if count == 0 or words[record + BY_MASK] == 0:
-        rest = free - count
-        limit = words[intra + count]
-        if words[record + BY_MASK] == 1:
-            rest, limit = free, NO_LIMIT
-        pick[0], pick[1], pick[2] = count, words[whole + rest], words[left + rest]
-        pick[4] = limit if count > 1 else NO_LIMIT
-        return 1 if pick[4] >= least else 0
-    prefer = pick[3] == 1
-    found = 0
+    h = t.host[host]
+    if count == 0 or h.by_mask == 0:
+        left = free if h.by_mask == 1 else free - count
+        limit = NO_LIMIT
+        if count > 1:
+            limit = t.values[h.within + count]
+        enough = 1 if limit >= least else 0
+        return enough, count, t.values[h.whole + left], t.values[h.left + left], limit
+    found, mask, whole, rest, best = 0, 0, 0, 0, 0
     sub = free
     while sub > 0:
         if popcount(sub) == count:
-            limit = words[intra + sub]
+            limit = t.values[h.within + sub]
             if limit >= least:
-                w, s = words[whole + free - sub], words[left + free - sub]
-                better = found == 0 or w > pick[1]
-                if not better and w == pick[1]:
-                    better = s > pick[2]
-                    if not better and s == pick[2]:
-                        differ = sub ^ pick[0]
-                        lower = (differ & -differ & sub) != 0
-                        better = lower
-                        if prefer and limit != pick[4]:
-                            better = limit > pick[4]
+                w, s = t.values[h.whole + free - sub], t.values[h.left + free - sub]
+                better = found == 0 or w > whole
+                if not better and w == whole:
+                    better = s > rest
+                    if not better and s == rest:
+                        differ = sub ^ mask
+                        better = (differ & -differ & sub) != 0
+                        if prefer == 1 and limit != best:
+                            better = limit > best
                 if better:
-                    found = 1
-                    pick[0], pick[1], pick[2], pick[4] = sub, w, s, limit
+                    found, mask, whole, rest, best = 1, sub, w, s, limit
         sub = (sub - 1) & free
-    return found
+    return found, mask, whole, rest, best
 
 
-@helper(INT, READ, READ, READ, INTS, INT, INTS, counted=False)
-def _worth(words, request, jobs, work, at, leaf):  # type: ignore[no-untyped-def]
-    """Value of the count vector whose last level is at `at`; -1 if a pattern is not measured."""
-    network, n_jobs, unit = words[NETWORK], request[N_JOBS], request[UNIT]
-    limit = words[network + work[at + _STATE]]
-    if limit < 0:
-        return -1
-    d = min(limit, work[at + _INTRA])
-    d -= d % unit
-    leaf[_D], leaf[_ANY], leaf[_C], leaf[_DEMAND], leaf[_NETWORK] = d, 0, NO_LIMIT, 0, limit
-    if work[at + _HOSTS] < 2 and request[CROSS_ONLY] == 1:
-        return d
-    for j in range(n_jobs):
-        a = at + _LEVEL + j * _JOB
-        if work[a + _TOUCHED] == 0:
+@helper(types.UniTuple(INT, 6), TABLES, _REQUEST, READ, _NODES, _TENANTS, INT, counted=False)
+def _worth(t, request, jobs, nodes, tenants, at):  # type: ignore[no-untyped-def]
+    """Evaluate the count vector at a leaf: value (-1: not measured), alone, and why.
+
+    The others: whether a job interferes, joint capacity, demands, and the network's limit.
+    """
+    node, r = nodes[at], request[0]
+    network = t.network[node.state]
+    if network < 0:
+        return -1, 0, 0, 0, 0, 0
+    d = min(network, node.within)
+    if node.hosts < 2:
+        return d, d, 0, NO_LIMIT, 0, network
+    d = limited(t, d, node.level, r.k, node.hosts)
+    any_job, capacity, demand = 0, NO_LIMIT, 0
+    stride = t.size[0].hosts + 1
+    for j in range(r.n_jobs):
+        joint = tenants[at * r.n_jobs + j]
+        if joint.touched == 0:
             continue
-        limit = words[network + work[a + _STATE_A]]
-        joint = min(limit, work[a + _INTRA_A])
-        if request[TWO_SIDED] == 1:
-            other = words[network + work[a + _STATE_B]]
-            limit = min(limit, other)
-            joint = min(joint, min(other, work[a + _INTRA_B]))
+        limit = t.network[joint.state]
         if limit < 0:
-            return -1
-        leaf[_ANY] = 1
-        leaf[_C] = min(leaf[_C], joint - joint % unit)
-        leaf[_DEMAND] += jobs[j * (words[HOSTS] + 1)]
-    return shared(d, leaf[_ANY], leaf[_C], d + leaf[_DEMAND])
+            return -1, 0, 0, 0, 0, 0
+        gpus = r.k
+        for h in range(1, stride):
+            gpus += jobs[j * stride + h]
+        limit = limited(t, min(limit, joint.within), joint.level, gpus, joint.hosts)
+        any_job, capacity = 1, min(capacity, limit)
+        demand += jobs[j * stride]
+    return shared(d, any_job, capacity, d + demand), d, any_job, capacity, demand, network
 
 
-@helper(INT, INTS, INT, INT, counted=False)
-def _needed(leaf, aim, unit):  # type: ignore[no-untyped-def]
-    """Least standalone bandwidth whose share is `aim`, which the leaf's own reaches."""
-    low, high = aim, leaf[_D]
+@helper(INT, TABLES, INT, INT, INT, INT, INT, INT, INT, counted=False)
+def _needed(t, aim, alone, any_job, capacity, demand, level, hosts):  # type: ignore[no-untyped-def]
+    """Return the least bandwidth within hosts with which the share is still `aim`."""
+    low, high = aim, alone
     while low < high:
         middle = (low + high) // 2
-        d = middle - middle % unit
-        if shared(d, leaf[_ANY], leaf[_C], d + leaf[_DEMAND]) >= aim:
+        if shared(middle, any_job, capacity, middle + demand) >= aim:
             high = middle
         else:
             low = middle + 1
-    return low
+    if hosts < 2:
+        return low
+    factor = t.factor[level]
+    return (low * WHOLE + factor - 1) // factor
 
 
-@helper(INT, READ, READ, READ, INTS, INTS, INT, INTS, INTS, INT, counted=False)
-def _pick_all(words, request, masks, work, leaf, least, pick, picked, size):  # type: ignore[no-untyped-def]
-    """Pick on every used host, each for itself; the standalone bandwidth of the choice.
+@helper(INT, TABLES, _PLACES, READ, _NODES, INT, INT, INTS, counted=False)
+def _pick_all(t, places, masks, nodes, least, prefer, picked):  # type: ignore[no-untyped-def]
+    """Pick on every used host, each independently; return the lowest bandwidth within them.
 
     Fills `picked` with the masks (or counts) and, behind them, the two sums of weights.
     """
-    used, unit = request[N_USED], request[UNIT]
-    lowest = leaf[_NETWORK]
-    picked[used] = picked[used + 1] = 0
-    for u in range(used):
-        host = request[LISTS + u]
-        record = words[RECORDS] + host * RECORD
-        _pick(words, record, masks[host], work[(u + 1) * size + _COUNT], least, pick)
-        picked[u] = pick[0]
-        picked[used] += pick[1]
-        picked[used + 1] += pick[2]
-        lowest = min(lowest, pick[4])
-    return lowest - lowest % unit
+    n = len(places)
+    lowest = NO_LIMIT
+    picked[n] = picked[n + 1] = 0
+    for u in range(n):
+        host = places[u].host
+        _, mask, whole, left, limit = _pick(t, host, masks[host], nodes[u + 1].count, least, prefer)
+        picked[u] = mask
+        picked[n] += whole
+        picked[n + 1] += left
+        lowest = min(lowest, limit)
+    return lowest
 
 
-@helper(INT, READ, READ, INTS, INTS, counted=False)
-def _lower_ids(words, request, picked, best):  # type: ignore[no-untyped-def]
-    """Whether `picked` has the lowest GPU in which the two differ."""
+@helper(INT, TABLES, _PLACES, INTS, INTS, counted=False)
+def _lower_ids(t, places, picked, best):  # type: ignore[no-untyped-def]
+    """Return whether `picked` has the lowest GPU in which the two differ."""
     first, lower = NO_LIMIT, 0
-    for u in range(request[N_USED]):
-        a, b, host = picked[u], best[u], request[LISTS + u]
+    for u in range(len(places)):
+        a, b, host = picked[u], best[u], places[u].host
         if a != b and host < first:
             first = host
             differ = a ^ b
             lower = 1 if (differ & -differ & a) != 0 else 0
-            if words[words[RECORDS] + host * RECORD + BY_MASK] == 0:
+            if t.host[host].by_mask == 0:
                 lower = 1 if a > b else 0
     return lower
 
 
-@helper(INT, READ, INTS, INT, INT, counted=False)
-def _in_slices(request, work, at, size):  # type: ignore[no-untyped-def]
-    """Whether the counts of every slice domain are whole slices."""
-    used = request[N_USED]
-    for u in range(used):
+@helper(INT, _REQUEST, _PLACES, _NODES, counted=False)
+def _in_slices(request, places, nodes):  # type: ignore[no-untyped-def]
+    """Return whether the counts of every slice domain are whole slices."""
+    for u in range(len(places)):
         total = 0
-        for w in range(used):
-            if request[LISTS + 2 * used + w] == request[LISTS + 2 * used + u]:
-                total += work[(w + 1) * size + _COUNT]
-        if total % request[SLICE] != 0:
+        for w in range(len(places)):
+            if places[w].slice == places[u].slice:
+                total += nodes[w + 1].count
+        if total % request[0].slice != 0:
             return 0
     return 1
 
 
-@helper(INT, READ, READ, READ, INTS, counted=False)
-def _begin(words, request, jobs, work):  # type: ignore[no-untyped-def]
-    """Level 0: nothing is chosen; jobs stand on the hosts that cannot be used."""
-    n_hosts, used = words[HOSTS], request[N_USED]
-    work[_STATE], work[_LEFT], work[_INTRA] = 0, request[K], NO_LIMIT
-    work[_HOSTS], work[_LEAST], work[_MOST] = 0, NO_LIMIT, 0
-    work[_TYPE] = work[_DOMAIN] = -1
-    work[_COUNT] = work[_NEXT] = work[_SPREAD] = work[_GAP] = 0
-    for j in range(request[N_JOBS]):
-        state, limit = 0, NO_LIMIT
-        for host in range(n_hosts):
-            held = jobs[j * (n_hosts + 1) + 1 + host]
-            usable = False
-            for u in range(used):
-                usable = usable or request[LISTS + u] == host
-            if held > 0 and not usable:
-                state = words[words[STEP] + state * words[WIDTH] + held]
-                record = words[RECORDS] + host * RECORD
-                limit = min(limit, joint_within(words, record, held, request[FILL_BEST]))
-        a = _LEVEL + j * _JOB
-        two = request[TWO_SIDED] == 1  # S's side holds nothing outside the hosts of S
-        work[a + _STATE_A], work[a + _INTRA_A] = (0, NO_LIMIT) if two else (state, limit)
-        work[a + _STATE_B], work[a + _INTRA_B], work[a + _TOUCHED] = state, limit, 0
-        work[a + _AHEAD] = 0
-        for u in range(used):
-            work[a + _AHEAD] += jobs[j * (n_hosts + 1) + 1 + request[LISTS + u]]
+@helper(INT, TABLES, _REQUEST, READ, _NODES, _TENANTS, counted=False)
+def _begin(t, request, jobs, nodes, tenants):  # type: ignore[no-untyped-def]
+    """Fill level 0: nothing is chosen."""
+    node, stride = nodes[0], t.size[0].hosts + 1
+    node.state, node.left, node.within, node.hosts = 0, request[0].k, NO_LIMIT, 0
+    node.least, node.most, node.type, node.count, node.next = NO_LIMIT, 0, -1, 0, 0
+    node.spread, node.gap, node.level, node.far, node.domains = 0, 0, -1, -1, 0
+    for j in range(request[0].n_jobs):
+        joint = tenants[j]
+        joint.state, joint.within, joint.touched, joint.ahead = 0, NO_LIMIT, 0, 0
+        joint.level, joint.far, joint.hosts = -1, -1, 0
+        for h in range(1, stride):
+            joint.ahead += jobs[j * stride + h]
     return 0
 
 
-@helper(INT, READ, READ, READ, READ, INTS, INT, INT, INT, counted=False)
-def _descend(words, request, masks, jobs, work, at, level, count):  # type: ignore[no-untyped-def]
+@helper(INT, TABLES, _REQUEST, _PLACES, READ, READ, _NODES, _TENANTS, INT, INT, counted=False)
+def _descend(t, request, places, masks, jobs, nodes, tenants, at, count):  # type: ignore[no-untyped-def]
     """Fill the next level with `count` GPUs on the host of this one; 0 if a rule forbids it."""
-    used, n_jobs = request[N_USED], request[N_JOBS]
-    size = _LEVEL + _JOB * n_jobs
-    to = at + size
-    host = request[LISTS + level]
-    record = words[RECORDS] + host * RECORD
-    if count < request[LISTS + used + level] or count > request[LISTS + 4 * used + level]:
+    r, place, node, to = request[0], places[at], nodes[at], nodes[at + 1]
+    if count < place.least or count > place.most:
         return 0
-    gap = max(work[at + _GAP], request[LISTS + 5 * used + level])
-    if count == 0:
-        for f in range(_COUNT):
-            work[to + f] = work[at + f]
-        work[to + _SPREAD], work[to + _GAP] = work[at + _SPREAD], gap
-    else:
-        least, most = min(work[at + _LEAST], count), max(work[at + _MOST], count)
-        kind, domain = words[record + KIND], request[LISTS + 3 * used + level]
-        hosts = work[at + _HOSTS] + 1
-        if most - least > request[BALANCE] or hosts > request[MAX_HOSTS]:
+    h, free, width = t.host[place.host], masks[place.host], t.size[0].width
+    gap, far = max(node.gap, place.gap), max(node.far, place.level)
+    if count > 0:
+        hosts = node.hosts + 1
+        if hosts > r.max_hosts:
             return 0
+        level, domains = node.level, 1
         if hosts > 1:
-            if request[SAME_TYPE] == 1 and kind != work[at + _TYPE]:
+            level, domains = max(level, far), node.domains + (1 if far > r.preferred else 0)
+            if level > r.top or (r.same_type == 1 and h.kind != node.type):
                 return 0
-            if domain != work[at + _DOMAIN]:
-                return 0
-        n = words[record + GPUS]
-        best = words[words[record + BEST] + masks[host] * (n + 1) + count]
-        work[to + _STATE] = words[words[STEP] + work[at + _STATE] * words[WIDTH] + count]
-        work[to + _LEFT] = work[at + _LEFT] - count
-        work[to + _INTRA] = min(work[at + _INTRA], best)
-        work[to + _HOSTS], work[to + _LEAST], work[to + _MOST] = hosts, least, most
-        work[to + _TYPE], work[to + _DOMAIN] = kind, domain
-        every = (1 << n) - 1 if words[record + BY_MASK] == 1 else n
-        whole = 1 if masks[host] == every else 0
-        work[to + _SPREAD] = work[at + _SPREAD] + gap + request[SPREAD] + whole
-        work[to + _GAP] = 0
-    work[to + _COUNT] = count
-    for j in range(n_jobs):
-        a, b = at + _LEVEL + j * _JOB, to + _LEVEL + j * _JOB
-        for f in range(_JOB):
-            work[b + f] = work[a + f]
-        held = jobs[j * (words[HOSTS] + 1) + 1 + host]
-        both = held + count
-        work[b + _AHEAD] -= held
+        least, most = min(node.least, count), max(node.most, count)
+        if most - least > r.balance or domains > r.most_domains:
+            return 0
+        best = t.values[h.best + free * (h.gpus + 1) + count]
+        to.state, to.left = t.step[node.state * width + count], node.left - count
+        to.within, to.hosts, to.least, to.most = min(node.within, best), hosts, least, most
+        to.type, to.level, to.domains = h.kind, level, domains
+        every = (1 << h.gpus) - 1 if h.by_mask == 1 else h.gpus
+        to.spread = node.spread + gap + r.used_host + (1 if free == every else 0)
+        to.gap, to.far = 0, -1
+    else:
+        to.state, to.left, to.within, to.hosts = node.state, node.left, node.within, node.hosts
+        to.least, to.most, to.type, to.level = node.least, node.most, node.type, node.level
+        to.domains, to.spread, to.gap, to.far = node.domains, node.spread, gap, far
+    to.count = count
+    for j in range(r.n_jobs):
+        a, b = tenants[at * r.n_jobs + j], tenants[(at + 1) * r.n_jobs + j]
+        held = jobs[j * (t.size[0].hosts + 1) + 1 + place.host]
+        both, apart = held + count, max(a.far, place.level)
+        b.ahead = a.ahead - held
+        b.touched = 1 if held > 0 and count > 0 else a.touched
         if both == 0:
+            b.state, b.within, b.level, b.far, b.hosts = a.state, a.within, a.level, apart, a.hosts
             continue
-        limit = joint_within(words, record, both, request[FILL_BEST])
-        if request[TWO_SIDED] == 0 or count > 0:
-            work[b + _STATE_A] = words[words[STEP] + work[a + _STATE_A] * words[WIDTH] + both]
-            work[b + _INTRA_A] = min(work[a + _INTRA_A], limit)
-        if held > 0:
-            work[b + _STATE_B] = words[words[STEP] + work[a + _STATE_B] * words[WIDTH] + both]
-            work[b + _INTRA_B] = min(work[a + _INTRA_B], limit)
-            if count > 0:
-                work[b + _TOUCHED] = 1
+        b.state = t.step[a.state * width + both]
+        b.within = min(a.within, t.values[h.joint + both])
+        b.level = max(a.level, apart) if a.hosts > 0 else -1
+        b.far, b.hosts = -1, a.hosts + 1
     return 1
 
 
-@helper(INT, READ, INT, INT, counted=False)
-def _most(words, state, left):  # type: ignore[no-untyped-def]
-    """The most that the network allows any completion of a state by `left` GPUs."""
-    columns, bound = words[COLUMNS], words[BOUND]
-    if columns > 1:
-        return words[bound + state * columns + left]
-    return words[bound + words[bound + state] + left * words[STRIDE]]
+@helper(INT, TABLES, INT, INT, counted=False)
+def _most(t, state, left):  # type: ignore[no-untyped-def]
+    """Return the most that the network allows any completion of a state by `left` GPUs."""
+    size = t.size[0]
+    if size.columns > 1:
+        return t.bound[state * size.columns + left]
+    return t.bound[t.bound[state] + left * size.stride]
 
 
-@helper(INT, READ, READ, READ, INTS, INT, counted=False)
-def _hope(words, request, jobs, work, at):  # type: ignore[no-untyped-def]
-    """Upper bound of the value of every count vector below the level at `at`."""
-    left = work[at + _LEFT]
-    d = min(work[at + _INTRA], _most(words, work[at + _STATE], left))
-    if request[N_JOBS] == 0 or d <= 0:
-        return d
-    if request[CROSS_ONLY] == 1 and work[at + _HOSTS] < 2 and left == 0:
+@helper(INT, TABLES, _REQUEST, READ, _NODES, _TENANTS, INT, counted=False)
+def _bound(t, request, jobs, nodes, tenants, at):  # type: ignore[no-untyped-def]
+    """Return an upper bound of the value of every count vector below a level.
+
+    A level only rises on the way down, and factors do not rise with it.
+    """
+    node, n_jobs = nodes[at], request[0].n_jobs
+    d = min(node.within, _most(t, node.state, node.left))
+    if node.hosts > 1:
+        d = d * t.factor[node.level] // WHOLE
+    if n_jobs == 0 or d <= 0 or (node.hosts < 2 and node.left == 0):
         return d
     any_job, capacity, demand = 0, NO_LIMIT, 0
-    for j in range(request[N_JOBS]):
-        a = at + _LEVEL + j * _JOB
-        if work[a + _TOUCHED] == 1:
+    for j in range(n_jobs):
+        a = tenants[at * n_jobs + j]
+        if a.touched == 1:
             any_job = 1
-            demand += jobs[j * (words[HOSTS] + 1)]
-            capacity = min(capacity, work[a + _INTRA_A])
-            if request[TWO_SIDED] == 0:
-                joint = _most(words, work[a + _STATE_A], left + work[a + _AHEAD])
-                capacity = min(capacity, joint)
-            else:
-                capacity = min(capacity, work[a + _INTRA_B])
+            demand += jobs[j * (t.size[0].hosts + 1)]
+            joint = min(a.within, _most(t, a.state, node.left + a.ahead))
+            if a.level >= 0 and joint < MOST:
+                joint = joint * t.factor[a.level] // WHOLE
+            capacity = min(capacity, joint)
     return shared(d, any_job, capacity, d + demand)
 
 
-@entry(INT, READ, READ, READ, READ, INTS)
-def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
-    """Best S of k free GPUs by value under contention, spread, what it leaves; 0 if there is none.
+@entry(
+    INT, TABLES, _REQUEST, _PLACES, READ, READ, _NODES, _TENANTS, records(ANSWER), INTS
+)  # fmt: skip
+def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # type: ignore[no-untyped-def]
+    """Choose k free GPUs by value, spread and leftovers; return 0 if no choice is allowed.
 
-    words: `CountTables.words`. request: as named above. masks: free GPUs a host (mask or number),
-    shape (hosts,). jobs: demand, then GPUs by host, of every job that may interfere, length
-    N_JOBS * (hosts + 1). out: at least CHOSEN + N_USED numbers, filled as named above.
+    Parameters: `CountTables.arrays`; one `REQUEST`; a `PLACE` for every host, domain by domain;
+    free GPUs a host (mask or number); demand, then GPUs by host, of every job that may interfere,
+    flat; work space: hosts + 1 `NODE`, and n_jobs times as many `TENANT`. Filled: `answer`, and the
+    masks (or counts) `chosen` by place.
     """
-    used = request[N_USED]
-    size = _LEVEL + _JOB * request[N_JOBS]
-    work = np.empty((used + 1) * size, np.int64)
-    room = np.zeros(used + 1, np.int64)  # free GPUs of the hosts from here on
-    picked, best_picked = np.empty(used + 2, np.int64), np.empty(used + 2, np.int64)
-    leaf, pick = np.zeros(5, np.int64), np.zeros(5, np.int64)
-    kept = np.empty(used + 5, np.int64)  # counts and leaf of the best of the first pass
-    for u in range(used - 1, -1, -1):
-        host = request[LISTS + u]
-        free = masks[host]
-        by_mask = words[words[RECORDS] + host * RECORD + BY_MASK] == 1
-        room[u] = room[u + 1] + (popcount(free) if by_mask else free)
-    out[VISITED], out[COMPLETE] = 0, 0
-    nodes = request[NODES]
+    r, out, n = request[0], answer[0], len(places)
+    room = np.zeros(n + 1, np.int64)  # free GPUs of the hosts from here on
+    picked, best_picked = np.empty(n + 2, np.int64), np.empty(n + 2, np.int64)
+    kept = np.zeros(n, np.int64)  # counts of the best of the first pass
+    for u in range(n - 1, -1, -1):
+        host = places[u].host
+        free = popcount(masks[host]) if t.host[host].by_mask == 1 else masks[host]
+        room[u] = room[u + 1] + free
+    out.visited, out.complete, out.optimum = 0, 0, -1
+    budget = r.nodes
     best, threshold, answered, spread = -1, 0, 0, NO_LIMIT  # of the best choice so far
-    if room[0] < request[K]:
-        out[COMPLETE] = 2
+    level_kept, hosts_kept, leaf = -1, 0, (0, 0, 0, 0, 0, 0)
+    kept_leaf = leaf
+    if room[0] < r.k:
+        out.complete = 2
         return 0
-    _begin(words, request, jobs, work)
-    for turn in range(1 + request[TIES]):
+    _begin(t, request, jobs, nodes, tenants)
+    for turn in range(1 + r.ties):
         if turn == 1:
             if best < 0:
                 break
-            threshold = best - best * request[TOLERANCE] // MILLION
-        visited = level = 0
-        work[_NEXT] = max(0, request[K] - room[1])
-        while level >= 0:
-            at = level * size
-            nodes -= 1
-            if nodes < 0:
+            threshold = best - best * r.tolerance // MILLION
+        visited = at = 0
+        nodes[0].next = max(0, r.k - room[1])
+        while at >= 0:
+            node = nodes[at]
+            budget -= 1
+            if budget < 0:
                 break
-            if level < used:
-                count = work[at + _NEXT]
-                if count > min(work[at + _LEFT], room[level] - room[level + 1]):
-                    level -= 1
+            if at < n:
+                count = node.next
+                if count > min(node.left, room[at] - room[at + 1]):
+                    at -= 1
                     continue
-                work[at + _NEXT] += 1
-                if _descend(words, request, masks, jobs, work, at, level, count) == 1:
-                    if turn == 1 and work[at + size + _SPREAD] > spread:
+                node.next += 1
+                if _descend(t, request, places, masks, jobs, nodes, tenants, at, count) == 1:
+                    if turn == 1 and nodes[at + 1].spread > spread:
                         continue
-                    hope = _hope(words, request, jobs, work, at + size)
-                    if (turn == 0 and hope > best) or (turn == 1 and hope >= threshold):
-                        level += 1
-                        if level < used:
-                            work[level * size + _NEXT] = max(
-                                0, work[level * size + _LEFT] - room[level + 1]
-                            )
+                    bound = _bound(t, request, jobs, nodes, tenants, at + 1)
+                    if (turn == 0 and bound > best) or (turn == 1 and bound >= threshold):
+                        at += 1
+                        if at < n:
+                            nodes[at].next = max(0, nodes[at].left - room[at + 1])
                 continue
-            level -= 1
+            at -= 1
             visited += 1
-            if visited > request[LEAVES]:
+            if visited > r.leaves:
                 break
-            if work[at + _HOSTS] < request[MIN_HOSTS]:
+            if node.hosts < r.min_hosts:
                 continue
-            if request[SLICE] > 0 and _in_slices(request, work, at, size) == 0:
+            if r.slice > 0 and _in_slices(request, places, nodes) == 0:
                 continue
-            value = _worth(words, request, jobs, work, at, leaf)
+            leaf = _worth(t, request, jobs, nodes, tenants, n)
+            value = leaf[0]
             if turn == 0:
                 if value <= best:
                     continue
                 best = value
-            elif value < threshold:
+                for u in range(n):
+                    kept[u] = nodes[u + 1].count
+                kept_leaf, level_kept, hosts_kept = leaf, node.level, node.hosts
                 continue
-            if request[TIES] == 0:
-                pick[3] = 0
-                least = _needed(leaf, value, request[UNIT])
-                d = _pick_all(words, request, masks, work, leaf, least, pick, picked, size)
-            elif turn == 0:
-                for u in range(used):
-                    kept[u] = work[(u + 1) * size + _COUNT]
-                for f in range(5):
-                    kept[used + f] = leaf[f]
+            if value < threshold:
                 continue
-            else:
-                pick[3] = 1 if request[TOLERANCE] > 0 else 0
-                least = _needed(leaf, threshold, request[UNIT])
-                d = _pick_all(words, request, masks, work, leaf, least, pick, picked, size)
-                value = shared(d, leaf[_ANY], leaf[_C], d + leaf[_DEMAND])
-                if request[TOLERANCE] > 0:  # that value again, now with the lowest ids
-                    pick[3] = 0
-                    least = _needed(leaf, value, request[UNIT])
-                    d = _pick_all(words, request, masks, work, leaf, least, pick, picked, size)
-                    value = shared(d, leaf[_ANY], leaf[_C], d + leaf[_DEMAND])
-                if answered == 1 and work[at + _SPREAD] == spread:
-                    better = picked[used] - best_picked[used]
-                    if better == 0:
-                        better = picked[used + 1] - best_picked[used + 1]
-                    if better == 0:
-                        better = value - out[VALUE]
-                    if better == 0:
-                        better = _lower_ids(words, request, picked, best_picked)
-                    if better <= 0:
-                        continue
-            answered, spread = 1, work[at + _SPREAD]
+            prefer, lowest = 1 if r.tolerance > 0 else 0, NO_LIMIT
+            aim = threshold
+            for step in range(1 + prefer):  # with a tolerance: again, that value by the lowest ids
+                least = _needed(t, aim, leaf[1], leaf[2], leaf[3], leaf[4], node.level, node.hosts)
+                lowest = _pick_all(t, places, masks, nodes, least, prefer - step, picked)
+                d = min(lowest, leaf[5])
+                if node.hosts > 1:
+                    d = limited(t, d, node.level, r.k, node.hosts)
+                value = shared(d, leaf[2], leaf[3], d + leaf[4])
+                aim = value
+            if answered == 1 and node.spread == spread:
+                better = picked[n] - best_picked[n]
+                if better == 0:
+                    better = picked[n + 1] - best_picked[n + 1]
+                if better == 0:
+                    better = value - out.value
+                if better == 0:
+                    better = _lower_ids(t, places, picked, best_picked)
+                if better <= 0:
+                    continue
+            answered, spread = 1, node.spread
             best_picked, picked = picked, best_picked
-            out[VALUE], out[STANDALONE] = value, d
-        out[VISITED] += visited
-        if level >= 0:
+            out.value, out.alone = value, d
+        out.visited += visited
+        if at >= 0:
             break
-        out[COMPLETE] = 2 if turn == request[TIES] or best < 0 else 1
-    out[OPTIMUM] = best
-    if answered == 0 and best >= 0:  # stopped before any choice was compared
-        for u in range(used):
-            work[(u + 1) * size + _COUNT] = kept[u]
-        for f in range(5):
-            leaf[f] = kept[used + f]
-        answered, pick[3] = 1, 0
-        least = _needed(leaf, best, request[UNIT])
-        d = _pick_all(words, request, masks, work, leaf, least, pick, best_picked, size)
-        out[VALUE], out[STANDALONE] = best, d
+        out.complete = 2 if turn == r.ties or best < 0 else 1
+    out.optimum = best
+    if answered == 0 and best >= 0:  # without ties, or stopped before any choice was compared
+        for u in range(n):
+            nodes[u + 1].count = kept[u]
+        least = _needed(
+            t, best, kept_leaf[1], kept_leaf[2], kept_leaf[3], kept_leaf[4], level_kept, hosts_kept
+        )
+        d = min(_pick_all(t, places, masks, nodes, least, 0, best_picked), kept_leaf[5])
+        if hosts_kept > 1:
+            d = limited(t, d, level_kept, r.k, hosts_kept)
+        answered = 1
+        out.value, out.alone = shared(d, kept_leaf[2], kept_leaf[3], d + kept_leaf[4]), d
     if answered == 1:
-        for u in range(used):
-            out[CHOSEN + u] = best_picked[u]
+        for u in range(n):
+            chosen[u] = best_picked[u]
     return answered

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.bandwidth.models.contention import (
-    Contention,
     check_traffic,
     demand_of,
     needs_bandwidth,
@@ -22,13 +21,13 @@ from optsched.bandwidth.search.ask import (
     UNPROVED,
     Answer,
     CountSearch,
-    answer_of,
+    jobs_of,
 )
-from optsched.bandwidth.search.large import LargeSearch, is_alone
+from optsched.bandwidth.search.large import LargeSearch
 from optsched.bandwidth.search.what_if import WhatIf, regret, victims
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.feasibility import impossible
-from optsched.bandwidth.topology.policy import ANY, Bounds, Policy, check_rules, share_of
+from optsched.bandwidth.topology.policy import ANY, Bounds, Policy, check_policy, share_of
 from optsched.bandwidth.topology.rates import MOST
 from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import Infeasible, InputError
@@ -54,7 +53,7 @@ class Dispatcher:
         Hosts and GPUs.
     model
         Bandwidths: with tables, or a `CountModel`.
-    policy, contention, traffic, seed, tolerance
+    policy, traffic, seed, tolerance
         As in `GpuPlacement`; the same for all requests. Without tables there is no tolerance.
 
     Raises
@@ -69,7 +68,6 @@ class Dispatcher:
         model: BandwidthModel,
         *,
         policy: Policy | None = None,
-        contention: Contention | None = None,
         traffic: Traffic = "given",
         seed: int = 0,
         tolerance: float = 0.0,
@@ -79,16 +77,11 @@ class Dispatcher:
             raise InputError(f"cluster, model: expected a Cluster and a BandwidthModel, got {what}")
         if cluster is not model.cluster and cluster.sha256 != model.cluster.sha256:
             raise InputError("cluster, model: are of different clusters")
-        check_rules(policy, contention)
-        if contention is not None and contention.fill == "exact":
-            raise InputError(
-                "contention: joint allocations with their exact GPUs are not functions of counts; "
-                "use optsched.solve(GpuPlacement(...))"
-            )
+        check_policy(policy)
         integer("seed", seed, 0, 2**31 - 1)
         share_of("tolerance", tolerance)
         self.cluster, self.model = cluster, model
-        self.policy, self.contention = policy or Policy(), contention or Contention()
+        self.policy = policy or Policy()
         self.policy.check(cluster)
         check_traffic(traffic)
         self.traffic, self.seed = traffic, seed
@@ -103,9 +96,8 @@ class Dispatcher:
         self._alone: dict[tuple[int, ...], int] = {}
         if tables is None:
             return
-        rules = self.policy, self.contention
-        self._search = CountSearch(tables, *rules, ties=True, tolerance=tolerance)
-        self._quick = CountSearch(tables, *rules)
+        self._search = CountSearch(tables, self.policy, ties=True, tolerance=tolerance)
+        self._quick = CountSearch(tables, self.policy)
 
     def choose(
         self, state: ClusterState, k: int, deadline: float | None = None
@@ -220,7 +212,7 @@ class Dispatcher:
             As `choose`: if no host is left, the reason is told.
         """
         k, until = self._checked(state, k, deadline)
-        if self._tables is None and self.policy.required == "host" and is_alone(self.contention):
+        if self._tables is None and self.policy.required == "host":
             return self._scores_on_hosts(state, k)
         here, host_of = self.policy.usable(state), self.cluster.host_of
         names = [host.name for host in self.cluster.hosts]
@@ -244,9 +236,8 @@ class Dispatcher:
             return {names[h]: 100 * most[h] // best[1] if best[1] else 100 for h in sorted(most)}
         if self._tables is None:
             assert self._large is not None
-            tenants, gpus = self._tenants(here), first[0].gpus
-            rules = self._demands(tenants), self.policy, self.contention
-            for h, worth in self._large.swapped(tenants, gpus, *rules).items():
+            gpus, wanted = first[0].gpus, self._demands(here)
+            for h, worth in self._large.swapped(here, gpus, wanted, self.policy).items():
                 value[roles[h]] = max((best[0], worth), value.get(roles[h], (-ANY, 0)))
             self._spread(here, k, until, {h for h in roles if roles[h] not in searched}, met)
         for h, role in roles.items():
@@ -279,9 +270,7 @@ class Dispatcher:
         if self._tables is not None or (until is not None and time.monotonic() > until - _SOON):
             return None
         assert self._large is not None
-        tenants = self._tenants(state)
-        rules = self._demands(tenants), self.policy, self.contention
-        return self._large.ranked(tenants, k, *rules)
+        return self._large.ranked(state, k, self._demands(state), self.policy)
 
     def _first_of(
         self,
@@ -302,7 +291,7 @@ class Dispatcher:
     def _scores_on_hosts(self, state: ClusterState, k: int) -> dict[str, int]:
         """Scores where all is on one host: what it gives there."""
         assert self._large is not None
-        value = self._large.on_hosts(state, k, self.policy, self.contention)
+        value = self._large.on_hosts(state, k, self.policy)
         best = max(value.values()) if value else self._first(state, k, None)[0].value
         return {
             self.cluster.hosts[h].name: 100 if one == best else 100 * one // best
@@ -355,22 +344,18 @@ class Dispatcher:
         self._check(state)
         if not (chosen := state.free_ids(gpus)):
             raise InputError("what_if: expected free GPUs, got none")
-        tenants = self._tenants(state)
-        rule, wanted = self.contention, self._demands(tenants)
+        wanted = self._demands(state)
         try:
             best = self.answer(state, len(chosen), deadline).value
         except Infeasible:
             best = None
-        got = share(self.model, tenants, chosen, wanted, rule)
-        hosts = {*self.cluster.host_of[[*chosen]].tolist()}
-        if not any(hosts <= {*fabric} for fabric in self.cluster.fabrics):
-            got = got._replace(value=0, standalone=0)
+        got = share(self.model, state, chosen, wanted)
         return WhatIf(
             chosen,
             got,
-            victims(self.model, tenants, wanted, chosen, rule),
+            victims(self.model, state, wanted, chosen),
             best,
-            regret(self.model, tenants, chosen, self.policy, rule, self.traffic, self.seed),
+            regret(self.model, state, chosen, self.policy, self.traffic, self.seed),
             self.model.assumed,
             self.policy.fault(state, chosen),
         )
@@ -427,12 +412,11 @@ class Dispatcher:
         if until is not None:
             nodes = self._nodes(until, len(jobs) // (self.cluster.n_hosts + 1))
         search = self._search if ties else self._quick
-        out, level = search.choose(here.masks, jobs, k, nodes, None, bounds)
-        if level < 0:
-            return None if level == -1 else self._beyond(state, k, None, until, bounds)
-        found = answer_of(here, out)
+        found, domains = search.choose(here, jobs, k, nodes, None, bounds)
+        if found is None:
+            return None if domains == -1 else self._beyond(state, k, None, until, bounds)
         if found.upper_bound < UNPROVED:
-            return found, level
+            return found, domains
         return self._beyond(state, k, found, until, bounds)
 
     def _role(self, state: ClusterState, h: int) -> tuple[object, ...]:
@@ -454,13 +438,18 @@ class Dispatcher:
         """Steps of the kernel a second without jobs, measured once where no choice is allowed."""
         from optsched.bandwidth.search import counts as kernel
 
-        request, none = self._search.requests[0].copy(), np.zeros(0, np.int64)
-        request[kernel.K], request[kernel.NODES] = self.cluster.n_gpus // 2, 50_000
-        request[kernel.MIN_HOSTS] = self.cluster.n_hosts + 1
-        masks, out = ClusterState.idle(self.cluster).masks, np.empty(len(request), np.int64)
-        kernel.choose(self._search.words, request, masks, none, out)  # compiles, perhaps
+        request, n = self._search.request.copy(), self.cluster.n_hosts
+        masks = ClusterState.idle(self.cluster).masks
+        request["k"], request["nodes"] = self.cluster.n_gpus // 2, 50_000
+        request["min_hosts"] = n + 1
+        arguments = (
+            self._search.arrays, request, self._search.places, masks, np.zeros(0, np.int64),
+            np.zeros(n + 1, kernel.NODE), np.zeros(0, kernel.TENANT),
+            np.zeros(1, kernel.ANSWER), np.zeros(n, np.int64),
+        )  # fmt: skip
+        kernel.choose(*arguments)  # compiles, perhaps
         begin = time.perf_counter()
-        kernel.choose(self._search.words, request, masks, none, out)
+        kernel.choose(*arguments)
         return 50_000 / (time.perf_counter() - begin)
 
     def _beyond(
@@ -474,10 +463,8 @@ class Dispatcher:
         """The better of what is found and of a search that goes on to the deadline."""
         other = None
         if self._large is not None:
-            tenants = self._tenants(self.policy.usable(state))
-            other = self._large.choose(
-                tenants, k, self._demands(tenants), self.policy, self.contention, until, bounds
-            )
+            here = self.policy.usable(state)
+            other = self._large.choose(here, k, self._demands(here), self.policy, until, bounds)
         if other is None and found is None:
             return None
         if other is None or (found is not None and found.value >= other.value):
@@ -490,18 +477,14 @@ class Dispatcher:
         known = self._known
         if known is not None and known[0] is state:
             return known[1]
-        tenants = self._tenants(state)
-        jobs = self._search.jobs(tenants, self._demands(tenants))
+        jobs = jobs_of(state, self._demands(state))
         self._known = (state, jobs)
         return jobs
 
-    def _tenants(self, state: ClusterState) -> ClusterState:
-        return state.pooled() if self.contention.pooled else state
-
     def __reduce__(self) -> tuple[Any, ...]:
         rest = {
-            "policy": self.policy, "contention": self.contention, "traffic": self.traffic,
-            "seed": self.seed, "tolerance": self._tolerance,
+            "policy": self.policy, "traffic": self.traffic, "seed": self.seed,
+            "tolerance": self._tolerance,
         }  # fmt: skip
         return partial(Dispatcher, **rest), (self.cluster, self.model)  # type: ignore[arg-type]
 
@@ -521,8 +504,7 @@ class Dispatcher:
                 row[list(job.gpus)] = True
             found = self.model.predict(rows).tolist()
             alone.update(zip((job.gpus for job in new), found, strict=True))
-        unit = self.contention.unit
-        return [demand_of(job, alone, self.traffic, self.seed, unit) for job in state.jobs]
+        return [demand_of(job, alone, self.traffic, self.seed) for job in state.jobs]
 
 
 def _part(until: float | None, n: int) -> float | None:

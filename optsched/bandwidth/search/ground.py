@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.bandwidth.models.contention import Contention
+from optsched.bandwidth.models.contention import interferes
 from optsched.bandwidth.search.ask import Answer, domain_numbers, gpus_of
 from optsched.bandwidth.search.thresholds import best_by_line_rate, bound_within, even, fill, line
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
@@ -71,16 +71,10 @@ class Ground:
         k: int,
         demands: Sequence[int],
         policy: Policy,
-        contention: Contention | None,
         bounds: Bounds,
     ) -> None:
         self.search, self.state, self.k, self.policy = search, state, k, policy
-        self.rule = rule = contention or Contention()
-        self.jobs = [
-            j
-            for j, held in enumerate(state.held)
-            if np.count_nonzero(held) >= 2 and (demands[j] > 0 or not rule.skip_idle)
-        ]
+        self.jobs = [j for j, may in enumerate(interferes(state)) if may and demands[j] > 0]
         self.judged = 0
         self.demands = np.array([demands[j] for j in self.jobs], np.int64)
         theirs = np.flatnonzero(state.held[self.jobs].any(axis=0)) if self.jobs else ()
@@ -105,16 +99,14 @@ class Ground:
 
     def values(self, counts: IntArray) -> tuple[IntArray, IntArray]:
         """What rows of counts get, and what they had alone; -1 where a pattern is unmeasured."""
-        unit = self.rule.unit
         within = np.full(counts.shape, NO_LIMIT)
         within[:, : self.n] = self.rows[np.arange(self.n), counts[:, : self.n]]
         own = self.worth(counts, within)
         own[within.min(axis=1) < 0] = -1  # a rule on parts of hosts forbids it
-        own -= np.where(own < 0, 0, own % unit)
         capacity, demand = np.full(len(counts), NO_LIMIT), np.zeros(len(counts), np.int64)
-        across = (counts > 0).sum(axis=1) >= (2 if self.rule.cross_only else 1)
+        across = (counts > 0).sum(axis=1) >= 2
         sure = own >= 0
-        quick = self.search.rates is not None and self.rule.sides == "one"
+        quick = self.search.rates is not None
         least = _Least(self._limits, counts) if quick else None
         for j, on in enumerate(self.on):
             at = np.flatnonzero(across & (counts[:, on] > 0).any(axis=1))
@@ -124,16 +116,10 @@ class Ground:
             if least is not None:
                 rate, within, m = least.beside(at, on, held[on])
                 joint = np.minimum(line(rate, counts[at].sum(axis=1) + held.sum(), m), within)
-            elif self.rule.sides == "two":
-                both = counts[at] + held
-                joint = np.minimum(
-                    self._joint(np.where(counts[at] > 0, both, 0)),
-                    self._joint(np.where(held > 0, both, 0)),
-                )
             else:
                 joint = self._joint(counts[at] + held)
             sure[at] &= joint >= 0
-            capacity[at] = np.minimum(capacity[at], joint - joint % unit)
+            capacity[at] = np.minimum(capacity[at], joint)
             demand[at] += self.demands[j]
         total = own + demand
         tight = sure & (total > capacity) & (total > 0)
@@ -162,7 +148,7 @@ class Ground:
     @cached_property
     def _joint_rows(self) -> IntArray:
         """Bandwidth within a host of joint allocations, by number of GPUs."""
-        return self.search.joint_rows(self.hosts, self.rule.fill)
+        return self.search.joint_rows(self.hosts, "first")
 
     def _network(self, counts: IntArray) -> IntArray:
         rates = self.search.rates
@@ -369,7 +355,7 @@ class Ground:
             on = np.flatnonzero(held)
             may = (widths >= held[on, None]) & (widths <= (held + self.room)[on, None])
             caps[j] = np.where(may, self._joint_rows[on], -1).max(axis=1).min()
-            if rates is not None and self.rule.sides == "one":
+            if rates is not None:
                 least = np.where(may, rates, -1.0).max(axis=1).min()
                 caps[j] = min(caps[j], int(line(least, size[j], len(on))))
         return caps
@@ -384,7 +370,7 @@ class Ground:
         """
         there = self.held[:, : self.n] > 0
         single = -1
-        if self.rule.cross_only and self.k < self.rows.shape[1]:
+        if self.k < self.rows.shape[1]:
             here = self.rows[:, self.k]
             single = int(here.max(initial=-1))
             self._judge([self.k * (np.arange(self.n) == here.argmax())] if single >= 0 else [])

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.search.ask import Answer, levels_of
 from optsched.bandwidth.search.ground import MOST_EVERY, Ground
 from optsched.bandwidth.search.host_limits import HostLimits
 from optsched.bandwidth.topology.policy import Bounds, Policy
@@ -25,8 +24,9 @@ from optsched.bandwidth.topology.policy import Bounds, Policy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from optsched.bandwidth.models.contention import Contention
     from optsched.bandwidth.models.model import CountModel
+    from optsched.bandwidth.search.ask import Answer
+    from optsched.bandwidth.topology.cluster import Cluster
     from optsched.bandwidth.topology.state import ClusterState
     from optsched.model.schedule import IntArray
 
@@ -44,7 +44,6 @@ class LargeSearch:
         k: int,
         demands: Sequence[int] = (),
         policy: Policy | None = None,
-        contention: Contention | None = None,
         deadline: float | None = None,
         bounds: Bounds | None = None,
     ) -> Answer | None:
@@ -56,7 +55,7 @@ class LargeSearch:
             Free GPUs, and how many are asked, at most all of them.
         demands
             kB/s of every job of the state.
-        policy, contention
+        policy
             As in `ask`; rules other than on domains, types and hosts are only kept to.
         deadline
             Reading of `time.monotonic` by which to answer; some milliseconds are always taken.
@@ -67,7 +66,7 @@ class LargeSearch:
         state = rules.usable(state)
         if k > len(state.free):
             return None
-        return self._best(state, k, demands, rules, contention, deadline, bounds)
+        return self._best(state, k, demands, rules, deadline, bounds)
 
     def _best(
         self,
@@ -75,15 +74,14 @@ class LargeSearch:
         k: int,
         demands: Sequence[int],
         rules: Policy,
-        contention: Contention | None,
         deadline: float | None,
         bounds: Bounds | None = None,
     ) -> Answer | None:
         for level in levels_of(state.cluster, rules):
             best: Answer | None = None
             upper = 0
-            single = level == len(state.cluster.levels) and is_alone(contention)
-            rest = k, demands, rules, contention, bounds
+            single = level == len(state.cluster.levels)
+            rest = k, demands, rules, bounds
             for ground in self._grounds(state, level, *rest, together=single):
                 found, bound = ground.best_on_one_host() if single else ground.best(deadline)
                 upper = max(upper, bound)
@@ -93,18 +91,16 @@ class LargeSearch:
                 return best._replace(upper_bound=max(upper, best.value))
         return None
 
-    def on_hosts(
-        self, state: ClusterState, k: int, policy: Policy, contention: Contention | None = None
-    ) -> dict[int, int]:
+    def on_hosts(self, state: ClusterState, k: int, policy: Policy) -> dict[int, int]:
         """What all k GPUs get on each allowed host by itself, where no job interferes.
 
         Parameters
         ----------
-        state, k, policy, contention
+        state, k, policy
             As in `choose`; see `is_alone`.
         """
         state, level = policy.usable(state).with_jobs(()), len(state.cluster.levels)
-        (ground,) = self._grounds(state, level, k, (), policy, contention, together=True)
+        (ground,) = self._grounds(state, level, k, (), policy, together=True)
         return ground.by_host(ground.on_one_host())
 
     def swapped(
@@ -113,18 +109,17 @@ class LargeSearch:
         gpus: Sequence[int],
         demands: Sequence[int],
         policy: Policy,
-        contention: Contention | None = None,
     ) -> dict[int, int]:
         """What a choice gets with GPUs of another host for some of its own, by that host.
 
         Parameters
         ----------
-        state, demands, policy, contention
+        state, demands, policy
             As in `choose`.
         gpus
             The choice.
         """
-        counts, rest = state.cluster.counts(gpus), (len(gpus), demands, policy, contention)
+        counts, rest = state.cluster.counts(gpus), (len(gpus), demands, policy)
         for level in levels_of(state.cluster, policy):
             for ground in self._grounds(state, level, *rest):
                 if counts[ground.hosts[: ground.n]].sum() == len(gpus):
@@ -137,20 +132,19 @@ class LargeSearch:
         k: int,
         demands: Sequence[int],
         policy: Policy,
-        contention: Contention | None = None,
     ) -> list[tuple[int, IntArray, Callable[[], Answer | None]]] | None:
         """Of all allowed choices value, hosts used and answer, best first; None: too many.
 
         Parameters
         ----------
-        state, k, demands, policy, contention
+        state, k, demands, policy
             As in `choose`.
         """
         levels, state = levels_of(state.cluster, policy), policy.usable(state)
         if len(levels) > 1:
             return None  # a better level goes before a better value
         found: list[tuple[int, IntArray, Callable[[], Answer | None]]] = []
-        for ground in self._grounds(state, levels[0], k, demands, policy, contention):
+        for ground in self._grounds(state, levels[0], k, demands, policy):
             some = ground.ranked()
             if some is None or len(found) + len(some) > MOST_EVERY:
                 return None
@@ -166,7 +160,6 @@ class LargeSearch:
         k: int,
         demands: Sequence[int],
         rules: Policy,
-        contention: Contention | None,
         bounds: Bounds | None = None,
         *,
         together: bool = False,
@@ -177,12 +170,7 @@ class LargeSearch:
             self.limits[key] = HostLimits(self.model, rules)
         parts = grounds(state, level, k, bounds, same_type=rules.same_type)
         for hosts in [list(chain.from_iterable(parts))] if together else parts:
-            yield Ground(self.limits[key], state, hosts, k, demands, rules, contention, bounds)
-
-
-def is_alone(contention: Contention | None) -> bool:
-    """Whether a choice on one host shares with no job."""
-    return contention is None or contention.cross_only
+            yield Ground(self.limits[key], state, hosts, k, demands, rules, bounds)
 
 
 def grounds(
@@ -198,3 +186,13 @@ def grounds(
             usable = [h for h in hosts if room[h] and kinds[h] == kind]
             if sum(room[h] for h in usable) >= k and must <= set(usable):
                 yield usable
+
+
+def levels_of(cluster: Cluster, policy: Policy) -> list[int | None]:
+    """Levels to try in turn: what is preferred and those above, then what is needed, or any."""
+    least = policy.level(cluster)
+    if policy.preferred is None:
+        return [least]
+    wish = cluster.level(policy.preferred)
+    tried: list[int | None] = list(range(wish, -1 if least is None else least, -1))
+    return [*tried, least]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.bandwidth.models.contention import Contention, Share, demands, share
+from optsched.bandwidth.models.contention import Share, demands, share
 from optsched.bandwidth.models.model import Interval
 from optsched.bandwidth.search.ask import ask
 from optsched.bandwidth.topology.state import Job
@@ -41,7 +41,6 @@ def victims(
     state: ClusterState,
     wanted: Sequence[int],
     gpus: tuple[int, ...],
-    rule: Contention,
 ) -> dict[str, int]:
     """What running jobs lose to a new one, for those that lose anything.
 
@@ -53,15 +52,13 @@ def victims(
         Their demands in kB/s.
     gpus
         Of the new job.
-    rule
-        How jobs share.
     """
     newcomer, own = Job("the new job", gpus), model.of(gpus)
     found = {}
     for j, job in enumerate(state.jobs):
         others, asked = state.jobs[:j] + state.jobs[j + 1 :], [*wanted[:j], *wanted[j + 1 :]]
         before, after = (
-            _as_tenant(model, state.with_jobs(around), job, [*theirs, wanted[j]], rule)
+            _as_tenant(model, state.with_jobs(around), job, [*theirs, wanted[j]])
             for around, theirs in ((others, asked), ((*others, newcomer), [*asked, own]))
         )
         if after < before:
@@ -69,11 +66,9 @@ def victims(
     return found
 
 
-def _as_tenant(
-    model: BandwidthModel, around: ClusterState, job: Job, wanted: Sequence[int], rule: Contention
-) -> int:
+def _as_tenant(model: BandwidthModel, around: ClusterState, job: Job, wanted: Sequence[int]) -> int:
     """What a running job gets beside others, of its demand (the last), or of B of its GPUs."""
-    one = share(model, around, job.gpus, wanted[:-1], rule)
+    one = share(model, around, job.gpus, wanted[:-1])
     own = min(wanted[-1], one.standalone)
     if one.capacity is None or own + one.demand <= one.capacity:
         return own
@@ -85,7 +80,6 @@ def regret(
     state: ClusterState,
     gpus: tuple[int, ...],
     policy: Policy,
-    rule: Contention,
     traffic: Traffic,
     seed: int,
 ) -> int | None:
@@ -100,16 +94,16 @@ def regret(
     ----------
     model, state, gpus
         The choice.
-    policy, rule, traffic, seed
+    policy, traffic, seed
         As in `GpuPlacement`.
     """
     high, low = Interval(model, "high"), Interval(model, "low")
     tables = None if model.assumed else high.tables()
     if tables is None:
         return None
-    least = demands(low, state, traffic, seed, rule.unit)
-    best = ask(tables, state, least, len(gpus), policy, rule)
+    least = demands(low, state, traffic, seed)
+    best = ask(tables, state, least, len(gpus), policy)
     if best is None or not best.exact:
         return None
-    sure = share(low, state, gpus, demands(high, state, traffic, seed, rule.unit), rule)
+    sure = share(low, state, gpus, demands(high, state, traffic, seed))
     return max(0, best.value - sure.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -42,10 +43,11 @@ class Levels:
     factor: IntArray
     uplink: IntArray
 
-    @property
-    def limits(self) -> bool:
-        """Whether any factor or uplink limits a set of GPUs."""
-        return bool((self.factor < WHOLE).any() or (self.uplink < MOST).any())
+    @cached_property
+    def matter(self) -> bool:
+        """Whether a factor or an uplink limits a set of GPUs, or hosts are not joined."""
+        limit = (self.factor < WHOLE).any() or (self.uplink < MOST).any()
+        return bool(limit or self.domain[-1].any())
 
     def lowest(self, counts: IntArray) -> IntArray:
         """Lowest level of which one domain holds all hosts used, shape (n,).

@@ -279,14 +279,10 @@ class Policy:
         return ""
 
 
-def check_rules(policy: object, contention: object) -> None:
-    """Refuse what is no `Policy` or no `Contention`; None is either."""
-    from optsched.bandwidth.models.contention import Contention
-
+def check_policy(policy: object) -> None:
+    """Refuse what is neither a `Policy` nor None."""
     if policy is not None and not isinstance(policy, Policy):
         raise InputError(f"policy: expected a Policy, got {policy!r:.60}")
-    if contention is not None and not isinstance(contention, Contention):
-        raise InputError(f"contention: expected a Contention, got {contention!r:.60}")
 
 
 def share_of(place: str, given: Any) -> float:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.models.contention import Contention as Sharing
 from optsched.bandwidth.models.contention import check_traffic, demands, share
 from optsched.bandwidth.models.model import BandwidthModel
 from optsched.bandwidth.topology.state import ClusterState, Job
@@ -33,8 +32,6 @@ class BandwidthContention:
         Bandwidths; host i of its cluster is node i, with at least as many GPUs.
     communication
         c, in [0, 1].
-    rule
-        Who interferes with whom; by default `optsched.bandwidth.Contention()`.
     traffic
         What running jobs ask for: ``"heavy"`` (all that they reach alone), ``"moderate"``,
         ``"idle"``.
@@ -52,7 +49,6 @@ class BandwidthContention:
         model: BandwidthModel,
         communication: float,
         *,
-        rule: Sharing | None = None,
         traffic: Traffic = "heavy",
         seed: int = 0,
     ) -> None:
@@ -61,29 +57,21 @@ class BandwidthContention:
         self.communication = number("communication", communication)
         if self.communication > 1:
             raise InputError(f"communication: expected 0..1, got {format_value(communication)}")
-        if rule is not None and not isinstance(rule, Sharing):
-            raise InputError(
-                f"rule: expected optsched.bandwidth.Contention, got {format_value(rule)}"
-            )
         check_traffic(traffic)
-        self.model, self.rule, self.traffic, self.seed = model, rule or Sharing(), traffic, seed
+        self.model, self.traffic, self.seed = model, traffic, seed
 
     def factors(self, placement: Placement) -> FloatArray:
         """By the jobs on the hosts of every row; 1 for jobs on a single GPU."""
         found = np.ones(len(placement.job))
         jobs = {row: Job(str(row), gpus) for row, gpus in self._gpus(placement) if len(gpus) > 1}
         idle = ClusterState.idle(self.model.cluster)
-        wants = demands(
-            self.model, idle.with_jobs(jobs.values()), self.traffic, self.seed, self.rule.unit
-        )
+        wants = demands(self.model, idle.with_jobs(jobs.values()), self.traffic, self.seed)
         demand = dict(zip(jobs, wants, strict=True))
         for row, job in jobs.items():
             others = [other for other in jobs if other != row]
             state = idle.with_jobs(jobs[other] for other in others)
             theirs = [demand[other] for other in others]
-            if self.rule.pooled and others:
-                state, theirs = state.pooled(), [sum(theirs)]
-            got = share(self.model, state, job.gpus, theirs, self.rule)
+            got = share(self.model, state, job.gpus, theirs)
             slower = got.standalone / max(1, got.value) if got.standalone else 1.0
             found[row] = 1.0 / (1.0 + self.communication * (slower - 1.0))
         return found

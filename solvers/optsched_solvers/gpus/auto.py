@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ENGINES: tuple[Solver, ...] = (Counts(), BranchAndBound(), Hybrid())
 """In the order in which they are preferred: exact ones first."""
 
-SEVERAL: tuple[Solver, ...] = (BranchAndBound(), OneByOne())
+SEVERAL: tuple[Solver, ...] = (OneByOne(),)
 """The same for several requests."""
 
 FIRST: Final = 1000

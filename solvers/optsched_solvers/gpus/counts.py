@@ -106,7 +106,7 @@ def search_large(problem: GpuPlacement, limits: Limits, monitor: Monitor, name: 
     assert isinstance(problem.model, CountModel)
     given = limits.time_limit is not None and not limits.by_default
     found = large_search(problem.model).choose(
-        problem.state, problem.k, problem.demands, problem.policy, problem.contention,
+        problem.state, problem.k, problem.demands, problem.policy,
         time.monotonic() + monitor.remaining if given else None,
     )  # fmt: skip
     if found is not None:
@@ -119,7 +119,7 @@ def _asked(problem: GpuPlacement, leaves: int, nodes: int) -> Answer | None:
     assert problem.tables is not None
     return ask(
         problem.tables, problem.state, problem.demands, problem.k, problem.policy,
-        problem.contention, ties=True, tolerance=problem.tolerance, leaves=leaves, nodes=nodes,
+        ties=True, tolerance=problem.tolerance, leaves=leaves, nodes=nodes,
     )  # fmt: skip
 
 
@@ -135,8 +135,6 @@ def supported(problem: GpuPlacement) -> Support:
     """Whether counts on hosts decide what a choice is worth."""
     if len(problem.requests) != 1:
         return Support(False, "it takes one request at a time")
-    if problem.contention.fill == "exact":
-        return Support(False, "joint allocations with their exact GPUs are not functions of counts")
     if not problem.model.intra_monotone:
         return Support(False, "the model may rate a choice lower that has faster hosts")
     if problem.tables is None:
@@ -154,7 +152,6 @@ def is_large(problem: GpuPlacement) -> bool:
     return (
         isinstance(problem.model, CountModel)
         and len(problem.requests) == 1
-        and problem.contention.fill != "exact"
         and problem.on_unmeasured == "predict"
         and not problem.is_robust
     )

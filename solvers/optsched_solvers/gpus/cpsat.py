@@ -81,11 +81,11 @@ class Model:
         for count, used in zip(self.count, self.used, strict=True):
             model.add(count >= 1).only_enforce_if(used)
             model.add(count == 0).only_enforce_if(used.negated())
-        self._rules(level)
+        self._rules()
         self._values(level)
         model.minimize(-self.value)
 
-    def _rules(self, level: int | None) -> None:
+    def _rules(self) -> None:
         model, vectors = self.model, self.vectors
         policy, cluster, hosts = vectors.request.policy, vectors.problem.cluster, vectors.hosts
         k = vectors.request.gpus
@@ -100,8 +100,8 @@ class Model:
             model.add(sum(self.used) <= policy.max_hosts)
         if policy.same_type:
             self._one_group(vectors.types)
-        if level is not None:
-            self._one_group(domain_numbers(cluster, level)[hosts])
+        if (required := policy.level(cluster)) is not None:
+            self._one_group(domain_numbers(cluster, required)[hosts])
         for u, h in enumerate(hosts):
             if h in vectors.must:
                 model.add(self.used[u] == 1)

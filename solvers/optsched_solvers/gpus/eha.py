@@ -12,7 +12,6 @@ from optsched.bandwidth.placement.problem import GpuPlacement, GpuSets
 from optsched.io.values import integer
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
-from optsched_solvers._loading import load
 from optsched_solvers.gpus.judge import RULES, UNKNOWN, grounds, judge_of, supported, usable
 
 if TYPE_CHECKING:
@@ -66,8 +65,6 @@ class Eha:
         """Compare all candidates."""
         assert isinstance(problem, GpuPlacement)
         most = checked_candidates(limits)
-        if not load(monitor, "gpus.judge_kernels:first_best"):
-            return Result("unknown")
         judge, reason = judge_of(problem), UNKNOWN
         for hosts in grounds(problem):
             if monitor.should_stop():

@@ -10,7 +10,7 @@ import numpy as np
 from optsched.bandwidth.models.contention import share
 from optsched.bandwidth.models.model import BandwidthModel, UnmeasuredPattern
 from optsched.bandwidth.placement.problem import GpuPlacement
-from optsched.bandwidth.search.ask import gpus_of, jobs_of, trays_first
+from optsched.bandwidth.search.ask import trays_first
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.policy import Policy
 from optsched.solving.solver import Support
@@ -52,8 +52,6 @@ def supported(problem: Problem, rules: Sequence[str], *, measured: bool = True) 
             return Support(False, 'it does not ask what is measured (on_unmeasured="measured")')
         if problem.tables is None:
             return Support(False, "the model has no tables that tell what is measured")
-        if problem.contention.fill == "exact":
-            return Support(False, "joint allocations with their exact GPUs are in no table")
     free, policy = Policy(), problem.policy
     for rule in Policy.__dataclass_fields__:
         if rule not in rules and getattr(policy, rule) != getattr(free, rule):
@@ -89,9 +87,7 @@ def free_on(problem: GpuPlacement, hosts: Iterable[int]) -> list[int]:
 
 def judge_of(problem: GpuPlacement) -> Judge:
     """By tables and kernels where they can judge this problem's choices, else by its model."""
-    if problem.tables is None or problem.contention.fill == "exact":
-        return Judge(problem)
-    return TableJudge(problem, problem.tables)
+    return Judge(problem)
 
 
 class Remembering(BandwidthModel):
@@ -124,14 +120,14 @@ class Judge:
 
     def __init__(self, problem: GpuPlacement) -> None:
         self.problem, self.model = problem, Remembering(problem.judged_by)
-        self._contended = not problem.contention.skip_idle or any(problem.demands)
+        self._contended = any(problem.demands)
         self._best: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def value(self, gpus: Sequence[int]) -> int:
         """B(S) beside the running jobs; -1 if the model does not know it."""
         problem = self.problem
         try:
-            return share(self.model, problem.state, gpus, problem.demands, problem.contention).value
+            return share(self.model, problem.state, gpus, problem.demands).value
         except UnmeasuredPattern:
             return -1
 
@@ -140,8 +136,7 @@ class Judge:
         alone = self.standalone(sets)
         if self._contended:
             return [self.value(gpus) for gpus in sets]
-        unit = self.problem.contention.unit
-        return [value if value < 0 else value - value % unit for value in alone]
+        return alone
 
     def standalone(self, sets: Sequence[Sequence[int]]) -> list[int]:
         """B(S) of several sets alone; -1 if the model does not know it."""
@@ -198,62 +193,3 @@ class Judge:
             monitor.advance(len(sets))
             chosen = sets[values.index(max(values))]
         return self.value(chosen), tuple(chosen)
-
-
-class TableJudge(Judge):
-    """The same picks by kernels over tables."""
-
-    def __init__(self, problem: GpuPlacement, tables: CountTables) -> None:
-        super().__init__(problem)
-        self.tables, rule = tables, problem.contention
-        self.jobs = jobs_of(problem.state.held, problem.demands, rule)
-        n_jobs = len(self.jobs) // (problem.cluster.n_hosts + 1)
-        self.rule = np.array(
-            [n_jobs, rule.fill == "best", rule.sides == "two", rule.cross_only, rule.unit], np.int64
-        )
-
-    def first_best(self, hosts: IntArray, counts: IntArray, monitor: Monitor) -> Found:
-        """All rows by one call of the kernel."""
-        from optsched_solvers.gpus.judge_kernels import first_best
-
-        state, out = usable(self.problem), np.zeros(1, np.int64)
-        if not len(hosts):
-            return -1, ()
-        row = first_best(
-            self.tables.words, self.rule, self.jobs, state.masks, hosts.reshape(-1),
-            counts.reshape(-1), hosts.shape[1], out,
-        )  # fmt: skip
-        if row < 0:
-            return -1, ()
-        parts = []
-        for h, c in zip(hosts[row].tolist(), counts[row].tolist(), strict=True):
-            by_mask = self.problem.cluster.sizes[h] <= MOST_BY_SUBSET
-            parts.append((h, self.tables.best_subset(h, int(state.masks[h]), c) if by_mask else c))
-        return int(out[0]), gpus_of(state, parts)
-
-    def pruned(self, begin: list[int], monitor: Monitor) -> Found:
-        """Some steps by every call of the kernel."""
-        from optsched_solvers.gpus.judge_kernels import prune
-
-        cluster, k = self.problem.cluster, self.problem.k
-        ids = np.array(begin, np.int64)
-        host = cluster.host_of[ids]
-        if len(begin) == k:  # all that is free on their hosts
-            hosts, counts = np.unique(host, return_counts=True)
-            return self.first_best(hosts[None], counts[None], monitor)
-        local = np.minimum(ids - cluster.first[host], MOST_BY_SUBSET)
-        bit = np.where(cluster.sizes[host] <= MOST_BY_SUBSET, 1 << local, 1)
-        now = np.zeros(cluster.n_hosts, np.int64)
-        np.add.at(now, host, bit)
-        left, out = np.arange(len(ids)), np.array([len(ids), 0])
-        steps = len(np.unique(host)) * cluster.n_hosts * (1 + int(self.rule[0])) + len(ids)
-        while out[0] > k:
-            if out[0] < len(ids) and monitor.should_stop():
-                return -1, ()
-            target = max(k, int(out[0]) - max(1, _CHUNK // steps))
-            evaluated = prune(
-                self.tables.words, self.rule, self.jobs, host, bit, left, now, target, out
-            )
-            monitor.advance(evaluated)
-        masks = [(h, int(now[h])) for h in range(cluster.n_hosts) if now[h]]
-        return int(out[1]), gpus_of(usable(self.problem), masks)

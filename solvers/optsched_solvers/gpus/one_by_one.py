@@ -54,10 +54,6 @@ class OneByOne:
         """Any number of requests, joint allocations by counts."""
         if not isinstance(problem, GpuPlacement):
             return Support(False, "it is no choice of GPUs")
-        if problem.contention.fill == "exact":
-            return Support(
-                False, "joint allocations with their exact GPUs are not functions of counts"
-            )
         if problem.tables is not None and problem.model.intra_monotone:
             return Support(True)
         believed = problem.on_unmeasured == "predict" and not problem.is_robust
@@ -184,9 +180,7 @@ class Sequences:
         state = problem.state.without(gpu for gpus in there.values() for gpu in gpus)
         state = state.with_jobs([*state.jobs, *jobs])
         if problem.tables is not None:
-            found = ask(
-                problem.tables, state, wanted, k, policy, problem.contention, ties=True, nodes=NODES
-            )
+            found = ask(problem.tables, state, wanted, k, policy, ties=True, nodes=NODES)
             if found is None:
                 return None
             return found.gpus, found.upper_bound
@@ -196,9 +190,7 @@ class Sequences:
         assert isinstance(problem.model, CountModel)
         if k > len(state.free):
             return None
-        other = large_search(problem.model).choose(
-            state, k, wanted, policy, problem.contention, until
-        )
+        other = large_search(problem.model).choose(state, k, wanted, policy, until)
         return None if other is None else (other.gpus, other.upper_bound)
 
     def _reached(self, gpus: tuple[int, ...]) -> int:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from optsched.bandwidth.placement.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
-from optsched_solvers._loading import load
 from optsched_solvers.gpus.judge import (
     RULES,
     UNKNOWN,
@@ -55,8 +54,6 @@ class Pts:
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Prune once in every domain that the policy allows."""
         assert isinstance(problem, GpuPlacement)
-        if not load(monitor, "gpus.judge_kernels:prune"):
-            return Result("unknown")
         judge = judge_of(problem)
         for hosts in grounds(problem):
             enough = [h for h in hosts if usable(problem).room[h] >= problem.k]

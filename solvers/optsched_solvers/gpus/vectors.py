@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.models.tables import BEST, GPUS, JOINT, RECORD, RECORDS
-from optsched.bandwidth.search.ask import domain_numbers, levels_of
+from optsched.bandwidth.models.contention import interferes
+from optsched.bandwidth.search.ask import domain_numbers
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.policy import ANY
 from optsched.bandwidth.topology.rates import NO_LIMIT
@@ -67,30 +67,24 @@ class CountVectors:
     @cached_property
     def jobs(self) -> list[int]:
         """Jobs that may interfere."""
-        problem = self.problem
-        return [
-            j
-            for j, held in enumerate(problem.state.held)
-            if int((held > 0).sum()) >= 2
-            and (problem.demands[j] > 0 or not problem.contention.skip_idle)
-        ]
+        problem, may = self.problem, interferes(self.problem.state)
+        return [j for j in range(len(problem.state.jobs)) if may[j] and problem.demands[j] > 0]
 
     def _row(self, h: int, which: str) -> IntArray:
         """Bandwidth by count within a host: of the best free subset, or of a joint allocation."""
-        words = self.tables.words
-        record = words[words[RECORDS] + h * RECORD :][:RECORD]
-        n = int(record[GPUS])
         if which == "best":
-            free = int(self.state.masks[h])
-            return words[int(record[BEST]) + free * (n + 1) :][: n + 1]
-        best = self.problem.contention.fill != "first"  # of the exact GPUs the most they may have
-        return words[int(record[JOINT]) + best * (n + 1) :][: n + 1]
+            return self.tables.best_within(h, int(self.state.masks[h]))
+        return self.tables.joint_within(h)
 
     # rules
 
     def levels(self) -> list[int | None]:
-        """Levels to try in turn, see `Policy.preferred`."""
-        return levels_of(self.problem.cluster, self.request.policy)
+        """Numbers of domains of the preferred level to try in turn, see `Policy.preferred`."""
+        preferred, cluster = self.request.policy.preferred, self.problem.cluster
+        if preferred is None:
+            return [None]
+        number = len(cluster.domains(cluster.level(preferred)))
+        return list(range(1, min(number, self.request.gpus) + 1))
 
     def excess(self, vectors: IntArray, level: int | None = None) -> IntArray:
         """How far vectors are from obeying the policy, in GPUs or hosts; 0: they obey it."""
@@ -111,8 +105,12 @@ class CountVectors:
             numbers = domain_numbers(cluster, cluster.level(policy.slice_level))[self.hosts]
             for domain in np.unique(numbers):
                 wrong += vectors[:, numbers == domain].sum(axis=1) % policy.slice_size
-        if level is not None:
-            wrong += self._outside(vectors, domain_numbers(cluster, level)[self.hosts])
+        if (required := policy.level(cluster)) is not None:
+            wrong += self._outside(vectors, domain_numbers(cluster, required)[self.hosts])
+        if level is not None and policy.preferred is not None:
+            numbers = domain_numbers(cluster, cluster.level(policy.preferred))[self.hosts]
+            groups = [used[:, numbers == d].any(axis=1) for d in np.unique(numbers)]
+            wrong += np.maximum(np.sum(groups, axis=0) - level, 0)
         return np.asarray(wrong, np.int64)
 
     @staticmethod
@@ -132,17 +130,14 @@ class CountVectors:
         for u, row in enumerate(self._best):
             raw = np.minimum(raw, row[vectors[:, u]])
         sure = raw >= 0
-        rule = self.problem.contention
-        unit = rule.unit
-        own = raw - raw % unit
-        across = ((vectors > 0).sum(axis=1) >= 2) | (not rule.cross_only)
+        own = self._limited(raw, counts)
+        across = (vectors > 0).sum(axis=1) >= 2
         capacity, demand = np.full(n, NO_LIMIT, np.int64), np.zeros(n, np.int64)
         for j in self.jobs:
             held = self.problem.state.held[j]
             touched = across & ((counts > 0) & (held > 0)).any(axis=1)
             joint = self.joint(counts, held)
             sure &= ~touched | (joint >= 0)
-            joint -= joint % unit
             capacity = np.where(touched, np.minimum(capacity, joint), capacity)
             demand += np.where(touched, self.problem.demands[j], 0)
         value = divided(own, capacity, own + demand)
@@ -160,17 +155,21 @@ class CountVectors:
 
     def joint(self, counts: IntArray, held: IntArray) -> IntArray:
         """Bandwidth of joint allocations with a job's counts; -1 where it is not measured."""
-        both = counts + held
-        if self.problem.contention.sides == "one":
-            return self._filled(both)
-        sides = np.where(counts > 0, both, 0), np.where(held > 0, both, 0)
-        return np.minimum(self._filled(sides[0]), self._filled(sides[1]))
+        return self._filled(counts + held)
 
     def _filled(self, counts: IntArray) -> IntArray:
         limit = self.network(counts)
         for h in range(counts.shape[1]):
             limit = np.minimum(limit, self._joint[h][counts[:, h]])
-        return limit
+        return self._limited(limit, counts)
+
+    def _limited(self, value: IntArray, counts: IntArray) -> IntArray:
+        """Bandwidths after uplinks and factors of the levels."""
+        levels = self.problem.cluster.network_levels
+        if not levels.matter:
+            return value.copy()
+        hosts = (counts > 0).sum(axis=1)
+        return levels.limited(value, counts.sum(axis=1), hosts, levels.lowest(counts))
 
     # vectors
 

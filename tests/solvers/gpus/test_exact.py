@@ -9,7 +9,6 @@ from random_subsets import allowed
 from subset_cases import four_by_eight, optimum, ruled_problem
 
 import optsched
-from optsched.bandwidth.models.contention import Contention
 from optsched.bandwidth.models.model import UnmeasuredPattern
 from optsched.bandwidth.placement.problem import Request
 from optsched.bandwidth.topology.policy import Policy
@@ -22,18 +21,11 @@ pytest.importorskip("ortools")
 PROVERS = ["branch_and_bound", "cpsat"]
 
 
-def taken(solver: str, problem: optsched.GpuPlacement) -> bool:
-    """Whether the solver knows joint allocations of this kind."""
-    return solver != "cpsat" or problem.contention.fill != "exact"
-
-
 @pytest.mark.parametrize(("solver", "n"), [("branch_and_bound", 80), ("cpsat", 25)])
 def test_optimum_and_status(solver, n):  # type: ignore[no-untyped-def]
     """Optimal with the best value of all subsets, or infeasible."""
     for seed in range(depth(n, 100)):
         problem = ruled_problem(seed)
-        if not taken(solver, problem):
-            continue
         result = optsched.solve(problem, solver, time_limit=600)
         best = optimum(problem)
         if best is None:
@@ -64,9 +56,8 @@ def test_preferred_levels(solver):  # type: ignore[no-untyped-def]
     """The narrowest level with a choice decides, and no bound of a narrower one is claimed."""
     for seed in range(depth(30, 80)):
         problem = ruled_problem(seed, policy=Policy(preferred="host" if seed % 2 else "rack"))
-        if problem.contention.fill != "exact":
-            result, other = optsched.solve(problem, solver), optsched.solve(problem, "counts")
-            assert (result.status, result.objective) == (other.status, other.objective), seed
+        result, other = optsched.solve(problem, solver), optsched.solve(problem, "counts")
+        assert (result.status, result.objective) == (other.status, other.objective), seed
 
 
 def test_a_better_start_than_the_preferred_one():  # type: ignore[no-untyped-def]
@@ -74,8 +65,6 @@ def test_a_better_start_than_the_preferred_one():  # type: ignore[no-untyped-def
     seen = 0
     for seed in range(80):
         wish = ruled_problem(seed, policy=Policy(preferred="rack"))
-        if wish.contention.fill == "exact":
-            continue
         value = optsched.solve(wish, "branch_and_bound").objective
         free = wish.changed(requests=(wish.requests[0]._replace(policy=Policy()),))
         start = optsched.solve(free, "counts")
@@ -90,18 +79,15 @@ def test_a_better_start_than_the_preferred_one():  # type: ignore[no-untyped-def
 
 def test_iterations_are_a_limit():  # type: ignore[no-untyped-def]
     """Few vectors: never a false claim; more are never worse."""
-    unfinished = 0
     for seed in range(6):
-        problem = four_by_eight(seed, ruled=False).changed(contention=Contention(fill="exact"))
+        problem = four_by_eight(seed, ruled=False)
         best = optsched.solve(problem, "branch_and_bound").objective
         values = []
         for nodes in (1, 4, 8, 40):
             result = optsched.solve(problem, "branch_and_bound", iterations=nodes)
             assert result.lower_bound <= best and result.status != "infeasible"
             values.append(0 if result.objective is None else result.objective)
-            unfinished += result.status != "optimal"
         assert values == sorted(values, reverse=True)
-    assert unfinished
 
 
 def test_vectors_are_all_vectors():  # type: ignore[no-untyped-def]
@@ -121,8 +107,6 @@ def test_values_are_the_definition():  # type: ignore[no-untyped-def]
     """Values of vectors are what their best subsets get, and the policy's excess is 0 if kept."""
     for seed in range(depth(20, 60)):
         problem = ruled_problem(seed)
-        if problem.contention.fill == "exact":
-            continue
         vectors = CountVectors(problem, problem.requests[0])
         level = vectors.levels()[0]
         for block in vectors.blocks():
@@ -146,13 +130,11 @@ def test_values_are_the_definition():  # type: ignore[no-untyped-def]
 def test_refusals(monkeypatch):  # type: ignore[no-untyped-def]
     """What they cannot judge is refused in a sentence."""
     problem = four_by_eight(0, ruled=False)
-    exact = problem.changed(contention=Contention(fill="exact"))
     two = problem.changed(requests=(Request("a", 1), Request("b", 1)))
 
     def reason(solver: str, given: optsched.GpuPlacement = problem) -> str:
         return find_solver(solver, "gpus").supports(given).reason  # type: ignore[union-attr]
 
-    assert "exact GPUs" in reason("cpsat", exact) and "exact GPUs" in reason("genetic", exact)
     assert "one request" in reason("cpsat", two)
     monkeypatch.setattr(cpsat, "MOST_VECTORS", 3)
     assert "count vectors" in reason("cpsat")

@@ -200,8 +200,6 @@ def test_finds_the_optimum_of_small_clusters():  # type: ignore[no-untyped-def]
     for seed in range(depth(90, 150)):
         narrow = {"policy": Policy(preferred="host")} if seed % 3 == 0 else {}
         problem = ruled_problem(seed, **narrow)
-        if problem.contention.fill == "exact":
-            continue
         result = optsched.solve(problem, GpuGenetic(), iterations=2000, seed=seed)
         assert result.objective == optsched.solve(problem, "counts").objective, seed
         if result.schedule is not None:
