@@ -34,7 +34,7 @@ from optsched.errors import Infeasible, InputError
 from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from optsched.bandwidth.models.contention import Traffic
     from optsched.model.schedule import IntArray
@@ -158,9 +158,9 @@ class Dispatcher:
         k, until = self._checked(state, k, deadline)
         integer("n", n, 1, 1000)
         every = Bounds(*np.tile([[0], [ANY]], self.cluster.n_hosts))
+        if self._tables is None:
+            return self._best_of_large(state, k, n, until)
         one, level = self._first(state, k, _part(until, 2), every)
-        if (ranked := self._ranked(state, k, until)) is not None:
-            return [self._told(one) for one in self._first_of(ranked, one, n)]
         heap = [(level, -one.value, 0, one, every)]
         found: dict[bytes, tuple[int, Answer]] = {}
         number = 0
@@ -180,8 +180,7 @@ class Dispatcher:
                 if (other := self._find(state, k, part, child)) is not None:
                     number += 1
                     heappush(heap, (other[1], -other[0].value, number, other[0], child))
-                if self._tables is not None:  # else parts overlap: only upper bounds are searched
-                    least[h] = counts[h]
+                least[h] = counts[h]
         order = sorted(found.values(), key=lambda one: (one[0], -one[1].value))
         return [self._told(one) for _, one in order]
 
@@ -212,8 +211,8 @@ class Dispatcher:
             As `choose`: if no host is left, the reason is told.
         """
         k, until = self._checked(state, k, deadline)
-        if self._tables is None and self.policy.required == "host":
-            return self._scores_on_hosts(state, k)
+        if self._tables is None:
+            return self._scores_of_large(state, k, until)
         here, host_of = self.policy.usable(state), self.cluster.host_of
         names = [host.name for host in self.cluster.hosts]
         roles = {h: self._role(here, h) for h in np.flatnonzero(here.masks).tolist()}
@@ -228,18 +227,6 @@ class Dispatcher:
         met(first := self._first(state, k, _part(until, 2)))
         best = (-first[1], first[0].value)
         searched = set(value)
-        if searched < set(roles.values()) and (ranked := self._ranked(state, k, until)) is not None:
-            most: dict[int, int] = {}
-            for worth, used, _ in ranked:
-                for h in used.tolist():
-                    most.setdefault(h, worth)
-            return {names[h]: 100 * most[h] // best[1] if best[1] else 100 for h in sorted(most)}
-        if self._tables is None:
-            assert self._large is not None
-            gpus, wanted = first[0].gpus, self._demands(here)
-            for h, worth in self._large.swapped(here, gpus, wanted, self.policy).items():
-                value[roles[h]] = max((best[0], worth), value.get(roles[h], (-ANY, 0)))
-            self._spread(here, k, until, {h for h in roles if roles[h] not in searched}, met)
         for h, role in roles.items():
             late = until is not None and time.monotonic() > until
             if role in searched:
@@ -253,7 +240,7 @@ class Dispatcher:
                 value[role] = max((-found[1], found[0].value), value.get(role, (-ANY, 0)))
                 if value[role] == best:
                     searched.update(roles[other] for other in met(found))
-            elif role not in value and (late or self._tables is None):  # that is no proof
+            elif role not in value and late:  # that is no proof
                 include = (*(self.policy.include or ()), names[h])
                 if not impossible(state, replace(self.policy, include=include), k):
                     value[role] = (-ANY, 0)
@@ -263,64 +250,23 @@ class Dispatcher:
             for h, role in roles.items() if role in value
         }  # fmt: skip
 
-    def _ranked(
-        self, state: ClusterState, k: int, until: float | None
-    ) -> list[tuple[int, IntArray, Callable[[], Answer | None]]] | None:
-        """All choices beyond tables where they are few and there is time for them."""
-        if self._tables is not None or (until is not None and time.monotonic() > until - _SOON):
-            return None
-        assert self._large is not None
-        return self._large.ranked(state, k, self._demands(state), self.policy)
-
-    def _first_of(
-        self,
-        ranked: Iterable[tuple[int, IntArray, Callable[[], Answer | None]]],
-        one: Answer,
-        n: int,
+    def _best_of_large(
+        self, state: ClusterState, k: int, n: int, until: float | None
     ) -> list[Answer]:
-        """The best, and those behind it that have other numbers of GPUs on hosts."""
-        answers, seen = [one], self.cluster.counts(one.gpus).tobytes()
-        for _, _, answer in ranked:
-            if len(answers) >= n:
-                break
-            other = answer()
-            if other is not None and self.cluster.counts(other.gpus).tobytes() != seen:
-                answers.append(other)
-        return answers
-
-    def _scores_on_hosts(self, state: ClusterState, k: int) -> dict[str, int]:
-        """Scores where all is on one host: what it gives there."""
+        """The best choices that the search beyond tables finds."""
         assert self._large is not None
-        value = self._large.on_hosts(state, k, self.policy)
-        best = max(value.values()) if value else self._first(state, k, None)[0].value
+        found = self._large.best(state, k, n, self._demands(state), self.policy, until)
+        return [self._told(one) for one in found or [self._first(state, k, until)[0]]]
+
+    def _scores_of_large(self, state: ClusterState, k: int, until: float | None) -> dict[str, int]:
+        """Scores by what the search beyond tables finds."""
+        assert self._large is not None
+        value = self._large.by_host(state, k, self._demands(state), self.policy, until)
+        best = max(value.values()) if value else self._first(state, k, until)[0].value
         return {
             self.cluster.hosts[h].name: 100 if one == best else 100 * one // best
             for h, one in value.items()
         }
-
-    def _spread(
-        self,
-        here: ClusterState,
-        k: int,
-        until: float | None,
-        left: set[int],
-        met: Callable[[tuple[Answer, int]], set[int]],
-    ) -> None:
-        """Choices of hosts that none has used yet, and of as few others as that needs."""
-        cluster, room = self.cluster, here.room.tolist()
-        while left and (until is None or time.monotonic() < until):
-            pods = {cluster.hosts[h].domains for h in left}
-            pool = set(left)
-            for h in sorted(range(len(room)), key=lambda h: cluster.hosts[h].domains not in pods):
-                if sum(room[other] for other in pool) >= k:
-                    break
-                pool.add(h)
-            gone = [gpu for gpu in here.free if int(cluster.host_of[gpu]) not in pool]
-            found = self._find(here.without(gone), k, _part(until, 4))
-            used = set() if found is None else left & met(found)
-            if not used:
-                return
-            left -= used
 
     def what_if(
         self, state: ClusterState, gpus: Iterable[int] | str, deadline: float | None = None
@@ -517,9 +463,6 @@ def _part(until: float | None, n: int) -> float | None:
 
 _MOST_SECONDS: Final = 1e6
 """A later deadline is none that counts of steps could hold."""
-
-_SOON: Final = 0.01
-"""Seconds before a deadline in which not all choices are looked at."""
 
 _JOBS_A_STEP: Final = 4
 """So many jobs take as long in a step as everything else."""

@@ -1,42 +1,36 @@
-"""Choices of k GPUs on clusters too large for tables: a proof where there is one, else a search.
+"""Choices of k GPUs on clusters too large for tables: one search with a clock and a bound.
 
-On a flat cluster the value alone depends on the pattern and the hosts. Where the network is the
-line rate of the cards, only the number of hosts and the slowest of them matter, so that the best
-value is the highest threshold that some hosts can keep with exactly k GPUs; otherwise the patterns
-of k are listed, if they are few. Beside tenants branch and bound goes over the jobs that a
-choice meets: their hosts are barred, or what they leave it at most is a bound. Spreads as even as
-free counts allow, over the fewest hosts and over more, are tried in any case, and then improved by
-moving single GPUs and swapping hosts.
+Alone, the best choice is exact by domains of the network. Beside jobs, cells of thresholds are
+bounded and visited in rounds: a good choice meets jobs of little demand and takes all hosts on
+which they are thin. Among choices of equal bandwidth the one with the fewest domains counts, from
+the top level down; then the fewest hosts, the fewest whole hosts, and the best fit.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.search.ground import MOST_EVERY, Ground
-from optsched.bandwidth.search.host_limits import HostLimits
-from optsched.bandwidth.topology.policy import Bounds, Policy
+from optsched.bandwidth.search.ask import Answer, gpus_of
+from optsched.bandwidth.search.groups import tiers
+from optsched.bandwidth.search.request import HostTables, request_of
+from optsched.bandwidth.search.request_search import Choice, RequestSearch
+from optsched.bandwidth.topology.policy import ANY, Bounds, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from optsched.bandwidth.models.model import CountModel
-    from optsched.bandwidth.search.ask import Answer
-    from optsched.bandwidth.topology.cluster import Cluster
     from optsched.bandwidth.topology.state import ClusterState
-    from optsched.model.schedule import IntArray
 
 
 class LargeSearch:
-    """Chooses on clusters of any size, what depends on the model alone is kept."""
+    """Chooses on clusters of any size; what depends on the model alone is kept."""
 
     def __init__(self, model: CountModel) -> None:
         self.model = model
-        self.limits: dict[tuple[str | None, str | None], HostLimits] = {}
+        self._tables: dict[tuple[str | None, str | None], HostTables] = {}
 
     def choose(
         self,
@@ -52,147 +46,117 @@ class LargeSearch:
         Parameters
         ----------
         state, k
-            Free GPUs, and how many are asked, at most all of them.
+            Free GPUs, and how many are requested.
         demands
             kB/s of every job of the state.
         policy
-            As in `ask`; rules other than on domains, types and hosts are only kept to.
+            See `Policy`; by default everything is allowed.
         deadline
-            Reading of `time.monotonic` by which to answer; some milliseconds are always taken.
+            Reading of `time.monotonic` by which to answer; a first choice is always made.
         bounds
-            On the counts of hosts, beside the policy's own.
+            On the counts of hosts, in addition to the policy's.
         """
-        rules = policy or Policy()
-        state = rules.usable(state)
-        if k > len(state.free):
+        search = self._search(state, k, demands, policy or Policy(), deadline, bounds)
+        if search is None or search.best is None:
             return None
-        return self._best(state, k, demands, rules, deadline, bounds)
+        return _answer(search, search.best)
 
-    def _best(
+    def best(
         self,
         state: ClusterState,
         k: int,
-        demands: Sequence[int],
-        rules: Policy,
-        deadline: float | None,
-        bounds: Bounds | None = None,
-    ) -> Answer | None:
-        for level in levels_of(state.cluster, rules):
-            best: Answer | None = None
-            upper = 0
-            single = level == len(state.cluster.levels)
-            rest = k, demands, rules, bounds
-            for ground in self._grounds(state, level, *rest, together=single):
-                found, bound = ground.best_on_one_host() if single else ground.best(deadline)
-                upper = max(upper, bound)
-                if found is not None and (best is None or found.value > best.value):
-                    best = found
-            if best is not None:
-                return best._replace(upper_bound=max(upper, best.value))
-        return None
-
-    def on_hosts(self, state: ClusterState, k: int, policy: Policy) -> dict[int, int]:
-        """What all k GPUs get on each allowed host by itself, where no job interferes.
+        n: int,
+        demands: Sequence[int] = (),
+        policy: Policy | None = None,
+        deadline: float | None = None,
+    ) -> list[Answer]:
+        """The n best choices found that differ in their counts, the best first.
 
         Parameters
         ----------
-        state, k, policy
-            As in `choose`; see `is_alone`.
+        state, k, demands, policy, deadline
+            As in `choose`.
+        n
+            How many; there may be fewer.
         """
-        state, level = policy.usable(state).with_jobs(()), len(state.cluster.levels)
-        (ground,) = self._grounds(state, level, k, (), policy, together=True)
-        return ground.by_host(ground.on_one_host())
+        search = self._search(state, k, demands, policy or Policy(), deadline, None, keeps=True)
+        if search is None or search.best is None:
+            return []
+        search.vary(n)
+        search.seen.pop(search.best.counts.tobytes(), None)
+        others = sorted(search.seen.values(), key=lambda one: -one.value)[: n - 1]
+        return [_answer(search, one) for one in [search.best, *others]]
 
-    def swapped(
+    def by_host(
         self,
         state: ClusterState,
-        gpus: Sequence[int],
-        demands: Sequence[int],
-        policy: Policy,
+        k: int,
+        demands: Sequence[int] = (),
+        policy: Policy | None = None,
+        deadline: float | None = None,
     ) -> dict[int, int]:
-        """What a choice gets with GPUs of another host for some of its own, by that host.
+        """Of every host the bandwidth of the best choice found with a GPU of it.
 
         Parameters
         ----------
-        state, demands, policy
+        state, k, demands, policy, deadline
             As in `choose`.
-        gpus
-            The choice.
         """
-        counts, rest = state.cluster.counts(gpus), (len(gpus), demands, policy)
-        for level in levels_of(state.cluster, policy):
-            for ground in self._grounds(state, level, *rest):
-                if counts[ground.hosts[: ground.n]].sum() == len(gpus):
-                    return ground.by_host(ground.swapped(counts[ground.hosts]))
-        return {}
+        search = self._search(state, k, demands, policy or Policy(), deadline, None, keeps=True)
+        if search is None or search.best is None:
+            return {}
+        search.vary(1)
+        found = np.full(state.cluster.n_hosts, -1)
+        for one in search.seen.values():
+            at = search.judge.hosts[np.flatnonzero(one.counts)]
+            found[at] = np.maximum(found[at], one.value)
+        for h in search.judge.hosts[found[search.judge.hosts] < 0].tolist():
+            if search.is_complete or search.is_late:
+                break
+            bounds = Bounds(*np.tile([[0], [ANY]], len(found)))
+            bounds.least[h] = 1
+            other = self.choose(state, k, demands, policy, deadline, bounds)
+            if other is not None:
+                at = state.cluster.host_of[list(other.gpus)]
+                found[at] = np.maximum(found[at], other.value)
+        return {h: int(found[h]) for h in np.flatnonzero(found >= 0).tolist()}
 
-    def ranked(
+    def _search(
         self,
         state: ClusterState,
         k: int,
         demands: Sequence[int],
         policy: Policy,
-    ) -> list[tuple[int, IntArray, Callable[[], Answer | None]]] | None:
-        """Of all allowed choices value, hosts used and answer, best first; None: too many.
-
-        Parameters
-        ----------
-        state, k, demands, policy
-            As in `choose`.
-        """
-        levels, state = levels_of(state.cluster, policy), policy.usable(state)
-        if len(levels) > 1:
-            return None  # a better level goes before a better value
-        found: list[tuple[int, IntArray, Callable[[], Answer | None]]] = []
-        for ground in self._grounds(state, levels[0], k, demands, policy):
-            some = ground.ranked()
-            if some is None or len(found) + len(some) > MOST_EVERY:
-                return None
-            for value, own, counts in some:
-                used = ground.hosts[np.flatnonzero(counts)]
-                found.append((value, used, partial(ground.answer_with, value, own, counts)))
-        return sorted(found, key=lambda one: -one[0])
-
-    def _grounds(
-        self,
-        state: ClusterState,
-        level: int | None,
-        k: int,
-        demands: Sequence[int],
-        rules: Policy,
-        bounds: Bounds | None = None,
+        deadline: float | None,
+        bounds: Bounds | None,
         *,
-        together: bool = False,
-    ) -> Iterator[Ground]:
-        """The request on every part of the cluster that the rules allow, or on all `together`."""
-        key, bounds = (rules.within, rules.whole), rules.bounds(state.cluster, bounds)
-        if key not in self.limits:
-            self.limits[key] = HostLimits(self.model, rules)
-        parts = grounds(state, level, k, bounds, same_type=rules.same_type)
-        for hosts in [list(chain.from_iterable(parts))] if together else parts:
-            yield Ground(self.limits[key], state, hosts, k, demands, rules, bounds)
+        keeps: bool = False,
+    ) -> RequestSearch | None:
+        """The finished search; None if no choice can exist."""
+        state, key = policy.usable(state), (policy.within, policy.whole)
+        if k > len(state.free) or k % (policy.slice_size or 1):
+            return None
+        if key not in self._tables:
+            self._tables[key] = HostTables(self.model, policy)
+        tables, limits = self._tables[key], policy.bounds(state.cluster, bounds)
+        judge = request_of(tables, state, k, demands, policy, limits)
+        least = judge.q.least
+        if least.sum() < limits.least.sum() or least.sum() > k or (least > judge.q.free).any():
+            return None
+        search = RequestSearch(judge, policy, deadline, keeps)
+        for domains in tiers(judge.q, state.cluster.network_levels, policy):
+            search.search(domains)
+            if search.best is not None:
+                break
+        return search
 
 
-def grounds(
-    state: ClusterState, level: int | None, k: int, bounds: Bounds, *, same_type: bool = False
-) -> Iterator[list[int]]:
-    """Hosts with free GPUs, those of every domain (and type) by themselves, if they reach k."""
-    cluster, room = state.cluster, np.minimum(state.room, bounds.most).tolist()
-    kinds: Sequence[int] = cluster.type_of if same_type else [0] * cluster.n_hosts
-    must = set(np.flatnonzero(bounds.least).tolist())
-    every: Iterable[Sequence[int]] = [range(cluster.n_hosts)]
-    for hosts in every if level is None else cluster.domains(level).values():
-        for kind in sorted({kinds[h] for h in hosts}):
-            usable = [h for h in hosts if room[h] and kinds[h] == kind]
-            if sum(room[h] for h in usable) >= k and must <= set(usable):
-                yield usable
-
-
-def levels_of(cluster: Cluster, policy: Policy) -> list[int | None]:
-    """Levels to try in turn: what is preferred and those above, then what is needed, or any."""
-    least = policy.level(cluster)
-    if policy.preferred is None:
-        return [least]
-    wish = cluster.level(policy.preferred)
-    tried: list[int | None] = list(range(wish, -1 if least is None else least, -1))
-    return [*tried, least]
+def _answer(search: RequestSearch, choice: Choice) -> Answer:
+    """A choice by the lowest ids of hosts that keep its bandwidth."""
+    judge, used = search.judge, np.flatnonzero(choice.counts)
+    within, masks = int(judge.q.rows[used, choice.counts[used]].min()), judge.state.masks
+    parts = [
+        (h, judge.tables.lowest(h, int(masks[h]), count, within))
+        for h, count in zip(judge.hosts[used].tolist(), choice.counts[used].tolist(), strict=True)
+    ]
+    return Answer(gpus_of(judge.state, parts), choice.value, choice.alone, search.upper)

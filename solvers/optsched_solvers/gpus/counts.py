@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 KERNEL = "optsched.bandwidth.search.counts"
 
+LARGE = ("optsched.bandwidth.search.request", "optsched.bandwidth.search.cells")
+
 NODES_A_SECOND = 5_000_000
 """Steps of the kernel that a slow core does beside some jobs."""
 
@@ -42,8 +44,8 @@ class Counts:
     """Depth-first search over count vectors with the best subset of each host.
 
     One iteration is one count vector evaluated. Ties are broken as `GpuPlacement` says. Clusters
-    too large for that are searched by patterns, thresholds and local moves, with a proven bound:
-    see `optsched.bandwidth.search.large`; there the lowest ids win.
+    too large for that are searched by thresholds and jobs that are met, with a proven bound: see
+    `optsched.bandwidth.search.large`.
     """
 
     name = "counts"
@@ -95,7 +97,7 @@ class Counts:
     def _large(self, problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
         if monitor.should_stop() or not is_large(problem):
             return Result("unknown")
-        if not load(monitor, "optsched.bandwidth.search.flat"):
+        if not load(monitor, *LARGE):
             offer_nearest(problem, monitor)
             return Result("unknown")
         return search_large(problem, limits, monitor, self.name)

@@ -22,7 +22,7 @@ from optsched.bandwidth.topology.state import Job
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
-from optsched_solvers.gpus.counts import large_search
+from optsched_solvers.gpus.counts import KERNEL, LARGE, large_search
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -66,8 +66,7 @@ class OneByOne:
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Orders first, then exchanges, until nothing is better."""
         assert isinstance(problem, GpuPlacement)
-        modules = ["counts"] if problem.tables is not None else ["flat"]
-        if not load(monitor, *(f"optsched.bandwidth.search.{name}" for name in modules)):
+        if not load(monitor, *(LARGE if problem.tables is None else [KERNEL])):
             return Result("unknown")
         search = Sequences(problem, limits, monitor)
         search.improve()

@@ -1,0 +1,206 @@
+"""Hosts among which a policy lets a choice lie, their network domains, and what counts bring."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from optsched.bandwidth.search.cells import CELL, Part
+from optsched.bandwidth.topology.levels import WHOLE
+from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from optsched.bandwidth.search.request import Request
+    from optsched.bandwidth.topology.levels import Levels
+    from optsched.bandwidth.topology.policy import Policy
+    from optsched.model.schedule import IntArray
+
+    Bools = npt.NDArray[np.bool_]
+    Numbers = npt.NDArray[np.number]
+
+MOST_THRESHOLDS: Final = 24
+"""On the bandwidth of S, and on that of joint allocations."""
+
+MOST_GROUPS: Final = 64
+"""Sets of domains of a preferred level that are tried, if several domains are needed."""
+
+MOST_EVERY: Final = 2_000
+"""Count vectors up to which all are listed."""
+
+
+class Domain(NamedTuple):
+    """Hosts in one domain of the network, or of which a policy demands it."""
+
+    q: Request  # with the counts that the rule on balance allows
+    level: int  # -1: only single hosts
+    inside: Bools
+
+    @property
+    def parts(self) -> list[Domain]:
+        """Domains in which the network limits less than above them, with k free GPUs or more."""
+        q, level = self.q, self.level
+        better = (q.factor[:-1] != q.factor[1:]) | (q.cap[:-1] != q.cap[1:])
+        return [
+            Domain(q, i, self.inside & (q.domain[i] == d))
+            for i in ([*np.flatnonzero(better[:level]).tolist(), level] if level >= 0 else ())
+            for d in np.flatnonzero(np.bincount(q.domain[i], q.free * self.inside) >= q.k).tolist()
+        ]
+
+    def part(self) -> Part:
+        """What counts bring at most."""
+        q, level, last = self.q, self.level, len(self.q.rates) - 1
+        hosts = max(2, _needed(q.free * self.inside, q.k), q.min_hosts)
+        kind, at, of = q.kind[q.edge_host], q.edge_host, q.edge_job
+
+        def most(factor: Any, cap: Any, within: Any, rates: Any, gpus: float = 1.0) -> IntArray:
+            limit = np.rint(np.minimum(rates, cap) * gpus * (hosts / (hosts - 1)))
+            limit = np.minimum(np.minimum(limit, within), MOST - 1)
+            return np.asarray(limit.astype(np.int64) * factor // WHOLE)
+
+        here = q.factor[level], q.cap[level]
+        good = most(*here, q.rows, q.rates, (q.k - 1) / q.k)
+        good[(q.rows < 0) | ~self.inside[:, None]] = -1
+        joint = (single := most(*here, q.joint, q.rates))[q.kind]
+        both = np.minimum(np.arange(last + 1) + q.held[:, None], last)
+        joint[at] = MOST
+        np.minimum.at(joint, at, most(*here, q.joint[kind[:, None], both], q.rates[both]))
+        same = q.job_domain[level:] == q.domain[level:, self.inside.argmax(), None]
+        up = level + same.argmax(axis=0)  # lowest level of the joint allocations, by job
+        factor, cap = np.where(same.any(axis=0), q.factor[up], 0), q.cap[up]
+        thin = most(factor[of], cap[of], q.joint[kind, q.held], q.rates[q.held])
+        far = np.where(q.far_hosts > 0, most(factor, cap, q.far_within, q.far_rate), MOST)
+        return Part(good, joint, single, thin, far)
+
+    def cells(self, part: Part, bound: int, value: int) -> npt.NDArray[np.void]:
+        """Pairs of thresholds that may have more than `value`, by falling bound.
+
+        Parameters
+        ----------
+        part
+            See `part`.
+        bound
+            On what S has alone.
+        value
+            Of the best choice so far.
+        """
+        others = part.joint[self.inside].ravel(), part.thin_at, part.far_at
+        xs, ys = _thresholds(part.good), _thresholds(np.concatenate(others))
+        cells = np.zeros(len(xs) * len(ys), CELL)
+        cells["x"], cells["x_high"] = np.repeat(xs, len(ys), axis=0).T
+        cells["y"], cells["y_high"] = np.tile(ys, (len(xs), 1)).T
+        high = cells["x_high"] = np.minimum(cells["x_high"], bound)
+        shared = high * (cells["y_high"] / (high + self.q.demand.min(initial=NO_LIMIT)))
+        cells["bound"] = np.minimum(high, shared.astype(np.int64) + 1)
+        cells = cells[cells["bound"] > value]
+        return cells[np.argsort(-cells["bound"], kind="stable")]
+
+    def every(self) -> IntArray | None:
+        """All count vectors; None: too many."""
+        q, free = self.q, self.q.free * self.inside
+        spare, left = free - q.least, q.k - int(q.least.sum())
+        able = int((spare > 0).sum())
+        if comb(able, max(0, min(left, int(spare.sum()) - left, able // 2))) > MOST_EVERY:
+            return None  # so many hosts may have one GPU more, or not
+        behind, rows = np.append(np.cumsum(free[::-1])[::-1], 0), np.zeros((1, 0), np.int64)
+        for h in range(len(free)):
+            counts = np.flatnonzero(q.rows[h, : free[h] + 1] >= 0)
+            counts = counts[counts >= q.least[h]]
+            total = rows.sum(axis=1)[:, None] + counts
+            some, count = np.nonzero((total <= q.k) & (total + behind[h + 1] >= q.k))
+            if len(some) > MOST_EVERY:
+                return None
+            rows = np.column_stack([rows[some], counts[count]])
+        return rows
+
+
+def _thresholds(values: IntArray) -> IntArray:
+    """Groups of near values, the highest first: lowest and highest of each, shape (n, 2)."""
+    given, ratio = np.unique(values[(values > 0) & (values < MOST)]).tolist(), 1.005
+    found = [[0, 0]] * (MOST_THRESHOLDS + 1)
+    while len(found) > MOST_THRESHOLDS:
+        found, ratio = [], ratio * ratio
+        for value in given:
+            if not found or value > ratio * found[-1][0]:
+                found.append([value, value])
+            found[-1][1] = value
+    return np.array(found[::-1], np.int64).reshape(-1, 2)
+
+
+def tiers(q: Request, levels: Levels, policy: Policy) -> Iterator[list[Domain]]:
+    """Domains by falling preference: a later tier counts only if an earlier has no choice.
+
+    Parameters
+    ----------
+    q, levels
+        The request, and the levels of the cluster.
+    policy
+        `required`, `same_type` and `balance` limit the domains; `preferred` makes tiers of the
+        fewest domains of a level.
+    """
+    numbers = {"host": -1} | {name: i for i, name in enumerate(levels.names)}
+    top = numbers[policy.required or "cluster"]
+    kinds = np.unique(q.kind).tolist() if policy.same_type else [-1]
+    found = []
+    for one in _balanced(q, policy):
+        for some in [q.kind == kind if kind >= 0 else q.kind >= 0 for kind in kinds]:
+            free = np.bincount(q.domain[top], one.free * some)
+            for d in np.flatnonzero(free >= q.k if top >= 0 else free > 0):
+                inside = some & (q.domain[top] == d)
+                if not (q.least[~inside] > 0).any():
+                    found.append(Domain(one, top, inside))
+    level = numbers[policy.preferred] if policy.preferred else top
+    if level < top and found:
+        least = min(_needed(_free(one, level), q.k) for one in found)
+        for n in range(least, least + 2):  # one more, where counts have gaps
+            yield [part for one in found for part in _within(one, level, n)]
+    yield found
+
+
+def _within(domain: Domain, level: int, n: int) -> Iterator[Domain]:
+    """Parts of n domains of a lower level, or n hosts (-1)."""
+    q, top, inside = domain
+    if level < 0:
+        yield Domain(q._replace(max_hosts=min(n, q.max_hosts)), top, inside)
+        return
+    free = _free(domain, level)
+    order = np.argsort(-free, kind="stable")[: np.count_nonzero(free)].tolist()
+    sets: Any = combinations(order, n)
+    if comb(len(order), n) > MOST_GROUPS:
+        sets = [(*order[: n - 1], d) for d in order[n - 1 :]][:MOST_GROUPS]
+    for some in sets:
+        hosts = inside & np.isin(q.domain[level], some)
+        if (q.free * hosts).sum() >= q.k and not (q.least[~hosts] > 0).any():
+            same = (len(np.unique(of[hosts])) == 1 for of in q.domain[: top + 1])
+            yield Domain(q, list(same).index(True), hosts)
+
+
+def _free(domain: Domain, level: int) -> Numbers:
+    """Free GPUs by domain of a level, or by host (-1)."""
+    free = domain.q.free * domain.inside
+    return free if level < 0 else np.bincount(domain.q.domain[level], free)
+
+
+def _needed(free: Numbers, k: int) -> int:
+    """The fewest of some numbers with sum k or more."""
+    return int(np.searchsorted(np.cumsum(-np.sort(-free)), k)) + 1
+
+
+def _balanced(q: Request, policy: Policy) -> Iterator[Request]:
+    """The request with every set of counts that the rule on balance allows."""
+    step, number = policy.most_difference, np.arange(len(q.rates))
+    if step > 1:
+        yield q
+        return
+    for c in range(1, min(q.k, len(q.rates) - 1) + 1):
+        hosts = max(q.min_hosts, -(-q.k // (c + step)))
+        rows = np.where((number == 0) | (number == c) | (number == c + step), q.rows, -1)
+        free = np.where(rows >= 0, number, 0).max(axis=1, initial=0)
+        if hosts <= min(q.max_hosts, q.k // c) and (step or q.k % c == 0) and free.sum() >= q.k:
+            yield q._replace(rows=rows, free=free)

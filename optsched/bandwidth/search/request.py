@@ -1,0 +1,310 @@
+"""A request for k GPUs of a large cluster as arrays, and the exact bandwidth of count vectors."""
+
+# numba compiles the kernels: they are typed by signatures
+# mypy: disable-error-code="no-untyped-call,assignment"
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from optsched.bandwidth.models.prior import host_rates
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
+from optsched.bandwidth.topology.levels import WHOLE
+from optsched.bandwidth.topology.policy import ANY
+from optsched.bandwidth.topology.rates import MOST, NO_LIMIT, UNMEASURED
+from optsched.kernels.compile import INT, INTS, entry, helper
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optsched.bandwidth.models.model import CountModel
+    from optsched.bandwidth.topology.policy import Bounds, Policy
+    from optsched.bandwidth.topology.state import ClusterState
+    from optsched.model.schedule import IntArray
+
+    Floats = npt.NDArray[np.float64]
+
+TABLE: Final = types.Array(types.int64, 2, "C")
+FLOATS: Final = types.Array(types.float64, 1, "C")
+
+
+class Request(NamedTuple):
+    """Hosts with free GPUs, numbered from 0, and the jobs that may interfere.
+
+    An edge is a job that holds GPUs on such a host; `edges` lists edges by host, from `of_host` on.
+    Levels are the lowest first.
+    """
+
+    k: int
+    min_hosts: int
+    max_hosts: int
+    slice_size: int  # every slice domain gives a multiple; 1: no such rule
+    slice_domain: IntArray
+    free: IntArray  # by host: most GPUs of a choice, and fewest
+    least: IntArray
+    rank: IntArray  # by host: free GPUs, and the width of `rows` more if it is whole
+    kind: IntArray
+    rows: IntArray  # [host, count]: best bandwidth within; -1: not possible
+    domain: IntArray  # [level, host]
+    joint: IntArray  # [kind, count]: bandwidth within hosts of joint allocations
+    rates: Floats  # [count]: kB/s brought to the network
+    factor: IntArray  # [level]
+    cap: Floats  # [level]: uplinks as a rate
+    demand: IntArray  # by job
+    size: IntArray
+    job_domain: IntArray  # [level, job]; -1: several domains
+    far_hosts: IntArray  # by job: its other hosts, their least rate, and least limit within
+    far_rate: Floats
+    far_within: IntArray
+    edge_job: IntArray  # by edge, sorted by job
+    edge_host: IntArray
+    held: IntArray
+    of_job: IntArray
+    of_host: IntArray
+    edges: IntArray
+
+
+REQUEST: Final[Any] = types.NamedTuple(
+    [
+        INT, INT, INT, INT, INTS, INTS, INTS, INTS, INTS, TABLE, TABLE, TABLE, FLOATS, INTS, FLOATS,
+        INTS, INTS, TABLE, INTS, FLOATS, INTS, INTS, INTS, INTS, INTS, INTS, INTS,
+    ], Request,
+)  # fmt: skip
+
+
+class HostTables:
+    """Bandwidths within hosts, with the policy's rules on parts of hosts, and network rates."""
+
+    def __init__(self, model: CountModel, policy: Policy) -> None:
+        self.model, self.kinds = model, np.array(model.cluster.type_of)
+        rates = model.line_rates()
+        self.is_line_rate = rates is not None
+        self.rates = host_rates(model.cluster) if rates is None else rates
+        self.joint = np.full((len(model.cluster.types), len(self.rates)), -1)
+        self.by_mask: list[IntArray] = []  # of more than 16 GPUs: by count
+        self.best: list[IntArray] = []
+        for t, kind in enumerate(model.cluster.types):
+            masks = kind.gpus <= MOST_BY_SUBSET
+            sizes = subset_sizes(kind.gpus) if masks else np.arange(kind.gpus + 1)
+            given, values = model.intra_of(t), np.full(len(sizes), NO_LIMIT)
+            if given is not None:
+                values[:] = given[sizes] if len(given) == kind.gpus + 1 else given
+            values[sizes <= 1] = NO_LIMIT
+            first = (1 << np.arange(kind.gpus + 1)) - 1 if masks else sizes
+            self.joint[t, : kind.gpus + 1] = values[first]
+            if (allowed := policy.allowed(kind)) is not None:
+                values = np.where(allowed, values, -1)
+            best = np.full((len(sizes), len(self.rates)), -1)
+            best[np.arange(len(sizes)), sizes] = values
+            for i in range(kind.gpus if masks else 0):  # the best of a mask with and without GPU i
+                pair = best.reshape(-1, 2, 1 << i, len(self.rates))
+                np.maximum(pair[:, 1], pair[:, 0], out=pair[:, 1])
+            if not masks:
+                best = np.where(np.arange(len(self.rates)) <= sizes[:, None], best.max(axis=0), -1)
+            self.by_mask.append(values)
+            self.best.append(best)
+
+    def rows(self, state: ClusterState, hosts: IntArray) -> IntArray:
+        """Best bandwidth within hosts by number of free GPUs taken; -1: not possible."""
+        rows = np.empty((len(hosts), len(self.rates)), np.int64)
+        for kind in np.unique(self.kinds[hosts]):
+            at = self.kinds[hosts] == kind
+            rows[at] = self.best[kind][state.masks[hosts[at]]]
+        return rows
+
+    def lowest(self, host: int, free: int, count: int, value: int) -> int:
+        """Mask of the lowest ids of a host's free GPUs that have a bandwidth; or the count."""
+        table = self.by_mask[self.kinds[host]]
+        if self.model.cluster.sizes[host] > MOST_BY_SUBSET:
+            return count
+        bits = [1 << i for i in range(free.bit_length()) if free >> i & 1]
+        return next(mask for mask in map(sum, combinations(bits, count)) if table[mask] >= value)
+
+
+class Judge(NamedTuple):
+    """Bandwidths of count vectors: by the kernel at line rate, else by the model in batches."""
+
+    tables: HostTables
+    state: ClusterState
+    demands: Sequence[int]
+    hosts: IntArray  # of the cluster, by host of the request
+    q: Request
+
+    def values(self, rows: IntArray) -> IntArray:
+        """Bandwidth next to the jobs, and alone, shape (n, 2); -1: not possible, or unmeasured.
+
+        Parameters
+        ----------
+        rows
+            Counts by host of the request, shape (n, hosts).
+        """
+        found = np.empty((len(rows), 2), np.int64)
+        if self.tables.is_line_rate:
+            judged(self.q, np.ascontiguousarray(rows), found)
+            return found
+        counts = np.zeros((len(rows), self.state.cluster.n_hosts), np.int64)
+        counts[:, self.hosts] = rows
+        alone = self._bandwidths(counts, self.q.rows[np.arange(len(self.hosts)), rows])
+        capacity, total = np.full(len(rows), NO_LIMIT), alone.copy()
+        for demand, held in zip(self.demands, self.state.held, strict=True):
+            if demand and np.count_nonzero(held) > 1:
+                shares = (counts[:, held > 0] > 0).any(axis=1) & ((rows > 0).sum(axis=1) > 1)
+                at, total = np.flatnonzero(shares), total + demand * shares
+                joint = counts[at] + held
+                within = np.where(joint > 1, self.tables.joint[self.tables.kinds, joint], NO_LIMIT)
+                capacity[at] = np.minimum(capacity[at], self._bandwidths(joint, within))
+        less = (
+            alone * np.where(total > capacity, capacity, 1) // np.where(total > capacity, total, 1)
+        )
+        found[:] = np.column_stack([np.where((alone < 0) | (capacity < 0), -1, less), alone])
+        return found
+
+    def _bandwidths(self, counts: IntArray, within: IntArray) -> IntArray:
+        """B by counts on all hosts of the cluster, and what these allow; -1: unmeasured."""
+        levels, hosts, gpus = (
+            self.state.cluster.network_levels,
+            (counts > 0).sum(axis=1),
+            counts.sum(axis=1),
+        )
+        falling = -np.sort(-counts, axis=1, kind="stable")[:, : max(1, int(hosts.max(initial=0)))]
+        patterns, at = np.unique(falling, axis=0, return_inverse=True)
+        limit = self.tables.model.network(patterns)[at.reshape(-1)]
+        least = within.min(axis=1, initial=NO_LIMIT)
+        value = np.where(gpus < 2, 0, np.minimum(limit, least))
+        value[(limit == UNMEASURED) | (least < 0)] = -1
+        return levels.limited(value, gpus, hosts, levels.lowest(counts))
+
+
+def request_of(
+    tables: HostTables, state: ClusterState, k: int, demands: Sequence[int], policy: Policy,
+    bounds: Bounds,
+) -> Judge:  # fmt: skip
+    """The request as arrays, and what judges its count vectors.
+
+    Parameters
+    ----------
+    tables
+        Of the model and the policy.
+    state, k, demands
+        As in `LargeSearch.choose`; the state is what `Policy.usable` leaves.
+    policy, bounds
+        The policy, and what it allows on every host.
+    """
+    levels, width = state.cluster.network_levels, len(tables.rates)
+    hosts, number = np.flatnonzero(state.room), np.arange(width)
+    rows, size, of = tables.rows(state, hosts), policy.slice_size or 1, levels.domain[-1]
+    rows[number > np.minimum(bounds.most[hosts], k)[:, None]] = -1
+    if policy.slice_level in levels.names:
+        of = levels.domain[levels.names.index(policy.slice_level)]
+    elif policy.slice_level is not None:
+        rows[:, number % size > 0], size = -1, 1
+    free = np.where(rows >= 0, number, 0).max(axis=1, initial=0)
+    hosts, rows, free = hosts[free > 0], rows[free > 0], free[free > 0]
+    number = state.room[hosts]
+    joint = tables.joint.copy()
+    joint[:, :2] = NO_LIMIT
+    return Judge(tables, state, demands, hosts, Request(
+        k, policy.min_hosts, min(k, policy.max_hosts or ANY), size, of[hosts], free,
+        bounds.least[hosts], number + width * (number == state.cluster.sizes[hosts]),
+        tables.kinds[hosts], rows, np.ascontiguousarray(levels.domain[:, hosts]), joint,
+        tables.rates, levels.factor.copy(), levels.uplink.astype(np.float64),
+        *_jobs(tables, state, hosts, demands),
+    ))  # fmt: skip
+
+
+def _jobs(
+    tables: HostTables, state: ClusterState, hosts: IntArray, demands: Sequence[int]
+) -> tuple[npt.NDArray[Any], ...]:
+    """The fields of a `Request` from `demand` on."""
+    demand, held = np.array(demands, np.int64), state.held.reshape(-1, state.cluster.n_hosts)
+    jobs = np.flatnonzero((np.count_nonzero(held, axis=1) >= 2) & (demand > 0))
+    held, of, n = held[jobs], state.cluster.network_levels.domain, len(jobs)
+    job, host = np.nonzero(held)
+    count, begin = held[job, host], np.searchsorted(job, np.arange(n))
+    low, high = (
+        least.reduceat(of[:, host], begin, axis=1) if n else np.zeros((len(of), 0), np.int64)
+        for least in (np.minimum, np.maximum)
+    )
+    place = np.full(state.cluster.n_hosts, -1)
+    place[hosts] = np.arange(len(hosts))
+    near, far = place[host] >= 0, np.flatnonzero(place[host] < 0)
+    far_rate, far_within = np.full(n, np.inf), np.full(n, NO_LIMIT)
+    np.minimum.at(far_rate, job[far], tables.rates[count[far]])
+    some = far[count[far] > 1]
+    np.minimum.at(far_within, job[some], tables.joint[tables.kinds[host[some]], count[some]])
+    edge_job, edge_host = job[near], place[host[near]]
+    edges = np.argsort(edge_host, kind="stable")
+    return (
+        demand[jobs], held.sum(axis=1), np.where(low == high, low, -1),
+        np.bincount(job[far], minlength=n), far_rate, far_within, edge_job, edge_host, count[near],
+        np.searchsorted(edge_job, np.arange(n + 1)),
+        np.searchsorted(edge_host[edges], np.arange(len(hosts) + 1)), edges,
+    )  # fmt: skip
+
+
+@helper()
+def line(rate, n, m):  # type: ignore[no-untyped-def]
+    """Limit of the network for n GPUs on m hosts of which each brings `rate` or more."""
+    return np.int64(min(np.rint(rate * ((n - 1) / n) * (m / (m - 1))), MOST - 1.0))
+
+
+@helper()
+def worth(q, counts):  # type: ignore[no-untyped-def]
+    """Bandwidth of counts next to the jobs, and alone; -1: not possible."""
+    width, levels = len(q.rates), len(q.factor)
+    used = np.zeros(len(q.joint) * width, np.int64)  # hosts of S by kind and count
+    met = np.zeros(len(q.demand), np.bool_)
+    hosts, first, level, rate, within = 0, 0, 0, np.inf, NO_LIMIT
+    for h in np.flatnonzero(counts):
+        c = counts[h]
+        first = first if hosts else h
+        hosts, within, rate = hosts + 1, min(within, q.rows[h, c]), min(rate, q.rates[c])
+        used[q.kind[h] * width + c] += 1
+        while level < levels and q.domain[level, h] != q.domain[level, first]:
+            level += 1
+        for i in range(q.of_host[h], q.of_host[h + 1]):
+            met[q.edge_job[q.edges[i]]] = True
+    if within < 0 or level == levels or hosts == 0:
+        return -1, -1
+    if hosts < 2:
+        alone = within if q.k > 1 else 0
+        return alone, alone
+    alone = min(within, line(min(rate, q.cap[level]), q.k, hosts)) * q.factor[level] // WHOLE
+    capacity, total = NO_LIMIT, alone
+    for j in np.flatnonzero(met):
+        m, rate, within, up = hosts + q.far_hosts[j], q.far_rate[j], q.far_within[j], level
+        total += q.demand[j]
+        while up < levels and q.job_domain[up, j] != q.domain[up, first]:
+            up += 1
+        for e in range(q.of_job[j], q.of_job[j + 1]):
+            h = q.edge_host[e]
+            c, both = counts[h], counts[h] + q.held[e]
+            rate, within = min(rate, q.rates[both]), min(within, q.joint[q.kind[h], both])
+            m += c == 0
+            used[q.kind[h] * width + c] -= c > 0
+        for x in np.flatnonzero(used):  # hosts of S alone
+            rate, within = (
+                min(rate, q.rates[x % width]),
+                min(within, q.joint[x // width, x % width]),
+            )
+        for e in range(q.of_job[j], q.of_job[j + 1]):
+            c = counts[q.edge_host[e]]
+            used[q.kind[q.edge_host[e]] * width + c] += c > 0
+        if up == levels:
+            return 0, alone
+        limit = min(within, line(min(rate, q.cap[up]), q.k + q.size[j], m))
+        capacity = min(capacity, limit * q.factor[up] // WHOLE)
+    return (alone if total <= capacity else alone * capacity // total), alone
+
+
+@entry(INT, REQUEST, TABLE, TABLE)
+def judged(q, rows, found):  # type: ignore[no-untyped-def]
+    """Fill in for count vectors the bandwidth next to the jobs, and alone; -1: not possible."""
+    for i in range(len(rows)):
+        found[i, 0], found[i, 1] = worth(q, rows[i])
+    return len(rows)
