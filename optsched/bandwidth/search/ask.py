@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -40,6 +40,8 @@ _FEW: Final = 8
 """Hosts, and free GPUs of one, of a question for plain Python."""
 
 MILLION: Final = 1_000_000
+
+Records: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
 
 UNPROVED: Final = 1 << 63
 """Upper bound of an answer that was not searched to its end."""
@@ -100,6 +102,16 @@ def ask(
     return found
 
 
+class _Space(NamedTuple):
+    """Work space of the kernel, kept from one call to the next."""
+
+    request: Records
+    nodes: Records
+    tenants: Records
+    answer: Records
+    chosen: IntArray
+
+
 class CountSearch:
     """The exact search by counts, with everything prepared that does not depend on the state.
 
@@ -129,7 +141,10 @@ class CountSearch:
         self.cluster, self.policy = tables.cluster, policy or Policy()
         self.arrays = tables.ruled(self.policy).arrays
         self.places = self._ordered_hosts()
-        self.request = self._request(ties, tolerance)
+        self._tolerance = round(tolerance * MILLION)
+        self._rules = self._fixed_fields(ties)
+        self._order: list[int] = self.places["host"].tolist()
+        self._spaces: list[_Space] = []  # free ones: several threads may search
 
     def choose(
         self,
@@ -156,26 +171,27 @@ class CountSearch:
         bounds
             On the counts of hosts, beside the policy's own; then nothing is lost for leftovers.
         """
-        request, places = self.request, self.places
-        request = request.copy()
-        request["k"], request["n_jobs"] = k, len(jobs) // (self.cluster.n_hosts + 1)
-        if nodes is not None:
-            request["nodes"] = nodes
-        if leaves is not None:
-            request["leaves"] = leaves
+        places, n_jobs = self.places, len(jobs) // (self.cluster.n_hosts + 1)
+        space = self._spaces.pop() if self._spaces else self._space(n_jobs)
+        if len(space.tenants) < (len(places) + 1) * n_jobs:
+            space = self._space(n_jobs)
+        tolerance = self._tolerance
         if bounds is not None:
             places, order = places.copy(), places["host"]
             np.maximum(places["least"], bounds.least[order], out=places["least"])
             np.minimum(places["most"], bounds.most[order], out=places["most"])
-            request["tolerance"] = 0
-        proved = True
+            tolerance = 0
+        steps = MOST_NODES if nodes is None else nodes
+        most = NO_LIMIT if leaves is None else leaves
+        found, domains, proved = None, -1, True
         for domains in self._numbers_of_domains(here, k):
-            request["most_domains"] = domains
-            found, complete = self._answer(request, places, here, jobs)
+            space.request[0] = (k, n_jobs, steps, most, tolerance, domains, *self._rules)
+            found, complete = self._answer(space, places, here, jobs)
             if found is not None:
-                return found, domains
+                break
             proved = proved and complete
-        return None, -1 if proved else -2
+        self._spaces.append(space)
+        return found, domains if found is not None else -1 if proved else -2
 
     def _numbers_of_domains(self, here: ClusterState, k: int) -> Iterable[int]:
         """Numbers of domains of the preferred level to try, from the fewest that may suffice."""
@@ -192,25 +208,30 @@ class CountSearch:
 
     def _answer(
         self,
-        request: np.ndarray[Any, np.dtype[np.void]],
-        places: np.ndarray[Any, np.dtype[np.void]],
+        space: _Space,
+        places: Records,
         here: ClusterState,
         jobs: IntArray,
     ) -> tuple[Answer | None, bool]:
         """What the kernel finds, and whether it has looked at everything."""
-        kernel, n = self._kernel, self.cluster.n_hosts
-        tenants = np.zeros((n + 1) * int(request["n_jobs"][0]), kernel.TENANT)
-        answer, chosen = np.zeros(1, kernel.ANSWER), np.zeros(n, np.int64)
-        work = np.zeros(n + 1, kernel.NODE), tenants, answer, chosen
-        arguments = self.arrays, request, places, here.masks, jobs, *work
-        if not choose(*arguments):
-            return None, bool(work[2]["complete"][0])
-        best, value, alone, visited, complete = work[2][0].item()
-        gpus = gpus_of(here, sorted(zip(places["host"].tolist(), work[3].tolist(), strict=True)))
+        request, *work = space
+        if not choose(self.arrays, request, places, here.masks, jobs, *work):
+            return None, bool(space.answer["complete"][0])
+        best, value, alone, visited, complete = space.answer.item()
+        chosen = space.chosen.tolist()
+        gpus = gpus_of(here, sorted(zip(self._order, chosen, strict=True)))
         upper = best if complete else UNPROVED
         return Answer(gpus, value, alone, upper, visited, complete == 2), True
 
-    def _ordered_hosts(self) -> np.ndarray[Any, np.dtype[np.void]]:
+    def _space(self, n_jobs: int) -> _Space:
+        """Work space of one call of the kernel, for up to so many jobs."""
+        kernel, n = self._kernel, len(self.places)
+        tenants = np.zeros((n + 1) * n_jobs, kernel.TENANT)
+        answer, chosen = np.zeros(1, kernel.ANSWER), np.zeros(n, np.int64)
+        request, nodes = np.zeros(1, kernel.REQUEST), np.zeros(n + 1, kernel.NODE)
+        return _Space(request, nodes, tenants, answer, chosen)
+
+    def _ordered_hosts(self) -> Records:
         """The hosts domain by domain, as the kernel's places; see `domains_in_order`."""
         cluster, policy = self.cluster, self.policy
         order, added = domains_in_order(cluster)
@@ -224,25 +245,18 @@ class CountSearch:
         places["level"][1:] = (domain[:, 1:] != domain[:, :-1]).sum(axis=0)
         return places
 
-    def _request(self, ties: bool, tolerance: float) -> np.ndarray[Any, np.dtype[np.void]]:
-        """The kernel's request, the number of GPUs and the jobs aside."""
-        cluster, policy = self.cluster, self.policy
-        request, levels = np.zeros(1, self._kernel.REQUEST), len(cluster.levels)
+    def _fixed_fields(self, ties: bool) -> tuple[int, ...]:
+        """The fields of the kernel's request that are the same for all requests."""
+        cluster, policy, levels = self.cluster, self.policy, len(self.cluster.levels)
         top = levels if policy.required is None else levels - 1 - cluster.level(policy.required)
         preferred = -1
         if policy.preferred is not None:
             preferred = levels - 1 - cluster.level(policy.preferred)
-        fields = {
-            "balance": policy.most_difference, "min_hosts": policy.min_hosts,
-            "max_hosts": ANY if policy.max_hosts is None else policy.max_hosts,
-            "same_type": policy.same_type, "tolerance": round(tolerance * MILLION), "ties": ties,
-            "slice": policy.slice_size or 0, "leaves": NO_LIMIT, "nodes": MOST_NODES,
-            "used_host": cluster.n_hosts + 1, "top": top, "preferred": preferred,
-            "most_domains": ANY,
-        }  # fmt: skip
-        for name, value in fields.items():
-            request[name] = value
-        return request
+        most_hosts = ANY if policy.max_hosts is None else policy.max_hosts
+        return (
+            policy.most_difference, policy.min_hosts, most_hosts, int(policy.same_type),
+            policy.slice_size or 0, int(ties), top, preferred, cluster.n_hosts + 1,
+        )  # fmt: skip
 
 
 def choose(tables: TableArrays, request: Any, places: Any, masks: IntArray, *others: Any) -> int:
@@ -328,10 +342,10 @@ def trays_first(free: list[int], count: int, tray: int) -> list[int]:
 def jobs_of(state: ClusterState, demands: Sequence[int]) -> IntArray:
     """The jobs that can interfere, as the kernel reads them: demand, then GPUs by host."""
     jobs: list[int] = []
-    for demand, row, may in zip(
-        demands, state.held.tolist(), interferes(state).tolist(), strict=True
-    ):
-        if demand > 0 and may:
+    joined = len(state.cluster.fabrics) == 1
+    may = [True] * len(demands) if joined else interferes(state).tolist()
+    for demand, row, able in zip(demands, state.held.tolist(), may, strict=True):
+        if demand > 0 and able and len(row) - row.count(0) >= 2:
             jobs += [demand, *row]
     return np.array(jobs, np.int64)
 

@@ -21,8 +21,8 @@ from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, rec
 MILLION: Final = 1_000_000
 
 REQUEST: Final = record(
-    "k n_jobs balance min_hosts max_hosts same_type tolerance slice ties leaves nodes top "
-    "preferred most_domains used_host"
+    "k n_jobs nodes leaves tolerance most_domains "
+    "balance min_hosts max_hosts same_type slice ties top preferred used_host"
 )
 """What is asked. `balance`: most difference of counts on used hosts. `tolerance`: millionths of the
 best value that a choice may lose for better leftovers. `slice`: counts within a slice domain are

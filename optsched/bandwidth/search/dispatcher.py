@@ -384,10 +384,12 @@ class Dispatcher:
         """Steps of the kernel a second without jobs, measured once where no choice is allowed."""
         from optsched.bandwidth.search import counts as kernel
 
-        request, n = self._search.request.copy(), self.cluster.n_hosts
+        request, n = np.zeros(1, kernel.REQUEST), self.cluster.n_hosts
         masks = ClusterState.idle(self.cluster).masks
-        request["k"], request["nodes"] = self.cluster.n_gpus // 2, 50_000
-        request["min_hosts"] = n + 1
+        for name, value in (("k", self.cluster.n_gpus // 2), ("nodes", 50_000), ("leaves", ANY),
+                            ("min_hosts", n + 1), ("max_hosts", n), ("balance", ANY),
+                            ("most_domains", n), ("top", len(self.cluster.levels))):  # fmt: skip
+            request[name] = value
         arguments = (
             self._search.arrays, request, self._search.places, masks, np.zeros(0, np.int64),
             np.zeros(n + 1, kernel.NODE), np.zeros(0, kernel.TENANT),
