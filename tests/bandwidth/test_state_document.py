@@ -81,7 +81,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"jobs": [{**JOB, "gpus": "n03:0,0"}]}, "s: .*GPU n03/0 is given twice"),
     ({"jobs": [{**JOB, "gpus": ""}]}, "s: .*holds no GPU"),
     ({"jobs": [JOB, JOB]}, "s: jobs: expected distinct names"),
-    ({"jobs": [{**JOB, "name": ""}]}, "s: jobs: expected a name of every job"),
+    ({"jobs": [{**JOB, "name": ""}]}, "s: jobs: expected distinct names"),
     ({"free": "n-01 b.2 n03:0", "jobs": [JOB]}, "s: GPU n03/0 is in two places: free and job 'a'"),
     ({"down": "n-01:0"}, "s: GPU n-01/0 is in two places: free and down"),
     ({"free": "n-01 b.2:0-18", "jobs": [JOB]}, r"s: 1 GPUs are neither .* b\.2:19"),

@@ -41,34 +41,33 @@ _PART = re.compile(r"(?P<host>[^\s:]+?)(?::(?P<ids>[\d,\-*]+))?")
 
 @dataclass(frozen=True)
 class HostType:
-    """What hosts of one kind have in common; a host is one island of NVLink or PCIe.
+    """Hosts of one kind; a host is one island of NVLink or PCIe.
 
     Parameters
     ----------
     name
-        Label.
+        Label; without `links` the name of a product gives them (see `products`).
     gpus
         GPUs a host, 1 to 256 (a rack of 72 GPUs joined by NVLink is one host).
     links
-        ``links[i][k]``: how GPUs i and k are joined, as `nvidia-smi topo -m` writes it (``X``,
-        ``NV4``, ``PIX``, ...); by default what the name of a product says (see `products`), None
-        if it says nothing: unknown.
+        ``links[i][k]`` joins GPUs i and k, as `nvidia-smi topo -m` writes it (``X``, ``NV4``,
+        ``PIX``, ...); None: unknown.
     numa
         Groups of local GPU ids near one CPU; by default one group.
     nics, nic_rate
         Network cards a host, and GB/s of each in one direction; None: unknown, then 50 are assumed,
         but never so many that choices of several hosts are faster than those of one.
     intra
-        Measured bandwidths of subsets of one host, if there are any.
+        Measured bandwidths of subsets of one host.
     tray
         GPUs a tray: where subsets of a size are alike, whole trays are taken first; 0 = none.
     near
-        Names of the network cards nearest to each GPU; empty if unknown. Told, not used.
+        Names of the network cards nearest to each GPU. Informational.
 
     Raises
     ------
     InputError
-        A field of a wrong type or size; the message names it.
+        A field of a wrong type or size.
     """
 
     name: str
@@ -114,7 +113,7 @@ class HostType:
             raise InputError(f"{place}.intra: is for {self.intra.gpus} GPUs, the host has {n}")
 
     def parts(self, what: str) -> tuple[tuple[int, ...], ...]:
-        """Domains inside such a host, as local ids.
+        """List the domains inside a host, as local ids.
 
         Parameters
         ----------
@@ -125,28 +124,28 @@ class HostType:
         Raises
         ------
         InputError
-            Another word, or a type whose links or trays are not known.
+            Another text, or a type whose links or trays are unknown.
         """
+        least = "NV1" if what == "nvlink" else what
         if what == "numa":
             return self.numa
-        if what == "tray" and self.tray:
-            trays = range(0, self.gpus, self.tray)
-            return tuple(tuple(range(i, i + self.tray)) for i in trays)
-        least = "NV1" if what == "nvlink" else what
-        if what != "tray" and not is_link(least):
+        if what == "tray":
+            if not self.tray:
+                raise InputError(f"types[{self.name}]: trays are unknown")
+            return tuple(tuple(range(i, i + self.tray)) for i in range(0, self.gpus, self.tray))
+        if not is_link(least):
             raise InputError(
                 f"expected numa, tray, nvlink or a link such as NV4 or PIX, got {what!r:.60}"
             )
-        if self.links is None or what == "tray":
-            raise InputError(f"types[{self.name}] tells no {'trays' * (what == 'tray') or 'links'}")
+        if self.links is None:
+            raise InputError(f"types[{self.name}]: links are unknown")
         part = list(range(self.gpus))
         for i, row in enumerate(self.links):
             for k in range(i):
                 if part[i] != part[k] and weight(row[k]) >= weight(least):
                     part = [part[i] if p == part[k] else p for p in part]
-        return tuple(
-            tuple(i for i in range(self.gpus) if part[i] == p) for p in dict.fromkeys(part)
-        )
+        groups = dict.fromkeys(part)
+        return tuple(tuple(i for i, p in enumerate(part) if p == group) for group in groups)
 
     @property
     def nic_kilobytes(self) -> int:
@@ -279,15 +278,13 @@ class Cluster:
             self._machines[name] = host, tray
 
     def _by_level(self, key: str, known: tuple[str, ...]) -> dict[str, float]:
-        """Factors or uplinks as a dictionary of their own, checked for unknown levels."""
+        """Copy factors or uplinks, checked for unknown levels."""
         given = getattr(self, key)
         if not isinstance(given, Mapping):
             raise InputError(f"{key}: expected a mapping by level, got {given!r:.60}")
-        for level in given:
-            if level not in known:
-                raise InputError(
-                    f"{key}: expected one of {', '.join(known) or 'no level'}, got {level!r:.60}"
-                )
+        if unknown := [level for level in given if level not in known]:
+            levels = ", ".join(known) or "no level"
+            raise InputError(f"{key}: expected one of {levels}, got {unknown[0]!r:.60}")
         object.__setattr__(self, key, dict(given))
         return dict(given)
 
@@ -360,20 +357,18 @@ class Cluster:
         return known.index(name)
 
     def domains(self, level: int) -> dict[str, tuple[int, ...]]:
-        """Domain name to its hosts, in order of the first host; `level` from `Cluster.level`.
+        """Hosts by domain, in order of the first host; `level` as from `Cluster.level`.
 
-        A name that another parent has too stands behind those above it: ``b1/rack-1``.
+        A name that occurs in several parents follows those above it: ``b1/rack-1``.
         """
         if level == len(self.levels):
             return {host.name: (h,) for h, host in enumerate(self.hosts)}
         found: dict[tuple[str, ...], list[int]] = {}
         for h, host in enumerate(self.hosts):
             found.setdefault(host.domains[: level + 1], []).append(h)
-        named = Counter(way[-1] for way in found)
-        return {
-            way[-1] if named[way[-1]] == 1 else "/".join(way): tuple(hosts)
-            for way, hosts in found.items()
-        }
+        names = Counter(path[-1] for path in found)
+        short = {path: path[-1] if names[path[-1]] == 1 else "/".join(path) for path in found}
+        return {short[path]: tuple(hosts) for path, hosts in found.items()}
 
     def machine_rows(self) -> dict[str, list[str]]:
         """Names of machines by domain of the lowest level; without levels one row."""
@@ -490,7 +485,7 @@ class Cluster:
         return np.bincount(hosts, minlength=self.n_hosts).astype(np.int64)
 
     def parse(self, text: str, place: str = "gpus") -> tuple[int, ...]:
-        """GPUs in words: ``"n01:0-5 n02:6,7 n03"``, by global number, ascending.
+        """Read GPUs such as ``"n01:0-5 n02:6,7 n03"``; global numbers, ascending.
 
         Parameters
         ----------
@@ -507,7 +502,7 @@ class Cluster:
         """
         found: list[int] = []
         if not isinstance(text, str):
-            raise InputError(f"{place}: expected words such as 'n01:0-5 n02', got {text!r:.60}")
+            raise InputError(f"{place}: expected text such as 'n01:0-5 n02', got {text!r:.60}")
         for part in text.split():
             match = _PART.fullmatch(part)
             if match is None:
@@ -574,25 +569,24 @@ class Cluster:
         uplinks: Mapping[str, str | float] | None = None,
         rails: bool = False,
     ) -> Cluster:
-        """A cluster from the files that its tools write.
+        """Read a cluster from the files that its tools write.
 
         Parameters
         ----------
         topo
-            Name of a host type to the output of `nvidia-smi topo -m`, or of
-            `rocm-smi --showtopo`, on such a host.
+            Host type to the output of `nvidia-smi topo -m`, or of `rocm-smi --showtopo`.
         hosts
             Host list with brackets, such as ``n[01-04]``, to the name of its type; may be empty
-            if `domains` is of Kubernetes, whose nodes have types.
+            for Kubernetes, whose nodes have types.
         domains, levels
             Slurm's ``topology.conf`` or ``topology.yaml``, a CSV ``host,level...``, or the JSON of
             ``kubectl get nodes`` with the labels that are levels, widest first.
         nics, nic_rate
             As in `optsched.formats.nvidia_topo.from_text`.
-        name, factors, rails
-            As in the constructor.
         uplinks
             Level to GB/s, or to an oversubscription such as ``"2:1"``.
+        name, factors, rails
+            As in the constructor.
 
         Raises
         ------

@@ -266,7 +266,7 @@ def _counted(whole: Mapping[str, int], labels: Mapping[str, str]) -> NodeGpus:
 
 
 def from_kubernetes(
-    cluster: Cluster, nodes: str, pods: str | None, file: str, pods_file: str
+    cluster: Cluster, nodes: Any, pods: Any, file: str, pods_file: str
 ) -> ClusterState:
     """Read the state of a cluster; see `ClusterState.from_kubernetes`."""
     found = _items(nodes, file) + ([] if pods is None else _items(pods, pods_file))
@@ -316,11 +316,12 @@ def _add(usage: Usage, name: str, gpus: NodeGpus, place: str) -> None:
         usage.hold(name, DOWN, (), gpus.lost + size - gpus.number)
 
 
-def _items(text: str, file: str) -> list[tuple[str, str, Any]]:
+def _items(given: Any, file: str) -> list[tuple[str, str, Any]]:
     """Place, kind and tree of every object of a list."""
-    tree = parse(text, file)
+    tree = parse(given, file) if isinstance(given, str) else given
     if not isinstance(tree, dict) or not isinstance(tree.get("items"), list):
-        raise InputError(f"{file}: expected JSON of `kubectl get nodes,pods -A`{looks_like(text)}")
+        hint = looks_like(given) if isinstance(given, str) else ""
+        raise InputError(f"{file}: expected JSON of `kubectl get nodes,pods -A`{hint}")
     usual = str(tree.get("kind", "")).removesuffix("List")
     found = []
     for i, item in enumerate(tree["items"]):

@@ -44,9 +44,9 @@ _ENDED: Final = re.compile(
 class _Job(msgspec.Struct):
     job_id: int
     job_state: str | list[str] = ""
-    nodes: str = ""
-    gres_detail: list[str] = []
-    tres_alloc_str: str = ""
+    nodes: str | None = None
+    gres_detail: list[str] | None = None
+    tres_alloc_str: str | None = None
     job_resources: Any = None
 
 
@@ -63,9 +63,7 @@ class _Gpus(NamedTuple):
     """GPUs of which shards or MPS are in use; -1: of a GPU that the list does not name."""
 
 
-def from_slurm(
-    cluster: Cluster, nodes: str, jobs: str | None, file: str, jobs_file: str
-) -> ClusterState:
+def from_slurm(cluster: Cluster, nodes: str, jobs: Any, file: str, jobs_file: str) -> ClusterState:
     """Read the state of a cluster; see `ClusterState.from_slurm`."""
     usage = Usage(cluster, file)
     used: dict[str, _Gpus] = {}
@@ -97,7 +95,7 @@ def _records(text: str, file: str) -> list[dict[str, str]]:
     records = [dict(reversed(_FIELD.findall(part))) for part in parts]
     records = [fields for fields in records if "NodeName" in fields]
     if not records:
-        what = "the output of `scontrol show node -d`"
+        what = "the output of `scontrol show node -d`" + ", without --json" * ("{" in text[:9])
         raise InputError(f"{file}: expected {what}{looks_like(text)}")
     return records
 
@@ -158,11 +156,12 @@ def _gpus(text: str, size: int, place: str) -> _Gpus:
     return _Gpus(number, ids, shared)
 
 
-def _jobs(text: str, file: str) -> list[_Job]:
+def _jobs(given: Any, file: str) -> list[_Job]:
     """The jobs that hold resources."""
-    tree = parse(text, file)
+    tree = parse(given, file) if isinstance(given, str) else given
     if not isinstance(tree, dict) or "jobs" not in tree:
-        raise InputError(f"{file}: expected the output of `squeue --json`{looks_like(text)}")
+        hint = looks_like(given) if isinstance(given, str) else ""
+        raise InputError(f"{file}: expected the output of `squeue --json`{hint}")
     found = []
     for job in decode(tree, _Jobs, file).jobs:
         states = [job.job_state] if isinstance(job.job_state, str) else job.job_state
@@ -173,8 +172,8 @@ def _jobs(text: str, file: str) -> list[_Job]:
 
 def _hold(usage: Usage, job: _Job, place: str) -> None:
     """Give the job its GPUs on nodes of the cluster."""
-    nodes, details = _nodes(job, place), job.gres_detail
-    if not details and (count := _count(job.tres_alloc_str)):
+    nodes, details = _nodes(job, place), job.gres_detail or []
+    if not details and (count := _count(job.tres_alloc_str or "")):
         if count % max(1, len(nodes)):
             raise InputError(f"{place}: gres_detail: missing, {count} GPUs on several nodes")
         details = [f"gpu:{count // len(nodes)}"] * len(nodes)
@@ -203,12 +202,17 @@ def _nodes(job: _Job, place: str) -> list[str]:
 
 def _hold_rest(usage: Usage, node: str, used: _Gpus) -> bool:
     """Give GPUs in use that no job holds to a job of the node; whether there are any."""
-    before, job = usage.held(node), f"slurm:{node}"
+    before, job, numbers = usage.held(node), f"slurm:{node}", usage.numbers[node]
     free = {i for i, one in enumerate(usage.owner[node]) if one is None}
-    if used.number > len(used.ids) or usage.numbers[node]:
-        usage.hold(node, job, (), max(0, used.number - before))
+    if used.number == len(used.ids):
+        left = sorted(used.ids & free)
+        for name, number in [*numbers.items()]:  # jobs without ids have some of these
+            usage.hold(node, name, left[:number])
+            numbers[name] -= len(left[:number])
+            left = left[number:]
+        usage.hold(node, job, left)
     else:
-        usage.hold(node, job, used.ids & free)
+        usage.hold(node, job, (), max(0, used.number - before))
     usage.hold(node, job, (used.shared & free) - used.ids)
     usage.closed |= {node} if -1 in used.shared else set()  # nothing says which GPU has shares
     return usage.held(node) > before

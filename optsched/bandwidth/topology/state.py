@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -79,33 +79,26 @@ class ClusterState:
         object.__setattr__(self, "unknown", frozenset(self.unknown))
         for name in sorted(self.unknown):
             cluster.machine(name, "unknown")
-        jobs = tuple(
-            replace(job, gpus=cluster.gpus(job.gpus, f"jobs[{job.name!r:.60}]"))
-            for job in self.jobs
-        )
-        object.__setattr__(self, "jobs", jobs)
-        owner: dict[int, str] = {}
         groups = [("free", self.free), ("down", self.down)]
-        names = set()
-        for job in jobs:
-            label("job", job.name)
-            if not job.name:
-                raise InputError("jobs: expected a name of every job, got ''")
-            if job.name in names:
-                raise InputError(f"jobs: expected distinct names, got {job.name!r:.60} again")
+        jobs, names = [], set[str]()
+        for job in self.jobs:
+            place = f"jobs[{job.name!r:.60}]"
+            if not label("job", job.name) or job.name in names:
+                raise InputError(f"jobs: expected distinct names, got {job.name!r:.60}")
             names.add(job.name)
             if job.demand is not None:
-                integer(f"jobs[{job.name!r:.60}].demand", job.demand, 0, MOST - 1)
+                integer(f"{place}.demand", job.demand, 0, MOST - 1)
+            jobs.append(replace(job, gpus=cluster.gpus(job.gpus, place)))
             if not job.gpus:
-                raise InputError(f"jobs[{job.name!r:.60}]: holds no GPU")
-            groups.append((f"job {job.name!r:.60}", job.gpus))
-        for who, gpus in groups:
-            for gpu in gpus:
-                if gpu in owner:
-                    raise InputError(
-                        f"GPU {cluster.gpu_name(gpu)} is in two places: {owner[gpu]} and {who}"
-                    )
-                owner[gpu] = who
+                raise InputError(f"{place}: holds no GPU")
+            groups.append((f"job {job.name!r:.60}", jobs[-1].gpus))
+        object.__setattr__(self, "jobs", tuple(jobs))
+        owner: dict[int, str] = {}
+        for name, gpus in groups:
+            for gpu in owner.keys() & set(gpus):
+                both = f"{owner[gpu]} and {name}"
+                raise InputError(f"GPU {cluster.gpu_name(gpu)} is in two places: {both}")
+            owner |= dict.fromkeys(gpus, name)
         if len(owner) < cluster.n_gpus:
             lost = [gpu for gpu in range(cluster.n_gpus) if gpu not in owner]
             raise InputError(
@@ -122,16 +115,16 @@ class ClusterState:
         down: str = "",
         demands: Mapping[str, int] = MappingProxyType({}),
     ) -> ClusterState:
-        """A state in words; see `Cluster.parse` for those of GPUs, such as ``"n01:0-5 n02"``.
+        """Make a state from texts such as ``"n01:0-5 n02"`` (see `Cluster.parse`).
 
         Parameters
         ----------
         cluster
-            Whose GPUs they are.
+            The cluster of the GPUs.
         free, down, jobs
-            GPUs, and GPUs of every job.
+            GPUs, and GPUs by job.
         demands
-            kB/s by job, for those where it is known.
+            kB/s by job, where known.
         """
         for key, given in (("jobs", jobs), ("demands", demands)):
             if not isinstance(given, Mapping):
@@ -153,10 +146,8 @@ class ClusterState:
     @classmethod
     def with_free(cls, cluster: Cluster, free: Iterable[int]) -> ClusterState:
         """These GPUs free, all others down: a state without traffic."""
-        there = set(cluster.gpus(free, "free"))
-        return cls(
-            cluster, tuple(there), down=tuple(g for g in range(cluster.n_gpus) if g not in there)
-        )
+        up = set(cluster.gpus(free, "free"))
+        return cls(cluster, tuple(up), down=tuple(set(range(cluster.n_gpus)) - up))
 
     def written(self, gpus: Iterable[int]) -> str:
         """GPUs by machine: local ids (see `Cluster.parse`), or their number where ids are unknown.
@@ -209,7 +200,7 @@ class ClusterState:
         return tuple(job.name for job in self.jobs if not found.isdisjoint(job.gpus))
 
     def take(self, gpus: Iterable[int] | str, name: str, demand: int | None = None) -> ClusterState:
-        """The state after a job started on free GPUs.
+        """Start a job on free GPUs.
 
         Raises
         ------
@@ -227,65 +218,57 @@ class ClusterState:
         return self._changed(len(self.jobs), 0, (Job(name, taken, demand),), taken=taken)
 
     def give(self, name: str) -> ClusterState:
-        """The state after a job ended; `InputError` if there is none of that name."""
+        """End a job; `InputError` if there is none of that name."""
         j = self._position(name)
         return self._changed(j, 1, freed=self.jobs[j].gpus)
 
     def resize(self, name: str, gpus: Iterable[int] | str) -> ClusterState:
-        """The state after a job grew onto free GPUs, or gave some of its own back.
-
-        Parameters
-        ----------
-        name
-            Of the job; what it demands stays.
-        gpus
-            All that it holds afterwards: those it has and more, or some of those it has.
+        """Let a job keep some of its GPUs, or its GPUs and free ones; its demand stays.
 
         Raises
         ------
         InputError
-            Neither of both, no GPU at all, or one that is not free.
+            Other GPUs, none at all, or one that is not free.
         """
-        wanted, held = set(self._ids(gpus)), set(self.job(name).gpus)
-        if not wanted or not (wanted <= held or wanted >= held):
+        after, held = set(self._ids(gpus)), set(self.job(name).gpus)
+        if not after or not (after <= held or after >= held):
             raise InputError(
                 f"resize: {name!r:.60} grows or shrinks; expected its GPUs and more, or some of "
-                f"them, got {self.cluster.written(wanted) or 'none'} (see move)"
+                f"them, got {self.cluster.written(after) or 'none'} (see move)"
             )
-        return self._holding(name, wanted)
+        return self._holding(name, after)
 
     def move(self, name: str, gpus: Iterable[int] | str) -> ClusterState:
-        """The state after a job went to as many GPUs, each free or its own.
+        """Move a job to as many GPUs, each free or held by it before.
 
         Raises
         ------
         InputError
-            Another number of GPUs, or one that is neither free nor its own.
+            A different number of GPUs, or one that is neither.
         """
-        wanted, job = set(self._ids(gpus)), self.job(name)
-        if len(wanted) != len(job.gpus):
+        after, job = set(self._ids(gpus)), self.job(name)
+        if len(after) != len(job.gpus):
             raise InputError(
-                f"move: {name!r:.60} has {len(job.gpus)} GPUs, got {len(wanted)} (see resize)"
+                f"move: {name!r:.60} has {len(job.gpus)} GPUs, got {len(after)} (see resize)"
             )
-        return self._holding(name, wanted)
+        return self._holding(name, after)
 
     def fail(self, gpus: Iterable[int] | str) -> ClusterState:
-        """The state after GPUs failed: they are down (see `jobs_on` for the jobs that are hit).
+        """Put GPUs down; `jobs_on` names the jobs that this hits.
 
-        A job keeps its other GPUs until `give`; one that has none left ends. GPUs that are down
-        already stay so.
+        A job keeps its other GPUs until `give`; one that has none left ends.
         """
-        gone, state = set(self._ids(gpus)), self
-        for name in self.jobs_on(gone):
+        failed, state = set(self._ids(gpus)), self
+        for name in self.jobs_on(failed):
             job, j = state.job(name), state._position(name)
-            held = tuple(gpu for gpu in job.gpus if gpu not in gone)
+            held = tuple(gpu for gpu in job.gpus if gpu not in failed)
             left = (Job(name, held, job.demand),) if held else ()
-            state = state._changed(j, 1, left, down=(*state.down, *gone.intersection(job.gpus)))
-        free = tuple(gone.intersection(state.free))
+            state = state._changed(j, 1, left, down=(*state.down, *failed.intersection(job.gpus)))
+        free = tuple(failed.intersection(state.free))
         return state._changed(taken=free, down=(*state.down, *free)) if free else state
 
     def repair(self, gpus: Iterable[int] | str) -> ClusterState:
-        """The state after GPUs came back: of these those that are down are free."""
+        """Free those of the GPUs that are down."""
         back = tuple(set(self._ids(gpus)).intersection(self.down))
         left = tuple(g for g in self.down if g not in back)
         return self._changed(freed=back, down=left) if back else self
@@ -300,7 +283,7 @@ class ClusterState:
         return self._changed(0, len(self.jobs), tuple(jobs))
 
     def without(self, gpus: Iterable[int]) -> ClusterState:
-        """Of the free GPUs these are left out, as if they were nowhere (nothing is checked)."""
+        """The same without these free GPUs (nothing is checked)."""
         barred = tuple(set(self.free).intersection(gpus))
         return self._changed(taken=barred) if barred else self
 
@@ -312,27 +295,27 @@ class ClusterState:
             raise InputError(f"GPU {self.cluster.gpu_name(busy)} is not free")
         return found
 
-    def _joined(self, gpus: Iterable[int]) -> tuple[int, ...]:
-        """The GPUs, if a network joins them all: a job that ran before may lie otherwise."""
-        cluster, found = self.cluster, tuple(gpus)
+    def _joined(self, gpus: tuple[int, ...]) -> tuple[int, ...]:
+        """Refuse GPUs that no network joins."""
+        cluster = self.cluster
         if len(cluster.fabrics) > 1:
-            used = {cluster.hosts[cluster.host_of[gpu]].domains[0] for gpu in found}
+            used = {cluster.hosts[cluster.host_of[gpu]].domains[0] for gpu in gpus}
             if len(used) > 1:
                 raise InputError(f"{cluster.levels[0]}s {', '.join(sorted(used))} are not joined")
-        return found
+        return gpus
 
     def _ids(self, gpus: Iterable[int] | str) -> tuple[int, ...]:
-        """GPUs by number, ascending; words are read as by `Cluster.parse`."""
+        """GPUs by number, ascending; a text is read by `Cluster.parse`."""
         if isinstance(gpus, str):
             return self.cluster.parse(gpus)
         try:
             found = tuple(sorted(gpus))
-            plain = {*map(type, found)} <= _INT and len(set(found)) == len(found)
+            simple = {*map(type, found)} <= _INT and len(set(found)) == len(found)
         except TypeError:
             raise InputError(f"gpus: expected GPU numbers, got {gpus!r:.60}") from None
-        if plain and (not found or (found[0] >= 0 and found[-1] < self.cluster.n_gpus)):
+        if simple and (not found or (found[0] >= 0 and found[-1] < self.cluster.n_gpus)):
             return found
-        return self.cluster.gpus(found)  # refuses what is no GPU, or is given twice
+        return self.cluster.gpus(found)  # refuses wrong numbers and GPUs given twice
 
     def _position(self, name: str) -> int:
         for j, job in enumerate(self.jobs):
@@ -341,61 +324,51 @@ class ClusterState:
         known = ", ".join(job.name for job in self.jobs[:8]) or "none"
         raise InputError(f"jobs: there is no job {name!r:.60}; running: {known}")
 
-    def _holding(self, name: str, wanted: set[int]) -> ClusterState:
-        """A job holds these GPUs, and those that it had are free otherwise."""
-        j = self._position(name)
-        job = self.jobs[j]
-        held = set(job.gpus)
-        taken, freed = self.free_ids(wanted - held), tuple(held - wanted)
-        new = Job(name, self._joined(sorted(wanted)) if taken else (*sorted(wanted),), job.demand)
+    def _holding(self, name: str, after: set[int]) -> ClusterState:
+        """Let a job hold these GPUs instead of those it has."""
+        j, job = self._position(name), self.job(name)
+        taken, freed = self.free_ids(after.difference(job.gpus)), tuple({*job.gpus} - after)
+        gpus = tuple(sorted(after))
+        new = Job(name, self._joined(gpus) if taken else gpus, job.demand)
         return self._changed(j, 1, (new,), freed=freed, taken=taken)
 
     def _changed(
         self,
         at: int = 0,
-        gone: int = 0,
+        n: int = 0,
         new: tuple[Job, ...] = (),
         *,
         freed: tuple[int, ...] = (),
         taken: tuple[int, ...] = (),
         down: tuple[int, ...] | None = None,
     ) -> ClusterState:
-        """Without the checks: from job `at` on so many are gone, and others there instead.
+        """Replace n jobs from `at` on, free and take GPUs; nothing is checked.
 
-        GPUs become free, or are free no longer; arrays that are there are changed, not made anew.
+        Cached arrays are updated.
         """
-        free, jobs = self.free, (*self.jobs[:at], *new, *self.jobs[at + gone :])
+        free, jobs = self.free, (*self.jobs[:at], *new, *self.jobs[at + n :])
         if taken:
-            no_longer = set(taken)
-            free = tuple([gpu for gpu in free if gpu not in no_longer])
+            used = set(taken)
+            free = tuple([gpu for gpu in free if gpu not in used])
         if freed:
             free = tuple(sorted((*free, *freed)))
-        state = object.__new__(ClusterState)
         below = self.down if down is None else tuple(sorted(down))
+        state, cluster, cached = object.__new__(ClusterState), self.cluster, self.__dict__
         state.__dict__.update(
-            cluster=self.cluster, free=free, jobs=jobs, down=below, unknown=self.unknown
+            cluster=cluster, free=free, jobs=jobs, down=below, unknown=self.unknown
         )
-        known = self.__dict__
-        counts: dict[int, int] = {}  # of the GPUs that are taken
-        if "masks" in known:
-            masks = known["masks"].copy()
-            if freed:
-                for h, mask in host_counts(self.cluster, freed)[1].items():
-                    masks[h] += mask
-            if taken:
-                counts, bits = host_counts(self.cluster, taken)
-                for h, mask in bits.items():
-                    masks[h] -= mask
+        if "masks" in cached:
+            masks = cached["masks"].copy()
+            for sign, gpus in ((1, freed), (-1, taken)):
+                for h, mask in host_counts(cluster, gpus)[1].items():
+                    masks[h] += sign * mask
             state.__dict__["masks"] = _frozen(masks)
-        if "held" in known and len(new) < 2:
-            held = np.zeros((len(jobs), self.cluster.n_hosts), np.int64)
-            held[:at] = known["held"][:at]
-            if at + gone < len(self.jobs):
-                held[at + len(new) :] = known["held"][at + gone :]
+        if "held" in cached and len(new) < 2:
+            held = np.zeros((len(jobs), cluster.n_hosts), np.int64)
+            held[:at] = cached["held"][:at]
+            held[at + len(new) :] = cached["held"][at + n :]
             for job in new:
-                known_already = counts and job.gpus is taken
-                own = counts if known_already else host_counts(self.cluster, job.gpus)[0]
-                for h, count in own.items():
+                for h, count in host_counts(cluster, job.gpus)[0].items():
                     held[at, h] = count
             state.__dict__["held"] = _frozen(held)
         return state
@@ -429,21 +402,19 @@ class ClusterState:
     def from_slurm(
         cls,
         cluster: Cluster,
-        nodes: str,
-        jobs: str | None = None,
+        nodes_text: str,
+        jobs_json: Any = None,
         files: tuple[str, str] = ("scontrol show node", "squeue"),
     ) -> ClusterState:
-        """Read the state from what Slurm prints.
+        """Read the state from what Slurm prints; nodes outside the cluster are passed over.
 
         Parameters
         ----------
         cluster
-            Hosts (or machines of hosts) are nodes; others in the files are passed over.
-        nodes
-            Output of ``scontrol show node -d``, with or without ``-o``.
-        jobs
-            Output of ``squeue --json``. Without it the GPUs in use on a node are one job
-            ``slurm:NODE``, so that jobs on several hosts are not seen.
+            Hosts, or machines of hosts, are the nodes.
+        nodes_text, jobs_json
+            Output of ``scontrol show node -d`` (also with ``-o``), and of ``squeue --json``, as
+            text or parsed; without it the GPUs in use on a node are one job ``slurm:NODE``.
         files
             Names of the two for messages.
 
@@ -454,31 +425,19 @@ class ClusterState:
         """
         from optsched.bandwidth.topology.slurm_state import from_slurm
 
-        return from_slurm(cluster, nodes, jobs, *files)
+        return from_slurm(cluster, nodes_text, jobs_json, *files)
 
     @classmethod
     def from_kubernetes(
         cls,
         cluster: Cluster,
-        nodes: str,
-        pods: str | None = None,
+        nodes: Any,
+        pods: Any = None,
         files: tuple[str, str] = ("nodes", "pods"),
     ) -> ClusterState:
-        """Read the state from what kubectl prints: numbers of GPUs, whose ids are unknown.
+        """Read the state, whose local ids are unknown, from ``kubectl get nodes,pods -A -o json``.
 
-        Parameters
-        ----------
-        cluster
-            Hosts (or machines of hosts) are nodes; others in the files are passed over.
-        nodes, pods
-            Output of ``kubectl get nodes,pods -A -o json``, as one list or as two.
-        files
-            Names of the two for messages.
-
-        Raises
-        ------
-        InputError
-            With file, node or pod, field and value.
+        One list or two, as text or parsed; else as `from_slurm`.
         """
         from optsched.bandwidth.topology.kubernetes import from_kubernetes
 
