@@ -143,7 +143,8 @@ class MeasuredData:
         types: list[HostType] = []
         for matrix, host in topology:
             text = (self.folder / "topology" / f"{matrix}.tsv").read_text()
-            kind = nvidia_topo.from_text(text, host, nics=8, nic_rate=50.0, intra=tables[host])
+            bare = nvidia_topo.from_text(text, host, nics=8, nic_rate=50.0)
+            kind = replace(bare, intra=tables[host])
             types.append(replace(kind, numa=_SOCKETS))
         return Cluster(tuple(Host(t.name, t.name) for t in types), tuple(types), name=name)
 

@@ -53,7 +53,7 @@ def from_labels(text: str, name: str = "labels") -> Domains:
     levels: tuple[str, ...] = ()
     of: dict[str, tuple[str, ...]] = {}
     for place, cells in csv_records(text, name, (), ("host",)):
-        levels, way = tuple(cells)[1:], tuple(cells.values())[1:]
+        levels, path = tuple(cells)[1:], tuple(cells.values())[1:]
         if "" in cells.values() or "" in levels:
             raise InputError(
                 f"{place}: expected a host and a label for each of {', '.join(levels)}"
@@ -61,7 +61,7 @@ def from_labels(text: str, name: str = "labels") -> Domains:
         for host in expand(cells["host"], f"{place}: host"):
             if host in of:
                 raise InputError(f"{place}: host {host!r:.60} is there twice")
-            of[host] = way
+            of[host] = path
     if not of:
         raise InputError(f"{name}: expected a line for every host below the header")
     return Domains(levels, of)
@@ -116,22 +116,22 @@ def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
             left_out[host] = gpus.reason
             continue
         kinds[host] = f"{gpus.product}-x{gpus.number}", gpus.number
-        lost = [label for label in known.values() if not labels.get(label)]
-        if lost:
-            there = shortened(sorted(labels), 8) or "none"
+        if lost := [label for label in known.values() if not labels.get(label)]:
             what = "an empty" if lost[0] in labels else "no"
-            raise InputError(f"{place}: has {what} label {lost[0]!r:.80}; labels: {there}")
+            present = shortened(sorted(labels), 8) or "none"
+            raise InputError(f"{place}: has {what} label {lost[0]!r:.80}; labels: {present}")
         of[host] = tuple(labels[label] for label in known.values())
         if not _NO_CLIQUE.fullmatch(clique := labels.get("nvidia.com/gpu.clique", "")):
             cliques[host] = clique
     reasons = [f"{host} {why}" for host, why in left_out.items()]
-    rest = [f"and {len(reasons) - _MOST_NAMED} more"] * (len(reasons) > _MOST_NAMED)
-    said = "; ".join(reasons[:_MOST_NAMED] + rest)
+    if len(reasons) > _MOST_NAMED:
+        reasons[_MOST_NAMED:] = [f"and {len(reasons) - _MOST_NAMED} more"]
+    why = "; ".join(reasons)
+    if not of and not left_out:
+        raise InputError(f"{name}: no node has {' or '.join(RESOURCES)} in its capacity")
     if not of:
-        lost_all = f"no node has {' or '.join(RESOURCES)} in its capacity"
-        none = f"no node takes work on whole GPUs: {said}" if left_out else lost_all
-        raise InputError(f"{name}: {none}")
+        raise InputError(f"{name}: no node takes work on whole GPUs: {why}")
     if left_out:
-        there = f"{len(left_out)} of {len(of) + len(left_out)} nodes with GPUs"
-        warnings.warn(f"{name}: {there} are left out: {said}", stacklevel=3)
+        share = f"{len(left_out)} of {len(of) + len(left_out)} nodes with GPUs"
+        warnings.warn(f"{name}: {share} are left out: {why}", stacklevel=3)
     return Domains(tuple(known), of, kinds, cliques)

@@ -20,8 +20,6 @@ from optsched.io.values import is_integer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.bandwidth.topology.intra import IntraTable
-
 _GPU = re.compile(r"GPU(\d{1,3})")
 _AFFINITY: Final = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _LEGEND = re.compile(r"(NIC\d{1,3}):\s*(\S+)")
@@ -40,8 +38,6 @@ def from_text(
     file: str = "topology",
     nics: int | Sequence[str] | None = None,
     nic_rate: float | None = None,
-    tray: int = 0,
-    intra: IntraTable | None = None,
 ) -> HostType:
     """A host type from the output of `nvidia-smi topo -m`, or its matrix alone, or `rocm-smi`.
 
@@ -61,8 +57,6 @@ def from_text(
         are ports of one card). A warning names what was left out. 1 where there are none.
     nic_rate
         GB/s of a card, of all its ports: of both if they are bonded.
-    tray, intra
-        As in `HostType`.
 
     Raises
     ------
@@ -102,31 +96,31 @@ def from_text(
     )
     near = []
     for gpu in gpus if cards else ():
-        way = {card: weight(cells[gpu][devices.index(card)]) for card in cards}
-        closest = [card for card in cards if way[card] == max(way.values())]
+        near_by = {card: weight(cells[gpu][devices.index(card)]) for card in cards}
+        closest = [card for card in cards if near_by[card] == max(near_by.values())]
         near.append(tuple(names.get(card, card) for card in closest))
     count: Any = nics if is_integer(nics) else len(cards) or 1
     return HostType(
-        name, len(gpus), links, numa, count, nic_rate, intra, tray, tuple(near)
+        name, len(gpus), links, numa, count, nic_rate, near=tuple(near)
     )  # fmt: skip
 
 
 def _cards(
-    devices: list[str], cells: dict[str, list[str]], names: dict[str, str], wanted: Any, file: str
+    devices: list[str], cells: dict[str, list[str]], names: dict[str, str], given: Any, file: str
 ) -> list[str]:
-    """The network cards among the devices: those wanted (all, by a number), or those near GPUs."""
+    """The network cards among the devices: those given (all, by a number), or those near GPUs."""
     cards = [device for device in devices if not _GPU.fullmatch(device)]
-    if is_integer(wanted):
+    if is_integer(given):
         return cards
-    if wanted is not None:
-        own = {names.get(card, card): card for card in cards}
-        chosen = [own.get(name, name) for name in wanted]
+    if given is not None:
+        by_name = {names.get(card, card): card for card in cards}
+        chosen = [by_name.get(name, name) for name in given]
         lost = [name for name in chosen if name not in cards]
-        if lost or isinstance(wanted, str) or len(set(chosen)) < len(chosen):
-            got = wanted if isinstance(wanted, str) else ", ".join(map(str, lost or wanted))
+        if lost or isinstance(given, str) or len(set(chosen)) < len(chosen):
+            got = given if isinstance(given, str) else ", ".join(map(str, lost or given))
             raise InputError(
                 f"{file}: nics: expected a number, or names of cards, each once, among "
-                f"{', '.join(own) or '(none)'}, got {got!r:.60}"
+                f"{', '.join(by_name) or '(none)'}, got {got!r:.60}"
             )
         return chosen
     if not cards:
@@ -140,10 +134,10 @@ def _cards(
     }  # fmt: skip
     left_out = [card for card in cards if card in ports or card not in kept]
     if left_out:
-        told = ", ".join(names.get(card, card) for card in left_out)
+        named = ", ".join(names.get(card, card) for card in left_out)
         warnings.warn(
             f"{file}: {len(cards) - len(left_out)} of {len(cards)} network devices count; left "
-            f"out: {told} (on no PCIe switch of a GPU, or second ports of a card; nics=, --nics "
+            f"out: {named} (on no PCIe switch of a GPU, or second ports of a card; nics=, --nics "
             "say otherwise)",
             stacklevel=3,
         )

@@ -125,19 +125,19 @@ def from_slurm(
     if not entries:
         raise InputError(f"{name}: there are neither switches nor blocks in it{looks_like(text)}")
     _name_all(entries, everything, hosts)
-    home: dict[str, str] = {}
+    entry_of: dict[str, str] = {}
     for key, entry in entries.items():
         for node in entry.nodes:
-            if node in home:
-                between = f"{'below' if switches else 'in'} {home[node]} and {key}"
+            if node in entry_of:
+                between = f"{'below' if switches else 'in'} {entry_of[node]} and {key}"
                 raise InputError(f"{entry.place}: host {node} is {between}")
-            home[node] = key
-    levels, ways = (
-        switch_levels(switches, set(home.values()))
+            entry_of[node] = key
+    levels, paths = (
+        switch_levels(switches, set(entry_of.values()))
         if switches
         else block_levels(list(blocks), multiples)
     )
-    return Domains(levels, {node: ways[key] for node, key in home.items()})
+    return Domains(levels, {node: paths[key] for node, key in entry_of.items()})
 
 
 def is_yaml(text: str) -> bool:
@@ -163,11 +163,11 @@ def _name_all(
 
 def _conf(text: str, name: str, depth: int = 0) -> Iterator[_Line]:
     """Lines of a ``topology.conf``, and of the files that it includes."""
-    for number, words in _lines(text):
+    for number, line in _lines(text):
         place = f"{name}:{number}"
-        if (included := _INCLUDE.fullmatch(words)) is None:
+        if (included := _INCLUDE.fullmatch(line)) is None:
             try:
-                yield place, *_pairs(words, place)
+                yield place, *_pairs(line, place)
             except InputError as error:
                 raise InputError(f"{error}{looks_like(text)}") from None
             continue
@@ -213,8 +213,8 @@ def _yaml(text: str, name: str, topology: str | None) -> Iterator[_Line]:
             yield f"{place}.tree.switches[{i}]", "SwitchName", pairs
     elif (block := chosen[0].block) is not None:
         for i, one in enumerate(block.blocks):
-            own = {"blockname": one.block, "nodes": one.nodes or ""}
-            yield f"{place}.block.blocks[{i}]", "BlockName", own
+            fields = {"blockname": one.block, "nodes": one.nodes or ""}
+            yield f"{place}.block.blocks[{i}]", "BlockName", fields
         if block.block_sizes:
             sizes = ",".join(map(str, block.block_sizes))
             yield f"{place}.block.block_sizes", "BlockSizes", {"blocksizes": sizes}

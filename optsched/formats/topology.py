@@ -60,13 +60,12 @@ def cluster_from_files(
         sizes = dict(found.kinds.values())
         for kind in topo:
             if types[kind].gpus != sizes.get(kind):
-                there = shortened([f"{k} of {n} GPUs" for k, n in sizes.items()])
-                raise InputError(
-                    f"topo: {kind!r:.60} has {types[kind].gpus} GPUs; types of the nodes: {there}"
-                )
+                known = shortened([f"{k} of {n} GPUs" for k, n in sizes.items()])
+                size = types[kind].gpus
+                raise InputError(f"topo: {kind!r:.60} has {size} GPUs; types of the nodes: {known}")
         if nics is None and sizes.keys() - topo.keys():
-            said = f"{domains}: names no network card: 1 a host is taken (nics=, --nics)"
-            warnings.warn(said, stacklevel=3)
+            text = f"{domains}: names no network card: 1 a host is taken (nics=, --nics)"
+            warnings.warn(text, stacklevel=3)
         cards = nics if isinstance(nics, int) else 1
         bare = {k: HostType(k, n, nics=cards, nic_rate=nic_rate) for k, n in sizes.items()}
         types = bare | types

@@ -196,7 +196,7 @@ def test_infeasible_policies(rules, words):
         ({"policy": Policy(exclude=("n9",))}, "exclude: there is no host 'n9'"),
         ({"policy": Policy(exclude=("n1:8",))}, "exclude: 'n1:8': expected ids in 0..7, got 8"),
         ({"policy": Policy(apart_level="row")}, "apart_level: level: expected one of rack, host"),
-        ({"policy": Policy(within="tray")}, "within: types[pairs] trays are unknown"),
+        ({"policy": Policy(within="tray")}, "within: types[pairs]: trays are unknown"),
         ({"policy": Policy(whole="HCCS")}, "whole: expected numa, tray, nvlink or a link such as"),
         ({"seed": -1}, "seed: expected"),
         ({"max_regret": -0.1}, "max_regret: expected"),

@@ -1,4 +1,4 @@
-"""NVLink cliques: machines (trays) whose GPUs NVLink joins across machines are one host."""
+"""NVLink cliques: machines (trays) with GPUs that NVLink joins are one host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def joined(
         Machines as hosts, their types by name, and the levels of their domains.
     labels
         Machine to the name of its clique (``nvidia.com/gpu.clique``). Without labels, domains of a
-        lowest level ``block`` or ``clique`` are cliques where the name of the type is that of a
+        lowest level ``block`` or ``clique`` are cliques where the type is named after a
         product with NVLink across machines (see `products`).
 
     Raises
@@ -55,8 +55,8 @@ def joined(
             made |= dict.fromkeys(whole.machines, whole)
     found = list(dict.fromkeys(made.get(host.name, host) for host in hosts))
     used = {host.type for host in found}
-    gone = {host.type for host in hosts} - used
-    return found, [kind for name, kind in kinds.items() if name not in gone]
+    replaced = {host.type for host in hosts} - used
+    return found, [kind for name, kind in kinds.items() if name not in replaced]
 
 
 def _block(host: Host, kind: HostType, levels: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ TIERS: Final = ("leaf", "spine", "core")
 class Domains:
     """Names of levels, widest first, and for every host its domain on each of them.
 
-    Where the source knows them, `kinds` has the type and the number of GPUs of every host, and
+    Where the source has them, `kinds` has the type and the number of GPUs of every host, and
     `cliques` the NVLink cliques of machines.
     """
 
@@ -45,7 +45,7 @@ class Entry:
 def switch_levels(
     switches: dict[str, Entry], used: set[str]
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Levels, and the way down to every switch that has hosts."""
+    """Levels, and the path down to every switch that has hosts."""
     for key, switch in switches.items():
         for child in switch.children:
             if child not in switches:
@@ -54,22 +54,23 @@ def switch_levels(
                 above = f"below {switches[child].parent} and {key}"
                 raise InputError(f"{switch.place}: switch {child} is {above}")
             switches[child].parent = key
-    ways = {key: _way(key, switches) for key in switches}  # of all: a loop is found
-    ways = {key: way for key, way in ways.items() if key in used}
-    depth = max(map(len, ways.values()), default=0)
+    paths = {key: _path(key, switches) for key in switches}  # of all: a loop is found
+    paths = {key: path for key, path in paths.items() if key in used}
+    depth = max(map(len, paths.values()), default=0)
     levels = [TIERS[k] if k < len(TIERS) else f"tier{k + 1}" for k in reversed(range(depth))]
-    return tuple(levels), {key: way + way[-1:] * (depth - len(way)) for key, way in ways.items()}
+    full = {key: path + path[-1:] * (depth - len(path)) for key, path in paths.items()}
+    return tuple(levels), full
 
 
-def _way(key: str, switches: dict[str, Entry]) -> tuple[str, ...]:
+def _path(key: str, switches: dict[str, Entry]) -> tuple[str, ...]:
     """The switches from the top down to this one."""
-    way = [key]
-    while (parent := switches[way[-1]].parent) is not None:
-        if parent in way:
-            loop = " below ".join([*way[way.index(parent) :][:4], parent])
+    path = [key]
+    while (parent := switches[path[-1]].parent) is not None:
+        if parent in path:
+            loop = " below ".join([*path[path.index(parent) :][:4], parent])
             raise InputError(f"{switches[key].place}: a loop of switches: {loop}")
-        way.append(parent)
-    return tuple(reversed(way))
+        path.append(parent)
+    return tuple(reversed(path))
 
 
 def block_levels(
@@ -77,7 +78,7 @@ def block_levels(
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """Levels, and the larger blocks around every block: neighbours in the file are joined."""
     larger = sizes[:0:-1]
-    ways: dict[str, tuple[str, ...]] = {}
+    paths: dict[str, tuple[str, ...]] = {}
     for i, key in enumerate(names):
         joined = []
         for size in larger:
@@ -85,8 +86,8 @@ def block_levels(
             first = i - i % ratio
             last = min(first + ratio, len(names)) - 1
             joined.append(names[first] if first == last else f"{names[first]}..{names[last]}")
-        ways[key] = (*joined, key)
-    return (*(f"block{size}" for size in larger), "block"), ways
+        paths[key] = (*joined, key)
+    return (*(f"block{size}" for size in larger), "block"), paths
 
 
 def uplink_rates(cluster: Cluster, given: Mapping[str, str | float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Why no choice of GPUs can exist, where counting the free ones shows it."""
+"""Why no choice of GPUs can exist, where counting free GPUs shows it."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 def impossible(state: ClusterState, policy: Policy, k: int) -> str:
     """The reason in one sentence, if counting free GPUs shows it; else ``""``."""
     cluster = state.cluster
-    here = policy.usable(state)
-    room = {h: int(n) for h, n in enumerate(here.room.tolist()) if n}
-    total = sum(room.values())
+    usable = policy.usable(state)
+    free = {h: int(n) for h, n in enumerate(usable.room.tolist()) if n}
+    total = sum(free.values())
     if total < k:
         return f"exclude, apart: asks {k} GPUs, {total} are free on the hosts that are left"
     inner = [key for key in ("max_per_host", "within", "whole") if getattr(policy, key)]
-    for h in room if inner else ():
+    for h in free if inner else ():
         kind = cluster.type(h)
         if (allowed := policy.allowed(kind)) is not None:
-            fit = allowed & (np.arange(1 << kind.gpus) & ~here.masks[h] == 0)
-            room[h] = int(subset_sizes(kind.gpus)[fit].max())
-        room[h] = min(room[h], policy.max_per_host or room[h])
-    room = {h: n for h, n in room.items() if n}
-    if sum(room.values()) < k:
+            fit = allowed & (np.arange(1 << kind.gpus) & ~usable.masks[h] == 0)
+            free[h] = int(subset_sizes(kind.gpus)[fit].max())
+        free[h] = min(free[h], policy.max_per_host or free[h])
+    free = {h: n for h, n in free.items() if n}
+    if sum(free.values()) < k:
         return (
             f"{', '.join(inner)}: asks {k} GPUs, {total} are free, of which hosts may give "
-            f"{sum(room.values())}"
+            f"{sum(free.values())}"
         )
     included = [cluster.host_index(name) for name in policy.include or ()]
     for h in included:
-        if h not in room:
+        if h not in free:
             return f"include: host {cluster.hosts[h].name!r} has no free GPU"
     if len(included) > k:
         return f"include: {len(included)} hosts for {k} GPUs"
-    if policy.min_hosts > min(k, len(room)):
-        return f"min_hosts: {policy.min_hosts} hosts for {k} GPUs, and {len(room)} have a free one"
+    if policy.min_hosts > min(k, len(free)):
+        return f"min_hosts: {policy.min_hosts} hosts for {k} GPUs, and {len(free)} have a free one"
     if policy.required == "host" and policy.min_hosts > 1:
         return (
             f"required, min_hosts: one host and at least {policy.min_hosts} contradict each other"
@@ -57,22 +57,22 @@ def impossible(state: ClusterState, policy: Policy, k: int) -> str:
                 f"{policy.min_hosts} hosts are to be used"
             )
     if policy.balance == "exact":
-        ways = [
+        numbers = [
             m for m in range(policy.min_hosts, min(k, policy.max_hosts or k) + 1)
-            if k % m == 0 and sum(n >= k // m for n in room.values()) >= m
+            if k % m == 0 and sum(n >= k // m for n in free.values()) >= m
         ]  # fmt: skip
-        if not ways:
+        if not numbers:
             most = policy.max_hosts or "more"
             return (
                 f"balance: no number of hosts in {policy.min_hosts}..{most} gives {k} GPUs in "
-                "equal parts on hosts with so many free ones"
+                "equal parts on hosts with so many free GPUs"
             )
     if policy.max_hosts is not None:
-        most = sum(sorted(room.values(), reverse=True)[: policy.max_hosts])
+        most = sum(sorted(free.values(), reverse=True)[: policy.max_hosts])
         if most < k:
             return f"max_hosts: asks {k} GPUs, {policy.max_hosts} hosts have {most} free at most"
     if (level := policy.level(cluster)) is not None:
-        reason = _no_domain(cluster, level, room, k, set(included))
+        reason = _no_domain(cluster, level, free, k, set(included))
         rules = [*["required"] * (policy.required is not None), *["include"] * bool(included)]
         by = f" by {', '.join(inner)}" if reason and inner else ""
         return f"{', '.join(rules) or 'gpus'}: {reason}{by}" if reason else ""
@@ -80,21 +80,21 @@ def impossible(state: ClusterState, policy: Policy, k: int) -> str:
 
 
 def _no_domain(
-    cluster: Cluster, level: int, room: dict[int, int], k: int, included: set[int]
+    cluster: Cluster, level: int, free: dict[int, int], k: int, included: set[int]
 ) -> str:
-    """Why no domain of a level that all GPUs must be in has k, and the included hosts."""
+    """Why no domain of a level has k free GPUs and the included hosts; "" if one has."""
     name, joined = (*cluster.levels, "host")[level], ""
     if level == 0 and len(cluster.fabrics) > 1:
         joined = f" (of {len(cluster.fabrics)}, which no level above joins)"
     domains = cluster.domains(level)
-    there = [key for key, hosts in domains.items() if included <= set(hosts)]
-    if not there:
+    usable = [key for key, hosts in domains.items() if included <= set(hosts)]
+    if not usable:
         return f"the included hosts are not in one {name}{joined}"
-    free = {key: sum(room.get(h, 0) for h in domains[key]) for key in there}
-    best = max(free, key=lambda key: free[key])
-    if free[best] >= k:
+    sums = {key: sum(free.get(h, 0) for h in domains[key]) for key in usable}
+    best = max(sums, key=lambda key: sums[key])
+    if sums[best] >= k:
         return ""
     return (
         f"asks {k} GPUs in one {name}{joined}, the {name} with most free GPUs is {best!r} "
-        f"with {free[best]}"
+        f"with {sums[best]}"
     )

@@ -31,7 +31,7 @@ _CLOUDS: Final = (
     "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name",
     "k8s.amazonaws.com/accelerator", "node.kubernetes.io/instance-type",
 )  # fmt: skip
-"""Labels that tell products apart where nothing has discovered them."""
+"""Labels that distinguish products where nothing has discovered them."""
 
 _GPU_LABELS: Final = {
     "nvidia.com/gpu.count": "0*[1-9].*", "karpenter.k8s.aws/instance-gpu-count": "0*[1-9].*",
@@ -172,11 +172,9 @@ def gpus_of(node: Node, place: str) -> NodeGpus | None:
     }  # fmt: skip
     found = {key: count for key, count in found.items() if count}
     if not found:
-        said = _matching(node.metadata.labels, _GPU_LABELS)
-        why = (
-            f"has no {' or '.join(RESOURCES)} in its capacity, but label {said[0]}" if said else ""
-        )
-        return NodeGpus("", 0, why) if said else None
+        hints = _matching(node.metadata.labels, _GPU_LABELS)
+        why = f"has no {' or '.join(RESOURCES)} in its capacity, but label {''.join(hints[:1])}"
+        return NodeGpus("", 0, why) if hints else None
     if reason := _parts(node, found):
         counted = NodeGpus("", 0, reason)
     else:
@@ -188,9 +186,9 @@ def gpus_of(node: Node, place: str) -> NodeGpus | None:
     return counted._replace(reason=reason, lost=-(-lost // counted.times)) if lost else counted
 
 
-def _matching(labels: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+def _matching(labels: Mapping[str, str], patterns: Mapping[str, str]) -> list[str]:
     """Labels with their values that match a pattern."""
-    return [f"{key}={labels[key]:.60}" for key, values in wanted.items()
+    return [f"{key}={labels[key]:.60}" for key, values in patterns.items()
             if re.fullmatch(values, labels.get(key, ""))]  # fmt: skip
 
 
@@ -226,12 +224,12 @@ def _unhealthy(node: Node, found: Mapping[str, int], place: str) -> tuple[int, s
 
 
 def _parts(node: Node, found: Mapping[str, int]) -> str:
-    """Label or resource where a node has parts of GPUs only; empty if it has whole ones."""
+    """Label or resource where a node has parts of GPUs only; empty if it has whole GPUs."""
     labels = node.metadata.labels
     mixed = labels.get("nvidia.com/mig.strategy") == "mixed"  # has a resource for each kind of part
-    for said in _matching(labels, _PART_LABELS):
-        if not (mixed and said.startswith("nvidia.com/mig.config=")):
-            return f"has parts of GPUs (label {said})"
+    for text in _matching(labels, _PART_LABELS):
+        if not (mixed and text.startswith("nvidia.com/mig.config=")):
+            return f"has parts of GPUs (label {text})"
     if all(map(_PARTS.fullmatch, found)):
         return f"has parts of GPUs (resource {next(iter(found)):.60})"
     return ""
@@ -242,19 +240,19 @@ def _counted(whole: Mapping[str, int], labels: Mapping[str, str]) -> NodeGpus:
     kinds = {key.removesuffix(".shared") for key in whole}
     if len(kinds) > 1:
         return NodeGpus("", 0, f"has GPUs of two kinds ({', '.join(whole)})")
-    said = next((f"{label}={labels[label]}" for label in _REPLICAS if label in labels), "")
+    text = next((f"{label}={labels[label]}" for label in _REPLICAS if label in labels), "")
     renamed = [key for key in whole if key.endswith(".shared")]
     shared = [f"label {one}" for one in _matching(labels, _SHARED_LABELS)]
     shared += [f"resource {key}" for key in renamed]
-    number = said.partition("=")[2] or "1"
-    if not _COUNT.fullmatch(number) or int(number) < 1 or (shared and not said):
-        got = f"label {said}" if said else shared[0]
+    number = text.partition("=")[2] or "1"
+    if not _COUNT.fullmatch(number) or int(number) < 1 or (shared and not text):
+        got = f"label {text}" if text else shared[0]
         return NodeGpus("", 0, f"shares GPUs ({got:.99}), by no number in label {_REPLICAS[0]}")
     total = 0
     for key, count in whole.items():
         times = int(number) if key in renamed or not renamed else 1
         if count % times:
-            return NodeGpus("", 0, f"{count} {key} are not a multiple of label {said:.80}")
+            return NodeGpus("", 0, f"{count} {key} are not a multiple of label {text:.80}")
         total += count // times
     most = labels.get("nvidia.com/gpu.count", "")
     mixed = labels.get("nvidia.com/mig.strategy") == "mixed"  # the label may count GPUs with MIG
@@ -322,10 +320,10 @@ def _items(given: Any, file: str) -> list[tuple[str, str, Any]]:
     if not isinstance(tree, dict) or not isinstance(tree.get("items"), list):
         hint = looks_like(given) if isinstance(given, str) else ""
         raise InputError(f"{file}: expected JSON of `kubectl get nodes,pods -A`{hint}")
-    usual = str(tree.get("kind", "")).removesuffix("List")
+    default = str(tree.get("kind", "")).removesuffix("List")
     found = []
     for i, item in enumerate(tree["items"]):
-        kind = item.get("kind", usual) if isinstance(item, dict) else ""
+        kind = item.get("kind", default) if isinstance(item, dict) else ""
         if kind not in ("Node", "Pod"):
             raise InputError(f"{file}: items[{i}]: expected a Node or a Pod, got {kind!r:.40}")
         found.append((f"{file}: items[{i}]", kind, item))

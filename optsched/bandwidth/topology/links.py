@@ -27,9 +27,9 @@ def nvlinks(link: str) -> int:
     return int(match[1]) if match else 0
 
 
-def is_link(word: Any) -> bool:
-    """Whether the word names a way between two different GPUs."""
-    return isinstance(word, str) and (word in PCIE or _NVLINK.fullmatch(word) is not None)
+def is_link(text: Any) -> bool:
+    """Whether the text names a way between two different GPUs."""
+    return isinstance(text, str) and (text in PCIE or _NVLINK.fullmatch(text) is not None)
 
 
 def weight(link: str) -> int:

@@ -80,10 +80,10 @@ def from_slurm(cluster: Cluster, nodes: str, jobs: Any, file: str, jobs_file: st
         warnings.warn(f"{file}: GPU nodes outside the cluster: {shortened(other)}", stacklevel=3)
     for job in () if jobs is None else _jobs(jobs, jobs_file):
         _hold(usage, job, f"{jobs_file}: job {job.job_id}")
-    rest = [node for node, gpus in used.items() if _hold_rest(usage, node, gpus)]
-    if rest:
+    leftover = [node for node, gpus in used.items() if _hold_leftover(usage, node, gpus)]
+    if leftover:
         why = "without jobs (squeue --json)" if jobs is None else f"held by no job of {jobs_file}"
-        names = shortened(rest)
+        names = shortened(leftover)
         text = f"{file}: GPUs in use {why} are taken as one job a node: {names}"
         warnings.warn(text, stacklevel=3)
     return usage.state()
@@ -103,8 +103,8 @@ def _records(text: str, file: str) -> list[dict[str, str]]:
 def _closed(record: dict[str, str], place: str) -> bool:
     """Whether a node takes no work, by its state or since no CPU is left."""
     closed = False
-    for word in record.get("State", "").split("+"):
-        found = _STATE.fullmatch(word)
+    for part in record.get("State", "").split("+"):
+        found = _STATE.fullmatch(part)
         shut = found is not None and _CLOSED.fullmatch(found[1]) is not None
         if found is None or not (shut or _OPEN.fullmatch(found[1])):
             got = record.get("State", "no State")
@@ -200,7 +200,7 @@ def _nodes(job: _Job, place: str) -> list[str]:
     return expand(text, f"{place}: nodes") if isinstance(text, str) and text.strip() else []
 
 
-def _hold_rest(usage: Usage, node: str, used: _Gpus) -> bool:
+def _hold_leftover(usage: Usage, node: str, used: _Gpus) -> bool:
     """Give GPUs in use that no job holds to a job of the node; whether there are any."""
     before, job, numbers = usage.held(node), f"slurm:{node}", usage.numbers[node]
     free = {i for i, one in enumerate(usage.owner[node]) if one is None}
