@@ -21,10 +21,10 @@ import numpy as np
 
 import optsched
 from benchmarks.bandwidth.measured_data import VARIABLE
+from benchmarks.bandwidth.scenarios import uniform
 from benchmarks.bandwidth.subset_surrogate import truth
 from benchmarks.machine import machine
 from optsched.bandwidth import ClusterState, Dispatcher, Policy
-from optsched.bandwidth.measure.scenarios import uniform
 from optsched.cli.dispatch import answer_all
 
 if TYPE_CHECKING:

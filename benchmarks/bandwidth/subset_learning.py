@@ -1,6 +1,6 @@
 """Efficiency of choices by learnt models: by number of planned runs, or of random samples.
 
-python -m benchmarks.bandwidth.subset_learning [--data DIR] [--ways planned,script,samples]
+python -m benchmarks.bandwidth.subset_learning [--data DIR] [--ways planned,samples]
     [--sizes 0,25,100,250] [--cases "h100 2g,h100 16m>2g,het-4mix"] [--seeds 5] [--begin 0]
     [--repeats 10]
 
@@ -8,7 +8,7 @@ Every request is answered exactly under the learnt table, and judged by the full
 the choice gets over the best that any choice gets. Requests are those of BandPilot's evaluation
 (uniform free sets, all busy GPUs one job) and packed ones, for every k; nobody measured contention:
 under `moderate` and `heavy` the truth is the formula over standalone bandwidths. The planner
-simulates requests of its own and never sees these. Random samples are those of BandPilot's protocol
+sees no requests. Random samples are those of BandPilot's protocol
 (half balanced splits over 2 to 4 hosts, half uniform sets); `h100 16m>2g` learns at 16 MiB and is
 judged at 2 GiB.
 """
@@ -22,20 +22,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from benchmarks.bandwidth.measured_data import VARIABLE
+from benchmarks.bandwidth.metrics import gbe
 from benchmarks.bandwidth.samples import training_samples
+from benchmarks.bandwidth.scenarios import packed, uniform
 from benchmarks.bandwidth.subset_surrogate import Truth, runs, truth
 from benchmarks.machine import machine
-from optsched.bandwidth.measure.metrics import gbe
-from optsched.bandwidth.measure.planner import learn, plan_measurements
-from optsched.bandwidth.measure.scenarios import packed, uniform
+from optsched.bandwidth.measure.planner import plan_measurements
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.search.ask import ask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from optsched.bandwidth.models.contention import Traffic
     from optsched.bandwidth.topology.state import ClusterState
 
@@ -119,30 +117,14 @@ def requests(known: Truth, repeats: int, seed: int) -> list[Request]:
     return found
 
 
-def planned(known: Truth, budget: int, seed: int) -> BottleneckBandwidth:
-    """The model after so many planned runs, each round planned with what the last one told."""
+def planned(known: Truth, budget: int, _: int) -> BottleneckBandwidth:
+    """The model after the runs that one script makes."""
     model = BottleneckBandwidth(known.cluster)
-    return learn(known.cluster, model, measurer(known), budget, seed=seed)
-
-
-def script(known: Truth, budget: int, seed: int) -> BottleneckBandwidth:
-    """The model after so many runs that one script makes."""
-    model = BottleneckBandwidth(known.cluster)
-    if not budget:
-        return model
-    plan = plan_measurements(known.cluster, model, budget, seed=seed)
-    return model.fit(measurer(known)(plan.patterns))
-
-
-def measurer(known: Truth) -> Callable[[tuple[tuple[int, ...], ...]], MeasurementTable]:
-    """Runs of patterns, by the full table."""
     values = {row.pattern: row.value for row in reversed(known.table.rows)}  # the first counts
-
-    def measure(patterns: tuple[tuple[int, ...], ...]) -> MeasurementTable:
-        rows = tuple(Measurement(pattern, values[pattern]) for pattern in patterns)
-        return MeasurementTable(rows, known.table.op, known.table.payload, known.table.mixed)
-
-    return measure
+    patterns = plan_measurements(model, budget).patterns
+    rows = tuple(Measurement(pattern, values[pattern]) for pattern in patterns)
+    table = MeasurementTable(rows, known.table.op, known.table.payload, known.table.mixed)
+    return model.fit(table)
 
 
 def sampled(known: Truth, n: int, seed: int) -> BottleneckBandwidth:
@@ -151,7 +133,7 @@ def sampled(known: Truth, n: int, seed: int) -> BottleneckBandwidth:
     return model.fit(runs(known, training_samples(known.cluster, n, seed))) if n else model
 
 
-WAYS = {"planned": planned, "script": script, "samples": sampled}
+WAYS = {"planned": planned, "samples": sampled}
 
 
 def efficiencies(

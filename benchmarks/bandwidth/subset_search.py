@@ -16,10 +16,10 @@ import numpy as np
 
 import optsched
 from benchmarks.bandwidth.measured_data import VARIABLE, load_measured
+from benchmarks.bandwidth.metrics import gbe
+from benchmarks.bandwidth.scenarios import packed, uniform
 from benchmarks.machine import machine
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.measure.metrics import gbe
-from optsched.bandwidth.measure.scenarios import packed, uniform
 from optsched.bandwidth.models.measured import MeasuredBandwidth
 from optsched.bandwidth.models.model import CountModel, alone, unlimited
 from optsched.bandwidth.topology.rates import KILOBYTES

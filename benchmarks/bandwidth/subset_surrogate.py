@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from benchmarks.bandwidth.measured_data import LARGE, SMALL, VARIABLE, load_measured
+from benchmarks.bandwidth.metrics import coverage, mape, r_squared
 from benchmarks.bandwidth.samples import TEST, held_out_samples, training_samples
 from benchmarks.machine import machine
 from optsched.bandwidth import synthetic
-from optsched.bandwidth.measure.metrics import coverage, mape, r_squared
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.measured import MeasuredBandwidth
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from optsched.bandwidth.measure import metrics, scenarios, synthetic
+    from optsched.bandwidth.measure import synthetic
     from optsched.bandwidth.measure.planner import plan_measurements
     from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
     from optsched.bandwidth.models.contention import Share
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _HOME = {
     name: module
     for module, names in {
-        "measure": "metrics scenarios synthetic",
+        "measure": "synthetic",
         "measure.planner": "plan_measurements",
         "models.bottleneck": "BottleneckBandwidth",
         "models.contention": "Share",
@@ -53,8 +53,8 @@ __all__ = [
     "CountModel", "Dispatcher", "HierarchicalTransformer", "Host", "HostType",
     "IntraTable", "Job", "MeasuredBandwidth", "Measurement", "MeasurementTable",
     "MixedMeasurements", "Policy", "Share", "UnmeasuredPattern",
-    "metrics", "plan_measurements", "rates", "read_model",
-    "scenarios", "synthetic", "write_model",
+    "plan_measurements", "rates", "read_model",
+    "synthetic", "write_model",
 ]  # fmt: skip
 
 

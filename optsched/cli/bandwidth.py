@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from optsched.bandwidth import BottleneckBandwidth, Cluster, MeasurementTable, plan_measurements
-from optsched.bandwidth.measure.metrics import coverage, mape, r_squared
-from optsched.cli.options import OptionalOutput, Output, Seed, argument, group, option, quantity
+from optsched.bandwidth.models.patterns import rows_of
+from optsched.cli.options import OptionalOutput, Output, argument, group, option, quantity
 from optsched.cli.output import wrote
 from optsched.errors import InputError
 from optsched.formats.nccl_tests import read_host_map
@@ -52,12 +52,13 @@ def fit(
     measurements: Tables = None,
     mixed: Annotated[bool, option("Several collectives or payloads.", "--mixed")] = False,
 ) -> None:
-    """Learn a model; without measurements it knows links and network cards only."""
+    """Learn a model, or make that of links and cards; prints the factor of every level."""
     check_outputs([output], [cluster, *(measurements or ())])
     model = BottleneckBandwidth(Cluster.read(cluster))
     if measurements:
         model = model.fit(_joined(measurements, mixed))
     wrote(output, model.write, f": {_facts(model)}")
+    print("".join(_levels(model)), end="")
 
 
 @app.command()
@@ -67,63 +68,60 @@ def plan(
     model: Annotated[Path | None, option("What is known: optsched.bandwidth/1.")] = None,
     budget: Annotated[int, option("Most runs across hosts.")] = 50,
     logs: Annotated[str, option("Folder for the logs of the runs.")] = "logs",
-    seed: Seed = 0,
 ) -> None:
-    """Write a shell script of the nccl-tests runs that are worth most [default: print it]."""
+    """Write a shell script of the nccl-tests runs that a model lacks most [default: print it]."""
+    check_outputs([output], [cluster, model])
     if (cluster is None) == (model is None):
         raise InputError("cluster, model: expected one of them")
-    check_outputs([output], [cluster, model])
-    known = (
-        BottleneckBandwidth(Cluster.read(cluster))
-        if cluster is not None
-        else BottleneckBandwidth.read(model)  # type: ignore[arg-type]
-    )
-    found = plan_measurements(known.cluster, known, budget, seed=seed)
-    script = found.script(logs)
+    if model is not None:
+        known = BottleneckBandwidth.read(model)
+    elif cluster is not None:
+        known = BottleneckBandwidth(Cluster.read(cluster))
+    found = plan_measurements(known, budget)
     if output is None:
-        print(script, end="")
-        return
-    wrote(output, script, f": {len(found.subsets)} runs within hosts, {len(found.patterns)} across")
+        print(found.script(logs), end="")
+    else:
+        across = len(found.patterns)
+        counts = f": {len(found.runs) - across} runs within hosts, {across} across"
+        wrote(output, found.script(logs), counts)
 
 
 @app.command()
 def check(model: ModelFile, measurements: Tables = None) -> None:
-    """Say what a model knows, and how far measurements are from what it predicts."""
+    """Print what a model knows, and how far measurements are from what it predicts."""
     known = BottleneckBandwidth.read(model)
     print(f"{model}: {_facts(known)}")
     if measurements:
-        for line in deviations(known, _joined(measurements, False)):
-            print(line)
+        print(*deviations(known, _joined(measurements, False)), sep="\n")
 
 
 def deviations(model: BottleneckBandwidth, table: MeasurementTable) -> Iterator[str]:
-    """How far runs across hosts are from what a model predicts: all, and those new to it.
-
-    Raises
-    ------
-    InputError
-        Another collective or payload than the model's, or no pattern across hosts.
-    """
-    if (table.op, table.payload) != (model.op, model.payload) and len(model.table):
-        raise InputError(
-            f"measurements: are {table.op} of {table.payload} bytes, the model is "
-            f"{model.op} of {model.payload}"
-        )
-    rows = [row for row in table if len(row.pattern) > 1]
-    if not rows:
-        raise InputError("measurements: hold no run across hosts")
-    width = max(len(row.pattern) for row in rows)
-    patterns = np.array([[*row.pattern, *[0] * (width - len(row.pattern))] for row in rows])
-    true = np.array([row.value for row in rows])
+    """How far runs across hosts are from what a model predicts: all, and those new to it."""
+    if len(model.table):
+        model.table.joined(table)  # refuses another collective or payload
+    known = BottleneckBandwidth(model.cluster, table).observations.known
+    if not known:
+        raise InputError("measurements: hold no run across hosts that shows the network")
+    patterns, true = rows_of(known), np.maximum(list(known.values()), 1)
     value, low, high = (model.network(patterns, end) for end in ("value", "low", "high"))
-    new = ~model.is_measured(patterns)
+    new, inside = ~model.is_measured(patterns), (low <= true) & (true <= high)
+    error = np.abs(value / true - 1)
     for what, part in (("all", new | True), ("not measured before", new)):
         if part.any():
             yield (
-                f"{what}: {int(part.sum())} runs, R2 {r_squared(true[part], value[part]):.4f}, "
-                f"MAPE {mape(true[part], value[part]):.2%}, "
-                f"{coverage(true[part], low[part], high[part]):.0%} within their intervals"
+                f"{what}: {int(part.sum())} patterns, off by {error[part].mean():.2%} in the mean, "
+                f"{error[part].max():.0%} at most, {inside[part].mean():.0%} within their intervals"
             )
+
+
+def _levels(model: BottleneckBandwidth) -> Iterator[str]:
+    for level, runs, factor, low, high in model.level_fits:
+        if factor is None:
+            yield f"{level}: no factor fitted, {runs} runs across it of known GPUs, 3 are needed\n"
+        else:
+            yield f"{level}: factor {factor:.3g}, fitted to {runs} runs ({low:.2f} to {high:.2f})\n"
+    for level, factor in model.given.factors.items():
+        yield f"{level}: factor {factor:.3g}, given\n"
 
 
 def _facts(model: BottleneckBandwidth) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path  # noqa: TC003
 from typing import Annotated, Any
 
 from optsched.bandwidth import synthetic
-from optsched.cli.options import Output, Seed, group, option
+from optsched.cli.options import Output, Seed, group, option, pairs
 from optsched.cli.output import wrote
 from optsched.errors import InputError
 from optsched.io.files import check_outputs, check_writable
@@ -78,14 +78,16 @@ def cluster(
         list[str] | None, option("nvswitch, cube_mesh, nvlink_pairs, pcie or nvl72; repeat to mix.")
     ] = None,
     hosts: Annotated[int, option("How many; kinds take turns.")] = 4,
-    hosts_per_pod: Annotated[int, option("Hosts a pod; 0 = no pods.")] = 0,
+    level: Annotated[list[str] | None, option("LEVEL=HOSTS, lowest first: leaf=4; repeat.")] = None,
     seed: Seed = 0,
     state: Annotated[Path | None, option("Write a state too, with tenants.")] = None,
     measurements: Annotated[Path | None, option("Write measurements too (CSV).")] = None,
 ) -> None:
-    """A made-up GPU cluster, with tenants and measurements if wanted."""
+    """A made-up GPU cluster, optionally with tenants and measurements."""
     check_outputs([output, state, measurements])
-    made = synthetic.cluster(kind or ["nvswitch"], hosts, seed, hosts_per_pod=hosts_per_pod)
+    sizes: dict[str, Any] = pairs("level", level or (), "LEVEL=HOSTS")
+    sizes = {key: int(text) if text.isdecimal() else text for key, text in sizes.items()}
+    made = synthetic.cluster(kind or ["nvswitch"], hosts, seed, levels=sizes)
     table = None if measurements is None else synthetic.network(made, seed)
     wrote(output, made.write, f": {made.n_hosts} hosts, {made.n_gpus} GPUs")
     if state is not None:

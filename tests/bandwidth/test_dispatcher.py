@@ -341,10 +341,10 @@ def test_verbs_beyond_tables(pods: bool) -> None:
         assert what.share.value == values[0] and what.fault == ""
 
 
-@pytest.mark.parametrize("hosts_per_pod", [0, 4])
-def test_every_host_of_a_large_cluster_is_scored_at_once(hosts_per_pod: int) -> None:
+@pytest.mark.parametrize("levels", [{}, {"pod": 4}])
+def test_every_host_of_a_large_cluster_is_scored_at_once(levels: dict[str, int]) -> None:
     """A choice with each host is found long before all could be asked for; none is left at 0."""
-    cluster = synthetic.cluster("nvswitch", 96, hosts_per_pod=hosts_per_pod)
+    cluster = synthetic.cluster("nvswitch", 96, levels=levels)
     model = BottleneckBandwidth(cluster)
     state = ClusterState.with_free(cluster, [g for g in range(cluster.n_gpus) if g % 5])
     found = Dispatcher(cluster, model).scores(state, 24, deadline=0.001)

@@ -57,13 +57,10 @@ def test_what_was_not_measured_is_not_guessed() -> None:
     assert tables.network[tables.automaton.state(np.array([2, 2]))] == 70
 
 
-def test_of_repeated_runs_the_first_counts_or_the_median() -> None:
-    """The option; the median of an even number is rounded down."""
+def test_of_repeated_runs_the_first_counts() -> None:
+    """Whatever the others are."""
     table = of(((2, 1), 50), ((2, 1), 90), ((2, 1), 61), ((1, 2), 80))
     assert MeasuredBandwidth(CLUSTER, table).known == {(2, 1): 50}
-    assert MeasuredBandwidth(CLUSTER, table, "median").known == {(2, 1): 70}
-    with pytest.raises(InputError, match="repeated: expected first or median"):
-        MeasuredBandwidth(CLUSTER, table, "mean")  # type: ignore[arg-type]
 
 
 def test_runs_beside_other_traffic_are_left_out() -> None:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bandwidth.samples import held_out_samples, training_samples
-from optsched.bandwidth import synthetic
-from optsched.bandwidth.measure.metrics import (
+from benchmarks.bandwidth.metrics import (
     coverage,
     gbe,
     mape,
     r_squared,
 )
+from benchmarks.bandwidth.samples import held_out_samples, training_samples
+from optsched.bandwidth import synthetic
 from optsched.bandwidth.topology.cluster import Cluster, HostType
 from optsched.errors import InputError
 

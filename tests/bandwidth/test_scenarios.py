@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.bandwidth.scenarios import SIZES, packed, uniform
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType
-from optsched.bandwidth.measure.scenarios import SIZES, packed, uniform
 from optsched.bandwidth.topology.proximity import proximity
 from optsched.errors import InputError
 

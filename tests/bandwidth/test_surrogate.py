@@ -13,8 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from benchmarks.bandwidth import metrics  # noqa: E402
 from benchmarks.bandwidth.samples import held_out_samples, training_samples  # noqa: E402
-from optsched.bandwidth import metrics, synthetic  # noqa: E402
+from optsched.bandwidth import synthetic  # noqa: E402
 from optsched.bandwidth.models import surrogate_tokens  # noqa: E402
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable  # noqa: E402
 from optsched.bandwidth.models.surrogate import HierarchicalTransformer  # noqa: E402

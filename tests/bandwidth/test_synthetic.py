@@ -62,7 +62,7 @@ def test_types() -> None:
 
 def test_seeds() -> None:
     """The same seed gives the same bits, another one other noise."""
-    a, b, c = (synthetic.cluster(SMALL, 5, seed, hosts_per_pod=2) for seed in (1, 1, 2))
+    a, b, c = (synthetic.cluster(SMALL, 5, seed, levels={"leaf": 2}) for seed in (1, 1, 2))
     assert a == b and a.sha256 != c.sha256
     assert synthetic.network(a, 3) == synthetic.network(b, 3) != synthetic.network(a, 4)
 
@@ -70,18 +70,20 @@ def test_seeds() -> None:
 @given(
     st.lists(st.sampled_from(SMALL), min_size=1, max_size=4),
     st.integers(1, 5),
-    st.integers(0, 3),
+    st.lists(st.integers(1, 3), max_size=3),
     st.integers(0, 9),
 )
-def test_clusters(kinds: list[str], hosts: int, per_pod: int, seed: int) -> None:
-    """Hosts of the kinds in turn; pods of so many hosts; every pattern has a value once."""
-    made = synthetic.cluster(kinds, hosts, seed, hosts_per_pod=per_pod)
+def test_clusters(kinds: list[str], hosts: int, parts: list[int], seed: int) -> None:
+    """Hosts of the kinds in turn; levels of so many hosts; every pattern has a value once."""
+    sizes = np.cumprod(parts, dtype=int).tolist()
+    levels = {f"level-{i}": size for i, size in enumerate(sizes)}
+    made = synthetic.cluster(kinds, hosts, seed, levels=levels)
     assert [host.type for host in made.hosts] == [kinds[h % len(kinds)] for h in range(hosts)]
     assert {kind.name for kind in made.types} == {host.type for host in made.hosts}
-    assert made.levels == (("pod",) if per_pod else ())
-    if per_pod:
-        sizes = [len(pod) for pod in made.domains(0).values()]
-        assert set(sizes[:-1]) <= {per_pod} and sum(sizes) == hosts and sizes[-1] <= per_pod
+    assert made.levels == tuple(reversed(levels))
+    for at, size in enumerate(reversed(sizes)):
+        found = [len(domain) for domain in made.domains(at).values()]
+        assert set(found[:-1]) <= {size} and sum(found) == hosts and found[-1] <= size
     table = synthetic.network(made, seed)
     wanted = set(_patterns(hosts, 8)) - {(1,)}
     assert {row.pattern for row in table} == wanted and len(table) == len(wanted)
@@ -136,13 +138,16 @@ def test_uneven_hosts() -> None:
 
 
 def test_refused() -> None:
-    """Kinds that nobody knows, and tables that nobody could hold."""
+    """Unknown kinds, levels that are not nested, and tables that are too large."""
     with pytest.raises(InputError, match=r"kind: expected one of nvswitch, .*, got 'h100'"):
         synthetic.cluster("h100", 2)
     with pytest.raises(InputError, match="kinds: expected one or more"):
         synthetic.cluster([], 2)
     with pytest.raises(InputError, match=r"hosts: expected an integer in 1\.\."):
         synthetic.cluster("pcie", 0)
+    for levels in ({"leaf": 4, "spine": 6}, {"leaf": 4, "spine": 2}, {"leaf": 0}, {"leaf": "4"}):
+        with pytest.raises(InputError, match=r"levels\[(leaf|spine)\]: expected"):
+            synthetic.cluster("pcie", 8, levels=levels)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="seed"):
         synthetic.host_type("pcie", -1)
     with pytest.raises(InputError, match="patterns, a synthetic table holds 20000"):

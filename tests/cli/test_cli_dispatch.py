@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -277,10 +278,10 @@ def test_stream_repeats_a_dispatcher(site: Cli) -> None:
 def test_bandwidth_commands(site: Cli) -> None:
     """Check says how far measurements are off; plan writes a script; both refuse nonsense."""
     ran = site("bandwidth", "check", "--model", "b.json", "--measurements", "m.csv")
-    assert ran.code == 0 and "R2 1.0000" in ran.out and "MAPE 0.00%" in ran.out
+    assert ran.code == 0 and "off by 0.00% in the mean" in ran.out
     site("bandwidth", "fit", "--cluster", "c.json", "-o", "prior.json")
     ran = site("bandwidth", "check", "--model", "prior.json", "--measurements", "m.csv")
-    assert ran.code == 0 and "not measured before: 50 runs" in ran.out
+    assert ran.code == 0 and "not measured before: 50 patterns" in ran.out
     ran = site("bandwidth", "plan", "--model", "prior.json", "--budget", "3", "-o", "plan.sh")
     assert ran.code == 0 and "3 across" in ran.out
     assert Path("plan.sh").read_text().startswith("#!")
@@ -289,6 +290,29 @@ def test_bandwidth_commands(site: Cli) -> None:
         "bandwidth", "import", "m.csv", "--payload", "2X", "-o", "z.csv"
     )
     assert "no such file" in site.refused("bandwidth", "import", "no.log", "-o", "z.csv")
+
+
+def test_levels_of_a_model(site: Cli) -> None:
+    """`generate cluster` makes them, `fit` prints a line for each, `plan` crosses the others."""
+    ran = site(
+        "generate", "cluster", "--hosts", "8", "--level", "leaf=2", "--level", "spine=4",
+        "-o", "levels.json",
+    )  # fmt: skip
+    made = Cluster.read("levels.json")
+    assert ran.code == 0 and len(made.domains(1)) == 4
+    replace(made, factors={"cluster": 0.4}).write("levels.json")
+    rows = [f"all_reduce,1024,2,1+1,n01:0 n03:{i},{24 + i}" for i in range(3)]
+    header = "op,payload_bytes,hosts,pattern,gpus,busbw_GBps"
+    Path("levels.csv").write_text("\n".join([header, *rows]))
+    fit = ("bandwidth", "fit", "--cluster", "levels.json", "-o", "l.json")
+    ran = site(*fit, "--measurements", "levels.csv")
+    assert "spine: factor 0.5, fitted to 3 runs (0.48 to 0.52)" in ran.out.splitlines()
+    assert "cluster: factor 0.4, given" in ran.out.splitlines()
+    assert "spine: no factor fitted, 0 runs across it" in site(*fit[:-1], "prior.json").out
+    ran = site("bandwidth", "plan", "--model", "prior.json", "--budget", "2")
+    assert "# 5 runs of all_reduce" in ran.out
+    refused = site.refused("generate", "cluster", "--level", "leaf", "-o", "x.json")
+    assert "level: expected LEVEL=HOSTS" in refused
 
 
 def test_no_output_replaces_what_is_read(site: Cli) -> None:

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from optsched.bandwidth.models.fallback import best_rings, intra_estimate
+from optsched.bandwidth.models.fallback import best_rings, best_within
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.models.patterns import automaton, n_patterns
 from optsched.bandwidth.models.prior import line_rate
@@ -23,7 +23,7 @@ from optsched.errors import InputError
 from optsched.io.values import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from optsched.model.schedule import IntArray
 
@@ -122,7 +122,7 @@ def cluster(
     hosts: int,
     seed: int = 0,
     *,
-    hosts_per_pod: int = 0,
+    levels: Mapping[str, int] | None = None,
     name: str = "",
 ) -> Cluster:
     """A cluster of synthetic hosts ``n01``, ``n02``, ...
@@ -132,38 +132,37 @@ def cluster(
     kinds
         Of `KINDS`; host h has the kind h modulo their number. Hosts of one kind are alike.
     hosts
-        How many.
+        Number of hosts.
     seed
-        Of the bandwidths within hosts.
-    hosts_per_pod
-        Hosts of a pod, the last may have fewer; 0 = there is no level.
+        Seed of the bandwidths within hosts.
+    levels
+        Hosts of a domain by level, the lowest first, each a multiple of the one before, such as
+        ``{"leaf": 4, "spine": 16}``; the last domain may have fewer.
     name
         Label.
     """
     integer("hosts", hosts, 1, MOST_HOSTS)
-    integer("hosts_per_pod", hosts_per_pod, 0, MOST_HOSTS)
     order = [kinds] if isinstance(kinds, str) else list(kinds)
     if not order:
         raise InputError(f"kinds: expected one or more of {', '.join(KINDS)}")
-    types = tuple(host_type(kind, seed) for kind in dict.fromkeys(order))
+    size, sizes = 1, dict(levels or {})
+    for level, more in sizes.items():
+        if integer(f"levels[{level}]", more, size, MOST_HOSTS) % size:
+            raise InputError(f"levels[{level}]: expected a multiple of {size}, got {more}")
+        size = more
+    widest = list(reversed(sizes.items()))
+    digits = {level: max(2, len(str(-(-hosts // n)))) for level, n in widest}
     width = max(2, len(str(hosts)))
-    pods = -(-hosts // hosts_per_pod) if hosts_per_pod else 0
-    digits = max(2, len(str(pods)))
     made = tuple(
         Host(
             f"n{h + 1:0{width}d}",
             order[h % len(order)],
-            (f"pod{h // hosts_per_pod + 1:0{digits}d}",) if hosts_per_pod else (),
+            tuple(f"{level}{h // n + 1:0{digits[level]}d}" for level, n in widest),
         )
         for h in range(hosts)
     )
-    used = {host.type for host in made}
-    return Cluster(
-        made,
-        tuple(kind for kind in types if kind.name in used),
-        ("pod",) if hosts_per_pod else (),
-        name,
-    )
+    types = tuple(host_type(kind, seed) for kind in dict.fromkeys(order[:hosts]))
+    return Cluster(made, types, tuple(level for level, _ in widest), name)
 
 
 def network(cluster: Cluster, seed: int = 0) -> MeasurementTable:
@@ -203,7 +202,7 @@ def network(cluster: Cluster, seed: int = 0) -> MeasurementTable:
     across = np.where(hosts > 1, line_rate(cluster, patterns) * factor, 0.0)
     values = np.rint(np.minimum(across, MOST - 1)).astype(np.int64)
     _spoil_locality(patterns, hosts, values)
-    values[hosts == 1] = _best_within(cluster)[patterns[hosts == 1, 0]]
+    values[hosts == 1] = best_within(cluster, ())[patterns[hosts == 1, 0]]
     rows = tuple(
         Measurement(tuple(c for c in row if c), value)
         for row, value in zip(patterns.tolist(), values.tolist(), strict=True)
@@ -215,15 +214,6 @@ def _matrix(link: Callable[[int, int], str]) -> Links:
     return tuple(
         tuple("X" if i == k else link(min(i, k), max(i, k)) for k in range(8)) for i in range(8)
     )
-
-
-def _best_within(cluster: Cluster) -> IntArray:
-    """Best bandwidth of c GPUs of one host; that of the links where nothing is measured."""
-    best = np.zeros(int(cluster.sizes.max()) + 1, np.int64)
-    for t in set(cluster.type_of):
-        by_count = IntraTable(cluster.types[t].gpus, intra_estimate(cluster, t, ())).by_count
-        best[: len(by_count)] = np.maximum(best[: len(by_count)], by_count)
-    return best
 
 
 def _spoil_locality(patterns: IntArray, hosts: IntArray, values: IntArray) -> None:

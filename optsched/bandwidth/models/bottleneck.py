@@ -9,63 +9,63 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.bandwidth.models.fallback import assumptions, intra_estimate, measured_types
-from optsched.bandwidth.models.gaussian import NOISE, GaussianProcess
+from optsched.bandwidth.models.gaussian import QUANTILE, GaussianProcess
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, check_table
 from optsched.bandwidth.models.model import CountModel, Which, alone, unlimited
-from optsched.bandwidth.models.observations import Observations, observations
-from optsched.bandwidth.models.patterns import automaton, n_patterns
-from optsched.bandwidth.models.prior import host_rates, inputs, line_rate
-from optsched.bandwidth.models.shrinkage import beside_line_rate, pooled
+from optsched.bandwidth.models.observations import Observations, fitted_factors, observations
+from optsched.bandwidth.models.patterns import Automaton, automaton, n_patterns, rows_of
+from optsched.bandwidth.models.prior import beside_line_rate, host_rates, inputs, line_rate
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from optsched.bandwidth.topology.cluster import Cluster
     from optsched.model.schedule import IntArray
 
     Floats = npt.NDArray[np.float64]
 
-COMPILED: Final = 20_000
+COMPLETE: Final = 20_000
 """Patterns of a cluster up to which all are predicted at once, in some 0.1 s."""
-
-_QUANTILE: Final = 1.96
 
 
 class BottleneckBandwidth(CountModel):
-    """B(S) = min(T(counts of S) if it has several hosts, intra of every host with two or more).
+    """B(S) = factor(level) * min(network(counts of S), intra of every host with two GPUs or more).
 
-    T is the line rate of the network cards (`optsched.bandwidth.models.prior`) until `fit` has seen
-    measurements: measured patterns then keep the median of their values, and the others follow a
-    Gaussian process on log T. Bandwidths within a host are the tables of the host types; see
-    `optsched.bandwidth.models.fallback` for a type that has none.
+    The network limit is the line rate of the network cards (`optsched.bandwidth.models.prior`)
+    until `fit` has seen measurements: measured patterns then keep the median of their values, and
+    the others follow a Gaussian process on its log. Bandwidths within a host are the tables of the
+    host types; see `optsched.bandwidth.models.fallback` for a type that has none. Factors of levels
+    are those of the cluster, or fitted to three or more runs of known GPUs across the level.
 
     Parameters
     ----------
     cluster
-        Whose GPUs they are.
+        Cluster of the GPUs; with fitted factors the attribute `cluster` is a copy that has them.
     table
         Measurements to begin with; `fit` is the usual way to give them.
 
     Raises
     ------
     InputError
-        A measurement of a pattern, host or GPU that the cluster has not.
+        A measurement of a pattern, host or GPU that the cluster has not, or of hosts that no
+        network joins.
     """
 
     def __init__(self, cluster: Cluster, table: MeasurementTable | None = None) -> None:
-        self.cluster = cluster
         self.table = MeasurementTable(()) if table is None else table
         check_table(cluster, self.table)
+        self.given = cluster
+        self.cluster, self.level_fits = fitted_factors(cluster, self.table, _without_factors)
         self.op, self.payload, self.mixed = self.table.op, self.table.payload, self.table.mixed
 
     # learning
 
     def fit(self, table: MeasurementTable) -> BottleneckBandwidth:
         """A new model that knows these measurements only; their order makes no difference."""
-        return BottleneckBandwidth(self.cluster, table)
+        return BottleneckBandwidth(self.given, table)
 
     def update(self, measurements: Iterable[Measurement]) -> BottleneckBandwidth:
         """A new model that knows these measurements too.
@@ -78,12 +78,12 @@ class BottleneckBandwidth(CountModel):
         more = self.table.with_rows(measurements)
         if not len(more):
             return self
-        return BottleneckBandwidth(self.cluster, self.table.joined(more) if self.table else more)
+        return BottleneckBandwidth(self.given, self.table.joined(more) if self.table else more)
 
     @cached_property
     def observations(self) -> Observations:
         """Limits of the network that were measured, and those known from below."""
-        return observations(self.cluster, self.table, self.ceiling)
+        return observations(self.cluster, self.table)
 
     # predictions
 
@@ -92,18 +92,20 @@ class BottleneckBandwidth(CountModel):
         given = np.asarray(patterns, np.int64)
         limit = unlimited(given)
         several = np.flatnonzero(~alone(given))
-        if len(several) and self._compiles:
-            limit[several] = self._compiled(which)[self._states(given[several])]
-        elif len(several):
-            limit[several] = self._predicted(given[several], which)
+        if len(several):
+            rows = given[several]
+            if self._complete is None:
+                limit[several] = self._predicted(rows)[which]
+            else:
+                limit[several] = self._complete[which][self._automaton.states(rows)]
         return limit
 
     def line_rates(self) -> Floats | None:
         """What GPUs of a host bring to the network, while no limit of it has been measured."""
-        known, least, _ = self.observations
+        known, least = self.observations
         return None if known or least else host_rates(self.cluster)
 
-    def intra_of(self, kind: int, which: Which = "value") -> IntArray | None:
+    def intra_of(self, kind: int, which: Which = "value") -> IntArray:
         """The table of the type; without one, fallbacks and what was measured on single hosts."""
         return intra_estimate(self.cluster, kind, self.table, which)
 
@@ -120,112 +122,56 @@ class BottleneckBandwidth(CountModel):
         return tuple(assumptions(self.cluster, measured, across=across))
 
     def is_measured(self, patterns: IntArray) -> npt.NDArray[np.bool_]:
-        """Which patterns need no measurement, shape (n,): known, settled, or of a single host."""
-        known = self.observations.known.keys() | self.observations.settled.keys()
-        return np.array([
-            sum(c > 0 for c in row) < 2 or tuple(c for c in row if c) in known
-            for row in np.asarray(patterns).tolist()
-        ], np.bool_)  # fmt: skip
+        """Which patterns are known exactly, or of a single host; shape (n,)."""
+        known = self.observations.known
+        rows = [tuple(c for c in row if c) for row in np.asarray(patterns).tolist()]
+        return np.array([len(row) < 2 or row in known for row in rows], np.bool_)
 
-    def ceiling(self, patterns: IntArray) -> Floats:
-        """The most that hosts of this cluster allow a pattern, kB/s; infinite if nothing limits."""
-        given = np.asarray(patterns, np.int64)
-        limits = np.where(given >= 2, self._best_within[given], np.inf)
-        return np.asarray(limits.min(axis=1, initial=np.inf))
-
-    def draw(self, patterns: IntArray, seed: int) -> IntArray:
-        """A table of the network that the measurements allow: one sample, measured values kept.
-
-        Above 2,000 patterns their errors are drawn independently (a joint draw takes cubic time).
-        """
-        given = np.asarray(patterns, np.int64)
-        rng = np.random.default_rng(seed)
-        limit = unlimited(given)
-        several = np.flatnonzero(~alone(given))
-        if not len(several):
-            return limit
-        rows = given[several]
-        expected, process, seen = self._line(rows), self._process, inputs(self.cluster, rows)
-        if len(rows) <= 2_000:
-            sample = process.draw(*seen, rng)
-        else:
-            middle, deviation = process.predict(*seen)
-            sample = middle + deviation * rng.standard_normal(len(rows))
-        limit[several] = self._with_known(rows, _rounded(expected + sample), "value")
-        return limit
-
-    def believing(self, patterns: Iterable[tuple[int, ...]]) -> BottleneckBandwidth:
-        """As if these patterns had been measured and were as the process expects."""
-        wanted = [tuple(int(c) for c in pattern) for pattern in patterns if len(pattern) >= 2]
-        if not wanted:
-            return self
-        width = max(map(len, wanted))
-        rows = np.array([[*pattern, *[0] * (width - len(pattern))] for pattern in wanted])
-        expected = self._process.predict(*inputs(self.cluster, rows))[0] + self._line(rows)
-        values = self._with_known(rows, _rounded(expected), "value").tolist()
-        believed = [Measurement(p, value) for p, value in zip(wanted, values, strict=True)]
-        return BottleneckBandwidth(self.cluster, self.table.joined(self.table.with_rows(believed)))
-
-    # how
+    def informative(self, rows: IntArray, weight: Floats, count: int) -> list[int]:
+        """Patterns to measure next; see `GaussianProcess.informative`."""
+        return self._process.informative(*inputs(self.cluster, rows), weight, count)
 
     @property
-    def _compiles(self) -> bool:
-        """Whether all patterns are predicted at once, and then only looked up."""
-        cluster = self.cluster
-        return n_patterns(cluster.n_hosts, int(cluster.sizes.max())) <= COMPILED
-
-    def _compiled(self, which: Which) -> IntArray:
-        if which not in self._tables_of_network:
-            rows = automaton(self.cluster.n_hosts, int(self.cluster.sizes.max())).patterns
-            several = ~alone(rows)
-            values = unlimited(rows)
-            values[several] = self._predicted(rows[several], which)
-            self._tables_of_network[which] = values
-        return self._tables_of_network[which]
+    def _automaton(self) -> Automaton:
+        return automaton(self.cluster.n_hosts, int(self.cluster.sizes.max()))
 
     @cached_property
-    def _tables_of_network(self) -> dict[Which, IntArray]:
-        return {}
+    def _complete(self) -> dict[Which, IntArray] | None:
+        """Predictions for all patterns, by state, if they are few: those depend on no batch."""
+        if n_patterns(self.cluster.n_hosts, int(self.cluster.sizes.max())) > COMPLETE:
+            return None
+        rows = self._automaton.patterns
+        several = ~alone(rows)
+        found: dict[Which, IntArray] = {}
+        for which, values in self._predicted(rows[several]).items():
+            found[which] = unlimited(rows)
+            found[which][several] = values
+        return found
 
-    def _states(self, rows: IntArray) -> IntArray:
-        """States of the automaton of falling counts."""
-        step = automaton(self.cluster.n_hosts, int(self.cluster.sizes.max())).step
-        state = np.zeros(len(rows), np.int64)
-        for column in rows.T:
-            state = step[state, column]
-        return state
-
-    def _predicted(self, rows: IntArray, which: Which) -> IntArray:
-        if not len(self._points[0]) and which == "value":
-            values = np.minimum(np.rint(line_rate(self.cluster, rows)), MOST - 1).astype(np.int64)
-            return self._with_known(rows, values, which)
+    def _predicted(self, rows: IntArray) -> dict[Which, IntArray]:
+        rates, line, (patterns, seen) = (
+            line_rate(self.cluster, rows),
+            self._line(rows),
+            self._points,
+        )
         middle, deviation = self._process.predict(*inputs(self.cluster, rows))
-        rate = self._line(rows)
-        middle += rate
-        low, high = middle - _QUANTILE * deviation, middle + _QUANTILE * deviation
-        logs = {"value": middle, "low": low, "high": high}[which]
-        if which == "value":
-            patterns, known = self._points
-            logs = beside_line_rate(middle, deviation, rate, known - self._line(patterns))
-            if self._compiles:  # all patterns are there: what is predicted depends on no batch
-                logs = pooled(logs, deviation, rate)
-            logs -= NOISE  # of equals a search takes the one that was measured
-            logs = np.clip(logs, low, high)
-        return self._with_known(rows, _rounded(logs), which)
-
-    def _with_known(self, rows: IntArray, values: IntArray, which: Which) -> IntArray:
-        known, least, settled = self.observations
-        values[line_rate(self.cluster, rows) == 0] = 0  # hosts without network cards
-        if not known and not least:
-            return values
-        for i, row in enumerate(rows.tolist()):
-            pattern = tuple(c for c in row if c)
-            exact = known.get(pattern, settled.get(pattern))
-            if exact is not None:
-                values[i] = exact
-            elif pattern in least:
-                values[i] = max(int(values[i]), least[pattern])
-        return values
+        middle += line
+        low, high = (np.exp(middle + sign * QUANTILE * deviation) for sign in (-1, 1))
+        expected = rates
+        if len(patterns):
+            seen = seen - self._line(patterns)
+            expected = np.exp(beside_line_rate(middle, deviation, line, seen)).clip(low, high)
+        exact, least = self.observations
+        found: dict[Which, IntArray] = {}
+        given: dict[Which, Floats] = {"value": expected, "low": low, "high": high}
+        for which, rate in given.items():
+            values = np.rint(np.minimum(rate, MOST - 1)).astype(np.int64)
+            values[rates == 0] = 0  # hosts without network cards
+            for i, row in enumerate(rows.tolist() if exact or least else ()):
+                pattern = tuple(c for c in row if c)
+                values[i] = exact.get(pattern, max(int(values[i]), least.get(pattern, 0)))
+            found[which] = values
+        return found
 
     @cached_property
     def _process(self) -> GaussianProcess:
@@ -235,28 +181,12 @@ class BottleneckBandwidth(CountModel):
     @cached_property
     def _points(self) -> tuple[IntArray, Floats]:
         """Patterns that were measured, sorted, and the logs of their limits."""
-        return _logs({p: v for p, v in self.observations.known.items() if v > 0})
+        limits = dict(sorted(row for row in self.observations.known.items() if row[1] > 0))
+        return rows_of(limits), np.log(np.array([*limits.values()], np.float64))
 
     def _line(self, rows: IntArray) -> Floats:
         """Logs of line rates, which are expected before any run."""
         return np.asarray(np.log(np.maximum(line_rate(self.cluster, rows), 1.0)))
-
-    @cached_property
-    def _best_within(self) -> Floats:
-        """kB/s by count: the best subset of the best host that has so many GPUs."""
-        most = int(self.cluster.sizes.max())
-        best = np.zeros(most + 1)
-        for t in set(self.cluster.type_of):
-            kind = self.cluster.types[t]
-            values = self.intra_of(t)
-            assert values is not None
-            if len(values) == kind.gpus + 1:
-                by_count = values.astype(np.float64)
-            else:
-                by_count = np.zeros(kind.gpus + 1)
-                np.maximum.at(by_count, [mask.bit_count() for mask in range(len(values))], values)
-            best[: kind.gpus + 1] = np.maximum(best[: kind.gpus + 1], by_count)
-        return best
 
     # files
 
@@ -274,24 +204,21 @@ class BottleneckBandwidth(CountModel):
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a document ``optsched.bandwidth/1``, all of it or nothing."""
-        from optsched.bandwidth.models.model_document import to_json
-        from optsched.io.files import write_atomic
+        from optsched.bandwidth.models.model_document import write_model
 
-        write_atomic(path, to_json(self))
+        write_model(self, path)
 
     def __repr__(self) -> str:
         known = len(self.observations.known)
         return f"<BottleneckBandwidth of {self.cluster!r}, {known} patterns measured>"
 
 
-def _rounded(logs: Floats) -> IntArray:
-    """Logs of kB/s as kB/s."""
-    return np.rint(np.minimum(np.exp(np.minimum(logs, 30.0)), MOST - 1)).astype(np.int64)
-
-
-def _logs(limits: dict[tuple[int, ...], int]) -> tuple[IntArray, Floats]:
-    """Patterns in order, as rows, and the logs of their values."""
-    order = sorted(limits)
-    width = max(map(len, order), default=2)
-    rows = np.array([[*p, *[0] * (width - len(p))] for p in order], np.int64)
-    return rows.reshape(len(order), width), np.log([float(limits[p]) for p in order])
+def _without_factors(
+    cluster: Cluster, table: MeasurementTable, runs: Sequence[Measurement]
+) -> IntArray:
+    """Bandwidths of runs by a model of a cluster that has a factor of 1 for every level."""
+    chosen = np.zeros((len(runs), cluster.n_gpus), np.bool_)
+    for row, run in zip(chosen, runs, strict=True):
+        for name, ids in run.gpus:
+            row[int(cluster.first[cluster.host_index(name)]) + np.array(ids)] = True
+    return BottleneckBandwidth(cluster, table).predict(chosen)

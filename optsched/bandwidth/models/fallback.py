@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from optsched.bandwidth.models.measurements import median
 from optsched.bandwidth.models.prior import host_rates
-from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, IntraTable, subset_sizes
 from optsched.bandwidth.topology.links import NVLINK_RATE, SELF, link_rate
 from optsched.bandwidth.topology.products import product_of
 from optsched.bandwidth.topology.rates import MOST, kilobytes
@@ -51,12 +51,12 @@ def best_rings(kind: HostType) -> IntArray:
 def assumptions(
     cluster: Cluster, measured: Collection[int] = (), *, across: bool = False
 ) -> Iterator[str]:
-    """What is assumed of links and network cards that are unknown, a sentence each.
+    """List what is assumed of links and network cards that are unknown, a sentence each.
 
     Parameters
     ----------
     cluster
-        Its types of hosts count, those without hosts aside.
+        Its types of hosts count, except those without hosts.
     measured
         Types with runs on one host, see `measured_types`.
     across
@@ -89,26 +89,9 @@ def assumptions(
 
 def measured_types(cluster: Cluster, rows: Iterable[Measurement]) -> set[int]:
     """Types of hosts on one of which a run was measured."""
-    found: set[int] = set()
-    for row in rows:
-        if len(row.pattern) == 1 and row.pattern[0] > 1 and not row.censored:
-            types = set(cluster.type_of)
-            if row.gpus:
-                types = {cluster.type_of[cluster.host_index(row.gpus[0][0])]}
-            found |= {t for t in types if row.pattern[0] <= cluster.types[t].gpus}
-    return found
-
-
-def _assumed(cluster: Cluster, gpus: int, rows: Iterable[Measurement]) -> IntArray:
-    """By count, of a type whose links are unknown: more than the network gives any choice.
-
-    So a choice of few hosts is never taken for worse than one of many.
-    """
-    across = max((row.value for row in rows if len(row.pattern) > 1), default=0)
-    most = max(2 * int(host_rates(cluster).max()), 2 * across, kilobytes("links", NVLINK_RATE))
-    values = np.full(gpus + 1, min(most, MOST - 1), np.int64)
-    values[:2] = 0
-    return values
+    types = set(cluster.type_of)
+    found = [(row, _types_of(cluster, row)) for row in rows if not row.censored]
+    return {t for row, of in found if row.pattern[0] > 1 for t in types & of}
 
 
 def intra_estimate(
@@ -116,12 +99,13 @@ def intra_estimate(
 ) -> IntArray:
     """Bandwidths within a host of a type: its table, else fallbacks, corrected by some runs.
 
-    If neither links nor a run on one host are known, they are assumed to limit nothing.
+    If neither links nor a run on one host are known, they are assumed to limit nothing: the
+    fallback is then more than the network gives, so that few hosts never look worse than many.
 
     Parameters
     ----------
     cluster
-        Whose type it is.
+        Cluster of the type.
     kind
         Position of the type.
     rows
@@ -132,52 +116,68 @@ def intra_estimate(
         The estimate, or an end of what it may be.
     """
     host_type, rows = cluster.types[kind], tuple(rows)
+    n, unknown = host_type.gpus, host_type.links is None
     if host_type.intra is not None:
         return host_type.intra.values
-    unknown = host_type.links is None
-    base = _assumed(cluster, host_type.gpus, rows) if unknown else best_rings(host_type)
-    by_subset = len(base) == 1 << host_type.gpus and host_type.gpus > 1
+    if unknown:
+        across = max((row.value for row in rows if len(row.pattern) > 1), default=0)
+        most = max(2 * int(host_rates(cluster).max()), 2 * across, kilobytes("links", NVLINK_RATE))
+        base = np.full(n + 1, min(most, MOST - 1), np.int64)
+        base[:2] = 0
+    else:
+        base = best_rings(host_type)
+    by_subset = len(base) == 1 << n and n > 1
+    sizes = subset_sizes(n) if by_subset else np.arange(n + 1)
     found: dict[int, list[int]] = {}
     for row in rows:
-        if row.censored or len(row.pattern) != 1 or row.pattern[0] > host_type.gpus:
-            continue
-        count = row.pattern[0]
-        if not row.gpus:
-            keys = _of_size(host_type.gpus, count) if by_subset else [count]
-        elif cluster.type_of[cluster.host_index(row.gpus[0][0])] != kind:
-            continue
-        else:
-            keys = [sum(1 << gpu for gpu in row.gpus[0][1])] if by_subset else [count]
-        for key in keys:
-            found.setdefault(key, []).append(row.value)
+        if not row.censored and kind in _types_of(cluster, row):
+            keys = [row.pattern[0]]
+            if by_subset and row.gpus:
+                keys = [sum(1 << gpu for gpu in row.gpus[0][1])]
+            elif by_subset:
+                keys = np.flatnonzero(sizes == row.pattern[0]).tolist()
+            for key in keys:
+                found.setdefault(key, []).append(row.value)
     known = {key: median(values) for key, values in found.items()}
-    estimate = base * _factors(host_type.gpus, base, known, by_subset)
     spread = {"value": 1.0, "low": 1 / DOUBT, "high": DOUBT}[which]
     if unknown and not known and which == "low":
         spread = 1.0  # robust choices too take links for no worse than the network
-    values = np.minimum(np.rint(estimate * spread), MOST - 1).astype(np.int64)
-    for key, value in known.items():
-        values[key] = value
+    estimate = base * _factors(base, sizes, known) * spread
+    values = np.minimum(np.rint(estimate), MOST - 1).astype(np.int64)
+    values[list(known)] = list(known.values())
     return values
 
 
-def _factors(
-    n: int, base: IntArray, known: dict[int, int], by_subset: bool
-) -> npt.NDArray[np.float64]:
-    """Measured / fallback by key, taken from the nearest size that was measured."""
+def best_within(cluster: Cluster, rows: Iterable[Measurement]) -> IntArray:
+    """By count the best bandwidth, kB/s, of so many GPUs on one host of the cluster."""
+    best, rows = np.zeros(int(cluster.sizes.max()) + 1, np.int64), tuple(rows)
+    for t in set(cluster.type_of):
+        by_count = IntraTable(cluster.types[t].gpus, intra_estimate(cluster, t, rows)).by_count
+        best[: len(by_count)] = np.maximum(best[: len(by_count)], by_count)
+    return best
+
+
+def _types_of(cluster: Cluster, row: Measurement) -> set[int]:
+    """Types of hosts on which a run on one host can have been; none if it was across hosts."""
+    if len(row.pattern) > 1:
+        return set()
+    if row.gpus:
+        return {cluster.type_of[cluster.host_index(row.gpus[0][0])]}
+    return {t for t, kind in enumerate(cluster.types) if row.pattern[0] <= kind.gpus}
+
+
+def _factors(base: IntArray, sizes: IntArray, known: dict[int, int]) -> npt.NDArray[np.float64]:
+    """Measured / fallback of the nearest size that was measured, by key."""
     ratios: dict[int, list[float]] = {}
     for key, value in known.items():
         if base[key]:
-            count = key.bit_count() if by_subset else key
-            ratios.setdefault(count, []).append(value / int(base[key]))
-    by_count = np.ones(n + 1)
-    if ratios:
-        for count in range(2, n + 1):
+            ratios.setdefault(int(sizes[key]), []).append(value / int(base[key]))
+    by_count = np.ones(int(sizes.max()) + 1)
+    for count in range(2, len(by_count)):
+        if ratios:
             nearest = min(ratios, key=lambda other: (abs(other - count), other))
             by_count[count] = float(np.median(ratios[nearest]))
-    if not by_subset:
-        return by_count
-    return np.asarray(by_count[[mask.bit_count() for mask in range(1 << n)]])
+    return np.asarray(by_count[sizes])
 
 
 def _ringed(near: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -186,9 +186,7 @@ def _ringed(near: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     `near[i, k]`: whether two GPUs may follow each other; shape of the answer (2^n,).
     """
     n = len(near)
-    neighbours = near @ (1 << np.arange(n))
-    masks = np.arange(1 << n)
-    sizes = np.array([mask.bit_count() for mask in range(1 << n)])
+    neighbours, masks, sizes = near @ (1 << np.arange(n)), np.arange(1 << n), subset_sizes(n)
     lowest = masks & -masks
     ends = np.where(sizes == 1, masks, 0)  # where a path can end that began at the lowest GPU
     for size in range(2, n + 1):
@@ -201,7 +199,3 @@ def _ringed(near: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     first = np.zeros(1 << n, np.int64)
     first[1:] = neighbours[np.log2(lowest[1:]).astype(np.int64)]
     return np.asarray((sizes >= 2) & (ends & first != 0))
-
-
-def _of_size(n: int, count: int) -> list[int]:
-    return [mask for mask in range(1 << n) if mask.bit_count() == count]

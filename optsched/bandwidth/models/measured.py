@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.models.measurements import (
-    MeasurementTable,
-    by_pattern,
-    check_table,
-    median,
-)
+from optsched.bandwidth.models.measurements import MeasurementTable, by_pattern, check_table
 from optsched.bandwidth.models.model import CountModel, Which
 from optsched.bandwidth.topology.rates import UNMEASURED
-from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,8 +17,6 @@ if TYPE_CHECKING:
     from optsched.bandwidth.models.measurements import Measurement
     from optsched.bandwidth.topology.cluster import Cluster
     from optsched.model.schedule import IntArray
-
-Repeated = Literal["first", "median"]
 
 
 class MeasuredBandwidth(CountModel):
@@ -36,12 +28,10 @@ class MeasuredBandwidth(CountModel):
     Parameters
     ----------
     cluster
-        Whose GPUs they are.
+        Cluster of the GPUs.
     table
-        The measurements; those seen beside other traffic are left out, for they say only that
-        the bandwidth is at least that.
-    repeated
-        Of several measurements of a pattern the first counts, or the median.
+        Measurements; the first of a pattern counts. Those beside other traffic are left out: the
+        bandwidth is only known to be no less.
 
     Raises
     ------
@@ -49,40 +39,29 @@ class MeasuredBandwidth(CountModel):
         A pattern that does not fit the cluster.
     """
 
-    def __init__(
-        self, cluster: Cluster, table: MeasurementTable, repeated: Repeated = "first"
-    ) -> None:
-        if repeated not in ("first", "median"):
-            raise InputError(f"repeated: expected first or median, got {repeated!r:.60}")
+    def __init__(self, cluster: Cluster, table: MeasurementTable) -> None:
         check_table(cluster, table)
-        self.cluster = cluster
-        self.table = table
-        self.repeated = repeated
+        self.cluster, self.table = cluster, table
         self.op, self.payload, self.mixed = table.op, table.payload, table.mixed
 
     @cached_property
     def known(self) -> dict[tuple[int, ...], int]:
         """kB/s by pattern."""
         found = by_pattern(row for row in self.table if not row.censored)
-        if self.repeated == "first":
-            return {pattern: values[0] for pattern, values in found.items()}
-        return {pattern: median(values) for pattern, values in found.items()}
+        return {pattern: values[0] for pattern, values in found.items()}
 
     def network(self, patterns: IntArray, which: Which = "value") -> IntArray:
         """The table; `UNMEASURED` or, as interval, 0 and the largest value of the table."""
         missing = {"value": UNMEASURED, "low": 0, "high": max(self.known.values(), default=0)}
-        # lists of integers are looked up ten times faster than arrays
-        found = [
-            self.known.get(tuple(c for c in row if c), missing[which]) for row in patterns.tolist()
-        ]
-        values = np.array(found, np.int64)
+        rows = [tuple(c for c in row if c) for row in patterns.tolist()]
+        values = np.array([self.known.get(row, missing[which]) for row in rows], np.int64)
         values[np.asarray(patterns).sum(axis=1) <= 1] = 0
         return values
 
     def update(self, measurements: Iterable[Measurement]) -> MeasuredBandwidth:
         """A model with these measurements behind its own."""
         more = self.table.joined(self.table.with_rows(measurements))
-        return MeasuredBandwidth(self.cluster, more, self.repeated)
+        return MeasuredBandwidth(self.cluster, more)
 
     def __repr__(self) -> str:
         return f"<MeasuredBandwidth of {len(self.known)} patterns>"

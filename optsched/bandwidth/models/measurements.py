@@ -1,20 +1,38 @@
-"""Measured bandwidths of sets of GPUs, all of one collective and one payload."""
+"""Measured bandwidths of sets of GPUs, all of one collective and one payload, and their CSV.
+
+The CSV has columns ``op,payload_bytes,hosts,pattern,gpus,busbw_GBps``: `hosts` (how many, checked
+against the pattern), `gpus` (``n01:0-3 n02:4,5``), `censored` (1 where other traffic ran) and
+`mixed` (1 where values are not all of the payload given) may be missing; an empty `payload_bytes`
+is unknown.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from optsched.bandwidth.models.model import OPERATIONS
+from optsched.bandwidth.models.patterns import parse_pattern, written_pattern
 from optsched.bandwidth.topology.cluster import Cluster
-from optsched.bandwidth.topology.rates import MOST
+from optsched.bandwidth.topology.foreign import looks_like
+from optsched.bandwidth.topology.names import parse_gpus, written_gpus
+from optsched.bandwidth.topology.rates import KILOBYTES, MOST, kilobytes
 from optsched.errors import InputError
+from optsched.io.csv_rows import csv_records, csv_text
 from optsched.io.files import read_text, write_atomic
-from optsched.io.values import integer
+from optsched.io.strict_json import placed
+from optsched.io.values import integer, one_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Mapping
+
+COLUMNS: Final = ("op", "payload_bytes", "hosts", "pattern", "gpus", "busbw_GBps")
+_KNOWN: Final = (*COLUMNS, "censored", "mixed")
+_NEEDED: Final = ("op", "payload_bytes", "pattern", "busbw_GBps")
+_NUMBER = re.compile(r"\d{1,12}(\.\d{1,20})?([eE][+-]?\d{1,3})?")
+_BYTES = re.compile(r"[1-9]\d{0,15}")
 
 
 class MixedMeasurements(InputError):
@@ -23,7 +41,7 @@ class MixedMeasurements(InputError):
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run: bus bandwidth in kB/s of a pattern, and whose GPUs they were, if that is known."""
+    """One run: bus bandwidth in kB/s of a pattern, and its GPUs, if they are known."""
 
     pattern: tuple[int, ...]
     """GPUs a host, falling, without zeros."""
@@ -57,7 +75,7 @@ class MeasurementTable:
     payload
         Bytes; None if unknown.
     mixed
-        Whether it was said that they are not all of that payload: answers repeat it.
+        Whether they are declared to be of several payloads: answers repeat it.
     """
 
     rows: tuple[Measurement, ...]
@@ -71,8 +89,7 @@ class MeasurementTable:
         ):
             raise InputError(f"rows: expected a list of Measurements, got {self.rows!r:.60}")
         object.__setattr__(self, "rows", tuple(self.rows))
-        if self.op not in OPERATIONS:
-            raise InputError(f"op: expected one of {', '.join(OPERATIONS)}, got {self.op!r:.60}")
+        one_of("op", self.op, OPERATIONS)
         if self.payload is not None:
             integer("payload", self.payload, 1, 2**53)
 
@@ -94,7 +111,7 @@ class MeasurementTable:
         Raises
         ------
         MixedMeasurements
-            They are of different collectives or payloads, and `mixed` was not said.
+            They are of different collectives or payloads, and `mixed` is false.
         """
         same = (self.op, self.payload) == (other.op, other.payload)
         if not same and not mixed:
@@ -122,20 +139,82 @@ class MeasurementTable:
     def read(
         cls, path: str | os.PathLike[str], op: str | None = None, payload: int | None = None
     ) -> MeasurementTable:
-        """Read a CSV ``op,payload_bytes,hosts,pattern,gpus,busbw_GBps``."""
-        from optsched.bandwidth.models.measurements_csv import from_text
+        """Read the CSV from a file; see `parse`."""
+        return cls.parse(read_text(path), str(path), op, payload)
 
-        return from_text(read_text(path), str(path), op, payload)
+    @classmethod
+    def parse(
+        cls, text: str, name: str, op: str | None = None, payload: int | None = None
+    ) -> MeasurementTable:
+        """Read the CSV; the order of the lines is kept.
+
+        Parameters
+        ----------
+        text
+            CSV with a header.
+        name
+            File name for messages.
+        op, payload
+            Take these lines only; by default all, which must then agree.
+
+        Raises
+        ------
+        InputError
+            With ``file:line``. `MixedMeasurements`: two collectives or payloads, and none chosen.
+        """
+        try:
+            lines = [_line(*row) for row in csv_records(text, name, _KNOWN, _NEEDED)]
+        except InputError as error:
+            if "busbw_GBps" not in text.partition("\n")[0]:
+                error.args = (f"{error}{looks_like(text)}",)
+            raise
+        if not lines:
+            raise InputError(f"{name}: there are no measurements in it")
+        chosen = [
+            line for line in lines
+            if op in (None, line[1].op) and payload in (None, line[1].payload)
+        ]  # fmt: skip
+        if not chosen:
+            present = ", ".join(sorted({_kind(table) for _, table in lines})[:6])
+            size = f"{payload} bytes" if payload else "any size"
+            raise InputError(f"{name}: no {op or 'measurement'} of {size}; there are {present}")
+        first, one = chosen[0]
+        for place, table in chosen:
+            if (table.op, table.payload) != (one.op, one.payload):
+                raise MixedMeasurements(
+                    f"{place}: {_kind(table)}, but {first} is {_kind(one)}: choose op and payload, "
+                    "or a file each"
+                )
+        mixed = any(table.mixed for _, table in chosen)
+        return cls(tuple(table.rows[0] for _, table in chosen), one.op, one.payload, mixed)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the CSV, all of it or nothing."""
-        from optsched.bandwidth.models.measurements_csv import to_csv
+        write_atomic(path, self.to_csv())
 
-        write_atomic(path, to_csv(self))
+    def to_csv(self) -> str:
+        """The CSV, readable by `parse`; optional columns only where a row needs them.
+
+        Raises
+        ------
+        InputError
+            A host name with spaces, commas or colons.
+        """
+        censored = any(row.censored for row in self.rows)
+        rows: list[list[object]] = []
+        for i, row in enumerate(self.rows):
+            whole, part = divmod(row.value, KILOBYTES)
+            rows.append([
+                self.op, "" if self.payload is None else self.payload, len(row.pattern),
+                written_pattern(row.pattern), written_gpus(row.gpus, f"rows[{i}].gpus"),
+                f"{whole}.{part:06d}".rstrip("0").rstrip("."),
+                *[int(row.censored)] * censored, *[1] * self.mixed,
+            ])  # fmt: skip
+        return csv_text([*COLUMNS, *["censored"] * censored, *["mixed"] * self.mixed], rows)
 
 
 def check_table(cluster: Cluster, table: MeasurementTable) -> None:
-    """Refuse what is no table, and measurements of patterns, hosts or GPUs that are not there.
+    """Refuse measurements of patterns, hosts or GPUs that a cluster has not, or does not join.
 
     Raises
     ------
@@ -146,7 +225,10 @@ def check_table(cluster: Cluster, table: MeasurementTable) -> None:
         raise InputError(f"cluster: expected a Cluster, got {cluster!r:.60}")
     if not isinstance(table, MeasurementTable):
         raise InputError(f"table: expected a MeasurementTable, got {table!r:.60}")
+    if not len(table):
+        return
     sizes = sorted(cluster.sizes.tolist(), reverse=True)
+    fabric = cluster.network_levels.domain[-1]
     for i, row in enumerate(table):
         place = f"measurements[{i}]"
         fits = len(row.pattern) <= len(sizes)
@@ -155,12 +237,19 @@ def check_table(cluster: Cluster, table: MeasurementTable) -> None:
                 f"{place}.pattern: {'+'.join(map(str, row.pattern)):.60} does not fit "
                 f"{len(sizes)} hosts of at most {sizes[0]} GPUs"
             )
-        for name, ids in row.gpus:
-            h = cluster.host_index(name, f"{place}.gpus")
-            if any(not 0 <= gpu < int(cluster.sizes[h]) for gpu in ids):
+        hosts = [cluster.host_index(name, f"{place}.gpus") for name, _ in row.gpus]
+        for h, (name, ids) in zip(hosts, row.gpus, strict=True):
+            size = int(cluster.sizes[h])
+            if any(not 0 <= gpu < size for gpu in ids):
                 raise InputError(
-                    f"{place}.gpus: expected ids in 0..{int(cluster.sizes[h]) - 1} on {name}, "
+                    f"{place}.gpus: expected ids in 0..{size - 1} on {name}, "
                     f"got {','.join(map(str, ids)):.60}"
+                )
+            if fabric[h] != fabric[hosts[0]]:
+                raise InputError(
+                    f"{place}.gpus: {row.gpus[0][0]} and {name} are in two domains of level "
+                    f"{cluster.levels[0]}, which nothing joins: give a factor for level cluster "
+                    "if a network does"
                 )
 
 
@@ -177,3 +266,30 @@ def median(values: list[int]) -> int:
     ranked = sorted(values)
     n = len(ranked)
     return (ranked[(n - 1) // 2] + ranked[n // 2]) // 2
+
+
+def _kind(table: MeasurementTable) -> str:
+    return f"{table.op} of {table.payload or 'unknown size'}{' bytes' * bool(table.payload)}"
+
+
+def _line(place: str, cells: dict[str, str]) -> tuple[str, MeasurementTable]:
+    """Place of a line, and a table of the line alone."""
+    with placed(f"{place}: "):
+        size, pattern = cells["payload_bytes"], parse_pattern(cells["pattern"])
+        if size and not _BYTES.fullmatch(size):
+            raise InputError(f"payload_bytes: expected bytes >= 1 or nothing, got {size!r:.60}")
+        if cells.get("hosts", "") not in ("", str(len(pattern))):
+            raise InputError(
+                f"hosts: expected {len(pattern)} as in the pattern {cells['pattern']}, "
+                f"got {cells['hosts']!r:.60}"
+            )
+        if not _NUMBER.fullmatch(rate := cells["busbw_GBps"]):
+            raise InputError(f"busbw_GBps: expected GB/s >= 0, got {rate!r:.60}")
+        for key in ("censored", "mixed"):
+            if cells.get(key, "") not in ("", "0", "1"):
+                raise InputError(f"{key}: expected 0 or 1, got {cells[key]!r:.60}")
+        gpus = parse_gpus(cells.get("gpus", ""), "gpus")
+        value = kilobytes("busbw_GBps", float(rate))
+        row = Measurement(pattern, value, gpus, cells.get("censored") == "1")
+        mixed = cells.get("mixed") == "1"
+        return place, MeasurementTable((row,), cells["op"], int(size) if size else None, mixed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -15,16 +16,7 @@ from optsched.bandwidth.topology.foreign import read_document
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
-from optsched.io.strict_json import (
-    MAX_INTEGER,
-    check_format,
-    decode,
-    lines,
-    nested,
-    placed,
-    rows,
-)
-from optsched.io.values import one_of
+from optsched.io.strict_json import MAX_INTEGER, decode_document, lines, nested, placed, rows
 
 if TYPE_CHECKING:
     import os
@@ -33,7 +25,9 @@ if TYPE_CHECKING:
     from optsched.bandwidth.topology.cluster import Cluster
 
 FORMAT = "optsched.bandwidth/1"
-KINDS = ("bottleneck", "measured")
+_CLASSES: dict[str, type[BottleneckBandwidth | MeasuredBandwidth]] = {
+    "bottleneck": BottleneckBandwidth, "measured": MeasuredBandwidth,
+}  # fmt: skip
 
 Rate = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
 Local = Annotated[int, msgspec.Meta(ge=0, lt=4096)]
@@ -49,8 +43,9 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     format: str
-    kind: str = "bottleneck"
-    repeated: Literal["first", "median"] = "first"
+    kind: Literal["bottleneck", "measured"] = "bottleneck"
+    repeated: Literal["first"] = "first"
+    """Of a measured model: the first run of a pattern counts."""
     cluster: Any
     op: str = "all_reduce"
     payload: Bytes | None = None
@@ -74,12 +69,12 @@ def from_tree(tree: Any, name: str, cluster: Cluster | None = None) -> Bandwidth
     Parameters
     ----------
     tree
-        ``optsched.bandwidth/1``; its field ``kind`` says which model it is, without it a
+        ``optsched.bandwidth/1``; its field ``kind`` is that of the model, without it a
         `BottleneckBandwidth`.
     name
         File name for messages.
     cluster
-        The cluster that the model is for, if the caller has one.
+        The cluster that the model is for, if the caller has one; it may lack fitted factors.
 
     Raises
     ------
@@ -87,18 +82,21 @@ def from_tree(tree: Any, name: str, cluster: Cluster | None = None) -> Bandwidth
         With the path in the document, the rule and the value; also if the model is of another
         cluster than the one given.
     """
-    check_format(tree, FORMAT, name)
-    kind = one_of(f"{name}: kind", tree.get("kind", "bottleneck"), KINDS)
-    if kind == "bottleneck" and "repeated" in tree:
-        raise InputError(f'{name}: top level: unknown field "repeated"')
-    found = decode(tree, _Document, name)
-    own = _cluster(found.cluster, name, cluster)
+    found = decode_document(tree, _Document, FORMAT, name)
+    of = documents.cluster_from_tree(found.cluster, f"{name}: cluster")
+    if cluster is not None and cluster != of:
+        given = cluster.factors.items()
+        if not given <= of.factors.items() or cluster != replace(of, factors=dict(given)):
+            raise InputError(
+                f"{name}: cluster: is {of!r}, another one than {cluster!r}; fit a model for that "
+                "one"
+            )
+    elif cluster is not None:
+        of = cluster
     with placed(f"{name}: "):
         measured = tuple(_measurement(row, i) for i, row in enumerate(found.measurements))
         table = MeasurementTable(measured, found.op, found.payload, found.mixed)
-        if kind == "measured":
-            return MeasuredBandwidth(own, table, found.repeated)
-        return BottleneckBandwidth(own, table)
+        return _CLASSES[found.kind](of, table)
 
 
 def to_json(model: BandwidthModel) -> bytes:
@@ -109,20 +107,16 @@ def to_json(model: BandwidthModel) -> bytes:
     InputError
         This kind of model has none.
     """
-    if isinstance(model, BottleneckBandwidth):
-        return lines({"format": FORMAT} | _members(model.table, model.cluster))
+    if not isinstance(model, (BottleneckBandwidth, MeasuredBandwidth)):
+        raise InputError(
+            f"model: a {type(model).__name__} has no document {FORMAT}; those that have: "
+            f"{', '.join(_CLASSES)}"
+        )
+    table = model.table
+    members: dict[str, Any] = {"format": FORMAT}
     if isinstance(model, MeasuredBandwidth):
-        head = {"kind": "measured", "repeated": model.repeated, "format": FORMAT}
-        return lines(head | _members(model.table, model.cluster))
-    raise InputError(
-        f"model: a {type(model).__name__} has no document {FORMAT}; those that have: "
-        f"{', '.join(KINDS)}"
-    )
-
-
-def _members(table: MeasurementTable, cluster: Cluster) -> dict[str, Any]:
-    """The measurements and the cluster."""
-    members: dict[str, Any] = {"op": table.op}
+        members["kind"] = "measured"
+    members["op"] = table.op
     if table.payload is not None:
         members["payload"] = table.payload
     if table.mixed:
@@ -134,23 +128,10 @@ def _members(table: MeasurementTable, cluster: Cluster) -> dict[str, Any]:
         )
         for row in table
     )  # fmt: skip
-    return members | {"cluster": nested(documents.cluster_json(cluster))}
-
-
-def _cluster(given: Any, name: str, wanted: Cluster | None) -> Cluster:
-    """The cluster of a document, which must be the one that is wanted."""
-    own = documents.cluster_from_tree(given, f"{name}: cluster")
-    if wanted is not None and wanted != own:
-        raise InputError(
-            f"{name}: cluster: is {own!r}, another one than {wanted!r}; fit a model for that one"
-        )
-    return own if wanted is None else wanted
+    return lines(members | {"cluster": nested(documents.cluster_json(model.cluster))})
 
 
 def _measurement(row: _Row, i: int) -> Measurement:
     gpus = tuple((host, tuple(ids)) for host, ids in row.gpus.items())
     with placed(f"measurements[{i}]."):
         return Measurement(parse_pattern(row.pattern), row.kilobytes, gpus, row.censored)
-
-
-__all__ = ["FORMAT", "from_tree", "read_model", "to_json", "write_model"]

@@ -1,75 +1,148 @@
-"""What measurements say about limits of the network: exact values, and values from below."""
+"""What measurements say about the network: its limit by pattern, and the factors of its levels."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.models.measurements import by_pattern, median
+from optsched.bandwidth.models.measurements import MeasurementTable, by_pattern, median
+from optsched.bandwidth.topology.levels import WHOLE, line
+from optsched.bandwidth.topology.rates import MOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from optsched.bandwidth.models.gaussian import Floats
     from optsched.bandwidth.models.measurements import Measurement
     from optsched.bandwidth.topology.cluster import Cluster
     from optsched.model.schedule import IntArray
 
+    Predict = Callable[[Cluster, MeasurementTable, Sequence[Measurement]], IntArray]
+
 BINDING: Final = 0.98
-"""Share of the bandwidth within a host from which on a run shows that host, not the network."""
+"""Share of the bandwidth of a host or uplink from which on a run shows that, not the network."""
+
+LEAST_RUNS: Final = 3
+"""Runs across a level from which a factor is fitted."""
 
 Limits = dict[tuple[int, ...], int]
 
 
 class Observations(NamedTuple):
-    """What measurements say about limits of the network, kB/s by pattern."""
+    """Limits of the network by pattern, kB/s, as they are within a domain of the lowest level."""
 
     known: Limits
     least: Limits
-    """The limit is at least this: a host or other traffic held the run back."""
-    settled: Limits
-    """As `least`, and no host allows more, so that the limit does not matter any further."""
+    """The limit is at least this: a host, an uplink or other traffic held the run back."""
 
 
-def observations(
-    cluster: Cluster, rows: Iterable[Measurement], ceiling: Callable[[IntArray], Floats]
-) -> Observations:
-    """Sort measurements out; those of one host say nothing about the network.
+class LevelFit(NamedTuple):
+    """Factor of a level, fitted to the runs across it."""
+
+    level: str
+    runs: int
+    factor: float | None
+    """Median of measured bandwidth over that without a factor; None for too few runs."""
+    lowest: float
+    highest: float
+
+
+def observations(cluster: Cluster, rows: Iterable[Measurement]) -> Observations:
+    """Limits of the network from measurements; those of one host contribute none.
 
     Parameters
     ----------
     cluster
-        Its tables tell what a host allowed a run whose GPUs are known.
+        Its factors divide the values of runs across a level; its intra tables and uplinks limit
+        runs of known GPUs.
     rows
-        The measurements, in any order.
-    ceiling
-        The most that the hosts allow of patterns, kB/s.
+        Measurements in any order.
     """
     exact: list[Measurement] = []
     least: Limits = {}
-    for row in rows:
-        if len(row.pattern) < 2:
+    for given in rows:
+        if len(given.pattern) < 2:
             continue
-        if row.censored or _held_back(cluster, row):
+        level = level_of(cluster, given)
+        row = _without_factor(given, int(cluster.network_levels.factor[max(level, 0)]), level)
+        if row.censored or _held_back(cluster, row, level):
             least[row.pattern] = max(least.get(row.pattern, 0), row.value)
         else:
             exact.append(row)
     known = {pattern: median(values) for pattern, values in by_pattern(exact).items()}
-    least = {pattern: value for pattern, value in least.items() if pattern not in known}
-    settled = {
-        pattern: value
-        for pattern, value in least.items()
-        if value >= BINDING * ceiling(np.array([pattern]))[0]
-    }
-    return Observations(known, least, settled)
+    return Observations(known, {p: value for p, value in least.items() if p not in known})
 
 
-def _held_back(cluster: Cluster, row: Measurement) -> bool:
-    """Whether a host of the run, rather than the network, explains its bandwidth."""
+def level_of(cluster: Cluster, row: Measurement) -> int:
+    """Lowest level of which one domain holds a run; -1 if its hosts are unknown, or one."""
+    if len(row.gpus) < 2:
+        return -1
+    domain = cluster.network_levels.domain[:, [cluster.host_index(name) for name, _ in row.gpus]]
+    return int(np.argmax((domain == domain[:, :1]).all(axis=1)))
+
+
+def fitted_factors(
+    cluster: Cluster, table: MeasurementTable, predict: Predict
+) -> tuple[Cluster, tuple[LevelFit, ...]]:
+    """Fit the factors that are not given, from the second level upward.
+
+    Parameters
+    ----------
+    cluster
+        Factors that it has are kept.
+    table
+        Runs whose GPUs are known count, except those beside other traffic.
+    predict
+        Bandwidths of runs by a model of a cluster and a table, without factors.
+
+    Returns
+    -------
+    Cluster
+        With the fitted factors: of a level the median of measured bandwidth over what a model of
+        the runs at lower levels predicts, at most 1 and at most the factor of the level below.
+    tuple of LevelFit
+        One for every level above the lowest without a given factor, lowest first.
+    """
+    if not cluster.levels:
+        return cluster, ()
+    factors, found = dict(cluster.factors), []
+    names = cluster.network_levels.names[: None if len(cluster.fabrics) == 1 else -1]
+    flat = replace(cluster, factors=dict.fromkeys(names, 1.0))
+    by_level: list[list[Measurement]] = [[] for _ in (*names, "unknown")]
+    for row in table:
+        by_level[level_of(cluster, row)].append(row)
+    below, current = by_level.pop(), 1.0
+    for number, (name, rows) in enumerate(zip(names, by_level, strict=True)):
+        exact = [row for row in rows if not row.censored]
+        if number and name not in factors:
+            ratios = np.zeros(1)
+            if len(exact) >= LEAST_RUNS:
+                expected = predict(flat, table.with_rows(below), exact)
+                ratios = np.array([row.value for row in exact]) / np.maximum(expected, 1)
+                factors[name] = max(1e-6, round(min(current, float(np.median(ratios))), 6))
+            low, high = float(ratios.min()), float(ratios.max())
+            found.append(LevelFit(name, len(exact), factors.get(name), low, high))
+        current = min(current, factors.get(name, current))
+        below = below + [_without_factor(row, round(current * WHOLE), number) for row in rows]
+    return replace(cluster, factors=factors), tuple(found)
+
+
+def _without_factor(row: Measurement, factor: int, level: int) -> Measurement:
+    """A run as without the factor of its level, in millionths: the inverse of `Levels.limited`."""
+    if level < 0 or factor >= WHOLE:
+        return row
+    return replace(row, value=min(-(-row.value * WHOLE // max(factor, 1)), MOST - 1))
+
+
+def _held_back(cluster: Cluster, row: Measurement, level: int) -> bool:
+    """Whether a host or an uplink of the run, rather than the network, explains its bandwidth."""
     limits = []
     for name, ids in row.gpus:
         kind = cluster.type(cluster.host_index(name))
         if kind.intra is not None and len(ids) >= 2:
             limits.append(kind.intra.of(sum(1 << gpu for gpu in ids)))
+    if level >= 0:
+        gpus, hosts = np.array([sum(row.pattern)]), np.array([len(row.pattern)])
+        limits.append(int(line(cluster.network_levels.uplink[[level]], gpus, hosts)[0]))
     return bool(limits) and row.value >= BINDING * min(limits)

@@ -12,6 +12,8 @@ import numpy as np
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from optsched.model.schedule import IntArray
 
 MOST_STATES: Final = 400_000
@@ -33,10 +35,14 @@ class Automaton(NamedTuple):
 
     def state(self, counts: IntArray) -> int:
         """State of a list of counts."""
-        state = 0
-        for count in counts:
-            state = int(self.step[state, count])
-        return state
+        return int(self.states(np.asarray(counts)[None])[0])
+
+    def states(self, rows: IntArray) -> IntArray:
+        """States of rows of counts."""
+        found = np.zeros(len(rows), np.int64)
+        for column in rows.T:
+            found = self.step[found, column]
+        return found
 
 
 def n_patterns(hosts: int, most: int) -> int:
@@ -97,3 +103,12 @@ def parse_pattern(text: str, place: str = "pattern") -> tuple[int, ...]:
 def written_pattern(counts: IntArray | tuple[int, ...]) -> str:
     """``"5+3"``; zeros are left out."""
     return "+".join(str(int(c)) for c in sorted(counts, reverse=True) if c)
+
+
+def rows_of(patterns: Iterable[tuple[int, ...]]) -> IntArray:
+    """Patterns as rows with zeros behind, at least two columns."""
+    given = [*patterns]
+    rows = np.zeros((len(given), max(map(len, given), default=2)), np.int64)
+    for row, pattern in zip(rows, given, strict=True):
+        row[: len(pattern)] = pattern
+    return rows

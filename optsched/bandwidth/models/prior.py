@@ -24,6 +24,11 @@ TRENDS: Final = (0.5, 0.5, 0.5, 0.2)
 With powers of 1, 1 and 0 that is the line rate, with 0, 0 and 0 a constant, as latency makes it.
 """
 
+LINE: Final = 0.1
+"""By how much the line rate is off before anything is measured; a deviation of logs."""
+WEIGHT: Final = 2
+"""Measurements that `LINE` counts for."""
+
 
 def host_rates(cluster: Cluster) -> Floats:
     """kB/s that c GPUs of one host bring to the network, by c from 0 to the largest host.
@@ -110,3 +115,34 @@ def inputs(cluster: Cluster, rows: IntArray) -> tuple[Floats, Floats]:
     typical = np.log(np.maximum(1.0, host_rates(cluster)[1:])).mean()
     trend = np.column_stack([np.ones(len(rows)), cards - typical, ring, np.log(rows[:, 0] / least)])
     return seen, trend * np.array(TRENDS)
+
+
+def beside_line_rate(expected: Floats, deviation: Floats, rate: Floats, seen: Floats) -> Floats:
+    """Replace predictions by the scaled line rate as far as they are less sure than it.
+
+    Of many patterns that were not measured a search takes the one that is overrated most: where a
+    process is not sure its differences are chance, and the order of line rates chooses better.
+    Patterns of one line rate keep the part of their differences that exceeds the doubt in them.
+
+    Parameters
+    ----------
+    expected, deviation
+        Logs that a process predicts, and their deviations; shape (n,).
+    rate
+        Logs of line rates, shape (n,).
+    seen
+        Log of measured / line rate of every measured pattern: their median scales the line rate,
+        and how far they are from it is its error.
+    """
+    scale = float(np.median(seen)) if len(seen) else 0.0
+    freedom = WEIGHT + max(0, len(seen) - 1)
+    error = (WEIGHT * LINE**2 + ((seen - scale) ** 2).sum()) / freedom
+    share = 1 / (1 + (deviation**2 / error) ** 2)
+    logs = share * expected + (1 - share) * (rate + scale)
+    _, group = np.unique(np.round(rate, 9), return_inverse=True)
+    weight, size = 1 / deviation**2, np.bincount(group)
+    mean = (np.bincount(group, weight * logs) / np.bincount(group, weight))[group]
+    spread, doubt = (np.bincount(group, x) / size for x in ((logs - mean) ** 2, deviation**2))
+    kept = np.maximum(0.0, 1 - doubt / np.maximum(spread, 1e-12))  # James & Stein 1961
+    kept[size == 1] = 1.0
+    return np.asarray(mean + kept[group] * (logs - mean))

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
-from optsched.bandwidth.models.measurements_csv import from_text, to_csv
 from optsched.bandwidth.models.model import OPERATIONS
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
@@ -51,10 +50,10 @@ def measurements(draw: st.DrawFn) -> Measurement:
 def test_round_trip(rows: list[Measurement], op: str, payload: int | None, mixed: bool) -> None:
     """What is written is what is read, to the kB/s, whatever ends the lines."""
     table = MeasurementTable(tuple(rows), op, payload, mixed)
-    text = to_csv(table)
-    assert from_text(text, "t") == table
-    assert from_text(text.replace("\n", "\r\n"), "t") == table
-    assert from_text(text, "t", op, payload) == table
+    text = table.to_csv()
+    assert MeasurementTable.parse(text, "t") == table
+    assert MeasurementTable.parse(text.replace("\n", "\r\n"), "t") == table
+    assert MeasurementTable.parse(text, "t", op, payload) == table
 
 
 def test_files(tmp_path: Path) -> None:
@@ -70,7 +69,7 @@ def test_files(tmp_path: Path) -> None:
 
 def test_columns_may_be_missing() -> None:
     """Hosts and GPUs are extra, and the order of columns is free."""
-    table = from_text("busbw_GBps,pattern,op,payload_bytes\n1e1,3+5,reduce,\n", "t")
+    table = MeasurementTable.parse("busbw_GBps,pattern,op,payload_bytes\n1e1,3+5,reduce,\n", "t")
     assert table == MeasurementTable((Measurement((5, 3), 10_000_000),), "reduce")
 
 
@@ -78,18 +77,18 @@ def test_choice() -> None:
     """Two collectives or payloads need a choice; the message names both lines."""
     text = HEAD + LINE + LINE.replace("16777216", "1024") + LINE.replace("all_reduce", "reduce")
     with pytest.raises(MixedMeasurements, match=r"t:3: all_reduce of 1024 .* t:2 .* 16777216"):
-        from_text(text, "t")
+        MeasurementTable.parse(text, "t")
     with pytest.raises(MixedMeasurements, match="t:3"):
-        from_text(text, "t", op="all_reduce")
+        MeasurementTable.parse(text, "t", op="all_reduce")
     with pytest.raises(MixedMeasurements, match="t:4: reduce of"):
-        from_text(text, "t", payload=16777216)
-    assert len(from_text(text, "t", payload=1024)) == 1
-    assert from_text(text, "t", "all_reduce", 16777216).payload == 16777216
+        MeasurementTable.parse(text, "t", payload=16777216)
+    assert len(MeasurementTable.parse(text, "t", payload=1024)) == 1
+    assert MeasurementTable.parse(text, "t", "all_reduce", 16777216).payload == 16777216
     with pytest.raises(InputError, match="no broadcast of any size; there are all_reduce of 1024"):
-        from_text(text, "t", op="broadcast")
+        MeasurementTable.parse(text, "t", op="broadcast")
     unknown = HEAD + LINE + LINE.replace("16777216", "")
     with pytest.raises(MixedMeasurements, match="of unknown size"):
-        from_text(unknown, "t")
+        MeasurementTable.parse(unknown, "t")
 
 
 BAD = {
@@ -123,7 +122,7 @@ BAD = {
 def test_refused(text: str) -> None:
     """Each fault is found, and named with its line."""
     with pytest.raises(InputError, match=BAD[text]):
-        from_text(text, "t")
+        MeasurementTable.parse(text, "t")
 
 
 def test_names_without_words() -> None:
@@ -131,4 +130,4 @@ def test_names_without_words() -> None:
     for name in ("a b", "a,b", "a:0"):
         table = MeasurementTable((Measurement((1,), 1, ((name, (0,)),)),))
         with pytest.raises(InputError, match=r"rows\[0\]\.gpus"):
-            to_csv(table)
+            table.to_csv()
