@@ -372,3 +372,30 @@ def test_without_torch_the_message_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match=r"\.\[torch\]"):
         HierarchicalTransformer.fit(CLUSTER, TABLE)
+
+
+# the naive variant
+
+
+def test_the_naive_variant_sees_gpus_only() -> None:
+    """Same tables within a host; across hosts a token for every GPU; no files, and GPUs needed."""
+    model = HierarchicalTransformer.fit(CLUSTER, TABLE, seed=SEED, epochs=2, variant="naive")
+    check_bandwidth_model(model)
+    rows = some_sets()
+    hosts = np.add.reduceat(rows, CLUSTER.first[:-1], axis=1, dtype=np.int64) > 0
+    one = hosts.sum(axis=1) < 2
+    assert np.array_equal(model.predict(rows)[one], trained().predict(rows)[one])
+    tokens = surrogate_tokens.gpu_tokens_of(rows)
+    for row, found in zip(rows, tokens, strict=True):
+        assert sorted(found[found > 0] - 1) == np.flatnonzero(row).tolist()
+    twins = np.zeros((2, CLUSTER.n_gpus), np.bool_)  # the same counts on hosts of the same types
+    twins[0, [0, 8]] = twins[1, [16, 24]] = True
+    assert len(set(trained().predict(twins).tolist())) == 1
+    assert len(set(model.predict(twins).tolist())) == 2
+    with pytest.raises(InputError, match="naive"):
+        model.save("x.json")
+    bare = MeasurementTable((Measurement((2, 2), GB),))
+    with pytest.raises(InputError, match="the measured GPUs"):
+        HierarchicalTransformer.fit(CLUSTER, bare, variant="naive")
+    with pytest.raises(InputError, match="variant"):
+        HierarchicalTransformer.fit(CLUSTER, TABLE, variant="flat")

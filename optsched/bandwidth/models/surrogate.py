@@ -18,6 +18,7 @@ from optsched.bandwidth.models.model import OPERATIONS, BandwidthModel
 from optsched.bandwidth.models.surrogate_tokens import (
     COUNT,
     Scaling,
+    gpu_tokens_of,
     samples_of,
     tokens_of,
 )
@@ -41,12 +42,13 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
 EPOCHS: Final = 350
+VARIANTS: Final = ("hierarchical", "naive")
 MOST_USED: Final = 256
-"""Hosts of a set that the network takes: attention grows with their square."""
+"""Tokens of a set that the network takes: attention grows with their square."""
 FORMAT: Final = "optsched.transformer/1"
 
 _TOGETHER: Final = 64
-"""Sets that the network is asked at once, always: the bits of one do not depend on the others."""
+"""Sets in every batch: so the bits of a prediction do not depend on the other sets."""
 
 _Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Moments = tuple[float, Annotated[float, msgspec.Meta(gt=0)]]
@@ -72,6 +74,9 @@ class HierarchicalTransformer(BandwidthModel):
     names, so their permutation changes nothing, and nor do hosts that are not used. Trained on the
     logarithm of measured bandwidths: Zhang et al., BandPilot, arXiv 2506.15595, section 4.
 
+    The variant ``"naive"`` (Table III there) is for comparison: a token for every GPU, with the
+    numbers of its host, of itself and of its host type, and no sums over the GPUs of a host.
+
     Instances are values: made by `fit` or `load`, never changed; more measurements are a new fit.
     """
 
@@ -95,14 +100,15 @@ class HierarchicalTransformer(BandwidthModel):
 
     @classmethod
     def fit(
-        cls, cluster: Cluster, table: MeasurementTable, *, seed: int = 0, epochs: int = EPOCHS
-    ) -> HierarchicalTransformer:
+        cls, cluster: Cluster, table: MeasurementTable, *, seed: int = 0, epochs: int = EPOCHS,
+        variant: str = "hierarchical",
+    ) -> HierarchicalTransformer:  # fmt: skip
         """Train on measurements across hosts; those on one host are left to the intra tables.
 
         Parameters
         ----------
         cluster
-            Whose GPUs they are; types without an intra table have that of `models.fallback`.
+            The cluster; types without an intra table have that of `models.fallback`.
         table
             Measurements. Those seen beside other traffic teach only that the bandwidth is not
             lower. Where the GPUs are not known, they are taken for average ones.
@@ -111,6 +117,8 @@ class HierarchicalTransformer(BandwidthModel):
             number of threads stay as they are.
         epochs
             Passes over all measurements.
+        variant
+            ``"hierarchical"`` or ``"naive"``.
 
         Raises
         ------
@@ -122,32 +130,38 @@ class HierarchicalTransformer(BandwidthModel):
         training = _torch_part()
         integer("seed", seed, 0, 2**63 - 1)
         integer("epochs", epochs, 1, 10**6)
-        samples = samples_of(cluster, _intra(cluster), table)
+        naive = one_of("variant", variant, VARIANTS) == "naive"
+        samples = samples_of(cluster, _intra(cluster), table, naive)
         if not len(samples.values):
             raise InputError("table: expected at least one measurement across hosts, got none")
-        scaling = Scaling.of(samples)
+        scaling = Scaling.of(samples, cluster if naive else None)
         weights = training.train(samples, scaling, seed, epochs)
         return cls(cluster, scaling, weights, table)
 
     def predict(self, selection: Selection) -> IntArray:
         """B(S) of every row; see `BandwidthModel.predict`.
 
-        Across hosts what the network says, rounded to kB/s; equal sets of tokens are asked once.
-        Other processors and versions of torch may differ in the last of seven digits.
+        Across hosts the output of the network, rounded to kB/s; equal sets of tokens are predicted
+        once. Other processors and versions of torch may differ in the last of seven digits.
 
         Raises
         ------
         InputError
-            Another shape or dtype, or a set on more than 256 hosts.
+            Another shape or dtype, or a set of more than 256 tokens.
         """
         given = self.checked(selection)
         tokens = tokens_of(self.cluster, self.intra, given)
-        used = (tokens > 0).sum(axis=1)
+        several = (tokens > 0).sum(axis=1) > 1
+        values = np.where(several, 0, tokens[:, 0] % COUNT)
+        if self.scaling.features is not None:
+            tokens = gpu_tokens_of(given)
         if tokens.shape[1] > MOST_USED:
-            raise InputError(f"selection: expected at most {MOST_USED} hosts in a set")
-        values = np.where(used == 1, tokens[:, 0] % COUNT, 0)
+            raise InputError(
+                f"selection: expected at most {MOST_USED} hosts (naive: GPUs) in a set"
+            )
+        used = (tokens > 0).sum(axis=1)
         for m in range(2, tokens.shape[1] + 1):
-            rows = np.flatnonzero(used == m)
+            rows = np.flatnonzero(several & (used == m))
             if len(rows):
                 distinct, where = np.unique(tokens[rows, :m], axis=0, return_inverse=True)
                 values[rows] = self._across(distinct)[where.reshape(-1)]
@@ -155,6 +169,8 @@ class HierarchicalTransformer(BandwidthModel):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a document ``optsched.transformer/1``, and a file ``.npz`` of weights beside it."""
+        if self.scaling.features is not None:
+            raise InputError("variant: the naive one is for comparison and has no files")
         beside = Path(path).with_suffix(".npz")
         if beside == Path(path):
             raise InputError(f"{path}: is the name of the weights; name the document, as in x.json")
@@ -164,7 +180,7 @@ class HierarchicalTransformer(BandwidthModel):
         content = stream.getvalue()
         document = _Document(
             FORMAT, self.cluster.sha256, self.op, self.payload, self.mixed,
-            self.scaling, hashlib.sha256(content).hexdigest(),
+            self.scaling[:4], hashlib.sha256(content).hexdigest(),
         )  # fmt: skip
         write_atomic(beside, content)  # the document comes last, so that what it names is there
         write_atomic(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
@@ -212,11 +228,11 @@ class HierarchicalTransformer(BandwidthModel):
         return network
 
     def _across(self, tokens: IntArray) -> IntArray:
-        """What the network says of sets that all use the same number of hosts."""
+        """Predictions for sets with the same number of tokens."""
         n = len(tokens)
         filled = np.pad(tokens, ((0, -n % _TOGETHER), (0, 0)), mode="edge")
-        said = _torch_part().outputs(self._network, self.scaling, filled, _TOGETHER)
-        predicted = self.scaling.bandwidth(said[:n])
+        found = _torch_part().outputs(self._network, self.scaling, filled, _TOGETHER)
+        predicted = self.scaling.bandwidth(found[:n])
         if np.isnan(predicted).any():
             raise InputError("weights: give no numbers for some sets: fit the model anew")
         return np.rint(np.clip(predicted, 1, MOST - 1)).astype(np.int64)

@@ -48,7 +48,7 @@ class SurrogateNetwork(nn.Module):
             nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(DROPOUT), nn.Linear(WIDTH, 1),
         )  # fmt: skip
 
-    def forward(self, hosts: Tensor, total: Tensor, there: Tensor) -> Tensor:
+    def forward(self, hosts: Tensor, total: Tensor, present: Tensor) -> Tensor:
         """Scaled logarithm of the bandwidth, shape (samples,).
 
         Parameters
@@ -57,15 +57,15 @@ class SurrogateNetwork(nn.Module):
             Scaled features, shape (samples, hosts, FEATURES).
         total
             Scaled total number of GPUs, shape (samples,).
-        there
+        present
             Whether a host is used, shape (samples, hosts): others enter no attention and not the
             pooling.
         """
         x = self.embedding(hosts)
         for layer in self.layers:
-            x = layer(x, there)
+            x = layer(x, present)
         x = rms_norm(x, (WIDTH,))
-        share = self.score(x).masked_fill(~there.unsqueeze(2), -torch.inf).softmax(1)
+        share = self.score(x).masked_fill(~present.unsqueeze(2), -torch.inf).softmax(1)
         pooled = (share * x).sum(1)
         found: Tensor = self.head(torch.cat([pooled, total.unsqueeze(1)], 1)).squeeze(1)
         return found
@@ -85,12 +85,12 @@ class EncoderLayer(nn.Module):
         self.narrow = nn.Linear(INNER, WIDTH, bias=False)
         self.dropout = nn.Dropout(DROPOUT)
 
-    def forward(self, x: Tensor, there: Tensor) -> Tensor:
+    def forward(self, x: Tensor, present: Tensor) -> Tensor:
         """One layer; `x` has shape (samples, hosts, WIDTH)."""
         n, m, _ = x.shape
         together = self.query_key_value(rms_norm(x, (WIDTH,)))
         query, key, value = together.view(n, m, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        seen = scaled_dot_product_attention(query, key, value, there[:, None, None], scale=1.0)
+        seen = scaled_dot_product_attention(query, key, value, present[:, None, None], scale=1.0)
         x = x + self.mix(self.dropout(seen.transpose(1, 2).reshape(n, m, WIDTH)))
         inner = self.widen(rms_norm(x, (WIDTH,))).relu()
         found: Tensor = x + self.narrow(self.dropout(inner))
@@ -147,7 +147,7 @@ def network_of(weights: Weights) -> SurrogateNetwork:
 def outputs(
     network: nn.Module, scaling: Scaling, tokens: IntArray, together: int
 ) -> npt.NDArray[np.float32]:
-    """What a network says, shape (n,), asked of so many sets at once."""
+    """Outputs of a network, shape (n,), in batches of `together` sets."""
     with undisturbed(), torch.inference_mode():
         batches = zip(*(part.split(together) for part in _inputs(scaling, tokens)), strict=True)
         found: npt.NDArray[np.float32] = torch.cat([network(*batch) for batch in batches]).numpy()

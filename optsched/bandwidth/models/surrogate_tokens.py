@@ -1,4 +1,4 @@
-"""What the learned surrogate sees of a set of GPUs: one token for every host that it uses."""
+"""Inputs of the learned surrogate: a token for every used host (naive variant: for every GPU)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Samples(NamedTuple):
     """What is learned from, in an order that does not depend on that of the measurements."""
 
     tokens: IntArray
-    """Falling, with zeros behind: shape (n, hosts)."""
+    """Falling, with zeros behind: shape (n, most tokens of a set)."""
     values: IntArray
     """kB/s, positive."""
     censored: npt.NDArray[np.bool_]
@@ -56,10 +56,20 @@ class Scaling(NamedTuple):
     """Of all GPUs of a set."""
     value: Moments
     """Of the logarithm of the bandwidth (kB/s)."""
+    features: Floats | None = None
+    """Naive variant: scaled numbers of host, GPU in it and host type by GPU, shape (GPUs, 3)."""
 
     @classmethod
-    def of(cls, samples: Samples) -> Scaling:
-        """That of samples; a deviation of 0 becomes 1."""
+    def of(cls, samples: Samples, cluster: Cluster | None = None) -> Scaling:
+        """Scaling of samples (naive variant: of this cluster); a deviation of 0 becomes 1."""
+        value = _moments(np.log(samples.values))
+        if cluster is not None:
+            host, kind = cluster.host_of, np.array(cluster.type_of)
+            local = np.arange(cluster.n_gpus) - cluster.first[host]
+            columns = [_scaled(part, _moments(part)) for part in (host, local, kind[host])]
+            total = _moments((samples.tokens > 0).sum(axis=1))
+            features = np.stack(columns, axis=1).astype(np.float32)
+            return cls((0.0, 1.0), (0.0, 1.0), total, value, features)
         used = samples.tokens[samples.tokens > 0]
         several = used[used // COUNT > 1]
         mean, deviation = _moments(np.log(np.maximum(several % COUNT, 1)))
@@ -67,11 +77,15 @@ class Scaling(NamedTuple):
             (mean, max(deviation, LEAST_SPREAD)),
             _moments(used // COUNT),
             _moments((samples.tokens // COUNT).sum(axis=1)),
-            _moments(np.log(samples.values)),
+            value,
         )
 
     def read(self, tokens: IntArray) -> tuple[Floats, Floats]:
-        """Inputs of the network, shapes (n, hosts, 3) and (n,); zeros where a host is absent."""
+        """Inputs of the network, shapes (n, tokens, 3) and (n,); zeros where a token is absent."""
+        if self.features is not None:
+            used = tokens > 0
+            gpus = self.features[np.maximum(tokens - 1, 0)] * used[:, :, None]
+            return gpus, _scaled(used.sum(axis=1), self.total).astype(np.float32)
         counts, intra = tokens // COUNT, tokens % COUNT
         seen = (
             np.where(counts > 1, _scaled(np.log(np.maximum(intra, 1)), self.intra), 0),
@@ -82,14 +96,21 @@ class Scaling(NamedTuple):
         return hosts, _scaled(counts.sum(axis=1), self.total).astype(np.float32)
 
     def written(self, values: IntArray) -> Floats:
-        """What the network shall write for these bandwidths."""
+        """Outputs for these bandwidths."""
         return _scaled(np.log(values), self.value).astype(np.float32)
 
     def bandwidth(self, outputs: Floats) -> npt.NDArray[np.float64]:
-        """kB/s that the network means."""
+        """Bandwidths of outputs, kB/s."""
         mean, deviation = self.value
         with np.errstate(over="ignore", invalid="ignore"):
             return np.exp(outputs.astype(np.float64) * deviation + mean)
+
+
+def gpu_tokens_of(selection: Selection) -> IntArray:
+    """Tokens of the naive variant (number of a GPU + 1) of every row, falling."""
+    numbers = np.where(selection, np.arange(1, selection.shape[1] + 1), 0)
+    width = int(selection.sum(axis=1).max(initial=1))
+    return np.ascontiguousarray(np.sort(numbers, axis=1)[:, : -width - 1 : -1])
 
 
 def tokens_of(cluster: Cluster, intra: Sequence[IntraTable], selection: Selection) -> IntArray:
@@ -110,17 +131,20 @@ def tokens_of(cluster: Cluster, intra: Sequence[IntraTable], selection: Selectio
     return np.ascontiguousarray(tokens[:, :width])
 
 
-def samples_of(cluster: Cluster, intra: Sequence[IntraTable], table: MeasurementTable) -> Samples:
+def samples_of(
+    cluster: Cluster, intra: Sequence[IntraTable], table: MeasurementTable, by_gpu: bool = False
+) -> Samples:
     """Measurements across hosts as samples; those on one host are left to the intra tables.
 
-    A measurement that does not say whose GPUs they were stands for hosts whose subsets are
-    average: the median of all subsets of a size.
+    A measurement without GPUs stands for average hosts: the median of all subsets of a size.
+
+    `by_gpu`: with the tokens of the naive variant.
 
     Raises
     ------
     InputError
-        A pattern or GPU that the cluster has not, a bandwidth of 0, or a pattern without GPUs on
-        a cluster whose types of hosts differ too much to stand for each other.
+        A pattern or GPU that is not in the cluster, a bandwidth of 0, or a pattern without GPUs:
+        on a cluster with host types too different for an average, or for the naive variant.
     """
     check_table(cluster, table)
     found = []
@@ -133,8 +157,14 @@ def samples_of(cluster: Cluster, intra: Sequence[IntraTable], table: Measurement
         names = [name for name, _ in row.gpus]
         if len(set(names)) < len(names) or any(len(set(ids)) < len(ids) for _, ids in row.gpus):
             raise InputError(f"{place}: a host or one of its GPUs is given twice")
+        if by_gpu and not row.gpus:
+            raise InputError(f"{place}: expected the measured GPUs: the naive variant needs them")
         tokens = [_average(cluster, intra, count, place) for count in row.pattern * (not row.gpus)]
         for name, ids in row.gpus:
+            if by_gpu:
+                first = int(cluster.first[cluster.host_index(name)])
+                tokens += [first + i + 1 for i in ids]
+                continue
             limit = intra[cluster.type_of[cluster.host_index(name)]].of(sum(1 << i for i in ids))
             tokens.append(len(ids) * COUNT + limit)
         found.append((sorted(tokens, reverse=True), row.value, row.censored))
