@@ -22,7 +22,8 @@ from optsched.bandwidth.topology.state import ClusterState, Job
 def problem_of(seed: int, most: int = 11, **rest):  # type: ignore[no-untyped-def]
     """A random request."""
     rng = random.Random(seed)
-    model = Tables(rng, sizes_of(rng, rng.randint(2, most)), gaps=rng.choice([0, 0, 0.2]))
+    gaps = rng.choice([0, 0, 0.2])
+    model = Tables(rng, sizes_of(rng, rng.randint(2, most)), gaps=gaps, levels=seed % 2 > 0)
     for _ in range(100):
         state = state_of(rng, model.cluster)
         if all(model.known(job.gpus) is not None for job in state.jobs):
@@ -47,7 +48,7 @@ def ruled_problem(seed: int, **fields):  # type: ignore[no-untyped-def]
 def four_by_eight(seed: int, ruled: bool = True) -> GpuPlacement:
     """Four hosts of eight GPUs and tenants; the policy is drawn too."""
     rng = random.Random(seed)
-    model = Tables(rng, [8] * 4)
+    model = Tables(rng, [8] * 4, levels=seed % 2 > 0)
     free = rng.sample(range(32), rng.randint(2, 32))
     busy = [gpu for gpu in range(32) if gpu not in free]
     rng.shuffle(busy)

@@ -1,8 +1,9 @@
 """How much of the best bandwidth the searches and baselines find.
 
 Under contention the truth is the formula of `optsched.bandwidth.models.contention` over standalone
-bandwidths: nobody has measured that. With measured data (``--data``) these are published runs, else
-made-up ones.
+bandwidths, which is not measured. With measured data (``--data``) these are published runs, else
+synthetic ones. ``--surrogate`` adds BandPilot as a whole: `hybrid` on a Transformer trained on 250
+samples (a minute each), its choices judged by the truth.
 """
 
 from __future__ import annotations
@@ -17,28 +18,29 @@ import numpy as np
 import optsched
 from benchmarks.bandwidth.measured_data import VARIABLE, load_measured
 from benchmarks.bandwidth.metrics import gbe
+from benchmarks.bandwidth.samples import training_samples
 from benchmarks.bandwidth.scenarios import packed, uniform
+from benchmarks.bandwidth.subset_surrogate import Truth, runs
 from benchmarks.machine import machine
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.models.measured import MeasuredBandwidth
+from optsched.bandwidth.models.measurements import MeasurementTable
 from optsched.bandwidth.models.model import CountModel, alone, unlimited
 from optsched.bandwidth.topology.rates import KILOBYTES
+from optsched_solvers.gpus.bandpilot import Eha, Hybrid, Proximity, Pts, RandomSubset, Topo
 from optsched_solvers.gpus.counts import Counts
-from optsched_solvers.gpus.eha import Eha
-from optsched_solvers.gpus.hybrid import Hybrid
-from optsched_solvers.gpus.pts import Pts
-from optsched_solvers.literature.baselines import Proximity, RandomSubset, Topo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from optsched.bandwidth import BandwidthModel, Cluster, ClusterState
-    from optsched.bandwidth.models.measurements import MeasurementTable
     from optsched.bandwidth.models.model import Which
     from optsched.model.schedule import IntArray
 
 SOLVERS = (Counts(), Hybrid(), Eha(), Pts(), Topo(), Proximity(), RandomSubset())
 TRAFFIC = ("heavy", "moderate", "idle")
+SAMPLES = 250
+"""Measurements that a surrogate is trained on."""
 
 
 class Capped(CountModel):
@@ -79,10 +81,10 @@ class Cell(NamedTuple):
 def models(data: str | None) -> dict[str, BandwidthModel]:
     """What is taken for the truth, by name of the cluster."""
     if data:
-        there = load_measured(data)
+        measured = load_measured(data)
         return {
-            "H100": MeasuredBandwidth(there.h100(), there.table()),
-            "Het-4Mix": Capped(there.het_4mix(), there.table(mixed=True)),
+            "H100": MeasuredBandwidth(measured.h100(), measured.table()),
+            "Het-4Mix": Capped(measured.het_4mix(), measured.table(mixed=True)),
         }
     same = synthetic.cluster("nvswitch", 4)
     mixed = synthetic.cluster(["pcie", "cube_mesh", "nvlink_pairs", "nvswitch"], 4)
@@ -90,6 +92,31 @@ def models(data: str | None) -> dict[str, BandwidthModel]:
         "synthetic 4 x nvswitch": MeasuredBandwidth(same, synthetic.network(same)),
         "synthetic mix": Capped(mixed, synthetic.network(mixed)),
     }
+
+
+class Learnt(NamedTuple):
+    """Search on a surrogate; like a solver for `measure`."""
+
+    name: str
+    model: BandwidthModel
+
+    def choose(self, problem: optsched.GpuPlacement, seed: int) -> tuple[list[int], float]:
+        """GPUs that the search picks when it knows the surrogate only, and its seconds."""
+        predicted = problem.changed(model=self.model)
+        result = optsched.solve(predicted, Hybrid(), seed=seed)
+        assert result.schedule is not None
+        return predicted.chosen(result.schedule)[0], result.seconds
+
+
+def learn(model: BandwidthModel, variant: str, seed: int) -> Learnt:
+    """Train a Transformer on 250 samples of the truth."""
+    from optsched.bandwidth.models.surrogate import HierarchicalTransformer
+
+    table = MeasurementTable((), model.op, model.payload, model.mixed)
+    truth = Truth("", model.cluster, table, model)
+    samples = runs(truth, training_samples(model.cluster, SAMPLES, seed))
+    learnt = HierarchicalTransformer.fit(model.cluster, samples, seed=seed, variant=variant)
+    return Learnt(f"{variant[:6]}+hybrid", learnt)
 
 
 def scenarios(
@@ -105,12 +132,14 @@ def scenarios(
 
 def measure(args: argparse.Namespace, cluster: str, model: BandwidthModel) -> Iterator[Cell]:
     """Solve every request with every solver."""
+    learnt = [learn(model, variant, args.seed) for variant in args.surrogate]
+    names = [*(solver.name for solver in SOLVERS), *(one.name for one in learnt)]
     for scenario, make in scenarios(model.cluster, args.repeats, args.seed).items():
         requests = list(make())
         for traffic in TRAFFIC:
-            share: dict[str, list[float]] = {solver.name: [] for solver in SOLVERS}
-            seconds: dict[str, list[float]] = {solver.name: [] for solver in SOLVERS}
-            loss: dict[str, list[float]] = {solver.name: [] for solver in SOLVERS}
+            share: dict[str, list[float]] = {name: [] for name in names}
+            seconds: dict[str, list[float]] = {name: [] for name in names}
+            loss: dict[str, list[float]] = {name: [] for name in names}
             for i, (state, k) in enumerate(requests):
                 problem = optsched.GpuPlacement(state, model, k, traffic=traffic, seed=i)
                 best = None
@@ -123,8 +152,14 @@ def measure(args: argparse.Namespace, cluster: str, model: BandwidthModel) -> It
                     share[solver.name].append(gbe(-result.objective, best))
                     seconds[solver.name].append(result.seconds)
                     got = problem.shares(problem.chosen(result.schedule))[0]
-                    lost = (got.standalone - got.value) / KILOBYTES
-                    loss[solver.name].append(lost)
+                    loss[solver.name].append((got.standalone - got.value) / KILOBYTES)
+                for one in learnt:
+                    gpus, took = one.choose(problem, i)
+                    got = problem.shares([gpus])[0]
+                    assert best is not None
+                    share[one.name].append(gbe(got.value, best))
+                    seconds[one.name].append(took)
+                    loss[one.name].append((got.standalone - got.value) / KILOBYTES)
             yield Cell(cluster, scenario, traffic, [k for _, k in requests], share, seconds, loss)
 
 
@@ -147,6 +182,10 @@ def main() -> None:
     parser.add_argument("--data", default=os.environ.get(VARIABLE), help="folder of measurements")
     parser.add_argument("--repeats", type=int, default=4, help="states for every k")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--surrogate", nargs="*", choices=["hierarchical", "naive"], default=[],
+        help="variants of the Transformer to train and to search with hybrid",
+    )  # fmt: skip
     args = parser.parse_args()
     print(machine("numba"))
     clusters = models(args.data)

@@ -36,8 +36,6 @@ class Tables(CountModel):
         Draw factors and uplinks of the levels too.
     """
 
-    levels = False
-
     def __init__(
         self, rng: random.Random, sizes: list[int], *, gaps: float = 0.0, levels: bool = False
     ) -> None:
@@ -63,7 +61,7 @@ class Tables(CountModel):
             hosts.append(Host(f"n{i}", kind.name, (f"b{rack // 2}", f"r{rack}")))
         names = ("block", "rack")
         self.cluster = Cluster(tuple(hosts), tuple(kinds), names, **_limits(rng, names, levels))
-        self.rng, self.gaps, self.levels = random.Random(rng.random()), gaps, levels
+        self.rng, self.gaps = random.Random(rng.random()), gaps
         self.limits: dict[tuple[int, ...], int] = {}
         few = rng.random() < 0.5  # few distinct values: many ties
         self.values = [10, 20, 40] if few else list(range(3, 60))
@@ -105,9 +103,7 @@ class Tables(CountModel):
         for h, mask in by_host.items():
             if mask.bit_count() >= 2:
                 value = min(value, self.cluster.type(h).intra.of(mask))  # type: ignore[union-attr]
-        if len(by_host) == 1 or not self.levels:
-            return value
-        return self._beyond(value, list(by_host), len(gpus))
+        return value if len(by_host) == 1 else self._beyond(value, list(by_host), len(gpus))
 
     def _beyond(self, value: int, hosts: list[int], gpus: int) -> int:
         """Bandwidth of several hosts after the uplinks and the factor of their lowest level."""
@@ -206,7 +202,7 @@ def subset_problems(n: int, seed: int = 0, most: int = 9) -> tuple[GpuPlacement,
 
 def random_subset(rng: random.Random, most: int = 9, name: str = "") -> GpuPlacement:
     """Draw a placement on a cluster of at most `most` GPUs."""
-    model = Tables(rng, sizes_of(rng, rng.randint(2, most)))
+    model = Tables(rng, sizes_of(rng, rng.randint(2, most)), levels=rng.random() < 0.5)
     state = state_of(rng, model.cluster)
     k = rng.randint(1, len(state.free))
     policy = policy_of(rng, model.cluster)

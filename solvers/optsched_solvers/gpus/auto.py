@@ -1,4 +1,4 @@
-"""`auto` for choices of GPUs: the exact search that fits, else the best of the searches."""
+"""`auto` for GPU placements: the exact search that fits, else heuristics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Final
 from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
+from optsched_solvers.gpus.bandpilot import Hybrid
 from optsched_solvers.gpus.counts import Counts
-from optsched_solvers.gpus.hybrid import Hybrid
 from optsched_solvers.gpus.one_by_one import OneByOne
-from optsched_solvers.gpus.tree import BranchAndBound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,56 +21,49 @@ if TYPE_CHECKING:
     from optsched.solving.monitor import Monitor
     from optsched.solving.solver import Solver
 
-ENGINES: tuple[Solver, ...] = (Counts(), BranchAndBound(), Hybrid())
-"""In the order in which they are preferred: exact ones first."""
-
-SEVERAL: tuple[Solver, ...] = (OneByOne(),)
-"""The same for several requests."""
-
 FIRST: Final = 1000
-"""Iterations that an engine has at least where there is no choice yet: milliseconds."""
+"""Least iterations of the first solver: milliseconds."""
 
 
 class Auto:
-    """The first of `ENGINES` that takes the problem; if that proves nothing, the next ones too."""
+    """`counts`, then `hybrid` if that proves nothing; several requests: `one_by_one`."""
 
     name = "auto"
     kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType({})
 
     def supports(self, problem: Problem) -> Support:
-        """Whether any of the searches takes it; else why the last does not."""
-        said = Support(False, "it is no choice of GPUs")
-        for engine in _engines(problem):
-            said = engine.supports(problem)
-            if said:
-                return said
-        return said
+        """What one of the solvers supports; else the reason of the last."""
+        found = Support(False, "it only chooses GPUs (GpuPlacement)")
+        for solver in _solvers(problem):
+            found = solver.supports(problem)
+            if found:
+                break
+        return found
 
     def runs_inline(self, problem: Problem) -> bool:
-        """Whether the first search answers at once."""
-        first = Counts()
-        return bool(first.supports(problem)) and first.runs_inline(problem)
+        """Whether the exact search answers at once."""
+        return bool(Counts().supports(problem)) and Counts().runs_inline(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """The first that takes the problem; if that proves nothing, the next ones too."""
+        """Run the solvers in turn until one proves its choice or a limit is reached."""
         assert isinstance(problem, GpuPlacement)
-        for engine in _engines(problem):
-            if not engine.supports(problem):
+        for solver in _solvers(problem):
+            if not solver.supports(problem):
                 continue
             given = limits
             if limits.iterations is not None and monitor.objective is None:
                 given = replace(limits, iterations=max(limits.iterations, FIRST))
-            found = engine.solve(problem, given, monitor)
-            if found.status == "infeasible" or found.reason or monitor.should_stop():
-                return found
-            if problem.tolerance and isinstance(engine, Counts) and monitor.objective is not None:
-                return found  # it gave bandwidth for a better rest: others would take that back
-            if limits.iterations is not None and monitor.objective is not None:
+            found = solver.solve(problem, given, monitor)
+            ended = found.status == "infeasible" or found.reason or monitor.should_stop()
+            # a tolerance gives bandwidth for less fragmentation: `hybrid` would take that back
+            final = problem.tolerance or limits.iterations is not None
+            if ended or (final and monitor.objective is not None):
                 return found
         return Result("unknown")
 
 
-def _engines(problem: Problem) -> tuple[Solver, ...]:
-    several = isinstance(problem, GpuPlacement) and len(problem.requests) > 1
-    return SEVERAL if several else ENGINES
+def _solvers(problem: Problem) -> tuple[Solver, ...]:
+    if isinstance(problem, GpuPlacement) and len(problem.requests) > 1:
+        return (OneByOne(),)
+    return Counts(), Hybrid()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.bandwidth.models.model import CountModel
+from optsched.bandwidth.models.model import CountModel, UnmeasuredPattern
 from optsched.bandwidth.models.patterns import written_pattern
 from optsched.bandwidth.models.tables import CountTables
 from optsched.bandwidth.placement.problem import GpuPlacement, GpuSets
 from optsched.bandwidth.search.ask import MOST_LEAVES, MOST_NODES, UNPROVED, ask, leaves_in_python
+from optsched.bandwidth.topology.proximity import proximity
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, load_behind, loaded
@@ -23,29 +25,26 @@ from optsched_solvers.gpus.vectors import claim
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from optsched.bandwidth.search.ask import Answer
     from optsched.bandwidth.search.large import LargeSearch
     from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
 
-KERNEL = "optsched.bandwidth.search.counts"
+KERNEL: Final = "optsched.bandwidth.search.counts"
+LARGE: Final = ("optsched.bandwidth.search.request", "optsched.bandwidth.search.cells")
 
-LARGE = ("optsched.bandwidth.search.request", "optsched.bandwidth.search.cells")
-
-NODES_A_SECOND = 5_000_000
+NODES_A_SECOND: Final = 5_000_000
 """Steps of the kernel that a slow core does beside some jobs."""
 
-INSTANT = 100_000
+INSTANT: Final = 100_000
 """Count vectors that take milliseconds at worst."""
 
 
 class Counts:
     """Depth-first search over count vectors with the best subset of each host.
 
-    One iteration is one count vector evaluated. Ties are broken as `GpuPlacement` says. Clusters
-    too large for that are searched by thresholds and jobs that are met, with a proven bound: see
-    `optsched.bandwidth.search.large`.
+    One iteration is one count vector evaluated. Ties are broken as `GpuPlacement` says. Without
+    tables, or with too many count vectors, `optsched.bandwidth.search.large` searches.
     """
 
     name = "counts"
@@ -53,40 +52,38 @@ class Counts:
     options: Mapping[str, str] = MappingProxyType({})
 
     def runs_inline(self, problem: Problem) -> bool:
-        """Where there are not too many count vectors to look at them all."""
-        return isinstance(problem, GpuPlacement) and vectors(problem) <= INSTANT
+        """Whether the count vectors are few."""
+        return isinstance(problem, GpuPlacement) and _vectors(problem) <= INSTANT
 
     def supports(self, problem: Problem) -> Support:
         """One request, and a model with tables or any `CountModel`."""
-        if not isinstance(problem, GpuPlacement):
-            return Support(False, "it only chooses GPUs (GpuPlacement)")
-        return Support(True) if is_large(problem) else supported(problem)
+        if isinstance(problem, GpuPlacement) and _is_large(problem):
+            return Support(True)
+        return supported(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Search all count vectors, or as many as the iterations allow; then go on as on large."""
+        """Search all count vectors, or as many as the iterations allow; then as without tables."""
         assert isinstance(problem, GpuPlacement)
-        state = problem.state
         if problem.tables is None:
             return self._large(problem, limits, monitor)
         leaves = MOST_LEAVES if limits.iterations is None else limits.iterations
         ready = loaded(KERNEL)
-        few = leaves if ready else min(leaves, leaves_in_python(state.room, problem.k))
+        in_python = leaves_in_python(problem.state.room, problem.k) >= leaves
+        if not ready and not in_python and not load(monitor, KERNEL):
+            return _nearest(problem, monitor)
         nodes = MOST_NODES
         if limits.iterations is None:
             nodes = int(min(nodes, monitor.remaining * NODES_A_SECOND))
-        found = _asked(problem, few, nodes) if few else None
-        if few < leaves and (found is None or not found.compared):
-            if load(monitor, KERNEL):
-                found = _asked(problem, leaves, nodes)
-            elif found is None:
-                offer_nearest(problem, monitor)
-                return Result("unknown")
+        found = ask(
+            problem.tables, problem.state, problem.demands, problem.k, problem.policy,
+            ties=True, tolerance=problem.tolerance, leaves=leaves, nodes=nodes,
+        )  # fmt: skip
+        if not ready:
+            load_behind(KERNEL)  # for the next request
         if found is None:
-            if vectors(problem) > min(leaves, nodes // 32):
+            if _vectors(problem) > min(leaves, nodes // 32):
                 return self._large(problem, limits, monitor)
             return nothing_found(problem)
-        if not ready:
-            load_behind(KERNEL)  # for the next question
         monitor.advance(found.visited)
         monitor.incumbent(GpuSets.of([found.gpus]), -found.value, self.name)
         if found.upper_bound < UNPROVED:
@@ -95,46 +92,35 @@ class Counts:
         return self._large(problem, limits, monitor)
 
     def _large(self, problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
-        if monitor.should_stop() or not is_large(problem):
+        """Search without tables; until the deadline if one is given."""
+        if monitor.should_stop() or not _is_large(problem):
             return Result("unknown")
         if not load(monitor, *LARGE):
-            offer_nearest(problem, monitor)
-            return Result("unknown")
-        return search_large(problem, limits, monitor, self.name)
-
-
-def search_large(problem: GpuPlacement, limits: Limits, monitor: Monitor, name: str) -> Result:
-    """The search without tables, until the time is over if there is a limit."""
-    assert isinstance(problem.model, CountModel)
-    given = limits.time_limit is not None and not limits.by_default
-    found = large_search(problem.model).choose(
-        problem.state, problem.k, problem.demands, problem.policy,
-        time.monotonic() + monitor.remaining if given else None,
-    )  # fmt: skip
-    if found is not None:
-        monitor.incumbent(GpuSets.of([found.gpus]), -found.value, name)
-        claim(problem, monitor, found.upper_bound, name, found.value)
-    return Result("unknown")
-
-
-def _asked(problem: GpuPlacement, leaves: int, nodes: int) -> Answer | None:
-    assert problem.tables is not None
-    return ask(
-        problem.tables, problem.state, problem.demands, problem.k, problem.policy,
-        ties=True, tolerance=problem.tolerance, leaves=leaves, nodes=nodes,
-    )  # fmt: skip
+            return _nearest(problem, monitor)
+        assert isinstance(problem.model, CountModel)
+        given = limits.time_limit is not None and not limits.by_default
+        found = large_search(problem.model).choose(
+            problem.state, problem.k, problem.demands, problem.policy,
+            deadline=time.monotonic() + monitor.remaining if given else None,
+        )  # fmt: skip
+        if found is not None:
+            monitor.incumbent(GpuSets.of([found.gpus]), -found.value, self.name)
+            claim(problem, monitor, found.upper_bound, self.name, found.value)
+        return Result("unknown")
 
 
 @lru_cache(maxsize=4)
 def large_search(model: CountModel) -> LargeSearch:
-    """What depends on a model, which is listed once."""
+    """The search for large clusters, prepared once for a model."""
     from optsched.bandwidth.search.large import LargeSearch
 
     return LargeSearch(model)
 
 
-def supported(problem: GpuPlacement) -> Support:
-    """Whether counts on hosts decide what a choice is worth."""
+def supported(problem: Problem) -> Support:
+    """Whether a problem has one request, and counts by host decide all bandwidths."""
+    if not isinstance(problem, GpuPlacement):
+        return Support(False, "it only chooses GPUs (GpuPlacement)")
     if len(problem.requests) != 1:
         return Support(False, "it takes one request at a time")
     if not problem.model.intra_monotone:
@@ -144,42 +130,13 @@ def supported(problem: GpuPlacement) -> Support:
     return Support(True)
 
 
-def vectors(problem: GpuPlacement) -> int:
-    """Number of count vectors, most of which a search cuts off."""
-    return prod(int(n) + 1 for n in problem.state.room)
-
-
-def is_large(problem: GpuPlacement) -> bool:
-    """Whether the search without tables takes it."""
-    return (
-        isinstance(problem.model, CountModel)
-        and len(problem.requests) == 1
-        and problem.on_unmeasured == "predict"
-        and not problem.is_robust
-    )
-
-
-def offer_nearest(problem: GpuPlacement, monitor: Monitor) -> None:
-    """An answer when there is no time for kernels: whole hosts and NUMA groups first."""
-    from optsched.bandwidth.models.model import UnmeasuredPattern
-    from optsched.bandwidth.topology.proximity import proximity
-
-    chosen = sorted(proximity(problem.cluster, problem.state.free, problem.k))
-    if problem.on_unmeasured == "measured" or problem.faults([chosen]):
-        return
-    try:
-        monitor.incumbent(GpuSets.of([chosen]), -problem.worth([chosen]), "proximity")
-    except UnmeasuredPattern:
-        return
-
-
 def nothing_found(problem: GpuPlacement) -> Result:
-    """Infeasible; or unknown, if a choice is allowed whose pattern is not measured."""
+    """Result without a choice: infeasible, or every feasible choice has an unmeasured pattern."""
     tables = problem.model.tables("high") or problem.tables
     assert tables is not None
     state = problem.state
-    everything = CountTables.of(tables.cluster, np.maximum(tables.network, 0), tables.intra)
-    found = ask(everything, state, (0,) * len(state.jobs), problem.k, problem.policy)
+    measured = CountTables.of(tables.cluster, np.maximum(tables.network, 0), tables.intra)
+    found = ask(measured, state, (0,) * len(state.jobs), problem.k, problem.policy)
     if found is None:
         return Result("infeasible", reason=f"no set of {problem.k} free GPUs obeys the policy")
     pattern = written_pattern(problem.cluster.counts(found.gpus))
@@ -188,3 +145,26 @@ def nothing_found(problem: GpuPlacement) -> Result:
         reason=f"every choice of {problem.k} GPUs needs a pattern that is not measured, such as "
         f"{pattern} or, beside running jobs, theirs together: measure it, or predict",
     )
+
+
+def _nearest(problem: GpuPlacement, monitor: Monitor) -> Result:
+    """Choice of `proximity` in the largest fabric, if no time is left to load kernels."""
+    cluster, state, k = problem.cluster, problem.policy.usable(problem.state), problem.k
+    fabric = max(cluster.fabrics, key=lambda hosts: int(state.room[list(hosts)].sum()))
+    free = [gpu for gpu in state.free if int(cluster.host_of[gpu]) in fabric]
+    chosen = sorted(proximity(cluster, free, k)) if len(free) >= k else []
+    if problem.on_unmeasured != "measured" and not problem.faults([chosen]):
+        with suppress(UnmeasuredPattern):
+            monitor.incumbent(GpuSets.of([chosen]), -problem.worth([chosen]), "proximity")
+    return Result("unknown")
+
+
+def _vectors(problem: GpuPlacement) -> int:
+    """Number of count vectors, feasible or not."""
+    return prod(int(n) + 1 for n in problem.state.room)
+
+
+def _is_large(problem: GpuPlacement) -> bool:
+    """Whether the search without tables takes the problem."""
+    predicts = problem.on_unmeasured == "predict" and not problem.is_robust
+    return isinstance(problem.model, CountModel) and len(problem.requests) == 1 and predicts

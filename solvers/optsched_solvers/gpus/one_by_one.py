@@ -1,8 +1,8 @@
-"""Several requests one after the other, in several orders; then taken back and placed again.
+"""Several requests: placed one after the other in several orders, then improved by local search.
 
-Each gets the best for itself beside the running jobs and the requests before it, as tenants. From
-the best order on, single requests and pairs are taken back and placed again, also on hosts of their
-own, while that makes all together better. The bound is what all could get alone.
+A request gets its best GPUs in competition with the running jobs and the requests placed before.
+The local search removes single requests and pairs and places them again, also on hosts that no
+other request uses. The bound is the sum of what every request could get alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Sets = dict[int, tuple[int, ...]]  # GPUs by request
 
 ORDERS: Final = 6
-"""Orders that are tried: as given, by falling and by rising size, and at random."""
+"""Number of orders: as given, by falling size, by rising size, and random orders."""
 
 NODES: Final = 500_000
 """Steps of the exact search for one request, some 20 ms."""
@@ -44,27 +44,27 @@ _SECONDS: Final = 0.1  # for one request without tables, unless iterations count
 
 
 class OneByOne:
-    """One iteration is one request placed."""
+    """Several requests, one after the other; one iteration is one request placed."""
 
     name = "one_by_one"
     kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType({})
 
     def supports(self, problem: Problem) -> Support:
-        """Any number of requests, joint allocations by counts."""
+        """Any number of requests, and a model with tables or any `CountModel`."""
         if not isinstance(problem, GpuPlacement):
-            return Support(False, "it is no choice of GPUs")
+            return Support(False, "it only chooses GPUs (GpuPlacement)")
         if problem.tables is not None and problem.model.intra_monotone:
             return Support(True)
-        believed = problem.on_unmeasured == "predict" and not problem.is_robust
-        if not isinstance(problem.model, CountModel) or not believed:
+        predicts = problem.on_unmeasured == "predict" and not problem.is_robust
+        if not isinstance(problem.model, CountModel) or not predicts:
             return Support(False, "the model has no tables by counts for this cluster")
         if problem.objective == "max_min":
             return Support(False, "max_min needs a model with tables by counts for this cluster")
         return Support(True)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Orders first, then exchanges, until nothing is better."""
+        """Try all orders, then the local search until a limit or a local optimum."""
         assert isinstance(problem, GpuPlacement)
         if not load(monitor, *(LARGE if problem.tables is None else [KERNEL])):
             return Result("unknown")
@@ -74,13 +74,11 @@ class OneByOne:
         if upper is not None:
             monitor.bound(-upper, self.name)
         found = monitor.objective is not None
-        return Result(
-            "unknown", reason="" if found else "no order of the requests has room for all"
-        )
+        return Result("unknown", reason="" if found else "no order of the requests places all")
 
 
 class Sequences:
-    """Requests placed one after the other; the best of all is reported as it is found."""
+    """State of the search; every new best choice is reported at once."""
 
     def __init__(self, problem: GpuPlacement, limits: Limits, monitor: Monitor) -> None:
         self.problem, self.limits, self.monitor = problem, limits, monitor
@@ -89,7 +87,7 @@ class Sequences:
         self._alone: dict[tuple[int, ...], int] = {}
 
     def orders(self) -> Iterator[list[int]]:
-        """Of the requests: as given, by size, and at random."""
+        """Orders of the requests to try, as numbers."""
         requests = self.problem.requests
         given = list(range(len(requests)))
         yield given
@@ -100,14 +98,14 @@ class Sequences:
             yield rng.sample(given, len(given))
 
     def improve(self) -> None:
-        """The best order; then single requests and pairs again, while all together get more."""
+        """Try all orders, then move single requests and pairs until the objective stops rising."""
         for order in self.orders():
             self._offer(self.placed({}, order))
             if self._over():
                 return
-        everybody = range(len(self.problem.requests))
-        groups = [(r,) for r in everybody] + list(combinations(everybody, 2))
-        since = 0  # groups since the last that was better
+        every = range(len(self.problem.requests))
+        groups = [(r,) for r in every] + list(combinations(every, 2))
+        since = 0  # groups since the last improvement
         while self.best is not None and since < len(groups):
             group = groups.pop(0)
             groups.append(group)
@@ -121,7 +119,7 @@ class Sequences:
                         since = 0
 
     def bound(self) -> int | None:
-        """What all requests could get alone; None where that is not known."""
+        """Upper bound: sum of what the requests could get alone; None where it is not known."""
         if self.problem.objective == "max_min" and len(self.problem.requests) > 1:
             return RATIO
         total = 0
@@ -138,13 +136,13 @@ class Sequences:
         return self.monitor.should_stop() or (spent and self.best is not None)
 
     def _offer(self, chosen: Sets | None) -> bool:
-        """Whether sets for all are better than what there was."""
+        """Keep sets for all requests if they improve the best; return whether they do."""
         if chosen is None:
             return False
         sets = [chosen[r] for r in range(len(chosen))]
         try:
             value = self.problem.worth(sets)
-        except UnmeasuredPattern:  # beside those that came later
+        except UnmeasuredPattern:  # in competition with requests placed later
             return False
         if value <= self.value:
             return False
@@ -152,9 +150,12 @@ class Sequences:
         self.monitor.incumbent(GpuSets.of(sets), -value, "one_by_one")
         return True
 
-    def placed(self, there: Sets, order: Iterable[int], apart: bool = False) -> Sets | None:
-        """Some requests placed beside others, one after the other; None if one has no room."""
-        chosen = dict(there)
+    def placed(self, kept: Sets, order: Iterable[int], apart: bool = False) -> Sets | None:
+        """Place some requests in an order, the others kept; None if one finds no feasible choice.
+
+        `apart`: on hosts that no placed request uses.
+        """
+        chosen = dict(kept)
         for r in order:
             policy = self.problem.requests[r].policy
             if apart and not policy.apart:
@@ -171,15 +172,15 @@ class Sequences:
     def _name(self, r: int) -> str:
         return f"request {self.problem.requests[r].name}"
 
-    def _best_of(self, r: int, there: Sets, policy: Policy) -> tuple[tuple[int, ...], int] | None:
-        """The best GPUs for a request beside others, and what none exceeds."""
+    def _best_of(self, r: int, placed: Sets, policy: Policy) -> tuple[tuple[int, ...], int] | None:
+        """The best GPUs for a request in competition with placed requests, and an upper bound."""
         problem, k = self.problem, self.problem.requests[r].gpus
-        jobs = [Job(self._name(other), gpus) for other, gpus in there.items()]
-        wanted = [*problem.demands, *(self._reached(gpus) for gpus in there.values())]
-        state = problem.state.without(gpu for gpus in there.values() for gpu in gpus)
+        jobs = [Job(self._name(other), gpus) for other, gpus in placed.items()]
+        demands = [*problem.demands, *(self._reached(gpus) for gpus in placed.values())]
+        state = problem.state.without(gpu for gpus in placed.values() for gpu in gpus)
         state = state.with_jobs([*state.jobs, *jobs])
         if problem.tables is not None:
-            found = ask(problem.tables, state, wanted, k, policy, ties=True, nodes=NODES)
+            found = ask(problem.tables, state, demands, k, policy, ties=True, nodes=NODES)
             if found is None:
                 return None
             return found.gpus, found.upper_bound
@@ -189,11 +190,11 @@ class Sequences:
         assert isinstance(problem.model, CountModel)
         if k > len(state.free):
             return None
-        other = large_search(problem.model).choose(state, k, wanted, policy, until)
+        other = large_search(problem.model).choose(state, k, demands, policy, until)
         return None if other is None else (other.gpus, other.upper_bound)
 
     def _reached(self, gpus: tuple[int, ...]) -> int:
-        """B(S), which a request demands as a tenant."""
+        """B(S) of a placed request: its demand."""
         if gpus not in self._alone:
             self._alone[gpus] = self.problem.judged_by.of(gpus)
         return self._alone[gpus]

@@ -1,17 +1,16 @@
-"""Count vectors of GPU choices, judged many at a time in numpy: values, rules, and their GPUs."""
+"""Vectors of GPU counts by host: their bandwidths, policy violations, and GPUs, in NumPy."""
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from optsched.bandwidth.models.contention import interferes
-from optsched.bandwidth.search.ask import domain_numbers
+from optsched.bandwidth.search.ask import domain_numbers, gpus_of
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.policy import ANY
-from optsched.bandwidth.topology.rates import NO_LIMIT
+from optsched.bandwidth.topology.rates import NO_LIMIT, UNMEASURED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,74 +19,108 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
     from optsched.solving.monitor import Monitor
 
-
-class Shares(NamedTuple):
-    """What the choices of count vectors get with the best subset of each host; arrays, kB/s."""
-
-    value: IntArray
-    """B(S, traffic); -1 where a pattern is not measured."""
-    standalone: IntArray
-    """B(S), cut to the unit of the contention rule; -1 where not measured."""
-    raw: IntArray
-    """B(S) before the cut."""
-    capacity: IntArray
-    """C; `NO_LIMIT` if no job interferes."""
-    demand: IntArray
-    """Of the jobs that interfere."""
+_MOST_CELLS: Final = 1 << 22
+"""Counts by vector, job and host that one step of `CountVectors.others` allocates."""
 
 
 class CountVectors:
-    """Judges vectors of counts on the hosts that one request may use.
+    """Evaluate count vectors of one request; other requests of the problem are ignored.
+
+    A vector stands for the best subset of its size on every host.
 
     Parameters
     ----------
     problem
-        With tables; joint allocations with their exact GPUs are judged as if they were the best.
+        With tables.
     request
-        One of its requests; the others are not there.
+        One of its requests.
     """
 
     def __init__(self, problem: GpuPlacement, request: Request) -> None:
-        tables = problem.tables
+        tables, policy = problem.tables, request.policy
         assert tables is not None
-        cluster, policy = problem.cluster, request.policy
         self.problem, self.request, self.tables = problem, request, tables.ruled(policy)
         self.state = policy.usable(problem.state)
-        room = self.state.room
-        self.hosts = np.flatnonzero(room).tolist()
-        """Hosts that may be used: the columns of a vector."""
+        self.hosts = np.flatnonzero(self.state.room).tolist()
+        """Hosts with free GPUs: the columns of a vector."""
         most = min(request.gpus, policy.max_per_host or ANY)
-        self.room: IntArray = np.minimum(room[self.hosts], most)
-        """Most GPUs by host."""
-        self.types = np.array(cluster.type_of, np.int64)[self.hosts]
-        self.must = {cluster.host_index(name) for name in policy.include or ()}
-        self._best = [self._row(h, "best") for h in self.hosts]
-        self._joint = {h: self._row(h, "joint") for h in range(cluster.n_hosts)}
+        self.most: IntArray = np.minimum(self.state.room[self.hosts], most)
+        """Most GPUs by column."""
+        masks = self.state.masks.tolist()
+        self._best = _padded([self.tables.best_within(h, masks[h]) for h in self.hosts])
+        self._joint = _padded([tables.joint_within(h) for h in range(problem.cluster.n_hosts)])
+        held, demand = problem.state.held, np.array(problem.demands, np.int64)
+        tenants = interferes(problem.state) & (demand > 0)
+        self._held, self._demand = held[tenants], demand[tenants]
 
-    @cached_property
-    def jobs(self) -> list[int]:
-        """Jobs that may interfere."""
-        problem, may = self.problem, interferes(self.problem.state)
-        return [j for j in range(len(problem.state.jobs)) if may[j] and problem.demands[j] > 0]
+    # bandwidths
 
-    def _row(self, h: int, which: str) -> IntArray:
-        """Bandwidth by count within a host: of the best free subset, or of a joint allocation."""
-        if which == "best":
-            return self.tables.best_within(h, int(self.state.masks[h]))
-        return self.tables.joint_within(h)
+    def values(self, vectors: IntArray) -> IntArray:
+        """Bandwidths beside the running jobs; -1 where a pattern is not measured.
+
+        Parameters
+        ----------
+        vectors
+            Shape (n, columns), sums of at least 1.
+        """
+        counts = np.zeros((len(vectors), self.problem.cluster.n_hosts), np.int64)
+        counts[:, self.hosts] = vectors
+        standalone = self._limited(counts, self.fastest(vectors))
+        capacity, demand = self._others(counts)
+        value, total = standalone.copy(), standalone + demand
+        tight = total > capacity
+        value[tight] = standalone[tight] * capacity[tight] // total[tight]
+        value[(standalone < 0) | (capacity < 0)] = UNMEASURED
+        return value
+
+    def fastest(self, vectors: IntArray) -> IntArray:
+        """Least bandwidth within the hosts of vectors; -1 where a rule on their parts is broken."""
+        within = self._best[np.arange(len(self.hosts)), vectors]
+        return np.asarray(within.min(axis=1, initial=NO_LIMIT), np.int64)
+
+    def _others(self, counts: IntArray) -> tuple[IntArray, IntArray]:
+        """Least joint bandwidth with an interfering job, and the demand of all of them."""
+        n, n_hosts = counts.shape
+        capacity, demand = np.full(n, NO_LIMIT, np.int64), np.zeros(n, np.int64)
+        step = max(1, _MOST_CELLS // max(1, len(self._held) * n_hosts))
+        for begin in range(0, n if len(self._held) else 0, step):
+            some = counts[begin : begin + step]
+            meets = (some > 0).astype(np.int64) @ (self._held > 0).T.astype(np.int64) > 0
+            meets &= ((some > 0).sum(axis=1) >= 2)[:, None]
+            i, j = np.nonzero(meets)
+            both = some[i] + self._held[j]
+            within = self._joint[np.arange(n_hosts), both].min(axis=1)
+            np.minimum.at(capacity, begin + i, self._limited(both, within))
+            demand[begin : begin + step] = meets @ self._demand
+        return capacity, demand
+
+    def _limited(self, counts: IntArray, within: IntArray) -> IntArray:
+        """Bandwidths of counts on all hosts that reach `within` inside them; -1: not measured."""
+        step, state = self.tables.automaton.step, np.zeros(len(counts), np.int64)
+        for h in np.flatnonzero(counts.any(axis=0)):
+            state = step[state, counts[:, h]]
+        value = np.minimum(self.tables.network[state], within)
+        levels = self.problem.cluster.network_levels
+        if levels.matter:
+            hosts = (counts > 0).sum(axis=1)
+            value = levels.limited(value, counts.sum(axis=1), hosts, levels.lowest(counts))
+        return np.asarray(value, np.int64)
 
     # rules
 
-    def levels(self) -> list[int | None]:
+    def stages(self) -> list[int]:
         """Numbers of domains of the preferred level to try in turn, see `Policy.preferred`."""
-        preferred, cluster = self.request.policy.preferred, self.problem.cluster
+        cluster, preferred = self.problem.cluster, self.request.policy.preferred
         if preferred is None:
-            return [None]
-        number = len(cluster.domains(cluster.level(preferred)))
-        return list(range(1, min(number, self.request.gpus) + 1))
+            return [ANY]
+        number = domain_numbers(cluster, cluster.level(preferred))[self.hosts]
+        return list(range(1, min(self.request.gpus, len(np.unique(number))) + 1))
 
-    def excess(self, vectors: IntArray, level: int | None = None) -> IntArray:
-        """How far vectors are from obeying the policy, in GPUs or hosts; 0: they obey it."""
+    def excess(self, vectors: IntArray, most_domains: int = ANY) -> IntArray:
+        """Violation of the policy by vector, in GPUs, hosts or domains; 0 if feasible.
+
+        `most_domains` limits those of the preferred level.
+        """
         policy, cluster = self.request.policy, self.problem.cluster
         used = vectors > 0
         number = used.sum(axis=1)
@@ -98,91 +131,36 @@ class CountVectors:
         if policy.max_hosts is not None:
             wrong += np.maximum(number - policy.max_hosts, 0)
         if policy.same_type:
-            wrong += self._outside(vectors, self.types)
-        columns = [u for u, h in enumerate(self.hosts) if h in self.must]
-        wrong += (~used[:, columns]).sum(axis=1) + len(self.must) - len(columns)
+            wrong += _outside(vectors, np.array(cluster.type_of)[self.hosts])
+        for name in policy.include or ():
+            h = cluster.host_index(name)
+            wrong += ~used[:, self.hosts.index(h)] if h in self.hosts else 1
         if policy.slice_size is not None and policy.slice_level is not None:
-            numbers = domain_numbers(cluster, cluster.level(policy.slice_level))[self.hosts]
-            for domain in np.unique(numbers):
-                wrong += vectors[:, numbers == domain].sum(axis=1) % policy.slice_size
-        if (required := policy.level(cluster)) is not None:
-            wrong += self._outside(vectors, domain_numbers(cluster, required)[self.hosts])
-        if level is not None and policy.preferred is not None:
-            numbers = domain_numbers(cluster, cluster.level(policy.preferred))[self.hosts]
-            groups = [used[:, numbers == d].any(axis=1) for d in np.unique(numbers)]
-            wrong += np.maximum(np.sum(groups, axis=0) - level, 0)
+            sums = _by_group(vectors, self.domains(cluster.level(policy.slice_level)))
+            wrong += (sums % policy.slice_size).sum(axis=1)
+        if (level := policy.level(cluster)) is not None:
+            wrong += _outside(vectors, self.domains(level))
+        if policy.preferred is not None and most_domains < ANY:
+            sums = _by_group(vectors, self.domains(cluster.level(policy.preferred)))
+            wrong += np.maximum((sums > 0).sum(axis=1) - most_domains, 0)
         return np.asarray(wrong, np.int64)
 
-    @staticmethod
-    def _outside(vectors: IntArray, group: IntArray) -> IntArray:
-        """GPUs outside the group of hosts that has most of them."""
-        inside = [vectors[:, group == g].sum(axis=1) for g in np.unique(group)]
-        return np.asarray(vectors.sum(axis=1) - np.max(inside, axis=0), np.int64)
-
-    # values
-
-    def shares(self, vectors: IntArray) -> Shares:
-        """What vectors get; shape (n, hosts that may be used), sums of at least 1."""
-        n = len(vectors)
-        counts = np.zeros((n, self.problem.cluster.n_hosts), np.int64)
-        counts[:, self.hosts] = vectors
-        raw = self.network(counts)
-        for u, row in enumerate(self._best):
-            raw = np.minimum(raw, row[vectors[:, u]])
-        sure = raw >= 0
-        own = self._limited(raw, counts)
-        across = (vectors > 0).sum(axis=1) >= 2
-        capacity, demand = np.full(n, NO_LIMIT, np.int64), np.zeros(n, np.int64)
-        for j in self.jobs:
-            held = self.problem.state.held[j]
-            touched = across & ((counts > 0) & (held > 0)).any(axis=1)
-            joint = self.joint(counts, held)
-            sure &= ~touched | (joint >= 0)
-            capacity = np.where(touched, np.minimum(capacity, joint), capacity)
-            demand += np.where(touched, self.problem.demands[j], 0)
-        value = divided(own, capacity, own + demand)
-        value[~sure] = -1
-        own[raw < 0] = -1
-        return Shares(value, own, raw, capacity, demand)
-
-    def network(self, counts: IntArray) -> IntArray:
-        """The network's limit of counts on all hosts; -1 where it is not measured."""
-        machine = self.tables.automaton
-        state = np.zeros(len(counts), np.int64)
-        for h in range(counts.shape[1]):
-            state = machine.step[state, counts[:, h]]
-        return np.asarray(self.tables.network[state], np.int64)
-
-    def joint(self, counts: IntArray, held: IntArray) -> IntArray:
-        """Bandwidth of joint allocations with a job's counts; -1 where it is not measured."""
-        return self._filled(counts + held)
-
-    def _filled(self, counts: IntArray) -> IntArray:
-        limit = self.network(counts)
-        for h in range(counts.shape[1]):
-            limit = np.minimum(limit, self._joint[h][counts[:, h]])
-        return self._limited(limit, counts)
-
-    def _limited(self, value: IntArray, counts: IntArray) -> IntArray:
-        """Bandwidths after uplinks and factors of the levels."""
-        levels = self.problem.cluster.network_levels
-        if not levels.matter:
-            return value.copy()
-        hosts = (counts > 0).sum(axis=1)
-        return levels.limited(value, counts.sum(axis=1), hosts, levels.lowest(counts))
+    def domains(self, level: int) -> IntArray:
+        """Number of the domain of every column at a level."""
+        return domain_numbers(self.problem.cluster, level)[self.hosts]
 
     # vectors
 
     def count(self) -> int:
-        """How many vectors there are, rules aside."""
-        ways = [1] + [0] * self.request.gpus
-        for most in self.room.tolist():
-            ways = [sum(ways[max(0, s - most) : s + 1]) for s in range(len(ways))]
-        return ways[-1]
+        """Number of vectors, feasible or not."""
+        number = [1] + [0] * self.request.gpus
+        for most in self.most.tolist():
+            number = [sum(number[max(0, s - most) : s + 1]) for s in range(len(number))]
+        return number[-1]
 
     def blocks(self, most: int = 1 << 16) -> Iterator[IntArray]:
-        """All vectors that add up to k, in blocks of about `most`."""
-        behind = np.concatenate([np.cumsum(self.room[::-1])[::-1], [0]])
+        """All vectors with sum k in lexicographic order, in blocks of about `most`."""
+        behind = np.concatenate([np.cumsum(self.most[::-1])[::-1], [0]])
         todo = [np.zeros((1, 0), np.int64)]
         while todo:
             prefix = todo.pop()
@@ -196,43 +174,50 @@ class CountVectors:
                 continue
             left = self.request.gpus - prefix.sum(axis=1)
             first = np.maximum(left - behind[u + 1], 0)
-            times = np.maximum(np.minimum(left, self.room[u]) - first + 1, 0)
+            times = np.maximum(np.minimum(left, self.most[u]) - first + 1, 0)
             rows = np.repeat(np.arange(len(prefix)), times)
             steps = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
             todo.append(np.column_stack([prefix[rows], first[rows] + steps]))
 
     def gpus(self, vector: IntArray) -> tuple[int, ...]:
-        """The best GPUs for a vector of counts; of equals the lowest ids."""
-        from optsched.bandwidth.search.ask import gpus_of
-
-        cluster, parts = self.problem.cluster, []
+        """GPUs of a vector: the best subset of each host; of equal subsets the lowest ids."""
+        sizes, masks, parts = self.problem.cluster.sizes, self.state.masks, []
         for h, count in zip(self.hosts, vector.tolist(), strict=True):
-            if not count:
-                continue
-            part = count
-            if cluster.sizes[h] <= MOST_BY_SUBSET:
-                part = self.tables.best_subset(h, int(self.state.masks[h]), count)
-            parts.append((h, part))
+            if count and sizes[h] <= MOST_BY_SUBSET:
+                parts.append((h, self.tables.best_subset(h, int(masks[h]), count)))
+            elif count:
+                parts.append((h, count))
         return gpus_of(self.state, parts)
 
 
 def claim(
     problem: GpuPlacement, monitor: Monitor, upper: int, source: str, best: int | None = None
 ) -> None:
-    """Report that no choice has more than `upper`; `best`: the engine's own best, else the same.
+    """Report the upper bound of a solver whose best value is `best` (default: `upper`).
 
-    Under a policy with a wish that is true of choices that fulfil it as far as any can: beside a
-    start that is better, as it ignores the wish, nothing is claimed.
+    Under a policy with a preferred level the bound holds for choices that fulfil it as far as
+    possible: no bound is reported if a better start ignores the preference.
     """
-    wishes = any(request.policy.preferred is not None for request in problem.requests)
-    objective, own = monitor.objective, upper if best is None else best
-    if not (wishes and objective is not None and objective < -own):
+    prefers = any(request.policy.preferred is not None for request in problem.requests)
+    objective, reached = monitor.objective, upper if best is None else best
+    if not (prefers and objective is not None and objective < -reached):
         monitor.bound(-upper, source)
 
 
-def divided(own: IntArray, capacity: IntArray, total: IntArray) -> IntArray:
-    """What is left of standalone bandwidths where all demands together exceed the capacity."""
-    value = own.copy()
-    tight = (total > capacity) & (total > 0)
-    value[tight] = own[tight] * capacity[tight] // total[tight]
-    return value
+def _by_group(vectors: IntArray, group: IntArray) -> IntArray:
+    """Sums of columns by group, shape (n, groups)."""
+    return np.stack([vectors[:, group == g].sum(axis=1) for g in np.unique(group)], axis=1)
+
+
+def _outside(vectors: IntArray, group: IntArray) -> IntArray:
+    """GPUs outside the group of hosts that has most of them."""
+    sums = _by_group(vectors, group)
+    return np.asarray(sums.sum(axis=1) - sums.max(axis=1), np.int64)
+
+
+def _padded(rows: list[IntArray]) -> IntArray:
+    """Rows of different lengths as a table, filled up with -1."""
+    table = np.full((len(rows), max(map(len, rows), default=1)), -1, np.int64)
+    for i, row in enumerate(rows):
+        table[i, : len(row)] = row
+    return table

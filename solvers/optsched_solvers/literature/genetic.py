@@ -379,17 +379,14 @@ class Options(Decoder):
 
 
 class GpuGenetic:
-    """Counts of GPUs on hosts; preferred levels are tried from the narrowest on."""
+    """Counts of GPUs on hosts, with as few domains of the preferred level as possible."""
 
     name, options, kinds = Genetic.name, Genetic.options, ("gpus",)
 
     def supports(self, problem: Problem) -> Support:
-        """One request, joint allocations by counts."""
-        from optsched.bandwidth.placement.problem import GpuPlacement
+        """One request, and a model with tables."""
         from optsched_solvers.gpus.counts import supported
 
-        if not isinstance(problem, GpuPlacement):
-            return Support(False, "it is no choice of GPUs")
         return supported(problem)
 
     def solve(self, problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
@@ -400,12 +397,12 @@ class GpuGenetic:
         if not load(monitor, "deap.tools"):
             return Result("unknown")
         vectors = CountVectors(problem, problem.requests[0])
-        levels, left = vectors.levels(), _left(limits)
-        if int(vectors.room.sum()) < problem.k:
+        stages, left = vectors.stages(), _left(limits)
+        if int(vectors.most.sum()) < problem.k:
             return Result("unknown")
-        for parts, level in zip(range(len(levels), 0, -1), levels, strict=True):
+        for parts, stage in zip(range(len(stages), 0, -1), stages, strict=True):
             seconds = monitor.remaining / parts if parts > 1 else None
-            decoder = Counts(vectors, level, monitor, seconds)
+            decoder = Counts(vectors, stage, monitor, seconds)
             left -= evolve(decoder, limits, left // parts)
             if decoder.found or monitor.should_stop():
                 break
@@ -419,11 +416,11 @@ class Counts(Decoder):
     """
 
     def __init__(
-        self, vectors: CountVectors, level: int | None, monitor: Monitor, seconds: float | None
+        self, vectors: CountVectors, stage: int, monitor: Monitor, seconds: float | None
     ) -> None:
-        self.vectors, self.level, self.monitor = vectors, level, monitor
+        self.vectors, self.stage, self.monitor = vectors, stage, monitor
         self.end = float("inf") if seconds is None else monitor.elapsed + seconds
-        self.room: Genes = vectors.room.tolist()
+        self.room: Genes = vectors.most.tolist()
         self.total = vectors.count()
         self.known: dict[tuple[int, ...], int] = {}
         self.best = 1
@@ -487,9 +484,9 @@ class Counts(Decoder):
             return []
         if new:
             table = np.array(new, np.int64)
-            wrong = self.vectors.excess(table, self.level)
+            wrong = self.vectors.excess(table, self.stage)
             # not measured (-1) is wrong too, but nearer to right than what breaks the policy
-            cost = np.where(wrong > 0, 1 + wrong, -self.vectors.shares(table).value)
+            cost = np.where(wrong > 0, 1 + wrong, -self.vectors.values(table))
             self.known.update(zip(new, cost.tolist(), strict=True))
             top = int(cost.argmin())
             if cost[top] < self.best:

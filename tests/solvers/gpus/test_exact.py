@@ -1,10 +1,11 @@
-"""Branch and bound over hosts, and CP-SAT's table of values, against all subsets."""
+"""Exact solvers on one request: optimality by brute force, with factors and uplinks of levels."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from depth import depth
+from oracles.best_gpus import all_subsets
 from random_subsets import allowed
 from subset_cases import four_by_eight, optimum, ruled_problem
 
@@ -21,7 +22,7 @@ pytest.importorskip("ortools")
 PROVERS = ["branch_and_bound", "cpsat"]
 
 
-@pytest.mark.parametrize(("solver", "n"), [("branch_and_bound", 80), ("cpsat", 25)])
+@pytest.mark.parametrize(("solver", "n"), [("branch_and_bound", 80), ("cpsat", 25), ("counts", 80)])
 def test_optimum_and_status(solver, n):  # type: ignore[no-untyped-def]
     """Optimal with the best value of all subsets, or infeasible."""
     for seed in range(depth(n, 100)):
@@ -51,29 +52,36 @@ def test_agrees_with_counts_on_four_by_eight(solver):  # type: ignore[no-untyped
         ), seed  # fmt: skip
 
 
-@pytest.mark.parametrize("solver", PROVERS)
+@pytest.mark.parametrize("solver", [*PROVERS, "counts"])
 def test_preferred_levels(solver):  # type: ignore[no-untyped-def]
-    """The narrowest level with a choice decides, and no bound of a narrower one is claimed."""
+    """Best among the choices on the fewest domains of the preferred level."""
     for seed in range(depth(30, 80)):
-        problem = ruled_problem(seed, policy=Policy(preferred="host" if seed % 2 else "rack"))
-        result, other = optsched.solve(problem, solver), optsched.solve(problem, "counts")
-        assert (result.status, result.objective) == (other.status, other.objective), seed
+        level = "host" if seed % 2 else "rack"
+        problem = ruled_problem(seed, policy=Policy(preferred=level))
+        cluster, known = problem.cluster, problem.model.known
+        ranked = [
+            (len({tuple(cluster.hosts[int(cluster.host_of[g])].domains) for g in gpus})
+             if level == "rack" else len(set(cluster.host_of[list(gpus)])), -value)
+            for value, gpus in all_subsets(problem.state, known, problem.demands, problem.k)
+        ]  # fmt: skip
+        result = optsched.solve(problem, solver)
+        assert result.objective == min(ranked, default=(0, None))[1], seed
 
 
 def test_a_better_start_than_the_preferred_one():  # type: ignore[no-untyped-def]
-    """A start that ignores the preferred rack stands unharmed."""
+    """A better start that ignores the preferred rack is kept, and no bound is claimed."""
     seen = 0
     for seed in range(80):
-        wish = ruled_problem(seed, policy=Policy(preferred="rack"))
-        value = optsched.solve(wish, "branch_and_bound").objective
-        free = wish.changed(requests=(wish.requests[0]._replace(policy=Policy()),))
+        preferring = ruled_problem(seed, policy=Policy(preferred="rack"))
+        value = optsched.solve(preferring, "branch_and_bound").objective
+        free = preferring.changed(requests=(preferring.requests[0]._replace(policy=Policy()),))
         start = optsched.solve(free, "counts")
         if value is None or start.objective >= value:
             continue
         seen += 1
-        later = optsched.solve(wish, "branch_and_bound", warm_start=start.schedule)
+        later = optsched.solve(preferring, "branch_and_bound", warm_start=start.schedule)
         assert later.objective == start.objective
-        assert later.lower_bound == wish.lower_bound()  # nothing is said of what others reach
+        assert later.lower_bound == preferring.lower_bound()
     assert seen
 
 
@@ -96,21 +104,18 @@ def test_vectors_are_all_vectors():  # type: ignore[no-untyped-def]
         problem = ruled_problem(seed, policy=Policy())
         vectors = CountVectors(problem, problem.requests[0])
         rows = [tuple(row) for block in vectors.blocks(3) for row in block.tolist()]
-        room = vectors.room.tolist()
-        expected = [
-            tuple(index) for index in np.ndindex(*(n + 1 for n in room)) if sum(index) == problem.k
-        ]
-        assert sorted(rows) == expected and vectors.count() == len(expected)
+        sizes = [n + 1 for n in vectors.most.tolist()]
+        expected = [tuple(index) for index in np.ndindex(*sizes) if sum(index) == problem.k]
+        assert rows == expected and vectors.count() == len(expected)
 
 
 def test_values_are_the_definition():  # type: ignore[no-untyped-def]
-    """Values of vectors are what their best subsets get, and the policy's excess is 0 if kept."""
+    """Values of vectors are those of their best subsets; the excess is 0 for feasible vectors."""
     for seed in range(depth(20, 60)):
         problem = ruled_problem(seed)
         vectors = CountVectors(problem, problem.requests[0])
-        level = vectors.levels()[0]
         for block in vectors.blocks():
-            values, wrong = vectors.shares(block).value.tolist(), vectors.excess(block, level)
+            values, wrong = vectors.values(block).tolist(), vectors.excess(block)
             for row, value, fault in zip(block, values, wrong.tolist(), strict=True):
                 gpus = vectors.gpus(row)
                 broken = problem.policy.broken_by(
@@ -128,7 +133,7 @@ def test_values_are_the_definition():  # type: ignore[no-untyped-def]
 
 
 def test_refusals(monkeypatch):  # type: ignore[no-untyped-def]
-    """What they cannot judge is refused in a sentence."""
+    """Unsupported problems are refused with a reason."""
     problem = four_by_eight(0, ruled=False)
     two = problem.changed(requests=(Request("a", 1), Request("b", 1)))
 

@@ -125,7 +125,7 @@ def test_dispatcher_stays_in_one_fabric(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_several_requests_stay_in_their_fabrics(seed: int) -> None:
-    """Jointly, and one by one."""
+    """One by one; `auto` takes that solver."""
     model, state, rng = apart(seed + 200)
     if len(state.free) < 2:
         return

@@ -14,7 +14,8 @@ from optsched.bandwidth import Cluster, ClusterState, Host, HostType, Policy
 from optsched.bandwidth.topology.links import published_weight, weight
 from optsched.bandwidth.topology.proximity import proximity
 from optsched.errors import InputError, UnsupportedProblem
-from optsched_solvers.literature.baselines import Proximity, RandomSubset, Topo, nearest_links
+from optsched_solvers.gpus.bandpilot import Proximity, RandomSubset, Topo
+from optsched_solvers.gpus.topo import nearest_links
 
 ALL = (Proximity(), Topo(), RandomSubset())
 
