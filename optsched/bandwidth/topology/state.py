@@ -273,11 +273,6 @@ class ClusterState:
         left = tuple(g for g in self.down if g not in back)
         return self._changed(freed=back, down=left) if back else self
 
-    def pooled(self) -> ClusterState:
-        """All running jobs taken for one, as the published evaluation does."""
-        gpus = tuple(sorted(gpu for job in self.jobs for gpu in job.gpus))
-        return self.with_jobs([Job("pooled", gpus)]) if gpus else self
-
     def with_jobs(self, jobs: Iterable[Job]) -> ClusterState:
         """The same free GPUs with other jobs (nothing is checked)."""
         return self._changed(0, len(self.jobs), tuple(jobs))
