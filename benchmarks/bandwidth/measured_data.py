@@ -73,7 +73,7 @@ class MeasuredData:
                 ",".join(ids.split()): _number(rate, place)
                 for ids, rate in found.get(name, {}).items()
             }
-            tables[name] = IntraTable.from_subsets(8, given, place)
+            tables[name] = IntraTable.from_rates(8, given, place)
         topology = [("H100", name) for name in H100_HOSTS]
         return self._cluster(topology, tables, "h100")
 
@@ -94,7 +94,7 @@ class MeasuredData:
             given = tree.get("bandwidth") if isinstance(tree, dict) else None
             if not isinstance(given, dict):
                 raise InputError(f"{path}: bandwidth: expected a table of subsets")
-            tables[name] = IntraTable.from_subsets(8, given, f"{path}: bandwidth")
+            tables[name] = IntraTable.from_rates(8, given, f"{path}: bandwidth")
         return self._cluster([(name, name) for name in MIXED_HOSTS], tables, "het-4mix")
 
     def table(self, payload: int = LARGE, *, mixed: bool = False) -> MeasurementTable:

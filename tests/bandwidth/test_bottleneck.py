@@ -170,7 +170,7 @@ def test_a_run_beside_other_traffic_is_a_lower_bound() -> None:
 
 def test_where_no_host_allows_more_nothing_is_left_to_measure() -> None:
     """A run at the speed of the best hosts present: the limit above it is not planned for."""
-    intra = IntraTable.from_counts({2: 100.0}, 2)
+    intra = IntraTable.from_rates(2, {"2": 100.0})
     cluster = Cluster.uniform(HostType("h", 2, nics=2, nic_rate=200.0, intra=intra), 2)
     gpus = (("n01", (0, 1)), ("n02", (0, 1)))
     row = Measurement((2, 2), 99 * KILOBYTES, gpus)

@@ -27,7 +27,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-KIND = HostType("small", 2, intra=IntraTable.from_counts({2: 30.0}, 2))
+KIND = HostType("small", 2, intra=IntraTable.from_rates(2, {"2": 30.0}))
 ROWS = [
     Measurement((1, 1), 9_000_000),
     Measurement((2, 1), 7_000_000),

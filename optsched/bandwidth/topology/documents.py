@@ -188,27 +188,15 @@ def state_json(state: ClusterState) -> bytes:
 def _type(given: _Type) -> HostType:
     fields = msgspec.structs.asdict(given)
     if given.intra is not None:
-        fields["intra"] = _intra(given.intra, given.gpus, f"types[{given.name}].intra")
+        place = f"types[{given.name}].intra"
+        for key, rate in given.intra.items():
+            if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+                got = format_json(rate)
+                raise InputError(f"{place}[{format_json(key)}]: expected GB/s, got {got}")
+        fields["intra"] = IntraTable.from_rates(given.gpus, given.intra, place)
     if given.links is not None:
         fields["links"] = tuple(map(tuple, given.links))
     return HostType(**fields | {key: tuple(map(tuple, fields[key])) for key in ("numa", "near")})
-
-
-def _intra(given: dict[str, Any], gpus: int, place: str) -> IntraTable:
-    for key, rate in given.items():
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-            raise InputError(f"{place}[{format_json(key)}]: expected GB/s, got {format_json(rate)}")
-    if any("," in key for key in given):
-        return IntraTable.from_subsets(gpus, given, place)
-    counts: dict[int, float] = {}
-    for key, rate in given.items():
-        if not (key.isascii() and key.isdecimal()) or len(key) > 3 or str(int(key)) != key:
-            raise InputError(
-                f'{place}: expected subsets such as "0,1" or numbers of GPUs such as "2", '
-                f"got {format_json(key)}"
-            )
-        counts[int(key)] = rate
-    return IntraTable.from_counts(counts, gpus, place)
 
 
 def _type_json(kind: HostType) -> bytes:

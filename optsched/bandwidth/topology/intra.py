@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from optsched.bandwidth.topology.rates import MOST, kilobytes
 from optsched.errors import InputError
+from optsched.io.strict_json import format_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,54 +69,44 @@ class IntraTable:
         return self.gpus > 1 and len(self.values) == 1 << self.gpus
 
     @classmethod
-    def from_subsets(
-        cls, gpus: int, given: Mapping[str, float], place: str = "intra"
-    ) -> IntraTable:
-        """From ``{"0,1": GB/s, ...}``; every subset of two or more GPUs must be there.
+    def from_rates(cls, gpus: int, given: Mapping[str, float], place: str = "intra") -> IntraTable:
+        """Make a table from ``{"0,1": GB/s, ...}``, or by number of GPUs ``{"2": GB/s, ...}``.
 
         Raises
         ------
         InputError
-            Subsets that are missing (some are listed), unknown, or given twice; a wrong value.
+            Subsets or numbers of two or more GPUs are missing, unknown, or given twice; a wrong
+            value.
         """
-        if gpus > MOST_BY_SUBSET:
+        by_subset = any("," in key for key in given)
+        if by_subset and gpus > MOST_BY_SUBSET:
             raise InputError(f"{place}: subsets are listed for at most {MOST_BY_SUBSET} GPUs")
-        values = np.full(1 << gpus, -1, np.int64)
+        values = np.full(1 << gpus if by_subset else gpus + 1, -1, np.int64)
         for key, rate in given.items():
-            try:
-                ids = [int(part) for part in str(key).split(",")]
-            except ValueError:
-                ids = [-1]
-            if len(set(ids)) < len(ids) or min(ids) < 0 or max(ids) >= gpus:
+            ids = [int(part) for part in key.split(",") if re.fullmatch("0|[1-9][0-9]{0,2}", part)]
+            if len(ids) != key.count(",") + 1:
                 raise InputError(
-                    f"{place}: expected GPU ids in 0..{gpus - 1} such as '0,1', got {key!r:.60}"
+                    f'{place}: expected subsets such as "0,1" or numbers of GPUs such as "2", '
+                    f"got {format_json(key)}"
                 )
-            mask = sum(1 << i for i in ids)
-            if values[mask] >= 0:
+            if by_subset and (len(set(ids)) < len(ids) or max(ids) >= gpus):
+                known = f"0..{gpus - 1} such as '0,1'"
+                raise InputError(f"{place}: expected GPU ids in {known}, got {key!r:.60}")
+            at = sum(1 << i for i in ids) if by_subset else min(ids[0], gpus + 1)
+            if at < len(values) and values[at] >= 0:
                 raise InputError(f"{place}: subset {key!r:.60} is given twice")
-            values[mask] = kilobytes(f"{place}[{key!r}]", rate)
-        missing = [m for m in range(1 << gpus) if values[m] < 0 and m.bit_count() > 1]
-        if missing:
-            some = "; ".join(
-                ",".join(str(i) for i in range(gpus) if m >> i & 1) for m in missing[:5]
-            )
-            raise InputError(
-                f"{place}: {len(missing)} of the subsets are missing, the first: {some}"
-            )
+            if at > gpus and not by_subset:
+                raise InputError(f"{place}: expected a value for each count 2..{gpus}, got {key}")
+            values[at] = kilobytes(f"{place}[{key!r}]", rate)
+        lost = [at for at in np.flatnonzero(values < 0).tolist()
+                if (at.bit_count() if by_subset else at) > 1]  # fmt: skip
+        if lost and not by_subset:
+            raise InputError(f"{place}: expected a value for each count 2..{gpus}, missing: {lost}")
+        if lost:
+            sets = (",".join(str(i) for i in range(gpus) if at >> i & 1) for at in lost[:5])
+            some = "; ".join(sets)
+            raise InputError(f"{place}: {len(lost)} of the subsets are missing, the first: {some}")
         return cls(gpus, np.maximum(values, 0))
-
-    @classmethod
-    def from_counts(cls, given: Mapping[int, float], gpus: int, place: str = "intra") -> IntraTable:
-        """From ``{2: GB/s, 3: GB/s, ...}``: one value for all subsets of a size."""
-        values = np.zeros(gpus + 1, np.int64)
-        missing = [c for c in range(2, gpus + 1) if c not in given]
-        if missing or any(not 0 <= c <= gpus for c in given):
-            raise InputError(
-                f"{place}: expected a value for each count 2..{gpus}, missing: {missing}"
-            )
-        for count, rate in given.items():
-            values[count] = kilobytes(f"{place}[{count}]", rate)
-        return cls(gpus, values)
 
     @cached_property
     def by_count(self) -> IntArray:
