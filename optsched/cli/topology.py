@@ -138,6 +138,8 @@ def state_(
     make = ClusterState.from_kubernetes if lists else ClusterState.from_slurm
     found = make(known, read[0][1], second, (read[0][0], read[-1][0]))
     wrote(output, found.write, f": {_counts(found)}")
+    for line in _placeholders(found):
+        print(f"warning: {line}", file=sys.stderr)
 
 
 @app.command()
@@ -186,6 +188,8 @@ def check(
             print(f"note: {len(lost)} hosts have no {level}: {shortened(lost)}")
     if found is not None:
         print(f"{state}: in order, {_counts(found)}")
+        for line in _placeholders(found):
+            print(f"note: {line}")
 
 
 def _counts(state: ClusterState) -> str:
@@ -195,6 +199,25 @@ def _counts(state: ClusterState) -> str:
         f"{len(state.free)} GPUs free, {held} held by {len(state.jobs)} jobs, "
         f"{len(state.down)} down{numbers}"
     )
+
+
+def _placeholders(state: ClusterState) -> Iterator[str]:
+    """Types of hosts on which unknown ids make bandwidths uncertain."""
+    cluster = state.cluster
+    used = {cluster.type(h) for h in range(cluster.n_hosts)
+            if not state.unknown.isdisjoint(cluster.machines_of(h))}  # fmt: skip
+    for name in sorted(kind.name for kind in used if not _uniform(kind)):
+        yield (
+            f"types[{name}]: pairs of GPUs differ, and ids are unknown: bandwidths are those of "
+            "the lowest ids"
+        )
+
+
+def _uniform(kind: HostType) -> bool:
+    """Whether subsets of one size are alike."""
+    if kind.intra is not None:
+        return not kind.intra.by_subset
+    return kind.links is None or len({link for row in kind.links for link in row}) <= 2
 
 
 def _map(state: ClusterState, marked: set[int]) -> Iterator[str]:
