@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth.models import measurements_csv
+from optsched.bandwidth import MeasurementTable
 from optsched.bandwidth.topology import documents
 from optsched.bandwidth.topology.cluster import Cluster, HostType
 from optsched.bandwidth.topology.state import ClusterState
@@ -79,7 +79,7 @@ READERS: dict[str, tuple[str, Callable[[str, Any], object]]] = {
     ),
     "measurements": (
         'op,payload_bytes,hosts,pattern,gpus,busbw_GBps\nreduce,8,2,2+1,"a:0,1 b:3",4.5\n',
-        lambda text, _: measurements_csv.from_text(text, "m"),
+        lambda text, _: MeasurementTable.parse(text, "m"),
     ),
     "cluster": (
         documents.cluster_json(PAIR).decode(),
