@@ -16,7 +16,7 @@ from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.links import PCIE, nvlinks, weight
 from optsched.bandwidth.topology.rates import shown
 from optsched.bandwidth.topology.state import ClusterState
-from optsched.cli.options import Output, argument, group, option, pairs, quantity
+from optsched.cli.options import OptionalOutput, Output, argument, group, option, pairs, quantity
 from optsched.cli.output import console, stdin_or_file, wrote
 from optsched.cli.tables import display, table
 from optsched.errors import InputError
@@ -45,16 +45,12 @@ StateFile = Annotated[Path | None, option("Its state: optsched.state/1.")]
 def import_(
     output: Output,
     topo: Annotated[
-        list[str] | None,
-        option("TYPE=FILE, `nvidia-smi topo -m` or `rocm-smi --showtopo` of that type."),
+        list[str] | None, option("TYPE=FILE of `nvidia-smi topo -m` or `rocm-smi --showtopo`.")
     ] = None,
     hosts: Annotated[list[str] | None, option("'n[01-04]=h100' [default: of --domains].")] = None,
     domains: Annotated[
         Path | None,
-        option(
-            "Slurm's topology.conf or topology.yaml (FILE:NAME for one of several topologies), "
-            "`kubectl get nodes -o json`, or a CSV host,LEVEL,...."
-        ),
+        option("Slurm's topology.conf or .yaml[:NAME], `kubectl get nodes -o json`, or a CSV."),
     ] = None,
     level: Annotated[
         list[str] | None, option("LABEL or LEVEL=LABEL of Kubernetes nodes, widest first.")
@@ -96,11 +92,9 @@ def show(
     file: ClusterFile,
     state: StateFile = None,
     gpus: Annotated[str | None, option("Mark these on the map, such as 'n01:0-3 n02'.")] = None,
-    output: Annotated[
-        Path | None, option("Write a map: .png, .svg or .pdf.", "-o", "--output")
-    ] = None,
+    output: OptionalOutput = None,
 ) -> None:
-    """Types of hosts with their links, domains, and hosts; the GPUs of a state as a map."""
+    """Types of hosts with their links, domains, hosts; a map of GPUs (-o: .png, .svg, .pdf)."""
     cluster = Cluster.read(file)
     found = None if state is None else ClusterState.read(state, cluster)
     marked = set(cluster.parse(gpus or ""))
@@ -112,8 +106,8 @@ def show(
         print(f"wrote {output}")
         return
     display(render(cluster))
-    if found is not None:
-        display("", *_map(found, marked))
+    if found is not None or marked:
+        display("", *_map(found or ClusterState.idle(cluster), marked))
 
 
 @app.command("state")
@@ -133,20 +127,16 @@ def state_(
     given = [path for path in (slurm, jobs, *lists) if path is not None]
     check_outputs([output], [cluster, *(path for path in given if str(path) != "-")])
     known = Cluster.read(cluster)
-    read = [stdin_or_file(path) for path in given]
-    second = read[1][1] if len(read) > 1 else None
+    read = [*map(stdin_or_file, given), ("", None)]
     make = ClusterState.from_kubernetes if lists else ClusterState.from_slurm
-    found = make(known, read[0][1], second, (read[0][0], read[-1][0]))
+    found = make(known, read[0][1] or "", read[1][1], (read[0][0], read[1][0]))
     wrote(output, found.write, f": {_counts(found)}")
     for line in _placeholders(found):
         print(f"warning: {line}", file=sys.stderr)
 
 
 @app.command()
-def check(
-    file: ClusterFile,
-    state: StateFile = None,
-) -> None:
+def check(file: ClusterFile, state: StateFile = None) -> None:
     """Check a cluster, and a state of it; say what could be missing for good answers."""
     cluster = Cluster.read(file)
     found = None if state is None else ClusterState.read(state, cluster)
@@ -204,20 +194,12 @@ def _counts(state: ClusterState) -> str:
 def _placeholders(state: ClusterState) -> Iterator[str]:
     """Types of hosts on which unknown ids make bandwidths uncertain."""
     cluster = state.cluster
-    used = {cluster.type(h) for h in range(cluster.n_hosts)
-            if not state.unknown.isdisjoint(cluster.machines_of(h))}  # fmt: skip
-    for name in sorted(kind.name for kind in used if not _uniform(kind)):
-        yield (
-            f"types[{name}]: pairs of GPUs differ, and ids are unknown: bandwidths are those of "
-            "the lowest ids"
-        )
-
-
-def _uniform(kind: HostType) -> bool:
-    """Whether subsets of one size are alike."""
-    if kind.intra is not None:
-        return not kind.intra.by_subset
-    return kind.links is None or len({link for row in kind.links for link in row}) <= 2
+    for t in range(len(cluster.types) if state.unknown else 0):
+        links = {link for row in cluster.types[t].links or () for link in row}
+        hosts = [cluster.machines_of(h) for h, of in enumerate(cluster.type_of) if of == t]
+        if len(links) > 2 and any(map(state.unknown.intersection, hosts)):
+            what = f"types[{cluster.types[t].name}]: pairs of GPUs differ, and ids are unknown"
+            yield f"{what}: bandwidths are those of the lowest ids"
 
 
 def _map(state: ClusterState, marked: set[int]) -> Iterator[str]:
@@ -281,11 +263,8 @@ def _summary(kind: HostType) -> str:
     if kind.links is None:
         return "unknown"
     pairs = Counter(kind.links[i][k] for i in range(kind.gpus) for k in range(i))
-    if not pairs:
-        return "-"
-    return ", ".join(
-        f"{n} {link}" for link, n in sorted(pairs.items(), key=lambda p: -weight(p[0]))
-    )
+    parts = sorted(pairs.items(), key=lambda pair: -weight(pair[0]))
+    return ", ".join(f"{n} {link}" for link, n in parts) or "-"
 
 
 def _within(kind: HostType) -> str:
@@ -316,9 +295,8 @@ def _domains(cluster: Cluster) -> Table:
     rows: list[tuple[str, ...]] = []
     for level, name in enumerate(cluster.levels):
         label, uplink = name, cluster.uplinks.get(name)
-        limits = (
-            f"{cluster.factors.get(name, 1.0):g}", "" if uplink is None else f"{uplink:g} GB/s"
-        )  # fmt: skip
+        factor = f"{cluster.factors.get(name, 1.0):g}"
+        limits = (factor, "" if uplink is None else f"{uplink:g} GB/s")
         domains = cluster.domains(level)
         for domain, hosts in [*domains.items()][:_MOST_ROWS]:
             gpus = sum(int(cluster.sizes[h]) for h in hosts)
