@@ -73,7 +73,7 @@ class Domain(NamedTuple):
         np.minimum.at(joint, at, most(*here, q.joint[kind[:, None], both], q.rates[both]))
         same = q.job_domain[level:] == q.domain[level:, self.inside.argmax(), None]
         up = level + same.argmax(axis=0)  # lowest level of the joint allocations, by job
-        factor, cap = np.where(same.any(axis=0), q.factor[up], 0), q.cap[up]
+        factor, cap = q.factor[up], q.cap[up]
         thin = most(factor[of], cap[of], q.joint[kind, q.held], q.rates[q.held])
         far = np.where(q.far_hosts > 0, most(factor, cap, q.far_within, q.far_rate), MOST)
         return Part(good, joint, single, thin, far)

@@ -8,11 +8,12 @@ the top level down; then the fewest hosts, the fewest whole hosts, and the best 
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.search.ask import Answer, gpus_of
+from optsched.bandwidth.search.ask import Answer
 from optsched.bandwidth.search.groups import tiers
 from optsched.bandwidth.search.request import HostTables, request_of
 from optsched.bandwidth.search.request_search import Choice, RequestSearch
@@ -154,9 +155,6 @@ class LargeSearch:
 def _answer(search: RequestSearch, choice: Choice) -> Answer:
     """A choice by the lowest ids of hosts that keep its bandwidth."""
     judge, used = search.judge, np.flatnonzero(choice.counts)
-    within, masks = int(judge.q.rows[used, choice.counts[used]].min()), judge.state.masks
-    parts = [
-        (h, judge.tables.lowest(h, int(masks[h]), count, within))
-        for h, count in zip(judge.hosts[used].tolist(), choice.counts[used].tolist(), strict=True)
-    ]
-    return Answer(gpus_of(judge.state, parts), choice.value, choice.alone, search.upper)
+    within = int(judge.q.rows[used, choice.counts[used]].min())
+    gpus = (judge.gpus(h, int(choice.counts[h]), within) for h in used)
+    return Answer(tuple(chain(*gpus)), choice.value, choice.alone, search.upper)

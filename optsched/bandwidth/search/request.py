@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from optsched.bandwidth.models.contention import interferes, shares
 from optsched.bandwidth.models.prior import host_rates
+from optsched.bandwidth.search.ask import gpus_of
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
 from optsched.bandwidth.topology.levels import WHOLE
 from optsched.bandwidth.topology.policy import ANY
-from optsched.bandwidth.topology.rates import MOST, NO_LIMIT, UNMEASURED
+from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
 from optsched.kernels.compile import INT, INTS, entry, helper
 
 if TYPE_CHECKING:
@@ -86,9 +88,11 @@ class HostTables:
         self.is_line_rate = rates is not None
         self.rates = host_rates(model.cluster) if rates is None else rates
         self.joint = np.full((len(model.cluster.types), len(self.rates)), -1)
-        self.by_mask: list[IntArray] = []  # of more than 16 GPUs: by count
-        self.best: list[IntArray] = []
-        for t, kind in enumerate(model.cluster.types):
+        self.by_mask: dict[int, IntArray] = {}  # of more than 16 GPUs: by count
+        self.best: dict[int, IntArray] = {}
+        self.known: dict[tuple[int, int, int, int], int] = {}
+        for t in np.unique(self.kinds).tolist():
+            kind = model.cluster.types[t]
             masks = kind.gpus <= MOST_BY_SUBSET
             sizes = subset_sizes(kind.gpus) if masks else np.arange(kind.gpus + 1)
             given, values = model.intra_of(t), np.full(len(sizes), NO_LIMIT)
@@ -106,8 +110,7 @@ class HostTables:
                 np.maximum(pair[:, 1], pair[:, 0], out=pair[:, 1])
             if not masks:
                 best = np.where(np.arange(len(self.rates)) <= sizes[:, None], best.max(axis=0), -1)
-            self.by_mask.append(values)
-            self.best.append(best)
+            self.by_mask[t], self.best[t] = values, best
 
     def rows(self, state: ClusterState, hosts: IntArray) -> IntArray:
         """Best bandwidth within hosts by number of free GPUs taken; -1: not possible."""
@@ -117,13 +120,14 @@ class HostTables:
             rows[at] = self.best[kind][state.masks[hosts[at]]]
         return rows
 
-    def lowest(self, host: int, free: int, count: int, value: int) -> int:
-        """Mask of the lowest ids of a host's free GPUs that have a bandwidth; or the count."""
-        table = self.by_mask[self.kinds[host]]
-        if self.model.cluster.sizes[host] > MOST_BY_SUBSET:
-            return count
-        bits = [1 << i for i in range(free.bit_length()) if free >> i & 1]
-        return next(mask for mask in map(sum, combinations(bits, count)) if table[mask] >= value)
+    def lowest(self, kind: int, free: int, count: int, value: int) -> int:
+        """Mask of the lowest ids among free GPUs of a type that have a bandwidth."""
+        key = kind, free, count, value
+        if key not in self.known:
+            bits = [1 << i for i in range(free.bit_length()) if free >> i & 1]
+            masks = map(sum, combinations(bits, count))
+            self.known[key] = next(mask for mask in masks if self.by_mask[kind][mask] >= value)
+        return self.known[key]
 
 
 class Judge(NamedTuple):
@@ -147,37 +151,25 @@ class Judge(NamedTuple):
         if self.tables.is_line_rate:
             judged(self.q, np.ascontiguousarray(rows), found)
             return found
-        counts = np.zeros((len(rows), self.state.cluster.n_hosts), np.int64)
-        counts[:, self.hosts] = rows
-        alone = self._bandwidths(counts, self.q.rows[np.arange(len(self.hosts)), rows])
-        capacity, total = np.full(len(rows), NO_LIMIT), alone.copy()
-        for demand, held in zip(self.demands, self.state.held, strict=True):
-            if demand and np.count_nonzero(held) > 1:
-                shares = (counts[:, held > 0] > 0).any(axis=1) & ((rows > 0).sum(axis=1) > 1)
-                at, total = np.flatnonzero(shares), total + demand * shares
-                joint = counts[at] + held
-                within = np.where(joint > 1, self.tables.joint[self.tables.kinds, joint], NO_LIMIT)
-                capacity[at] = np.minimum(capacity[at], self._bandwidths(joint, within))
-        less = (
-            alone * np.where(total > capacity, capacity, 1) // np.where(total > capacity, total, 1)
-        )
-        found[:] = np.column_stack([np.where((alone < 0) | (capacity < 0), -1, less), alone])
+        found[:] = -1
+        number = np.arange(len(self.hosts))
+        some = np.flatnonzero((self.q.rows[number, rows] >= 0).all(axis=1))
+        selection = np.zeros((len(some), self.state.cluster.n_gpus), np.bool_)
+        for h, of in zip(number, rows[some].T, strict=True):
+            for count in np.unique(of[of > 0]).tolist():
+                gpus = self.gpus(h, count, int(self.q.rows[h, count]))
+                selection[np.ix_(of == count, gpus)] = True
+        got = shares(self.tables.model, self.state, selection, self.demands)
+        found[some] = np.column_stack([got.value, got.standalone])
         return found
 
-    def _bandwidths(self, counts: IntArray, within: IntArray) -> IntArray:
-        """B by counts on all hosts of the cluster, and what these allow; -1: unmeasured."""
-        levels, hosts, gpus = (
-            self.state.cluster.network_levels,
-            (counts > 0).sum(axis=1),
-            counts.sum(axis=1),
-        )
-        falling = -np.sort(-counts, axis=1, kind="stable")[:, : max(1, int(hosts.max(initial=0)))]
-        patterns, at = np.unique(falling, axis=0, return_inverse=True)
-        limit = self.tables.model.network(patterns)[at.reshape(-1)]
-        least = within.min(axis=1, initial=NO_LIMIT)
-        value = np.where(gpus < 2, 0, np.minimum(limit, least))
-        value[(limit == UNMEASURED) | (least < 0)] = -1
-        return levels.limited(value, gpus, hosts, levels.lowest(counts))
+    def gpus(self, h: int | np.integer[Any], count: int, value: int) -> list[int]:
+        """Lowest ids of so many free GPUs of a host that have a bandwidth; of 17 or more: any."""
+        host, state = int(self.hosts[h]), self.state
+        if state.cluster.sizes[host] > MOST_BY_SUBSET:
+            return [*gpus_of(state, [(host, count)])]
+        mask = self.tables.lowest(int(self.q.kind[h]), int(state.masks[host]), count, value)
+        return [*gpus_of(state, [(host, mask)])]
 
 
 def request_of(
@@ -222,7 +214,7 @@ def _jobs(
 ) -> tuple[npt.NDArray[Any], ...]:
     """The fields of a `Request` from `demand` on."""
     demand, held = np.array(demands, np.int64), state.held.reshape(-1, state.cluster.n_hosts)
-    jobs = np.flatnonzero((np.count_nonzero(held, axis=1) >= 2) & (demand > 0))
+    jobs = np.flatnonzero(interferes(state) & (demand > 0))
     held, of, n = held[jobs], state.cluster.network_levels.domain, len(jobs)
     job, host = np.nonzero(held)
     count, begin = held[job, host], np.searchsorted(job, np.arange(n))
@@ -279,7 +271,7 @@ def worth(q, counts):  # type: ignore[no-untyped-def]
     for j in np.flatnonzero(met):
         m, rate, within, up = hosts + q.far_hosts[j], q.far_rate[j], q.far_within[j], level
         total += q.demand[j]
-        while up < levels and q.job_domain[up, j] != q.domain[up, first]:
+        while q.job_domain[up, j] != q.domain[up, first]:
             up += 1
         for e in range(q.of_job[j], q.of_job[j + 1]):
             h = q.edge_host[e]
@@ -295,8 +287,6 @@ def worth(q, counts):  # type: ignore[no-untyped-def]
         for e in range(q.of_job[j], q.of_job[j + 1]):
             c = counts[q.edge_host[e]]
             used[q.kind[q.edge_host[e]] * width + c] += c > 0
-        if up == levels:
-            return 0, alone
         limit = min(within, line(min(rate, q.cap[up]), q.k + q.size[j], m))
         capacity = min(capacity, limit * q.factor[up] // WHOLE)
     return (alone if total <= capacity else alone * capacity // total), alone

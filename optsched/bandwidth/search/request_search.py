@@ -87,7 +87,7 @@ class RequestSearch:
         self.upper = max([self.value, *uppers])
         if self.best is not None and self.deadline < np.inf:
             begin = time.monotonic()
-            self.pack()
+            self.pack(domains)
             self.deadline -= 2 * (time.monotonic() - begin)
         if (self.value < self.upper or self.keeps) and not self._every(domains):
             if not self.judge.tables.is_line_rate:
@@ -99,7 +99,7 @@ class RequestSearch:
                 self.upper = min(self.upper, max([self.value, *bounds, self._meet(some)]))
         self.upper = max(self.upper, self.value)
         if self.best is not None:
-            self.pack()
+            self.pack(domains)
 
     def vary(self, n: int) -> None:
         """Offer the n best choices of every part with a host in place of one of theirs."""
@@ -231,38 +231,40 @@ class RequestSearch:
                 best = pool[np.argsort(-judged[:, 0], kind="stable")[:4]]
                 rows = (row for counts in best for row in swapped(part, counts))
 
-    def pack(self) -> None:
+    def pack(self, domains: list[Domain]) -> None:
         """Replace the best by a choice of the same value that is first in the order of ties."""
         best, q, within = self.best, self.q, self._on_one_host()
         assert best is not None
-        _, top, inside = best.domain
-        used, dirty = best.counts > 0, np.diff(q.of_host) > 0
-        fits = (within >= best.value) & inside
+        used, fits = best.counts > 0, within >= best.value
+        fits &= np.any([inside for *_, inside in domains], axis=0)
         if fits.any():
             h = np.lexsort((q.rank, ~fits))[0]
             self._exchange(q.k * (np.arange(len(used)) == h)[None])
             return
-        rate = q.rates[best.counts[used]].min()
-        q = best.domain.q._replace(rows=np.where(q.rates >= rate, best.domain.q.rows, -1))
-        options = [(inside, q)]
-        if (used & dirty).any():  # the hosts of the jobs that it meets, and those without jobs
-            met = np.isin(np.arange(len(q.demand)), q.edge_job[used[q.edge_host]])
-            missing = np.bincount(q.edge_host, ~met[q.edge_job], len(used))
-            least = np.maximum(q.least, used & dirty)
-            options.append((inside & (missing == 0), q._replace(least=least)))
-        for level in range(max(top, 0) + 1):
-            x = -(-best.alone * WHOLE // max(1, int(q.factor[level])))
-            most, found = np.where(q.rows >= x, np.arange(len(q.rates)), 0).max(axis=1), False
-            for hosts, one in options:
-                for d in np.flatnonzero(np.bincount(q.domain[level], most * hosts) >= q.k).tolist():
-                    some = Domain(one, level, hosts & (q.domain[level] == d))
-                    found |= not one.least[~some.inside].any() and self._repack(some, most, x)
-            if found:
-                return
+        rate, dirty = q.rates[best.counts[used]].min(), np.diff(q.of_host) > 0
+        met = np.isin(np.arange(len(q.demand)), q.edge_job[used[q.edge_host]])
+        missing = np.bincount(q.edge_host, ~met[q.edge_job], len(used))
+        for q, top, inside in domains:
+            q = q._replace(rows=np.where(q.rates >= rate, q.rows, -1))
+            options = [(inside, q)]
+            if met.any():  # the hosts of the jobs that it meets, and those without jobs
+                least = np.maximum(q.least, used & dirty)
+                options.append((inside & (missing == 0), q._replace(least=least)))
+            for level in range(top + 1):
+                x = -(-best.alone * WHOLE // max(1, int(q.factor[level])))
+                most = np.where(q.rows >= x, np.arange(len(q.rates)), 0).max(axis=1)
+                if any([  # all are tried
+                    self._repack(Domain(one, level, hosts & (q.domain[level] == d)), most, x)
+                    for hosts, one in options
+                    for d in np.flatnonzero(np.bincount(q.domain[level], most * hosts) >= q.k)
+                ]):  # fmt: skip
+                    break
 
     def _repack(self, domain: Domain, most: IntArray, x: int) -> bool:
         """Take the fewest domains below a level; whether the value is still the best."""
         q, level, hosts = domain
+        if (q.least[~hosts] > 0).any():
+            return False
         for of in q.domain[:level][::-1]:  # the largest domains, last the smallest that suffices
             sums, forced = np.bincount(of, most * hosts), np.bincount(of, q.least * hosts) > 0
             order = np.lexsort((-sums, ~forced))
@@ -281,7 +283,7 @@ class RequestSearch:
         if value < self.value or not self._is_allowed(rows[0]):
             return False
         if value > self.value or self._key(rows[0]) < self._key(self.best.counts):
-            self.best = Choice(value, alone, rows[0], self.best.domain)
+            self.best = Choice(value, alone, rows[0].copy(), self.best.domain)
         return True
 
     def _key(self, counts: IntArray) -> tuple[int, ...]:
