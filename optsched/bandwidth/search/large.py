@@ -86,7 +86,8 @@ class LargeSearch:
         search.vary(n)
         search.seen.pop(search.best.counts.tobytes(), None)
         others = sorted(search.seen.values(), key=lambda one: -one.value)[: n - 1]
-        return [_answer(search, one) for one in [search.best, *others]]
+        found = [_answer(search, one) for one in [search.best, *others]]
+        return sorted(found, key=lambda one: -one.value)
 
     def by_host(
         self,
@@ -157,4 +158,6 @@ def _answer(search: RequestSearch, choice: Choice) -> Answer:
     judge, used = search.judge, np.flatnonzero(choice.counts)
     within = int(judge.q.rows[used, choice.counts[used]].min())
     gpus = (judge.gpus(h, int(choice.counts[h]), within) for h in used)
-    return Answer(tuple(chain(*gpus)), choice.value, choice.alone, search.upper)
+    # a model may predict several patterns together otherwise than one
+    ((value, alone),) = judge.values(choice.counts[None]).tolist()
+    return Answer(tuple(chain(*gpus)), value, alone, max(search.upper, value))
