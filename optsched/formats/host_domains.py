@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from optsched.bandwidth.topology.domain_trees import Domains
-from optsched.bandwidth.topology.kubernetes import RESOURCES, Node, gpus_of
+from optsched.bandwidth.topology.kubernetes import RESOURCES, Item, gpus_of
 from optsched.bandwidth.topology.names import expand
 from optsched.errors import InputError
 from optsched.formats.foreign import looks_like
@@ -27,7 +27,7 @@ _NO_CLIQUE = re.compile(r"|0[0-]*(\.0)?")  # none, or that of GPUs without a fab
 
 
 class _Nodes(msgspec.Struct):
-    items: list[Node]
+    items: list[Item]
 
 
 def from_labels(text: str, name: str = "labels") -> Domains:

@@ -95,29 +95,9 @@ class _Taint(msgspec.Struct):
     effect: str = ""
 
 
-class _Spec(msgspec.Struct):
-    unschedulable: bool = False
-    taints: list[_Taint] | None = None
-
-
 class _Condition(msgspec.Struct):
     type: str
     status: str
-
-
-class _Status(msgspec.Struct):
-    capacity: dict[str, str] = {}
-    allocatable: dict[str, str] | None = None
-    conditions: list[_Condition] | None = None
-
-
-class Node(msgspec.Struct):
-    """An item of ``kubectl get nodes -o json``; a dump without conditions counts as ready."""
-
-    metadata: _Metadata
-    status: _Status
-    kind: str = "Node"
-    spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
 class _Resources(msgspec.Struct):
@@ -130,20 +110,28 @@ class _Container(msgspec.Struct, rename="camel"):
     restart_policy: str = ""
 
 
-class _PodSpec(msgspec.Struct, rename="camel"):
-    containers: list[_Container]
+class _Spec(msgspec.Struct, rename="camel"):
+    unschedulable: bool = False
+    taints: list[_Taint] | None = None
+    containers: list[_Container] = []
     init_containers: list[_Container] = []
     node_name: str = ""
 
 
-class _PodStatus(msgspec.Struct):
+class _Status(msgspec.Struct):
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] | None = None
+    conditions: list[_Condition] | None = None
     phase: str = ""
 
 
-class _Pod(msgspec.Struct):
+class Item(msgspec.Struct):
+    """A node or a pod as kubectl prints it; a node without conditions counts as ready."""
+
     metadata: _Metadata
-    spec: _PodSpec
-    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+    status: _Status = msgspec.field(default_factory=_Status)
+    kind: str = "Node"
+    spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
 class NodeGpus(NamedTuple):
@@ -158,7 +146,7 @@ class NodeGpus(NamedTuple):
     """How often each GPU is counted."""
 
 
-def gpus_of(node: Node, place: str) -> NodeGpus | None:
+def gpus_of(node: Item, place: str) -> NodeGpus | None:
     """Count the whole GPUs of a node; None if it has none, no parts of any, and no label of some.
 
     Raises
@@ -199,7 +187,7 @@ def _number(amounts: Mapping[str, Any], resource: str, place: str) -> int:
     return int(count)
 
 
-def _unusable(node: Node) -> str:
+def _unusable(node: Item) -> str:
     """Why a node takes no work; empty if it does."""
     if node.metadata.deletion_timestamp is not None:
         return "is being deleted"
@@ -215,7 +203,7 @@ def _unusable(node: Node) -> str:
     return ""
 
 
-def _unhealthy(node: Node, found: Mapping[str, int], place: str) -> tuple[int, str]:
+def _unhealthy(node: Item, found: Mapping[str, int], place: str) -> tuple[int, str]:
     for key, count in found.items() if node.status.allocatable is not None else ():
         healthy = _number(node.status.allocatable or {}, key, place)
         if healthy < count:
@@ -223,7 +211,7 @@ def _unhealthy(node: Node, found: Mapping[str, int], place: str) -> tuple[int, s
     return 0, ""
 
 
-def _parts(node: Node, found: Mapping[str, int]) -> str:
+def _parts(node: Item, found: Mapping[str, int]) -> str:
     """Label or resource where a node has parts of GPUs only; empty if it has whole GPUs."""
     labels = node.metadata.labels
     mixed = labels.get("nvidia.com/mig.strategy") == "mixed"  # has a resource for each kind of part
@@ -274,7 +262,7 @@ def from_kubernetes(
     other: list[str] = []
     for place, kind, item in found:
         if kind == "Node":
-            node = decode(item, Node, place)
+            node = decode(item, Item, place)
             name, title = node.metadata.name, f"{place} (node {node.metadata.name:.60})"
             gpus = gpus_of(node, title) or NodeGpus("", 0, "has no GPU")
             if name in usage.names:
@@ -287,7 +275,7 @@ def from_kubernetes(
     spaces: set[str] = set()
     for place, kind, item in found:
         if kind == "Pod":
-            pod = decode(item, _Pod, place)
+            pod = decode(item, Item, place)
             spaces.add(pod.metadata.namespace)
             node_name, ended = pod.spec.node_name, pod.status.phase in ("Succeeded", "Failed")
             if node_name in times and not ended:
@@ -330,7 +318,7 @@ def _items(given: Any, file: str) -> list[tuple[str, str, Any]]:
     return found
 
 
-def _requested(pod: _Pod, place: str) -> int:
+def _requested(pod: Item, place: str) -> int:
     """GPUs of a pod: of its containers and sidecars, or of one that runs before them."""
 
     def amount(one: _Container) -> int:
@@ -343,7 +331,7 @@ def _requested(pod: _Pod, place: str) -> int:
     return max([together, *map(amount, pod.spec.init_containers)])
 
 
-def _gang(pod: _Pod) -> str:
+def _gang(pod: Item) -> str:
     """``namespace/name`` of the job that the pod is part of, else of the pod."""
     data = pod.metadata
     texts = data.annotations | data.labels
