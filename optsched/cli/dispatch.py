@@ -5,6 +5,7 @@ With ``--stream`` one JSON request a line, one answer a line, in order.
 
 from __future__ import annotations
 
+import io
 import sys
 from functools import cache, lru_cache
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
@@ -18,6 +19,7 @@ from optsched.bandwidth import BottleneckBandwidth, Cluster, Dispatcher
 from optsched.bandwidth.models.model_document import read_model
 from optsched.bandwidth.placement.document import policy_from_tree
 from optsched.bandwidth.placement.explain import to_json
+from optsched.bandwidth.search.dispatcher import PACKING
 from optsched.bandwidth.topology import documents
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.cli.options import AsJson, OptionalOutput, option, parse_options
@@ -40,7 +42,7 @@ def dispatch(
     model: Annotated[Path | None, option("Learnt bandwidths: optsched.bandwidth/1.")] = None,
     gpus: Annotated[int | None, option("How many.", show_default=False)] = None,
     policy: Annotated[list[str] | None, option(_POLICY)] = None,
-    tolerance: Annotated[str, option("Bandwidth given up for a better rest: 1% or 0.01.")] = "0",
+    tolerance: Annotated[str, option("Bandwidth given up for a better fit: 1% or 0.01.")] = "0",
     traffic: Annotated[str, option("Demands of jobs: given, idle, moderate, heavy.")] = "given",
     solver: Annotated[str, option("See `optsched solvers`.")] = "auto",
     explain: Annotated[bool, option("Say what limits it.", "--explain")] = False,
@@ -48,11 +50,16 @@ def dispatch(
     hostfile: Annotated[bool, option("Print a hostfile in rank order.", "--hostfile")] = False,
     output: OptionalOutput = None,
     stream: Annotated[bool, option("Answer a JSON request a line of stdin.", "--stream")] = False,
+    request: Annotated[
+        list[str] | None,
+        option("A line of --stream, such as '{\"scores\": 8}'; repeat. -o writes the state after."),
+    ] = None,
 ) -> None:
     """Choose the free GPUs with the highest bandwidth beside the running jobs.
 
     A line of --stream is {"gpus": 8}; with "name" the job starts on them, {"give": NAME} ends it;
-    also scores, what_if, resize, move, fail, repair, state and restore: see the documentation.
+    also best, gang, scores, explain, what_if, resize, move, fail, repair, state and restore: see
+    the documentation.
     """
     check_outputs([output], [state, cluster, model])
     known = _model(cluster, model)
@@ -64,13 +71,16 @@ def dispatch(
         "tolerance": _share(tolerance),
         "traffic": traffic,
     }
-    if stream:
-        if any((gpus is not None, output, explain, as_json, hostfile, solver != "auto")):
+    if stream or request:
+        if any((gpus is not None, output and stream, explain, as_json, hostfile, solver != "auto")):
             raise InputError(
-                "stream: the requests say how many; --gpus, --solver, --explain, --json, "
-                "--hostfile and -o are for one request"
+                "stream, request: the requests say how many; --gpus, --solver, --explain, --json, "
+                "--hostfile, and -o with --stream, are for one request"
             )
-        answer_all(known, running, sys.stdin.buffer, sys.stdout.buffer, **rules)
+        if stream:
+            answer_all(known, running, sys.stdin.buffer, sys.stdout.buffer, **rules)
+        else:
+            _answer_requests(request or [], known, running, output, rules)
         return
     if as_json + explain + hostfile > 1:
         raise InputError("json, explain, hostfile: each prints the answer in its own way; give one")
@@ -92,6 +102,26 @@ def dispatch(
         print(choice.hostfile(), end="")
     else:
         print(choice.explain() if explain else problem.state.written(choice.gpus))
+
+
+def _answer_requests(
+    requests: list[str],
+    model: BandwidthModel,
+    state: ClusterState,
+    output: Path | None,
+    rules: dict[str, Any],
+) -> None:
+    """Answer lines of the stream from the command line; write the state if all succeed."""
+    lines, answers = io.BytesIO("".join(f"{r}\n" for r in requests).encode()), io.BytesIO()
+    after = answer_all(model, state, lines, answers, **rules)
+    print(answers.getvalue().decode(), end="")
+    found = [msgspec.json.decode(line) for line in answers.getvalue().splitlines()]
+    if any("error" in one for one in found):
+        raise typer.Exit(2)
+    if any("infeasible" in one for one in found):
+        raise typer.Exit(1)
+    if output is not None:
+        after.write(output)
 
 
 def _model(cluster: Path | None, model: Path | None) -> BandwidthModel:
@@ -129,6 +159,8 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
     gpus: int | None = None
     scores: int | None = None
     what_if: str | None = None
+    gang: dict[str, int] | None = None
+    explain: int | None = None
     give: str | None = None
     resize: str | None = None
     move: str | None = None
@@ -139,6 +171,7 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
     demand: float | None = None
     best: int | None = None
+    packing: float | None = None
     policy: Any = None
     deadline: float | None = None
     to: str | None = None
@@ -146,8 +179,10 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
 
 
 VERBS: Final = {
-    "gpus": ("name", "demand", "best", "policy", "deadline"), "scores": ("policy", "deadline"),
-    "what_if": ("policy", "deadline"), "give": (), "resize": ("to",), "move": ("to",), "fail": (),
+    "gpus": ("name", "demand", "best", "policy", "deadline"),
+    "scores": ("packing", "policy", "deadline"),
+    "what_if": ("policy", "deadline"), "gang": ("policy", "deadline"),
+    "explain": ("policy", "deadline"), "give": (), "resize": ("to",), "move": ("to",), "fail": (),
     "repair": (), "state": (), "restore": (),
 }  # fmt: skip
 """What a line may ask, and the fields that go with it."""
@@ -162,8 +197,8 @@ def answer_all(
     policy: Policy,
     tolerance: float = 0.0,
     traffic: Any = "given",
-) -> None:
-    """Answer every line; a bad one gets an error object, and the next is read.
+) -> ClusterState:
+    """Answer every line and return the state after them; a bad line gets an error object.
 
     Parameters
     ----------
@@ -191,7 +226,7 @@ def answer_all(
                 found["id"] = tree["id"]  # which a refusal has too
             request = decode(tree, Request, name)
             verb = _verb(tree)
-            if verb in ("gpus", "scores", "what_if"):
+            if verb in ("gpus", "scores", "what_if", "gang", "explain"):
                 fast = usual
                 if request.policy is not None:
                     fast = dispatcher(policy_from_tree(request.policy, "policy"))
@@ -206,6 +241,7 @@ def answer_all(
         return encode(found) + b"\n"
 
     answer_lines(lines, answers, answer)
+    return state
 
 
 def _verb(given: dict[str, Any]) -> str:
@@ -230,7 +266,18 @@ def _asked(
     """Fill the answer to a question; the state after it, in which a named job has started."""
     until = request.deadline
     if verb == "scores":
-        answer["scores"] = dispatcher.scores(state, request.scores, until)  # type: ignore[arg-type]
+        weight = PACKING if request.packing is None else request.packing
+        answer["scores"] = dispatcher.scores(state, request.scores, until, weight)  # type: ignore[arg-type]
+    elif verb == "explain":
+        answer["explain"] = dispatcher.explain(state, request.explain, until).splitlines()  # type: ignore[arg-type]
+    elif verb == "gang":
+        found = dispatcher.gang(state, request.gang or {}, until)
+        for name, one in found.items():
+            state = state.take(one.gpus, name, one.standalone)
+        answer["gang"] = {
+            name: {"gpus": written(one.gpus), "bandwidth": _rate(one.value)}
+            for name, one in found.items()
+        }
     elif verb == "what_if":
         what = dispatcher.what_if(state, request.what_if or "", until)
         answer |= {

@@ -181,7 +181,7 @@ def test_one_host_of_many() -> None:
             found = fast.answer(state, k, deadline=1e-6)
             assert found.exact and found.value == found.standalone == best
             assert model.of(found.gpus) == best and not policy.fault(state, found.gpus)
-            assert fast.scores(state, k, deadline=1e-6) == {
+            assert fast.scores(state, k, deadline=1e-6, packing=0) == {
                 name: 100 * one // best if best else 100 for name, one in value.items()
             }
     with pytest.raises(Infeasible, match="required"):
@@ -219,7 +219,7 @@ def test_verbs_against_all_subsets() -> None:
                 with pytest.raises(Infeasible):
                     fast.best(state, k, n)
                 continue
-            found, scores = fast.best(state, k, n), fast.scores(state, k)
+            found, scores = fast.best(state, k, n), fast.scores(state, k, packing=0)
             part = {h: min(99, 100 * v // top[0]) if top[0] else 99 for h, v in host.items()}
             full = {h: 100 if host[h] == top[0] else part[h] for h in sorted(host)}
             expected = {cluster.hosts[h].name: score for h, score in full.items()}
@@ -278,7 +278,7 @@ def test_all_choices_on_few_hosts_of_pods() -> None:
             found, top = fast.best(state, k, 50), sorted(best_of.values(), reverse=True)
             assert [one.value for one in found] == top and all(len(one.gpus) == k for one in found)
             score = {name: 100 * v // top[0] if top[0] else 100 for name, v in host.items()}
-            assert fast.scores(state, k) == score
+            assert fast.scores(state, k, packing=0) == score
 
 
 def test_parts_of_hosts() -> None:
@@ -326,7 +326,7 @@ def test_verbs_beyond_tables(pods: bool) -> None:
         fast.scores(state, 24)  # compiles
         fast.best(state, 24, 2)
         begin = time.process_time()
-        scores, found = fast.scores(state, 24, 0.2), fast.best(state, 24, 4, 0.2)
+        scores, found = fast.scores(state, 24, 0.2, 0), fast.best(state, 24, 4, 0.2)
         assert time.process_time() - begin < 1
         able = [host.name for host, n in zip(cluster.hosts, state.room, strict=True) if n]
         assert [*scores] == able and max(scores.values()) == 100
@@ -347,7 +347,7 @@ def test_every_host_of_a_large_cluster_is_scored_at_once(levels: dict[str, int])
     cluster = synthetic.cluster("nvswitch", 96, levels=levels)
     model = BottleneckBandwidth(cluster)
     state = ClusterState.with_free(cluster, [g for g in range(cluster.n_gpus) if g % 5])
-    found = Dispatcher(cluster, model).scores(state, 24, deadline=0.001)
+    found = Dispatcher(cluster, model).scores(state, 24, deadline=0.001, packing=0)
     assert len(found) == 96
     assert min(found.values()) > 0
     assert max(found.values()) == 100

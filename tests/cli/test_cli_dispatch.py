@@ -118,7 +118,7 @@ def test_impossible(site: Cli) -> None:
     [
         (("--gpus", "0"), "gpus: expected an integer"),
         ((), "gpus: how many?"),
-        (("--gpus", "4", "--stream"), "stream: the requests say how many"),
+        (("--gpus", "4", "--stream"), "request: the requests say how many"),
         (("--gpus", "4", "--policy", "balance=odd"), "balance: expected one of free, even, exact"),
         (("--gpus", "4", "--tolerance", "x%"), "tolerance: expected a share"),
         (("--gpus", "4", "--traffic", "rush"), "traffic: expected one of"),
@@ -158,7 +158,7 @@ BAD = {
     "not json": "line 1:1:1: not valid JSON: expecting value",
     '{"gpus": 2, "colour": "red"}': "colour",
     '{"give": "nobody"}': "there is no job 'nobody'; running: a, b",
-    '{"gpus": 2, "give": "new"}': "expected one of gpus, scores, what_if, give",
+    '{"gpus": 2, "give": "new"}': "expected one of gpus, scores, what_if, gang",
     "{}": "got none",
     '{"gpus": 2, "policy": {"row": 1}}': "row",
     '{"gpus": 2, "demand": -1, "name": "x"}': "demand",

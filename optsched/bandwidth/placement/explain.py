@@ -9,11 +9,16 @@ import numpy as np
 
 from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import written_pattern
+from optsched.bandwidth.search.order import order_of, rules_of
+from optsched.bandwidth.topology.levels import WHOLE, line
 from optsched.bandwidth.topology.links import weight
-from optsched.bandwidth.topology.rates import KILOBYTES, shown
-from optsched.io.strict_json import lines
+from optsched.bandwidth.topology.rates import KILOBYTES, MOST, shown
+from optsched.errors import Infeasible, InputError
+from optsched.io.strict_json import lines, shortened
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from optsched.bandwidth.placement.problem import DispatchChoice
     from optsched.bandwidth.topology.policy import Policy
     from optsched.solving.result import Result
@@ -30,6 +35,7 @@ def explained(choice: DispatchChoice) -> str:
         f"bandwidth {shown(choice.bandwidth)}"
         + (f" of {shown(choice.standalone)} alone" if choice.share.jobs else ""),
         f"limited by {limit_of(choice)}",
+        *_levels(choice),
     ]
     if choice.share.jobs:
         one = choice.share
@@ -45,7 +51,58 @@ def explained(choice: DispatchChoice) -> str:
         facts.append(f"not all of this is measured: up to {shown(choice.regret)} may be lost")
     if not problem.policy.is_free:
         facts.append(f"the policy costs {shown(choice.price_of_policy)}")
-    return "\n".join([*facts, *_alternatives(choice)])
+    return "\n".join([*facts, *_rule(choice), *_alternatives(choice)])
+
+
+def _levels(choice: DispatchChoice) -> Iterator[str]:
+    """Domains used, the factor and the uplinks of the lowest common level, rails."""
+    cluster = choice.problem.cluster
+    levels, counts = cluster.network_levels, cluster.counts(choice.gpus)
+    used = np.flatnonzero(counts).tolist()
+    for i, name in enumerate(cluster.levels):
+        names = [key for key, hosts in cluster.domains(i).items() if {*hosts} & {*used}]
+        yield f"{name}: {len(names)} of {len(cluster.domains(i))} ({shortened(names)})"
+    lowest = int(levels.lowest(counts[None])[0])
+    if 0 <= lowest < len(levels.names):
+        factor, uplink = int(levels.factor[lowest]), int(levels.uplink[lowest])
+        if factor < WHOLE:
+            yield f"across {levels.names[lowest]}: {factor / WHOLE:g} of the bandwidth"
+        if uplink < MOST:
+            limit = int(line(np.array(uplink), np.array(len(choice.gpus)), np.array(len(used))))
+            yield f"across {levels.names[lowest]}: uplinks of {shown(uplink)} allow {shown(limit)}"
+    if cluster.rails and len(used) > 1:
+        yield "rails: the same local ids on every host"
+
+
+def _rule(choice: DispatchChoice) -> Iterator[str]:
+    """Which rule preferred the choice to the best other numbers of GPUs on hosts."""
+    from optsched.bandwidth.search.dispatcher import Dispatcher
+
+    problem, state = choice.problem, choice.problem.state
+    if problem.judged_by is not problem.model:
+        return
+    try:
+        other_choices = Dispatcher(
+            problem.cluster, problem.model, policy=problem.policy, traffic=problem.traffic,
+            seed=problem.seed,
+        )  # fmt: skip
+        found = other_choices.best(state, problem.k, 8, 0.5)
+    except (InputError, Infeasible):
+        return
+    counts = problem.cluster.counts(choice.gpus)
+    others = [one for one in found if (problem.cluster.counts(one.gpus) != counts).any()]
+    if not others:
+        yield "decided by: there are no other numbers of GPUs on hosts"
+        return
+    most = max(one.value for one in others)
+    if most < choice.bandwidth:
+        yield f"decided by: bandwidth (the next best has {shown(most)})"
+        return
+    own = order_of(state, choice.gpus)
+    other = min(order_of(state, one.gpus) for one in others if one.value == most)
+    names = rules_of(problem.cluster)
+    rule = next((n for n, a, b in zip(names, own, other, strict=True) if a != b), "best fit")
+    yield f"decided by: {rule}{', then lowest ids' * (rule == 'best fit')}"
 
 
 def limit_of(choice: DispatchChoice) -> str:
@@ -54,13 +111,16 @@ def limit_of(choice: DispatchChoice) -> str:
     model = problem.model
     if len(choice.gpus) == 1:
         return "nothing: a single GPU does not communicate"
+    levels, every = cluster.network_levels, cluster.counts(choice.gpus)
+    lowest = int(levels.lowest(every[None])[0])
+    factor = int(levels.factor[lowest]) if 0 <= lowest < len(levels.names) else WHOLE
     for h, name in enumerate(host.name for host in cluster.hosts):
         first = int(cluster.first[h])
         local = [g - first for g in choice.gpus if int(cluster.host_of[g]) == h]
         if len(local) < 2:
             continue
         inside = problem.judged_by.of([first + i for i in local])
-        if inside != choice.standalone:
+        if inside * factor // WHOLE != choice.standalone:
             continue
         links = cluster.type(h).links
         what = f"the links within {name}: {shown(inside)}"
@@ -72,6 +132,12 @@ def limit_of(choice: DispatchChoice) -> str:
         return f"{what} (weakest link {links[i][k]}, GPUs {i} and {k})"
     pattern = written_pattern(tuple(choice.counts.values()))
     what = f"the network for {pattern}: {shown(choice.standalone)}"
+    if 0 <= lowest < len(levels.names) and int(levels.uplink[lowest]) < MOST:
+        n, m = np.array(len(choice.gpus)), np.array(len(choice.counts))
+        if int(line(levels.uplink[lowest], n, m)) * factor // WHOLE == choice.standalone:
+            return f"uplinks below {levels.names[lowest]}: {shown(choice.standalone)}"
+    if factor < WHOLE:
+        what += f" after the factor {factor / WHOLE:g} of {levels.names[lowest]}"
     if isinstance(model, CountModel):
         counts = np.sort(np.array([list(choice.counts.values())], np.int64))[:, ::-1]
         low, high = (int(model.network(counts, end)[0]) for end in ("low", "high"))

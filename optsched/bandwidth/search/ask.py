@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from optsched.bandwidth.models.contention import interferes
+from optsched.bandwidth.search.order import order_of
+from optsched.bandwidth.search.rails import on_rails
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.policy import ANY, Policy
 from optsched.bandwidth.topology.rates import NO_LIMIT
@@ -140,6 +142,8 @@ class CountSearch:
         self._kernel = counts
         self.cluster, self.policy = tables.cluster, policy or Policy()
         self.arrays = tables.ruled(self.policy).arrays
+        self._tables, self._ties, self._single_rail = tables, ties, False
+        self._of_rails: dict[tuple[int, int | None], CountSearch] = {}
         self.places = self._ordered_hosts()
         self._tolerance = round(tolerance * MILLION)
         self._rules = self._fixed_fields(ties)
@@ -171,6 +175,8 @@ class CountSearch:
         bounds
             On the counts of hosts, beside the policy's own; then nothing is lost for leftovers.
         """
+        if here.cluster.rails and not self._single_rail:
+            return self._choose_on_rails(here, jobs, k, nodes, leaves, bounds)
         places, n_jobs = self.places, len(jobs) // (self.cluster.n_hosts + 1)
         space = self._spaces.pop() if self._spaces else self._space(n_jobs)
         if len(space.tenants) < (len(places) + 1) * n_jobs:
@@ -192,6 +198,31 @@ class CountSearch:
             proved = proved and complete
         self._spaces.append(space)
         return found, domains if found is not None else -1 if proved else -2
+
+    def _choose_on_rails(
+        self, here: ClusterState, jobs: IntArray, k: int, *limits: Any
+    ) -> tuple[Answer | None, int]:
+        """The best choice of all `on_rails`."""
+        best: tuple[Answer | None, int] = (None, -1)
+        first: tuple[int, ...] = ()
+        upper = 0
+        for state, policy in on_rails(here, k, self.policy, self._tables.intra):
+            key = policy.min_hosts, policy.max_hosts
+            if key not in self._of_rails:
+                search = CountSearch(self._tables, policy, ties=self._ties)
+                search._tolerance, search._single_rail = self._tolerance, True
+                self._of_rails[key] = search
+            found, domains = self._of_rails[key].choose(state, jobs, k, *limits)
+            if found is None:
+                best = best if domains == -1 or best[0] is not None else (None, -2)
+                continue
+            upper = max(upper, found.upper_bound)
+            order = (domains, -found.value, *order_of(here, found.gpus), *found.gpus)
+            if best[0] is None or order < first:
+                best, first = (found, domains), order
+        if best[0] is None:
+            return best
+        return best[0]._replace(upper_bound=max(upper, best[0].value)), best[1]
 
     def _numbers_of_domains(self, here: ClusterState, k: int) -> Iterable[int]:
         """Numbers of domains of the preferred level to try, from the fewest that may suffice."""

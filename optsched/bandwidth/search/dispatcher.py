@@ -23,6 +23,7 @@ from optsched.bandwidth.search.ask import (
     CountSearch,
     jobs_of,
 )
+from optsched.bandwidth.search.gang import choose_gang
 from optsched.bandwidth.search.large import LargeSearch
 from optsched.bandwidth.search.what_if import WhatIf, regret, victims
 from optsched.bandwidth.topology.cluster import Cluster
@@ -34,10 +35,13 @@ from optsched.errors import Infeasible, InputError
 from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from optsched.bandwidth.models.contention import Traffic
     from optsched.model.schedule import IntArray
+
+PACKING: Final = 0.2
+"""Default weight of packing in scores: an idle host loses up to a fifth."""
 
 
 class Dispatcher:
@@ -127,7 +131,7 @@ class Dispatcher:
     def answer(self, state: ClusterState, k: int, deadline: float | None = None) -> Answer:
         """The same with the bandwidth that the GPUs would have alone, and the proven bound."""
         k, until = self._checked(state, k, deadline)
-        found = self._told(self._first(state, k, until)[0])
+        found = self._with_assumptions(self._first(state, k, until)[0])
         self._alone[found.gpus] = found.standalone  # a job may start on them
         return found
 
@@ -158,7 +162,7 @@ class Dispatcher:
         k, until = self._checked(state, k, deadline)
         integer("n", n, 1, 1000)
         every = Bounds(*np.tile([[0], [ANY]], self.cluster.n_hosts))
-        if self._tables is None:
+        if self._tables is None and not self.cluster.rails:
             return self._best_of_large(state, k, n, until)
         one, level = self._first(state, k, _part(until, 2), every)
         heap = [(level, -one.value, 0, one, every)]
@@ -182,21 +186,52 @@ class Dispatcher:
                     heappush(heap, (other[1], -other[0].value, number, other[0], child))
                 least[h] = counts[h]
         order = sorted(found.values(), key=lambda one: (one[0], -one[1].value))
-        return [self._told(one) for _, one in order]
+        return [self._with_assumptions(one) for _, one in order]
 
-    def _told(self, found: Answer) -> Answer:
+    def gang(
+        self, state: ClusterState, requests: Mapping[str, int], deadline: float | None = None
+    ) -> dict[str, Answer]:
+        """Answers by name of several requests that start together; see `choose_gang`."""
+        self._check(state)
+        return choose_gang(self, state, requests, deadline)
+
+    def explain(self, state: ClusterState, k: int, deadline: float | None = None) -> str:
+        """Why a request gets its GPUs, one fact a line: limits, levels, the rule that decided.
+
+        Parameters
+        ----------
+        state, k, deadline
+            As in `choose`.
+        """
+        from optsched.bandwidth.placement.explain import explained
+        from optsched.bandwidth.placement.problem import DispatchChoice, GpuPlacement
+
+        found = self.answer(state, k, deadline)
+        problem = GpuPlacement(
+            state, self.model, k, policy=self.policy, traffic=self.traffic, seed=self.seed,
+            tolerance=self._tolerance,
+        )  # fmt: skip
+        return explained(DispatchChoice(problem, found.gpus, problem.shares([found.gpus])[0]))
+
+    def _with_assumptions(self, found: Answer) -> Answer:
         """The answer with what the model assumes."""
         return found._replace(assumed=self.model.assumed) if self.model.assumed else found
 
-    def scores(self, state: ClusterState, k: int, deadline: float | None = None) -> dict[str, int]:
-        """Host to score for a scheduler that filters and scores hosts, best choice included.
+    def scores(
+        self,
+        state: ClusterState,
+        k: int,
+        deadline: float | None = None,
+        packing: float = PACKING,
+    ) -> dict[str, int]:
+        """Host to score, 0 to 100, for a scheduler that filters and scores hosts.
 
-        100: the host belongs to a best choice; below: the best choice with at least one GPU of this
-        host has so many percent of the best bandwidth, rounded down. Hosts that no allowed choice
-        uses are left out. Exact where `answer` is and there is time, else by a choice that was
-        found: on large clusters first with a host in place of one of the best, or of those of other
-        pods, whatever the deadline (tens of milliseconds on 4,096 GPUs); 0 if nothing was found.
-        Hosts that are alike are asked for once.
+        ``100 * b * (1 - packing * (1 - p))``, rounded down: b is the bandwidth of the best choice
+        with at least one GPU of the host, as a share of the best of all; p is the share of its GPUs
+        that are in use if the request takes what it can of the host. So of hosts with equal
+        bandwidth those in use come first, and whole hosts are kept for requests that fill them.
+        Hosts that no allowed choice uses are left out. Exact where `answer` is and there is time,
+        else by choices that were found; 0 if none was.
 
         Parameters
         ----------
@@ -204,15 +239,31 @@ class Dispatcher:
             As in `choose`.
         deadline
             Seconds for all of it.
+        packing
+            Weight of the packing, 0 to 1.
 
         Raises
         ------
         InputError, Infeasible
-            As `choose`: if no host is left, the reason is told.
+            As `choose`: if no host is left, with the reason.
         """
         k, until = self._checked(state, k, deadline)
-        if self._tables is None:
-            return self._scores_of_large(state, k, until)
+        weight = number("packing", packing, most=1.0, what="a share")
+        if self._tables is None and not self.cluster.rails:
+            shares = self._shares_of_large(state, k, until)
+        else:
+            shares = self._shares_of_hosts(state, k, until)
+        found = {}
+        for h, part in shares.items():
+            size, free = int(self.cluster.sizes[h]), int(state.room[h])
+            idle = (free - min(k, free)) / size
+            found[self.cluster.hosts[h].name] = int(100 * part * (1 - weight * idle) + 1e-9)
+        return found
+
+    def _shares_of_hosts(
+        self, state: ClusterState, k: int, until: float | None
+    ) -> dict[int, float]:
+        """Of every host the best bandwidth with it, as a share of the best of all."""
         here, host_of = self.policy.usable(state), self.cluster.host_of
         names = [host.name for host in self.cluster.hosts]
         roles = {h: self._role(here, h) for h in np.flatnonzero(here.masks).tolist()}
@@ -244,9 +295,9 @@ class Dispatcher:
                 include = (*(self.policy.include or ()), names[h])
                 if not impossible(state, replace(self.policy, include=include), k):
                     value[role] = (-ANY, 0)
-        part = {role: 100 * reached // max(1, best[1]) for role, (_, reached) in value.items()}
+        part = {role: reached / max(1, best[1]) for role, (_, reached) in value.items()}
         return {
-            names[h]: 100 if value[role] == best else min(99, part[role])
+            h: 1.0 if value[role] == best else min(0.99, part[role])
             for h, role in roles.items() if role in value
         }  # fmt: skip
 
@@ -255,18 +306,17 @@ class Dispatcher:
     ) -> list[Answer]:
         """The best choices that the search beyond tables finds."""
         assert self._large is not None
-        found = self._large.best(state, k, n, self._demands(state), self.policy, until)
-        return [self._told(one) for one in found or [self._first(state, k, until)[0]]]
+        found = self._large.best(state, k, n, self.demands(state), self.policy, until)
+        return [self._with_assumptions(one) for one in found or [self._first(state, k, until)[0]]]
 
-    def _scores_of_large(self, state: ClusterState, k: int, until: float | None) -> dict[str, int]:
-        """Scores by what the search beyond tables finds."""
+    def _shares_of_large(
+        self, state: ClusterState, k: int, until: float | None
+    ) -> dict[int, float]:
+        """The same by what the search beyond tables finds."""
         assert self._large is not None
-        value = self._large.by_host(state, k, self._demands(state), self.policy, until)
+        value = self._large.by_host(state, k, self.demands(state), self.policy, until)
         best = max(value.values()) if value else self._first(state, k, until)[0].value
-        return {
-            self.cluster.hosts[h].name: 100 if one == best else 100 * one // best
-            for h, one in value.items()
-        }
+        return {h: 1.0 if one == best else one / best for h, one in value.items()}
 
     def what_if(
         self, state: ClusterState, gpus: Iterable[int] | str, deadline: float | None = None
@@ -290,7 +340,7 @@ class Dispatcher:
         self._check(state)
         if not (chosen := state.free_ids(gpus)):
             raise InputError("what_if: expected free GPUs, got none")
-        wanted = self._demands(state)
+        wanted = self.demands(state)
         try:
             best = self.answer(state, len(chosen), deadline).value
         except Infeasible:
@@ -412,7 +462,7 @@ class Dispatcher:
         other = None
         if self._large is not None:
             here = self.policy.usable(state)
-            other = self._large.choose(here, k, self._demands(here), self.policy, until, bounds)
+            other = self._large.choose(here, k, self.demands(here), self.policy, until, bounds)
         if other is None and found is None:
             return None
         if other is None or (found is not None and found.value >= other.value):
@@ -425,7 +475,7 @@ class Dispatcher:
         known = self._known
         if known is not None and known[0] is state:
             return known[1]
-        jobs = jobs_of(state, self._demands(state))
+        jobs = jobs_of(state, self.demands(state))
         self._known = (state, jobs)
         return jobs
 
@@ -436,7 +486,7 @@ class Dispatcher:
         }  # fmt: skip
         return partial(Dispatcher, **rest), (self.cluster, self.model)  # type: ignore[arg-type]
 
-    def _demands(self, state: ClusterState) -> list[int]:
+    def demands(self, state: ClusterState) -> list[int]:
         """As `demands`; what running jobs reach alone is computed once a job."""
         if len(self._alone) > _REMEMBERED:
             self._alone = {}

@@ -8,6 +8,7 @@ the top level down; then the fewest hosts, the fewest whole hosts, and the best 
 
 from __future__ import annotations
 
+import time
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,12 @@ import numpy as np
 
 from optsched.bandwidth.search.ask import Answer
 from optsched.bandwidth.search.groups import tiers
+from optsched.bandwidth.search.order import order_of
+from optsched.bandwidth.search.rails import on_rails
 from optsched.bandwidth.search.request import HostTables, request_of
 from optsched.bandwidth.search.request_search import Choice, RequestSearch
 from optsched.bandwidth.topology.policy import ANY, Bounds, Policy
+from optsched.bandwidth.topology.rates import MOST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,10 +61,24 @@ class LargeSearch:
         bounds
             On the counts of hosts, in addition to the policy's.
         """
-        search = self._search(state, k, demands, policy or Policy(), deadline, bounds)
-        if search is None or search.best is None:
-            return None
-        return _answer(search, search.best)
+        rules = policy or Policy()
+        if not state.cluster.rails:
+            search = self._search(state, k, demands, rules, deadline, bounds)
+            if search is None or search.best is None:
+                return None
+            return _answer(search, search.best)
+        best: Answer | None = None
+        upper, within = 0, [self.model.intra_of(t) for t in range(len(state.cluster.types))]
+        for here, rule in on_rails(rules.usable(state), k, rules, within):
+            search = self._search(here, k, demands, rule, deadline, bounds)
+            if search is not None and search.best is not None:
+                found, upper = _answer(search, search.best), max(upper, search.upper)
+                if best is None or _order(state, found) < _order(state, best):
+                    best = found
+            if best is not None and deadline is not None and time.monotonic() > deadline:
+                upper = MOST - 1  # the other sets of local ids are not bounded
+                break
+        return None if best is None else best._replace(upper_bound=max(upper, best.value))
 
     def best(
         self,
@@ -151,6 +169,10 @@ class LargeSearch:
             if search.best is not None:
                 break
         return search
+
+
+def _order(state: ClusterState, answer: Answer) -> tuple[int, ...]:
+    return (-answer.value, *order_of(state, answer.gpus), *answer.gpus)
 
 
 def _answer(search: RequestSearch, choice: Choice) -> Answer:

@@ -43,7 +43,7 @@ class Policy:
     required
         A level of the cluster (or ``"host"``): all GPUs in one of its domains.
     preferred
-        The narrowest level from this one upwards in which the request fits; none is required.
+        A level (or ``"host"``): fewer of its domains count more than a higher bandwidth.
     slice_size, slice_level
         The choice splits into groups of this size, each within one domain of the level.
     balance
@@ -220,6 +220,12 @@ class Policy:
             return broken
         for gpu in self._barred(state).intersection(chosen):
             return f"exclude, apart: GPU {cluster.gpu_name(gpu)} is used"
+        if cluster.rails and len(counts) > 1:
+            first = cluster.first.tolist()
+            local = {h: [g - first[h] for g in chosen if first[h] <= g < first[h + 1]]
+                     for h in counts}  # fmt: skip
+            if len({tuple(ids) for ids in local.values()}) > 1:
+                return f"rails: local ids differ between hosts: {cluster.written(chosen):.80}"
         for key, what in self._parts:
             for h in counts:
                 first, kind = int(cluster.first[h]), cluster.type(h)

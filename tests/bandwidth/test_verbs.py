@@ -1,0 +1,149 @@
+"""Rails, packing in scores, gangs and explanations of a dispatcher, against brute force."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations, permutations
+
+import pytest
+from depth import depth
+
+from optsched.bandwidth import (
+    BottleneckBandwidth,
+    Cluster,
+    ClusterState,
+    Dispatcher,
+    Host,
+    HostType,
+    Job,
+    Policy,
+    synthetic,
+)
+from optsched.bandwidth.models.contention import demands, share
+from optsched.bandwidth.search.order import order_of
+from optsched.errors import Infeasible, InputError
+
+PAIRS = tuple(
+    tuple("X" if i == k else "NV4" if i // 2 == k // 2 else "SYS" for k in range(4))
+    for i in range(4)
+)
+
+
+def small(rng: random.Random, *, rails: bool) -> tuple[Cluster, ClusterState]:
+    """Three hosts of four GPUs in two racks, some of them held by one job."""
+    kind = HostType("h", 4, PAIRS, nics=2, nic_rate=10.0)
+    hosts = tuple(Host(f"n{i}", "h", (f"r{i // 2}",)) for i in range(3))
+    factors = {"cluster": rng.choice([0.5, 1.0])}
+    cluster = Cluster(hosts, (kind,), ("rack",), factors=factors, rails=rails)
+    free = [gpu for gpu in range(12) if rng.random() < 0.7] or [0]
+    busy = tuple(gpu for gpu in range(12) if gpu not in free)
+    jobs = (Job("a", busy),) if busy else ()
+    return cluster, ClusterState(cluster, tuple(free), jobs)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_rails(large: bool) -> None:
+    """On several hosts the same local ids; of these the best, by the rule for ties."""
+    for seed in range(depth(10, 60)):
+        rng = random.Random(seed)
+        cluster, state = small(rng, rails=True)
+        model = BottleneckBandwidth(cluster)
+        fast = Dispatcher(cluster, model, traffic="heavy")
+        if large:
+            fast._tables = None
+        wanted = demands(model, state, "heavy")
+        for k in range(1, len(state.free) + 1):
+            keys = [
+                (-share(model, state, gpus, wanted).value, *order_of(state, gpus))
+                for gpus in combinations(state.free, k)
+                if not Policy().fault(state, gpus)
+            ]
+            if not keys:
+                with pytest.raises(Infeasible):
+                    fast.answer(state, k)
+                continue
+            found = fast.answer(state, k)
+            assert Policy().fault(state, found.gpus) == ""
+            assert (-found.value, *order_of(state, found.gpus)) == min(keys), (seed, k)
+            assert found.upper_bound >= found.value
+
+
+def test_a_half_used_host_scores_above_an_empty_one() -> None:
+    """At equal bandwidth, also beyond tables; without packing they are equal."""
+    kind = HostType("h", 8, nics=8, nic_rate=50.0)
+    for n in (3, 40):
+        cluster = Cluster.uniform(kind, n)
+        state = ClusterState.idle(cluster).take("n01:0-3", "a")
+        fast = Dispatcher(cluster, BottleneckBandwidth(cluster))
+        scores = fast.scores(state, 4)
+        assert scores["n01"] == 100 and {*scores.values()} == {100, 90}
+        assert {*fast.scores(state, 4, packing=0).values()} == {100}
+        assert {*fast.scores(state, 8).values()} >= {100}
+    with pytest.raises(InputError, match="packing: expected a share"):
+        fast.scores(state, 4, packing=2)
+
+
+def test_gangs() -> None:
+    """Disjoint GPUs by name, values beside each other, as good as any order gives."""
+    for seed in range(depth(8, 40)):
+        rng = random.Random(seed)
+        cluster, state = small(rng, rails=False)
+        model = BottleneckBandwidth(cluster)
+        fast = Dispatcher(cluster, model, traffic="given")
+        if len(state.free) < 3:
+            continue
+        sizes = {"x": 1 + seed % 2, "y": 2}
+        found = fast.gang(state, sizes)
+        assert list(found) == ["x", "y"]
+        after = state
+        for name, one in found.items():
+            assert len(one.gpus) == sizes[name] and one.value <= one.upper_bound
+            after = after.take(one.gpus, name, one.standalone)  # disjoint and free
+        total = 0
+        for name, one in found.items():
+            others = after.give(name)
+            total += share(model, others, one.gpus, demands(model, others)).value
+        assert total == sum(one.value for one in found.values())
+        for order in permutations(sizes):
+            other = state
+            for name in order:
+                got = fast.answer(other, sizes[name])
+                other = other.take(got.gpus, name, got.standalone)
+            values = [
+                share(model, other.give(name), other.job(name).gpus,
+                      demands(model, other.give(name))).value
+                for name in sizes
+            ]  # fmt: skip
+            assert total >= sum(values), seed
+    with pytest.raises(Infeasible, match="gang: asks 40"):
+        fast.gang(state, {"x": 20, "y": 20})
+    with pytest.raises(InputError, match="expected requests by name"):
+        fast.gang(state, {})
+
+
+def test_explanations_name_levels_uplinks_and_the_rule() -> None:
+    """What limits across a level, and what decided."""
+    kind = synthetic.cluster("nvswitch", 1).types[0]
+    hosts = tuple(Host(f"n{i}", kind.name, (f"s{i // 4}", f"l{i // 2}")) for i in range(8))
+    cluster = Cluster(
+        hosts, (kind,), ("spine", "leaf"), factors={"spine": 0.8, "cluster": 0.5},
+        uplinks={"leaf": 100},
+    )  # fmt: skip
+    state = ClusterState.idle(cluster).take("n0:0-3 n2:0-3", "a")
+    fast = Dispatcher(cluster, BottleneckBandwidth(cluster))
+    text = fast.explain(state, 24)
+    for fact in (
+        "limited by uplinks below spine: 115.00 GB/s",
+        "spine: 1 of 2 (s1)", "leaf: 2 of 4 (l2, l3)", "across spine: 0.8 of the bandwidth",
+        "uplinks of 100.00 GB/s allow 143.75 GB/s", "decided by: ",
+    ):  # fmt: skip
+        assert fact in text
+    assert "decided by: fewest whole hosts" in Dispatcher(
+        Cluster.uniform(HostType("h", 8, nics=8, nic_rate=50.0), 3),
+        BottleneckBandwidth(Cluster.uniform(HostType("h", 8, nics=8, nic_rate=50.0), 3)),
+    ).explain(
+        ClusterState.idle(Cluster.uniform(HostType("h", 8, nics=8, nic_rate=50.0), 3)).take(
+            "n02:0-3", "a"
+        ),
+        4,
+    )
