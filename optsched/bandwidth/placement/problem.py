@@ -539,9 +539,11 @@ class DispatchChoice:
 
     def visible_devices(self) -> dict[str, str]:
         """Machine to its ``CUDA_VISIBLE_DEVICES``, in rank order; none where ids are unknown."""
-        unknown = self.problem.state.unknown
-        found = visible_devices(self.problem.cluster, self.gpus)
-        return {name: ids for name, ids in found.items() if name not in unknown}
+        state, found = self.problem.state, visible_devices(self.problem.cluster, self.gpus)
+        return {
+            name: ids for name, ids in found.items() if name not in state.unknown
+            or ids.count(",") + 1 == len(state.cluster.machine(name))
+        }  # fmt: skip
 
     @cached_property
     def victims(self) -> dict[str, int]:

@@ -152,14 +152,13 @@ class ClusterState:
     def written(self, gpus: Iterable[int]) -> str:
         """GPUs by machine: local ids (see `Cluster.parse`), or their number where ids are unknown.
 
-        ``"n01:0-3 n02:x2"``: two of n02, whichever.
+        ``"n01:0-3 n02:x2"``: two of n02, whichever. All of a machine have known ids.
         """
-        if not self.unknown:
-            return self.cluster.written(gpus)
-        return " ".join(
-            f"{name}:x{len(ids)}" if name in self.unknown else f"{name}:{id_ranges(ids)}"
-            for name, ids in self.cluster.by_machine(sorted(gpus)).items()
-        )
+        parts = []
+        for name, ids in self.cluster.by_machine(sorted(gpus)).items():
+            some = name in self.unknown and len(ids) < len(self.cluster.machine(name))
+            parts.append(f"{name}:x{len(ids)}" if some else f"{name}:{id_ranges(ids)}")
+        return " ".join(parts)
 
     def gpu_name(self, gpu: int) -> str:
         """``machine/local id`` of a GPU, the machine alone where ids are unknown."""
