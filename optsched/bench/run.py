@@ -35,7 +35,7 @@ KERNELS = {
     "jobarray": ("optsched.kernels", "optsched_solvers.shop"),
     "periodic": ("optsched.kernels", "optsched_solvers.periodic"),
     "quota": ("optsched_solvers.quota",),
-    "gpus": ("optsched.bandwidth", "optsched_solvers.gpus"),
+    "gpus": ("optsched.bandwidth",),
     "routing": ("optsched.serving.world",),
 }
 """Packages or modules of compiled entries by kind of problem, compiled before the first solve."""

@@ -103,15 +103,15 @@ class HierarchicalTransformer(BandwidthModel):
         cls, cluster: Cluster, table: MeasurementTable, *, seed: int = 0, epochs: int = EPOCHS,
         variant: str = "hierarchical",
     ) -> HierarchicalTransformer:  # fmt: skip
-        """Train on measurements across hosts; those on one host are left to the intra tables.
+        """Train on measurements across hosts; runs on one host are left to the intra tables.
 
         Parameters
         ----------
         cluster
             The cluster; types without an intra table have that of `models.fallback`.
         table
-            Measurements. Those seen beside other traffic teach only that the bandwidth is not
-            lower. Where the GPUs are not known, they are taken for average ones.
+            Measurements. Runs beside other traffic are lower bounds. Unknown GPUs are taken for
+            average GPUs of their hosts.
         seed
             Same seed, same measurements in any order: same bits. torch's own random generator and
             number of threads stay as they are.
@@ -171,8 +171,8 @@ class HierarchicalTransformer(BandwidthModel):
         """Write a document ``optsched.transformer/1``, and a file ``.npz`` of weights beside it."""
         if self.scaling.features is not None:
             raise InputError("variant: the naive one is for comparison and has no files")
-        beside = Path(path).with_suffix(".npz")
-        if beside == Path(path):
+        weights_file = Path(path).with_suffix(".npz")
+        if weights_file == Path(path):
             raise InputError(f"{path}: is the name of the weights; name the document, as in x.json")
         check_writable(path)
         stream = io.BytesIO()
@@ -182,7 +182,9 @@ class HierarchicalTransformer(BandwidthModel):
             FORMAT, self.cluster.sha256, self.op, self.payload, self.mixed,
             self.scaling[:4], hashlib.sha256(content).hexdigest(),
         )  # fmt: skip
-        write_atomic(beside, content)  # the document comes last, so that what it names is there
+        write_atomic(
+            weights_file, content
+        )  # the document comes last, so that what it names is there
         write_atomic(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
 
     @classmethod
@@ -201,21 +203,21 @@ class HierarchicalTransformer(BandwidthModel):
         if document.cluster_sha256 != cluster.sha256:
             raise InputError(f"{name}: is for another cluster than {cluster!r}: fit it anew")
         one_of(f"{name}: op", document.op, OPERATIONS)
-        beside = Path(path).with_suffix(".npz")
-        content = read_bytes(beside)
+        weights_file = Path(path).with_suffix(".npz")
+        content = read_bytes(weights_file)
         if hashlib.sha256(content).hexdigest() != document.arrays_sha256:
             raise InputError(
-                f"{beside}: does not belong to {name}: its sha256 is not the one named there; "
-                "copy both files of one save"
+                f"{weights_file}: does not belong to {name}: its sha256 is another than "
+                "named there; copy both files of one save"
             )
-        weights = unpack_arrays(content, str(beside), 1 << 28)  # far above any honest file
+        weights = unpack_arrays(content, str(weights_file), 1 << 28)  # far above any honest file
         try:
             _torch_part().network_of(weights)
         except (RuntimeError, TypeError) as error:
-            raise InputError(f"{beside}: {' '.join(str(error).split())}") from None
+            raise InputError(f"{weights_file}: {' '.join(str(error).split())}") from None
         for key, part in weights.items():
             if part.dtype != np.float32 or not np.isfinite(part).all():
-                raise InputError(f"{beside}: {key}: expected finite numbers of 32 bits")
+                raise InputError(f"{weights_file}: {key}: expected finite numbers of 32 bits")
         like = MeasurementTable((), document.op, document.payload, document.mixed)
         return cls(cluster, Scaling(*document.scaling), weights, like)
 

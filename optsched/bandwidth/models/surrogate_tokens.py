@@ -26,7 +26,7 @@ COUNT: Final = 1 << 32
 """A token is count * COUNT + bandwidth within the host in kB/s (0 for one GPU); 0 is no host."""
 
 ALIKE: Final = 1.25
-"""Types whose bandwidths for a count differ by no more than this factor can stand for another."""
+"""Host types are averaged if their bandwidths for a count differ by no more than this factor."""
 
 LEAST_SPREAD: Final = 0.1
 """Of logarithms within hosts: what a per cent is to the network does not grow without bound."""
@@ -134,7 +134,7 @@ def tokens_of(cluster: Cluster, intra: Sequence[IntraTable], selection: Selectio
 def samples_of(
     cluster: Cluster, intra: Sequence[IntraTable], table: MeasurementTable, by_gpu: bool = False
 ) -> Samples:
-    """Measurements across hosts as samples; those on one host are left to the intra tables.
+    """Measurements across hosts as samples; runs on one host are left to the intra tables.
 
     A measurement without GPUs stands for average hosts: the median of all subsets of a size.
 
