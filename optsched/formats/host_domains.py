@@ -31,7 +31,7 @@ class _Nodes(msgspec.Struct):
 
 
 def from_labels(text: str, name: str = "labels") -> Domains:
-    """Domains from a CSV whose header is ``host`` and the levels, widest first.
+    """Domains from a CSV with the header ``host`` and the levels, widest first.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
     name
         File name for messages.
     levels
-        Labels whose values are domains, widest first: ``topology.kubernetes.io/zone`` is the level
+        Labels with domains as values, widest first: ``topology.kubernetes.io/zone`` is the level
         ``zone``, ``rack=example.com/r`` the level ``rack``.
 
     Raises

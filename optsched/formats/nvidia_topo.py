@@ -150,17 +150,17 @@ def _header(lines: list[str], file: str) -> tuple[int, list[str], list[str]]:
         affinities = [column for column in _AFFINITY if column in line]
         for column in _AFFINITY:
             line = line.replace(column, "")
-        words = line.split()
-        if words[:1] == ["gpu"]:
-            words = words[1:]
-        if words[:1] != ["GPU0"]:
+        cells = line.split()
+        if cells[:1] == ["gpu"]:
+            cells = cells[1:]
+        if cells[:1] != ["GPU0"]:
             continue
-        if len(words) > 1 and (words[1] == SELF or is_link(words[1])):
+        if len(cells) > 1 and (cells[1] == SELF or is_link(cells[1])):
             raise InputError(f"{file}:{at + 1}: the header with the names GPU0, ... is missing")
-        twice = next((word for word in words if words.count(word) > 1), None)
+        twice = next((cell for cell in cells if cells.count(cell) > 1), None)
         if twice is not None:
             raise InputError(f"{file}:{at + 1}: column {twice!r:.20} is there twice")
-        return at, words, affinities
+        return at, cells, affinities
     raise InputError(
         f"{file}: expected the output of nvidia-smi topo -m (a header GPU0 GPU1 ...)"
         f"{looks_like(chr(10).join(lines))}"
@@ -174,16 +174,16 @@ def _rows(
     rows: dict[str, tuple[int, str]] = {}
     at = start + 1
     for at, line in enumerate(lines[start + 1 :], start + 2):
-        words = line.split(maxsplit=1)
-        if not words:
+        cells = line.split(maxsplit=1)
+        if not cells:
             continue
-        if words[0].startswith("Legend") or words[0] not in devices:
-            if _GPU.fullmatch(words[0]):
-                raise InputError(f"{file}:{at}: row {words[0]} has no column of that name")
+        if cells[0].startswith("Legend") or cells[0] not in devices:
+            if _GPU.fullmatch(cells[0]):
+                raise InputError(f"{file}:{at}: row {cells[0]} has no column of that name")
             break
-        if words[0] in rows:
-            raise InputError(f"{file}:{at}: row {words[0]} is there twice")
-        rows[words[0]] = (at, words[1] if len(words) > 1 else "")
+        if cells[0] in rows:
+            raise InputError(f"{file}:{at}: row {cells[0]} is there twice")
+        rows[cells[0]] = (at, cells[1] if len(cells) > 1 else "")
     for after, line in enumerate(lines[at:], at + 1):
         if re.match(rf"\s*GPU0\s+{SELF}\s+({'|'.join(PCIE)}|NV\d)", line):
             raise InputError(f"{file}:{after}: a second matrix: expected that of one host a file")
@@ -193,7 +193,7 @@ def _rows(
 def _check_legend(text: str, gpus: int, file: str) -> None:
     """Refuse, or warn of, a matrix without NVLinks that may have left them out.
 
-    A legend has ``NV#`` with or without NVLinks, but ``Path traverses`` if its driver knows none.
+    A legend has ``NV#`` with or without NVLinks, but ``Path traverses`` of a driver without NVLink.
     """
     if gpus < 2 or "Path traverses" in text:
         return
@@ -228,19 +228,19 @@ def _cells(line: str, row: str, devices: list[str], place: str) -> list[str]:
 
 
 def _numa(lines: list[str], devices: int, affinities: list[str]) -> tuple[tuple[int, ...], ...]:
-    """GPUs of one NUMA node, or near the same cores, are a group; empty if nothing is said."""
+    """GPUs of one NUMA node, or near the same cores, are a group; empty if unknown."""
     # tabs may stand for looks or for an empty cell, but GPU NUMA ID is never empty: from the right
-    words = [line.split()[devices:] for line in lines]
-    short = [max(0, len(affinities) - len(row)) for row in words]
+    cells = [line.split()[devices:] for line in lines]
+    short = [max(0, len(affinities) - len(row)) for row in cells]
     if len(set(short)) > 1:
         return ()
     found = [
         dict(zip(affinities[skip:], row, strict=False))
-        for skip, row in zip(short, words, strict=True)
+        for skip, row in zip(short, cells, strict=True)
     ]
     for column in ("NUMA Affinity", "CPU Affinity"):
-        said = [row.get(column, "") for row in found]
-        if all(_SPANS.fullmatch(word) for word in said):
-            groups = dict.fromkeys(said)
-            return tuple(tuple(i for i, w in enumerate(said) if w == word) for word in groups)
+        spans = [row.get(column, "") for row in found]
+        if all(_SPANS.fullmatch(cell) for cell in spans):
+            groups = dict.fromkeys(spans)
+            return tuple(tuple(i for i, w in enumerate(spans) if w == cell) for cell in groups)
     return ()

@@ -110,9 +110,9 @@ def from_slurm(
         title = f"{kind}={key}" if key else kind
         if key in found[kind]:
             raise InputError(f"{place}: {title} is at {found[kind][key].place} already")
-        rest = [part for part in ("nodes", "switches") if pairs.get(part, "").upper() == "ALL"]
+        every = [part for part in ("nodes", "switches") if pairs.get(part, "").upper() == "ALL"]
         nodes, below = (
-            expand(pairs[part], place) if pairs.get(part, "").strip() and part not in rest else []
+            expand(pairs[part], place) if pairs.get(part, "").strip() and part not in every else []
             for part in ("nodes", "switches")
         )
         if kind == "BlockSizes":
@@ -120,7 +120,7 @@ def from_slurm(
         elif {"nodes", "switches"} <= pairs.keys():
             raise InputError(f"{place}: a switch has either Switches or Nodes")
         found[kind][key] = Entry(place, nodes, below)
-        everything += [(key, listed) for listed in rest]
+        everything += [(key, listed) for listed in every]
     entries = switches or blocks
     if not entries:
         raise InputError(f"{name}: there are neither switches nor blocks in it{looks_like(text)}")
@@ -240,10 +240,10 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _pairs(line: str, place: str) -> tuple[str, dict[str, str]]:
     """What the line is about, and the value of every key in it, in lower case."""
-    rest = _PAIR.sub("", line).strip()
-    if rest:
-        raise InputError(f"{place}: expected KEY=VALUE, got {rest!r:.60}")
-    known = {key for kind, beside in _KINDS.items() for key in (kind.lower(), *beside)}
+    left = _PAIR.sub("", line).strip()
+    if left:
+        raise InputError(f"{place}: expected KEY=VALUE, got {left!r:.60}")
+    known = {key for kind, keys in _KINDS.items() for key in (kind.lower(), *keys)}
     pairs: dict[str, str] = {}
     for key, value in _PAIR.findall(line):
         if key.lower() not in known:

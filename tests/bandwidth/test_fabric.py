@@ -69,7 +69,7 @@ def test_uplinks_refused(at: int) -> None:
         uplink_rates(leaves([2, 2], [25.0, 50.0]), bad)
     kind = HostType("h", 2)
     unknown = Cluster((Host("a", "h", ("l",)), Host("b", "h", ("m",))), (kind,), ("leaf",))
-    with pytest.raises(InputError, match=r"unknown for host type h: give it \(--nic-rate, nic_ra"):
+    with pytest.raises(InputError, match=r"unknown rate for host type h: give it \(--nic-rate"):
         uplink_rates(unknown, {"leaf": "2:1"})
     assert uplink_rates(unknown, {"leaf": 9000.0}) == {"leaf": 9000.0}  # above any card: no limit
 

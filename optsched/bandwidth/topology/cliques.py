@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _LEVELS: Final = ("block", "clique")
-"""Lowest levels whose domains are cliques if the product joins GPUs across machines."""
+"""Lowest levels with domains that are cliques if the product joins GPUs across machines."""
 
 
 def joined(

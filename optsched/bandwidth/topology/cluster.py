@@ -34,7 +34,7 @@ MOST_PER_HOST: Final = 256
 MOST_HOSTS: Final = 100_000
 
 _PARTS: Final = {"rack", "row", "block", "subblock", "pod", "chassis", "tray", "layer"}
-"""Words in names of levels whose domains lie side by side in one fabric."""
+"""Parts of names of levels with domains side by side in one fabric."""
 
 _PART = re.compile(r"(?P<host>[^\s:]+?)(?::(?P<ids>[\d,\-*]+))?")
 
@@ -124,7 +124,7 @@ class HostType:
         Raises
         ------
         InputError
-            Another text, or a type whose links or trays are unknown.
+            Another text, or a type of unknown links or trays.
         """
         least = "NV1" if what == "nvlink" else what
         if what == "numa":
@@ -577,7 +577,7 @@ class Cluster:
             Host type to the output of `nvidia-smi topo -m`, or of `rocm-smi --showtopo`.
         hosts
             Host list with brackets, such as ``n[01-04]``, to the name of its type; may be empty
-            for Kubernetes, whose nodes have types.
+            for Kubernetes, where nodes have types.
         domains, levels
             Slurm's ``topology.conf`` or ``topology.yaml``, a CSV ``host,level...``, or the JSON of
             ``kubectl get nodes`` with the labels that are levels, widest first.

@@ -124,7 +124,7 @@ def uplink_rates(cluster: Cluster, given: Mapping[str, str | float]) -> dict[str
         unknown = sorted({kind.name for kind in kinds if kind.nics and kind.nic_rate is None})
         if unknown:
             raise InputError(
-                f"{place}: {over}:1 of what network cards bring, whose rate is unknown for host "
+                f"{place}: {over}:1 of what network cards bring, at an unknown rate for host "
                 f"type {unknown[0]}: give it (--nic-rate, nic_rate), or the uplinks in GB/s"
             )
         ratio = number(place, value, least=1.0, what="an oversubscription (o:1)")

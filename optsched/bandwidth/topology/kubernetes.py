@@ -72,7 +72,7 @@ _GANGS: Final = (
 """Labels and annotations with the name of the job that a pod is part of, the widest first."""
 
 _SINGLE: Final = ("ReplicaSet", "DaemonSet", "Node")
-"""Kinds of owners whose pods do not work together."""
+"""Kinds of owners with pods that do not work together."""
 
 
 class _Owner(msgspec.Struct):

@@ -77,7 +77,7 @@ class Levels:
         Parameters
         ----------
         value
-            kB/s, shape (n,); negative ones are kept.
+            kB/s, shape (n,); negative values are kept.
         gpus, hosts, level
             Numbers of GPUs and hosts, and `lowest`; unjoined sets get 0.
         """

@@ -1,4 +1,4 @@
-"""Rules for a choice besides its bandwidth: domains, balance, slices, hosts, parts of hosts."""
+"""Rules for a choice apart from its bandwidth: domains, balance, slices, hosts, parts of hosts."""
 
 from __future__ import annotations
 
@@ -229,14 +229,14 @@ class Policy:
         for key, what in self._parts:
             for h in counts:
                 first, kind = int(cluster.first[h]), cluster.type(h)
-                own = {g - first for g in chosen if first <= g < first + kind.gpus}
-                met = [(len(own.intersection(part)), len(part)) for part in kind.parts(what)]
+                ids = {g - first for g in chosen if first <= g < first + kind.gpus}
+                met = [(len(ids.intersection(part)), len(part)) for part in kind.parts(what)]
                 cut = sum(n > 0 for n, _ in met) > 1
                 if key == "whole":
                     cut = any(0 < n < size for n, size in met)
                 if cut:
-                    ids = cluster.written(first + i for i in own)
-                    return f"{key}: {ids} is not {'whole' * (key == 'whole') or 'one'} by {what}"
+                    text = cluster.written(first + i for i in ids)
+                    return f"{key}: {text} is not {'whole' * (key == 'whole') or 'one'} by {what}"
         return ""
 
     def broken_by(self, cluster: Cluster, counts: Mapping[int, int]) -> str:
@@ -297,8 +297,8 @@ def share_of(place: str, given: Any) -> float:
 
 
 @lru_cache(maxsize=256)
-def _excluded(cluster: Cluster, words: tuple[str, ...]) -> frozenset[int]:
-    return frozenset(gpu for word in words for gpu in cluster.parse(word, "exclude"))
+def _excluded(cluster: Cluster, excluded: tuple[str, ...]) -> frozenset[int]:
+    return frozenset(gpu for text in excluded for gpu in cluster.parse(text, "exclude"))
 
 
 def _domain(cluster: Cluster, level: int, host: int) -> str:

@@ -1,4 +1,4 @@
-"""How the GPUs of a host are joined, by the name of the product; what no name tells is unknown."""
+"""How the GPUs of a host are joined, by the name of the product; other links are unknown."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ PRODUCTS: Final = (
     Product(r"\bMI(3\d\d[AXP]?|250X?|210|100|50|60)\b", "XGMI", {},
             "data sheets: of 8 GPUs or dies some pairs are joined"),
 )  # fmt: skip
-"""The first whose name matches counts. Rates are those of `links`, until something is measured."""
+"""The first match counts. Rates are those of `links`, until something is measured."""
 
 
 def product_of(name: str) -> Product | None:
     """The product that the name of a type of hosts is about; of parts of GPUs (MIG) none."""
-    words = re.sub("[^A-Z0-9]+", "-", name.upper())
-    if re.search(r"\b(MIG|SHARED)\b", words):
+    text = re.sub("[^A-Z0-9]+", "-", name.upper())
+    if re.search(r"\b(MIG|SHARED)\b", text):
         return None
-    return next((one for one in PRODUCTS if re.search(one.name, words)), None)
+    return next((one for one in PRODUCTS if re.search(one.name, text)), None)
 
 
 def product_links(name: str, gpus: int) -> tuple[tuple[str, ...], ...] | None:
-    """The matrix of links of a host with so many of these GPUs; None if its name does not tell."""
+    """The matrix of links of a host with so many of these GPUs; None if the name does not say."""
     product = product_of(name)
     link = None if product is None else product.boards.get(gpus)
     if link is None:

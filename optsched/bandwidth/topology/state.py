@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """A running job: its GPUs by global number, and the bandwidth in kB/s that it asks for.
+    """A running job: its GPUs by global number, and the bandwidth in kB/s of its demand.
 
     ``demand=None`` means as much as it can get: what its GPUs reach alone.
     """
@@ -222,7 +222,7 @@ class ClusterState:
         return self._changed(j, 1, freed=self.jobs[j].gpus)
 
     def resize(self, name: str, gpus: Iterable[int] | str) -> ClusterState:
-        """Let a job keep some of its GPUs, or its GPUs and free ones; its demand stays.
+        """Let a job keep some of its GPUs, or its GPUs and free GPUs; its demand stays.
 
         Raises
         ------
@@ -429,7 +429,7 @@ class ClusterState:
         pods: Any = None,
         files: tuple[str, str] = ("nodes", "pods"),
     ) -> ClusterState:
-        """Read the state, whose local ids are unknown, from ``kubectl get nodes,pods -A -o json``.
+        """Read the state, without local ids, from ``kubectl get nodes,pods -A -o json``.
 
         One list or two, as text or parsed; else as `from_slurm`.
         """

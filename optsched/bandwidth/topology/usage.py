@@ -22,7 +22,7 @@ class Usage:
     Parameters
     ----------
     cluster
-        Whose nodes they are; only those listed by `add` count.
+        With the nodes; only those listed by `add` count.
     file
         Name for messages.
     """
