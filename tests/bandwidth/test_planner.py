@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.bandwidth.measured_data import VARIABLE, load_measured
 from optsched.bandwidth import BottleneckBandwidth, Cluster, Host, HostType, synthetic
-from optsched.bandwidth.measure.plan_script import Plan
-from optsched.bandwidth.measure.planner import plan_measurements, subset_classes
+from optsched.bandwidth.measure.planner import Plan, plan_measurements, subset_classes
 from optsched.bandwidth.models.gaussian import GaussianProcess
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.models.patterns import automaton

@@ -1,31 +1,121 @@
-"""Which runs of nccl-tests to make next: those that narrow the intervals of a model most."""
+"""Which runs of nccl-tests to make next: those that narrow a model's intervals most; the script."""
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import dataclass
+from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.bandwidth.measure.plan_script import PAYLOAD, Plan
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
+from optsched.bandwidth.models.collectives import program_of
 from optsched.bandwidth.models.fallback import best_within
 from optsched.bandwidth.models.model import alone
 from optsched.bandwidth.models.observations import BINDING, LEAST_RUNS
 from optsched.bandwidth.models.patterns import automaton, n_patterns
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
+from optsched.bandwidth.topology.names import written_gpus
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
 from optsched.io.values import integer
 
 if TYPE_CHECKING:
-    from optsched.bandwidth.measure.plan_script import Run
     from optsched.bandwidth.models.gaussian import Floats
-    from optsched.bandwidth.topology.cluster import HostType
+    from optsched.bandwidth.topology.cluster import Cluster, HostType
     from optsched.model.schedule import IntArray
+
+Run = tuple[tuple[str, tuple[int, ...]], ...]
+"""Host names with local ids."""
 
 CANDIDATES: Final = 2_000
 """Patterns that are compared; of a large cluster those on few hosts."""
+PAYLOAD: Final = 2 << 30
+"""Bytes of a run if the model has none."""
+STARTUP: Final = 20
+"""Seconds of a run without its transfers: processes, topology detection, warm-up."""
+REPEATS: Final = 20
+
+_LONGEST: Final = 120  # characters of a log's name; file systems allow 255 bytes
+
+_HEAD = """\
+#!/usr/bin/env bash
+# {runs} runs of {op}, {payload} bytes, one after another: about {minutes} minutes.
+# Runs whose log is complete are skipped, so that the script can be started again.
+# Read the logs: MeasurementTable.from_nccl_logs("{logs}/*.log", op="{op}", payload={payload})
+set -u
+NCCL_TESTS=${{NCCL_TESTS:-./nccl-tests/build}}
+MPIRUN=${{MPIRUN:-mpirun}}
+LOGS=${{LOGS:-{quoted}}}
+mkdir -p "$LOGS" || exit 1
+
+# run NAME GPUS ARGUMENTS: one MPI process a GPU; the log begins with our numbers of the GPUs
+run() {{
+  local name=$1 gpus=$2
+  shift 2
+  if [ -e "$LOGS/$name.log" ]; then
+    echo "$name: done before"
+    return
+  fi
+  echo "$name"
+  printf '# optsched gpus: %s\\n# {program}\\n' "$gpus" > "$LOGS/$name.part"
+  if "$MPIRUN" "$@" >> "$LOGS/$name.part" 2>&1; then
+    mv "$LOGS/$name.part" "$LOGS/$name.log"
+  else
+    echo "$name: failed, see $LOGS/$name.part" >&2
+  fi
+}}
+
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Runs of a collective, of so many bytes: within hosts, across hosts, then across levels."""
+
+    cluster: Cluster
+    runs: tuple[Run, ...]
+    op: str = "all_reduce"
+    payload: int = PAYLOAD
+
+    @property
+    def patterns(self) -> tuple[tuple[int, ...], ...]:
+        """Patterns of the runs across hosts, in order."""
+        return tuple(tuple(len(ids) for _, ids in run) for run in self.runs if len(run) > 1)
+
+    def script(self, logs: str = "logs") -> str:
+        """Write a bash script for Open MPI and nccl-tests; a log exists only if its run succeeded.
+
+        Runs follow each other: at once they would share the network. `logs` is the folder for
+        their logs; the variable LOGS overrides it.
+        """
+        if not logs or not logs.isprintable():
+            raise InputError(f"logs: expected the name of a folder, got {logs!r:.60}")
+        seconds = len(self.runs) * (STARTUP + 2 * REPEATS * self.payload / 10e9)  # at 10 GB/s
+        head = _HEAD.format(
+            runs=len(self.runs), op=self.op, payload=self.payload, logs=logs,
+            minutes=max(1, round(seconds / 60)), quoted=shlex.quote(logs),
+            program=program_of(self.op),
+        )  # fmt: skip
+        return head + "".join(map(self._line, self.runs))
+
+    def _line(self, run: Run) -> str:
+        test = f'"$NCCL_TESTS"/{program_of(self.op)} -b {self.payload} -e {self.payload}'
+        first = [int(self.cluster.first[self.cluster.host_index(host)]) for host, _ in run]
+        gpus = [start + i for start, (_, ids) in zip(first, run, strict=True) for i in ids]
+        parts = [
+            f"-np {len(ids)} -host {shlex.quote(f'{machine}:{len(ids)}')} "
+            f"-x CUDA_VISIBLE_DEVICES={','.join(map(str, ids))} {test} -n {REPEATS} -g 1"
+            for machine, ids in self.cluster.by_machine(gpus).items()
+        ]
+        pattern = "_".join(str(len(ids)) for _, ids in run) if len(run) > 1 else "intra"
+        name = "_".join([pattern, *(f"{host}.{'-'.join(map(str, ids))}" for host, ids in run)])
+        if len(name) > _LONGEST:
+            name = f"{name[:_LONGEST]}_{sha256(name.encode()).hexdigest()[:12]}"
+        header = shlex.quote(written_gpus(run, "plan"))
+        return f"run {shlex.quote(name)} {header} {' : '.join(parts)}\n"
 
 
 def plan_measurements(model: BottleneckBandwidth, budget: int) -> Plan:
@@ -43,11 +133,6 @@ def plan_measurements(model: BottleneckBandwidth, budget: int) -> Plan:
         The model so far; its cluster is measured.
     budget
         Most runs across hosts.
-
-    Raises
-    ------
-    InputError
-        A budget out of range, or no model that learns.
     """
     integer("budget", budget, 0, CANDIDATES)
     if not isinstance(model, BottleneckBandwidth):
@@ -106,11 +191,11 @@ def _candidates(model: BottleneckBandwidth) -> tuple[IntArray, Floats]:
     useful = ~model.is_measured(rows) & (low > 0) & (low < BINDING * ceiling)
     rows, low, high, ceiling = rows[useful], low[useful], high[useful], ceiling[useful]
     log = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, max(most, hosts) + 1)))])
-    ways = (log[most] - log[rows] - log[most - rows]).sum(axis=1)  # logs of factorials
+    sets = (log[most] - log[rows] - log[most - rows]).sum(axis=1)  # logs of factorials
     for count in range(most + 1):
-        ways -= log[(rows == count).sum(axis=1)]
+        sets -= log[(rows == count).sum(axis=1)]
     total, used = rows.sum(axis=1), (rows > 0).sum(axis=1)
-    common = np.exp(ways - ways.max(initial=0.0))
+    common = np.exp(sets - sets.max(initial=0.0))
     common /= np.bincount(total, common)[total]
     compact = (used == np.maximum(2, -(-total // most))).astype(np.float64)
     compact /= np.maximum(np.bincount(total, compact), 1)[total]
@@ -126,7 +211,7 @@ def _within(model: BottleneckBandwidth) -> list[Run]:
         kind, host = cluster.types[t], cluster.hosts[cluster.type_of.index(t)].name
         low, high = model.intra_of(t, "low"), model.intra_of(t, "high")
         for masks in subset_classes(kind):
-            ids = tuple(g for g in range(kind.gpus) if int(masks[0]) >> g & 1)
+            ids = _ids(int(masks[0]))
             keys = masks if len(low) > kind.gpus + 1 else [len(ids)]
             if (low[keys] < high[keys]).all():
                 found.append(((host, ids),))
@@ -142,15 +227,14 @@ class _Placement:
         """By type of host and count the bandwidth and the local ids of the best subset."""
         for t, kind in enumerate(model.cluster.types):
             values, n = model.intra_of(t), kind.gpus
-            by_count = [(int(values[c]), tuple(range(c))) for c in range(n + 1)]
-            if len(values) > n + 1:
+            masks = [(1 << count) - 1 for count in range(n + 1)]
+            if by_subset := len(values) > n + 1:
                 sizes = subset_sizes(n)
                 masks = [int(np.argmax(np.where(sizes == c, values, -1))) for c in range(n + 1)]
-                by_count = [
-                    (int(values[mask]), tuple(g for g in range(n) if mask >> g & 1))
-                    for mask in masks
-                ]
-            self.best.append(by_count)
+            self.best.append([
+                (int(values[mask if by_subset else count]), _ids(mask))
+                for count, mask in enumerate(masks)
+            ])  # fmt: skip
 
     def run(self, pattern: tuple[int, ...], level: int = 0) -> Run:
         """A run in one domain of the lowest level possible, or from level 1 on across the level.
@@ -176,3 +260,7 @@ class _Placement:
                         for h, count in zip(run, pattern, strict=True)
                     )
         return ()
+
+
+def _ids(mask: int) -> tuple[int, ...]:
+    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)

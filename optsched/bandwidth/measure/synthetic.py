@@ -1,6 +1,6 @@
 """Made-up clusters with made-up bandwidths, by seed: for tests, examples and benchmarks.
 
-Nobody's hardware: the shapes are those of real hosts and measured networks, the numbers are not.
+The shapes are those of real hosts and measured networks, the numbers are not.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from optsched.model.schedule import IntArray
 
-Links = tuple[tuple[str, ...], ...]
-
 MOST_PATTERNS: Final = 20_000
 """A cluster with more has no complete synthetic table."""
 
@@ -38,10 +36,16 @@ WHOLE_HOST_DROP: Final = 0.7
 """Factor of patterns that hold one of the largest hosts entirely, beside others."""
 
 
+# NVIDIA DGX-1 with V100, six NVLinks a GPU: the pairs with two links, and those with one
+_TWO_LINKS: Final = frozenset({(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)})
+_ONE_LINK: Final = frozenset({(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)})
+
+
 class _Kind(NamedTuple):
     """What a type of host is made of."""
 
-    links: Callable[[], Links]
+    link: Callable[[int, int], str]
+    """Link of GPU i to GPU k > i."""
     nics: int
     nic_rate: float
     speed: float
@@ -50,34 +54,19 @@ class _Kind(NamedTuple):
     """Largest relative deviation of a subset."""
 
 
-def _nvswitch() -> Links:
-    return _matrix(lambda i, k: "NV18")
+def _mesh(i: int, k: int) -> str:
+    return "NV2" if (i, k) in _TWO_LINKS else "NV1" if (i, k) in _ONE_LINK else "SYS"
 
 
-# NVIDIA DGX-1 with V100, six NVLinks a GPU: the pairs with two links, and those with one
-_TWO_LINKS: Final = frozenset({(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)})
-_ONE_LINK: Final = frozenset({(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)})
-
-
-def _cube_mesh() -> Links:
-    return _matrix(
-        lambda i, k: "NV2" if (i, k) in _TWO_LINKS else "NV1" if (i, k) in _ONE_LINK else "SYS"
-    )
-
-
-def _nvlink_pairs() -> Links:
-    return _matrix(lambda i, k: "NV4" if i // 2 == k // 2 else "PXB" if i // 4 == k // 4 else "SYS")
-
-
-def _pcie() -> Links:
-    return _matrix(lambda i, k: "PIX" if i // 2 == k // 2 else "PHB" if i // 4 == k // 4 else "SYS")
+def _nested(pair: str, four: str) -> Callable[[int, int], str]:
+    return lambda i, k: pair if i // 2 == k // 2 else four if i // 4 == k // 4 else "SYS"
 
 
 _KINDS: Final = {
-    "nvswitch": _Kind(_nvswitch, 8, 50.0, 1.3, 0.02),
-    "cube_mesh": _Kind(_cube_mesh, 4, 12.5, 1.1, 0.1),
-    "nvlink_pairs": _Kind(_nvlink_pairs, 2, 25.0, 1.2, 0.1),
-    "pcie": _Kind(_pcie, 2, 12.5, 0.9, 0.15),
+    "nvswitch": _Kind(lambda i, k: "NV18", 8, 50.0, 1.3, 0.02),
+    "cube_mesh": _Kind(_mesh, 4, 12.5, 1.1, 0.1),
+    "nvlink_pairs": _Kind(_nested("NV4", "PXB"), 2, 25.0, 1.2, 0.1),
+    "pcie": _Kind(_nested("PIX", "PHB"), 2, 12.5, 0.9, 0.15),
 }
 KINDS: Final = (*_KINDS, "nvl72")
 """Types of hosts: eight GPUs each, but for the rack ``nvl72`` of 18 trays with four."""
@@ -86,21 +75,8 @@ KINDS: Final = (*_KINDS, "nvl72")
 def host_type(kind: str, seed: int = 0, name: str = "") -> HostType:
     """A type of host with bandwidths of all its subsets (of the rack: by number of GPUs).
 
-    A subset's bandwidth is that of its best ring, which its weakest link limits, times noise.
-
-    Parameters
-    ----------
-    kind
-        One of `KINDS`.
-    seed
-        Of the noise.
-    name
-        Name of the type; by default its kind.
-
-    Raises
-    ------
-    InputError
-        There is no such kind.
+    A subset's bandwidth is that of its best ring, which its weakest link limits, times noise drawn
+    by `seed`. The name is by default the `kind`, one of `KINDS`.
     """
     if kind not in KINDS:
         raise InputError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r:.60}")
@@ -110,8 +86,11 @@ def host_type(kind: str, seed: int = 0, name: str = "") -> HostType:
         rates = 880.0 - 1.5 * counts + rng.uniform(-8, 8, 73)
         intra = IntraTable(72, np.rint(rates * KILOBYTES).astype(np.int64))
         return HostType(name or kind, 72, nics=72, nic_rate=50.0, intra=intra, tray=4)
-    links, nics, nic_rate, speed, noise = _KINDS[kind]
-    bare = HostType(name or kind, 8, links(), ((0, 1, 2, 3), (4, 5, 6, 7)), nics, nic_rate)
+    link, nics, nic_rate, speed, noise = _KINDS[kind]
+    links = tuple(
+        tuple("X" if i == k else link(min(i, k), max(i, k)) for k in range(8)) for i in range(8)
+    )
+    bare = HostType(name or kind, 8, links, ((0, 1, 2, 3), (4, 5, 6, 7)), nics, nic_rate)
     rings = best_rings(bare)
     factor = speed * (1 + rng.uniform(-noise, noise, len(rings)))
     return replace(bare, intra=IntraTable(8, np.rint(rings * factor).astype(np.int64)))
@@ -168,22 +147,10 @@ def cluster(
 def network(cluster: Cluster, seed: int = 0) -> MeasurementTable:
     """A table with every pattern of a cluster, not monotone, as measured networks are not.
 
-    Across hosts it is the `line_rate` times a factor of the pattern in 0.8..1.2; patterns that
-    hold a whole host of the largest size drop to 0.7 of that; and one balanced pattern on three
-    hosts is made better than every pattern of as many GPUs on two, so that of these the compact
-    choice is wrong. On one host it is the best bandwidth within.
-
-    Parameters
-    ----------
-    cluster
-        With at most 20,000 patterns.
-    seed
-        Of the factors.
-
-    Raises
-    ------
-    InputError
-        The cluster has more patterns.
+    Across hosts it is the `line_rate` times a factor of the pattern in 0.8..1.2, drawn by `seed`;
+    patterns that hold a whole host of the largest size drop to 0.7 of that; and one balanced
+    pattern on three hosts is made better than every pattern of as many GPUs on two, so that of
+    these the compact choice is wrong. On one host it is the best bandwidth within.
     """
     most = int(cluster.sizes.max())
     n = n_patterns(cluster.n_hosts, most)
@@ -210,19 +177,13 @@ def network(cluster: Cluster, seed: int = 0) -> MeasurementTable:
     return MeasurementTable(rows, "all_reduce", 2 << 30)
 
 
-def _matrix(link: Callable[[int, int], str]) -> Links:
-    return tuple(
-        tuple("X" if i == k else link(min(i, k), max(i, k)) for k in range(8)) for i in range(8)
-    )
-
-
 def _spoil_locality(patterns: IntArray, hosts: IntArray, values: IntArray) -> None:
     """Make one balanced pattern on three hosts better than all patterns of its size on two."""
     wide, most = patterns.shape[1], int(patterns.max())
     if wide < 3 or most < 3:
         return
-    whole, rest = divmod(most, 3)
-    counts = [whole + 1] * rest + [whole] * (3 - rest) + [0] * (wide - 3)
+    whole, more = divmod(most, 3)
+    counts = [whole + 1] * more + [whole] * (3 - more) + [0] * (wide - 3)
     at = np.flatnonzero((patterns == np.array(counts)).all(axis=1))
     on_two = (patterns.sum(axis=1) == most) & (hosts == 2)
     if len(at) and on_two.any():
@@ -231,16 +192,9 @@ def _spoil_locality(patterns: IntArray, hosts: IntArray, values: IntArray) -> No
 
 
 def tenants(cluster: Cluster, seed: int = 0, share_free: float = 0.5) -> ClusterState:
-    """A state with tenants of 1, 2, 4, 8 or 16 GPUs, each on the hosts with most room.
+    """A state with tenants of 1 to 16 GPUs, each on the hosts with most free ones, by `seed`.
 
-    Parameters
-    ----------
-    cluster
-        Whose GPUs they are.
-    seed
-        Same seed, same state.
-    share_free
-        About this share of the GPUs stays free.
+    About a share of `share_free` of the GPUs stays free.
     """
     random = np.random.default_rng([seed, 3])
     state = ClusterState.idle(cluster)

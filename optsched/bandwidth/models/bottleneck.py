@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.bandwidth.models.fallback import assumptions, intra_estimate, measured_types
-from optsched.bandwidth.models.gaussian import QUANTILE, GaussianProcess
+from optsched.bandwidth.models.gaussian import NOISE, QUANTILE, GaussianProcess
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, check_table
 from optsched.bandwidth.models.model import CountModel, Which, alone, unlimited
 from optsched.bandwidth.models.observations import Observations, fitted_factors, observations
@@ -160,7 +160,9 @@ class BottleneckBandwidth(CountModel):
         expected = rates
         if len(patterns):
             seen = seen - self._line(patterns)
-            expected = np.exp(beside_line_rate(middle, deviation, line, seen)).clip(low, high)
+            logs = beside_line_rate(middle, deviation, line, seen)
+            logs -= NOISE  # so that of equals a search takes the measured one
+            expected = np.exp(logs).clip(low, high)
         exact, least = self.observations
         found: dict[Which, IntArray] = {}
         given: dict[Which, Floats] = {"value": expected, "low": low, "high": high}
