@@ -39,19 +39,7 @@ class BottleneckBandwidth(CountModel):
     the others follow a Gaussian process on its log. Bandwidths within a host are the tables of the
     host types; see `optsched.bandwidth.models.fallback` for a type that has none. Factors of levels
     are those of the cluster, or fitted to three or more runs of known GPUs across the level.
-
-    Parameters
-    ----------
-    cluster
-        Cluster of the GPUs; with fitted factors the attribute `cluster` is a copy that has them.
-    table
-        Measurements to begin with; `fit` is the usual way to give them.
-
-    Raises
-    ------
-    InputError
-        A measurement of a pattern, host or GPU that the cluster has not, or of hosts that no
-        network joins.
+    The attribute `cluster` is then a copy that has them.
     """
 
     def __init__(self, cluster: Cluster, table: MeasurementTable | None = None) -> None:
@@ -64,17 +52,11 @@ class BottleneckBandwidth(CountModel):
     # learning
 
     def fit(self, table: MeasurementTable) -> BottleneckBandwidth:
-        """A new model that knows these measurements only; their order makes no difference."""
+        """A new model of these measurements alone; their order makes no difference."""
         return BottleneckBandwidth(self.given, table)
 
     def update(self, measurements: Iterable[Measurement]) -> BottleneckBandwidth:
-        """A new model that knows these measurements too.
-
-        Raises
-        ------
-        MixedMeasurements
-            A table of another collective or payload.
-        """
+        """A new model of these measurements too; `MixedMeasurements` for another collective."""
         more = self.table.with_rows(measurements)
         if not len(more):
             return self
@@ -111,7 +93,7 @@ class BottleneckBandwidth(CountModel):
 
     @cached_property
     def predicted_types(self) -> tuple[str, ...]:
-        """Host types whose intra bandwidths are fallbacks, not measured."""
+        """Host types with fallbacks instead of measured intra bandwidths."""
         return tuple(kind.name for kind in self.cluster.types if kind.intra is None)
 
     @cached_property

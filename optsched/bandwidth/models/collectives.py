@@ -82,17 +82,15 @@ def named_in(line: str, place: str) -> str | None:
 
 def check_rates(rates: Rates, columns: Columns, op: str, ranks: int, place: str) -> None:
     """Refuse a row that cannot be of the collective."""
-    alike = _alike(columns)
+    alike, (redop, root), (algbw, busbw) = _alike(columns), columns, rates
     if op not in [_PROGRAMS[name].op for name in alike]:
         raise InputError(
-            f"{place}: redop {columns[0]:.20} and root {columns[1]:.20} are of "
-            f"{', '.join(alike)}, not of {op}"
+            f"{place}: redop {redop:.20} and root {root:.20} are of {', '.join(alike)}, not of {op}"
         )
     if not _fits(rates, factor := bus_factor(op, ranks)):
         raise InputError(
-            f"{place}: busbw is {rates[1]:g}, but algbw {rates[0]:g} of {op} on {ranks} ranks "
-            f"makes {rates[0] * factor:.2f}: another collective, or other ranks than the {ranks} "
-            "listed"
+            f"{place}: busbw is {busbw:g}, but algbw {algbw:g} of {op} on {ranks} ranks makes "
+            f"{algbw * factor:.2f}: another collective, or other ranks than the {ranks} listed"
         )
 
 

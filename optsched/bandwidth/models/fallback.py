@@ -53,14 +53,8 @@ def assumptions(
 ) -> Iterator[str]:
     """List what is assumed of links and network cards that are unknown, a sentence each.
 
-    Parameters
-    ----------
-    cluster
-        Its types of hosts count, except those without hosts.
-    measured
-        Types with runs on one host, see `measured_types`.
-    across
-        Whether runs across hosts are measured: then the network is known.
+    `measured` are types with runs on one host; `across` tells that runs across hosts are measured:
+    then the network is known.
     """
     kinds = [(t, cluster.types[t]) for t in sorted(set(cluster.type_of))]
     for t, kind in kinds:
@@ -101,19 +95,8 @@ def intra_estimate(
 
     If neither links nor a run on one host are known, they are assumed to limit nothing: the
     fallback is then more than the network gives, so that few hosts never look worse than many.
-
-    Parameters
-    ----------
-    cluster
-        Cluster of the type.
-    kind
-        Position of the type.
-    rows
-        Measurements; those on one host of this type count. Subsets that were measured have their
-        median, others the fallback times the median of measured / fallback over subsets of the
-        nearest size.
-    which
-        The estimate, or an end of what it may be.
+    Subsets that were measured have their median, others the fallback times the median of measured /
+    fallback over subsets of the nearest size.
     """
     host_type, rows = cluster.types[kind], tuple(rows)
     n, unknown = host_type.gpus, host_type.links is None

@@ -77,16 +77,8 @@ class GaussianProcess:
     def informative(self, inputs: Floats, trend: Floats, weight: Floats, count: int) -> list[int]:
         """Rows to measure: each narrows the intervals of all rows most, after those before it.
 
-        How wide intervals are after a run does not depend on its result (Cohn, 1996).
-
-        Parameters
-        ----------
-        inputs, trend
-            Candidates, as in `predict`.
-        weight
-            Weights of the variance of every candidate, shape (k, n); rows take turns.
-        count
-            Most rows.
+        How wide intervals are after a run does not depend on its result (Cohn, 1996). `weight` has
+        weights of the variances of the candidates, shape (k, n): its rows take turns.
         """
         explained = np.linalg.solve(
             self._factor, _covariance(self.inputs, self.trend, inputs, trend)

@@ -24,19 +24,8 @@ class MeasuredBandwidth(CountModel):
 
     Which GPUs of a host S has makes no difference. Patterns that are not in the table are
     unmeasured: `predict` raises `UnmeasuredPattern`, and searches leave them out.
-
-    Parameters
-    ----------
-    cluster
-        Cluster of the GPUs.
-    table
-        Measurements; the first of a pattern counts. Those beside other traffic are left out: the
-        bandwidth is only known to be no less.
-
-    Raises
-    ------
-    InputError
-        A pattern that does not fit the cluster.
+    Of several measurements of a pattern the first counts; those beside other traffic are left out:
+    the bandwidth is only known to be no less.
     """
 
     def __init__(self, cluster: Cluster, table: MeasurementTable) -> None:

@@ -66,22 +66,16 @@ class Measurement:
 class MeasurementTable:
     """Measurements of one collective and payload, in the order in which they were made.
 
-    Parameters
-    ----------
-    rows
-        The measurements.
-    op
-        One of `optsched.bandwidth.models.model.OPERATIONS`.
-    payload
-        Bytes; None if unknown.
-    mixed
-        Whether they are declared to be of several payloads: answers repeat it.
+    Iterates over its rows.
     """
 
     rows: tuple[Measurement, ...]
     op: str = "all_reduce"
+    """One of `optsched.bandwidth.models.model.OPERATIONS`."""
     payload: int | None = None
+    """Bytes; None if unknown."""
     mixed: bool = False
+    """Whether they are declared to be of several payloads: answers repeat it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.rows, (list, tuple)) or not all(
@@ -106,14 +100,8 @@ class MeasurementTable:
         return MeasurementTable(tuple(rows), self.op, self.payload, self.mixed)
 
     def joined(self, other: MeasurementTable, *, mixed: bool = False) -> MeasurementTable:
-        """Both, these first.
-
-        Raises
-        ------
-        MixedMeasurements
-            They are of different collectives or payloads, and `mixed` is false.
-        """
-        same = (self.op, self.payload) == (other.op, other.payload)
+        """Both, these first; `MixedMeasurements` if they differ and `mixed` is false."""
+        same = self.payload == other.payload and self.op == other.op
         if not same and not mixed:
             raise MixedMeasurements(
                 f"one table is {self.op} of {self.payload} bytes, the other {other.op} of "
@@ -148,19 +136,8 @@ class MeasurementTable:
     ) -> MeasurementTable:
         """Read the CSV; the order of the lines is kept.
 
-        Parameters
-        ----------
-        text
-            CSV with a header.
-        name
-            File name for messages.
-        op, payload
-            Take these lines only; by default all, which must then agree.
-
-        Raises
-        ------
-        InputError
-            With ``file:line``. `MixedMeasurements`: two collectives or payloads, and none chosen.
+        Lines of another `op` or `payload` than given are left out; by default all must agree.
+        Errors begin with ``name:line``.
         """
         try:
             lines = [_line(*row) for row in csv_records(text, name, _KNOWN, _NEEDED)]
@@ -170,36 +147,29 @@ class MeasurementTable:
             raise
         if not lines:
             raise InputError(f"{name}: there are no measurements in it")
-        chosen = [
-            line for line in lines
-            if op in (None, line[1].op) and payload in (None, line[1].payload)
-        ]  # fmt: skip
-        if not chosen:
-            present = ", ".join(sorted({_kind(table) for _, table in lines})[:6])
+        groups: dict[str, list[tuple[str, MeasurementTable]]] = {}
+        for place, one in lines:
+            if op in (None, one.op) and payload in (None, one.payload):
+                groups.setdefault(_kind(one), []).append((place, one))
+        if not groups:
+            present = ", ".join(sorted({_kind(one) for _, one in lines})[:6])
             size = f"{payload} bytes" if payload else "any size"
             raise InputError(f"{name}: no {op or 'measurement'} of {size}; there are {present}")
-        first, one = chosen[0]
-        for place, table in chosen:
-            if (table.op, table.payload) != (one.op, one.payload):
-                raise MixedMeasurements(
-                    f"{place}: {_kind(table)}, but {first} is {_kind(one)}: choose op and payload, "
-                    "or a file each"
-                )
-        mixed = any(table.mixed for _, table in chosen)
-        return cls(tuple(table.rows[0] for _, table in chosen), one.op, one.payload, mixed)
+        (kind, chosen), *others = groups.items()
+        for other, ((place, _), *_) in others:
+            raise MixedMeasurements(
+                f"{place}: {other}, but {chosen[0][0]} is {kind}: choose op and payload, or a file "
+                "each"
+            )
+        rows, mixed = tuple(one.rows[0] for _, one in chosen), any(one.mixed for _, one in chosen)
+        return cls(rows, chosen[0][1].op, chosen[0][1].payload, mixed)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the CSV, all of it or nothing."""
         write_atomic(path, self.to_csv())
 
     def to_csv(self) -> str:
-        """The CSV, readable by `parse`; optional columns only where a row needs them.
-
-        Raises
-        ------
-        InputError
-            A host name with spaces, commas or colons.
-        """
+        """The CSV, readable by `parse`; optional columns only where a row needs them."""
         censored = any(row.censored for row in self.rows)
         rows: list[list[object]] = []
         for i, row in enumerate(self.rows):

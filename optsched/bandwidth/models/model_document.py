@@ -29,15 +29,11 @@ _CLASSES: dict[str, type[BottleneckBandwidth | MeasuredBandwidth]] = {
     "bottleneck": BottleneckBandwidth, "measured": MeasuredBandwidth,
 }  # fmt: skip
 
-Rate = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
-Local = Annotated[int, msgspec.Meta(ge=0, lt=4096)]
-Bytes = Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
-
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, gc=False):
     pattern: str
-    kilobytes: Rate
-    gpus: dict[str, list[Local]] = {}
+    kilobytes: Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
+    gpus: dict[str, list[Annotated[int, msgspec.Meta(ge=0, lt=4096)]]] = {}
     censored: bool = False
 
 
@@ -48,7 +44,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     """Of a measured model: the first run of a pattern counts."""
     cluster: Any
     op: str = "all_reduce"
-    payload: Bytes | None = None
+    payload: Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)] | None = None
     mixed: bool = False
     measurements: list[_Row] = []
 
@@ -66,31 +62,16 @@ def write_model(model: BandwidthModel, path: str | os.PathLike[str]) -> None:
 def from_tree(tree: Any, name: str, cluster: Cluster | None = None) -> BandwidthModel:
     """Read a model of any kind from parsed JSON; it predicts what the one that was written did.
 
-    Parameters
-    ----------
-    tree
-        ``optsched.bandwidth/1``; its field ``kind`` is that of the model, without it a
-        `BottleneckBandwidth`.
-    name
-        File name for messages.
-    cluster
-        The cluster that the model is for, if the caller has one; it may lack fitted factors.
-
-    Raises
-    ------
-    InputError
-        With the path in the document, the rule and the value; also if the model is of another
-        cluster than the one given.
+    A model of another cluster than the one given is refused; that may lack fitted factors. Errors
+    begin with `name` and the path in the document.
     """
     found = decode_document(tree, _Document, FORMAT, name)
     of = documents.cluster_from_tree(found.cluster, f"{name}: cluster")
     if cluster is not None and cluster != of:
         given = cluster.factors.items()
         if not given <= of.factors.items() or cluster != replace(of, factors=dict(given)):
-            raise InputError(
-                f"{name}: cluster: is {of!r}, another one than {cluster!r}; fit a model for that "
-                "one"
-            )
+            what = f"is {of!r}, another one than {cluster!r}; fit a model for that one"
+            raise InputError(f"{name}: cluster: {what}")
     elif cluster is not None:
         of = cluster
     with placed(f"{name}: "):
@@ -100,13 +81,7 @@ def from_tree(tree: Any, name: str, cluster: Cluster | None = None) -> Bandwidth
 
 
 def to_json(model: BandwidthModel) -> bytes:
-    """The document of a model: one measurement a line, defaults left out.
-
-    Raises
-    ------
-    InputError
-        This kind of model has none.
-    """
+    """The document of a model: one measurement a line, defaults left out."""
     if not isinstance(model, (BottleneckBandwidth, MeasuredBandwidth)):
         raise InputError(
             f"model: a {type(model).__name__} has no document {FORMAT}; those that have: "

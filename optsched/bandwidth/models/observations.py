@@ -51,13 +51,8 @@ class LevelFit(NamedTuple):
 def observations(cluster: Cluster, rows: Iterable[Measurement]) -> Observations:
     """Limits of the network from measurements; those of one host contribute none.
 
-    Parameters
-    ----------
-    cluster
-        Its factors divide the values of runs across a level; its intra tables and uplinks limit
-        runs of known GPUs.
-    rows
-        Measurements in any order.
+    Values of runs across a level are divided by its factor; those that an intra table or an uplink
+    explains are lower bounds.
     """
     exact: list[Measurement] = []
     least: Limits = {}

@@ -52,13 +52,7 @@ def n_patterns(hosts: int, most: int) -> int:
 
 @cache
 def automaton(hosts: int, most: int) -> Automaton:
-    """The automaton for clusters of so many hosts with at most so many GPUs each.
-
-    Raises
-    ------
-    InputError
-        It would have more than 400,000 states.
-    """
+    """The automaton for clusters of so many hosts with at most so many GPUs each."""
     if n_patterns(hosts, most) > MOST_STATES:
         raise InputError(f"{hosts} hosts of {most} GPUs have more than {MOST_STATES} patterns")
     used = np.zeros((1, most), np.int64)  # how often each count 1..most occurs
@@ -88,13 +82,7 @@ def automaton(hosts: int, most: int) -> Automaton:
 
 
 def parse_pattern(text: str, place: str = "pattern") -> tuple[int, ...]:
-    """``"5+3"`` as (5, 3), falling.
-
-    Raises
-    ------
-    InputError
-        Not numbers >= 1 joined by plus signs.
-    """
+    """``"5+3"`` as (5, 3), falling."""
     if not isinstance(text, str) or not _PATTERN.fullmatch(text):
         raise InputError(f"{place}: expected counts such as 5+3, got {text!r:.60}")
     return tuple(sorted((int(part) for part in text.split("+")), reverse=True))

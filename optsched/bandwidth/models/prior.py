@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from optsched.bandwidth.topology.cluster import Cluster, HostType
     from optsched.model.schedule import IntArray
 
-
 LARGEST: Final = 8
-"""So many of the largest counts are inputs, besides sums over all."""
+"""Number of the largest counts that are inputs, with sums over all."""
 
 TRENDS: Final = (0.5, 0.5, 0.5, 0.2)
 """How far the rate, its powers of network cards, ring factor and imbalance may be off.
@@ -35,8 +34,8 @@ def host_rates(cluster: Cluster) -> Floats:
 
     A GPU has its share of the host's network cards, and at least one card. A pattern says how many
     GPUs a host gives, not which host: where types differ, the best of those with enough GPUs
-    counts. A limit that is too high is corrected by measuring, since a search asks for it; one
-    that is too low hides good sets of GPUs from every search, and they would never be measured.
+    counts. A limit that is too high is corrected by measuring, since a search prefers it; one that
+    is too low hides good sets of GPUs from every search, and they would never be measured.
 
     Cards of an unknown rate have 50 GB/s, but never so much that a pattern is faster than the
     slowest host of the cluster by itself.
@@ -70,14 +69,7 @@ def line_rate(cluster: Cluster, patterns: IntArray) -> Floats:
     """kB/s of a hierarchical ring that the host with the fewest network cards holds back.
 
     ``T0(c) = min_h w_h * (n - 1)/n * m/(m - 1)`` for n GPUs on m hosts, w_h the `host_rates`;
-    infinite on a single host, 0 for less than two GPUs.
-
-    Parameters
-    ----------
-    cluster
-        Its host types give network cards and their rate.
-    patterns
-        Falling counts with zeros behind, shape (n, m).
+    infinite on a single host, 0 for less than two GPUs. `patterns` are rows of falling counts.
     """
     given = np.asarray(patterns, np.int64)
     rates = host_rates(cluster)
@@ -98,11 +90,8 @@ def inputs(cluster: Cluster, rows: IntArray) -> tuple[Floats, Floats]:
     counts, and the largest counts themselves.
     """
     hosts = cluster.n_hosts
-    columns = min(LARGEST, hosts)
-    largest = np.zeros((len(rows), columns))
-    there = min(columns, rows.shape[1])
-    largest[:, :there] = rows[:, :there]
-    used = rows > 0
+    columns, used = min(LARGEST, hosts), rows > 0
+    largest = np.pad(rows[:, :columns], ((0, 0), (0, max(0, columns - rows.shape[1]))))
     n, m = rows.sum(axis=1), used.sum(axis=1)
     least = np.where(used, rows, MOST).min(axis=1)
     whole = rows == int(cluster.sizes.max())
@@ -124,15 +113,8 @@ def beside_line_rate(expected: Floats, deviation: Floats, rate: Floats, seen: Fl
     process is not sure its differences are chance, and the order of line rates chooses better.
     Patterns of one line rate keep the part of their differences that exceeds the doubt in them.
 
-    Parameters
-    ----------
-    expected, deviation
-        Logs that a process predicts, and their deviations; shape (n,).
-    rate
-        Logs of line rates, shape (n,).
-    seen
-        Log of measured / line rate of every measured pattern: their median scales the line rate,
-        and how far they are from it is its error.
+    `expected`, `deviation` and `rate` are logs, shape (n,); `seen` is the log of measured / line
+    rate of every measured pattern: the median scales the line rate, the distance is its error.
     """
     scale = float(np.median(seen)) if len(seen) else 0.0
     freedom = WEIGHT + max(0, len(seen) - 1)
