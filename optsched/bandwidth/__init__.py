@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.topology.policy import Policy
     from optsched.bandwidth.topology.state import ClusterState, Job
 
-_HOME = {
+_MODULE_OF = {
     name: module
     for module, names in {
         "measure": "synthetic",
@@ -60,11 +60,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load public names on first use: numba and torch are heavy."""
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'optsched.bandwidth' has no attribute {name!r}")
-    home = f"optsched.bandwidth.{_HOME[name]}"
-    own = import_module(home)
-    value = getattr(own, name) if hasattr(own, name) else import_module(f"{home}.{name}")
+    path = f"optsched.bandwidth.{_MODULE_OF[name]}"
+    module = import_module(path)
+    value = getattr(module, name) if hasattr(module, name) else import_module(f"{path}.{name}")
     globals()[name] = value
     return value
 

@@ -115,7 +115,7 @@ def test_gangs() -> None:
                 for name in sizes
             ]  # fmt: skip
             assert total >= sum(values), seed
-    with pytest.raises(Infeasible, match="gang: asks 40"):
+    with pytest.raises(Infeasible, match="gang: requested 40"):
         fast.gang(state, {"x": 20, "y": 20})
     with pytest.raises(InputError, match="expected requests by name"):
         fast.gang(state, {})

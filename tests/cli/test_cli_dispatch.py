@@ -109,7 +109,7 @@ def test_impossible(site: Cli) -> None:
     """No choice: exit code 1 and the rule; nothing is written."""
     given = ("dispatch", "--model", "b.json", "--state", "s.json", "--gpus", "9")
     ran = site(*given, "--policy", "required=host", "-o", "y.json")
-    assert ran.code == 1 and "required: asks 9 GPUs in one host" in ran.err
+    assert ran.code == 1 and "required: requested 9 GPUs in one host" in ran.err
     assert not Path("y.json").exists()
 
 
@@ -135,7 +135,7 @@ def test_refused(site: Cli, words: tuple[str, ...], said: str) -> None:
 def test_a_full_cluster_is_no_bad_input(site: Cli) -> None:
     """Exit code 1."""
     ran = site("dispatch", "--cluster", "c.json", "--state", "s.json", "--gpus", "99")
-    assert ran.code == 1 and ran.err.startswith("infeasible: gpus: asks 99, free"), ran
+    assert ran.code == 1 and ran.err.startswith("infeasible: gpus: requested 99, free"), ran
 
 
 def test_refused_files(site: Cli) -> None:
@@ -217,7 +217,7 @@ def test_stream(site: Cli) -> None:
             "id": 8, "error": f"line {len(BAD) + 4}: give: expected a string or null, got 1"
         },
         '{"state": true}': {"state": document},
-        '{"gpus": 400}': {"infeasible": "gpus: asks 400, free 20"},
+        '{"gpus": 400}': {"infeasible": "gpus: requested 400, free 20"},
         '{"gpus": 4, "name": "new"}': {
             "gpus": cluster.written(started.jobs[-1].gpus),
             "bandwidth": fast.choose(first, 4)[1] / 1e6,

@@ -87,8 +87,8 @@ def test_switches_count(site: Cli) -> None:
     ran = site(*given, 6)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == (
-        "infeasible: gpus: asks 6 GPUs in one leaf (of 2, which no level above joins), the leaf "
-        "with most free GPUs is 's1' with 4\n"
+        "infeasible: gpus: requested 6 GPUs in one leaf (of 2, which no level above joins), the "
+        "leaf with most free GPUs is 's1' with 4\n"
     )
 
 

@@ -150,7 +150,7 @@ def test_schedule_round_trip(tmp_path):
     again = optsched.solve(asked, "counts", warm_start=read)
     assert again.objective == result.objective
     other = problem(gpus=7)
-    with pytest.raises(InputError, match="warm_start: request 'job' gets 8 GPUs, it asks 7"):
+    with pytest.raises(InputError, match="warm_start: request 'job' gets 8 GPUs, it requests 7"):
         optsched.solve(other, "counts", warm_start=read)
     kinds = read.kind.tolist()
     assert kinds == ["running", "running", "dispatch"] and len(read.op_resources[2]) == 8
@@ -159,15 +159,21 @@ def test_schedule_round_trip(tmp_path):
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        ({"required": "rack"}, "required: asks 14 GPUs in one rack, the rack with most free GPUs"),
-        ({"max_hosts": 2}, "max_hosts: asks 14 GPUs, 2 hosts have 12 free at most"),
+        (
+            {"required": "rack"},
+            "required: requested 14 GPUs in one rack, the rack with most free GPUs",
+        ),
+        ({"max_hosts": 2}, "max_hosts: requested 14 GPUs, 2 hosts have 12 free at most"),
         ({"min_hosts": 9}, "min_hosts: 9 hosts for 14 GPUs, and 4 have a free one"),
         ({"slice_size": 4, "slice_level": "rack"}, "slice_size: 14 GPUs are no whole slices of 4"),
-        ({"exclude": ("n0", "n1:0-5")}, "exclude, apart: asks 14 GPUs, 6 are free on the hosts"),
-        ({"apart": ("x", "a")}, "exclude, apart: asks 14 GPUs, 6 are free on the hosts"),
-        ({"apart": ("b",), "apart_level": "rack"}, "asks 14 GPUs, 12 are free on the hosts"),
-        ({"max_per_host": 3}, "asks 14 GPUs, 18 are free, of which hosts may give 11"),
-        ({"within": "nvlink"}, "asks 14 GPUs, 18 are free, of which hosts may give 8"),
+        (
+            {"exclude": ("n0", "n1:0-5")},
+            "exclude, apart: requested 14 GPUs, 6 are free on the hosts",
+        ),
+        ({"apart": ("x", "a")}, "exclude, apart: requested 14 GPUs, 6 are free on the hosts"),
+        ({"apart": ("b",), "apart_level": "rack"}, "requested 14 GPUs, 12 are free on the hosts"),
+        ({"max_per_host": 3}, "requested 14 GPUs, 18 are free, of which hosts may give 11"),
+        ({"within": "nvlink"}, "requested 14 GPUs, 18 are free, of which hosts may give 8"),
         ({"whole": "NV4", "exclude": ("n0:0", "n1:2", "n2:1")}, "of which hosts may give 12"),
         ({"balance": "exact"}, "balance: no number of hosts in 1..more gives 14 GPUs"),
         ({"required": "host", "min_hosts": 2}, "required, min_hosts: one host and at least 2"),
@@ -212,7 +218,7 @@ def test_hostile_requests(change, words):
 
 def test_a_full_cluster_is_no_bad_input():
     """More GPUs than are free: an error of its own."""
-    with pytest.raises(Infeasible, match="gpus: asks 19, free 18 on 4 hosts"):
+    with pytest.raises(Infeasible, match="gpus: requested 19, free 18 on 4 hosts"):
         problem(gpus=19)
 
 

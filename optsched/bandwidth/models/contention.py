@@ -104,8 +104,10 @@ _SHARES: Final = 1 << 20
 
 def _share(seed: int, name: str) -> int:
     """A share of `_SHARES` between a quarter and three quarters, the same in every process."""
-    words = np.frombuffer(name.encode().ljust(8 * (len(name.encode()) // 8 + 1), b"\0"), np.uint32)
-    random = np.random.default_rng([seed, *words.tolist()])
+    numbers = np.frombuffer(
+        name.encode().ljust(8 * (len(name.encode()) // 8 + 1), b"\0"), np.uint32
+    )
+    random = np.random.default_rng([seed, *numbers.tolist()])
     return int(random.integers(_SHARES // 4, 3 * _SHARES // 4 + 1))
 
 
@@ -152,24 +154,24 @@ def shares(
     """
     rows, cluster = model.checked(selection), model.cluster
     counts = np.add.reduceat(rows, cluster.first[:-1], axis=1, dtype=np.int64)
-    held, wanted = state.held, np.array(demand, np.int64).reshape(-1)
+    held, demands_of = state.held, np.array(demand, np.int64).reshape(-1)
     meets = (counts > 0) @ (held > 0).T.astype(np.int64) > 0
     meets &= interferes(state)
     if not as_printed:
-        meets &= (wanted > 0) & ((counts > 0).sum(axis=1) >= 2)[:, None]
+        meets &= (demands_of > 0) & ((counts > 0).sum(axis=1) >= 2)[:, None]
     i, j = np.nonzero(meets)
     local = np.arange(cluster.n_gpus) - cluster.first[cluster.host_of]
     joint = local < (counts[i] + held[j])[:, cluster.host_of]
     values = model.known_values(np.concatenate([rows, joint]))
-    own, capacity = values[: len(rows)], np.full(meets.shape, NO_LIMIT)
+    alone, capacity = values[: len(rows)], np.full(meets.shape, NO_LIMIT)
     capacity[i, j] = values[len(rows) :]
     least = capacity.min(axis=1, initial=NO_LIMIT)
-    others = meets @ wanted
-    value, total = own.copy(), own + others
-    tight = (own >= 0) & (least >= 0) & (total > least)
-    value[tight] = own[tight] * least[tight] // total[tight]
+    others = meets @ demands_of
+    value, total = alone.copy(), alone + others
+    tight = (alone >= 0) & (least >= 0) & (total > least)
+    value[tight] = alone[tight] * least[tight] // total[tight]
     value[least < 0] = UNMEASURED
-    return Shares(value, own, capacity, others)
+    return Shares(value, alone, capacity, others)
 
 
 def interferes(state: ClusterState) -> npt.NDArray[np.bool_]:
@@ -199,16 +201,16 @@ def share(
     row = np.zeros((1, model.cluster.n_gpus), np.bool_)
     row[0, list(chosen)] = True
     found = shares(model, state, row, demand, as_printed=as_printed)
-    value, own = int(found.value[0]), int(found.standalone[0])
+    value, alone = int(found.value[0]), int(found.standalone[0])
     if value < 0:
         raise unmeasured(model, state, row, found.capacity[0])
     capacity = found.capacity[0].tolist()
     names = tuple(job.name for job, c in zip(state.jobs, capacity, strict=True) if c < NO_LIMIT)
     if not names:
-        return Share(value, own)
+        return Share(value, alone)
     least = capacity.index(min(capacity))
     demands_met = int(found.demand[0])
-    return Share(value, own, capacity[least], demands_met, state.jobs[least].name, names)
+    return Share(value, alone, capacity[least], demands_met, state.jobs[least].name, names)
 
 
 def unmeasured(

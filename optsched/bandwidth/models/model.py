@@ -193,8 +193,8 @@ class CountModel(BandwidthModel):
     @cached_property
     def _intra(self) -> dict[str, list[IntArray | None]]:
         kinds = range(len(self.cluster.types))
-        ways: tuple[Which, ...] = ("value", "low", "high")
-        return {which: [self.intra_of(kind, which) for kind in kinds] for which in ways}
+        ends: tuple[Which, ...] = ("value", "low", "high")
+        return {which: [self.intra_of(kind, which) for kind in kinds] for which in ends}
 
     @property
     def has_tables(self) -> bool:

@@ -65,7 +65,7 @@ class CountTables:
     Parameters
     ----------
     cluster
-        Whose hosts they are.
+        The hosts.
     network
         Limit by state of the automaton.
     intra
@@ -299,7 +299,7 @@ def _weights(known: IntArray, best: IntArray, n: int, by_mask: bool) -> tuple[In
         for k in range(i):
             pair[i, k] = known[1 << i | 1 << k]
     matching = np.zeros(1 << n, np.int64)
-    for i in range(n):  # masks whose highest GPU is i: it stays single, or has a partner below
+    for i in range(n):  # masks with highest GPU i: it stays single, or has a partner below
         low = np.arange(1 << i)
         value = matching[low].copy()
         for k in range(i):

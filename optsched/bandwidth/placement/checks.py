@@ -42,7 +42,8 @@ def check_requests(state: ClusterState, requests: Sequence[Request]) -> None:
         if total > len(state.free):
             hosts = int((state.room > 0).sum())
             raise Infeasible(
-                f"{place}: asks {total}, free {len(state.free)} on {hosts} host{'s' * (hosts != 1)}"
+                f"{place}: requested {total}, free {len(state.free)} on {hosts} "
+                f"host{'s' * (hosts != 1)}"
             )
         if not isinstance(request.policy, Policy):
             raise InputError(f"policy: expected a Policy, got {request.policy!r:.60}")
@@ -61,7 +62,7 @@ def faults_of(
     for request, gpus in zip(requests, chosen, strict=True):
         who = f"request {request.name!r}"
         if len(gpus) != request.gpus:
-            found.append(f"{who} gets {len(gpus)} GPUs, it asks {request.gpus}")
+            found.append(f"{who} gets {len(gpus)} GPUs, it requests {request.gpus}")
         known: list[int] = []
         for gpu in gpus:
             if not 0 <= gpu < cluster.n_gpus:

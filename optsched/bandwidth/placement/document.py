@@ -92,7 +92,7 @@ def from_tree(tree: Any, name: str) -> GpuPlacement:
         ``optsched.subset/1``; the model is a document ``optsched.bandwidth/1`` or the ``file``
         that holds it (beside this one) with its ``sha256``.
     name
-        File name for messages, and the place from which a model's file is looked for.
+        File name for messages, and the place from which a model's file is read.
 
     Raises
     ------
@@ -103,13 +103,13 @@ def from_tree(tree: Any, name: str) -> GpuPlacement:
 
     model = _model(found.model, name)
     state = documents.state_from_tree(found.state, model.cluster, f"{name}: state")
-    rest: dict[str, Any] = {key: getattr(found, key) for key in _FIELDS}
+    fields: dict[str, Any] = {key: getattr(found, key) for key in _FIELDS}
     with placed(f"{name}: "):
         requests = tuple(Request(r.name, r.gpus, _made(Policy, r.policy)) for r in found.requests)
         return GpuPlacement(
             state, model, found.gpus, requests=requests,
             policy=None if found.policy is None else _made(Policy, found.policy),
-            name=found.name, **rest,
+            name=found.name, **fields,
         )  # fmt: skip
 
 
@@ -127,14 +127,14 @@ def to_json(problem: GpuPlacement, model_file: str | os.PathLike[str] | None = N
     if len(problem.requests) == 1 and problem.requests[0].name == "job":
         members["gpus"] = problem.k
         if not problem.policy.is_free:
-            members["policy"] = _told(_Policy, problem.policy)
+            members["policy"] = _part(_Policy, problem.policy)
     else:
         members["requests"] = rows(
-            _Request(r.name, r.gpus, _told(_Policy, r.policy)) for r in problem.requests
+            _Request(r.name, r.gpus, _part(_Policy, r.policy)) for r in problem.requests
         )
-    plain = _Document(format="", state=None, model=None)
+    defaults = _Document(format="", state=None, model=None)
     for key in _FIELDS:
-        if (value := getattr(problem, key)) != getattr(plain, key):
+        if (value := getattr(problem, key)) != getattr(defaults, key):
             members[key] = value
     members["state"] = nested(documents.state_json(problem.state))
     if model_file is None:
@@ -155,7 +155,7 @@ def _made(kind: type[T], given: Any) -> T:
     return kind(**msgspec.structs.asdict(given))
 
 
-def _told(struct: Any, given: Any) -> Any:
+def _part(struct: Any, given: Any) -> Any:
     """The part of a document that an object is."""
     return struct(**{key: getattr(given, key) for key in struct.__struct_fields__})
 

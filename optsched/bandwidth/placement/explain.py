@@ -41,7 +41,7 @@ def explained(choice: DispatchChoice) -> str:
         one = choice.share
         facts.append(
             f"shared with {', '.join(one.jobs)}: together {shown(one.capacity or 0)} (the least, "
-            f"with {one.job}), asked {shown(one.standalone + one.demand)}"
+            f"with {one.job}), demanded {shown(one.standalone + one.demand)}"
         )
     if problem.model.mixed:
         facts.append("the model mixes measurements of several payloads or collectives")
@@ -98,10 +98,10 @@ def _rule(choice: DispatchChoice) -> Iterator[str]:
     if most < choice.bandwidth:
         yield f"decided by: bandwidth (the next best has {shown(most)})"
         return
-    own = order_of(state, choice.gpus)
+    this = order_of(state, choice.gpus)
     other = min(order_of(state, one.gpus) for one in others if one.value == most)
     names = rules_of(problem.cluster)
-    rule = next((n for n, a, b in zip(names, own, other, strict=True) if a != b), "best fit")
+    rule = next((n for n, a, b in zip(names, this, other, strict=True) if a != b), "best fit")
     yield f"decided by: {rule}{', then lowest ids' * (rule == 'best fit')}"
 
 
@@ -166,16 +166,16 @@ def _alternatives(choice: DispatchChoice) -> list[str]:
     ]
     if not policy.is_free:
         others.insert(3, ("without the policy", None, k))
-    said = []
+    lines_of = []
     for what, rules, size in others:
         found = problem.best(rules, size)
         if found is None:
-            said.append(f"{what}: not possible")
+            lines_of.append(f"{what}: not possible")
             continue
         pattern = written_pattern(problem.cluster.counts(found.gpus))
         relative = f" ({found.value / choice.bandwidth:.0%})" if choice.bandwidth else ""
-        said.append(f"{what}: {pattern}, {shown(found.value)}{relative}")
-    return said
+        lines_of.append(f"{what}: {pattern}, {shown(found.value)}{relative}")
+    return lines_of
 
 
 def to_json(choice: DispatchChoice, result: Result) -> bytes:

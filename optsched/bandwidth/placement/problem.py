@@ -59,7 +59,7 @@ class GpuPlacement(Problem):
     """Of the free GPUs choose k with the highest bandwidth beside the running jobs.
 
     Minimised is the negative bandwidth in kB/s. Among choices that are within `tolerance` of the
-    best, wanted are, one after the other: the fewest domains, from the top level down; the fewest
+    best, demand are, one after the other: the fewest domains, from the top level down; the fewest
     hosts; most hosts left entirely free; the heaviest pairs in what is left; the highest bandwidths
     of all that is left; the highest bandwidth; the lowest ids.
 
@@ -80,10 +80,10 @@ class GpuPlacement(Problem):
     tolerance
         Share of the best bandwidth that may be lost for a better rest, to the millionth.
     on_unmeasured
-        What to do where the model only predicts: ``"predict"`` believes it, ``"robust"``
+        What to do where the model only predicts: ``"predict"`` takes its value, ``"robust"``
         maximises what is certain, ``"measured"`` takes only what is known exactly.
     max_regret
-        If what could be lost at most by believing is a larger share than this of the choice's
+        If what could be lost at most by predicting is a larger share than this of the choice's
         bandwidth, be robust instead.
     objective
         Of several requests: ``"sum"`` of bandwidths, or ``"max_min"`` of bandwidths relative to
@@ -137,10 +137,10 @@ class GpuPlacement(Problem):
             raise InputError("gpus, requests: expected one of them")
         if requests and policy is not None:
             raise InputError("policy: of several requests each has its own")
-        wanted = tuple(requests) or (Request("job", gpus, policy or Policy()),)  # type: ignore[arg-type]
-        check_requests(state, wanted)
+        given = tuple(requests) or (Request("job", gpus, policy or Policy()),)  # type: ignore[arg-type]
+        check_requests(state, given)
         values: dict[str, Any] = {
-            "state": state, "model": model, "requests": wanted,
+            "state": state, "model": model, "requests": given,
             "traffic": traffic, "seed": integer("seed", seed, 0, 2**31 - 1),
             "tolerance": share_of("tolerance", tolerance),
             "on_unmeasured": one_of("on_unmeasured", on_unmeasured, ON_UNMEASURED),
@@ -167,7 +167,7 @@ class GpuPlacement(Problem):
 
     @property
     def cluster(self) -> Cluster:
-        """Whose GPUs they are."""
+        """The cluster of the state and the model."""
         return self.state.cluster
 
     @property
@@ -195,7 +195,7 @@ class GpuPlacement(Problem):
 
     @cached_property
     def is_robust(self) -> bool:
-        """Whether lower ends of intervals are maximised: asked for, or the regret is too high."""
+        """Whether lower ends of intervals are maximised: by choice, or by the regret."""
         if self.on_unmeasured == "robust":
             return True
         if self.max_regret is None or self.on_unmeasured == "measured":
@@ -207,7 +207,7 @@ class GpuPlacement(Problem):
 
     @cached_property
     def judged_by(self) -> BandwidthModel:
-        """The model whose bandwidths count: the given one, its lower ends, or what is measured."""
+        """The model that decides: the given one, its lower ends, or what is measured."""
         if self.on_unmeasured == "measured":
             return MeasuredOnly(self.model)
         return Interval(self.model, "low") if self.is_robust else self.model
@@ -240,13 +240,13 @@ class GpuPlacement(Problem):
         """
         found = []
         for r, gpus in enumerate(chosen):
-            state, wanted = self.state, self.demands
+            state, demand = self.state, self.demands
             for other, theirs in enumerate(chosen):
                 if other != r:
                     name = f"request {self.requests[other].name}"
                     state = state.with_jobs([*state.jobs, Job(name, tuple(theirs))])
-                    wanted = (*wanted, self.judged_by.of(theirs))
-            found.append(share(self.judged_by, state, gpus, wanted))
+                    demand = (*demand, self.judged_by.of(theirs))
+            found.append(share(self.judged_by, state, gpus, demand))
         return found
 
     def best(self, policy: Policy | None, k: int | None = None, *, ties: bool = False) -> Any:
@@ -293,12 +293,12 @@ class GpuPlacement(Problem):
         return -self.worth(chosen)
 
     def check_sizes(self, chosen: Sequence[Sequence[int]]) -> None:
-        """Raise an `InputError` unless every request gets as many GPUs as it asks."""
+        """Raise an `InputError` unless every request gets its number of GPUs."""
         for request, gpus in zip(self.requests, chosen, strict=True):
             if len(gpus) != request.gpus:
                 raise InputError(
                     f"the schedule gives request {request.name!r} {len(gpus)} GPUs, "
-                    f"it asks {request.gpus}"
+                    f"it requested {request.gpus}"
                 )
 
     def value(self, schedule: Schedule) -> int:
@@ -486,8 +486,8 @@ class GpuPlacement(Problem):
         write_atomic(path, to_json(self, model_file))
 
     def __repr__(self) -> str:
-        wanted = ", ".join(str(request.gpus) for request in self.requests)
-        return f"<GpuPlacement {self.name!r}: {wanted} of {len(self.state.free)} free GPUs>"
+        sizes = ", ".join(str(request.gpus) for request in self.requests)
+        return f"<GpuPlacement {self.name!r}: {sizes} of {len(self.state.free)} free GPUs>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -515,7 +515,7 @@ class DispatchChoice:
 
     @property
     def standalone(self) -> int:
-        """B(S), were nobody else there."""
+        """B(S) without other jobs."""
         return self.share.standalone
 
     @property

@@ -148,7 +148,7 @@ class CountSearch:
         self._tolerance = round(tolerance * MILLION)
         self._rules = self._fixed_fields(ties)
         self._order: list[int] = self.places["host"].tolist()
-        self._spaces: list[_Space] = []  # free ones: several threads may search
+        self._spaces: list[_Space] = []  # unused: several threads may search
 
     def choose(
         self,
@@ -244,7 +244,7 @@ class CountSearch:
         here: ClusterState,
         jobs: IntArray,
     ) -> tuple[Answer | None, bool]:
-        """What the kernel finds, and whether it has looked at everything."""
+        """What the kernel finds, and whether its search was complete."""
         request, *work = space
         if not choose(self.arrays, request, places, here.masks, jobs, *work):
             return None, bool(space.answer["complete"][0])
@@ -298,12 +298,12 @@ def choose(tables: TableArrays, request: Any, places: Any, masks: IntArray, *oth
     if is_ready(kernel.choose):
         return int(kernel.choose(tables, request, *arguments))
     by_mask = tables.host["by_mask"].tolist()
-    room = [
+    free = [
         part.bit_count() if is_mask else part
         for part, is_mask in zip(masks.tolist(), by_mask, strict=True)
     ]
     most = int(request["leaves"][0])
-    leaves = min(leaves_in_python(room, int(request["k"][0])), most)
+    leaves = min(leaves_in_python(free, int(request["k"][0])), most)
     if leaves:
         shorter = request.copy()
         shorter["leaves"] = leaves
@@ -314,12 +314,12 @@ def choose(tables: TableArrays, request: Any, places: Any, masks: IntArray, *oth
     return int(kernel.choose(tables, request, *arguments))
 
 
-def leaves_in_python(room: Iterable[int], k: int) -> int:
+def leaves_in_python(free: Iterable[int], k: int) -> int:
     """Count vectors that plain Python may evaluate in half a second; 0: leave it to the kernel.
 
-    `room` is the free GPUs of the hosts that may be used, `k` how many are wanted.
+    `free` is the free GPUs of the hosts that may be used, `k` the request.
     """
-    some = [int(n) for n in room if n]
+    some = [int(n) for n in free if n]
     if max(some, default=0) > _FEW:
         return 0
     if prod(min(n, k) + 1 for n in some) <= _FEW_VECTORS:
@@ -347,12 +347,12 @@ def gpus_of(state: ClusterState, parts: Iterable[tuple[int, int]]) -> tuple[int,
 
 @lru_cache(maxsize=1 << 16)
 def _ids(first: int, mask: int) -> tuple[int, ...]:
-    """GPUs of a mask, whose bit 0 is the GPU `first`."""
+    """GPUs of a mask; bit 0 is the GPU `first`."""
     return tuple(first + i for i in range(MOST_BY_SUBSET) if mask >> i & 1)
 
 
 def trays_first(free: list[int], count: int, tray: int) -> list[int]:
-    """So many of a host's free local ids: whole free trays first, then the fullest broken ones."""
+    """So many of a host's free local ids: whole free trays first, then the fullest broken trays."""
     if not tray:
         return sorted(free)[:count]
     trays: dict[int, list[int]] = {}

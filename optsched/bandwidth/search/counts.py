@@ -24,7 +24,7 @@ REQUEST: Final = record(
     "k n_jobs nodes leaves tolerance most_domains "
     "balance min_hosts max_hosts same_type slice ties top preferred used_host"
 )
-"""What is asked. `balance`: most difference of counts on used hosts. `tolerance`: millionths of the
+"""A request. `balance`: most difference of counts on used hosts. `tolerance`: millionths of the
 best value that a choice may lose for better leftovers. `slice`: counts within a slice domain are
 multiples of this, 0 without slices. `ties`: 0 if any best choice will do. `leaves`: most count
 vectors to evaluate in a pass. `nodes`: most levels to enter in both passes. `top`: highest lowest
@@ -47,7 +47,7 @@ TENANT: Final = record("state within touched ahead level far hosts")
 here on; `far`: highest level since its last host."""
 
 ANSWER: Final = record("optimum value alone visited complete")
-"""`complete`: 2 if everything was looked at; 1 if the value is the optimum, but not all choices
+"""`complete`: 2 if the search was complete; 1 if the value is the optimum, but not all choices
 that have it were compared."""
 
 TABLES: Final[Any] = types.NamedTuple(
@@ -98,7 +98,7 @@ def _pick(t, host, free, count, least, prefer):  # type: ignore[no-untyped-def]
             limit = t.values[h.within + count]
         enough = 1 if limit >= least else 0
         return enough, count, t.values[h.whole + left], t.values[h.left + left], limit
-    found, mask, whole, rest, best = 0, 0, 0, 0, 0
+    found, mask, whole, others, best = 0, 0, 0, 0, 0
     sub = free
     while sub > 0:
         if popcount(sub) == count:
@@ -107,16 +107,16 @@ def _pick(t, host, free, count, least, prefer):  # type: ignore[no-untyped-def]
                 w, s = t.values[h.whole + free - sub], t.values[h.left + free - sub]
                 better = found == 0 or w > whole
                 if not better and w == whole:
-                    better = s > rest
-                    if not better and s == rest:
+                    better = s > others
+                    if not better and s == others:
                         differ = sub ^ mask
                         better = (differ & -differ & sub) != 0
                         if prefer == 1 and limit != best:
                             better = limit > best
                 if better:
-                    found, mask, whole, rest, best = 1, sub, w, s, limit
+                    found, mask, whole, others, best = 1, sub, w, s, limit
         sub = (sub - 1) & free
-    return found, mask, whole, rest, best
+    return found, mask, whole, others, best
 
 
 @helper(types.UniTuple(INT, 6), TABLES, _REQUEST, READ, _NODES, _TENANTS, INT, counted=False)
@@ -324,19 +324,19 @@ def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # 
     masks (or counts) `chosen` by place.
     """
     r, out, n = request[0], answer[0], len(places)
-    room = np.zeros(n + 1, np.int64)  # free GPUs of the hosts from here on
+    free_from = np.zeros(n + 1, np.int64)  # free GPUs of the hosts from here on
     picked, best_picked = np.empty(n + 2, np.int64), np.empty(n + 2, np.int64)
     kept = np.zeros(n, np.int64)  # counts of the best of the first pass
     for u in range(n - 1, -1, -1):
         host = places[u].host
         free = popcount(masks[host]) if t.host[host].by_mask == 1 else masks[host]
-        room[u] = room[u + 1] + free
+        free_from[u] = free_from[u + 1] + free
     out.visited, out.complete, out.optimum = 0, 0, -1
     budget = r.nodes
     best, threshold, answered, spread = -1, 0, 0, NO_LIMIT  # of the best choice so far
     level_kept, hosts_kept, leaf = -1, 0, (0, 0, 0, 0, 0, 0)
     kept_leaf = leaf
-    if room[0] < r.k:
+    if free_from[0] < r.k:
         out.complete = 2
         return 0
     _begin(t, request, jobs, nodes, tenants)
@@ -346,7 +346,7 @@ def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # 
                 break
             threshold = best - best * r.tolerance // MILLION
         visited = at = 0
-        nodes[0].next = max(0, r.k - room[1])
+        nodes[0].next = max(0, r.k - free_from[1])
         while at >= 0:
             node = nodes[at]
             budget -= 1
@@ -354,7 +354,7 @@ def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # 
                 break
             if at < n:
                 count = node.next
-                if count > min(node.left, room[at] - room[at + 1]):
+                if count > min(node.left, free_from[at] - free_from[at + 1]):
                     at -= 1
                     continue
                 node.next += 1
@@ -365,7 +365,7 @@ def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # 
                     if (turn == 0 and bound > best) or (turn == 1 and bound >= threshold):
                         at += 1
                         if at < n:
-                            nodes[at].next = max(0, nodes[at].left - room[at + 1])
+                            nodes[at].next = max(0, nodes[at].left - free_from[at + 1])
                 continue
             at -= 1
             visited += 1

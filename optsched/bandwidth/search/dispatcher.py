@@ -115,7 +115,7 @@ class Dispatcher:
         k
             How many.
         deadline
-            Seconds until the answer: then the best found, whose bound `answer` tells. Without one
+            Seconds until the answer: then the best found, and `answer` has its bound. Without one
             the search is bounded by its work, some seconds at most. Neither counts the first call
             on a machine, which compiles.
 
@@ -140,7 +140,7 @@ class Dispatcher:
     ) -> list[Answer]:
         """The n best choices that differ in the numbers of GPUs on hosts, the best first.
 
-        As good as `answer`: exact where that is, the tolerance aside. Behind a choice the counts
+        As good as `answer`: exact where that is, without the tolerance. Behind a choice the counts
         that are left are searched in parts: fewer GPUs on its first host, else as many there and
         fewer on the second, and so on (Lawler 1972); without tables all are compared where they are
         few.
@@ -340,16 +340,16 @@ class Dispatcher:
         self._check(state)
         if not (chosen := state.free_ids(gpus)):
             raise InputError("what_if: expected free GPUs, got none")
-        wanted = self.demands(state)
+        demands = self.demands(state)
         try:
             best = self.answer(state, len(chosen), deadline).value
         except Infeasible:
             best = None
-        got = share(self.model, state, chosen, wanted)
+        got = share(self.model, state, chosen, demands)
         return WhatIf(
             chosen,
             got,
-            victims(self.model, state, wanted, chosen),
+            victims(self.model, state, demands, chosen),
             best,
             regret(self.model, state, chosen, self.policy, self.traffic, self.seed),
             self.model.assumed,
@@ -364,7 +364,7 @@ class Dispatcher:
         if type(k) is not int or not 1 <= k <= len(state.free):
             k = integer("gpus", k, 1, 2**31)
             if k > len(state.free):
-                raise Infeasible(f"gpus: asks {k}, free {len(state.free)}")
+                raise Infeasible(f"gpus: requested {k}, free {len(state.free)}")
         if deadline is None:
             return k, None
         if self._tables is not None:
@@ -480,11 +480,11 @@ class Dispatcher:
         return jobs
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rest = {
+        options = {
             "policy": self.policy, "traffic": self.traffic, "seed": self.seed,
             "tolerance": self._tolerance,
         }  # fmt: skip
-        return partial(Dispatcher, **rest), (self.cluster, self.model)  # type: ignore[arg-type]
+        return partial(Dispatcher, **options), (self.cluster, self.model)  # type: ignore[arg-type]
 
     def demands(self, state: ClusterState) -> list[int]:
         """As `demands`; what running jobs reach alone is computed once a job."""

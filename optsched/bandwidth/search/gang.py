@@ -81,7 +81,7 @@ def _check(state: ClusterState, requests: Mapping[str, int]) -> None:
             raise InputError(f"gang: a job {name!r:.60} runs already")
     total = sum(k for k in requests.values() if isinstance(k, int))
     if total > len(state.free):
-        raise Infeasible(f"gang: asks {total}, free {len(state.free)}")
+        raise Infeasible(f"gang: requested {total}, free {len(state.free)}")
 
 
 def _in_order(

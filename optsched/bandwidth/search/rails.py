@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def on_rails(
     here: ClusterState, k: int, policy: Policy, within: Sequence[IntArray | None]
 ) -> Iterator[tuple[ClusterState, Policy]]:
-    """States and policies whose choices, together, are those on rails.
+    """States and policies that, together, have exactly the choices on rails.
 
     First one host by itself; then, for every set of local ids that k is a multiple of, the hosts
     on which it is free, and exactly as many of them as give k GPUs. Sets that another one replaces
@@ -60,7 +60,7 @@ def _sets(
     size = int(cluster.sizes[hosts].max())
     counts = subset_sizes(size)
     found: list[tuple[int, IntArray]] = []
-    fast = {t: values for t, values in enumerate(within) if values is not None}
+    known = {t: values for t, values in enumerate(within) if values is not None}
     kinds = np.array(cluster.type_of)
     seen: dict[tuple[bytes, int], list[tuple[int, ...]]] = {}
     for mask in range(1, 1 << size):
@@ -71,8 +71,8 @@ def _sets(
         if len(able) < k // c:
             continue
         speed = tuple(
-            int(fast[t][mask if len(fast[t]) > cluster.types[t].gpus + 1 else c])
-            for t in np.unique(kinds[able]).tolist() if t in fast
+            int(known[t][mask if len(known[t]) > cluster.types[t].gpus + 1 else c])
+            for t in np.unique(kinds[able]).tolist() if t in known
         )  # fmt: skip
         others = seen.setdefault((able.tobytes(), c), [])
         if any(all(a >= b for a, b in zip(one, speed, strict=True)) for one in others):

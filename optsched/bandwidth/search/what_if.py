@@ -39,7 +39,7 @@ class WhatIf(NamedTuple):
 def victims(
     model: BandwidthModel,
     state: ClusterState,
-    wanted: Sequence[int],
+    demands_of: Sequence[int],
     gpus: tuple[int, ...],
 ) -> dict[str, int]:
     """What running jobs lose to a new one, for those that lose anything.
@@ -48,31 +48,39 @@ def victims(
     ----------
     model, state
         Bandwidths, and the running jobs.
-    wanted
+    demands_of
         Their demands in kB/s.
     gpus
         Of the new job.
     """
-    newcomer, own = Job("the new job", gpus), model.of(gpus)
+    newcomer, alone = Job("the new job", gpus), model.of(gpus)
     found = {}
     for j, job in enumerate(state.jobs):
-        others, asked = state.jobs[:j] + state.jobs[j + 1 :], [*wanted[:j], *wanted[j + 1 :]]
+        others, theirs_demand = (
+            state.jobs[:j] + state.jobs[j + 1 :],
+            [*demands_of[:j], *demands_of[j + 1 :]],
+        )
         before, after = (
-            _as_tenant(model, state.with_jobs(around), job, [*theirs, wanted[j]])
-            for around, theirs in ((others, asked), ((*others, newcomer), [*asked, own]))
+            _as_tenant(model, state.with_jobs(around), job, [*theirs, demands_of[j]])
+            for around, theirs in (
+                (others, theirs_demand),
+                ((*others, newcomer), [*theirs_demand, alone]),
+            )
         )
         if after < before:
             found[job.name] = before - after
     return found
 
 
-def _as_tenant(model: BandwidthModel, around: ClusterState, job: Job, wanted: Sequence[int]) -> int:
+def _as_tenant(
+    model: BandwidthModel, around: ClusterState, job: Job, demands_of: Sequence[int]
+) -> int:
     """What a running job gets beside others, of its demand (the last), or of B of its GPUs."""
-    one = share(model, around, job.gpus, wanted[:-1])
-    own = min(wanted[-1], one.standalone)
-    if one.capacity is None or own + one.demand <= one.capacity:
-        return own
-    return own * one.capacity // (own + one.demand)
+    one = share(model, around, job.gpus, demands_of[:-1])
+    reached = min(demands_of[-1], one.standalone)
+    if one.capacity is None or reached + one.demand <= one.capacity:
+        return reached
+    return reached * one.capacity // (reached + one.demand)
 
 
 def regret(

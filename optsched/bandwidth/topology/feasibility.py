@@ -21,7 +21,7 @@ def impossible(state: ClusterState, policy: Policy, k: int) -> str:
     free = {h: int(n) for h, n in enumerate(usable.room.tolist()) if n}
     total = sum(free.values())
     if total < k:
-        return f"exclude, apart: asks {k} GPUs, {total} are free on the hosts that are left"
+        return f"exclude, apart: requested {k} GPUs, {total} are free on the hosts that are left"
     inner = [key for key in ("max_per_host", "within", "whole") if getattr(policy, key)]
     for h in free if inner else ():
         kind = cluster.type(h)
@@ -32,7 +32,7 @@ def impossible(state: ClusterState, policy: Policy, k: int) -> str:
     free = {h: n for h, n in free.items() if n}
     if sum(free.values()) < k:
         return (
-            f"{', '.join(inner)}: asks {k} GPUs, {total} are free, of which hosts may give "
+            f"{', '.join(inner)}: requested {k} GPUs, {total} are free, of which hosts may give "
             f"{sum(free.values())}"
         )
     included = [cluster.host_index(name) for name in policy.include or ()]
@@ -70,7 +70,9 @@ def impossible(state: ClusterState, policy: Policy, k: int) -> str:
     if policy.max_hosts is not None:
         most = sum(sorted(free.values(), reverse=True)[: policy.max_hosts])
         if most < k:
-            return f"max_hosts: asks {k} GPUs, {policy.max_hosts} hosts have {most} free at most"
+            return (
+                f"max_hosts: requested {k} GPUs, {policy.max_hosts} hosts have {most} free at most"
+            )
     if (level := policy.level(cluster)) is not None:
         reason = _no_domain(cluster, level, free, k, set(included))
         rules = [*["required"] * (policy.required is not None), *["include"] * bool(included)]
@@ -95,6 +97,6 @@ def _no_domain(
     if sums[best] >= k:
         return ""
     return (
-        f"asks {k} GPUs in one {name}{joined}, the {name} with most free GPUs is {best!r} "
+        f"requested {k} GPUs in one {name}{joined}, the {name} with most free GPUs is {best!r} "
         f"with {sums[best]}"
     )
