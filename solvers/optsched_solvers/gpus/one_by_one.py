@@ -2,7 +2,8 @@
 
 A request gets its best GPUs in competition with the running jobs and the requests placed before.
 The local search removes single requests and pairs and places them again, also on hosts that no
-other request uses. The bound is the sum of what every request could get alone.
+other request uses, or without one of their hosts. The bound is the sum of what every request could
+get alone.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 ORDERS: Final = 6
 """Number of orders: as given, by falling size, by rising size, and random orders."""
+
+MOST_BARRED: Final = 4
+"""Hosts of a request without which it is placed again, one at a time."""
 
 NODES: Final = 500_000
 """Steps of the exact search for one request, some 20 ms."""
@@ -112,11 +116,20 @@ class Sequences:
             since += 1
             kept = {r: gpus for r, gpus in self.best.items() if r not in group}
             for turn in permutations(group):
-                for apart in (False, True)[: 3 - len(group)]:
+                moves: list[tuple[bool, str]] = [(False, ""), (True, "")][: 3 - len(group)]
+                moves += [(False, host) for host in self._hosts_of(turn[0])]
+                for apart, barred in moves:
                     if self._over():
                         return
-                    if self._offer(self.placed(kept, turn, apart)):
+                    if self._offer(self.placed(kept, turn, apart, barred)):
                         since = 0
+
+    def _hosts_of(self, r: int) -> list[str]:
+        """Hosts that a request may leave, in the best choice so far; some of them."""
+        assert self.best is not None
+        cluster, policy = self.problem.cluster, self.problem.requests[r].policy
+        used = dict.fromkeys(cluster.hosts[int(cluster.host_of[g])].name for g in self.best[r])
+        return [name for name in used if name not in (policy.include or ())][:MOST_BARRED]
 
     def bound(self) -> int | None:
         """Upper bound: sum of what the requests could get alone; None where it is not known."""
@@ -150,10 +163,13 @@ class Sequences:
         self.monitor.incumbent(GpuSets.of(sets), -value, "one_by_one")
         return True
 
-    def placed(self, kept: Sets, order: Iterable[int], apart: bool = False) -> Sets | None:
+    def placed(
+        self, kept: Sets, order: Iterable[int], apart: bool = False, barred: str = ""
+    ) -> Sets | None:
         """Place some requests in an order, the others kept; None if one finds no feasible choice.
 
-        `apart`: on hosts that no placed request uses.
+        `apart`: on hosts that no placed request uses. `barred`: a host that the first request of
+        the order does not use.
         """
         chosen = dict(kept)
         for r in order:
@@ -161,6 +177,8 @@ class Sequences:
             if apart and not policy.apart:
                 names = tuple(self._name(other) for other in chosen)
                 policy = replace(policy, apart=names, apart_level="host")
+            if barred:
+                policy, barred = replace(policy, exclude=(*(policy.exclude or ()), barred)), ""
             found = self._best_of(r, chosen, policy)
             self.steps += 1
             self.monitor.advance(1)
