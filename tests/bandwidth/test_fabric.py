@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from optsched.bandwidth import BottleneckBandwidth, ClusterState, Dispatcher
 from optsched.bandwidth.models.fallback import assumptions
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
 from optsched.bandwidth.topology.domain_trees import uplink_rates
@@ -191,5 +192,7 @@ def test_cliques_of_slurm_and_refused(tmp_path: Path) -> None:
     whole = Cluster((Host("h", "k", (), ("a", "b")),), (kind,), rails=True)
     assert whole.parse("b") == whole.parse("b:*") == (4, 5, 6, 7) and len(whole.parse("h")) == 8
     assert whole != Cluster(whole.hosts, whole.types)
+    state = ClusterState.parse(whole, free="b:1-3", down="a b:0")
+    assert [*Dispatcher(whole, BottleneckBandwidth(whole)).scores(state, 2)] == ["b"]
     with pytest.raises(InputError, match="'a' is a machine of the host 'h'"):
         whole.host_index("a")

@@ -224,7 +224,7 @@ class Dispatcher:
         deadline: float | None = None,
         packing: float = PACKING,
     ) -> dict[str, int]:
-        """Host to score, 0 to 100, for a scheduler that filters and scores hosts.
+        """Machine to score, 0 to 100, for a scheduler that filters and scores hosts.
 
         ``100 * b * (1 - packing * (1 - p))``, rounded down: b is the bandwidth of the best choice
         with at least one GPU of the host, as a share of the best of all; p is the share of its GPUs
@@ -253,11 +253,12 @@ class Dispatcher:
             shares = self._shares_of_large(state, k, until)
         else:
             shares = self._shares_of_hosts(state, k, until)
-        found = {}
+        found: dict[str, int] = {}
         for h, part in shares.items():
             size, free = int(self.cluster.sizes[h]), int(state.room[h])
             idle = (free - min(k, free)) / size
-            found[self.cluster.hosts[h].name] = int(100 * part * (1 - weight * idle) + 1e-9)
+            score = int(100 * part * (1 - weight * idle) + 1e-9)
+            found |= dict.fromkeys(state.free_machines(h), score)
         return found
 
     def _shares_of_hosts(

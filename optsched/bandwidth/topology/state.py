@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -165,6 +166,16 @@ class ClusterState:
         name = self.cluster.gpu_name(gpu)
         machine = name.partition("/")[0]
         return machine if machine in self.unknown else name
+
+    def free_machines(self, host: int) -> tuple[str, ...]:
+        """Names of the machines of a host that have free GPUs."""
+        names = self.cluster.machines_of(host)
+        if len(names) > 1:
+            first, end = (
+                bisect_left(self.free, int(n)) for n in self.cluster.first[host : host + 2]
+            )
+            names = tuple(self.cluster.by_machine(self.free[first:end]))
+        return names
 
     # what kernels read
 
