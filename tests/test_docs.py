@@ -13,7 +13,8 @@ from program import Cli
 ROOT = Path(__file__).parent.parent
 PAGES = [
     "README.md", "docs/quickstart.md", "docs/schedule-format.md", "docs/jobarray.md",
-    "docs/solvers.md", "docs/branch-and-bound.md", "docs/subset.md", "docs/quota.md",
+    "docs/solvers.md", "docs/branch-and-bound.md", "docs/choosing-gpus.md",
+    "docs/choosing-gpus-how.md", "docs/quota.md",
     "docs/simulator.md", "docs/pytorch-csv.md", "docs/pipelines.md", "docs/single-job.md",
     "docs/rolling.md", "docs/arraypipe-study.md", "docs/serving.md",
     "docs/elastic.md", "docs/formats.md",
@@ -33,7 +34,7 @@ def write_files(page: str) -> None:
             Path(name[1]).write_text(block)
 
 
-COMMANDS = ("subset", "quota", "simulator", "pipelines", "serving", "elastic")
+COMMANDS = ("choosing-gpus", "quota", "simulator", "pipelines", "serving", "elastic")
 """Pages whose commands take long."""
 
 

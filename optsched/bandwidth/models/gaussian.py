@@ -29,7 +29,7 @@ class GaussianProcess:
 
     Matern 1/2 lets neighbours differ abruptly, as counts of GPUs do (8 is not like 7); smoother
     ones are surer than they are right. Scales learnt by marginal likelihood predict and choose no
-    better (docs/subset-benchmarks.md).
+    better (docs/choosing-gpus-figures.md).
 
     Parameters
     ----------
