@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def test_optsched_commands_run(
     commands = [line[2:] for line in lines if line.startswith("$ optsched ")]
     assert commands
     for command in commands:
-        words = command.replace("--time 5", "--time 1").split("#")[0].split()[1:]
+        words = shlex.split(command.replace("--time 5", "--time 1"), comments=True)[1:]
         done = run(*words)
         assert done.code == 0, (command, done.err)
 
