@@ -43,7 +43,7 @@ _LONGEST: Final = 120  # characters of a log's name; file systems allow 255 byte
 _HEAD = """\
 #!/usr/bin/env bash
 # {runs} runs of {op}, {payload} bytes, one after another: about {minutes} minutes.
-# Runs whose log is complete are skipped, so that the script can be started again.
+# Runs with a complete log are skipped, so that the script can be started again.
 # Read the logs: MeasurementTable.from_nccl_logs("{logs}/*.log", op="{op}", payload={payload})
 set -u
 NCCL_TESTS=${{NCCL_TESTS:-./nccl-tests/build}}
@@ -124,8 +124,7 @@ def plan_measurements(model: BottleneckBandwidth, budget: int) -> Plan:
     Each run across hosts is chosen after those before it. In two of three every pattern weighs as
     much as sets of GPUs of its size have it, in the third patterns on the fewest hosts weigh, as
     far as hosts allow their interval. Added to the budget are one run for every class of alike
-    subsets of a host that has neither table nor run, and three across every level whose factor is
-    neither given nor fitted.
+    subsets of a host that has neither table nor run, and three across every level without a factor.
 
     Parameters
     ----------
@@ -154,7 +153,7 @@ def plan_measurements(model: BottleneckBandwidth, budget: int) -> Plan:
 
 
 def subset_classes(kind: HostType) -> tuple[IntArray, ...]:
-    """Subsets of two GPUs or more, as masks, whose GPUs have the same links within the subset.
+    """Classes of subsets, as masks, in which the GPUs have the same links within the subset.
 
     A screen: measured values within a class spread by one or two per cent on some hosts and by a
     third on others. Where no links are known, or a host has more than 16 GPUs, the lowest ids of

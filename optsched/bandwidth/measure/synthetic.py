@@ -192,7 +192,7 @@ def _spoil_locality(patterns: IntArray, hosts: IntArray, values: IntArray) -> No
 
 
 def tenants(cluster: Cluster, seed: int = 0, share_free: float = 0.5) -> ClusterState:
-    """A state with tenants of 1 to 16 GPUs, each on the hosts with most free ones, by `seed`.
+    """A state with tenants of 1 to 16 GPUs, each on the hosts with most free GPUs, by `seed`.
 
     About a share of `share_free` of the GPUs stays free.
     """

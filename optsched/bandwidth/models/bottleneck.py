@@ -14,7 +14,7 @@ from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.models.model import CountModel, Which, alone, unlimited
 from optsched.bandwidth.models.observations import Observations, fitted_factors, observations
 from optsched.bandwidth.models.patterns import Automaton, automaton, n_patterns, rows_of
-from optsched.bandwidth.models.prior import beside_line_rate, host_rates, inputs, line_rate
+from optsched.bandwidth.models.prior import host_rates, inputs, line_rate, near_line_rate
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
 
@@ -142,7 +142,7 @@ class BottleneckBandwidth(CountModel):
         expected = rates
         if len(patterns):
             seen = seen - self._line(patterns)
-            logs = beside_line_rate(middle, deviation, line, seen)
+            logs = near_line_rate(middle, deviation, line, seen)
             logs -= NOISE  # so that of equals a search takes the measured one
             expected = np.exp(logs).clip(low, high)
         exact, least = self.observations

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from optsched.bandwidth.models.measurements import median
 from optsched.bandwidth.models.prior import host_rates
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, IntraTable, subset_sizes
 from optsched.bandwidth.topology.links import NVLINK_RATE, SELF, link_rate
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
 DOUBT: Final = 3.0
-"""A fallback may be off by this factor either way: links do not tell protocols and drivers."""
+"""A fallback may be off by this factor either way: links do not show protocols and drivers."""
 
 
 def best_rings(kind: HostType) -> IntArray:
@@ -53,8 +52,8 @@ def assumptions(
 ) -> Iterator[str]:
     """List what is assumed of links and network cards that are unknown, a sentence each.
 
-    `measured` are types with runs on one host; `across` tells that runs across hosts are measured:
-    then the network is known.
+    `measured` are types with runs on one host; `across`: runs across hosts are measured, so
+    that the network is known.
     """
     kinds = [(t, cluster.types[t]) for t in sorted(set(cluster.type_of))]
     for t, kind in kinds:
@@ -121,7 +120,7 @@ def intra_estimate(
                 keys = np.flatnonzero(sizes == row.pattern[0]).tolist()
             for key in keys:
                 found.setdefault(key, []).append(row.value)
-    known = {key: median(values) for key, values in found.items()}
+    known = {key: int(np.median(values)) for key, values in found.items()}
     spread = {"value": 1.0, "low": 1 / DOUBT, "high": DOUBT}[which]
     if unknown and not known and which == "low":
         spread = 1.0  # robust choices too take links for no worse than the network

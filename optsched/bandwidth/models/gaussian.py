@@ -28,7 +28,7 @@ class GaussianProcess:
     """Values minus a prior mean: a linear trend plus a process with Matern-1/2 covariance.
 
     Matern 1/2 lets neighbours differ abruptly, as counts of GPUs do (8 is not like 7); smoother
-    ones are surer than they are right. Scales learnt by marginal likelihood predict and choose no
+    kernels are surer than right. Scales learnt by marginal likelihood predict and choose no
     better (docs/choosing-gpus-figures.md).
 
     Parameters

@@ -231,13 +231,6 @@ def by_pattern(rows: Iterable[Measurement]) -> dict[tuple[int, ...], list[int]]:
     return found
 
 
-def median(values: list[int]) -> int:
-    """Median, of an even number the mean of the middle two, rounded down."""
-    ranked = sorted(values)
-    n = len(ranked)
-    return (ranked[(n - 1) // 2] + ranked[n // 2]) // 2
-
-
 def _kind(table: MeasurementTable) -> str:
     return f"{table.op} of {table.payload or 'unknown size'}{' bytes' * bool(table.payload)}"
 

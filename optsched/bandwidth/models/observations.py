@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.models.measurements import MeasurementTable, by_pattern, median
+from optsched.bandwidth.models.measurements import MeasurementTable, by_pattern
 from optsched.bandwidth.topology.levels import WHOLE, line
 from optsched.bandwidth.topology.rates import MOST
 
@@ -65,7 +65,7 @@ def observations(cluster: Cluster, rows: Iterable[Measurement]) -> Observations:
             least[row.pattern] = max(least.get(row.pattern, 0), row.value)
         else:
             exact.append(row)
-    known = {pattern: median(values) for pattern, values in by_pattern(exact).items()}
+    known = {pattern: int(np.median(values)) for pattern, values in by_pattern(exact).items()}
     return Observations(known, {p: value for p, value in least.items() if p not in known})
 
 
@@ -80,24 +80,12 @@ def level_of(cluster: Cluster, row: Measurement) -> int:
 def fitted_factors(
     cluster: Cluster, table: MeasurementTable, predict: Predict
 ) -> tuple[Cluster, tuple[LevelFit, ...]]:
-    """Fit the factors that are not given, from the second level upward.
+    """Fit the factors that are not given, from the second level upward; the cluster with them.
 
-    Parameters
-    ----------
-    cluster
-        Factors that it has are kept.
-    table
-        Runs whose GPUs are known count, except those beside other traffic.
-    predict
-        Bandwidths of runs by a model of a cluster and a table, without factors.
-
-    Returns
-    -------
-    Cluster
-        With the fitted factors: of a level the median of measured bandwidth over what a model of
-        the runs at lower levels predicts, at most 1 and at most the factor of the level below.
-    tuple of LevelFit
-        One for every level above the lowest without a given factor, lowest first.
+    A factor is the median of measured bandwidth over what a model of the runs at lower levels
+    predicts, at most 1 and at most the factor of the level below. Runs of unknown GPUs, and those
+    beside other traffic, are left out. `predict` gives bandwidths of runs by a model of a cluster
+    and a table, without factors.
     """
     if not cluster.levels:
         return cluster, ()

@@ -106,7 +106,7 @@ def inputs(cluster: Cluster, rows: IntArray) -> tuple[Floats, Floats]:
     return seen, trend * np.array(TRENDS)
 
 
-def beside_line_rate(expected: Floats, deviation: Floats, rate: Floats, seen: Floats) -> Floats:
+def near_line_rate(expected: Floats, deviation: Floats, rate: Floats, seen: Floats) -> Floats:
     """Replace predictions by the scaled line rate as far as they are less sure than it.
 
     Of many patterns that were not measured a search takes the one that is overrated most: where a
