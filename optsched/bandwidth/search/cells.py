@@ -147,7 +147,7 @@ def take(q, p, free, forced, x, y, fit, counts):  # type: ignore[no-untyped-def]
     free, forced
         Most by host, and hosts to be used.
     fit
-        Exchange whole hosts for used ones, and hosts for those with fewer free GPUs.
+        Exchange whole hosts for used hosts, and hosts for hosts with fewer free GPUs.
     """
     if q.slice_size == 1:
         found = fill(q, p, free, forced, q.k, x, y, fit, counts)
@@ -206,7 +206,7 @@ def fill(q, p, free, forced, need, x, y, fit, counts):  # type: ignore[no-untype
 
 @helper()
 def exchange(q, free, forced, spare, counts):  # type: ignore[no-untyped-def]
-    """Use partly used hosts for whole ones, then those with fewer GPUs; GPUs left of `spare`."""
+    """Use partly used hosts for whole hosts, then fewer free GPUs; what is left of `spare`."""
     for whole in range(1, -1, -1):
         for h in np.argsort(-q.rank):
             if counts[h] == 0 or forced[h] or q.rank[h] < len(q.rates) * whole:

@@ -33,9 +33,6 @@ CHUNK: Final = 64
 MOST_PROPOSALS: Final = 400
 """Count vectors of a domain that are judged where the network is not the line rate."""
 
-MORE_HOSTS: Final = 8
-"""Further hosts over which GPUs are spread evenly among these."""
-
 
 class Choice(NamedTuple):
     """Counts by host of the request, and what they get."""
@@ -187,37 +184,35 @@ class RequestSearch:
         for domain, bound in parts:
             if self.is_late:
                 upper = max(upper, bound)
-            else:
-                part = domain.part()
-                todo.append((domain, part, domain.cells(part, bound, self.value)))
+                continue
+            cells = domain.cells(part := domain.part(), bound, self.value)
+            self._explore(domain, part, cells, np.zeros(len(q.demand)), MOST)  # bounds alone
+            upper = max(upper, int(cells["bound"].max(initial=0)))
+            todo.append((domain, part, cells[np.argsort(-cells["bound"], kind="stable")]))
         for turn in range(ROUNDS):
             noise = rng.normal(0, 0.5 * (turn > 0), len(q.demand))
-            weight = np.asarray(q.demand * np.exp(noise), np.float64)
             used = (rng.random(len(q.free)) < (0.9 if turn % 2 else 1.0)) | (q.least > 0)
             for domain, part, cells in todo:
                 some = part._replace(good=np.where(used[:, None], part.good, -1))
-                self._visit(domain, some, cells, weight)
-            if turn == 0:
-                upper = max([upper, *(int(cells["bound"].max(initial=0)) for *_, cells in todo)])
-                for *_, cells in todo:
-                    cells[:] = cells[np.argsort(-cells["bound"], kind="stable")]
+                self._explore(domain, some, cells, np.asarray(q.demand * np.exp(noise), np.float64))
             if self.is_late or self.value >= upper:
                 break
         return upper
 
-    def _visit(
+    def _explore(
         self, domain: Domain, part: kernels.Part, cells: npt.NDArray[np.void],
-        weight: npt.NDArray[np.float64],
+        weight: npt.NDArray[np.float64], above: int = -1,
     ) -> None:  # fmt: skip
         """Visit cells by falling bound until none is above the best, or the deadline passes."""
         n = len(domain.inside)
         size = CHUNK if self.deadline == np.inf else max(1, CHUNK * 16 // n)
         made, found = np.zeros((size, n), np.int64), np.zeros((size, 2), np.int64)
         for i in range(0, len(cells), size):
+            best = max(above, self.value)
             if cells["bound"][i] <= self.value or self.is_late:
                 return
             end = min(len(cells), i + size)
-            m = kernels.explore(domain.q, part, cells, i, end, weight, self.value, made, found)
+            m = kernels.explore(domain.q, part, cells, i, end, weight, best, made, found)
             self._offer(made[:m], domain, found[:m])
 
     def _propose(self) -> None:
@@ -295,36 +290,34 @@ class RequestSearch:
 
 
 def swapped(part: Domain, counts: IntArray) -> Iterator[IntArray]:
-    """By unused host the counts with GPUs moved to it.
+    """By unused host the counts with a host's GPUs moved to it; by used host, with one moved.
 
     They are moved from the host with fewest of them, and from the one with most demand.
     """
     q, used = part.q, np.flatnonzero(counts)
     price = np.bincount(q.edge_host, q.demand[q.edge_job], len(counts))
     sources = {int(used[counts[used].argmin()]), int(used[price[used].argmax()])}
-    for h in np.flatnonzero(part.inside & (counts == 0)).tolist():
-        for source in sources:
+    for h in np.flatnonzero(part.inside & (counts < q.free)).tolist():
+        for source in sources - {h}:
             row = counts.copy()
-            row[h] = min(q.free[h], counts[source])
-            row[source] -= row[h]
+            row[h] += 1 if counts[h] else min(q.free[h], counts[source])
+            row[source] -= row[h] - counts[h]
             yield row
 
 
 def starting_points(part: Domain) -> Iterator[IntArray]:
     """Choices that are good where the network is the line rate, with few and with many hosts."""
     q, level, inside = part
-    clean = inside & (np.diff(q.of_host) == 0)
-    for hosts in (clean, inside):
-        free = q.free * hosts
-        order, row = np.lexsort((-free, q.least < 1)), np.zeros(len(free), np.int64)
-        first = int((np.cumsum(free[order]) < q.k).sum()) + 1
-        for most in range(1, len(q.rates)):
-            some = q._replace(free=np.minimum(q.free, most))
-            kernels.alone(some, level, hosts, -1, MOST - 1, False, row)
-            if row.any():
-                yield row.copy()
-        for m in range(first, min(first + MORE_HOSTS, q.k, int((free > 0).sum())) + 1):
-            yield even(free * np.isin(np.arange(len(free)), order[:m]), q.k)
+    row, number = np.zeros(len(inside), np.int64), np.arange(len(q.rates))
+    for hosts in (inside & (np.diff(q.of_host) == 0), inside):
+        for most in number[1:]:
+            for least in {0, max(0, int(most) - 1), int(most)}:  # any counts up to `most`, or even
+                rows = np.where((number <= most) & (number >= least) | (number == 0), q.rows, -1)
+                free = np.where(rows >= 0, number, 0).max(axis=1)
+                some = q._replace(rows=rows, free=np.minimum(q.free, free))
+                kernels.alone(some, level, hosts, -1, MOST - 1, False, row)
+                if row.any():
+                    yield row.copy()
     bounds = part.part()
     cells = part.cells(bounds, MOST, -1)
     cells["known"] = 1  # the bound is that of the line rate: all are visited
@@ -332,11 +325,3 @@ def starting_points(part: Domain) -> Iterator[IntArray]:
     weight = np.asarray(q.demand, np.float64)
     n = kernels.explore(q, bounds, cells, 0, len(cells), weight, -1, made, found)
     yield from made[np.argsort(-found[:n, 0], kind="stable")]
-
-
-def even(free: IntArray, k: int) -> IntArray:
-    """Counts up to `free` with sum k, as even as can be."""
-    level = next(n for n in range(1, k + 1) if np.minimum(free, n).sum() >= k)
-    counts = np.minimum(free, level)
-    counts[np.flatnonzero(counts == level)[::-1][: int(counts.sum()) - k]] -= 1
-    return counts
