@@ -6,8 +6,8 @@ python -m benchmarks.bandwidth.large_choices [--states 10] [--begin 5000] [--gpu
 Hosts of 8 GPUs at the line rate of their cards: `flat`, or `levels` with leaves of 16 hosts, spines
 of 8 leaves, factors 1, 0.8 and 0.5. Jobs: none; `placed` on the hosts with most free GPUs;
 `scattered` over four hosts side by side (one in five: eight), with the demand that they reach
-alone. CPU time, demands included. Nobody measured contention, it is the model's. `--values` compares
-with another search: objects with kind, hosts, cseed, seed, free, tenants, k, value and exact.
+alone. CPU time with demands. Contention is that of the model, nobody measured it. `--values`:
+another search's choices, objects with kind, hosts, cseed, seed, free, tenants, k, value and exact.
 """
 
 from __future__ import annotations

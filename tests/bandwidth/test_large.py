@@ -137,7 +137,7 @@ def two_levels(hosts: int, *, alike: bool = False) -> Cluster:
     kind = synthetic.cluster("nvswitch", 1).types[0]
     factors = {"leaf": 1.0, "spine": 0.8, "cluster": 0.5}
     if alike:
-        intra = IntraTable.from_counts(dict.fromkeys(range(2, 9), 50.0), 8)
+        intra = IntraTable(8, [0, 0, *[50_000_000] * 7])
         kind, factors = HostType("h", 8, nics=1, nic_rate=50.0, intra=intra), {"cluster": 1.0}
     names = (Host(f"n{i}", kind.name, (f"s{i // 128}", f"l{i // 16}")) for i in range(hosts))
     return Cluster(tuple(names), (kind,), ("spine", "leaf"), factors=factors)

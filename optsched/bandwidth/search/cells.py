@@ -33,11 +33,10 @@ class Part(NamedTuple):
     joint: IntArray  # [host, count]: for joint allocations with the host's jobs, or any without
     single: IntArray  # [kind, count]: for joint allocations with jobs elsewhere
     thin_at: IntArray  # by edge: for joint allocations in which S leaves out the host
-    far_at: IntArray  # by job: for joint allocations, because of hosts outside of the request
 
 
 BOOLS: Final = types.Array(types.boolean, 1, "C")
-PART: Final[Any] = types.NamedTuple([TABLE, TABLE, TABLE, INTS, INTS], Part)
+PART: Final[Any] = types.NamedTuple([TABLE, TABLE, TABLE, INTS], Part)
 
 
 @helper()
@@ -93,7 +92,7 @@ def large_counts(q, inside, v, rate, least, most):  # type: ignore[no-untyped-de
 def part_at(q, rate):  # type: ignore[no-untyped-def]
     """What counts with a rate bring, without regard for jobs."""
     good, nothing = np.where(q.rates >= rate, q.rows, -1), np.zeros(0, np.int64)
-    return Part(good, good, good, nothing, nothing)
+    return Part(good, good, good, nothing)
 
 
 @helper()
@@ -228,7 +227,8 @@ def allowed(q, p, x, y):  # type: ignore[no-untyped-def]
 
     Jobs that cannot be met close their hosts, and hosts that are closed the jobs thin on them.
     """
-    most, thin, closed, again = np.zeros(len(q.free), np.int64), p.thin_at < y, p.far_at < y, True
+    most, thin, again = np.zeros(len(q.free), np.int64), p.thin_at < y, True
+    closed = np.zeros(len(q.demand), np.bool_)
     for h in range(len(most)):
         for c in range(1, q.free[h] + 1):
             if p.good[h, c] >= x and p.joint[h, c] >= y:
@@ -370,7 +370,7 @@ def stricter(q, p, met, most, x, y):  # type: ignore[no-untyped-def]
             joint[h] = np.minimum(joint[h], p.single[q.kind[h]])
         while some[h] > 0 and (p.good[h, some[h]] < x or joint[h, some[h]] < y):
             some[h] -= 1
-    return Part(p.good, joint, p.single, p.thin_at, p.far_at), some
+    return Part(p.good, joint, p.single, p.thin_at), some
 
 
 @entry(INT, REQUEST, PART, records(CELL), INT, INT, FLOATS, INT, TABLE, TABLE)

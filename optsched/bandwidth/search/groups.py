@@ -75,8 +75,7 @@ class Domain(NamedTuple):
         up = level + same.argmax(axis=0)  # lowest level of the joint allocations, by job
         factor, cap = q.factor[up], q.cap[up]
         thin = most(factor[of], cap[of], q.joint[kind, q.held], q.rates[q.held])
-        far = np.where(q.far_hosts > 0, most(factor, cap, q.far_within, q.far_rate), MOST)
-        return Part(good, joint, single, thin, far)
+        return Part(good, joint, single, thin)
 
     def cells(self, part: Part, bound: int, value: int) -> npt.NDArray[np.void]:
         """Pairs of thresholds that may have more than `value`, by falling bound.
@@ -90,8 +89,8 @@ class Domain(NamedTuple):
         value
             Of the best choice so far.
         """
-        others = part.joint[self.inside].ravel(), part.thin_at, part.far_at
-        xs, ys = _thresholds(part.good), _thresholds(np.concatenate(others))
+        others = np.concatenate([part.joint[self.inside].ravel(), part.thin_at])
+        xs, ys = _thresholds(part.good), _thresholds(others)
         cells = np.zeros(len(xs) * len(ys), CELL)
         cells["x"], cells["x_high"] = np.repeat(xs, len(ys), axis=0).T
         cells["y"], cells["y_high"] = np.tile(ys, (len(xs), 1)).T

@@ -130,7 +130,8 @@ class LargeSearch:
         for one in search.seen.values():
             at = search.judge.hosts[np.flatnonzero(one.counts)]
             found[at] = np.maximum(found[at], one.value)
-        for h in search.judge.hosts[found[search.judge.hosts] < 0].tolist():
+        hosts = search.judge.hosts[search.q.free > 0]
+        for h in hosts[found[hosts] < 0].tolist():
             if search.is_complete or search.is_late:
                 break
             bounds = Bounds(*np.tile([[0], [ANY]], len(found)))

@@ -36,7 +36,7 @@ FLOATS: Final = types.Array(types.float64, 1, "C")
 
 
 class Request(NamedTuple):
-    """Hosts with free GPUs, numbered from 0, and the jobs that may interfere.
+    """Hosts with free GPUs or jobs, numbered from 0, and the jobs that may interfere.
 
     An edge is a job that holds GPUs on such a host; `edges` lists edges by host, from `of_host` on.
     Levels are the lowest first.
@@ -60,9 +60,6 @@ class Request(NamedTuple):
     demand: IntArray  # by job
     size: IntArray
     job_domain: IntArray  # [level, job]; -1: several domains
-    far_hosts: IntArray  # by job: its other hosts, their least rate, and least limit within
-    far_rate: Floats
-    far_within: IntArray
     edge_job: IntArray  # by edge, sorted by job
     edge_host: IntArray
     held: IntArray
@@ -74,7 +71,7 @@ class Request(NamedTuple):
 REQUEST: Final[Any] = types.NamedTuple(
     [
         INT, INT, INT, INT, INTS, INTS, INTS, INTS, INTS, TABLE, TABLE, TABLE, FLOATS, INTS, FLOATS,
-        INTS, INTS, TABLE, INTS, FLOATS, INTS, INTS, INTS, INTS, INTS, INTS, INTS,
+        INTS, INTS, TABLE, INTS, INTS, INTS, INTS, INTS, INTS,
     ], Request,
 )  # fmt: skip
 
@@ -188,55 +185,41 @@ def request_of(
         The policy, and what it allows on every host.
     """
     levels, width = state.cluster.network_levels, len(tables.rates)
-    hosts, number = np.flatnonzero(state.room), np.arange(width)
+    demand, number = np.array(demands, np.int64), np.arange(width)
+    jobs = np.flatnonzero(interferes(state) & (demand > 0))
+    held = state.held[jobs]
+    hosts = np.flatnonzero((state.room > 0) | held.any(axis=0))
     rows, size, of = tables.rows(state, hosts), policy.slice_size or 1, levels.domain[-1]
     rows[number > np.minimum(bounds.most[hosts], k)[:, None]] = -1
     if policy.slice_level in levels.names:
         of = levels.domain[levels.names.index(policy.slice_level)]
     elif policy.slice_level is not None:
         rows[:, number % size > 0], size = -1, 1
-    free = np.where(rows >= 0, number, 0).max(axis=1, initial=0)
-    hosts, rows, free = hosts[free > 0], rows[free > 0], free[free > 0]
-    number = state.room[hosts]
     joint = tables.joint.copy()
     joint[:, :2] = NO_LIMIT
-    return Judge(tables, state, demands, hosts, Request(
-        k, policy.min_hosts, min(k, policy.max_hosts or ANY), size, of[hosts], free,
-        bounds.least[hosts], number + width * (number == state.cluster.sizes[hosts]),
-        tables.kinds[hosts], rows, np.ascontiguousarray(levels.domain[:, hosts]), joint,
-        tables.rates, levels.factor.copy(), levels.uplink.astype(np.float64),
-        *_jobs(tables, state, hosts, demands),
-    ))  # fmt: skip
-
-
-def _jobs(
-    tables: HostTables, state: ClusterState, hosts: IntArray, demands: Sequence[int]
-) -> tuple[npt.NDArray[Any], ...]:
-    """The fields of a `Request` from `demand` on."""
-    demand, held = np.array(demands, np.int64), state.held.reshape(-1, state.cluster.n_hosts)
-    jobs = np.flatnonzero(interferes(state) & (demand > 0))
-    held, of, n = held[jobs], state.cluster.network_levels.domain, len(jobs)
-    job, host = np.nonzero(held)
-    count, begin = held[job, host], np.searchsorted(job, np.arange(n))
+    job, host = map(np.ascontiguousarray, np.nonzero(held[:, hosts]))
+    edges, domain, begin = (
+        np.argsort(host, kind="stable"),
+        levels.domain[:, hosts],
+        np.arange(len(jobs)),
+    )
     low, high = (
-        least.reduceat(of[:, host], begin, axis=1) if n else np.zeros((len(of), 0), np.int64)
+        least.reduceat(domain[:, host], np.searchsorted(job, begin), axis=1)
+        if len(jobs)
+        else domain[:, :0]
         for least in (np.minimum, np.maximum)
     )
-    place = np.full(state.cluster.n_hosts, -1)
-    place[hosts] = np.arange(len(hosts))
-    near, far = place[host] >= 0, np.flatnonzero(place[host] < 0)
-    far_rate, far_within = np.full(n, np.inf), np.full(n, NO_LIMIT)
-    np.minimum.at(far_rate, job[far], tables.rates[count[far]])
-    some = far[count[far] > 1]
-    np.minimum.at(far_within, job[some], tables.joint[tables.kinds[host[some]], count[some]])
-    edge_job, edge_host = job[near], place[host[near]]
-    edges = np.argsort(edge_host, kind="stable")
-    return (
-        demand[jobs], held.sum(axis=1), np.where(low == high, low, -1),
-        np.bincount(job[far], minlength=n), far_rate, far_within, edge_job, edge_host, count[near],
-        np.searchsorted(edge_job, np.arange(n + 1)),
-        np.searchsorted(edge_host[edges], np.arange(len(hosts) + 1)), edges,
-    )  # fmt: skip
+    free = state.room[hosts]
+    return Judge(tables, state, demands, hosts, Request(
+        k, policy.min_hosts, min(k, policy.max_hosts or ANY), size, of[hosts],
+        np.where(rows >= 0, number, 0).max(axis=1, initial=0), bounds.least[hosts],
+        free + width * (free == state.cluster.sizes[hosts]), tables.kinds[hosts], rows,
+        np.ascontiguousarray(domain), joint, tables.rates, levels.factor.copy(),
+        levels.uplink.astype(np.float64), demand[jobs], held.sum(axis=1),
+        np.where(low == high, low, -1), job, host, held[job, hosts[host]],
+        np.searchsorted(job, np.arange(len(jobs) + 1)),
+        np.searchsorted(host[edges], np.arange(len(hosts) + 1)), edges,
+    ))  # fmt: skip
 
 
 @helper()
@@ -269,7 +252,7 @@ def worth(q, counts):  # type: ignore[no-untyped-def]
     alone = min(within, line(min(rate, q.cap[level]), q.k, hosts)) * q.factor[level] // WHOLE
     capacity, total = NO_LIMIT, alone
     for j in np.flatnonzero(met):
-        m, rate, within, up = hosts + q.far_hosts[j], q.far_rate[j], q.far_within[j], level
+        m, rate, within, up = hosts, np.inf, NO_LIMIT, level
         total += q.demand[j]
         while q.job_domain[up, j] != q.domain[up, first]:
             up += 1
