@@ -8,6 +8,7 @@ from itertools import combinations, permutations
 import pytest
 from depth import depth
 
+import optsched
 from optsched.bandwidth import (
     BottleneckBandwidth,
     Cluster,
@@ -21,7 +22,7 @@ from optsched.bandwidth import (
 )
 from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.search.order import order_of
-from optsched.errors import Infeasible, InputError
+from optsched.errors import Infeasible, InputError, UnsupportedProblem
 
 PAIRS = tuple(
     tuple("X" if i == k else "NV4" if i // 2 == k // 2 else "SYS" for k in range(4))
@@ -59,7 +60,7 @@ def test_rails(large: bool) -> None:
                 if not Policy().fault(state, gpus)
             ]
             if not keys:
-                with pytest.raises(Infeasible):
+                with pytest.raises(Infeasible, match="rails"):
                     fast.answer(state, k)
                 continue
             found = fast.answer(state, k)
@@ -147,3 +148,15 @@ def test_explanations_name_levels_uplinks_and_the_rule() -> None:
         ),
         4,
     )
+
+
+def test_other_solvers_refuse_rails() -> None:
+    """Those that do not keep equal local ids; `auto` and `counts` do."""
+    cluster, state = small(random.Random(3), rails=True)
+    problem = optsched.GpuPlacement(state, BottleneckBandwidth(cluster), 4)
+    for name in ("auto", "counts"):
+        result = optsched.solve(problem, name)
+        assert result.schedule is not None and problem.check(result.schedule) == []
+    for name in ("branch_and_bound", "cpsat", "genetic", "eha", "pts", "hybrid", "topo"):
+        with pytest.raises(UnsupportedProblem, match="rails"):
+            optsched.solve(problem, name)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.topology.intra import subset_sizes
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
 
 if TYPE_CHECKING:
     from optsched.bandwidth.topology.cluster import Cluster
@@ -77,8 +77,21 @@ def impossible(state: ClusterState, policy: Policy, k: int) -> str:
         reason = _no_domain(cluster, level, free, k, set(included))
         rules = [*["required"] * (policy.required is not None), *["include"] * bool(included)]
         by = f" by {', '.join(inner)}" if reason and inner else ""
-        return f"{', '.join(rules) or 'gpus'}: {reason}{by}" if reason else ""
+        if reason:
+            return f"{', '.join(rules) or 'gpus'}: {reason}{by}"
+    if cluster.rails and max(free.values()) < k and not _on_rails(usable, k):
+        return f"rails: no hosts have the same local ids free that give {k} GPUs"
     return ""
+
+
+def _on_rails(state: ClusterState, k: int) -> bool:
+    """Whether some set of local ids is free on so many hosts that they have k GPUs."""
+    masks = state.masks[state.cluster.sizes <= MOST_BY_SUBSET]
+    size = int(state.cluster.sizes[state.cluster.sizes <= MOST_BY_SUBSET].max(initial=0))
+    return any(
+        k % (c := mask.bit_count()) == 0 and ((masks & mask) == mask).sum() >= k // c
+        for mask in range(1, 1 << size)
+    )
 
 
 def _no_domain(

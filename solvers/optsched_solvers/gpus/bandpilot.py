@@ -64,6 +64,8 @@ def supported(problem: Problem, rules: Sequence[str]) -> Support:
         return Support(False, "it takes one request at a time")
     if problem.on_unmeasured == "measured":
         return Support(False, 'it ignores what is measured (on_unmeasured="measured")')
+    if problem.cluster.rails:
+        return Support(False, "it cannot keep to rails (counts can)")
     free, policy = Policy(), problem.policy
     for rule in Policy.__dataclass_fields__:
         if rule not in rules and getattr(policy, rule) != getattr(free, rule):

@@ -59,7 +59,7 @@ class Counts:
         """One request, and a model with tables or any `CountModel`."""
         if isinstance(problem, GpuPlacement) and _is_large(problem):
             return Support(True)
-        return supported(problem)
+        return supported(problem, rails=True)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search all count vectors, or as many as the iterations allow; then as without tables."""
@@ -117,12 +117,17 @@ def large_search(model: CountModel) -> LargeSearch:
     return LargeSearch(model)
 
 
-def supported(problem: Problem) -> Support:
-    """Whether a problem has one request, and counts by host decide all bandwidths."""
+def supported(problem: Problem, *, rails: bool = False) -> Support:
+    """Whether a problem has one request, and counts by host decide all bandwidths.
+
+    `rails`: whether the solver keeps equal local ids on all hosts.
+    """
     if not isinstance(problem, GpuPlacement):
         return Support(False, "it only chooses GPUs (GpuPlacement)")
     if len(problem.requests) != 1:
         return Support(False, "it takes one request at a time")
+    if problem.cluster.rails and not rails:
+        return Support(False, "it cannot keep to rails (counts can)")
     if not problem.model.intra_monotone:
         return Support(False, "the model may rate a choice lower that has faster hosts")
     if problem.tables is None:
