@@ -15,6 +15,7 @@ from optsched.bandwidth import (
     BottleneckBandwidth,
     Cluster,
     Host,
+    MeasuredBandwidth,
     Measurement,
     MeasurementTable,
     plan_measurements,
@@ -119,7 +120,8 @@ def test_measured_sets_keep_their_value() -> None:
     given = cluster({"spine": 0.7})
     row = Measurement((3, 2), 40_000_001, (("n00", (0, 1, 2)), ("n02", (0, 1))))
     model = BottleneckBandwidth(given).fit(MeasurementTable((row,)))
-    assert model.of([0, 1, 2, 16, 17]) == row.value
+    measured = MeasuredBandwidth(given, MeasurementTable((row,)))
+    assert model.of([0, 1, 2, 16, 17]) == measured.of([0, 1, 2, 16, 17]) == row.value
     assert model.of([0, 1, 2, 8, 9]) == round(row.value / 0.7)
     assert model.network(np.array([[3, 2]]))[0] == model.observations.known[3, 2]
 

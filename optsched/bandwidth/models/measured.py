@@ -9,6 +9,7 @@ import numpy as np
 
 from optsched.bandwidth.models.measurements import MeasurementTable, by_pattern, check_table
 from optsched.bandwidth.models.model import CountModel, Which
+from optsched.bandwidth.models.observations import without_factor
 from optsched.bandwidth.topology.rates import UNMEASURED
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class MeasuredBandwidth(CountModel):
     @cached_property
     def known(self) -> dict[tuple[int, ...], int]:
         """kB/s by pattern."""
-        found = by_pattern(row for row in self.table if not row.censored)
+        rows = (row for row in self.table if not row.censored)
+        found = by_pattern(without_factor(self.cluster, row) for row in rows)
         return {pattern: values[0] for pattern, values in found.items()}
 
     def network(self, patterns: IntArray, which: Which = "value") -> IntArray:

@@ -59,9 +59,8 @@ def observations(cluster: Cluster, rows: Iterable[Measurement]) -> Observations:
     for given in rows:
         if len(given.pattern) < 2:
             continue
-        level = level_of(cluster, given)
-        row = _without_factor(given, int(cluster.network_levels.factor[max(level, 0)]), level)
-        if row.censored or _held_back(cluster, row, level):
+        row = without_factor(cluster, given)
+        if row.censored or _held_back(cluster, row):
             least[row.pattern] = max(least.get(row.pattern, 0), row.value)
         else:
             exact.append(row)
@@ -96,9 +95,10 @@ def fitted_factors(
     for row in table:
         by_level[level_of(cluster, row)].append(row)
     below, current = by_level.pop(), 1.0
+    parts = cluster.network_levels.domain.max(axis=1)  # one less than domains
     for number, (name, rows) in enumerate(zip(names, by_level, strict=True)):
         exact = [row for row in rows if not row.censored]
-        if number and name not in factors:
+        if number and name not in factors and parts[number] < parts[number - 1]:
             ratios = np.zeros(1)
             if len(exact) >= LEAST_RUNS:
                 expected = predict(flat, table.with_rows(below), exact)
@@ -107,25 +107,31 @@ def fitted_factors(
             low, high = float(ratios.min()), float(ratios.max())
             found.append(LevelFit(name, len(exact), factors.get(name), low, high))
         current = min(current, factors.get(name, current))
-        below = below + [_without_factor(row, round(current * WHOLE), number) for row in rows]
+        below = below + [_divided(row, round(current * WHOLE)) for row in rows]
     return replace(cluster, factors=factors), tuple(found)
 
 
-def _without_factor(row: Measurement, factor: int, level: int) -> Measurement:
-    """A run as without the factor of its level, in millionths: the inverse of `Levels.limited`."""
-    if level < 0 or factor >= WHOLE:
+def without_factor(cluster: Cluster, row: Measurement) -> Measurement:
+    """A run as it is within a domain of the lowest level: the inverse of `Levels.limited`."""
+    level = level_of(cluster, row)
+    return row if level < 0 else _divided(row, int(cluster.network_levels.factor[level]))
+
+
+def _divided(row: Measurement, factor: int) -> Measurement:
+    """A run with the least value that a factor in millionths reduces to its value."""
+    if factor >= WHOLE:
         return row
     return replace(row, value=min(-(-row.value * WHOLE // max(factor, 1)), MOST - 1))
 
 
-def _held_back(cluster: Cluster, row: Measurement, level: int) -> bool:
+def _held_back(cluster: Cluster, row: Measurement) -> bool:
     """Whether a host or an uplink of the run, rather than the network, explains its bandwidth."""
     limits = []
     for name, ids in row.gpus:
         kind = cluster.type(cluster.host_index(name))
         if kind.intra is not None and len(ids) >= 2:
             limits.append(kind.intra.of(sum(1 << gpu for gpu in ids)))
-    if level >= 0:
+    if (level := level_of(cluster, row)) >= 0:
         gpus, hosts = np.array([sum(row.pattern)]), np.array([len(row.pattern)])
         limits.append(int(line(cluster.network_levels.uplink[[level]], gpus, hosts)[0]))
     return bool(limits) and row.value >= BINDING * min(limits)
