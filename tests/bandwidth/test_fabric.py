@@ -11,7 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from optsched.bandwidth import BottleneckBandwidth, ClusterState, Dispatcher
+from optsched.bandwidth import (
+    BottleneckBandwidth,
+    ClusterState,
+    Dispatcher,
+    Measurement,
+    MeasurementTable,
+)
 from optsched.bandwidth.models.fallback import assumptions
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
 from optsched.bandwidth.topology.domain_trees import uplink_rates
@@ -194,5 +200,10 @@ def test_cliques_of_slurm_and_refused(tmp_path: Path) -> None:
     assert whole != Cluster(whole.hosts, whole.types)
     state = ClusterState.parse(whole, free="b:1-3", down="a b:0")
     assert [*Dispatcher(whole, BottleneckBandwidth(whole)).scores(state, 2)] == ["b"]
+    rows = [Measurement((2, 1), 300_000_000, (("b", (0, 3)), ("a", (1,))))]
+    model = BottleneckBandwidth(whole, MeasurementTable(tuple(rows)))
+    assert model.table.rows == (Measurement((3,), 300_000_000, (("h", (1, 4, 7)),)),)
+    with pytest.raises(InputError, match=r"measurements\[0\]\.gpus: expected ids in 0\.\.3 on a"):
+        BottleneckBandwidth(whole, MeasurementTable((Measurement((1,), 9, (("a", (4,)),)),)))
     with pytest.raises(InputError, match="'a' is a machine of the host 'h'"):
         whole.host_index("a")

@@ -43,8 +43,7 @@ class BottleneckBandwidth(CountModel):
     """
 
     def __init__(self, cluster: Cluster, table: MeasurementTable | None = None) -> None:
-        self.table = MeasurementTable(()) if table is None else table
-        check_table(cluster, self.table)
+        self.table = check_table(cluster, MeasurementTable(()) if table is None else table)
         self.given = cluster
         self.cluster, self.level_fits = fitted_factors(cluster, self.table, _without_factors)
         self.op, self.payload, self.mixed = self.table.op, self.table.payload, self.table.mixed

@@ -30,8 +30,7 @@ class MeasuredBandwidth(CountModel):
     """
 
     def __init__(self, cluster: Cluster, table: MeasurementTable) -> None:
-        check_table(cluster, table)
-        self.cluster, self.table = cluster, table
+        self.cluster, self.table = cluster, check_table(cluster, table)
         self.op, self.payload, self.mixed = table.op, table.payload, table.mixed
 
     @cached_property

@@ -9,7 +9,7 @@ is unknown.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from optsched.bandwidth.models.model import OPERATIONS
@@ -183,8 +183,10 @@ class MeasurementTable:
         return csv_text([*COLUMNS, *["censored"] * censored, *["mixed"] * self.mixed], rows)
 
 
-def check_table(cluster: Cluster, table: MeasurementTable) -> None:
+def check_table(cluster: Cluster, table: MeasurementTable) -> MeasurementTable:
     """Refuse measurements of patterns, hosts or GPUs that a cluster has not, or does not join.
+
+    Rows that name machines of a host (trays) are returned with its name, ids and pattern.
 
     Raises
     ------
@@ -195,8 +197,9 @@ def check_table(cluster: Cluster, table: MeasurementTable) -> None:
         raise InputError(f"cluster: expected a Cluster, got {cluster!r:.60}")
     if not isinstance(table, MeasurementTable):
         raise InputError(f"table: expected a MeasurementTable, got {table!r:.60}")
-    if not len(table):
-        return
+    if any(host.machines for host in cluster.hosts):
+        rows = [_by_host(cluster, row, f"measurements[{i}]") for i, row in enumerate(table)]
+        table = replace(table, rows=tuple(rows))
     sizes = sorted(cluster.sizes.tolist(), reverse=True)
     fabric = cluster.network_levels.domain[-1]
     for i, row in enumerate(table):
@@ -221,6 +224,24 @@ def check_table(cluster: Cluster, table: MeasurementTable) -> None:
                     f"{cluster.levels[0]}, which nothing joins: give a factor for level cluster "
                     "if a network does"
                 )
+    return table
+
+
+def _by_host(cluster: Cluster, row: Measurement, place: str) -> Measurement:
+    found: dict[str, list[int]] = {}
+    for name, ids in row.gpus:
+        gpus = cluster.machine(name, f"{place}.gpus")
+        if any(not 0 <= i < len(gpus) for i in ids):
+            got = ",".join(map(str, ids))
+            known = f"ids in 0..{len(gpus) - 1} on {name}"
+            raise InputError(f"{place}.gpus: expected {known}, got {got:.60}")
+        h = int(cluster.host_of[gpus[0]])
+        local = [gpus[i] - int(cluster.first[h]) for i in ids]
+        found.setdefault(cluster.hosts[h].name, []).extend(local)
+    if not found:
+        return row
+    parts = tuple((name, tuple(sorted(ids))) for name, ids in found.items())
+    return replace(row, pattern=tuple(len(ids) for _, ids in parts), gpus=parts)
 
 
 def by_pattern(rows: Iterable[Measurement]) -> dict[tuple[int, ...], list[int]]:

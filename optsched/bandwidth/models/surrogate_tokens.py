@@ -146,7 +146,7 @@ def samples_of(
         A pattern or GPU that is not in the cluster, a bandwidth of 0, or a pattern without GPUs:
         on a cluster with host types too different for an average, or for the naive variant.
     """
-    check_table(cluster, table)
+    table = check_table(cluster, table)
     found = []
     for i, row in enumerate(table):
         if len(row.pattern) < 2:
