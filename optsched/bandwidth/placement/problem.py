@@ -129,7 +129,7 @@ class GpuPlacement(Problem):
         if not isinstance(model, BandwidthModel):
             raise InputError(f"model: expected a BandwidthModel, got {model!r:.60}")
         if state.cluster is not model.cluster and state.cluster.sha256 != model.cluster.sha256:
-            raise InputError("state, model: are of different clusters")
+            raise InputError("state, model: are of different clusters (use model.cluster)")
         if not isinstance(requests, (list, tuple)):
             raise InputError(f"requests: expected a list of Requests, got {requests!r:.60}")
         check_policy(policy)

@@ -80,7 +80,7 @@ class Dispatcher:
             what = f"{type(cluster).__name__} and {type(model).__name__}"
             raise InputError(f"cluster, model: expected a Cluster and a BandwidthModel, got {what}")
         if cluster is not model.cluster and cluster.sha256 != model.cluster.sha256:
-            raise InputError("cluster, model: are of different clusters")
+            raise InputError("cluster, model: are of different clusters (use model.cluster)")
         check_policy(policy)
         integer("seed", seed, 0, 2**31 - 1)
         share_of("tolerance", tolerance)
@@ -377,7 +377,7 @@ class Dispatcher:
         if not isinstance(state, ClusterState):
             raise InputError(f"state: expected a ClusterState, got {state!r:.60}")
         if state.cluster is not self.cluster and state.cluster.sha256 != self.cluster.sha256:
-            raise InputError("state: is of another cluster than the dispatcher")
+            raise InputError("state: is not of the dispatcher's cluster (model.cluster has fitted factors)")
 
     def _first(
         self, state: ClusterState, k: int, until: float | None, bounds: Bounds | None = None
