@@ -31,8 +31,6 @@ from optsched.bandwidth.topology.cluster import Cluster, Host
 from optsched.bandwidth.topology.state import ClusterState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from optsched.bandwidth.search.ask import Answer
 
 REQUESTS = (12, 24, 48, 96, 128, 192, 256, 384)
@@ -43,9 +41,9 @@ SPAN = 32  # GPUs of the hosts side by side among which a job is scattered
 def main() -> None:
     """Print one line for every kind and size of cluster and kind of jobs, or a comparison."""
     options = argparse.ArgumentParser(description=__doc__)
-    numbers = {"states": 10, "begin": 5000, "free": 0.7}
-    for name, value in numbers.items():
-        options.add_argument(f"--{name}", type=type(value), default=value)
+    options.add_argument("--states", type=int, default=10)
+    options.add_argument("--begin", type=int, default=5000, help="first seed")
+    options.add_argument("--free", type=float, default=0.7)
     options.add_argument("--gpus", default="256,1024,4096")
     options.add_argument("--deadline", type=float)
     options.add_argument("--values", type=Path)
@@ -63,19 +61,18 @@ def main() -> None:
 
 def measure(name: str, gpus: int, jobs: str, given: argparse.Namespace) -> None:
     """One line: every request on the same states."""
-    times, open_gaps, proved = [], [], []
     model = model_of("nvswitch", gpus // 8, 1, name == "levels")
+    rows = []
     for seed in range(given.begin, given.begin + given.states):
         state = STATES[jobs](model.cluster, seed, given.free)
         for k in [k for k in REQUESTS if k <= 0.6 * len(state.free)]:
             found, took = timed(model, state, k, given.deadline)
-            times.append(took)
-            proved.append(found.exact)
-            if not found.exact:
-                open_gaps.append(found.upper_bound / max(found.value, 1))
+            rows.append((took, found.exact, found.upper_bound / max(found.value, 1)))
+    times, exact, gaps = np.array(rows).T
+    gap = gaps[exact == 0].mean() if (exact == 0).any() else 1.0
     print(
         f"{name:6} {gpus:5}  {jobs:9} {np.median(times):10.2f} {np.quantile(times, 0.9):7.2f} "
-        f"{max(times):7.2f} {100 * np.mean(proved):9.1f} {np.mean(open_gaps or [1.0]):21.2f}",
+        f"{max(times):7.2f} {100 * exact.mean():9.1f} {gap:21.2f}",
         flush=True,
     )
 
@@ -149,9 +146,7 @@ def scattered(cluster: Cluster, seed: int, free: float) -> ClusterState:
     return state
 
 
-STATES: dict[str, Callable[[Cluster, int, float], ClusterState]] = {
-    "none": uniform, "placed": synthetic.tenants, "scattered": scattered,
-}  # fmt: skip
+STATES = {"none": uniform, "placed": synthetic.tenants, "scattered": scattered}
 
 
 if __name__ == "__main__":
