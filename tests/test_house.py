@@ -24,23 +24,23 @@ FLOORS = (
 
 MOST: dict[str, dict[str, int]] = {
     "lines": {
-        "analysis": 1000, "arraypipe": 17660, "bandwidth": 11186, "bench": 1200, "cli": 3745,
+        "analysis": 1000, "arraypipe": 17660, "bandwidth": 10540, "bench": 1200, "cli": 3745,
         "cluster": 12861, "elastic": 2600, "errors": 100, "formats": 3385, "io": 893,
-        "kernels": 1500, "model": 2600, "optsched": 200, "optsched_solvers": 17408,
-        "pipelines": 1800, "plots": 1400, "problems": 7700, "serving": 4000, "solving": 1400,
-        "testing": 3100, "version": 100,
+        "kernels": 1500, "model": 2600, "optsched": 200, "optsched_solvers": 15450,
+        "pipelines": 1800, "plots": 1400, "problems": 6700, "serving": 4000, "solving": 1400,
+        "testing": 2800, "version": 100,
     },
     "files over 700 lines": {},
     "files of a folder over 24": {},
     "imports upward": {},
     "modules in circles of imports": {},
     "compiled entries": {
-        "bandwidth": 9, "cluster": 23, "kernels": 4, "optsched_solvers": 20,
+        "bandwidth": 4, "cluster": 23, "kernels": 4, "optsched_solvers": 18,
         "serving": 3,
     },
     "functions of too many parameters": {
-        "arraypipe": 1, "bandwidth": 7, "cli": 13, "cluster": 3, "elastic": 1, "formats": 1,
-        "optsched_solvers": 2, "pipelines": 2, "problems": 3, "solving": 1,
+        "arraypipe": 1, "bandwidth": 3, "cli": 13, "cluster": 3, "elastic": 1,
+        "optsched_solvers": 2, "pipelines": 2, "problems": 2, "solving": 1,
     },
 }  # fmt: skip
 """By rule and room the limit. Limits fall when a room shrinks and never rise."""
