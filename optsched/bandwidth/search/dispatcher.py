@@ -377,7 +377,9 @@ class Dispatcher:
         if not isinstance(state, ClusterState):
             raise InputError(f"state: expected a ClusterState, got {state!r:.60}")
         if state.cluster is not self.cluster and state.cluster.sha256 != self.cluster.sha256:
-            raise InputError("state: is not of the dispatcher's cluster (model.cluster has fitted factors)")
+            raise InputError(
+                "state: is not of the dispatcher's cluster (model.cluster has fitted factors)"
+            )
 
     def _first(
         self, state: ClusterState, k: int, until: float | None, bounds: Bounds | None = None
