@@ -323,3 +323,13 @@ def test_patterns_that_do_not_fit_are_refused() -> None:
     """With the position of the measurement."""
     with pytest.raises(InputError, match=r"measurements\[0\].pattern: 9\+1 does not fit"):
         BottleneckBandwidth(CLUSTER).fit(MeasurementTable((Measurement((9, 1), 1),)))
+
+
+def test_predictions_do_not_depend_on_their_batch() -> None:
+    """Also on clusters with too many patterns to predict all at once."""
+    table = synthetic.network(synthetic.cluster("nvswitch", 4))
+    model = BottleneckBandwidth(synthetic.cluster("nvswitch", 20)).fit(table)
+    rng = np.random.default_rng(1)
+    rows = -np.sort(-rng.integers(0, 9, (60, 20)), axis=1)
+    single = [int(model.network(row[None])[0]) for row in rows]
+    assert model.network(rows).tolist() == single

@@ -124,12 +124,12 @@ class BottleneckBandwidth(CountModel):
         rows = self._automaton.patterns
         several = ~alone(rows)
         found: dict[Which, IntArray] = {}
-        for which, values in self._predicted(rows[several]).items():
+        for which, values in self._predicted(rows[several], every=True).items():
             found[which] = unlimited(rows)
             found[which][several] = values
         return found
 
-    def _predicted(self, rows: IntArray) -> dict[Which, IntArray]:
+    def _predicted(self, rows: IntArray, *, every: bool = False) -> dict[Which, IntArray]:
         rates, line, (patterns, seen) = (
             line_rate(self.cluster, rows),
             self._line(rows),
@@ -141,7 +141,7 @@ class BottleneckBandwidth(CountModel):
         expected = rates
         if len(patterns):
             seen = seen - self._line(patterns)
-            logs = near_line_rate(middle, deviation, line, seen)
+            logs = near_line_rate(middle, deviation, line, seen, every=every)
             logs -= NOISE  # so that of equals a search takes the measured one
             expected = np.exp(logs).clip(low, high)
         exact, least = self.observations

@@ -68,7 +68,7 @@ class GaussianProcess:
             part = slice(at, at + _BLOCK)
             across = _covariance(inputs[part], trend[part], self.inputs, self.trend)
             mean[part] = (across * self._weights).sum(axis=1)  # a row never depends on its block
-            explained = np.linalg.solve(self._factor, across.T)
+            explained = self._inverse @ across.T
             before = SIGNAL**2 + (trend[part] ** 2).sum(axis=1)
             variance[part] = before - (explained**2).sum(axis=0)
         deviation = np.sqrt(np.maximum(variance, 0.0) + NOISE**2)
@@ -80,9 +80,7 @@ class GaussianProcess:
         How wide intervals are after a run does not depend on its result (Cohn, 1996). `weight` has
         weights of the variances of the candidates, shape (k, n): its rows take turns.
         """
-        explained = np.linalg.solve(
-            self._factor, _covariance(self.inputs, self.trend, inputs, trend)
-        )
+        explained = self._inverse @ _covariance(self.inputs, self.trend, inputs, trend)
         joint = _covariance(inputs, trend, inputs, trend) - explained.T @ explained
         found: list[int] = []
         for i in range(min(count, len(inputs))):
@@ -99,6 +97,10 @@ class GaussianProcess:
         joint = _covariance(self.inputs, self.trend, self.inputs, self.trend)
         joint[np.diag_indices_from(joint)] += NOISE**2 + _JITTER
         return np.asarray(np.linalg.cholesky(joint), np.float64)
+
+    @cached_property
+    def _inverse(self) -> Floats:
+        return np.asarray(np.linalg.inv(self._factor))
 
     @cached_property
     def _weights(self) -> Floats:

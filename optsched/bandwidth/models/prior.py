@@ -106,12 +106,15 @@ def inputs(cluster: Cluster, rows: IntArray) -> tuple[Floats, Floats]:
     return seen, trend * np.array(TRENDS)
 
 
-def near_line_rate(expected: Floats, deviation: Floats, rate: Floats, seen: Floats) -> Floats:
+def near_line_rate(
+    expected: Floats, deviation: Floats, rate: Floats, seen: Floats, *, every: bool
+) -> Floats:
     """Replace predictions by the scaled line rate as far as they are less sure than it.
 
     Of many patterns that were not measured a search takes the one that is overrated most: where a
     process is not sure its differences are chance, and the order of line rates chooses better.
-    Patterns of one line rate keep the part of their differences that exceeds the doubt in them.
+    If these are `every` pattern, those of one line rate keep the part of their differences that
+    exceeds the doubt in them; else a prediction would depend on the others in its batch.
 
     `expected`, `deviation` and `rate` are logs, shape (n,); `seen` is the log of measured / line
     rate of every measured pattern: the median scales the line rate, the distance is its error.
@@ -121,6 +124,8 @@ def near_line_rate(expected: Floats, deviation: Floats, rate: Floats, seen: Floa
     error = (WEIGHT * LINE**2 + ((seen - scale) ** 2).sum()) / freedom
     share = 1 / (1 + (deviation**2 / error) ** 2)
     logs = share * expected + (1 - share) * (rate + scale)
+    if not every:
+        return np.asarray(logs)
     _, group = np.unique(np.round(rate, 9), return_inverse=True)
     weight, size = 1 / deviation**2, np.bincount(group)
     mean = (np.bincount(group, weight * logs) / np.bincount(group, weight))[group]
