@@ -237,14 +237,17 @@ def test_what_cannot_be_told_apart_stays_in_the_order_of_the_line_rate() -> None
     rate = np.array([1.0, 1.0, 2.0, 2.0, 3.0])
     logs = np.array([1.0, 1.1, 2.0, 3.0, 9.0])
     seen = np.array([-0.3, -0.5, -0.4])  # the line rate is off by 0.1 once it is scaled
-    sure, unsure = (near_line_rate(logs, np.full(5, d), rate, seen) for d in (1e-6, 1e6))
+    sure, unsure = (
+        near_line_rate(logs, np.full(5, d), rate, seen, every=True) for d in (1e-6, 1e6)
+    )
     assert sure == pytest.approx(logs)
     assert unsure == pytest.approx(rate - 0.4)
     error = (2 * LINE**2 + 0.02) / 4
     half = (logs + rate - 0.4) / 2  # a process as sure as the line rate
     kept = max(0, 1 - error / 0.25**2)
     expected = [(half[0] + half[1]) / 2] * 2 + [2.05 - 0.25 * kept, 2.05 + 0.25 * kept, half[4]]
-    assert near_line_rate(logs, np.full(5, error**0.5), rate, seen) == pytest.approx(expected)
+    found = near_line_rate(logs, np.full(5, error**0.5), rate, seen, every=True)
+    assert found == pytest.approx(expected)
 
 
 def ring_by_hand(kind: HostType, mask: int) -> int:
