@@ -273,7 +273,7 @@ def _asked(
     elif verb == "gang":
         found = dispatcher.gang(state, request.gang or {}, until)
         for name, one in found.items():
-            state = state.take(one.gpus, name, one.standalone)
+            state = state.take(one.gpus, name)
         answer["gang"] = {
             name: {"gpus": written(one.gpus), "bandwidth": _rate(one.value)}
             for name, one in found.items()

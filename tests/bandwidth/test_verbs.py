@@ -84,6 +84,35 @@ def test_a_half_used_host_scores_above_an_empty_one() -> None:
         fast.scores(state, 4, packing=2)
 
 
+def test_scores_know_factors() -> None:
+    """Of alike hosts the one alone in its rack scores what a run across racks has left."""
+    compared = 0
+    for seed in range(depth(20, 100)):
+        cluster, state = small(random.Random(seed), rails=False)
+        model = BottleneckBandwidth(cluster)
+        demand = demands(model, state)
+        for k in range(2, len(state.free) + 1):
+            value: dict[str, int] = {}
+            for gpus in combinations(state.free, k):
+                got = share(model, state, gpus, demand).value
+                for host in {cluster.hosts[cluster.host_of[gpu]].name for gpu in gpus}:
+                    value[host] = max(got, value.get(host, 0))
+            best = max(value.values())
+            expected = {h: 100 * v // best if best else 100 for h, v in value.items()}
+            assert Dispatcher(cluster, model).scores(state, k, packing=0) == expected, (seed, k)
+            compared += len({*expected.values()}) > 1
+    assert compared > 5
+
+
+def test_price_of_a_policy_is_unknown_without_tables() -> None:
+    """It is not taken for 0."""
+    cluster = Cluster.uniform(HostType("h", 8, nics=8, nic_rate=50.0), 60)
+    model, policy = BottleneckBandwidth(cluster), Policy(max_per_host=2)
+    problem = optsched.GpuPlacement(ClusterState.idle(cluster), model, 16, policy=policy)
+    choice = problem.choice(optsched.solve(problem).schedule)
+    assert choice.price_of_policy is None and "the policy costs" not in choice.explain()
+
+
 def test_gangs() -> None:
     """Disjoint GPUs by name, values beside each other, as good as any order gives."""
     for seed in range(depth(8, 40)):
@@ -120,6 +149,12 @@ def test_gangs() -> None:
         fast.gang(state, {"x": 20, "y": 20})
     with pytest.raises(InputError, match="expected requests by name"):
         fast.gang(state, {})
+    for requests, deadline, what in (
+        (["x"], None, "by name"), ({"x": True}, None, "gang: 'x': expected an integer"),
+        ({"x": "1"}, None, "gang: 'x'"), ({"x": 1}, 0, "deadline"), ({"x": 1}, -1.0, "deadline"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=what):
+            fast.gang(state, requests, deadline)  # type: ignore[arg-type]
 
 
 def test_explanations_name_levels_uplinks_and_the_rule() -> None:

@@ -49,7 +49,7 @@ def explained(choice: DispatchChoice) -> str:
     facts += [f"costs {name} {shown(lost)}" for name, lost in choice.victims.items()]
     if choice.regret:
         facts.append(f"not all of this is measured: up to {shown(choice.regret)} may be lost")
-    if not problem.policy.is_free:
+    if not problem.policy.is_free and choice.price_of_policy is not None:
         facts.append(f"the policy costs {shown(choice.price_of_policy)}")
     return "\n".join([*facts, *_rule(choice), *_alternatives(choice)])
 

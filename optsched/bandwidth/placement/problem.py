@@ -561,13 +561,18 @@ class DispatchChoice:
         )  # fmt: skip
 
     @cached_property
-    def price_of_policy(self) -> int:
-        """Bandwidth that the policy costs: the best without it less the best with it."""
+    def price_of_policy(self) -> int | None:
+        """The best bandwidth without the policy less the best with it; None if it is unknown.
+
+        It is unknown without tables, as on large clusters.
+        """
         problem = self.problem
         if problem.policy.is_free:
             return 0
         free, ruled = problem.best(None), problem.best(problem.policy)
-        return 0 if free is None or ruled is None else free.value - ruled.value
+        if free is None or ruled is None or not (free.exact and ruled.exact):
+            return None
+        return free.value - ruled.value  # type: ignore[no-any-return]
 
     def explain(self) -> str:
         """What limits this choice, its best alternatives, victims, and the price of the policy."""

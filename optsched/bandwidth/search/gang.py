@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from optsched.bandwidth.models.contention import share
 from optsched.errors import Infeasible, InputError
+from optsched.io.values import format_value, integer, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from optsched.bandwidth.models.model import BandwidthModel
     from optsched.bandwidth.search.ask import Answer
@@ -53,7 +55,9 @@ def choose_gang(
         More GPUs than are free, or in no order all of them find a place.
     """
     _check(state, requests)
-    until = None if deadline is None else time.monotonic() + deadline
+    until = None
+    if deadline is not None:
+        until = time.monotonic() + number("deadline", deadline, above=True, what="seconds")
     sizes = sorted(requests, key=lambda name: -requests[name])
     best: dict[str, Answer] = {}
     reason: Infeasible | None = None
@@ -73,13 +77,15 @@ def choose_gang(
 
 
 def _check(state: ClusterState, requests: Mapping[str, int]) -> None:
-    if not requests:
-        raise InputError("gang: expected requests by name, such as {'a': 8}, got none")
+    if not isinstance(requests, Mapping) or not requests:
+        got = format_value(requests or "none")
+        raise InputError(f"gang: expected requests by name, such as {{'a': 8}}, got {got}")
     running = {job.name for job in state.jobs}
-    for name in requests:
+    for name, k in requests.items():
+        integer(f"gang: {name!r:.60}", k, 1, 2**31)
         if name in running:
             raise InputError(f"gang: a job {name!r:.60} runs already")
-    total = sum(k for k in requests.values() if isinstance(k, int))
+    total = sum(requests.values())
     if total > len(state.free):
         raise Infeasible(f"gang: requested {total}, free {len(state.free)}")
 
