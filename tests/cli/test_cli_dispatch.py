@@ -275,6 +275,13 @@ def test_stream_repeats_a_dispatcher(site: Cli) -> None:
     assert stream(site, lines) == expected
 
 
+def test_jobs_of_a_gang_start_like_others(site: Cli) -> None:
+    """Their demand is what their GPUs reach, also after a change of these."""
+    lines = ['{"gang": {"x": 4}}', '{"give": "x"}', '{"gpus": 4, "name": "x"}']
+    states = [stream(site, [*lines[:n], '{"state": true}'])[-1]["state"] for n in (1, 3)]
+    assert states[0] == states[1] and "demand" not in states[0]["jobs"][-1]
+
+
 def test_bandwidth_commands(site: Cli) -> None:
     """Check says how far measurements are off; plan writes a script; both refuse nonsense."""
     ran = site("bandwidth", "check", "--model", "b.json", "--measurements", "m.csv")

@@ -323,7 +323,7 @@ def test_a_dispatcher_knows_its_cluster():
     cluster = small()
     fast = Dispatcher(cluster, Fast(cluster))
     for other in (small(2), small(5)):
-        with pytest.raises(InputError, match="state: is of another cluster"):
+        with pytest.raises(InputError, match="state: is not of the dispatcher's cluster"):
             fast.choose(ClusterState.idle(other), 2)
     same = ClusterState.idle(small())
     assert fast.choose(same, np.int64(4)) == fast.choose(ClusterState.idle(cluster), 4)

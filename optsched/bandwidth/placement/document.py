@@ -174,6 +174,3 @@ def _model(given: Any, name: str) -> BandwidthModel:
             )
         return model_document.read_model(path)
     return model_document.from_tree(given, f"{name}: model")
-
-
-__all__ = ["FORMAT", "from_tree", "policy_from_tree", "read", "to_json"]

@@ -579,6 +579,3 @@ class DispatchChoice:
         from optsched.bandwidth.placement.explain import explained
 
         return explained(self)
-
-
-__all__ = ["DispatchChoice", "GpuPlacement", "GpuSets", "Request"]

@@ -420,14 +420,10 @@ class Dispatcher:
 
     def _role(self, state: ClusterState, h: int) -> tuple[object, ...]:
         """What distinguishes a host from others."""
-        host, rules = self.cluster.hosts[h], self.policy
-        by_domain = (
-            self.cluster.network_levels.matter or rules.level(self.cluster) is not None
-            or rules.preferred or rules.slice_level
-        )  # fmt: skip
+        host = self.cluster.hosts[h]
         return (
-            host.type, int(state.masks[h]), state.held[:, h].tobytes(),
-            host.domains if by_domain else (), host.name in (rules.include or ()),
+            host.type, int(state.masks[h]), state.held[:, h].tobytes(), host.domains,
+            host.name in (self.policy.include or ()),
         )  # fmt: skip
 
     def _nodes(self, until: float, n_jobs: int) -> int:

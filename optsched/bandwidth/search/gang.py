@@ -69,8 +69,7 @@ def choose_gang(
         except Infeasible as error:
             reason = error
             continue
-        if not best or _total(found) > _total(best):
-            best = found
+        best = max(filter(None, (best, found)), key=lambda one: sum(a.value for a in one.values()))
     if not best:
         raise Infeasible(f"gang: {reason}")
     return {name: best[name] for name in requests}
@@ -106,19 +105,10 @@ def _in_order(
             left = max(1e-4, (until - time.monotonic()) / (len(requests) - i))
         found[name] = answer = dispatcher.answer(after, requests[name], left)
         after = after.take(answer.gpus, name, answer.standalone)
-    demands = dispatcher.demands(after)
     for name, answer in found.items():
-        j = next(j for j, job in enumerate(after.jobs) if job.name == name)
-        others = after.with_jobs(after.jobs[:j] + after.jobs[j + 1 :])
-        got = share(dispatcher.model, others, answer.gpus, demands[:j] + demands[j + 1 :])
+        others = after.give(name)
+        got = share(dispatcher.model, others, answer.gpus, dispatcher.demands(others))
         found[name] = answer._replace(
             value=got.value, upper_bound=max(got.value, answer.upper_bound)
         )
     return found
-
-
-def _total(found: Mapping[str, Answer]) -> int:
-    return sum(one.value for one in found.values())
-
-
-__all__ = ["choose_gang"]

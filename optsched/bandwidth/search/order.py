@@ -35,6 +35,3 @@ def order_of(state: ClusterState, gpus: Iterable[int]) -> tuple[int, ...]:
 def rules_of(cluster: Cluster) -> tuple[str, ...]:
     """Names of the parts of `order_of`."""
     return (*(f"fewest {name}s" for name in cluster.levels), "fewest hosts", "fewest whole hosts")
-
-
-__all__ = ["order_of", "rules_of"]

@@ -80,6 +80,3 @@ def _sets(
         others.append(speed)
         found.append((mask, able))
     return sorted(found, key=lambda one: (-len(one[1]), one[0]))
-
-
-__all__ = ["on_rails"]

@@ -56,17 +56,11 @@ def victims(
     newcomer, alone = Job("the new job", gpus), model.of(gpus)
     found = {}
     for j, job in enumerate(state.jobs):
-        others, theirs_demand = (
-            state.jobs[:j] + state.jobs[j + 1 :],
-            [*demands_of[:j], *demands_of[j + 1 :]],
-        )
-        before, after = (
-            _as_tenant(model, state.with_jobs(around), job, [*theirs, demands_of[j]])
-            for around, theirs in (
-                (others, theirs_demand),
-                ((*others, newcomer), [*theirs_demand, alone]),
-            )
-        )
+        others = state.jobs[:j] + state.jobs[j + 1 :]
+        theirs = [*demands_of[:j], *demands_of[j + 1 :]]
+        before = _as_tenant(model, state.with_jobs(others), job, [*theirs, demands_of[j]])
+        beside = state.with_jobs((*others, newcomer))
+        after = _as_tenant(model, beside, job, [*theirs, alone, demands_of[j]])
         if after < before:
             found[job.name] = before - after
     return found
