@@ -579,3 +579,6 @@ class DispatchChoice:
         from optsched.bandwidth.placement.explain import explained
 
         return explained(self)
+
+
+__all__ = ["DispatchChoice", "GpuPlacement", "GpuSets", "Request"]
