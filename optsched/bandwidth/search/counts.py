@@ -73,17 +73,24 @@ def shared(d, any_job, capacity, total):  # type: ignore[no-untyped-def]
     return d * capacity // total
 
 
-@helper(INT, TABLES, INT, INT, INT, INT, counted=False)
+@helper(INT, TABLES, INT, INT, INT, INT, counted=False, inline=True)
 def limited(t, value, level, gpus, hosts):  # type: ignore[no-untyped-def]
     """Apply the uplinks and the factor of a level to a set of several hosts; see `Levels`."""
     uplink = t.uplink[level]
     if uplink < MOST:
         line = np.rint(uplink * ((gpus - 1) / gpus) * (hosts / (hosts - 1)))
         value = min(value, int(min(line, MOST - 1.0)))
-    return value * t.factor[level] // WHOLE
+    return scaled(t, value, level)
 
 
-@helper(types.UniTuple(INT, 5), TABLES, INT, INT, INT, INT, INT, counted=False)
+@helper(INT, TABLES, INT, INT, counted=False, inline=True)
+def scaled(t, value, level):  # type: ignore[no-untyped-def]
+    """Apply the factor of a level; a division only where it limits."""
+    factor = t.factor[level]
+    return value if factor == WHOLE else value * factor // WHOLE
+
+
+@helper(types.UniTuple(INT, 5), TABLES, INT, INT, INT, INT, INT, counted=False, inline=True)
 def _pick(t, host, free, count, least, prefer):  # type: ignore[no-untyped-def]
     """Pick `count` free GPUs with bandwidth >= least, so that the leftovers are worth most.
 
@@ -119,7 +126,17 @@ def _pick(t, host, free, count, least, prefer):  # type: ignore[no-untyped-def]
     return found, mask, whole, others, best
 
 
-@helper(types.UniTuple(INT, 6), TABLES, _REQUEST, READ, _NODES, _TENANTS, INT, counted=False)
+@helper(
+    types.UniTuple(INT, 6),
+    TABLES,
+    _REQUEST,
+    READ,
+    _NODES,
+    _TENANTS,
+    INT,
+    counted=False,
+    inline=True,
+)
 def _worth(t, request, jobs, nodes, tenants, at):  # type: ignore[no-untyped-def]
     """Evaluate the count vector at a leaf: value (-1: not measured), alone, and why.
 
@@ -142,10 +159,14 @@ def _worth(t, request, jobs, nodes, tenants, at):  # type: ignore[no-untyped-def
         limit = t.network[joint.state]
         if limit < 0:
             return -1, 0, 0, 0, 0, 0
-        gpus = r.k
-        for h in range(1, stride):
-            gpus += jobs[j * stride + h]
-        limit = limited(t, min(limit, joint.within), joint.level, gpus, joint.hosts)
+        limit = min(limit, joint.within)
+        if t.uplink[joint.level] < MOST:
+            gpus = r.k
+            for h in range(1, stride):
+                gpus += jobs[j * stride + h]
+            limit = limited(t, limit, joint.level, gpus, joint.hosts)
+        else:
+            limit = scaled(t, limit, joint.level)
         any_job, capacity = 1, min(capacity, limit)
         demand += jobs[j * stride]
     return shared(d, any_job, capacity, d + demand), d, any_job, capacity, demand, network
@@ -167,7 +188,7 @@ def _needed(t, aim, alone, any_job, capacity, demand, level, hosts):  # type: ig
     return (low * WHOLE + factor - 1) // factor
 
 
-@helper(INT, TABLES, _PLACES, READ, _NODES, INT, INT, INTS, counted=False)
+@helper(INT, TABLES, _PLACES, READ, _NODES, INT, INT, INTS, counted=False, inline=True)
 def _pick_all(t, places, masks, nodes, least, prefer, picked):  # type: ignore[no-untyped-def]
     """Pick on every used host, each independently; return the lowest bandwidth within them.
 
@@ -214,7 +235,7 @@ def _in_slices(request, places, nodes):  # type: ignore[no-untyped-def]
     return 1
 
 
-@helper(INT, TABLES, _REQUEST, READ, _NODES, _TENANTS, counted=False)
+@helper(INT, TABLES, _REQUEST, READ, _NODES, _TENANTS, counted=False, inline=True)
 def _begin(t, request, jobs, nodes, tenants):  # type: ignore[no-untyped-def]
     """Fill level 0: nothing is chosen."""
     node, stride = nodes[0], t.size[0].hosts + 1
@@ -230,7 +251,20 @@ def _begin(t, request, jobs, nodes, tenants):  # type: ignore[no-untyped-def]
     return 0
 
 
-@helper(INT, TABLES, _REQUEST, _PLACES, READ, READ, _NODES, _TENANTS, INT, INT, counted=False)
+@helper(
+    INT,
+    TABLES,
+    _REQUEST,
+    _PLACES,
+    READ,
+    READ,
+    _NODES,
+    _TENANTS,
+    INT,
+    INT,
+    counted=False,
+    inline=True,
+)
 def _descend(t, request, places, masks, jobs, nodes, tenants, at, count):  # type: ignore[no-untyped-def]
     """Fill the next level with `count` GPUs on the host of this one; 0 if a rule forbids it."""
     r, place, node, to = request[0], places[at], nodes[at], nodes[at + 1]
@@ -278,7 +312,7 @@ def _descend(t, request, places, masks, jobs, nodes, tenants, at, count):  # typ
     return 1
 
 
-@helper(INT, TABLES, INT, INT, counted=False)
+@helper(INT, TABLES, INT, INT, counted=False, inline=True)
 def _most(t, state, left):  # type: ignore[no-untyped-def]
     """Return the most that the network allows any completion of a state by `left` GPUs."""
     size = t.size[0]
@@ -287,7 +321,7 @@ def _most(t, state, left):  # type: ignore[no-untyped-def]
     return t.bound[t.bound[state] + left * size.stride]
 
 
-@helper(INT, TABLES, _REQUEST, READ, _NODES, _TENANTS, INT, counted=False)
+@helper(INT, TABLES, _REQUEST, READ, _NODES, _TENANTS, INT, counted=False, inline=True)
 def _bound(t, request, jobs, nodes, tenants, at):  # type: ignore[no-untyped-def]
     """Return an upper bound of the value of every count vector below a level.
 
@@ -296,7 +330,7 @@ def _bound(t, request, jobs, nodes, tenants, at):  # type: ignore[no-untyped-def
     node, n_jobs = nodes[at], request[0].n_jobs
     d = min(node.within, _most(t, node.state, node.left))
     if node.hosts > 1:
-        d = d * t.factor[node.level] // WHOLE
+        d = scaled(t, d, node.level)
     if n_jobs == 0 or d <= 0 or (node.hosts < 2 and node.left == 0):
         return d
     any_job, capacity, demand = 0, NO_LIMIT, 0
@@ -307,7 +341,7 @@ def _bound(t, request, jobs, nodes, tenants, at):  # type: ignore[no-untyped-def
             demand += jobs[j * (t.size[0].hosts + 1)]
             joint = min(a.within, _most(t, a.state, node.left + a.ahead))
             if a.level >= 0 and joint < MOST:
-                joint = joint * t.factor[a.level] // WHOLE
+                joint = scaled(t, joint, a.level)
             capacity = min(capacity, joint)
     return shared(d, any_job, capacity, d + demand)
 
