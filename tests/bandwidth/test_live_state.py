@@ -213,6 +213,69 @@ def test_numbers_of_slurm() -> None:
     assert state.written(state.down) == "n02:6,7 t1:0,1,3"
 
 
+GOOD = "\n".join(f"NodeName={name} Gres=gpu:{len(CLUSTER.machine(name))} GresUsed=gpu:0 State=IDLE"
+                 for name in MACHINES)  # fmt: skip
+RUNNING = {"job_id": 1, "job_state": ["RUNNING"], "nodes": "n01"}
+LEFT = {"job_state": ["COMPLETED", "COMPLETING"], "nodes": "n02", "job_id": 1}
+SLURM_HELD: list[tuple[str, list[dict[str, Any]], str]] = [
+    ("Gres=gpu:8 CfgTRES=gres/gpu:h=8 AllocTRES=cpu=1,gres/gpu:h=3", [], "x3 of slurm:n01"),
+    ("Gres=gpu:h:4,gpu:i:4 CfgTRES=gres/gpu:h=4 AllocTRES=gres/gpu:h=1,gres/gpu:i=2", [],
+     "x3 of slurm:n01"),
+    ("Gres=gpu:8,scratch:3840000,lic:a:no_consume:4G GresUsed=gpu:1(IDX:4),scratch:1T", [],
+     "4 of slurm:n01"),
+    ("Gres=gpu:h:4,gpu:i:4 GresUsed=gpu:0,shard:h:0(0/4,0/4,0/4,0/4),shard:i:1(0/4,1/4,0/4,0/4)",
+     [], ""),
+    ("Gres=gpu:8 GresUsed=gpu:2(IDX:0-1)", [RUNNING | {"gres_detail": ["gpu:2(IDX:0-1)", None],
+     "nodes": "n[01-02]"}], "0,1 of 1"),
+    ("Gres=gpu:8 GresUsed=gpu:2(IDX:0-1)", [RUNNING | {"gres_detail": ["gpu:2(IDX:0-1)"],
+     "job_resources": {"allocated_nodes": {"0": {"cpus": 8}}}}], "0,1 of 1"),
+    ("Gres=gpu:8 GresUsed=gpu:2(IDX:0-1)",
+     [LEFT | {"gres_detail": ["gpu:2(IDX:0-1)"] * 2, "job_resources": {"allocated_nodes": [
+         {"nodename": "n01"}, {"nodename": "n02"}]}},
+      RUNNING | {"job_id": 2, "gres_detail": ["gpu:2(IDX:0-1)"]}], "0,1 of 2"),
+    ("Gres=gpu:8 GresUsed=gpu:2(IDX:0-1)", [LEFT | {"gres_detail": ["gpu:2(IDX:0-1)"] * 2},
+      RUNNING | {"job_id": 2, "gres_detail": ["gpu:2(IDX:0-1)"]}], "0,1 of 2"),
+    ("Gres=gpu:8,shard:32 GresUsed=gpu:0,shard:1(0/4,1/4,0/4,0/4,0/4,0/4,0/4,0/4)",
+     [RUNNING | {"gres_detail": ["shard:1(0/4,1/4,0/4,0/4,0/4,0/4,0/4,0/4)"]}], "1 of 1"),
+]  # fmt: skip
+"""A record of n01, jobs, and who holds what on it; empty: it is down."""
+
+
+@pytest.mark.filterwarnings("ignore:.*GPUs in use")
+@pytest.mark.parametrize(("record", "jobs", "held"), SLURM_HELD)
+def test_slurm_held(record: str, jobs: list[dict[str, Any]], held: str) -> None:
+    """Nothing that a node or a job has is free, however a version of Slurm prints it."""
+    text = GOOD.replace("Gres=gpu:8 GresUsed=gpu:0", record, 1)
+    state = ClusterState.from_slurm(CLUSTER, text, json.dumps({"jobs": jobs}))
+    of = {job.name: [gpu for gpu in job.gpus if gpu < 8] for job in state.jobs}
+    found = [f"{state.written(gpus)[4:]} of {name}" for name, gpus in of.items() if gpus]
+    assert "; ".join(found) == held
+    assert bool(held) != (state.down == tuple(range(8)))
+
+
+def test_held_in_kubernetes() -> None:
+    """Sidecars beside an init container count; shares and taints close nodes; claims warn."""
+    asks = [{"resources": {"limits": {GPU: str(n)}}} for n in (1, 2, 1)]
+    before = [asks[2] | {"restartPolicy": "Always"}, asks[1]]
+    spec = {"nodeName": "n01", "containers": asks[:1], "initContainers": before}
+    spec["resourceClaims"] = [{"name": "g"}]
+    nodes: list[dict[str, Any]] = [
+        {"kind": "Node", "metadata": {"name": n}, "status": {
+            "capacity": {GPU: str(len(CLUSTER.machine(n)))}}} for n in MACHINES]  # fmt: skip
+    nodes[2]["metadata"]["annotations"] = {"hami.io/node-nvidia-register": "[]"}
+    nodes[3]["spec"] = {"taints": [{"key": "a.b/agent-not-ready", "effect": "NoExecute"}]}
+    nodes[4]["status"]["capacity"]["aliyun.com/gpu-mem"] = "64"
+    pods = [{"kind": "Pod", "metadata": {"name": "p", "namespace": n}, "spec": s}
+            for n, s in (("a", spec), ("b", {}))]  # fmt: skip
+    with pytest.warns(UserWarning, match="f: GPUs that pods hold by resourceClaims .*: p"):
+        state = ClusterState.from_kubernetes(CLUSTER, {"items": nodes + pods}, None, ("f", ""))
+    assert state.written(state.free) == "n01:x5 n02:0-7"
+    assert state.written(state.jobs[0].gpus) == "n01:x3" and len(state.down) == 12
+    part = {"items": nodes + pods, "metadata": {"continue": "abc"}}
+    with pytest.raises(InputError, match=r"f: metadata\.continue: a part of a list"):
+        ClusterState.from_kubernetes(CLUSTER, part, None, ("f", ""))
+
+
 def test_numbers_of_kubernetes() -> None:
     """Unhealthy GPUs are down, of time slices each may be another GPU, parts are no GPUs."""
 
@@ -233,8 +296,6 @@ def test_numbers_of_kubernetes() -> None:
         "a/j": "n01:x5 n02:x3", "a/k": "m-3:0-3"}  # fmt: skip
 
 
-GOOD = "\n".join(f"NodeName={name} Gres=gpu:{len(CLUSTER.machine(name))} GresUsed=gpu:0 State=IDLE"
-                 for name in MACHINES)  # fmt: skip
 SLURM: list[tuple[str, str, Any, str]] = [
     ("", "PARTITION  AVAIL", None, "f: expected the output of `scontrol.*looks like `sinfo`"),
     ("NodeName=n02", "NodeName=n01", None, "node n01: is there twice"),
@@ -242,6 +303,7 @@ SLURM: list[tuple[str, str, Any, str]] = [
     ("State=IDLE", "State=BANANA", None, "node n01: State: expected states of Slurm, got 'BANANA'"),
     (" State=IDLE", "", None, "node n01: State: .*'no State'"),
     ("gpu:8", "gpu:7", None, "node n01: Gres: has 7 GPUs, the cluster 8"),
+    ("gpu:8", "gpu:h:7,gpu:h_1g.10gb:1", None, r"n01: Gres: gpu:h_1g.10gb is a part of a GPU"),
     ("gpu:8", "gpu:a:b:8", None, "node n01: Gres: expected gpu:TYPE:COUNT"),
     (" GresUsed=gpu:0", "", None, "node n01: has no GresUsed: print `scontrol show node -d`"),
     ("gpu:0", "gpu:2(IDX:0-8)", None, r"n01: GresUsed: 'gpu:2\(IDX:0-8\)': expected ids in 0..7"),

@@ -57,8 +57,15 @@ _SHARED_LABELS: Final = {
 }  # fmt: skip
 """Labels with values where a GPU counts several times: time slicing, MPS."""
 
+_SHARES: Final = re.compile(
+    r"hami\.io/node-(nvidia-)?register|aliyun\.com/gpu-mem|volcano\.sh/v?gpu-(number|memory)"
+)
+"""Annotations and resources of plugins that give out shares of GPUs."""
+
 _TAINTS: Final = re.compile(
-    r"node\.(cloudprovider\.)?kubernetes\.io/.*|ToBeDeletedByClusterAutoscaler|karpenter\.sh/disrupt.*"
+    r"node\.(cloudprovider\.)?kubernetes\.io/.*|ToBeDeleted.*|karpenter\.sh/(disrupt|unregistered).*|"
+    r".*/agent-not-ready|.*/impending-node-termination|aws-node-termination-handler/.*|"
+    r"node-role\.kubernetes\.io/(control-plane|master)"
 )
 """Taints that keep all work away, not only work without GPUs."""
 
@@ -115,6 +122,7 @@ class _Spec(msgspec.Struct, rename="camel"):
     taints: list[_Taint] | None = None
     containers: list[_Container] = []
     init_containers: list[_Container] = []
+    resource_claims: list[Any] = []
     node_name: str = ""
 
 
@@ -214,6 +222,9 @@ def _unhealthy(node: Item, found: Mapping[str, int], place: str) -> tuple[int, s
 def _parts(node: Item, found: Mapping[str, int]) -> str:
     """Label or resource where a node has parts of GPUs only; empty if it has whole GPUs."""
     labels = node.metadata.labels
+    for key in (*node.metadata.annotations, *node.status.capacity):
+        if _SHARES.fullmatch(key):
+            return f"has shares of GPUs ({key})"
     mixed = labels.get("nvidia.com/mig.strategy") == "mixed"  # has a resource for each kind of part
     for text in _matching(labels, _PART_LABELS):
         if not (mixed and text.startswith("nvidia.com/mig.config=")):
@@ -273,6 +284,7 @@ def from_kubernetes(
     if other:
         warnings.warn(f"{file}: GPU nodes outside the cluster: {shortened(other)}", stacklevel=3)
     spaces: set[str] = set()
+    claims: list[str] = []
     for place, kind, item in found:
         if kind == "Pod":
             pod = decode(item, Item, place)
@@ -283,10 +295,14 @@ def from_kubernetes(
                 if times[node_name] > 1:  # shares of GPUs, each perhaps of another one
                     units = min(units, len(usage.owner[node_name]) - usage.held(node_name))
                 usage.hold(node_name, _gang(pod), (), units)
+                claims += [pod.metadata.name] * bool(pod.spec.resource_claims)
     if not spaces:
         raise InputError(f"{file}: has no pods: print `kubectl get nodes,pods -A -o json`")
     if len(spaces) == 1:
         text = f"{file}: all pods are in namespace {spaces.pop():.60}: print all with -A"
+        warnings.warn(text, stacklevel=3)
+    if claims:
+        text = f"{file}: GPUs that pods hold by resourceClaims are not counted: {shortened(claims)}"
         warnings.warn(text, stacklevel=3)
     return usage.state()
 
@@ -308,6 +324,9 @@ def _items(given: Any, file: str) -> list[tuple[str, str, Any]]:
     if not isinstance(tree, dict) or not isinstance(tree.get("items"), list):
         hint = looks_like(given) if isinstance(given, str) else ""
         raise InputError(f"{file}: expected JSON of `kubectl get nodes,pods -A`{hint}")
+    data = tree.get("metadata")
+    if isinstance(data, dict) and data.get("continue"):
+        raise InputError(f"{file}: metadata.continue: a part of a list: print it without limit")
     default = str(tree.get("kind", "")).removesuffix("List")
     found = []
     for i, item in enumerate(tree["items"]):
@@ -319,16 +338,18 @@ def _items(given: Any, file: str) -> list[tuple[str, str, Any]]:
 
 
 def _requested(pod: Item, place: str) -> int:
-    """GPUs of a pod: of its containers and sidecars, or of one that runs before them."""
+    """GPUs of a pod: of its containers and sidecars, or of one before them and sidecars so far."""
 
     def amount(one: _Container) -> int:
         both = {**one.resources.limits, **one.resources.requests}
         keys = [key for key in both if key.removesuffix(".shared") in RESOURCES]
         return sum(_number(both, key, place) for key in keys)
 
-    sidecars = [one for one in pod.spec.init_containers if one.restart_policy == "Always"]
-    together = sum(map(amount, [*pod.spec.containers, *sidecars]))
-    return max([together, *map(amount, pod.spec.init_containers)])
+    sidecars = most = 0
+    for one in pod.spec.init_containers:
+        most = max(most, sidecars + amount(one))
+        sidecars += amount(one) * (one.restart_policy == "Always")
+    return max(most, sidecars + sum(map(amount, pod.spec.containers)))
 
 
 def _gang(pod: Item) -> str:

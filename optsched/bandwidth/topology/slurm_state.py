@@ -22,6 +22,8 @@ _FIELD = re.compile(
     r"(?:^|\s)(NodeName|State|Gres|GresUsed|CPUAlloc|CPUEfctv|CPUTot|CfgTRES|AllocTRES)=(\S*)"
 )
 _GRES = re.compile(r"(\w[\w-]*)(?::(\(null\)|[^:(),]+))??:(\d{1,6})(?:\(([^()]*)\))?(?:,|$)")
+_OTHER = re.compile(r"(?!(?:gpu|shard|mps):)[^:(),]+(?::[^:(),]+)*(?:\([^()]*\))?(?:,|$)")
+_MIG = re.compile(r"(?:.*[_.-])?\d+g\.\d+gb.*", re.IGNORECASE)
 _STATE = re.compile(r"([A-Z_]+)([*~#!%$@^+-]*)")
 
 _OPEN: Final = re.compile(
@@ -45,7 +47,7 @@ class _Job(msgspec.Struct):
     job_id: int
     job_state: str | list[str] = ""
     nodes: str | None = None
-    gres_detail: list[str] | None = None
+    gres_detail: list[str | None] | None = None
     tres_alloc_str: str | None = None
     job_resources: Any = None
 
@@ -60,7 +62,7 @@ class _Gpus(NamedTuple):
     number: int
     ids: set[int]
     shared: set[int]
-    """GPUs of which shards or MPS are in use; -1: of a GPU that the list does not name."""
+    """GPUs of which shards or MPS are in use; -1: of a GPU without a known id."""
 
 
 def from_slurm(cluster: Cluster, nodes: str, jobs: Any, file: str, jobs_file: str) -> ClusterState:
@@ -128,9 +130,10 @@ def _used(record: dict[str, str], size: int, place: str) -> _Gpus:
 
 
 def _count(tres: str) -> int:
-    """GPUs of trackable resources: ``cpu=4,gres/gpu=2``."""
-    found = re.search(r"gres/gpu=(\d{1,6})", tres)
-    return 0 if found is None else int(found[1])
+    """GPUs of trackable resources: ``cpu=4,gres/gpu=2``, or by type ``gres/gpu:h100=2``."""
+    found = re.findall(r"gres/gpu(:[^=,]+)?=(\d{1,6})", tres)
+    whole = [int(count) for kind, count in found if not kind]
+    return max(whole, default=sum(int(count) for _, count in found))
 
 
 def _gpus(text: str, size: int, place: str) -> _Gpus:
@@ -138,21 +141,28 @@ def _gpus(text: str, size: int, place: str) -> _Gpus:
     number, at, ids, shared = 0, 0, set[int](), set[int]()
     text = "" if text in ("(null)", "N/A") else text
     while at < len(text):
+        if other := _OTHER.match(text, at):
+            at = other.end()
+            continue
         match = _GRES.match(text, at)
         if match is None:
             raise InputError(f"{place}: expected gpu:TYPE:COUNT(IDX:0-3), got {text!r:.80}")
         at, count, detail = match.end(), int(match[3]), match[4] or ""
         if match[1] == "gpu":
+            if _MIG.fullmatch(match[2] or ""):
+                what = "is a part of a GPU (MIG): leave the node out of the cluster"
+                raise InputError(f"{place}: gpu:{match[2]:.60} {what}")
             number += count
             if detail.startswith("IDX:") and count:
                 found = local_ids(detail[4:], size, text, place)
                 if len(found) != count or ids & set(found):
                     raise InputError(f"{place}: {count} GPUs, but IDX has others: {text!r:.80}")
                 ids |= set(found)
-        elif match[1] in ("shard", "mps") and count:
+        elif count:
             parts = [part.partition("/")[0] for part in detail.split(",")]
             busy = {i for i, part in enumerate(parts) if part.isdecimal() and int(part)}
-            shared |= busy if "/" in detail and busy and max(busy) < size else {-1}
+            # shares of some GPUs, or by type, are counted from the first GPU that has them
+            shared |= busy if "/" in detail and busy and len(parts) == size else {-1}
     return _Gpus(number, ids, shared)
 
 
@@ -167,7 +177,7 @@ def _jobs(given: Any, file: str) -> list[_Job]:
         states = [job.job_state] if isinstance(job.job_state, str) else job.job_state
         if "COMPLETING" in states or not any(map(_ENDED.fullmatch, states)):
             found.append(job)
-    return found
+    return sorted(found, key=lambda job: "COMPLETING" in job.job_state)
 
 
 def _hold(usage: Usage, job: _Job, place: str) -> None:
@@ -177,13 +187,19 @@ def _hold(usage: Usage, job: _Job, place: str) -> None:
         if count % max(1, len(nodes)):
             raise InputError(f"{place}: gres_detail: missing, {count} GPUs on several nodes")
         details = [f"gpu:{count // len(nodes)}"] * len(nodes)
+    completing = "COMPLETING" in job.job_state  # `nodes` are those that it has not left
     if details and len(details) != len(nodes):
+        if completing:
+            return
         raise InputError(f"{place}: gres_detail: {len(details)} entries for {len(nodes)} nodes")
     for node, detail in zip(nodes, details, strict=False):
         if node in usage.owner:
-            size = len(usage.owner[node])
-            found = _gpus(detail, size, f"{place}: gres_detail: node {node:.60}")
-            usage.hold(node, str(job.job_id), found.ids, found.number - len(found.ids))
+            owner = usage.owner[node]
+            found = _gpus(detail or "", len(owner), f"{place}: gres_detail: node {node:.60}")
+            free = {i for i, one in enumerate(owner) if one is None}
+            ids = found.ids & free if completing else found.ids
+            number = 0 if completing else found.number - len(found.ids)
+            usage.hold(node, str(job.job_id), ids | (found.shared & free), number)
 
 
 def _nodes(job: _Job, place: str) -> list[str]:
@@ -194,7 +210,7 @@ def _nodes(job: _Job, place: str) -> list[str]:
     rows = given.get("allocated_nodes") or tree.get("allocation") or ()
     rows = rows.values() if isinstance(rows, dict) else rows
     names = [row.get("nodename", row.get("name", "")) for row in rows if isinstance(row, dict)]
-    if names and all(isinstance(name, str) for name in names):
+    if names and all(isinstance(name, str) and name for name in names):
         return [str(name) for name in names]
     text = tree.get("list") or job.nodes
     return expand(text, f"{place}: nodes") if isinstance(text, str) and text.strip() else []
