@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from optsched.bandwidth.topology.domain_trees import Domains
-from optsched.bandwidth.topology.kubernetes import RESOURCES, Item, gpus_of
+from optsched.bandwidth.topology.kubernetes import RESOURCES, Item, check_whole, gpus_of
 from optsched.bandwidth.topology.names import expand
 from optsched.errors import InputError
 from optsched.formats.foreign import looks_like
@@ -98,6 +98,8 @@ def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
         if not level or not label or level in known:
             raise InputError(f"levels: expected LABEL or LEVEL=LABEL, each once, got {text!r:.80}")
         known[level] = label
+    if isinstance(tree, dict):
+        check_whole(tree, name)
     items = tree["items"] if isinstance(tree, dict) and "items" in tree else [tree]
     of: dict[str, tuple[str, ...]] = {}
     kinds: dict[str, tuple[str, int]] = {}

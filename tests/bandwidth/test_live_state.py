@@ -16,6 +16,7 @@ from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
 from optsched.bandwidth.topology.documents import state_from_tree, state_json
 from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import InputError
+from optsched.formats.host_domains import from_nodes
 
 if TYPE_CHECKING:
     from program import Cli
@@ -274,6 +275,8 @@ def test_held_in_kubernetes() -> None:
     part = {"items": nodes + pods, "metadata": {"continue": "abc"}}
     with pytest.raises(InputError, match=r"f: metadata\.continue: a part of a list"):
         ClusterState.from_kubernetes(CLUSTER, part, None, ("f", ""))
+    with pytest.raises(InputError, match=r"f: metadata\.continue"):
+        from_nodes(part, "f")
 
 
 def test_numbers_of_kubernetes() -> None:

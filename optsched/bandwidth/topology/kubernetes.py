@@ -318,15 +318,20 @@ def _add(usage: Usage, name: str, gpus: NodeGpus, place: str) -> None:
         usage.hold(name, DOWN, (), gpus.lost + size - gpus.number)
 
 
+def check_whole(tree: Mapping[str, Any], file: str) -> None:
+    """Refuse a list that the server has cut (``limit=500``)."""
+    data = tree.get("metadata")
+    if isinstance(data, dict) and data.get("continue"):
+        raise InputError(f"{file}: metadata.continue: a part of a list: print it without limit")
+
+
 def _items(given: Any, file: str) -> list[tuple[str, str, Any]]:
     """Place, kind and tree of every object of a list."""
     tree = parse(given, file) if isinstance(given, str) else given
     if not isinstance(tree, dict) or not isinstance(tree.get("items"), list):
         hint = looks_like(given) if isinstance(given, str) else ""
         raise InputError(f"{file}: expected JSON of `kubectl get nodes,pods -A`{hint}")
-    data = tree.get("metadata")
-    if isinstance(data, dict) and data.get("continue"):
-        raise InputError(f"{file}: metadata.continue: a part of a list: print it without limit")
+    check_whole(tree, file)
     default = str(tree.get("kind", "")).removesuffix("List")
     found = []
     for i, item in enumerate(tree["items"]):
