@@ -185,6 +185,19 @@ def test_explanations_name_levels_uplinks_and_the_rule() -> None:
     )
 
 
+@pytest.mark.parametrize("n", [12, 60])
+def test_the_rule_named_is_that_of_the_next_choice(n: int) -> None:
+    """Also where more choices are equal than are listed."""
+    cluster = Cluster.uniform(HostType("h", 8, nics=8, nic_rate=50.0), n)
+    fast = Dispatcher(cluster, BottleneckBandwidth(cluster))
+    state = ClusterState.idle(cluster).take(range(8 * n - 4, 8 * n), "a")
+    assert "decided by: fewest whole hosts" in fast.explain(state, 4)
+    state = state.take(range(8 * n - 12, 8 * n - 8), "b")
+    assert "decided by: best fit" in fast.explain(state, 4)
+    orders = [order_of(state, one.gpus) for one in fast.best(state, 4, 5)]
+    assert orders == sorted(orders) and orders[1] < orders[2]
+
+
 def test_other_solvers_refuse_rails() -> None:
     """Those that do not keep equal local ids; `auto` and `counts` do."""
     cluster, state = small(random.Random(3), rails=True)

@@ -86,7 +86,7 @@ def _rule(choice: DispatchChoice) -> Iterator[str]:
             problem.cluster, problem.model, policy=problem.policy, traffic=problem.traffic,
             seed=problem.seed,
         )  # fmt: skip
-        found = other_choices.best(state, problem.k, 8, 0.5)
+        found = other_choices.best(state, problem.k, 2, 0.5)
     except (InputError, Infeasible):
         return
     counts = problem.cluster.counts(choice.gpus)
@@ -94,14 +94,14 @@ def _rule(choice: DispatchChoice) -> Iterator[str]:
     if not others:
         yield "decided by: there are no other numbers of GPUs on hosts"
         return
-    most = max(one.value for one in others)
-    if most < choice.bandwidth:
-        yield f"decided by: bandwidth (the next best has {shown(most)})"
+    if others[0].value < choice.bandwidth:
+        yield f"decided by: bandwidth (the next best has {shown(others[0].value)})"
         return
-    this = order_of(state, choice.gpus)
-    other = min(order_of(state, one.gpus) for one in others if one.value == most)
-    names = rules_of(problem.cluster)
-    rule = next((n for n, a, b in zip(names, this, other, strict=True) if a != b), "best fit")
+    parts = zip(
+        rules_of(problem.cluster), order_of(state, choice.gpus),
+        order_of(state, others[0].gpus), strict=True,
+    )  # fmt: skip
+    rule = next((name for name, a, b in parts if a != b), "best fit")
     yield f"decided by: {rule}{', then lowest ids' * (rule == 'best fit')}"
 
 

@@ -25,6 +25,7 @@ from optsched.bandwidth.search.ask import (
 )
 from optsched.bandwidth.search.gang import choose_gang
 from optsched.bandwidth.search.large import LargeSearch
+from optsched.bandwidth.search.order import Order
 from optsched.bandwidth.search.what_if import WhatIf, regret, victims
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.feasibility import impossible
@@ -165,9 +166,8 @@ class Dispatcher:
         if self._tables is None and not self.cluster.rails:
             return self._best_of_large(state, k, n, until)
         one, level = self._first(state, k, _part(until, 2), every)
-        heap = [(level, -one.value, 0, one, every)]
+        heap = [(level, -one.value, Order(state, one.gpus), one, every)]
         found: dict[bytes, tuple[int, Answer]] = {}
-        number = 0
         while heap and len(found) < n and (until is None or time.monotonic() < until or not found):
             level, *_, one, bounds = heappop(heap)
             counts = self.cluster.counts(one.gpus)
@@ -182,11 +182,12 @@ class Dispatcher:
                 part = _part(until, (n - len(found)) * len(used) - i)
                 child = Bounds(least.copy(), most)
                 if (other := self._find(state, k, part, child)) is not None:
-                    number += 1
-                    heappush(heap, (other[1], -other[0].value, number, other[0], child))
+                    one, level = other
+                    order = Order(state, one.gpus)
+                    heappush(heap, (level, -one.value, order, one, child))
                 least[h] = counts[h]
-        order = sorted(found.values(), key=lambda one: (one[0], -one[1].value))
-        return [self._with_assumptions(one) for _, one in order]
+        ranked = sorted(found.values(), key=lambda one: (one[0], -one[1].value))
+        return [self._with_assumptions(one) for _, one in ranked]
 
     def gang(
         self, state: ClusterState, requests: Mapping[str, int], deadline: float | None = None

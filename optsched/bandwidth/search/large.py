@@ -103,8 +103,10 @@ class LargeSearch:
             return []
         search.vary(n)
         search.seen.pop(search.best.counts.tobytes(), None)
-        others = sorted(search.seen.values(), key=lambda one: -one.value)[: n - 1]
-        found = [_answer(search, one) for one in [search.best, *others]]
+        least = sorted(-one.value for one in search.seen.values())[: n - 1]
+        some = [one for one in search.seen.values() if -one.value <= max(least, default=-MOST)]
+        some.sort(key=lambda one: (-one.value, search.key(one.counts)))
+        found = [_answer(search, one) for one in [search.best, *some[: n - 1]]]
         return sorted(found, key=lambda one: -one.value)
 
     def by_host(

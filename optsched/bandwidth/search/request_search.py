@@ -277,11 +277,11 @@ class RequestSearch:
         ((value, alone),) = self.judge.values(rows).tolist()
         if value < self.value or not self._is_allowed(rows[0]):
             return False
-        if value > self.value or self._key(rows[0]) < self._key(self.best.counts):
+        if value > self.value or self.key(rows[0]) < self.key(self.best.counts):
             self.best = Choice(value, alone, rows[0].copy(), self.best.domain)
         return True
 
-    def _key(self, counts: IntArray) -> tuple[int, ...]:
+    def key(self, counts: IntArray) -> tuple[int, ...]:
         """Order of ties: domains from the top level down, hosts, whole hosts, free GPUs, ids."""
         used = np.flatnonzero(counts)
         whole, free = np.divmod(self.q.rank[used], len(self.q.rates))

@@ -1,4 +1,4 @@
-"""Fabrics that are not joined: no solver, dispatcher or batch spans them, and refusals say so."""
+"""Fabrics that are not joined: no solver, dispatcher or gang spans them, and refusals say so."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_no_solver_spans_fabrics(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_dispatcher_stays_in_one_fabric(seed: int) -> None:
-    """So do the best choices, scores, what-if, batches and the lines of a stream."""
+    """So do the best choices, scores, what-if, gangs and the lines of a stream."""
     model, state, rng = apart(seed + 100)
     fast = Dispatcher(state.cluster, model)
     k = rng.randint(1, largest(state))
