@@ -166,7 +166,7 @@ class CountModel(BandwidthModel):
         n = len(given)
         row, gpu = np.nonzero(given)  # faster than `reduceat` for many rows on large clusters
         cell = row * cluster.n_hosts + cluster.host_of[gpu]
-        counts = np.bincount(cell, minlength=n * cluster.n_hosts).reshape(n, -1)
+        counts = np.bincount(cell, minlength=n * cluster.n_hosts).reshape(n, cluster.n_hosts)
         patterns = -np.sort(-counts, axis=1)
         width = max(1, int((patterns > 0).sum(axis=1).max(initial=0)))
         patterns = np.ascontiguousarray(patterns[:, :width])
