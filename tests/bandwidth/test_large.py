@@ -16,7 +16,9 @@ from optsched.bandwidth import synthetic
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.search import groups
+from optsched.bandwidth.search.dispatcher import Dispatcher
 from optsched.bandwidth.search.large import LargeSearch
+from optsched.bandwidth.search.order import order_of
 from optsched.bandwidth.search.request import HostTables, Judge, request_of
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
 from optsched.bandwidth.topology.intra import IntraTable
@@ -249,6 +251,50 @@ RULES = (
     Policy(max_per_host=5, exclude=("n0",)), Policy(slice_size=4, slice_level="host"),
     Policy(required="host"), Policy(min_hosts=5, balance="even", include=("n9",)),
 )  # fmt: skip
+
+
+def test_preferred_hosts_where_few_choices_exist() -> None:
+    """Two hosts beside a job, though three have more bandwidth."""
+    kind = HostType("h", 4, nics=4, nic_rate=50.0, intra=IntraTable(4, [0, 0] + [200_000_000] * 3))
+    cluster = Cluster.uniform(kind, 3)
+    jobs = {"a": "n01:1 n02:1", "b": "n02:0,2", "c": "n01:3"}
+    state = ClusterState.parse(cluster, free="n01:0,2 n02:3 n03", jobs=jobs)
+    model = BottleneckBandwidth(cluster)
+    policy = Policy(preferred="host", balance="free", max_per_host=4, min_hosts=2)
+    found = LargeSearch(model).choose(state, 6, [200_000_000, 0, 0], policy)
+    assert found is not None and cluster.written(found.gpus) == "n01:0,2 n03:0-3"
+
+
+def test_preferred_domains_of_scores() -> None:
+    """Hosts that only choices on more of the preferred domains use are not left out."""
+    kind = HostType("h", 4, nics=4, nic_rate=50.0)
+    cluster = Cluster.uniform(kind, 40)
+    ids = [f"n{i:02d}" for i in range(4, 41)]
+    free, down = "n01 n02:0,1 n03:0", "n02:2,3 n03:1-3"
+    state = ClusterState.parse(cluster, free=free, jobs={"a": " ".join(ids)}, down=down)
+    fast = Dispatcher(cluster, BottleneckBandwidth(cluster), policy=Policy(preferred="host"))
+    assert fast.choose(state, 6)[0] == (0, 1, 2, 3, 4, 5)
+    scores = fast.scores(state, 6, packing=0)
+    assert scores["n01"] == scores["n02"] == 100 and 0 < scores["n03"] < 100
+
+
+def test_hosts_without_jobs_keep_the_rule_for_ties() -> None:
+    """A rack without jobs comes before three racks of which a host would meet a job."""
+    kind = HostType("h", 4, nics=1, nic_rate=25.0)
+    hosts = tuple(Host(f"n{i}", "h", (f"r{i // 4}",)) for i in range(40))
+    cluster = Cluster(hosts, (kind,), ("rack",), factors={"rack": 0.8})
+    rng = random.Random(1)
+    for _ in range(20):
+        free = [gpu for gpu in range(cluster.n_gpus) if rng.random() < 0.6 or gpu // 16 == 7]
+        busy = [gpu for gpu in range(cluster.n_gpus) if gpu not in free]
+        rng.shuffle(busy)
+        jobs = [Job(f"j{i}", tuple(busy[i : i + 4])) for i in range(0, len(busy), 4)]
+        state = ClusterState(cluster, tuple(free), tuple(jobs))
+        model = BottleneckBandwidth(cluster)
+        found = LargeSearch(model).choose(state, 10, demands(model, state))
+        assert found is not None
+        alone = model.of(range(112, 122))
+        assert found.value > alone or order_of(state, found.gpus)[0] == 1
 
 
 @pytest.mark.parametrize("policy", RULES)

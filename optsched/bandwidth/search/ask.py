@@ -44,6 +44,7 @@ _FEW: Final = 8
 MILLION: Final = 1_000_000
 
 Records: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
+Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 UNPROVED: Final = 1 << 63
 """Upper bound of an answer that was not searched to its end."""
@@ -158,6 +159,8 @@ class CountSearch:
         nodes: int | None = None,
         leaves: int | None = None,
         bounds: Bounds | None = None,
+        *,
+        whole: Bools | None = None,
     ) -> tuple[Answer | None, int]:
         """The best choice, and on how many domains of the preferred level it is.
 
@@ -174,6 +177,8 @@ class CountSearch:
             As in `ask`.
         bounds
             On the counts of hosts, beside the policy's own; then nothing is lost for leftovers.
+        whole
+            Hosts that were whole before rails left some of their GPUs in `here`.
         """
         if here.cluster.rails and not self._single_rail:
             return self._choose_on_rails(here, jobs, k, nodes, leaves, bounds)
@@ -187,6 +192,9 @@ class CountSearch:
             np.maximum(places["least"], bounds.least[order], out=places["least"])
             np.minimum(places["most"], bounds.most[order], out=places["most"])
             tolerance = 0
+        if whole is not None:
+            places = places.copy()
+            places["whole"] = whole[places["host"]]
         steps = MOST_NODES if nodes is None else nodes
         most = NO_LIMIT if leaves is None else leaves
         found, domains, proved = None, -1, True
@@ -205,14 +213,14 @@ class CountSearch:
         """The best choice of all `on_rails`."""
         best: tuple[Answer | None, int] = (None, -1)
         first: tuple[int, ...] = ()
-        upper = 0
+        upper, whole = 0, here.room == here.cluster.sizes
         for state, policy in on_rails(here, k, self.policy, self._tables.intra):
             key = policy.min_hosts, policy.max_hosts
             if key not in self._of_rails:
                 search = CountSearch(self._tables, policy, ties=self._ties)
                 search._tolerance, search._single_rail = self._tolerance, True
                 self._of_rails[key] = search
-            found, domains = self._of_rails[key].choose(state, jobs, k, *limits)
+            found, domains = self._of_rails[key].choose(state, jobs, k, *limits, whole=whole)
             if found is None:
                 best = best if domains == -1 or best[0] is not None else (None, -2)
                 continue

@@ -31,9 +31,10 @@ vectors to evaluate in a pass. `nodes`: most levels to enter in both passes. `to
 common level allowed, -1: one host. `preferred`, `most_domains`: most domains of that level.
 `used_host`: what a used host adds to the spread; one that was whole adds 1 more."""
 
-PLACE: Final = record("host least most slice gap level")
+PLACE: Final = record("host least most slice gap level whole")
 """A host in the order of domains: bounds on its count, its slice domain; what the domains that it
-does not share with the host before it add to the spread, and the lowest level that both share."""
+does not share with the host before it add to the spread, the lowest level that both share, and
+whether it was whole before rails left some of its GPUs."""
 
 NODE: Final = record(
     "state left within hosts least most type count next spread gap level far domains"
@@ -289,7 +290,7 @@ def _descend(t, request, places, masks, jobs, nodes, tenants, at, count):  # typ
         to.within, to.hosts, to.least, to.most = min(node.within, best), hosts, least, most
         to.type, to.level, to.domains = h.kind, level, domains
         every = (1 << h.gpus) - 1 if h.by_mask == 1 else h.gpus
-        to.spread = node.spread + gap + r.used_host + (1 if free == every else 0)
+        to.spread = node.spread + gap + r.used_host + (1 if free == every else place.whole)
         to.gap, to.far = 0, -1
     else:
         to.state, to.left, to.within, to.hosts = node.state, node.left, node.within, node.hosts

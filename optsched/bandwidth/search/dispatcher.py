@@ -318,7 +318,10 @@ class Dispatcher:
         assert self._large is not None
         value = self._large.by_host(state, k, self.demands(state), self.policy, until)
         best = max(value.values()) if value else self._first(state, k, until)[0].value
-        return {h: 1.0 if one == best else one / best for h, one in value.items()}
+        return {
+            h: 1.0 if one == best else min(0.99, one % MOST / max(1, best % MOST))
+            for h, one in value.items()
+        }
 
     def what_if(
         self, state: ClusterState, gpus: Iterable[int] | str, deadline: float | None = None

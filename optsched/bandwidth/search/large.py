@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.search.ask import Answer
+from optsched.bandwidth.search.ask import Answer, Bools, domain_numbers
 from optsched.bandwidth.search.groups import tiers
 from optsched.bandwidth.search.order import order_of
 from optsched.bandwidth.search.rails import on_rails
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.models.model import CountModel
     from optsched.bandwidth.topology.state import ClusterState
+    from optsched.model.schedule import IntArray
 
 
 class LargeSearch:
@@ -68,9 +69,10 @@ class LargeSearch:
                 return None
             return _answer(search, search.best)
         best: Answer | None = None
-        upper, within = 0, [self.model.intra_of(t) for t in range(len(state.cluster.types))]
+        upper, whole = 0, state.room == state.cluster.sizes
+        within = [self.model.intra_of(t) for t in range(len(state.cluster.types))]
         for here, rule in on_rails(rules.usable(state), k, rules, within):
-            search = self._search(here, k, demands, rule, deadline, bounds)
+            search = self._search(here, k, demands, rule, deadline, bounds, whole)
             if search is not None and search.best is not None:
                 found, upper = _answer(search, search.best), max(upper, search.upper)
                 if best is None or _order(state, found) < _order(state, best):
@@ -119,6 +121,9 @@ class LargeSearch:
     ) -> dict[int, int]:
         """Of every host the bandwidth of the best choice found with a GPU of it.
 
+        `MOST` less for every domain of the preferred level, as fewer of them count more. A host
+        that no choice uses is left out; one that time left open has a bandwidth of 0.
+
         Parameters
         ----------
         state, k, demands, policy, deadline
@@ -128,21 +133,31 @@ class LargeSearch:
         if search is None or search.best is None:
             return {}
         search.vary(1)
-        found = np.full(state.cluster.n_hosts, -1)
+        level, n = None if policy is None else policy.preferred, state.cluster.n_hosts
+        of = None if level is None else domain_numbers(state.cluster, state.cluster.level(level))
+        found = np.full(n, -MOST * (n + 2))
+
+        def offer(at: IntArray, value: int) -> None:
+            domains = 0 if of is None else len(np.unique(of[at]))
+            found[at] = np.maximum(found[at], value - MOST * domains)
+
         for one in search.seen.values():
-            at = search.judge.hosts[np.flatnonzero(one.counts)]
-            found[at] = np.maximum(found[at], one.value)
-        hosts = search.judge.hosts[search.q.free > 0]
-        for h in hosts[found[hosts] < 0].tolist():
-            if search.is_complete or search.is_late:
-                break
-            bounds = Bounds(*np.tile([[0], [ANY]], len(found)))
+            offer(search.judge.hosts[np.flatnonzero(one.counts)], one.value)
+        able = search.q.free > 0
+        if of is None:  # no later tier
+            parts = [] if search.is_complete else search.parts
+            able &= np.any([np.zeros_like(able), *(part.inside for part in parts)], axis=0)
+        for h in search.judge.hosts[able].tolist():
+            if found[h] >= -MOST * n:
+                continue
+            if search.is_late:
+                found[h] = -MOST * (n + 1)
+                continue
+            bounds = Bounds(*np.tile([[0], [ANY]], n))
             bounds.least[h] = 1
-            other = self.choose(state, k, demands, policy, deadline, bounds)
-            if other is not None:
-                at = state.cluster.host_of[list(other.gpus)]
-                found[at] = np.maximum(found[at], other.value)
-        return {h: int(found[h]) for h in np.flatnonzero(found >= 0).tolist()}
+            if (other := self.choose(state, k, demands, policy, deadline, bounds)) is not None:
+                offer(np.unique(state.cluster.host_of[list(other.gpus)]), other.value)
+        return {h: int(found[h]) for h in np.flatnonzero(found >= -MOST * (n + 1)).tolist()}
 
     def _search(
         self,
@@ -152,6 +167,7 @@ class LargeSearch:
         policy: Policy,
         deadline: float | None,
         bounds: Bounds | None,
+        whole: Bools | None = None,
         *,
         keeps: bool = False,
     ) -> RequestSearch | None:
@@ -162,7 +178,7 @@ class LargeSearch:
         if key not in self._tables:
             self._tables[key] = HostTables(self.model, policy)
         tables, limits = self._tables[key], policy.bounds(state.cluster, bounds)
-        judge = request_of(tables, state, k, demands, policy, limits)
+        judge = request_of(tables, state, k, demands, policy, limits, whole)
         least = judge.q.least
         if least.sum() < limits.least.sum() or least.sum() > k or (least > judge.q.free).any():
             return None

@@ -14,7 +14,7 @@ from numba import types
 
 from optsched.bandwidth.models.contention import interferes, shares
 from optsched.bandwidth.models.prior import host_rates
-from optsched.bandwidth.search.ask import gpus_of
+from optsched.bandwidth.search.ask import Bools, gpus_of
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
 from optsched.bandwidth.topology.levels import WHOLE
 from optsched.bandwidth.topology.policy import ANY
@@ -171,7 +171,7 @@ class Judge(NamedTuple):
 
 def request_of(
     tables: HostTables, state: ClusterState, k: int, demands: Sequence[int], policy: Policy,
-    bounds: Bounds,
+    bounds: Bounds, whole: Bools | None = None,
 ) -> Judge:  # fmt: skip
     """The request as arrays, and what judges its count vectors.
 
@@ -183,6 +183,8 @@ def request_of(
         As in `LargeSearch.choose`; the state is what `Policy.usable` leaves.
     policy, bounds
         The policy, and what it allows on every host.
+    whole
+        Hosts that were whole before rails left some of their GPUs; by default those that are.
     """
     levels, width = state.cluster.network_levels, len(tables.rates)
     demand, number = np.array(demands, np.int64), np.arange(width)
@@ -210,10 +212,11 @@ def request_of(
         for least in (np.minimum, np.maximum)
     )
     free = state.room[hosts]
+    full = (state.room == state.cluster.sizes if whole is None else whole)[hosts]
     return Judge(tables, state, demands, hosts, Request(
         k, policy.min_hosts, min(k, policy.max_hosts or ANY), size, of[hosts],
         np.where(rows >= 0, number, 0).max(axis=1, initial=0), bounds.least[hosts],
-        free + width * (free == state.cluster.sizes[hosts]), tables.kinds[hosts], rows,
+        free + width * full, tables.kinds[hosts], rows,
         np.ascontiguousarray(domain), joint, tables.rates, levels.factor.copy(),
         levels.uplink.astype(np.float64), demand[jobs], held.sum(axis=1),
         np.where(low == high, low, -1), job, host, held[job, hosts[host]],

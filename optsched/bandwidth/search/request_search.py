@@ -119,7 +119,8 @@ class RequestSearch:
             value, alone = found[i].tolist()
             if value < 0 or (value <= self.value and not self.keeps):
                 break
-            if self._is_allowed(rows[i]):
+            most = domain.q.max_hosts  # fewer than the policy's in a tier of preferred hosts
+            if np.count_nonzero(rows[i]) <= most and self._is_allowed(rows[i]):
                 one = Choice(value, alone, rows[i].copy(), domain)
                 self.best = one if value > self.value else self.best
                 if not self.keeps:
@@ -242,7 +243,7 @@ class RequestSearch:
         for q, top, inside in domains:
             q = q._replace(rows=np.where(q.rates >= rate, q.rows, -1))
             options = [(inside, q)]
-            if met.any():  # the hosts of the jobs that it meets, and those without jobs
+            if dirty.any():  # the hosts of the jobs that it meets, and those without jobs
                 least = np.maximum(q.least, used & dirty)
                 options.append((inside & (missing == 0), q._replace(least=least)))
             for level in range(top + 1):
