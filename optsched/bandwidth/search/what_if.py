@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from optsched.bandwidth.models.contention import Share, demands, share
 from optsched.bandwidth.models.model import Interval
 from optsched.bandwidth.search.ask import ask
@@ -55,7 +57,9 @@ def victims(
     """
     newcomer, alone = Job("the new job", gpus), model.of(gpus)
     found = {}
-    for j, job in enumerate(state.jobs):
+    used = (state.cluster.counts(gpus) > 0).astype(np.int64)
+    for j in np.flatnonzero(state.held @ used if used.sum() > 1 else []).tolist():
+        job = state.jobs[j]
         others = state.jobs[:j] + state.jobs[j + 1 :]
         theirs = [*demands_of[:j], *demands_of[j + 1 :]]
         before = _as_tenant(model, state.with_jobs(others), job, [*theirs, demands_of[j]])
