@@ -278,23 +278,15 @@ def test_preferred_domains_of_scores() -> None:
     assert scores["n01"] == scores["n02"] == 100 and 0 < scores["n03"] < 100
 
 
-def test_hosts_without_jobs_keep_the_rule_for_ties() -> None:
-    """A rack without jobs comes before three racks of which a host would meet a job."""
-    kind = HostType("h", 4, nics=1, nic_rate=25.0)
+def test_uneven_counts_spare_a_whole_host() -> None:
+    """Where hosts limit, 8+8+5 GPUs of a partly used host come before 7+7+7 of whole ones."""
+    kind = HostType("h", 8, nics=8, nic_rate=25.0, intra=IntraTable(8, [0, 0] + [60_000_000] * 7))
     hosts = tuple(Host(f"n{i}", "h", (f"r{i // 4}",)) for i in range(40))
-    cluster = Cluster(hosts, (kind,), ("rack",), factors={"rack": 0.8})
-    rng = random.Random(1)
-    for _ in range(20):
-        free = [gpu for gpu in range(cluster.n_gpus) if rng.random() < 0.6 or gpu // 16 == 7]
-        busy = [gpu for gpu in range(cluster.n_gpus) if gpu not in free]
-        rng.shuffle(busy)
-        jobs = [Job(f"j{i}", tuple(busy[i : i + 4])) for i in range(0, len(busy), 4)]
-        state = ClusterState(cluster, tuple(free), tuple(jobs))
-        model = BottleneckBandwidth(cluster)
-        found = LargeSearch(model).choose(state, 10, demands(model, state))
-        assert found is not None
-        alone = model.of(range(112, 122))
-        assert found.value > alone or order_of(state, found.gpus)[0] == 1
+    cluster = Cluster(hosts, (kind,), ("rack",))
+    state = ClusterState.idle(cluster).fail("n39:5-7")
+    found = LargeSearch(BottleneckBandwidth(cluster)).choose(state, 21)
+    assert found is not None and found.value == 60_000_000
+    assert order_of(state, found.gpus) == (1, 3, 2)
 
 
 @pytest.mark.parametrize("policy", RULES)

@@ -241,7 +241,8 @@ class RequestSearch:
         met = np.isin(np.arange(len(q.demand)), q.edge_job[used[q.edge_host]])
         missing = np.bincount(q.edge_host, ~met[q.edge_job], len(used))
         for q, top, inside in domains:
-            q = q._replace(rows=np.where(q.rates >= rate, q.rows, -1))
+            if met.any() or not self.judge.tables.is_line_rate:  # a lower rate may cost
+                q = q._replace(rows=np.where(q.rates >= rate, q.rows, -1))
             options = [(inside, q)]
             if dirty.any():  # the hosts of the jobs that it meets, and those without jobs
                 least = np.maximum(q.least, used & dirty)
