@@ -303,10 +303,6 @@ SLURM: list[tuple[str, str, Any, str]] = [
     ("", "PARTITION  AVAIL", None, "f: expected the output of `scontrol.*looks like `sinfo`"),
     ("NodeName=n02", "NodeName=n01", None, "node n01: is there twice"),
     ("NodeName=n02", "NodeName=zz", None, "has not 1 of the .*: n02"),
-    ("State=IDLE", "State=BANANA", None, "node n01: State: expected states of Slurm, got 'BANANA'"),
-    (" State=IDLE", "", None, "node n01: State: .*'no State'"),
-    ("gpu:8", "gpu:7", None, "node n01: Gres: has 7 GPUs, the cluster 8"),
-    ("gpu:8", "gpu:h:7,gpu:h_1g.10gb:1", None, r"n01: Gres: gpu:h_1g.10gb is a part of a GPU"),
     ("gpu:8", "gpu:a:b:8", None, "node n01: Gres: expected gpu:TYPE:COUNT"),
     (" GresUsed=gpu:0", "", None, "node n01: has no GresUsed: print `scontrol show node -d`"),
     ("gpu:0", "gpu:2(IDX:0-8)", None, r"n01: GresUsed: 'gpu:2\(IDX:0-8\)': expected ids in 0..7"),
@@ -319,6 +315,30 @@ SLURM: list[tuple[str, str, Any, str]] = [
     ("", "", {"gres_detail": [], "tres_alloc_str": "gres/gpu=3"}, "j: job 7: gres_detail: missing"),
     ("", "", {"gres_detail": ["gpu:9", ""]}, "node n01: jobs hold more than its 8 GPUs"),
 ]  # fmt: skip
+
+
+UNUSABLE = (
+    ("State=IDLE", "State=BANANA", "node n01: State: expected states of Slurm, got 'BANANA'"),
+    (" State=IDLE", "", "node n01: State: .*'no State'"),
+    ("gpu:8", "gpu:7", "node n01: Gres: has 7 GPUs, the cluster 8"),
+    ("gpu:8", "gpu:h:7,gpu:h_1g.10gb:1", r"n01: Gres: gpu:h_1g.10gb is a part of a GPU"),
+)
+
+
+@pytest.mark.parametrize(("old", "new", "message"), UNUSABLE)
+def test_a_node_that_cannot_be_read_is_down(old: str, new: str, message: str) -> None:
+    """With a warning; the others can be used."""
+    with pytest.warns(UserWarning, match=message):
+        state = ClusterState.from_slurm(CLUSTER, GOOD.replace(old, new, 1), None, ("f", "j"))
+    good = ClusterState.from_slurm(CLUSTER, GOOD, None, ("f", "j"))
+    assert not set(state.free) & set(CLUSTER.machine("n01")) and state.free
+    assert set(state.down) - set(good.down) <= set(CLUSTER.machine("n01"))
+    with pytest.warns(UserWarning, match=message):  # a job there too
+        job = {"job_id": 7, "job_state": "RUNNING", "nodes": "n01", "gres_detail": ["gpu:1g.5gb:1"]}
+        again = ClusterState.from_slurm(
+            CLUSTER, GOOD.replace(old, new, 1), json.dumps({"jobs": [job]}), ("f", "j")
+        )
+    assert again.free == state.free
 
 
 @pytest.mark.parametrize("at", range(len(SLURM)))

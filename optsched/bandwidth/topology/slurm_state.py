@@ -43,6 +43,13 @@ _ENDED: Final = re.compile(
 """States of jobs that hold no GPU; what a suspended job keeps is in use on its node."""
 
 
+_MOST_WARNINGS: Final = 8
+
+
+class _UnusableNode(InputError):
+    """A node on which free GPUs cannot be told; the others can be used."""
+
+
 class _Job(msgspec.Struct):
     job_id: int
     job_state: str | list[str] = ""
@@ -70,14 +77,24 @@ def from_slurm(cluster: Cluster, nodes: str, jobs: Any, file: str, jobs_file: st
     usage = Usage(cluster, file)
     used: dict[str, _Gpus] = {}
     other: list[str] = []
+    unusable: list[str] = []
     for record in _records(nodes, file):
         node = record["NodeName"]
         place = f"{file}: node {node:.60}"
         if node in usage.names:
-            used[node] = _used(record, usage.add(node, place), place)
-            usage.closed |= {node} if _closed(record, place) else set()
+            size = usage.add(node, place)
+            try:
+                used[node] = _used(record, size, place)
+                usage.closed |= {node} if _closed(record, place) else set()
+            except _UnusableNode as error:
+                usage.closed.add(node)
+                unusable.append(str(error))
         elif "gpu" in record.get("Gres", ""):
             other.append(node)
+    for text in unusable[:_MOST_WARNINGS]:
+        more = len(unusable) - _MOST_WARNINGS
+        also = f" (and {more} nodes more)" * (more > 0 and text is unusable[_MOST_WARNINGS - 1])
+        warnings.warn(f"{text}; its free GPUs are taken as down{also}", stacklevel=3)
     if other:
         warnings.warn(f"{file}: GPU nodes outside the cluster: {shortened(other)}", stacklevel=3)
     for job in () if jobs is None else _jobs(jobs, jobs_file):
@@ -110,7 +127,7 @@ def _closed(record: dict[str, str], place: str) -> bool:
         shut = found is not None and _CLOSED.fullmatch(found[1]) is not None
         if found is None or not (shut or _OPEN.fullmatch(found[1])):
             got = record.get("State", "no State")
-            raise InputError(f"{place}: State: expected states of Slurm, got {got!r:.60}")
+            raise _UnusableNode(f"{place}: State: expected states of Slurm, got {got!r:.60}")
         closed |= shut or bool(set(found[2]) & set("*~#!%$@^"))
     cpus = record.get("CPUEfctv", record.get("CPUTot", ""))
     taken = record.get("CPUAlloc", "")
@@ -121,7 +138,7 @@ def _used(record: dict[str, str], size: int, place: str) -> _Gpus:
     """GPUs in use on a node, after a check of how many it has."""
     total = _gpus(record.get("Gres", ""), size, f"{place}: Gres").number
     if total != size:
-        raise InputError(f"{place}: Gres: has {total} GPUs, the cluster {size}")
+        raise _UnusableNode(f"{place}: Gres: has {total} GPUs, the cluster {size}")
     if "GresUsed" in record:
         return _gpus(record["GresUsed"], size, f"{place}: GresUsed")
     if "gres/gpu" not in record.get("CfgTRES", ""):
@@ -150,8 +167,7 @@ def _gpus(text: str, size: int, place: str) -> _Gpus:
         at, count, detail = match.end(), int(match[3]), match[4] or ""
         if match[1] == "gpu":
             if _MIG.fullmatch(match[2] or ""):
-                what = "is a part of a GPU (MIG): leave the node out of the cluster"
-                raise InputError(f"{place}: gpu:{match[2]:.60} {what}")
+                raise _UnusableNode(f"{place}: gpu:{match[2]:.60} is a part of a GPU (MIG)")
             number += count
             if detail.startswith("IDX:") and count:
                 found = local_ids(detail[4:], size, text, place)
@@ -195,7 +211,11 @@ def _hold(usage: Usage, job: _Job, place: str) -> None:
     for node, detail in zip(nodes, details, strict=False):
         if node in usage.owner:
             owner = usage.owner[node]
-            found = _gpus(detail or "", len(owner), f"{place}: gres_detail: node {node:.60}")
+            try:
+                found = _gpus(detail or "", len(owner), f"{place}: gres_detail: node {node:.60}")
+            except _UnusableNode:
+                usage.closed.add(node)
+                continue
             free = {i for i, one in enumerate(owner) if one is None}
             ids = found.ids & free if completing else found.ids
             number = 0 if completing else found.number - len(found.ids)
