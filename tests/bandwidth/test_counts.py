@@ -111,7 +111,7 @@ def test_predictions_are_the_tables():  # type: ignore[no-untyped-def]
                 with pytest.raises(UnmeasuredPattern):
                     model.predict(row)
                 continue
-            assert model.predict(row).tolist() == [expected]
+            assert model.predict(row).tolist() == [expected] == model.of_sets([gpus])
             counts = np.bincount(cluster.host_of[list(gpus)], minlength=cluster.n_hosts)
             assert tables.network[tables.automaton.state(counts)] >= expected
 

@@ -67,14 +67,8 @@ def demands(
         An unknown profile.
     """
     check_traffic(traffic)
-    unknown = [job for job in state.jobs if needs_bandwidth(job, traffic)]
-    alone: dict[tuple[int, ...], int] = {}
-    if unknown:
-        rows = np.zeros((len(unknown), model.cluster.n_gpus), np.bool_)
-        for j, job in enumerate(unknown):
-            rows[j, list(job.gpus)] = True
-        found = model.predict(rows).tolist()
-        alone = {job.gpus: b for job, b in zip(unknown, found, strict=True)}
+    unknown = [job.gpus for job in state.jobs if needs_bandwidth(job, traffic)]
+    alone = dict(zip(unknown, model.of_sets(unknown), strict=True))
     return tuple(demand_of(job, alone, traffic, seed) for job in state.jobs)
 
 

@@ -502,13 +502,9 @@ class Dispatcher:
             for job in new:
                 reached = self._tables.value(job.gpus)
                 alone[job.gpus] = self.model.of(job.gpus) if reached < 0 else reached  # refuses
-        for at in range(0, len(new) * (self._tables is None), _JOBS_A_BATCH):
-            batch = new[at : at + _JOBS_A_BATCH]
-            rows = np.zeros((len(batch), self.cluster.n_gpus), np.bool_)
-            for row, job in zip(rows, batch, strict=True):
-                row[list(job.gpus)] = True
-            found = self.model.predict(rows).tolist()
-            alone.update(zip((job.gpus for job in batch), found, strict=True))
+        elif new:
+            sets = [job.gpus for job in new]
+            alone.update(zip(sets, self.model.of_sets(sets), strict=True))
         return [demand_of(job, alone, self.traffic, self.seed) for job in state.jobs]
 
 
@@ -525,9 +521,6 @@ _MOST_SECONDS: Final = 1e6
 
 _JOBS_A_STEP: Final = 4
 """So many jobs take as long in a step as everything else."""
-
-_JOBS_A_BATCH: Final = 256
-"""Jobs whose bandwidths are computed together: limits memory on large clusters."""
 
 _REMEMBERED: Final = 100_000
 """Bandwidths of running jobs that are kept; then all are forgotten."""
