@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     Bools = npt.NDArray[np.bool_]
 
+FEW_CELLS: Final = 16
+"""Cells that are visited before the bounds of all are computed, if there is a deadline."""
+
 ROUNDS: Final = 16
 """Visits of all cells, with other weights of the jobs."""
 
@@ -187,6 +190,9 @@ class RequestSearch:
                 upper = max(upper, bound)
                 continue
             cells = domain.cells(part := domain.part(), bound, self.value)
+            if self.deadline < np.inf:  # bounds of all cells may take longer than there is time
+                few = cells[:: max(1, len(cells) // FEW_CELLS)].copy()
+                self._explore(domain, part, few, np.asarray(q.demand, np.float64))
             self._explore(domain, part, cells, np.zeros(len(q.demand)), MOST)  # bounds alone
             upper = max(upper, int(cells["bound"].max(initial=0)))
             todo.append((domain, part, cells[np.argsort(-cells["bound"], kind="stable")]))
