@@ -89,6 +89,8 @@ def compare(rows: list[dict[str, Any]], deadline: float | None) -> None:
         found.append((ratio, one.upper_bound / max(1, one.value), took, not row["exact"]))
     table = np.array(found)
     for what, at in (("all", table[:, 3] >= 0), ("not proved before", table[:, 3] == 1)):
+        if not at.any():
+            continue
         ratio, bound, times = table[at, :3].T
         print(
             f"{what}: {len(ratio)} requests, value {ratio.mean():.3f} times in the mean, worst "
