@@ -310,6 +310,8 @@ def _asked(
 
 def _told(verb: str, request: Request, answer: dict[str, Any], state: ClusterState) -> ClusterState:
     """The state after a change, and how much of it is free; or the state itself."""
+    if verb == "state" and request.state is not True:
+        raise InputError("state: expected true, got false")
     if verb == "state":
         answer["state"] = msgspec.json.decode(documents.state_json(state))
         return state
@@ -319,6 +321,8 @@ def _told(verb: str, request: Request, answer: dict[str, Any], state: ClusterSta
         if request.to is None:
             raise InputError(f"to: {verb} needs GPUs such as 'n01:0-3 n02'")
         state = getattr(state, verb)(getattr(request, verb), request.to)
+    elif verb in ("fail", "repair") and not getattr(request, verb):
+        raise InputError(f"{verb}: expected GPUs such as 'n01:0-3 n02', got none")
     elif verb == "fail":
         answer["jobs"] = state.jobs_on(request.fail or "")
         state = state.fail(request.fail or "")

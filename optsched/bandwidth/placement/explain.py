@@ -196,7 +196,7 @@ def to_json(choice: DispatchChoice, result: Result) -> bytes:
         "limited_by": limit_of(choice) or None,
         "jobs": list(share.jobs) or None,
         "capacity": _rate(share.capacity),
-        "asked": _rate(share.standalone + share.demand) if share.jobs else None,
+        "demanded": _rate(share.standalone + share.demand) if share.jobs else None,
         "victims": {name: _rate(lost) for name, lost in choice.victims.items()} or None,
         "regret": _rate(choice.regret),
         "price_of_policy": None if problem.policy.is_free else _rate(choice.price_of_policy),

@@ -297,9 +297,14 @@ class Dispatcher:
                 include = (*(self.policy.include or ()), names[h])
                 if not impossible(state, replace(self.policy, include=include), k):
                     value[role] = (-ANY, 0)
-        part = {role: reached / max(1, best[1]) for role, (_, reached) in value.items()}
+        part = {
+            role: reached / max(1, best[1])
+            if tier == best[0]
+            else min(0.99, reached / max(1, best[1]))
+            for role, (tier, reached) in value.items()
+        }
         return {
-            h: 1.0 if value[role] == best else min(0.99, part[role])
+            h: 1.0 if value[role] == best else part[role]
             for h, role in roles.items() if role in value
         }  # fmt: skip
 

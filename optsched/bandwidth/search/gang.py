@@ -61,6 +61,7 @@ def choose_gang(
     sizes = sorted(requests, key=lambda name: -requests[name])
     best: dict[str, Answer] = {}
     reason: Infeasible | None = None
+    uppers: dict[int, int] = {}  # by number of GPUs, without the other requests
     for order in dict.fromkeys((tuple(sizes), tuple(requests), tuple(sizes[::-1]))):
         if best and until is not None and time.monotonic() > until:
             break
@@ -69,6 +70,12 @@ def choose_gang(
         except Infeasible as error:
             reason = error
             continue
+        for name, one in found.items():
+            k = requests[name]
+            if k not in uppers:
+                left = None if until is None else max(1e-4, (until - time.monotonic()) / 4)
+                uppers[k] = dispatcher.answer(state, k, left).upper_bound
+            found[name] = one._replace(upper_bound=max(one.value, uppers[k]))
         best = max(filter(None, (best, found)), key=lambda one: sum(a.value for a in one.values()))
     if not best:
         raise Infeasible(f"gang: {reason}")
@@ -108,7 +115,5 @@ def _in_order(
     for name, answer in found.items():
         others = after.give(name)
         got = share(dispatcher.model, others, answer.gpus, dispatcher.demands(others))
-        found[name] = answer._replace(
-            value=got.value, upper_bound=max(got.value, answer.upper_bound)
-        )
+        found[name] = answer._replace(value=got.value)
     return found

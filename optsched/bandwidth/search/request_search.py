@@ -280,12 +280,15 @@ class RequestSearch:
         return bool(rows.any()) and self._exchange(rows)
 
     def _exchange(self, rows: IntArray) -> bool:
-        """Take a choice that is no worse and first in the order of ties; whether it is no worse."""
+        """Take a choice of the same value that is first in the order of ties; whether it is.
+
+        A higher value is not taken here: more time must never lead to less.
+        """
         assert self.best is not None
         ((value, alone),) = self.judge.values(rows).tolist()
-        if value < self.value or not self._is_allowed(rows[0]):
+        if value != self.value or not self._is_allowed(rows[0]):
             return False
-        if value > self.value or self.key(rows[0]) < self.key(self.best.counts):
+        if self.key(rows[0]) < self.key(self.best.counts):
             self.best = Choice(value, alone, rows[0].copy(), self.best.domain)
         return True
 
