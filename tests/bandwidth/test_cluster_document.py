@@ -141,6 +141,7 @@ BAD: list[tuple[tuple[Any, ...], Any, str]] = [
     (("hosts", 1, "type"), "z", r"c: hosts\[1\]\.type: there is no type 'z'; known: h"),
     (("hosts", 1, "domains"), ["b1"], r"c: hosts\[1\]\.domains: expected one name for each"),
     (("factors",), {"row": 0.5}, "c: factors: expected one of block, rack, cluster, got 'row'"),
+    (("factors",), {"rack": 0.5, "block": 0.9}, "c: factors\\[block\\]: expected 0.5 at most"),
     (("factors",), {"rack": 0}, "c: factors\\[rack\\]: expected a share"),
     (("uplinks",), {"rack": 0}, "c: uplinks\\[rack\\]: expected GB/s > 0, got 0"),
     (("levels",), ["rack", "rack"], "c: levels: expected distinct names"),

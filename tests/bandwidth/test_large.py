@@ -40,7 +40,8 @@ def leveled(rng: random.Random) -> ClusterState:
         Host(f"n{i}", rng.choice(kinds).name, (f"s{i // 4}", f"l{i // 2}"))
         for i in range(rng.randint(4, 6))
     )
-    factors = {name: rng.choice([1.0, 0.8, 0.5]) for name in ("spine", "leaf", "cluster")}
+    drawn = sorted(rng.choices([1.0, 0.8, 0.5], k=3))
+    factors = dict(zip(("cluster", "spine", "leaf"), drawn, strict=True))
     if rng.random() < 0.2:
         del factors["cluster"]  # spines are not joined
     uplinks = {"leaf": float(rng.randint(10, 200))} if rng.random() < 0.5 else {}

@@ -128,7 +128,8 @@ def _limits(rng: random.Random, names: tuple[str, ...], wanted: bool) -> dict[st
     """Factors and uplinks for some of these levels."""
     if not wanted:
         return {}
-    factors = {name: rng.choice([1.0, 0.75, 0.5]) for name in (*names, "cluster")}
+    levels = ("cluster", *names)  # from the top down
+    factors = dict(zip(levels, sorted(rng.choices([1.0, 0.75, 0.5], k=len(levels))), strict=True))
     uplinks = {name: float(rng.randint(20, 300)) for name in names if rng.random() < 0.5}
     return {"factors": factors, "uplinks": uplinks}
 

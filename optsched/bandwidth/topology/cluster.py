@@ -236,6 +236,15 @@ class Cluster:
             raise InputError("levels: expected distinct names other than 'host'")
         for level, factor in self._by_level("factors", (*self.levels, "cluster")).items():
             number(f"factors[{level}]", factor, above=True, most=1.0, what="a share")
+        lower = 1.0
+        for level in (*self.levels[::-1], "cluster"):
+            factor = self.factors.get(level, lower)
+            if factor > lower:
+                raise InputError(
+                    f"factors[{level}]: expected {lower:g} at most, as at a level below, got "
+                    f"{factor:g}"
+                )
+            lower = factor
         for level, rate in self._by_level("uplinks", self.levels).items():
             number(f"uplinks[{level}]", rate, above=True, what="GB/s")
         boolean("rails", self.rails)
