@@ -103,7 +103,9 @@ def fitted_factors(
             if len(exact) >= LEAST_RUNS:
                 expected = predict(flat, table.with_rows(below), exact)
                 ratios = np.array([row.value for row in exact]) / np.maximum(expected, 1)
-                factors[name] = max(1e-6, round(min(current, float(np.median(ratios))), 6))
+                above = (cluster.factors.get(other, 0.0) for other in names[number:])
+                least = max(1e-6, *above)  # factors do not rise with the level
+                factors[name] = max(least, round(min(current, float(np.median(ratios))), 6))
             low, high = float(ratios.min()), float(ratios.max())
             found.append(LevelFit(name, len(exact), factors.get(name), low, high))
         current = min(current, factors.get(name, current))
