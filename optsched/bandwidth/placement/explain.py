@@ -92,7 +92,7 @@ def _rule(choice: DispatchChoice) -> Iterator[str]:
     counts = problem.cluster.counts(choice.gpus)
     others = [one for one in found if (problem.cluster.counts(one.gpus) != counts).any()]
     if not others:
-        yield "decided by: there are no other numbers of GPUs on hosts"
+        yield "decided by: no other numbers of GPUs on hosts were found"
         return
     if others[0].value < choice.bandwidth:
         yield f"decided by: bandwidth (the next best has {shown(others[0].value)})"
