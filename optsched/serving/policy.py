@@ -95,7 +95,7 @@ class Policy:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an ``.npz``, all of it or nothing."""
         stream = io.BytesIO()
-        np.savez(stream, allow_pickle=False, format=np.array(FORMAT), **vars(self))
+        np.savez(stream, format=np.array(FORMAT), **vars(self))
         write_atomic(path, stream.getvalue())
 
     @classmethod

@@ -7,7 +7,7 @@ import io
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -176,7 +176,8 @@ class HierarchicalTransformer(BandwidthModel):
             raise InputError(f"{path}: is the name of the weights; name the document, as in x.json")
         check_writable(path)
         stream = io.BytesIO()
-        np.savez(stream, allow_pickle=False, **self.weights)
+        weights: dict[str, Any] = {**self.weights}
+        np.savez(stream, **weights)
         content = stream.getvalue()
         document = _Document(
             FORMAT, self.cluster.sha256, self.op, self.payload, self.mixed,
