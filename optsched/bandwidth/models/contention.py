@@ -161,11 +161,24 @@ def shares(
     capacity[i, j] = values[len(rows) :]
     least = capacity.min(axis=1, initial=NO_LIMIT)
     others = meets @ demands_of
+    return Shares(divided(alone, least, others), alone, capacity, others)
+
+
+def divided(alone: IntArray, capacity: IntArray, others: IntArray) -> IntArray:
+    """Divide joint capacities in proportion to demands; -1 where a bandwidth is not measured.
+
+    Parameters
+    ----------
+    alone, capacity
+        Bandwidths alone, and least joint bandwidths; negative if not measured, shape (n,).
+    others
+        Sum of the demands of the jobs that interfere.
+    """
     value, total = alone.copy(), alone + others
-    tight = (alone >= 0) & (least >= 0) & (total > least)
-    value[tight] = alone[tight] * least[tight] // total[tight]
-    value[least < 0] = UNMEASURED
-    return Shares(value, alone, capacity, others)
+    tight = (alone >= 0) & (capacity >= 0) & (total > capacity)
+    value[tight] = alone[tight] * capacity[tight] // total[tight]
+    value[(alone < 0) | (capacity < 0)] = UNMEASURED
+    return value
 
 
 def interferes(state: ClusterState) -> npt.NDArray[np.bool_]:

@@ -391,10 +391,10 @@ def jobs_of(state: ClusterState, demands: Sequence[int]) -> IntArray:
 
 def domain_numbers(cluster: Cluster, level: int) -> IntArray:
     """Number of the domain of every host at a level."""
-    number = np.zeros(cluster.n_hosts, np.int64)
-    for d, hosts in enumerate(cluster.domains(level).values()):
-        number[list(hosts)] = d
-    return number
+    if level == len(cluster.levels):
+        return np.arange(cluster.n_hosts)
+    row: IntArray = cluster.network_levels.domain[len(cluster.levels) - 1 - level]
+    return row
 
 
 def domains_in_order(cluster: Cluster) -> tuple[IntArray, IntArray]:

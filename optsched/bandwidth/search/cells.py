@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.bandwidth.search.request import FLOATS, REQUEST, TABLE, line, worth
+from optsched.bandwidth.search.counts import line
+from optsched.bandwidth.search.request import FLOATS, REQUEST, TABLE, worth
 from optsched.kernels.compile import BOOL, INT, INTS, entry, helper, record, records
 
 if TYPE_CHECKING:

@@ -66,12 +66,16 @@ def popcount(mask):  # type: ignore[no-untyped-def]
     return ((mask + (mask >> 4) & 0x0F0F0F0F) * 0x01010101 & 0xFFFFFFFF) >> 24
 
 
-@helper(INT, INT, INT, INT, INT, counted=False)
-def shared(d, any_job, capacity, total):  # type: ignore[no-untyped-def]
+@helper(INT, INT, INT, INT, counted=False)
+def shared(d, capacity, total):  # type: ignore[no-untyped-def]
     """Return the share of a bandwidth d alone in a joint capacity; `total` includes d."""
-    if any_job == 0 or total <= capacity:
-        return d
-    return d * capacity // total
+    return d if total <= capacity else d * capacity // total
+
+
+@helper()
+def line(rate, n, m):  # type: ignore[no-untyped-def]
+    """Limit of the network for n GPUs on m hosts of which each brings `rate` or more."""
+    return np.int64(min(np.rint(rate * ((n - 1) / n) * (m / (m - 1))), MOST - 1.0))
 
 
 @helper(INT, TABLES, INT, INT, INT, INT, counted=False, inline=True)
@@ -79,8 +83,7 @@ def limited(t, value, level, gpus, hosts):  # type: ignore[no-untyped-def]
     """Apply the uplinks and the factor of a level to a set of several hosts; see `Levels`."""
     uplink = t.uplink[level]
     if uplink < MOST:
-        line = np.rint(uplink * ((gpus - 1) / gpus) * (hosts / (hosts - 1)))
-        value = min(value, int(min(line, MOST - 1.0)))
+        value = min(value, line(uplink, gpus, hosts))
     return scaled(t, value, level)
 
 
@@ -128,7 +131,7 @@ def _pick(t, host, free, count, least, prefer):  # type: ignore[no-untyped-def]
 
 
 @helper(
-    types.UniTuple(INT, 6),
+    types.UniTuple(INT, 5),
     TABLES,
     _REQUEST,
     READ,
@@ -141,17 +144,17 @@ def _pick(t, host, free, count, least, prefer):  # type: ignore[no-untyped-def]
 def _worth(t, request, jobs, nodes, tenants, at):  # type: ignore[no-untyped-def]
     """Evaluate the count vector at a leaf: value (-1: not measured), alone, and why.
 
-    The others: whether a job interferes, joint capacity, demands, and the network's limit.
+    The others: joint capacity (`NO_LIMIT` without jobs), demands, and the network's limit.
     """
     node, r = nodes[at], request[0]
     network = t.network[node.state]
     if network < 0:
-        return -1, 0, 0, 0, 0, 0
+        return -1, 0, 0, 0, 0
     d = min(network, node.within)
     if node.hosts < 2:
-        return d, d, 0, NO_LIMIT, 0, network
+        return d, d, NO_LIMIT, 0, network
     d = limited(t, d, node.level, r.k, node.hosts)
-    any_job, capacity, demand = 0, NO_LIMIT, 0
+    capacity, demand = NO_LIMIT, 0
     stride = t.size[0].hosts + 1
     for j in range(r.n_jobs):
         joint = tenants[at * r.n_jobs + j]
@@ -159,7 +162,7 @@ def _worth(t, request, jobs, nodes, tenants, at):  # type: ignore[no-untyped-def
             continue
         limit = t.network[joint.state]
         if limit < 0:
-            return -1, 0, 0, 0, 0, 0
+            return -1, 0, 0, 0, 0
         limit = min(limit, joint.within)
         if t.uplink[joint.level] < MOST:
             gpus = r.k
@@ -168,18 +171,18 @@ def _worth(t, request, jobs, nodes, tenants, at):  # type: ignore[no-untyped-def
             limit = limited(t, limit, joint.level, gpus, joint.hosts)
         else:
             limit = scaled(t, limit, joint.level)
-        any_job, capacity = 1, min(capacity, limit)
+        capacity = min(capacity, limit)
         demand += jobs[j * stride]
-    return shared(d, any_job, capacity, d + demand), d, any_job, capacity, demand, network
+    return shared(d, capacity, d + demand), d, capacity, demand, network
 
 
-@helper(INT, TABLES, INT, INT, INT, INT, INT, INT, INT, counted=False)
-def _needed(t, aim, alone, any_job, capacity, demand, level, hosts):  # type: ignore[no-untyped-def]
+@helper(INT, TABLES, INT, INT, INT, INT, INT, INT, counted=False)
+def _needed(t, aim, alone, capacity, demand, level, hosts):  # type: ignore[no-untyped-def]
     """Return the least bandwidth within hosts with which the share is still `aim`."""
     low, high = aim, alone
     while low < high:
         middle = (low + high) // 2
-        if shared(middle, any_job, capacity, middle + demand) >= aim:
+        if shared(middle, capacity, middle + demand) >= aim:
             high = middle
         else:
             low = middle + 1
@@ -334,17 +337,16 @@ def _bound(t, request, jobs, nodes, tenants, at):  # type: ignore[no-untyped-def
         d = scaled(t, d, node.level)
     if n_jobs == 0 or d <= 0 or (node.hosts < 2 and node.left == 0):
         return d
-    any_job, capacity, demand = 0, NO_LIMIT, 0
+    capacity, demand = NO_LIMIT, 0
     for j in range(n_jobs):
         a = tenants[at * n_jobs + j]
         if a.touched == 1:
-            any_job = 1
             demand += jobs[j * (t.size[0].hosts + 1)]
             joint = min(a.within, _most(t, a.state, node.left + a.ahead))
             if a.level >= 0 and joint < MOST:
                 joint = scaled(t, joint, a.level)
             capacity = min(capacity, joint)
-    return shared(d, any_job, capacity, d + demand)
+    return shared(d, capacity, d + demand)
 
 
 @entry(
@@ -369,7 +371,7 @@ def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # 
     out.visited, out.complete, out.optimum = 0, 0, -1
     budget = r.nodes
     best, threshold, answered, spread = -1, 0, 0, NO_LIMIT  # of the best choice so far
-    level_kept, hosts_kept, leaf = -1, 0, (0, 0, 0, 0, 0, 0)
+    level_kept, hosts_kept, leaf = -1, 0, (0, 0, 0, 0, 0)
     kept_leaf = leaf
     if free_from[0] < r.k:
         out.complete = 2
@@ -425,12 +427,12 @@ def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # 
             prefer, lowest = 1 if r.tolerance > 0 else 0, NO_LIMIT
             aim = threshold
             for step in range(1 + prefer):  # with a tolerance: again, that value by the lowest ids
-                least = _needed(t, aim, leaf[1], leaf[2], leaf[3], leaf[4], node.level, node.hosts)
+                least = _needed(t, aim, leaf[1], leaf[2], leaf[3], node.level, node.hosts)
                 lowest = _pick_all(t, places, masks, nodes, least, prefer - step, picked)
-                d = min(lowest, leaf[5])
+                d = min(lowest, leaf[4])
                 if node.hosts > 1:
                     d = limited(t, d, node.level, r.k, node.hosts)
-                value = shared(d, leaf[2], leaf[3], d + leaf[4])
+                value = shared(d, leaf[2], d + leaf[3])
                 aim = value
             if answered == 1 and node.spread == spread:
                 better = picked[n] - best_picked[n]
@@ -453,14 +455,12 @@ def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # 
     if answered == 0 and best >= 0:  # without ties, or stopped before any choice was compared
         for u in range(n):
             nodes[u + 1].count = kept[u]
-        least = _needed(
-            t, best, kept_leaf[1], kept_leaf[2], kept_leaf[3], kept_leaf[4], level_kept, hosts_kept
-        )
-        d = min(_pick_all(t, places, masks, nodes, least, 0, best_picked), kept_leaf[5])
+        least = _needed(t, best, kept_leaf[1], kept_leaf[2], kept_leaf[3], level_kept, hosts_kept)
+        d = min(_pick_all(t, places, masks, nodes, least, 0, best_picked), kept_leaf[4])
         if hosts_kept > 1:
             d = limited(t, d, level_kept, r.k, hosts_kept)
         answered = 1
-        out.value, out.alone = shared(d, kept_leaf[2], kept_leaf[3], d + kept_leaf[4]), d
+        out.value, out.alone = shared(d, kept_leaf[2], d + kept_leaf[3]), d
     if answered == 1:
         for u in range(n):
             chosen[u] = best_picked[u]

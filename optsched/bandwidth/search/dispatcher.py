@@ -297,16 +297,12 @@ class Dispatcher:
                 include = (*(self.policy.include or ()), names[h])
                 if not impossible(state, replace(self.policy, include=include), k):
                     value[role] = (-ANY, 0)
+        most = {True: 1.0, False: 0.99}  # on more domains than preferred it is not a best choice
         part = {
-            role: reached / max(1, best[1])
-            if tier == best[0]
-            else min(0.99, reached / max(1, best[1]))
-            for role, (tier, reached) in value.items()
+            role: 1.0 if one == best else min(most[one[0] == best[0]], one[1] / max(1, best[1]))
+            for role, one in value.items()
         }
-        return {
-            h: 1.0 if value[role] == best else part[role]
-            for h, role in roles.items() if role in value
-        }  # fmt: skip
+        return {h: part[role] for h, role in roles.items() if role in part}
 
     def _best_of_large(
         self, state: ClusterState, k: int, n: int, until: float | None

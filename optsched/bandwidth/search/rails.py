@@ -24,7 +24,7 @@ def on_rails(
 
     First one host by itself; then, for every set of local ids that k is a multiple of, the hosts
     on which it is free, and exactly as many of them as give k GPUs. Sets that another one replaces
-    (free on the same hosts and more, and as fast) are left out; those on most hosts come first.
+    (free on the same hosts, and as fast) are left out; those on most hosts come first.
 
     Parameters
     ----------
@@ -41,8 +41,8 @@ def on_rails(
     if policy.required == "host":
         return
     cluster = here.cluster
+    local = np.arange(cluster.n_gpus) - cluster.first[cluster.host_of]
     for mask, hosts in _sets(here, k, (max(2, policy.min_hosts), most), within):
-        local = np.arange(cluster.n_gpus) - cluster.first[cluster.host_of]
         inside = np.isin(cluster.host_of, hosts) & (mask >> np.minimum(local, 62) & 1 == 1)
         outside = [gpu for gpu in here.free if not inside[gpu]]
         number = k // mask.bit_count()

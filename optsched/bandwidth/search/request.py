@@ -15,10 +15,11 @@ from numba import types
 from optsched.bandwidth.models.contention import interferes, shares
 from optsched.bandwidth.models.prior import host_rates
 from optsched.bandwidth.search.ask import Bools, gpus_of
+from optsched.bandwidth.search.counts import line, shared
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
 from optsched.bandwidth.topology.levels import WHOLE
 from optsched.bandwidth.topology.policy import ANY
-from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
+from optsched.bandwidth.topology.rates import NO_LIMIT
 from optsched.kernels.compile import INT, INTS, entry, helper
 
 if TYPE_CHECKING:
@@ -226,12 +227,6 @@ def request_of(
 
 
 @helper()
-def line(rate, n, m):  # type: ignore[no-untyped-def]
-    """Limit of the network for n GPUs on m hosts of which each brings `rate` or more."""
-    return np.int64(min(np.rint(rate * ((n - 1) / n) * (m / (m - 1))), MOST - 1.0))
-
-
-@helper()
 def worth(q, counts):  # type: ignore[no-untyped-def]
     """Bandwidth of counts next to the jobs, and alone; -1: not possible."""
     width, levels = len(q.rates), len(q.factor)
@@ -275,7 +270,7 @@ def worth(q, counts):  # type: ignore[no-untyped-def]
             used[q.kind[q.edge_host[e]] * width + c] += c > 0
         limit = min(within, line(min(rate, q.cap[up]), q.k + q.size[j], m))
         capacity = min(capacity, limit * q.factor[up] // WHOLE)
-    return (alone if total <= capacity else alone * capacity // total), alone
+    return shared(alone, capacity, total), alone
 
 
 @entry(INT, REQUEST, TABLE, TABLE)

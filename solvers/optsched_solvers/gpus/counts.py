@@ -20,7 +20,7 @@ from optsched.bandwidth.topology.proximity import proximity
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, load_behind, loaded
-from optsched_solvers.gpus.vectors import claim
+from optsched_solvers.gpus.vectors import CountVectors, claim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,10 +117,11 @@ def large_search(model: CountModel) -> LargeSearch:
     return LargeSearch(model)
 
 
-def supported(problem: Problem, *, rails: bool = False) -> Support:
+def supported(problem: Problem, *, rails: bool = False, most_vectors: int | None = None) -> Support:
     """Whether a problem has one request, and counts by host decide all bandwidths.
 
-    `rails`: whether the solver keeps equal local ids on all hosts.
+    `rails`: whether the solver keeps equal local ids on all hosts. `most_vectors`: how many count
+    vectors it takes.
     """
     if not isinstance(problem, GpuPlacement):
         return Support(False, "it only chooses GPUs (GpuPlacement)")
@@ -132,6 +133,10 @@ def supported(problem: Problem, *, rails: bool = False) -> Support:
         return Support(False, "the model may rate a choice lower that has faster hosts")
     if problem.tables is None:
         return Support(False, "the model has no tables by counts for this cluster")
+    if most_vectors is not None:
+        number = CountVectors(problem, problem.requests[0]).count()
+        if number > most_vectors:
+            return Support(False, f"it takes up to {most_vectors} count vectors, not {number}")
     return Support(True)
 
 

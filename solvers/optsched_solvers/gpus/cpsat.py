@@ -10,7 +10,6 @@ import numpy as np
 
 from optsched.bandwidth.placement.problem import GpuSets
 from optsched.solving.result import Result
-from optsched.solving.solver import Support
 from optsched_solvers._cores import confined
 from optsched_solvers._cpsat import Call, checked_options
 from optsched_solvers._loading import load
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
+    from optsched.solving.solver import Support
 
 MOST_VECTORS: Final = 10_000
 """Count vectors, each a row of the table."""
@@ -44,12 +44,7 @@ class CpSat:
 
     def supports(self, problem: Problem) -> Support:
         """One request with up to 10,000 count vectors, and a model with tables."""
-        able = supported(problem)
-        if able:
-            number = CountVectors(problem, problem.requests[0]).count()  # type: ignore[arg-type, attr-defined]
-            if number > MOST_VECTORS:
-                return Support(False, f"it takes up to {MOST_VECTORS} count vectors, not {number}")
-        return able
+        return supported(problem, most_vectors=MOST_VECTORS)
 
     def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
         """Search until proof or limit, from one domain of the preferred level up."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from optsched.bandwidth.placement.problem import GpuSets
 from optsched.solving.result import Result
-from optsched.solving.solver import Support
 from optsched_solvers.gpus.counts import nothing_found, supported
 from optsched_solvers.gpus.vectors import CountVectors, claim
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
+    from optsched.solving.solver import Support
 
 MOST_VECTORS: Final = 200_000
 """Count vectors that it takes."""
@@ -37,12 +37,7 @@ class BranchAndBound:
 
     def supports(self, problem: Problem) -> Support:
         """One request with up to 200,000 count vectors, and a model with tables."""
-        able = supported(problem)
-        if able:
-            number = CountVectors(problem, problem.requests[0]).count()  # type: ignore[arg-type, attr-defined]
-            if number > MOST_VECTORS:
-                return Support(False, f"it takes up to {MOST_VECTORS} count vectors, not {number}")
-        return able
+        return supported(problem, most_vectors=MOST_VECTORS)
 
     def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
         """Search with one domain of the preferred level, then two, ... until there is a choice."""

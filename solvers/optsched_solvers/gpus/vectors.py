@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.bandwidth.models.contention import interferes
+from optsched.bandwidth.models.contention import divided, interferes
 from optsched.bandwidth.search.ask import domain_numbers, gpus_of
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.policy import ANY
-from optsched.bandwidth.topology.rates import NO_LIMIT, UNMEASURED
+from optsched.bandwidth.topology.rates import NO_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,12 +66,7 @@ class CountVectors:
         counts = np.zeros((len(vectors), self.problem.cluster.n_hosts), np.int64)
         counts[:, self.hosts] = vectors
         standalone = self._limited(counts, self.fastest(vectors))
-        capacity, demand = self._others(counts)
-        value, total = standalone.copy(), standalone + demand
-        tight = total > capacity
-        value[tight] = standalone[tight] * capacity[tight] // total[tight]
-        value[(standalone < 0) | (capacity < 0)] = UNMEASURED
-        return value
+        return divided(standalone, *self._others(counts))
 
     def fastest(self, vectors: IntArray) -> IntArray:
         """Least bandwidth within the hosts of vectors; -1 where a rule on their parts is broken."""
