@@ -49,4 +49,5 @@ class Order:
 
 def rules_of(cluster: Cluster) -> tuple[str, ...]:
     """Names of the parts of `order_of`."""
-    return (*(f"fewest {name}s" for name in cluster.levels), "fewest hosts", "fewest whole hosts")
+    domains = (f"fewest domains of {name}" for name in cluster.levels)
+    return *domains, "fewest hosts", "fewest whole hosts"
