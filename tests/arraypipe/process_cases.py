@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import arraypipe_traced_models as models
 import branching_models
+import runs
 from arraypipe_models import adamw, data, loss, sgd
 from process_refusals import absent, concluded, one_rank_cannot, refused, uneven, used_up  # noqa: F401
 from process_rows import (
@@ -87,8 +88,8 @@ def exact(ranks: int, first: int, last: int) -> list[str]:
         draw = random.Random(seed)
         rows, tied = random_rows(draw, 4), draw.random() < 0.3
         schedule = random_plan(shape_of(rows, ranks, draw), draw)
-        result = trainer(rows, tied).run(
-            schedule, STEPS, window=1 + seed % 2, on_error="raise", **PROCESSES
+        result = runs.run(
+            trainer(rows, tied), schedule, STEPS, window=1 + seed % 2, on_error="raise", **PROCESSES
         )
         if dist.get_rank() == 0:
             lines = compared(result, rows, [STEPS] * len(rows), tied)
@@ -153,7 +154,7 @@ def replanned(ranks: int, first: int, last: int) -> list[str]:
             return None
 
         with patched(Rescheduling, "_seated", poll):
-            result = array.run(plans[0], 12, window=draw.choice([1, 2, 5]), **PROCESSES)
+            result = runs.run(array, plans[0], 12, window=draw.choice([1, 2, 5]), **PROCESSES)
         if dist.get_rank() == 0:
             found += [f"seed {seed}: {d}" for d in compared(result, rows, [12] * len(rows))]
             changes += 3 - len(plans)
@@ -176,9 +177,9 @@ def summed(ranks: int, first: int, last: int) -> list[str]:
             "on_step": lambda job, t, _: job.stop() if (job.seed, t) == (1, 1) else None,
             "on_error": "raise",
         }
-        result = array.run(schedule, STEPS, window=1 + seed % 2, **given, **PROCESSES)
+        result = runs.run(array, schedule, STEPS, window=1 + seed % 2, **given, **PROCESSES)
         if dist.get_rank() == 0:
-            inline = array.run(schedule, STEPS, **given)
+            inline = runs.run(array, schedule, STEPS, **given)
             pairs = zip(result.trained, inline.trained, strict=True)
             found += [f"seed {seed}: {d}" for a, b in pairs for d in differences(a, b)]
             found += [str(violation) for violation in verify(result.trace)[:1]]
@@ -191,7 +192,9 @@ def branching(ranks: int, kinds: list[str], first: int, last: int) -> list[str]:
     for kind in kinds:
         for seed in range(first, last):
             array, order = branching_models.branching(kind, seed)
-            result = array.run(order, STEPS, window=1 + seed % 2, on_error="raise", **PROCESSES)
+            result = runs.run(
+                array, order, STEPS, window=1 + seed % 2, on_error="raise", **PROCESSES
+            )
             for j, trained in enumerate(result.trained):
                 lines = differences(trained, array.train_alone(j, STEPS))
                 found += [f"{kind}, seed {seed}: {line}" for line in lines]
@@ -213,7 +216,7 @@ def unfrozen_later(ranks: int) -> str:
 
     array = ArrayTrainer(build, data, jobs=[Job(0, 4, sgd)], stages=[1], loss=loss)
     try:
-        array.run(random_schedule([1], 2, place=[1, 0]), 4, on_step=on_step, **PROCESSES)
+        runs.run(array, random_schedule([1], 2, place=[1, 0]), 4, on_step=on_step, **PROCESSES)
     except OptschedError as error:
         return str(error)
     return "nothing"
@@ -231,7 +234,9 @@ def outputs(ranks: int) -> list[str]:
             stages=[SplitPoint("second")],
             loss=models.named_loss,
         )
-        result = array.run(random_schedule([2, 1], 2, seed=1), STEPS, on_error="raise", **PROCESSES)
+        result = runs.run(
+            array, random_schedule([2, 1], 2, seed=1), STEPS, on_error="raise", **PROCESSES
+        )
         for j, trained in enumerate(result.trained):
             found += differences(trained, array.train_alone(j, STEPS))
     return found
@@ -251,7 +256,7 @@ def stopped(ranks: int) -> dict[str, Any]:
     schedule = random_schedule([1, 2, 1], 4, place=[1, 0, 1, 0][:4], seed=3) if ranks == 2 else (
         random_schedule([1, 2, 1], 4, place=[2, 0, 3, 1], seed=3)
     )  # fmt: skip
-    result = array.run(schedule, 400, on_step=on_step, **PROCESSES)
+    result = runs.run(array, schedule, 400, on_step=on_step, **PROCESSES)
     return {
         "differences": compared(result, rows, [3, 5, 10]),
         "status": [job.status for job in array.jobs],
@@ -269,7 +274,7 @@ def carried(ranks: int) -> dict[str, Any]:
             job.stop()  # from here on its messages are tombstones
 
     schedule = random_schedule([1, 2, 1], 4, place=[0, 1, 1, 0], update=[1], together=[1], seed=5)
-    result = trainer(rows).run(schedule, 9, on_step=on_step, **PROCESSES)
+    result = runs.run(trainer(rows), schedule, 9, on_step=on_step, **PROCESSES)
     result.trace.write(f"{sys.argv[1]}/carried-{dist.get_rank()}.schedule.json")
     return {"waited": [d.messages_ns for d in result.report.devices]}
 
@@ -288,7 +293,7 @@ def failed(ranks: int) -> dict[str, Any]:
         build_model, bad_data, jobs=[row.job for row in rows], stages=CUTS, loss=loss
     )
     place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
-    result = array.run(random_schedule([1, 1, 1], 4, place=place, seed=8), 12, **PROCESSES)
+    result = runs.run(array, random_schedule([1, 1, 1], 4, place=place, seed=8), 12, **PROCESSES)
     found = []
     if dist.get_rank() == 0:
         found = differences(result.trained[2], alone(rows[2], 12))
@@ -320,7 +325,7 @@ def first_forwards(ranks: int) -> dict[str, Any]:
         loss=loss,
     )
     late = [row.job for row in rows[2:4]]
-    result = array.run(
+    result = runs.run(array, 
         random_schedule([1, 1, 1], 4, place=[1, 0, 1, 0], seed=8), 3,
         refill=lambda job: late.pop(0) if late else None, **PROCESSES,
     )  # fmt: skip
@@ -346,8 +351,11 @@ def unlike(ranks: int) -> dict[str, Any]:
     schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=8)
     said = "nothing"
     try:
-        ArrayTrainer(build, data, jobs=[job(0, 12), job(1, 13)], stages=stages, loss=loss).run(
-            schedule, 2, **PROCESSES
+        runs.run(
+            ArrayTrainer(build, data, jobs=[job(0, 12), job(1, 13)], stages=stages, loss=loss),
+            schedule,
+            2,
+            **PROCESSES,
         )
     except InputError as error:
         said = str(error)
@@ -355,7 +363,7 @@ def unlike(ranks: int) -> dict[str, Any]:
     dist.all_gather_object(everywhere, said)
     array = ArrayTrainer(build, data, jobs=[job(0, 12), job(1, 12)], stages=stages, loss=loss)
     late = [job(2, 13), job(3, 12)]
-    result = array.run(
+    result = runs.run(array, 
         schedule, 3, refill=lambda job: late.pop(0) if late else None, **PROCESSES
     )  # fmt: skip
     found = []
@@ -387,7 +395,7 @@ def late(ranks: int) -> dict[str, Any]:
         patched(JobRun, "note_loss", note_loss),
         patched(ProcessBackend, "reads_late", property(lambda backend: True)),
     ):
-        result = array.run(schedule, 6, on_step=on_step, **PROCESSES)
+        result = runs.run(array, schedule, 6, on_step=on_step, **PROCESSES)
     losses = [(j, t, x) for j, row in enumerate(result.losses) for t, x in enumerate(row)]
     return {
         "differences": compared(result, rows, [6, 6, 3]),
@@ -406,7 +414,7 @@ def devices(ranks: int) -> list[str]:
         devices=[f"cuda:{k}" for k in range(ranks)],
     )
     try:
-        array.run(random_schedule([1], 4, place=[0, 1, 0, 1]), 1, **PROCESSES)
+        runs.run(array, random_schedule([1], 4, place=[0, 1, 0, 1]), 1, **PROCESSES)
     except InputError as error:
         return [str(error)]
     return []
@@ -423,7 +431,7 @@ def queued(ranks: int) -> dict[str, Any]:
 
     place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
     schedule = random_schedule([1, 1], 4, place=place, seed=1)
-    result = array.run(schedule, 4, queue=True, on_step=on_step, **PROCESSES)
+    result = runs.run(array, schedule, 4, queue=True, on_step=on_step, **PROCESSES)
     return {
         "differences": compared(result, rows, [4, 2, 4, 4, 4, 4, 4]),
         "status": [job.status for job in array.jobs],
@@ -440,8 +448,8 @@ def interrupted(ranks: int) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGINT)
 
     place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
-    result = array.run(
-        random_schedule([1, 1], 4, place=place, seed=1), 500, on_step=on_step, **PROCESSES
+    result = runs.run(
+        array, random_schedule([1, 1], 4, place=place, seed=1), 500, on_step=on_step, **PROCESSES
     )
     steps = [len(losses) for losses in result.losses]
     return {"differences": compared(result, rows, steps), "steps": steps}
@@ -460,7 +468,7 @@ def longer(ranks: int) -> list[str]:
     )
     place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
     schedule = random_schedule([2, 1], 4, place=place, seed=2, update=[1], together=[1])
-    result = array.run(schedule, 4, **PROCESSES)
+    result = runs.run(array, schedule, 4, **PROCESSES)
     return [
         d for j, t in enumerate(result.trained) for d in differences(t, array.train_alone(j, 4))
     ]
@@ -480,9 +488,9 @@ def nothing_left(ranks: int) -> list[int]:
     gc.collect()
     gc.disable()
     before = len(dist.distributed_c10d._world.pg_map)
-    array.run(schedule, 2, **PROCESSES)
+    runs.run(array, schedule, 2, **PROCESSES)
     try:
-        array.run(schedule, 2 + dist.get_rank(), **PROCESSES)
+        runs.run(array, schedule, 2 + dist.get_rank(), **PROCESSES)
     except InputError:
         after = len(dist.distributed_c10d._world.pg_map)
     alive = sum(model() is not None for model in models)
@@ -505,11 +513,11 @@ def caught(ranks: int) -> dict[str, Any]:
         array = ArrayTrainer(
             build_model, bad_data, jobs=[row.job for row in rows], stages=CUTS, loss=loss
         )
-        array.run(schedule, 9, on_error="raise", **PROCESSES)
+        runs.run(array, schedule, 9, on_error="raise", **PROCESSES)
     except OptschedError as error:
         said = str(error).splitlines()[-1]
     at_once = time.monotonic() - began < 30
-    result = trainer(rows).run(schedule, STEPS, **PROCESSES)
+    result = runs.run(trainer(rows), schedule, STEPS, **PROCESSES)
     found = compared(result, rows, [STEPS] * 2) if rank == 0 else []
     return {"said": said, "at_once": at_once, "differences": found}
 
@@ -529,8 +537,13 @@ def killed(ranks: int) -> str:
     )
     schedule = random_schedule([2, 1], 4, place=[0, 1, 0, 1], seed=4)
     try:
-        array.run(
-            schedule, 7, checkpoint=f"{sys.argv[1]}/checkpoints", checkpoint_every=1, **PROCESSES
+        runs.run(
+            array,
+            schedule,
+            7,
+            checkpoint=f"{sys.argv[1]}/checkpoints",
+            checkpoint_every=1,
+            **PROCESSES,
         )
     except PeerLost as error:
         return str(error)
@@ -542,8 +555,8 @@ def resumed(ranks: int) -> dict[str, Any]:
     array = trainer(CHECKPOINTED)
     place = [1, 0, 0, 1] if ranks == 2 else [2, 0, 3, 1]
     schedule = random_schedule([2, 1], 4, place=place, seed=9)
-    result = array.run(
-        schedule, 7, checkpoint=f"{sys.argv[1]}/checkpoints", resume=True, **PROCESSES
+    result = runs.run(
+        array, schedule, 7, checkpoint=f"{sys.argv[1]}/checkpoints", resume=True, **PROCESSES
     )
     found: dict[str, Any] = {"steps": [len(losses) for losses in result.losses], "differences": []}
     for row, trained in zip(CHECKPOINTED, result.trained, strict=False):
@@ -591,7 +604,7 @@ def ends_badly(ranks: int, how: str) -> str:
             patched(Group, "diagnosis", asks if how == "sleeps" else diagnosis),
             patched(group, "_SOON_S", 60.0 if how == "sleeps" else group._SOON_S),
         ):
-            array.run(schedule, 5, backend="process", timeout=timeout)
+            runs.run(array, schedule, 5, backend="process", timeout=timeout)
     except OptschedError as error:
         return f"{type(error).__name__}: {error}"
     return "no error"

@@ -13,6 +13,7 @@ import process_cases
 import torch.distributed as dist
 from arraypipe_plans import in_turn
 from process_cases import MAKERS, PROCESSES, Row, alone, compared, main, patched, trainer
+from runs import run
 
 from optsched import InputError, JobArray, verify
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule, training_run
@@ -118,7 +119,7 @@ def too_small(ranks: int) -> dict[str, Any]:
     array = trainer(rows)
     try:
         with patched(training_run, "memory_of", weighed):
-            array.run(schedule, 3, **PROCESSES)
+            run(array, schedule, 3, **PROCESSES)
     except InputError:
         pass
     order = sorted(bytes_of, key=lambda rank: bytes_of[rank])
@@ -126,7 +127,7 @@ def too_small(ranks: int) -> dict[str, Any]:
     folder = Path(process_cases.sys.argv[1]) / f"too-small-{ranks}"
     sentence = "nothing was refused"
     try:
-        array.run(schedule, 3, checkpoint=folder, **PROCESSES)
+        run(array, schedule, 3, checkpoint=folder, **PROCESSES)
     except InputError as error:
         sentence = str(error)
     said: list[Any] = [None] * ranks
@@ -137,7 +138,7 @@ def too_small(ranks: int) -> dict[str, Any]:
     }  # fmt: skip
     array.memory = 10**6 + dist.get_rank()
     try:
-        array.run(schedule, 3, **PROCESSES)
+        run(array, schedule, 3, **PROCESSES)
     except InputError as error:
         found["unlike"] = str(error)
     return found
@@ -148,7 +149,7 @@ def reported(ranks: int) -> dict[str, Any]:
     rows = [Row(j, optimizer="adamw", recompute=True) for j in range(4)]
     schedule = random_schedule([1] * 4, 4, place=[0, 1, 0, 1], seed=3)
     with little(random.Random(0)) as made:
-        result = trainer(rows).run(schedule, 3, **PROCESSES)
+        result = run(trainer(rows), schedule, 3, **PROCESSES)
         found = {"moving": moving(made), "differences": compared(result, rows, [3] * 4)}
     devices = result.report.devices
     return found | {
@@ -168,7 +169,7 @@ def too_large(ranks: int) -> dict[str, Any]:
     array: ArrayTrainer = trainer(rows)
     schedule = random_schedule([1, 1], 4, place=[1, 0, 1, 0], seed=1)
     with little(random.Random(0)) as made:
-        result = array.run(schedule, 4, queue=True, **PROCESSES)
+        result = run(array, schedule, 4, queue=True, **PROCESSES)
         found: dict[str, Any] = {"moving": moving(made)}
     found["status"] = [job.status for job in array.jobs]
     found["error"] = str(array.jobs[2].error)
@@ -203,7 +204,7 @@ def refilled(ranks: int) -> dict[str, Any]:
         return made[-1]
 
     with patched(training_run, "memory_of", limited):
-        result = array.run(
+        result = run(array, 
             in_turn(problem_of(2), True), 4,
             refill=lambda job: rest.pop(0) if rest else None, **PROCESSES,
         )  # fmt: skip
@@ -231,7 +232,7 @@ def moved(ranks: int) -> dict[str, Any]:
         patched(changes, "Replanner", Solver),
         patched(Rescheduling, "_gain", lambda *given: 1),
     ):
-        result = array.run(
+        result = run(array, 
             in_turn(problem_of(3), True), 6, on_step=lambda job, t, x: (
                 job.stop() if (job.seed, t) == (0, 1) else None
             ),
@@ -253,7 +254,7 @@ def remembered(ranks: int, swaps: bool, most: int) -> dict[str, Any]:
     place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
     schedule = random_schedule([1, 1], 4, place=place, seed=1)
     with patched(inline, "MOST", most * (1 + dist.get_rank())):
-        result = array.run(schedule, 12, queue=swaps, on_step=on_step, **PROCESSES)
+        result = run(array, schedule, 12, queue=swaps, on_step=on_step, **PROCESSES)
     documents, report = (result.trace, result.replay), result.report
     left_out = {d.provenance.get("blocks_left_out", 0) for d in documents} | {report.left_out}
     return {

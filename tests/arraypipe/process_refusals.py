@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import runs
 from arraypipe_models import data, loss, sgd
 from channel_model import Shape, random_rolling
 from process_rows import CUTS, PROCESSES, STEPS, Row, alone, build_model, compared, trainer
@@ -117,14 +118,14 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
 
     def trained(name: str) -> None:
         array = ArrayTrainer(**good | changed.get(name, {}))
-        array.run(**{"schedule": schedule, "steps": 3} | PROCESSES | options.get(name, {}))
+        runs.run(array, **{"schedule": schedule, "steps": 3} | PROCESSES | options.get(name, {}))
 
     bad = {name: partial(trained, name) for name in (*changed, *options)} | {"measured": measured}
     found: dict[str, Any] = {
         name: [(words, seconds < 30) for words, seconds in said(ranks, call)]
         for name, call in bad.items()
     }
-    result = ArrayTrainer(**good).run(schedule, STEPS, **PROCESSES)
+    result = runs.run(ArrayTrainer(**good), schedule, STEPS, **PROCESSES)
     found["differences"] = compared(result, rows, [STEPS] * 2) if rank == 0 else []
     return found
 
@@ -160,7 +161,7 @@ def concluded(ranks: int) -> dict[str, Any]:
             run = partial(array.run, schedule, 2, **PROCESSES, **folder)
             found[name] = [words for words, _ in said(ranks, run)]
     rows = [Row(0), Row(1)]
-    result = trainer(rows).run(schedule, STEPS, **PROCESSES)
+    result = runs.run(trainer(rows), schedule, STEPS, **PROCESSES)
     found["differences"] = compared(result, rows, [STEPS] * 2) if rank == 0 else []
     return found
 
@@ -170,7 +171,7 @@ def used_up(ranks: int) -> dict[str, Any]:
     rows = [Row(0), Row(1)]
     schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=8)
     folder: dict[str, Any] = {"checkpoint": f"{sys.argv[1]}/used_up"}
-    trainer(rows).run(schedule, 2, **PROCESSES, **folder)
+    runs.run(trainer(rows), schedule, 2, **PROCESSES, **folder)
 
     def ending(job: Job, start: int) -> Any:
         return islice(data(job, start), max(0, (2 if job.seed else 4) - start))
@@ -178,7 +179,7 @@ def used_up(ranks: int) -> dict[str, Any]:
     array = ArrayTrainer(
         build_model, ending, jobs=[row.job for row in rows], stages=CUTS, loss=loss
     )
-    result = array.run(schedule, STEPS, resume=True, **PROCESSES, **folder)
+    result = runs.run(array, schedule, STEPS, resume=True, **PROCESSES, **folder)
     found = []
     if dist.get_rank() == 0:
         whole = alone(rows[0], STEPS)
@@ -195,8 +196,12 @@ def absent(ranks: int) -> str:
     said = "nothing"
     if not dist.get_rank():
         try:
-            trainer([Row(0)]).run(
-                random_schedule([1], 4, place=[0, 1, 0, 1]), 1, backend="process", timeout=0.5
+            runs.run(
+                trainer([Row(0)]),
+                random_schedule([1], 4, place=[0, 1, 0, 1]),
+                1,
+                backend="process",
+                timeout=0.5,
             )
         except Stalled as error:
             said = str(error)
@@ -237,7 +242,7 @@ def uneven(ranks: int) -> list[str]:
             if step == 0:
                 array.jobs[0].stop()
 
-        result = array.run(
+        result = runs.run(array, 
             random_rolling(shape, random.Random(busy)), 7, backend="process", timeout=1.2,
             on_step=on_step,
         )  # fmt: skip
@@ -264,7 +269,7 @@ def refused(ranks: int) -> list[str]:
         (array.with_jobs([other]), here, {}),
     ):
         try:
-            given.run(schedule, 1, **{**PROCESSES, **more})
+            runs.run(given, schedule, 1, **{**PROCESSES, **more})
         except InputError as error:
             found.append(str(error))
     return found

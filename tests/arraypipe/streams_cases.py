@@ -8,6 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import arraypipe_models
+import runs
 import torch
 from arraypipe_models import adamw, sgd
 
@@ -43,7 +44,7 @@ def run(array: ArrayTrainer, seed: int = 1, steps: int = STEPS, **how: Any) -> A
         [job.microbatches for job in array.jobs], len(array.stages),
         update=clipping, together=clipping, seed=seed,
     )  # fmt: skip
-    return array.run(schedule, steps, on_error="raise", **how)
+    return runs.run(array, schedule, steps, on_error="raise", **how)
 
 
 def slotted(seed: int = 1) -> Any:

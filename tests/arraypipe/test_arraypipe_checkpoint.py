@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import runs
 import torch
 from arraypipe_lives import Halves
 from arraypipe_models import adamw, build_model, sgd, trainer
@@ -49,7 +50,7 @@ def files(folder: Path) -> set[str]:
 
 def test_loads_into_the_plain_unsplit_model(tmp_path: Path) -> None:
     """`model.pt` is a state dict of `build_model()`; both files load with `weights_only`."""
-    result = trainer(JOBS).run(random_schedule(**ORDER), 3, checkpoint=tmp_path)
+    result = runs.run(trainer(JOBS), random_schedule(**ORDER), 3, checkpoint=tmp_path)
     expected = {f"{job}/{name}" for job in ("first", "job1", "job2")
                 for name in ("latest", "3/model.pt", "3/train.pt")}  # fmt: skip
     assert files(tmp_path) == expected
@@ -90,8 +91,13 @@ def test_a_run_goes_on_while_a_thread_writes(
     monkeypatch.setattr(checkpoint, "write_folder", write_folder)
     going_on = trainer(JOBS[:1])
     threading.Timer(0.5, going.release, (9,)).start()
-    going_on.run(
-        random_schedule([1], 3), 4, checkpoint=tmp_path, checkpoint_every=1, on_step=on_step
+    runs.run(
+        going_on,
+        random_schedule([1], 3),
+        4,
+        checkpoint=tmp_path,
+        checkpoint_every=1,
+        on_step=on_step,
     )
     assert (1, 0) in steps  # no checkpoint was there, and the next iteration had its loss
     assert begun == ["1", "2", "3", "4"]
@@ -116,7 +122,7 @@ def test_a_job_that_leaves_its_seat_has_its_checkpoint(
 
     monkeypatch.setattr(checkpoint, "write_folder", write_folder)
     jobs = [JOBS[0], Job(4, 8, sgd)]
-    trainer(jobs).run(random_schedule([1, 1], 3), 2, checkpoint=tmp_path, refill=refill)
+    runs.run(trainer(jobs), random_schedule([1, 1], 3), 2, checkpoint=tmp_path, refill=refill)
     assert there == ["2\n", "2\n"]
 
 
@@ -135,7 +141,7 @@ def test_what_the_thread_raises_ends_the_run(
     steps = []
     monkeypatch.setattr(checkpoint, "write_folder", write_folder)
     with pytest.raises(InputError, match="the disk is full"):
-        trainer(JOBS[:1]).run(
+        runs.run(trainer(JOBS[:1]), 
             random_schedule([1], 3), 4, checkpoint=tmp_path, checkpoint_every=1,
             on_step=lambda job, iteration, loss: steps.append(iteration),
         )  # fmt: skip
@@ -163,7 +169,7 @@ def test_a_gpu_copies_behind_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None
 def test_every_checkpoint_is_an_iteration_boundary(tmp_path: Path, update: Any) -> None:
     """In rolling execution stages run ahead; what is written is still one moment of the job."""
     array = trainer(JOBS)
-    array.run(
+    runs.run(array, 
         random_schedule(**ORDER, update=update, seed=3), 4, checkpoint=tmp_path,
         checkpoint_every=1, keep=4,
     )  # fmt: skip
@@ -179,8 +185,9 @@ def test_every_checkpoint_is_an_iteration_boundary(tmp_path: Path, update: Any) 
 def test_resume_continues_bit_by_bit(tmp_path: Path, seed: int) -> None:
     """Stop and go on, with another order, equals going through."""
     array, folder = trainer(JOBS), tmp_path / str(seed)
-    array.run(random_schedule(**ORDER, seed=seed), 2, checkpoint=folder)
-    second = trainer(JOBS).run(
+    runs.run(array, random_schedule(**ORDER, seed=seed), 2, checkpoint=folder)
+    second = runs.run(
+        trainer(JOBS),
         random_schedule(**ORDER, seed=seed + 9, update=[0], recompute=[2]),
         5,
         checkpoint=folder,
@@ -190,7 +197,7 @@ def test_resume_continues_bit_by_bit(tmp_path: Path, seed: int) -> None:
         alone = array.train_alone(j, 5)
         assert same_state(second.trained[j], alone) == []
         assert second.losses[j] == alone.losses[2:]
-    again = trainer(JOBS).run(random_schedule(**ORDER), 5, checkpoint=folder, resume=True)
+    again = runs.run(trainer(JOBS), random_schedule(**ORDER), 5, checkpoint=folder, resume=True)
     assert again.losses == ((), (), ())
     assert same_state(again.trained[0], array.train_alone(0, 5)) == []
 
@@ -198,10 +205,10 @@ def test_resume_continues_bit_by_bit(tmp_path: Path, seed: int) -> None:
 def test_jobs_resume_from_different_iterations(tmp_path: Path) -> None:
     """Every job goes on from its own latest checkpoint, or from its seed."""
     array = trainer(JOBS)
-    array.run(random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
+    runs.run(array, random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
     (tmp_path / "first" / "latest").write_text("1\n")
     shutil.rmtree(tmp_path / "job2")
-    result = trainer(JOBS).run(random_schedule(**ORDER), 4, checkpoint=tmp_path, resume=True)
+    result = runs.run(trainer(JOBS), random_schedule(**ORDER), 4, checkpoint=tmp_path, resume=True)
     assert [len(row) for row in result.losses] == [3, 1, 4]
     for j in range(3):
         assert same_state(result.trained[j], array.train_alone(j, 4)) == []
@@ -209,25 +216,27 @@ def test_jobs_resume_from_different_iterations(tmp_path: Path) -> None:
 
 def test_the_trace_of_a_resumed_run_is_a_plan(tmp_path: Path) -> None:
     """Also where jobs have begun at different iterations; it trains other jobs exactly."""
-    trainer(JOBS).run(random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
+    runs.run(
+        trainer(JOBS), random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3
+    )
     (tmp_path / "first" / "latest").write_text("1\n")
-    run = trainer(JOBS).run(random_schedule(**ORDER), 5, checkpoint=tmp_path, resume=True)
+    run = runs.run(trainer(JOBS), random_schedule(**ORDER), 5, checkpoint=tmp_path, resume=True)
     array = trainer(JOBS)
     for document in (run.trace, run.replay):
         assert document.iteration.min() == 1 and document.iteration.max() == 4
         plan = array.plan(document)
         assert plan.copies == (4, 2, 2)
-        result = array.run(plan, 6)
+        result = runs.run(array, plan, 6)
         for j in range(3):
             assert differences(result.trained[j], array.train_alone(j, 6)) == []
 
 
 def test_a_trace_without_a_complete_job_is_no_plan(tmp_path: Path) -> None:
     """The sentence says which job, and why a trace may have no block of it."""
-    trainer(JOBS).run(random_schedule(**ORDER), 2, checkpoint=tmp_path)
+    runs.run(trainer(JOBS), random_schedule(**ORDER), 2, checkpoint=tmp_path)
     for title in ("first", "job2"):
         shutil.rmtree(tmp_path / title)
-    run = trainer(JOBS).run(random_schedule(**ORDER), 2, checkpoint=tmp_path, resume=True)
+    run = runs.run(trainer(JOBS), random_schedule(**ORDER), 2, checkpoint=tmp_path, resume=True)
     with pytest.raises(InputError, match=r"no block of job 1, but one of 2; a trace .* complete"):
         trainer(JOBS).plan(run.trace)
 
@@ -252,9 +261,9 @@ def test_resume_keeps_buffers_outside_of_the_state_dict(tmp_path: Path) -> None:
         "stages": [1, 2],
     }
     array = trainer(JOBS[:1], **changes)
-    array.run(random_schedule([1], 3), 2, checkpoint=tmp_path)
-    result = trainer(JOBS[:1], **changes).run(
-        random_schedule([1], 3), 4, checkpoint=tmp_path, resume=True
+    runs.run(array, random_schedule([1], 3), 2, checkpoint=tmp_path)
+    result = runs.run(
+        trainer(JOBS[:1], **changes), random_schedule([1], 3), 4, checkpoint=tmp_path, resume=True
     )
     assert same_state(result.trained[0], array.train_alone(0, 4)) == []
 
@@ -264,7 +273,7 @@ def test_failure_leaves_complete_checkpoints_only(
 ) -> None:
     """When writing breaks off, the previous checkpoint is still the latest and nothing else is."""
     schedule = random_schedule(**ORDER)
-    trainer(JOBS).run(schedule, 2, checkpoint=tmp_path)
+    runs.run(trainer(JOBS), schedule, 2, checkpoint=tmp_path)
     before = files(tmp_path)
     honest = checkpoint_files.save
 
@@ -276,10 +285,10 @@ def test_failure_leaves_complete_checkpoints_only(
 
     monkeypatch.setattr(checkpoint_files, "save", save)
     with pytest.raises(InputError, match="No space left"):
-        trainer(JOBS).run(schedule, 3, checkpoint=tmp_path, resume=True)
+        runs.run(trainer(JOBS), schedule, 3, checkpoint=tmp_path, resume=True)
     assert files(tmp_path) == before
     monkeypatch.undo()
-    result = trainer(JOBS).run(schedule, 3, checkpoint=tmp_path, resume=True)
+    result = runs.run(trainer(JOBS), schedule, 3, checkpoint=tmp_path, resume=True)
     assert [len(row) for row in result.losses] == [1, 1, 1]
 
 
@@ -287,8 +296,13 @@ def test_failed_job_keeps_earlier_checkpoints(tmp_path: Path) -> None:
     """A job that diverges stops the run; what was complete before can be resumed."""
     wild = Job(0, 8, lambda p: torch.optim.SGD(p, lr=1e30))
     with pytest.raises(JobFailed):
-        trainer([wild]).run(
-            random_schedule([1], 3), 20, checkpoint=tmp_path, checkpoint_every=1, on_error="raise"
+        runs.run(
+            trainer([wild]),
+            random_schedule([1], 3),
+            20,
+            checkpoint=tmp_path,
+            checkpoint_every=1,
+            on_error="raise",
         )
     done = int((tmp_path / "job0" / "latest").read_text())
     assert done >= 1
@@ -382,7 +396,7 @@ def test_every_kind_of_state_is_resumed(tmp_path: Path, case: str) -> None:
         "microbatches": [job.microbatches for job in jobs], "n_stages": 3, "update": [0, 1],
         "together": [0, 1],
     }  # fmt: skip
-    array.run(random_schedule(**order), 2, checkpoint=tmp_path)
+    runs.run(array, random_schedule(**order), 2, checkpoint=tmp_path)
     saved = torch.load(tmp_path / "job0" / "2" / "model.pt", weights_only=True)
     model = changes.get("build_model", build_model)()
     assert list(saved) == list(model.state_dict())
@@ -390,7 +404,9 @@ def test_every_kind_of_state_is_resumed(tmp_path: Path, case: str) -> None:
     again = trainer(jobs, **changes)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = again.run(random_schedule(**order, seed=3), 5, checkpoint=tmp_path, resume=True)
+        result = runs.run(
+            again, random_schedule(**order, seed=3), 5, checkpoint=tmp_path, resume=True
+        )
     for j in range(2):
         assert same_state(result.trained[j], array.train_alone(j, 5)) == []
 
@@ -406,10 +422,11 @@ def test_resume_with_other_cuts(tmp_path: Path, case: str, stages: list[int]) ->
 
     jobs = [Job(0, 8, **{"optimizer": adamw, **RICH[case][0]})]
     array = trainer(jobs, build_model=plain, stages=[2, 5])
-    array.run(random_schedule([1], 3, update=[0], together=[0]), 2, checkpoint=tmp_path)
+    runs.run(array, random_schedule([1], 3, update=[0], together=[0]), 2, checkpoint=tmp_path)
     other = trainer(jobs, build_model=plain, stages=stages)
     with pytest.warns(UserWarning, match="cut at other modules; if the model draws random"):
-        result = other.run(
+        result = runs.run(
+            other,
             random_schedule([1], len(stages) + 1, update=[0], together=[0]),
             5,
             checkpoint=tmp_path,
@@ -434,10 +451,14 @@ def test_resume_with_other_settings_is_refused(tmp_path: Path, change: Any, sent
     """What changes the bits of a job must be what it was."""
     settings: dict[str, Any] = {"optimizer": adamw, "scheduler": warmed}
     schedule = random_schedule([1], 3, update=[0], together=[0])
-    trainer([Job(0, 8, **settings)]).run(schedule, 2, checkpoint=tmp_path)
+    runs.run(trainer([Job(0, 8, **settings)]), schedule, 2, checkpoint=tmp_path)
     with pytest.raises(InputError, match=sentence):
-        trainer([Job(0, 8, **{**settings, **change})]).run(
-            schedule, 3, checkpoint=tmp_path, resume=True
+        runs.run(
+            trainer([Job(0, 8, **{**settings, **change})]),
+            schedule,
+            3,
+            checkpoint=tmp_path,
+            resume=True,
         )
 
 
@@ -456,14 +477,14 @@ def test_states_that_take_turns_in_slots_are_saved(tmp_path: Path) -> None:
     order: Any = {"microbatches": [1, 2, 1], "n_stages": 3, "place": [0, 1, 0]}
     jobs = [Job(s, 8, adamw, microbatches=1 + s % 2, recompute=True) for s in range(3)]
     array = trainer(jobs, memory=16_000)  # of six states on the first device two fit
-    array.run(random_schedule(**order), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
+    runs.run(array, random_schedule(**order), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
     for j in range(3):
         for steps in (1, 2, 3):
             alone = array.train_alone(j, steps)
             saved = torch.load(tmp_path / f"job{j}" / str(steps) / "model.pt", weights_only=True)
             for name, value in {**alone.parameters, **alone.buffers}.items():
                 assert torch.equal(saved[name], value)
-    result = array.run(random_schedule(**order), 5, checkpoint=tmp_path, resume=True)
+    result = runs.run(array, random_schedule(**order), 5, checkpoint=tmp_path, resume=True)
     for j in range(3):
         assert same_state(result.trained[j], array.train_alone(j, 5)) == []
 
@@ -491,14 +512,14 @@ def test_processes_leave_the_files_that_one_leaves(
     jobs = [Job(0, 8, adamw, scheduler=warmed, precision="bf16"), Job(1, 8, sgd)]
     order: Any = {"microbatches": [1, 1], "n_stages": 3, "seed": 5}
     given: Any = {"checkpoint_every": 2, "on_step": on_step}
-    trainer(jobs).run(random_schedule(**order), 5, checkpoint=tmp_path / "one", **given)
+    runs.run(trainer(jobs), random_schedule(**order), 5, checkpoint=tmp_path / "one", **given)
     monkeypatch.setattr(trainer_module, "CheckpointFolder", Halves)
     two = tmp_path / "two"
     (two / "job0" / ".parts-2").mkdir(parents=True)
     (two / "job0" / ".merging").mkdir()
     for stage in range(3):
         (two / "job0" / ".parts-2" / f"stage{stage}.pt").write_bytes(b"of before")
-    trainer(jobs).run(random_schedule(**order), 5, checkpoint=two, **given)
+    runs.run(trainer(jobs), random_schedule(**order), 5, checkpoint=two, **given)
     assert files(two) == files(tmp_path / "one")
     assert not list(two.rglob(".*"))
     for name in files(two):

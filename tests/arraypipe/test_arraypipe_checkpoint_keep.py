@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import runs
 import torch
 from arraypipe_lives import Halves, jobs_of, killed_before, same, saved_is_exact
 from arraypipe_models import data, sgd, trainer
@@ -48,7 +49,7 @@ def marked(values: list[float], halves: bool) -> type[CheckpointFolder]:
 def train(place: Path, steps: int = STEPS, **given: Any) -> Any:
     """Go on, with a checkpoint after every iteration."""
     how = {"checkpoint": place, "checkpoint_every": 1, "resume": True, **given}
-    return trainer(jobs_of(1)).run(ORDER, steps, **how)
+    return runs.run(trainer(jobs_of(1)), ORDER, steps, **how)
 
 
 def foreign(place: Path) -> list[Path]:
@@ -314,25 +315,32 @@ def test_other_data_on_resume_are_refused(
     if halves:
         monkeypatch.setattr(trainer_module, "CheckpointFolder", Halves)
     given: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": 2}
-    trainer([Job(0, 8, sgd)], data=batches).run(ORDER, 2, **given)
+    runs.run(trainer([Job(0, 8, sgd)], data=batches), ORDER, 2, **given)
     steps: list[int] = []
     with pytest.raises(
         InputError, match=rf"job job0: data\(job, 1\) begins .* iteration 1 .*{what}"
     ):
-        trainer([Job(0, 8, sgd)], data=batches).run(
-            ORDER, 4, resume=True, on_step=lambda job, t, x: steps.append(t), **given
+        runs.run(
+            trainer([Job(0, 8, sgd)], data=batches),
+            ORDER,
+            4,
+            resume=True,
+            on_step=lambda job, t, x: steps.append(t),
+            **given,
         )
     assert steps == []
 
 
 def test_data_that_are_the_same_are_gone_on_with(tmp_path: Path) -> None:
     """Equal batches, and one batch of data that ignore `start`, which are the right ones then."""
-    trainer([Job(0, 8, sgd)], data=rounded).run(ORDER, 2, checkpoint=tmp_path / "c")
-    trainer([Job(0, 8, sgd)], data=rounded).run(ORDER, 3, checkpoint=tmp_path / "c", resume=True)
+    runs.run(trainer([Job(0, 8, sgd)], data=rounded), ORDER, 2, checkpoint=tmp_path / "c")
+    runs.run(
+        trainer([Job(0, 8, sgd)], data=rounded), ORDER, 3, checkpoint=tmp_path / "c", resume=True
+    )
     for name, batches, first in (("a", constant, 2), ("b", ignoring, 1)):
         array = trainer([Job(0, 8, sgd)], data=batches)
-        array.run(ORDER, first, checkpoint=tmp_path / name)
-        result = array.run(ORDER, 4, checkpoint=tmp_path / name, resume=True)
+        runs.run(array, ORDER, first, checkpoint=tmp_path / name)
+        result = runs.run(array, ORDER, 4, checkpoint=tmp_path / name, resume=True)
         alone = array.train_alone(0, 4)
         for key, value in result.trained[0].parameters.items():
             assert torch.equal(value, alone.parameters[key])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import runs
 import torch
 from arraypipe_models import data
 from torch import nn, optim
@@ -56,10 +57,10 @@ def resumes_exactly(jobs: Callable[[], list[Job]], folder: Path) -> None:
     """Checkpoints after 2 of 4 iterations bring all jobs to the bits of 4 without a break."""
     made = jobs()
     schedule = schedule_of(made)
-    array_of(made).run(schedule, np.int64(2), checkpoint=folder, on_error="raise")  # type: ignore[arg-type]
+    runs.run(array_of(made), schedule, np.int64(2), checkpoint=folder, on_error="raise")  # type: ignore[arg-type]
     again, whole = array_of(jobs()), array_of(jobs())
-    result = again.run(schedule, 4, checkpoint=folder, resume=True, on_error="raise")
-    expected = whole.run(schedule, 4, checkpoint=folder / "whole", on_error="raise")
+    result = runs.run(again, schedule, 4, checkpoint=folder, resume=True, on_error="raise")
+    expected = runs.run(whole, schedule, 4, checkpoint=folder / "whole", on_error="raise")
     for j, title in enumerate(again.titles):
         got, reference = result.trained[j], expected.trained[j]
         assert got.losses == reference.losses[2:], title
@@ -241,7 +242,7 @@ def test_state_that_cannot_be_kept_costs_its_own_job(tmp_path: Path) -> None:
         assert f"job {name}, stage 0, iteration 0: checkpoint" in str(found.value)
     assert {path.parent.name for path in tmp_path.rglob("latest")} == {"good", "better"}
     # without checkpoints they train
-    again = array_of(jobs[:-2]).run(schedule_of(jobs[:-2]), 2)
+    again = runs.run(array_of(jobs[:-2]), schedule_of(jobs[:-2]), 2)
     assert [job.status for job in again.jobs] == ["done"] * len(REFUSED)
 
 
@@ -267,7 +268,7 @@ def test_attributes_that_an_optimizer_goes_on_with(begin: Any, step: Any, tmp_pa
     jobs = [Job(0, 4, Own, "own"), Job(1, 4, adam(), "good")]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        result = array_of(jobs).run(schedule_of(jobs), 2, checkpoint=tmp_path)
+        result = runs.run(array_of(jobs), schedule_of(jobs), 2, checkpoint=tmp_path)
     assert [job.status for job in result.jobs] == ["done", "done"]
     found = [str(w.message) for w in caught if "no checkpoint keeps it" in str(w.message)]
     start = "checkpoint of job own: Own.step changes 'mine':"
@@ -278,7 +279,7 @@ def test_state_that_comes_later_costs_its_own_job(tmp_path: Path) -> None:
     """What no trial shows ends the job at the checkpoint; the one before stays and is whole."""
     late = type("Later", (Odd,), {"after": 3})
     jobs = [Job(0, 4, lambda n: late(n, lr=0.1), "late"), Job(1, 4, adam(), "good")]
-    run = array_of(jobs).run(schedule_of(jobs), 5, checkpoint=tmp_path, checkpoint_every=1)
+    run = runs.run(array_of(jobs), schedule_of(jobs), 5, checkpoint=tmp_path, checkpoint_every=1)
     assert [job.status for job in run.jobs] == ["failed", "done"]
     assert "iteration 2: checkpoint of job late" in str(jobs[0].error)
     assert (tmp_path / "late" / "latest").read_text() == "2\n"
@@ -289,7 +290,7 @@ def test_state_that_comes_later_costs_its_own_job(tmp_path: Path) -> None:
 def test_what_is_written_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that cannot be read takes no name: `latest` stays, and only this job fails."""
     jobs = [Job(0, 4, adam(), "bad"), Job(1, 4, adam(), "good")]
-    array_of(jobs).run(schedule_of(jobs), 1, checkpoint=tmp_path)
+    runs.run(array_of(jobs), schedule_of(jobs), 1, checkpoint=tmp_path)
     honest = torch.save
 
     def save(value: Any, stream: Any) -> None:
@@ -298,7 +299,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch, "save", save)
     again = array_of([Job(0, 4, adam(), "bad"), Job(1, 4, adam(), "good")])
-    again.run(schedule_of(jobs), 3, checkpoint=tmp_path, resume=True)
+    runs.run(again, schedule_of(jobs), 3, checkpoint=tmp_path, resume=True)
     assert [job.status for job in again.jobs] == ["failed", "done"]
     assert "numpy" in str(again.jobs[0].error)
     assert "which weights_only=True does not read" in str(again.jobs[0].error)
@@ -311,18 +312,18 @@ def test_what_is_written_is_read_back(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_no_message_advises_to_remove_work(tmp_path: Path) -> None:
     """A file of an earlier version, with a number of NumPy: the weights are named."""
     job = Job(0, 4, adam())
-    array_of([job]).run(schedule_of([job]), 1, checkpoint=tmp_path)
+    runs.run(array_of([job]), schedule_of([job]), 1, checkpoint=tmp_path)
     place = tmp_path / "job0" / "1"
     whole = torch.load(place / "train.pt", weights_only=True)
     torch.save({**whole, "seed": np.float64(0)}, place / "train.pt")
     with pytest.raises(InputError, match=r"Job\(init='.*model.pt'\) begins with") as found:
-        array_of([job]).run(schedule_of([job]), 2, checkpoint=tmp_path, resume=True)
+        runs.run(array_of([job]), schedule_of([job]), 2, checkpoint=tmp_path, resume=True)
     (place / "model.pt").write_bytes(b"")
     with pytest.raises(InputError, match=r"restore it from a copy, or train in another") as second:
-        array_of([job]).run(schedule_of([job]), 2, checkpoint=tmp_path, resume=True)
+        runs.run(array_of([job]), schedule_of([job]), 2, checkpoint=tmp_path, resume=True)
     (tmp_path / "job0" / "latest").write_text("x")
     with pytest.raises(InputError, match=r"checkpoint to go on from \(1\)") as third:
-        array_of([job]).run(schedule_of([job]), 2, checkpoint=tmp_path, resume=True)
+        runs.run(array_of([job]), schedule_of([job]), 2, checkpoint=tmp_path, resume=True)
     for error in (found, second, third):
         assert "remove" not in str(error.value)
         assert "weights_only` to `False" not in str(error.value)
@@ -337,7 +338,7 @@ def test_scheduler_in_a_tensor_is_not_shared(tmp_path: Path) -> None:
         for j in range(2)
     ]  # fmt: skip
     array = array_of(jobs)
-    result = array.run(schedule_of(jobs), 3, checkpoint=tmp_path)
+    result = runs.run(array, schedule_of(jobs), 3, checkpoint=tmp_path)
     assert float(rate) == pytest.approx(0.1)
     for j in range(2):
         assert differences(result.trained[j], array.train_alone(j, 3)) == []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from arraypipe_models import adamw, build_model, sgd, trainer
+from runs import run
 from test_arraypipe_checkpoint import JOBS, ORDER, files, same_state
 from torch import nn
 
@@ -42,7 +43,7 @@ def resume(folder: Path, steps: int = 4, resume: bool = True, **changes: Any) ->
     build = changes.pop("build_model", built)
     settings = {"seed": 0, "batch_size": 8, "optimizer": adamw, "model": MODEL, **changes}
     array = trainer([Job(**settings)], build_model=build)
-    return array.run(SCHEDULE, steps, checkpoint=folder, resume=resume)
+    return run(array, SCHEDULE, steps, checkpoint=folder, resume=resume)
 
 
 @pytest.fixture(scope="module")
@@ -185,9 +186,9 @@ def test_damage_is_a_sentence(written: Path, tmp_path: Path, case: str) -> None:
 def test_resume_compares_what_optimizers_were_made_with(tmp_path: Path) -> None:
     """A class that changes its own settings can be resumed, to the same bits."""
     array = trainer([Job(0, 8, lambda named: Cooling(named, lr=0.1))])
-    array.run(random_schedule([1], 3), 2, checkpoint=tmp_path)
-    result = array.run(random_schedule([1], 3), 4, checkpoint=tmp_path, resume=True)
-    again = array.run(random_schedule([1], 3), 5, checkpoint=tmp_path, resume=True)
+    run(array, random_schedule([1], 3), 2, checkpoint=tmp_path)
+    result = run(array, random_schedule([1], 3), 4, checkpoint=tmp_path, resume=True)
+    again = run(array, random_schedule([1], 3), 5, checkpoint=tmp_path, resume=True)
     assert same_state(result.trained[0], array.train_alone(0, 4)) == []
     assert same_state(again.trained[0], array.train_alone(0, 5)) == []
 
@@ -195,11 +196,11 @@ def test_resume_compares_what_optimizers_were_made_with(tmp_path: Path) -> None:
 def test_resume_with_other_threads_warns(tmp_path: Path) -> None:
     """Sums may be split otherwise by another number of threads: the user is told."""
     schedule = random_schedule([1], 3)
-    trainer(JOBS[:1]).run(schedule, 1, checkpoint=tmp_path)
+    run(trainer(JOBS[:1]), schedule, 1, checkpoint=tmp_path)
     torch.set_num_threads(2)
     try:
         with pytest.warns(UserWarning, match="was written with 1 threads, there are 2 now"):
-            trainer(JOBS[:1]).run(schedule, 2, checkpoint=tmp_path, resume=True)
+            run(trainer(JOBS[:1]), schedule, 2, checkpoint=tmp_path, resume=True)
     finally:
         torch.set_num_threads(1)
 
@@ -235,7 +236,8 @@ def test_unwritable_folder_is_refused_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     steps: list[int] = []
     with pytest.raises(InputError, match="cannot be written"):
-        trainer(JOBS).run(
+        run(
+            trainer(JOBS),
             random_schedule(**ORDER),
             1,
             checkpoint=tmp_path / "file",
@@ -267,8 +269,11 @@ class Odd(torch.optim.SGD):
 def test_state_that_cannot_be_kept_is_named(tmp_path: Path) -> None:
     """An optimizer state that `weights_only` could not load is refused, not pickled."""
     with pytest.raises(JobFailed, match="odd: a frozenset cannot be kept"):
-        trainer([Job(0, 8, lambda p: Odd(p, lr=0.1))]).run(
-            random_schedule([1], 3), 1, checkpoint=tmp_path
+        run(
+            trainer([Job(0, 8, lambda p: Odd(p, lr=0.1))]),
+            random_schedule([1], 3),
+            1,
+            checkpoint=tmp_path,
         )
     assert not list(tmp_path.rglob("*.pt"))
 
@@ -286,6 +291,9 @@ def test_a_scheduler_that_differs_between_stages_is_named(tmp_path: Path) -> Non
     """The state is kept once for all stages, so it must be the same on all of them."""
     sentence = r"the scheduler of job job0 has another 'count' on every stage, .*: 6 and 2"
     with pytest.raises(JobFailed, match=sentence):
-        trainer([Job(0, 8, adamw, scheduler=lambda o: Counting(o))]).run(
-            random_schedule([1], 3), 1, checkpoint=tmp_path
+        run(
+            trainer([Job(0, 8, adamw, scheduler=lambda o: Counting(o))]),
+            random_schedule([1], 3),
+            1,
+            checkpoint=tmp_path,
         )

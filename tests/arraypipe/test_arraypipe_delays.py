@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import arraypipe_models
 import pytest
+import runs
 import torch
 from depth import depth
 from streams_cases import ONE, STEPS, TWO, jobs, run, slotted, trainer, without
@@ -43,7 +44,7 @@ def train(way: str, place: Path, seed: int, delays: int | None) -> list[str]:
             result = slotted(seed)
         elif way == "seats":  # the third job trains when the first two have ended
             schedule = random_schedule([2, 1], 3, recompute=[1], seed=seed)
-            result = trainer(jobs()).run(schedule, STEPS, queue=True, on_error="raise")
+            result = runs.run(trainer(jobs()), schedule, STEPS, queue=True, on_error="raise")
         else:
             how: Any = {"checkpoint": place, "checkpoint_every": 1} if way == "checkpoints" else {}
             result = run(trainer(jobs(), TWO if way == "links" else ONE), seed, **how)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import runs
 import torch
 from arraypipe_models import adamw, build_model, data, loss, sgd, trainer
 from hypothesis import given
@@ -42,8 +43,8 @@ def alone(row: Settings) -> Trained:
 def all_differences(rows: list[Settings], **order: Any) -> list[str]:
     """Train the jobs in a random order and compare each with training alone."""
     array = trainer([job(row) for row in rows])
-    result = array.run(
-        random_schedule([row[3] for row in rows], 3, **order), STEPS, on_error="raise"
+    result = runs.run(
+        array, random_schedule([row[3] for row in rows], 3, **order), STEPS, on_error="raise"
     )
     assert verify(result.trace) == []
     assert verify(result.replay) == []
@@ -92,7 +93,7 @@ def test_scrambled_starts_change_no_bit() -> None:
     start = np.random.default_rng(0).permutation(np.asarray(schedule.start))
     scrambled = dataclasses.replace(schedule, start=start)
     array = trainer([job(row) for row in PAIR])
-    first, second = array.run(schedule, STEPS), array.run(scrambled, STEPS)
+    first, second = runs.run(array, schedule, STEPS), runs.run(array, scrambled, STEPS)
     for a, b in zip(first.trained, second.trained, strict=True):
         assert differences(a, b) == []
     for result in (first, second):  # the sequences are repeated as they are, with any starts
@@ -109,8 +110,8 @@ def test_scrambled_starts_change_no_bit() -> None:
 def test_a_trace_is_itself_a_schedule_to_run() -> None:
     """Running the trace of a run gives the same bits again."""
     array = trainer([job(row) for row in PAIR])
-    first = array.run(random_schedule([2, 2], 3, seed=6), STEPS)
-    again = array.run(first.trace, STEPS)
+    first = runs.run(array, random_schedule([2, 2], 3, seed=6), STEPS)
+    again = runs.run(array, first.trace, STEPS)
     for a, b in zip(first.trained, again.trained, strict=True):
         assert differences(a, b) == []
 
@@ -118,7 +119,7 @@ def test_a_trace_is_itself_a_schedule_to_run() -> None:
 def test_results_do_not_depend_on_the_siblings() -> None:
     """A job has the same bits with other jobs beside it, and at another place in the list."""
     array = trainer([job((2, 8, "sgd", 4, True)), job(PAIR[1]), job(PAIR[0])])
-    result = array.run(random_schedule([4, 2, 2], 3, seed=7), STEPS)
+    result = runs.run(array, random_schedule([4, 2, 2], 3, seed=7), STEPS)
     assert differences(result.trained[2], alone(PAIR[0])) == []
     assert differences(result.trained[1], alone(PAIR[1])) == []
 
@@ -129,7 +130,7 @@ def test_exact_with_more_threads() -> None:
     try:
         array = trainer([job(row) for row in PAIR], build_model=lambda: build_model(200))
         assert array.check_exact(2) == []
-        assert array.run(random_schedule([2, 2], 3), 1).trace.provenance["threads"] == 2
+        assert runs.run(array, random_schedule([2, 2], 3), 1).trace.provenance["threads"] == 2
     finally:
         torch.set_num_threads(1)
 
@@ -144,7 +145,7 @@ def test_gradients_of_inputs_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(blocks, "backward", watched)
     array = trainer([job(row) for row in PAIR])
-    array.run(random_schedule([2, 2], 3), 1)
+    runs.run(array, random_schedule([2, 2], 3), 1)
     assert any(t.requires_grad for t in inputs)
     assert all(t.grad is None for t in inputs)
 

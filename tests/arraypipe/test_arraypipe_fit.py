@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from arraypipe_models import CUTS, adamw, build_model, exact, loss, model_alone, sgd
+from runs import run
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -108,7 +109,7 @@ def test_from_jobs_to_models(capsys: Any, tmp_path: Path) -> None:
     for j in range(2):
         found = differences(again.trained[j], made.train_alone(j, 7))
         assert all("loss of" in row or "iterations, alone" in row for row in found)
-    given = made.run(by(2), 5)
+    given = run(made, by(2), 5)
     assert all(differences(a, b) == [] for a, b in zip(given.trained, result.trained, strict=True))
 
 
@@ -337,10 +338,10 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda _: EarlyStopping(1, min_delta=-1), "min_delta: expected a finite number >= 0, got -1"),
     (fitted(evaluate=lambda model: "low"), "evaluate: expected a number of the function, got"),
     (fitted(evaluate=(DATA, lambda x, y: None)), "evaluate: expected a number of the metric, got"),
-    (lambda made: made.run(by(2), 2, keeps=1), "run: has no option 'keeps' .* .did you mean keep"),
+    (lambda made: run(made, by(2), 2, keeps=1), "run: has no option 'keeps' .* .did you mean keep"),
     (lambda _: ArrayTrainer(build_model, DATA, stages=2, loss=nn.MSELoss), "loss: expected a func"),
     (lambda _: RunLog("run.txt"), r"RunLog: expected a .csv or .jsonl file"),
-    (lambda made: made.run(by(1), 2), "jobs: expected at least one"),
+    (lambda made: run(made, by(1), 2), "jobs: expected at least one"),
 ]
 
 

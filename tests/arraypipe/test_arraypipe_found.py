@@ -11,6 +11,7 @@ import pytest
 import torch
 from arraypipe_models import adamw, build_model, data, loss, sgd, trainer
 from depth import seeds
+from runs import run
 from torch import nn
 
 from optsched import InputError
@@ -71,7 +72,7 @@ def test_outputs_that_view_a_live_buffer(seed: int) -> None:
     array = ArrayTrainer(
         lambda: nn.Sequential(Counts(), Adds()), data, jobs=jobs, stages=[1], loss=loss
     )
-    result = array.run(random_schedule([4, 3], 2, seed=seed), 3, on_error="raise")
+    result = run(array, random_schedule([4, 3], 2, seed=seed), 3, on_error="raise")
     for j in range(2):
         assert differences(result.trained[j], array.train_alone(j, 3)) == []
 
@@ -109,7 +110,7 @@ def test_buffers_made_in_forward_are_refused() -> None:
         stages=[1],
     )  # fmt: skip
     with pytest.raises(InputError, match="makes the buffer 'mean' of a LateBuffer"):
-        array.run(random_schedule([1], 2), 1)
+        run(array, random_schedule([1], 2), 1)
 
 
 def test_parameters_that_share_memory_across_stages_are_refused() -> None:
@@ -148,12 +149,12 @@ def test_a_first_forward_that_raises_ends_its_job_alone() -> None:
         return [Job(j, 8, sgd, model={"fails": f}) for j, f in enumerate(fails)]
 
     array = trainer(jobs(False, True), build_model=model, stages=[1])
-    result = array.run(random_schedule([1, 1], 2), 3)
+    result = run(array, random_schedule([1, 1], 2), 3)
     assert [job.status for job in array.jobs] == ["done", "failed"]
     assert "out of luck" in str(array.jobs[1].error)
     assert differences(result.trained[0], array.train_alone(0, 3)) == []
     with pytest.raises(JobFailed, match="out of luck"):
-        trainer(jobs(True, True), build_model=model, stages=[1]).run(random_schedule([1, 1], 2), 3)
+        run(trainer(jobs(True, True), build_model=model, stages=[1]), random_schedule([1, 1], 2), 3)
 
 
 class Clock:
@@ -183,7 +184,7 @@ def test_waiting_for_data_is_not_the_time_of_a_block(clock: Clock) -> None:
             clock.now += 50_000_000
             yield pair
 
-    result = trainer([Job(0, 8, sgd)], data=slow).run(random_schedule([1], 3), 4)
+    result = run(trainer([Job(0, 8, sgd)], data=slow), random_schedule([1], 3), 4)
     assert 0 < result.trace.duration.sum() < 50_000_000
     assert result.report.wall_ns > 2 * 50_000_000  # the first batches are drawn before it begins
 
@@ -207,7 +208,7 @@ def test_arguments_of_run_are_checked(arguments: dict[str, Any], sentence: str) 
     """Each is refused before anything is trained, with its name and value."""
     given = {"schedule": random_schedule([1], 3), "steps": 1, **arguments}
     with pytest.raises(InputError, match=sentence):
-        trainer([Job(0, 8, sgd)]).run(**given)
+        run(trainer([Job(0, 8, sgd)]), **given)
 
 
 def test_memory_may_be_said_in_words() -> None:
@@ -291,7 +292,7 @@ def test_devices_of_another_host_are_no_fault_of_a_trainer() -> None:
     """Whether a GPU is there is seen by the run that needs it."""
     array = trainer([Job(0, 8, sgd)], devices=["cuda:77"] * 3)
     with pytest.raises(InputError, match="there is no cuda:77"):
-        array.run(random_schedule([1], 3), 1)
+        run(array, random_schedule([1], 3), 1)
 
 
 @pytest.mark.parametrize("job", [7, 2, -1, True, "job0", None])
@@ -318,7 +319,7 @@ def test_what_build_model_raises_comes_through() -> None:
         [Job(0, 8, sgd), Job(1, 8, sgd, model={"width": 1})], build_model=broken, stages=[1, 2]
     )
     with pytest.raises(ZeroDivisionError, match="mine"):
-        array.run(random_schedule([1, 1], 3), 1)
+        run(array, random_schedule([1, 1], 3), 1)
     assert [job.status for job in array.jobs] == ["ready", "ready"]
 
 
@@ -386,7 +387,7 @@ def test_writing_checkpoints_is_not_the_time_of_a_block(
 
     monkeypatch.setattr(CheckpointFolder, "settle", slow)
     array = trainer([Job(0, 8, sgd)])
-    result = array.run(random_schedule([1], 3), 20, checkpoint=tmp_path / "c", checkpoint_every=1)
+    result = run(array, random_schedule([1], 3), 20, checkpoint=tmp_path / "c", checkpoint_every=1)
     assert 0 < result.trace.duration.sum() < 50_000_000
     assert result.report.wall_ns > 19 * 50_000_000
 
@@ -431,7 +432,7 @@ def test_nothing_of_a_run_stays_alive(fails: bool) -> None:
     gc.collect()
     gc.disable()
     try:
-        array.run(random_schedule([1, 1], 3), 3)
+        run(array, random_schedule([1, 1], 3), 3)
         assert [model() for model in models] == [None] * len(models)
     finally:
         gc.enable()
@@ -458,7 +459,7 @@ def test_batches_of_a_job_that_has_ended_are_let_go() -> None:
 
     later = [Job(seed, 8, sgd) for seed in range(2, 8)]
     array = trainer([Job(0, 8, sgd), Job(1, 8, sgd)], data=counted)
-    array.run(random_schedule([1, 1], 3), 2, refill=lambda job: later.pop() if later else None)
+    run(array, random_schedule([1, 1], 3), 2, refill=lambda job: later.pop() if later else None)
     assert most <= 4
 
 
@@ -485,5 +486,5 @@ def test_one_buffer_in_two_modules_is_one_in_the_recompute_too() -> None:
         )
 
     array = trainer([Job(0, 8, sgd, recompute=True)], build_model=build, stages=[3])
-    result = array.run(random_schedule([1], 2), 3)
+    result = run(array, random_schedule([1], 2), 3)
     assert differences(result.trained[0], array.train_alone(0, 3)) == []

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import runs
 import torch
 from streams_model import Machine, streams
 
@@ -184,7 +185,7 @@ def test_ctrl_c_keeps_the_rows(
         case = gpu_exact.cases(check.small(torch.device("cpu")))[0]
         array = gpu_exact.trainer(check.small(torch.device("cpu")), case.model, case.jobs)
         stop = lambda *_: signal.raise_signal(signal.SIGINT)  # noqa: E731
-        array.run(gpu_exact.order(case.jobs, 0), 3, on_step=stop)
+        runs.run(array, gpu_exact.order(case.jobs, 0), 3, on_step=stop)
         yield check.Row("behind", "2")
 
     give(check, monkeypatch, ("long", long))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from arraypipe_models import sgd
 from branching_models import KINDS, Toggled, branching
+from runs import run
 from torch import Tensor, nn
 
 from optsched import InputError
@@ -27,7 +28,7 @@ SEEDS = {"depth": 20}
 def all_differences(kind: str, seed: int) -> list[str]:
     """Train in an order of the seed, and compare every job with training alone."""
     array, order = branching(kind, seed)
-    result = array.run(order, STEPS, on_error="raise")
+    result = run(array, order, STEPS, on_error="raise")
     return [
         f"{kind} {seed}: {line}"
         for j, trained in enumerate(result.trained)
@@ -55,7 +56,7 @@ def run_in_slots(array: ArrayTrainer, steps: int, **options: Any) -> RunResult:
     order = random_schedule([job.microbatches for job in array.jobs], 3, place=[0, 0, 0], seed=1)
     for array.memory in range(1_000, 20_000, 500):
         try:
-            result = array.run(order, steps, on_error="raise", **options)
+            result = run(array, order, steps, on_error="raise", **options)
         except InputError as error:
             assert str(error).startswith("memory")
             continue
@@ -165,7 +166,7 @@ def test_a_callback_may_unfreeze_layers(recompute: bool, tied: bool, slots: bool
         result = run_in_slots(array, 5, on_step=on_step)
         assert result.report.exposed_ns > 0 or not recompute  # what is kept stays in its slot
     else:
-        result = array.run(random_schedule([1] * 4, 3), 5, on_step=on_step, on_error="raise")
+        result = run(array, random_schedule([1] * 4, 3), 5, on_step=on_step, on_error="raise")
     wanted = model.state_dict()
     for got in result.models:
         assert all(torch.equal(got.state_dict()[name], wanted[name]) for name in wanted)
@@ -253,5 +254,5 @@ def test_what_cannot_be_exact_is_refused(name: str) -> None:
     array = ArrayTrainer(build, batches, jobs=jobs, stages=stages, loss=nn.functional.mse_loss)
     with pytest.raises(JobFailed) as caught:
         n = len(stages) + isinstance(stages[0], int)
-        array.run(random_schedule([parts], n), 3, on_error="raise")
+        run(array, random_schedule([parts], n), 3, on_error="raise")
     assert sentence in str(caught.value)

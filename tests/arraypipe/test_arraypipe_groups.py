@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from arraypipe_models import trainer
+from runs import run
 from torch import nn, optim
 
 from optsched import InputError
@@ -73,7 +74,7 @@ def test_every_group_has_its_own_rate(name: str, cuts: list[int]) -> None:
     ]
     array = trainer(jobs, build_model=build_model, stages=cuts)
     schedule = random_schedule([2, 1], 3, update=[0, 1], together=[0, 1], seed=len(name))
-    result = array.run(schedule, STEPS, on_error="raise")
+    result = run(array, schedule, STEPS, on_error="raise")
     for j in range(2):
         assert differences(result.trained[j], array.train_alone(j, STEPS)) == []
 
@@ -93,7 +94,7 @@ def test_rates_after_every_step(name: str) -> None:
 
     job = Job(0, 8, lambda named: grouped(named, Watched, momentum=0.9), scheduler=SCHEDULERS[name])
     array = trainer([job], build_model=build_model, stages=[2, 5])
-    array.run(random_schedule([1], 3, update=[0], together=[0]), STEPS, on_error="raise")
+    run(array, random_schedule([1], 3, update=[0], together=[0]), STEPS, on_error="raise")
     split = seen[-3 * STEPS :]
     seen.clear()
     array.train_alone(0, STEPS)
@@ -107,10 +108,10 @@ def test_resume_on_other_cuts(name: str, tmp_path: Path) -> None:
     jobs = [Job(0, 8, sgd, scheduler=SCHEDULERS[name])]
     schedule = random_schedule([1], 3, update=[0], together=[0])
     first = trainer(jobs, build_model=build_model, stages=[2, 5])
-    first.run(schedule, 2, checkpoint=tmp_path, on_error="raise")
+    run(first, schedule, 2, checkpoint=tmp_path, on_error="raise")
     other = trainer(jobs, build_model=build_model, stages=[1, 4])
     with pytest.warns(UserWarning, match="cut at other modules"):
-        result = other.run(schedule, STEPS, checkpoint=tmp_path, resume=True, on_error="raise")
+        result = run(other, schedule, STEPS, checkpoint=tmp_path, resume=True, on_error="raise")
     alone = first.train_alone(0, STEPS)
     for name_, tensor in alone.parameters.items():
         assert torch.equal(result.trained[0].parameters[name_], tensor), name_
@@ -131,7 +132,7 @@ def test_groups_that_know_names(name: str) -> None:
     jobs = [Job(0, 8, with_names, scheduler=SCHEDULERS[name])]
     array = trainer(jobs, build_model=build_model, stages=[1, 3])
     schedule = random_schedule([1], 3, update=[0], together=[0])
-    result = array.run(schedule, STEPS, on_error="raise")
+    result = run(array, schedule, STEPS, on_error="raise")
     assert differences(result.trained[0], array.train_alone(0, STEPS)) == []
 
 
@@ -140,7 +141,7 @@ def test_a_scheduler_that_no_number_of_groups_suits() -> None:
     jobs = [Job(0, 8, optim.Adagrad, scheduler=SCHEDULERS["one cycle"])]
     array = trainer(jobs, build_model=build_model, stages=[1, 3])
     with pytest.raises(InputError, match="the scheduler cannot be made"):
-        array.run(random_schedule([1], 3), 1)
+        run(array, random_schedule([1], 3), 1)
 
 
 def head_and_body(named: Any) -> optim.Optimizer:
@@ -185,7 +186,7 @@ def test_stages_without_any_parameter_of_a_group(make: Any, cuts: list[int]) -> 
     model = frozen_ends if make is unfrozen else build_model
     array = trainer(jobs, build_model=model, stages=cuts)
     schedule = random_schedule([2, 1, 1], 3, update=[0, 1, 2], together=[0, 2], seed=len(cuts))
-    result = array.run(schedule, STEPS, on_error="raise")
+    result = run(array, schedule, STEPS, on_error="raise")
     for j in range(3):
         assert differences(result.trained[j], array.train_alone(j, STEPS)) == []
 
@@ -207,5 +208,5 @@ class Signs(optim.Optimizer):
 def test_an_unknown_class_with_frozen_ends() -> None:
     """The first and the last parameter are none of its own."""
     array = trainer([Job(0, 8, Signs)], build_model=frozen_ends, stages=[1, 3])
-    result = array.run(random_schedule([1], 3), STEPS, on_error="raise")
+    result = run(array, random_schedule([1], 3), STEPS, on_error="raise")
     assert differences(result.trained[0], array.train_alone(0, STEPS)) == []

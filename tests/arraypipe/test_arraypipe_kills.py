@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import runs
 import torch
 from arraypipe_lives import PARTS, STEPS, Halves, jobs_of, killed_before, same, saved_is_exact
 from arraypipe_models import trainer
@@ -27,7 +28,7 @@ def write_many(folder: Path) -> None:
     """A run that does little else than to write checkpoints, for half a second at least."""
     torch.set_num_threads(1)
     rows = jobs_of(JOBS)
-    trainer(rows).run(
+    runs.run(trainer(rows), 
         random_schedule(PARTS[:JOBS], 3, seed=9), 12, checkpoint=folder, checkpoint_every=1,
         resume=True, on_step=lambda job, iteration, loss: time.sleep(0.02),
     )  # fmt: skip
@@ -41,8 +42,12 @@ def check_killed(folder: Path) -> list[int]:
 def finish_killed(folder: Path) -> None:
     """Resume to the end: exact, and nothing half done is left."""
     before = check_killed(folder)
-    result = trainer(jobs_of(JOBS)).run(
-        random_schedule(PARTS[:JOBS], 3, seed=1), 12, checkpoint=folder, resume=True
+    result = runs.run(
+        trainer(jobs_of(JOBS)),
+        random_schedule(PARTS[:JOBS], 3, seed=1),
+        12,
+        checkpoint=folder,
+        resume=True,
     )
     for j in range(JOBS):
         assert same(result.trained[j], j, 12, start=before[j])
@@ -73,8 +78,13 @@ def kill_at(moment: int, folder: Path, halves: bool) -> bool:
     def run() -> None:
         if halves:
             trainer_module.CheckpointFolder = Halves  # type: ignore[attr-defined,misc]
-        trainer(jobs_of(1)).run(
-            random_schedule([1], 3), 3, checkpoint=folder, checkpoint_every=1, resume=True
+        runs.run(
+            trainer(jobs_of(1)),
+            random_schedule([1], 3),
+            3,
+            checkpoint=folder,
+            checkpoint_every=1,
+            resume=True,
         )
 
     return killed_before(moment, run)
@@ -88,7 +98,9 @@ def kill_everywhere(folder: Path, moments: range, halves: bool) -> None:
             assert moment > 20
             return
         done = saved_is_exact(place, 0)
-        result = trainer(jobs_of(1)).run(random_schedule([1], 3), 3, checkpoint=place, resume=True)
+        result = runs.run(
+            trainer(jobs_of(1)), random_schedule([1], 3), 3, checkpoint=place, resume=True
+        )
         assert same(result.trained[0], 0, 3, start=done)
         assert not list(place.rglob(".*"))
     raise AssertionError("it should have come to its end")
@@ -157,7 +169,7 @@ def run_ranks(folder: Path, store: Path, steps: int, stops: dict[int, int]) -> N
                 dist.init_process_group(
                     "gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS
                 )
-                trainer(jobs).run(
+                runs.run(trainer(jobs), 
                     random_schedule(PARTS, 3, seed=steps, update=[0]), steps, checkpoint=folder,
                     checkpoint_every=1, resume=True, on_step=on_step, backend="process",
                 )  # fmt: skip
@@ -205,7 +217,9 @@ def test_ranks_save_and_resume(tmp_path: Path) -> None:
         assert program.communicate()[1].count("rank ") == 0
     assert [saved_is_exact(folder, j) for j in range(3)] == [7] * 3
     assert min(before) < 7
-    result = trainer(jobs_of()).run(random_schedule(PARTS, 3), 8, checkpoint=folder, resume=True)
+    result = runs.run(
+        trainer(jobs_of()), random_schedule(PARTS, 3), 8, checkpoint=folder, resume=True
+    )
     for j in range(3):
         assert same(result.trained[j], j, 8, start=7)
     assert not list(folder.rglob(".*"))
@@ -235,8 +249,8 @@ def test_killed_ranks_leave_complete_checkpoints(tmp_path: Path) -> None:
             program.communicate()
         done = [saved_is_exact(folder, j) for j in range(3)]
         assert sum(done) >= before + 3
-    result = trainer(jobs_of()).run(
-        random_schedule(PARTS, 3), max(done) + 1, checkpoint=folder, resume=True
+    result = runs.run(
+        trainer(jobs_of()), random_schedule(PARTS, 3), max(done) + 1, checkpoint=folder, resume=True
     )
     for j in range(3):
         assert same(result.trained[j], j, max(done) + 1, start=done[j])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from arraypipe_models import adamw, sgd
+from runs import run
 from torch import Tensor, nn
 
 from optsched import InputError
@@ -265,7 +266,7 @@ def test_a_shared_base_that_changes_is_refused() -> None:
         lambda: nn.Sequential(frozen, nn.Linear(3, 3)), data, jobs=jobs, stages=[1],
         loss=nn.functional.mse_loss,
     )  # fmt: skip
-    array.run(
+    run(array, 
         random_schedule([1, 1], 2), 4,
         on_step=lambda job, step, loss: frozen.inner.requires_grad_(step >= 1),
     )  # fmt: skip

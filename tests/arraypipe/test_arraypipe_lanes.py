@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import runs
 import torch
 from arraypipe_models import adamw, sgd
 from depth import seeds
@@ -121,7 +122,9 @@ def test_jobs_that_take_seats_and_stop(machine: Machine) -> None:
         if job.seed == 0:
             job.stop()
 
-    array.run(schedule, STEPS, queue=True, refill=lambda job: next(supply, None), on_step=on_step)
+    runs.run(
+        array, schedule, STEPS, queue=True, refill=lambda job: next(supply, None), on_step=on_step
+    )
     assert machine.races == []
     # read an iteration late: it was the next one that could still be stopped
     assert [t for s, t in told if s == 0] == [0, 1]
@@ -156,7 +159,7 @@ def test_waiting_jobs_take_no_place(machine: Machine, monkeypatch: pytest.Monkey
     emptied: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     schedule = random_schedule([1, 1], 3, seed=1)
-    result = array.run(schedule, STEPS, queue=True, refill=refill)
+    result = runs.run(array, schedule, STEPS, queue=True, refill=refill)
     assert machine.races == []
     assert 1 not in there
     assert len(emptied) == 2  # before the blocks, and when the first forward of a new job is over
@@ -263,7 +266,7 @@ def test_a_missing_beginning_is_found(machine: Machine, monkeypatch: pytest.Monk
     monkeypatch.setattr(cuda_streams.Lanes, "finish", lambda self, records: records)
     array = trainer([Job(2, 8, adamw, precision="bf16")])
     schedule = random_schedule([1], 3)
-    array.run(schedule, 1)
+    runs.run(array, schedule, 1)
     assert any(race.endswith("by stream 0") for race in machine.races)
 
 
@@ -300,10 +303,10 @@ def test_the_host_does_not_wait_for_every_block(
     array = trainer([Job(j, 8, sgd) for j in range(3)])
     schedule = random_schedule([1] * 3, 3, seed=3)
     monkeypatch.setattr(cuda_streams, "AHEAD", 10**6)
-    array.run(schedule, 2)
+    runs.run(array, schedule, 2)
     few = machine.waits
     machine.waits = 0
-    array.run(schedule, 12)
+    runs.run(array, schedule, 12)
     steps, jobs_of = 10, 3
     # of an iteration: its loss, long there, and read on the host; at the end the times of blocks
     blocks = 2 * jobs_of * 3
@@ -343,7 +346,7 @@ def test_a_failed_job_keeps_no_memory_and_harms_nobody(machine: Machine) -> None
 
     broken = Job(0, 8, adamw, model={"calls": 2})
     array = trainer([broken, Job(1, 8, sgd)], build_model=fragile, stages=[1, 2])
-    result = array.run(random_schedule([1, 1], 3, seed=4), STEPS, on_step=on_step)
+    result = runs.run(array, random_schedule([1, 1], 3, seed=4), STEPS, on_step=on_step)
     assert machine.races == []
     assert given_back
     assert all(given_back)

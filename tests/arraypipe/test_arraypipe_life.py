@@ -16,6 +16,7 @@ from arraypipe_plans import random_rolling
 from depth import few_examples, half, seeds
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run
 from torch import nn
 
 from optsched import InputError, JobArray
@@ -50,7 +51,7 @@ def test_stopped_jobs_end_and_are_saved(
             if job is jobs[j if caller is None else caller] and t == when:
                 jobs[j].stop()
 
-    result = trainer(jobs).run(
+    result = run(trainer(jobs), 
         random_schedule(PARTS, 3, seed=seed, update=update), STEPS,
         checkpoint=folder, checkpoint_every=every, on_step=on_step,
     )  # fmt: skip
@@ -76,7 +77,7 @@ def test_an_interrupt_ends_and_saves_all_jobs(tmp_path: Path, seed: int) -> None
             os.kill(os.getpid(), signal.SIGINT)
 
     schedule = random_schedule(PARTS, 3, **order)  # type: ignore[arg-type]
-    result = trainer(jobs).run(schedule, 50, checkpoint=folder, on_step=on_step)
+    result = run(trainer(jobs), schedule, 50, checkpoint=folder, on_step=on_step)
     assert signal.getsignal(signal.SIGINT) is handler
     done = [len(row) for row in result.losses]
     assert max(done) < 6
@@ -84,7 +85,7 @@ def test_an_interrupt_ends_and_saves_all_jobs(tmp_path: Path, seed: int) -> None
         assert job.status == "stopped"
         assert same(result.trained[j], j, done[j])
         assert done[j] == 0 or saved_is_exact(folder, j) == done[j]
-    second = trainer(jobs_of()).run(schedule, 7, checkpoint=folder, resume=True)
+    second = run(trainer(jobs_of()), schedule, 7, checkpoint=folder, resume=True)
     for j in range(3):
         assert same(second.trained[j], j, 7, start=done[j])
 
@@ -99,8 +100,13 @@ def test_a_second_interrupt_ends_the_program(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        trainer(jobs_of()).run(
-            random_schedule(PARTS, 3), 50, checkpoint=tmp_path, checkpoint_every=1, on_step=on_step
+        run(
+            trainer(jobs_of()),
+            random_schedule(PARTS, 3),
+            50,
+            checkpoint=tmp_path,
+            checkpoint_every=1,
+            on_step=on_step,
         )
     assert max(saved_is_exact(tmp_path, j) for j in range(3)) >= 2
 
@@ -202,8 +208,8 @@ def test_a_failure_stays_with_its_job(tmp_path: Path, where: str) -> None:
     for seed in range(2):
         when = 1 + seed
         array = trapped_trainer(where, when)
-        result = array.run(
-            order_of(where, seed), STEPS, checkpoint=tmp_path / str(seed), checkpoint_every=1
+        result = run(
+            array, order_of(where, seed), STEPS, checkpoint=tmp_path / str(seed), checkpoint_every=1
         )
         bad = array.jobs[1]
         assert [job.status for job in array.jobs] == ["done", "failed", "done"]
@@ -242,16 +248,20 @@ def test_data_that_fail_at_a_checkpoint_stay_with_their_job(
     """Its data raise, or end, where it goes on: as without a break it fails, named, and alone."""
     schedule, short = random_schedule(PARTS, 3, seed=1), STEPS - 1
     batches = ending({1: short}) if how == "end" else trapped_data("data", short)
-    trainer(jobs_of(), data=batches).run(schedule, short, checkpoint=tmp_path)
+    run(trainer(jobs_of(), data=batches), schedule, short, checkpoint=tmp_path)
     what = f"data: job job1 has no batch for iteration {short}"
     sentence = f"iteration {short}: {what if how == 'end' else 'RuntimeError: trapped'}"
     given: dict[str, Any] = {"checkpoint": tmp_path, "resume": True}
     with pytest.raises(JobFailed, match=sentence):
-        trainer(jobs_of(), data=batches, memory=memory).run(
-            schedule, STEPS, on_error="raise", **given
+        run(
+            trainer(jobs_of(), data=batches, memory=memory),
+            schedule,
+            STEPS,
+            on_error="raise",
+            **given,
         )
     jobs = jobs_of()
-    result = trainer(jobs, data=batches, memory=memory).run(schedule, STEPS, **given)
+    result = run(trainer(jobs, data=batches, memory=memory), schedule, STEPS, **given)
     assert [job.status for job in jobs] == ["done", "failed", "done"]
     assert sentence in str(jobs[1].error)
     assert [len(row) for row in result.losses] == [1, 0, 1]
@@ -267,8 +277,13 @@ def test_a_complete_job_needs_no_data(tmp_path: Path) -> None:
         if resume:  # job 1 has an iteration to go, and no batch for it
             (tmp_path / "job1" / "latest").write_text("1\n")
             status[1] = "failed"
-        result = trainer(jobs, data=ending(ends)).run(
-            schedule, 2, checkpoint=tmp_path, checkpoint_every=1, resume=resume
+        result = run(
+            trainer(jobs, data=ending(ends)),
+            schedule,
+            2,
+            checkpoint=tmp_path,
+            checkpoint_every=1,
+            resume=resume,
         )
         assert [job.status for job in jobs] == status
         for j in (0, 2):
@@ -279,9 +294,9 @@ def test_a_job_without_a_first_batch_is_refused_before_the_run_and_fails_alone_i
     """Its first iteration is named; who joins does not end the others."""
     jobs = jobs_of()
     with pytest.raises(InputError, match="data: job job1 has no batch for iteration 0"):
-        trainer(jobs, data=ending({1: 0})).run(random_schedule(PARTS, 3, seed=1), 2)
+        run(trainer(jobs, data=ending({1: 0})), random_schedule(PARTS, 3, seed=1), 2)
     late = jobs_of(4)[3]
-    result = trainer(jobs, data=ending({3: 0})).run(
+    result = run(trainer(jobs, data=ending({3: 0})), 
         random_schedule(PARTS, 3, seed=1), 2,
         refill=lambda job: late if late.status == "ready" and job is jobs[0] else None,
     )  # fmt: skip
@@ -296,7 +311,7 @@ def test_a_failure_can_end_the_run(where: str) -> None:
     """``on_error="raise"``: the error comes out, with what caused it; the others are stopped."""
     array = trapped_trainer(where, 2)
     with pytest.raises(JobFailed, match=r"job job1, stage \d, iteration 2: ") as caught:
-        array.run(order_of(where, 1), STEPS, on_error="raise")
+        run(array, order_of(where, 1), STEPS, on_error="raise")
     assert caught.value is array.jobs[1].error
     assert caught.value.__cause__ is not None
     assert array.jobs[1].status == "failed"
@@ -310,7 +325,7 @@ def test_a_failure_leaves_the_updates_before_it_to_later_stages(seed: int) -> No
     array = JobArray(rows, rows, update=rows, update_mode="global", objective="period")
     jobs = [Job(j, 8, sgd, clip_norm=0.2) for j in range(3)]
     built = trainer(jobs, data=trapped_data("data", 2))
-    result = built.run(random_rolling(array, seed=seed), STEPS)
+    result = run(built, random_rolling(array, seed=seed), STEPS)
     assert [job.status for job in jobs] == ["done", "failed", "done"]
     assert "trapped" in str(jobs[1].error)
     assert exact(built, result)
@@ -327,10 +342,10 @@ def test_no_job_runs_after_a_run_that_raised(tmp_path: Path, error: type[BaseExc
             raise error
 
     with pytest.raises(error):
-        array.run(order, 3, on_step=on_step, checkpoint=tmp_path, checkpoint_every=1)
+        run(array, order, 3, on_step=on_step, checkpoint=tmp_path, checkpoint_every=1)
     assert {job.status for job in jobs} <= {"stopped", "done"} and jobs[0].status == "stopped"
     assert [job.error for job in jobs] == [None] * 3
-    result = array.run(order, 3, checkpoint=tmp_path, resume=True)
+    result = run(array, order, 3, checkpoint=tmp_path, resume=True)
     assert [job.status for job in jobs] == ["done"] * 3
     for j in range(3):
         weights = array.train_alone(j, 3).parameters
@@ -341,13 +356,13 @@ def test_jobs_of_a_refused_run_are_ready(tmp_path: Path) -> None:
     """Nothing has been trained, whatever refused it."""
     jobs = jobs_of()
     array = trainer(jobs)
-    array.run(random_schedule(PARTS, 3), 2, checkpoint=tmp_path)
+    run(array, random_schedule(PARTS, 3), 2, checkpoint=tmp_path)
     with pytest.raises(InputError, match="already has checkpoints"):
-        array.run(random_schedule(PARTS, 3), 2, checkpoint=tmp_path)
+        run(array, random_schedule(PARTS, 3), 2, checkpoint=tmp_path)
     assert [job.status for job in jobs] == ["ready"] * 3
     small = trainer(jobs, memory=1000)
     with pytest.raises(InputError, match="would fit"):
-        small.run(random_schedule(PARTS, 3), 2)
+        run(small, random_schedule(PARTS, 3), 2)
     assert [job.status for job in jobs] == ["ready"] * 3
 
 
@@ -359,7 +374,7 @@ def wild(named: Any) -> torch.optim.Optimizer:
 def test_all_jobs_may_fail() -> None:
     """Then the run ends, and every job says why."""
     jobs = [Job(j, 8, wild) for j in range(3)]
-    result = trainer(jobs).run(random_schedule([1] * 3, 3), 50)
+    result = run(trainer(jobs), random_schedule([1] * 3, 3), 50)
     assert {job.status for job in jobs} == {"failed"}
     assert max(len(row) for row in result.losses) < 50
 
@@ -368,6 +383,6 @@ def test_a_waiting_job_takes_the_seat_of_a_failed_one() -> None:
     """And reaches the bits that it reaches alone."""
     rows = jobs_of(5)
     rows[1] = Job(1, 9, wild, microbatches=2)
-    result = trainer(rows).run(random_schedule(PARTS, 3, seed=4), STEPS, queue=True)
+    result = run(trainer(rows), random_schedule(PARTS, 3, seed=4), STEPS, queue=True)
     assert [job.status for job in rows] == ["done", "failed", "done", "done", "done"]
     assert all(same(result.trained[j], j, STEPS) for j in (0, 2, 3, 4))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
+import runs
 import torch
 from arraypipe_models import sgd
 from torch import Tensor, nn
@@ -245,7 +246,7 @@ def trainer(row: Row, split: tuple[int, int], model: Any = build, **changes: Any
 def run(made: ArrayTrainer, steps: int) -> Any:
     """Train in some order."""
     order = random_schedule([job.microbatches for job in made.jobs], len(made.stages))
-    return made.run(order, steps, on_error="raise")
+    return runs.run(made, order, steps, on_error="raise")
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -298,7 +299,7 @@ def test_first_padding_late(first: int, counts: tuple[int, int], recompute: bool
         for j, n in enumerate(counts)
     ]
     made = ArrayTrainer(build, late(first, one_padded), jobs=jobs, stages=[3], loss=by_token)
-    result = made.run(random_schedule(counts, 2), 9)
+    result = runs.run(made, random_schedule(counts, 2), 9)
     for j, (job, n) in enumerate(zip(jobs, counts, strict=True)):
         if n == 1:
             assert job.status == "done" and len(result.losses[j]) == 9
@@ -614,10 +615,10 @@ def test_checkpoint_warns_of_attributes(kind: str, tmp_path: Path) -> None:
     order = random_schedule([1, 1], 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made.run(order, 1)
+        runs.run(made, order, 1)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        result = made.run(order, 2, checkpoint=tmp_path)
+        result = runs.run(made, order, 2, checkpoint=tmp_path)
     named = [str(one.message) for one in found if "no checkpoint keeps" in str(one.message)]
     assert len(named) == (kind != "none")
     if named:
@@ -650,4 +651,4 @@ def test_caches_are_no_state(tmp_path: Path) -> None:
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made.run(random_schedule([1], 2), 1, checkpoint=tmp_path)
+        runs.run(made, random_schedule([1], 2), 1, checkpoint=tmp_path)

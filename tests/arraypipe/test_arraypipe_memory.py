@@ -11,6 +11,7 @@ from arraypipe_models import adamw, build_model, exact, loss, sgd, trainer
 from depth import depth, few_examples, half
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run
 from torch import Tensor, nn
 
 from optsched import InputError, Rows, Schedule, verify
@@ -58,7 +59,7 @@ def weigh(jobs: list[Job], schedule: Any, queue: bool = False, **changes: Any) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("optsched.arraypipe.training_run.memory_of", memory_of)
         with pytest.raises(Weighed):
-            trainer(jobs, memory=1, **changes).run(schedule, 1, queue=queue)
+            run(trainer(jobs, memory=1, **changes), schedule, 1, queue=queue)
     return found
 
 
@@ -123,7 +124,7 @@ def test_bit_identical_in_any_memory(data: st.DataObject) -> None:
     )  # fmt: skip
     array = little(jobs, schedule, draw(st.sampled_from([1.0, 1.3, 1.6, 2.0, 3.0])))
     try:
-        result = array.run(schedule, STEPS, on_error="raise")
+        result = run(array, schedule, STEPS, on_error="raise")
     except InputError as error:
         assert "memory:" in str(error)
         return
@@ -148,13 +149,13 @@ def test_copies_are_in_the_trace(
     monkeypatch.setattr(CopyEngine, "copy", copy)
     jobs = [job(row) for row in FOUR]
     schedule = order_of(3, place=[0, 1, 0])
-    result = little(jobs, schedule, factor).run(schedule, STEPS)
+    result = run(little(jobs, schedule, factor), schedule, STEPS)
     trace, memory = result.trace, made[-1]
     assert verify(trace) == []
     blocks = STEPS * schedule.n_operations
     assert trace.n_operations == blocks + len(moved)
     assert bool(moved) == bool(slots_of(memory)) == (factor < 50)
-    again = trainer(jobs).run(trace, STEPS)  # messages and copies are no blocks
+    again = run(trainer(jobs), trace, STEPS)  # messages and copies are no blocks
     assert exact(trainer(jobs), again)
     assert result.replay.n_operations == blocks
     if not moved:
@@ -268,7 +269,7 @@ def test_states_of_any_kind(name: str, made: list[Any]) -> None:
     update = range(3) if waits_for_all(jobs[0]) else ()
     schedule = random_schedule([2] * 3, 3, together=update, update=update, place=[0, 0, 0], seed=1)
     array = little(jobs, schedule, 5.0 if keeps else 1.5, **changes)
-    got = array.run(schedule, STEPS, on_error="raise")
+    got = run(array, schedule, STEPS, on_error="raise")
     assert slots_of(made[-1]), "all states were resident"
     assert exact(array, got)
 
@@ -303,7 +304,7 @@ def test_stopped_and_failed_jobs_do_not_disturb(made: list[Any]) -> None:
     schedule = order_of(4)
     array = little(jobs, schedule, 1.5)
     array.loss = broken
-    result = array.run(schedule, STEPS, on_step=on_step)
+    result = run(array, schedule, STEPS, on_step=on_step)
     assert slots_of(made[-1])
     assert [one.status for one in jobs] == ["done", "stopped", "failed", "done"]
     array.loss = loss
@@ -343,7 +344,7 @@ def test_orders_that_change_on_the_way(
             return None
 
         monkeypatch.setattr(Rescheduling, "_seated", poll)
-        result = array.run(plans[0], 8, on_error="raise")
+        result = run(array, plans[0], 8, on_error="raise")
         assert slots_of(made[-1]) and len(plans) == 1
         assert exact(array, result)
 
@@ -369,7 +370,7 @@ def test_copies_are_those_of_the_plan(made: list[Any], monkeypatch: pytest.Monke
     for steps in (20, 32):
         copied.update({"in": 0, "out": 0})
         jobs = [job(row) for row in rows]
-        little(jobs, schedule, 2.0).run(schedule, steps)
+        run(little(jobs, schedule, 2.0), schedule, steps)
         totals.append(dict(copied))
     (plan,) = [plan for plan in made[-1].plans if plan.rules]
     _, inward, outward = plan.simulate(PCIE_4)

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import pytest
+import runs
 import torch
 from arraypipe_models import adamw, data, exact, sgd, trainer
 from arraypipe_plans import in_turn
@@ -127,7 +128,7 @@ def test_refusals(name: str, made: list[Any]) -> None:
     rest = beside(jobs, schedule, build_model=build, stages=[1]) if limit > 0 else 0
     with pytest.raises(InputError, match=sentence):
         array = trainer(jobs, build_model=build, stages=[1], memory=limit + rest)
-        array.run(schedule, 2, on_error="raise")
+        runs.run(array, schedule, 2, on_error="raise")
     assert made == [] or name == "weights in place"
 
 
@@ -168,7 +169,7 @@ def test_a_plan_that_needs_more_memory_is_not_adopted(
     monkeypatch.setattr(Rescheduling, "poll", poll)
     array = trainer(jobs, memory=room(jobs, 1.0) + beside(jobs, start))
     with caplog.at_level(logging.WARNING, "optsched"):
-        result = array.run(
+        result = runs.run(array, 
             start, 8, replan=problem, on_error="raise",
             on_step=lambda job, t, x: job.seed == 0 and t == 1 and job.stop(),
         )  # fmt: skip
@@ -200,9 +201,9 @@ def test_a_job_that_needs_more_slots_fails_alone(way: str, made: list[Any]) -> N
     given: dict[str, Any] = {"refill": refill} if way == "refill" else {}
     if way == "strict":
         with pytest.raises(JobFailed, match=r"could not leave their slots .* recompute=True"):
-            array.run(schedule, 4, queue=True, on_error="raise", on_step=on_step)
+            runs.run(array, schedule, 4, queue=True, on_error="raise", on_step=on_step)
         return
-    result = array.run(schedule, 4, queue=way == "queue", on_step=on_step, **given)
+    result = runs.run(array, schedule, 4, queue=way == "queue", on_step=on_step, **given)
     assert slots_of(made[-1])
     assert [one.status for one in array.jobs] == ["stopped", "done", "done", "failed", "done"]
     assert "could not leave their slots on device0" in str(array.jobs[3].error)
@@ -229,7 +230,7 @@ def test_gradients_and_activations_count_without_bytes_in_the_schedule() -> None
     assert less.workspace > table.workspace == 0
     limit = slot_bytes([State(0, s.index, layout_of(s, "").bytes) for s in stages_of(jobs[0])])
     with pytest.raises(InputError, match=r"0 of 3 jobs would fit\n(.*\n)*gradients, at the"):
-        trainer(jobs, memory=min(sum(limit), table.total)).run(schedule, 1)
+        runs.run(trainer(jobs, memory=min(sum(limit), table.total)), schedule, 1)
 
 
 def test_gradients_of_all_micro_batches_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +258,7 @@ def test_gradients_of_all_micro_batches_are_held(monkeypatch: pytest.MonkeyPatch
         with monkeypatch.context() as patch:
             patch.setattr(worker.blocks, "update", update)
             patch.setattr("optsched.arraypipe.training_run.memory_of", memory_of)
-            trainer(jobs, memory=10**6).run(schedule, 3, on_error="raise")
+            runs.run(trainer(jobs, memory=10**6), schedule, 3, on_error="raise")
         assert max(seen) == table.gradients > 0
 
 
@@ -292,6 +293,6 @@ def test_a_job_whose_first_forward_fails_is_not_weighed() -> None:
     for limit in (10**6, good.total + room(jobs, 2)):
         jobs = [Job(s, 8, adamw, recompute=True) for s in range(3)]
         array = trainer(jobs, data=bad_data, memory=limit)
-        result = array.run(schedule, 3)
+        result = runs.run(array, schedule, 3)
         assert [job.status for job in jobs] == ["done", "failed", "done"]
         assert exact(array, result)

@@ -8,6 +8,7 @@ import pytest
 from arraypipe_models import adamw, sgd, trainer
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run
 from test_arraypipe_memory import beside, room
 from test_arraypipe_trace import by_device, courses, log, simulate
 
@@ -96,7 +97,7 @@ def test_an_inline_run_remembers_its_end(
     blocks = schedule.n_operations
     if case == "memory":
         array.memory = room(array.jobs, 1.0) + beside(array.jobs, schedule)
-    whole = array.run(plan, 12, **options)
+    whole = run(array, plan, 12, **options)
     assert "blocks_left_out" not in whole.trace.provenance and whole.report.left_out == 0
     total = whole.replay.n_operations
     sizes = []
@@ -107,7 +108,7 @@ def test_an_inline_run_remembers_its_end(
 
     monkeypatch.setattr(inline, "MOST", 3 * blocks)
     array = trainer(jobs(7 if case == "queue" else 3), memory=array.memory)
-    result = array.run(plan, 12, on_step=on_step, **options)
+    result = run(array, plan, 12, on_step=on_step, **options)
     for one, other in zip(result.trained, whole.trained, strict=True):
         assert differences(one, other) == []
     for document in (result.trace, result.replay):

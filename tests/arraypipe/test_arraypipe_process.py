@@ -15,6 +15,7 @@ import torch
 from branching_models import KINDS
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run
 from torch.optim.lr_scheduler import LambdaLR
 from typer.testing import CliRunner
 
@@ -380,7 +381,7 @@ def test_without_a_process_group() -> None:
     from process_cases import Row, trainer
 
     with pytest.raises(InputError, match="torchrun"):
-        trainer([Row(0)]).run(random_schedule([1], 4), 1, backend="process")
+        run(trainer([Row(0)]), random_schedule([1], 4), 1, backend="process")
 
 
 @pytest.mark.parametrize("how", list(TROUBLES))

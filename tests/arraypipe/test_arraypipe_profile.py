@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 from arraypipe_models import CUTS, adamw, build_model, data, loss, sgd, trainer
+from runs import run
 from torch import nn
 
 from optsched import InputError
@@ -96,15 +97,15 @@ def test_a_schedule_of_another_profile_runs_with_a_warning(profile: Profile) -> 
     further.problem(other, objective="makespan")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        given.run(schedule, 1)
-        trainer(jobs).run(schedule, 1)
-        given.run(random_schedule([1, 1], 3), 1)
+        run(given, schedule, 1)
+        run(trainer(jobs), schedule, 1)
+        run(given, random_schedule([1, 1], 3), 1)
     sentence = f"profile {profile.sha256[:12]}, not with {other.sha256[:12]}"
     with pytest.warns(UserWarning, match=sentence):
-        further.run(schedule, 1)
+        run(further, schedule, 1)
     given.last_profile = other
     with pytest.warns(UserWarning, match=sentence):
-        given.run(schedule, 1)
+        run(given, schedule, 1)
 
 
 def plain(width: int = 12) -> nn.Sequential:

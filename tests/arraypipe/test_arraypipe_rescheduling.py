@@ -14,6 +14,7 @@ from arraypipe_plans import random_rolling
 from depth import few_examples, seeds
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run
 from torch import nn
 
 from optsched import InputError, JobArray, verify
@@ -143,7 +144,7 @@ def swap_and_compare(case: dict[str, Any]) -> int:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_run, "Rescheduling", planner)
-        result = array.run(
+        result = run(array, 
             any_plan(seated, case["seed"]), STEPS, on_step=on_step, queue=True, refill=refill,
             on_error="raise",
         )  # fmt: skip
@@ -251,7 +252,7 @@ def replanned(
     changes = watched(monkeypatch)
     monkeypatch.setattr(rescheduling, "Replanner", Solver)
     array = trainer([Job(j, 8, (adamw, sgd)[j % 2]) for j in range(4)])
-    result = array.run(
+    result = run(array, 
         SLOW, steps, replan=PROBLEM,
         on_step=lambda job, t, x: job.seed == 0 and t == 2 and job.stop(), **given,
     )  # fmt: skip
@@ -333,8 +334,12 @@ def test_another_problem_is_refused(case: str) -> None:
     problem, sentence = BAD_PROBLEMS[case]
     ran: list[int] = []
     with pytest.raises(InputError, match=sentence):
-        trainer([Job(j, 8, adamw) for j in range(4)]).run(
-            SLOW, 2, replan=problem, on_step=lambda *a: ran.append(1)
+        run(
+            trainer([Job(j, 8, adamw) for j in range(4)]),
+            SLOW,
+            2,
+            replan=problem,
+            on_step=lambda *a: ran.append(1),
         )
     assert not ran
 
@@ -353,6 +358,6 @@ def test_the_real_solver_is_asked_and_heard(monkeypatch: pytest.MonkeyPatch) -> 
         if (changes and t > 10) or time.monotonic() > until:
             job.stop()
 
-    result = array.run(SLOW, 10**5, replan=PROBLEM, on_step=on_step)
+    result = run(array, SLOW, 10**5, replan=PROBLEM, on_step=on_step)
     assert changes[0].seats == (1, 2, 3)
     assert exact(array, result)

@@ -12,6 +12,7 @@ from arraypipe_models import adamw, build_model, data, loss, sgd, trainer
 from depth import few_examples, seeds
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run
 from torch import nn
 
 from optsched import InputError
@@ -34,7 +35,7 @@ def found(array: ArrayTrainer, seed: int, **order: Any) -> list[str]:
     schedule = random_schedule(
         counts, len(array.stages), seed=seed, update=everyone, together=everyone, **order
     )
-    result = array.run(schedule, STEPS, on_error="raise")
+    result = run(array, schedule, STEPS, on_error="raise")
     return [
         line
         for j in everyone
@@ -111,7 +112,7 @@ CUT_FORMS: list[Any] = [3, [SplitPoint("4"), SplitPoint("6")], [["0", "1", "2", 
 def test_every_form_of_stages_takes_every_precision(precision: str, stages: Any) -> None:
     """The sample that counts work and compares forwards is in the precision of the first job."""
     array = trainer([Job(1, 8, sgd, precision=precision)], stages=stages)
-    result = array.run(random_schedule([1], 3), 2)
+    result = run(array, random_schedule([1], 3), 2)
     assert differences(result.trained[0], array.train_alone(0, 2)) == []
 
 
@@ -128,7 +129,7 @@ def test_names_in_a_wrong_order_are_found_in_every_precision() -> None:
 def test_updates_together_need_blocks_of_their_own(job: Job) -> None:
     """Fused updates cannot wait for all stages: refused before anything is trained."""
     with pytest.raises(InputError, match=r'update_mode="global"'):
-        trainer([job]).run(random_schedule([1], 3), 1)
+        run(trainer([job]), random_schedule([1], 3), 1)
 
 
 def test_start_from_a_file(tmp_path: Path) -> None:
@@ -140,9 +141,9 @@ def test_start_from_a_file(tmp_path: Path) -> None:
     assert found(array, 0) == []
     torch.save({"weight": torch.zeros(1)}, path)
     with pytest.raises(InputError, match=r"init: .*no state dict of this model"):
-        array.run(random_schedule([1], 3), 1)
+        run(array, random_schedule([1], 3), 1)
     with pytest.raises(InputError, match="no such file"):
-        trainer([Job(0, 8, adamw, init=str(tmp_path / "none"))]).run(random_schedule([1], 3), 1)
+        run(trainer([Job(0, 8, adamw, init=str(tmp_path / "none"))]), random_schedule([1], 3), 1)
 
 
 # tied weights
@@ -260,7 +261,7 @@ def test_summed_tied_gradients(
     schedule = random_schedule(
         microbatches, 4, place=place, update=everyone, together=everyone, seed=seed
     )
-    result = array.run(schedule, STEPS, on_error="raise")
+    result = run(array, schedule, STEPS, on_error="raise")
     for j, job in enumerate(jobs):
         alone = array.train_alone(j, STEPS)
         if job.microbatches == 1:
@@ -300,7 +301,7 @@ def test_slots_change_no_bit_of_sums(recompute: bool, seed: int, memory: int) ->
         array = ArrayTrainer(
             Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss, memory=limit, tied="sum"
         )
-        rows.append(array.run(schedule, STEPS, on_error="raise"))
+        rows.append(run(array, schedule, STEPS, on_error="raise"))
     for j in range(3):
         assert differences(rows[0].trained[j], rows[1].trained[j]) == []
     assert rows[1].report.exposed_ns > 0  # states have moved
@@ -318,7 +319,7 @@ def test_ways_to_tie_refused(tied: Any) -> None:
 def test_model_is_tied_again_after_the_run() -> None:
     """The trained unsplit models share the weight as they did before."""
     array = ArrayTrainer(Language, tokens, jobs=[Job(0, 6, sgd)], stages=NAMES, loss=token_loss)
-    result = array.run(random_schedule([1], 4), 2)
+    result = run(array, random_schedule([1], 4), 2)
     model = result.models[0]
     assert model.head.weight is model.embed.table.weight
     assert set(dict(model.named_parameters())) == set(result.trained[0].parameters)

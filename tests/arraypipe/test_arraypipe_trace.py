@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import runs
 from arraypipe_plans import random_rolling
 from depth import seeds
 from hypothesis import given
@@ -374,7 +375,7 @@ def test_trainer_runs_verify(case: str) -> None:
     if case == "refill":
         options["refill"] = lambda job: spare.pop() if spare else None
     plan = array.plan(schedule, barrier=True) if case == "barrier" else schedule
-    result = array.run(plan, 5, **options)
+    result = runs.run(array, plan, 5, **options)
     lengths = [len(trained.losses) for trained in result.trained]
     assert lengths[1] == {"stopped": 3, "failed": 3, "refill": 3}.get(case, 5)
     for document in (result.trace, result.replay):
@@ -390,7 +391,7 @@ def test_trainer_runs_verify(case: str) -> None:
 @pytest.mark.parametrize(("at", "fails"), [(0, True), (4, False)])
 def test_most_of_a_run_comes_after_the_end_of_a_job(at: int, fails: bool) -> None:
     """A job that stops or fails in the beginning leaves the report of the others whole."""
-    report = real(3, (0, at) if fails else (-1, 0)).run(
+    report = runs.run(real(3, (0, at) if fails else (-1, 0)), 
         random_schedule([1] * 3, 3, seed=1), 20,
         on_step=lambda job, step, loss: job.seed == 0 and step == at and job.stop(),
     ).report  # fmt: skip

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import runs
 import torch
 from arraypipe_models import adamw, build_model, data, exact, loss, sgd, trainer
 from torch import nn
@@ -27,7 +28,7 @@ def test_losses_and_progress() -> None:
     """Every iteration of every job is reported once, in order, with the loss of the result."""
     seen: list[tuple[int, int, float]] = []
     array = trainer(JOBS)
-    result = array.run(SCHEDULE, 4, on_step=lambda job, t, x: seen.append((job.seed, t, x)))
+    result = runs.run(array, SCHEDULE, 4, on_step=lambda job, t, x: seen.append((job.seed, t, x)))
     for seed in (0, 1):
         steps = [(t, x) for s, t, x in seen if s == seed]
         assert steps == list(enumerate(result.losses[seed]))
@@ -50,10 +51,10 @@ def test_global_state_is_what_it_was() -> None:
             yield x.float(), y
 
     with torch.no_grad():
-        result = trainer(JOBS, data=greedy).run(SCHEDULE, 2)
+        result = runs.run(trainer(JOBS, data=greedy), SCHEDULE, 2)
         assert not torch.is_grad_enabled()
     with torch.inference_mode():
-        trainer(JOBS).run(SCHEDULE, 1)
+        runs.run(trainer(JOBS), SCHEDULE, 1)
     assert result.losses[0][0] != result.losses[0][1]  # it did train
     assert torch.equal(torch.get_rng_state(), generator)
     assert random.getstate() == python
@@ -160,7 +161,7 @@ def test_refused(case: str, tmp_path: Any) -> None:
     run = {key: given.pop(key) for key in ("schedule", "steps", "checkpoint")}
     run |= {"resume": given.pop("resume", False)}
     with pytest.raises(InputError, match=sentence):
-        trainer(given.pop("jobs", JOBS), **given).run(**run)
+        runs.run(trainer(given.pop("jobs", JOBS), **given), **run)
     assert not list(tmp_path.rglob("*.pt"))
 
 
@@ -242,7 +243,7 @@ def test_missing_and_more_tensors_are_named(model: dict[str, Any], sentence: str
     """Parameters, and buffers that no state dict has."""
     array = trainer([Job(0, 8, sgd), Job(1, 8, sgd, model=model)], build_model=normed)
     with pytest.raises(InputError, match=sentence):
-        array.run(random_schedule([1, 1], 3), 2)
+        runs.run(array, random_schedule([1, 1], 3), 2)
 
 
 @pytest.mark.parametrize("queue", [False, True])
@@ -252,19 +253,21 @@ def test_other_shapes_are_refused_before_anything_is_written(tmp_path: Path, que
     array = trainer(jobs)
     schedule = random_schedule([1] * (1 if queue else 2), 3)
     with pytest.raises(InputError, match=SENTENCE):
-        array.run(schedule, 2, checkpoint=tmp_path / "ckpt", queue=queue)
+        runs.run(array, schedule, 2, checkpoint=tmp_path / "ckpt", queue=queue)
     with pytest.raises(InputError, match=SENTENCE):
         array.profile()
     assert not list(tmp_path.iterdir())
     alone = trainer(jobs[1:])
-    assert exact(alone, alone.run(random_schedule([1], 3), 2))
+    assert exact(alone, runs.run(alone, random_schedule([1], 3), 2))
 
 
 def test_a_refill_of_another_shape_fails_alone() -> None:
     """The next one takes the seat."""
     first, late = Job(0, 8, adamw), [wide(7), Job(8, 8, sgd, name="other")]
     array, (bad, _) = trainer([first]), late
-    result = array.run(random_schedule([1], 3), 3, refill=lambda job: late.pop(0) if late else None)
+    result = runs.run(
+        array, random_schedule([1], 3), 3, refill=lambda job: late.pop(0) if late else None
+    )
     assert bad.status == "failed" and "in an array of its own" in str(bad.error)
     assert array.titles == ["job0", "other"]
     assert exact(array, result)
@@ -279,7 +282,7 @@ def test_frozen_layers_may_differ() -> None:
 def test_the_first_job_of_a_run_says_what_is_equal() -> None:
     """Not an example that another trainer has been made of."""
     array = trainer([Job(0, 8, sgd)]).with_jobs([wide(1), Job(2, 8, sgd, model={"width": 13})])
-    result = array.run(random_schedule([1, 1], 3), 2)
+    result = runs.run(array, random_schedule([1, 1], 3), 2)
     assert exact(array, result)
 
 
@@ -292,7 +295,7 @@ def test_jobs_do_not_share_what_changes(shared: nn.Module) -> None:
         stages=[1, 2],
     )
     with pytest.raises(InputError, match=r"jobs job0 and job1 have the same '1\..*new modules on"):
-        array.run(random_schedule([1, 1], 3), 2)
+        runs.run(array, random_schedule([1, 1], 3), 2)
 
 
 def test_frozen_weights_may_be_shared() -> None:
@@ -303,8 +306,8 @@ def test_frozen_weights_may_be_shared() -> None:
         build_model=lambda: nn.Sequential(backbone, nn.Tanh(), nn.Linear(12, 4)),
         stages=[1, 2],
     )
-    result = array.run(random_schedule([1, 1], 3), 2)
+    result = runs.run(array, random_schedule([1, 1], 3), 2)
     assert exact(array, result)
     array.memory = 10**9
     with pytest.raises(InputError, match=r"have the same '0\.weight'"):
-        array.run(random_schedule([1, 1], 3), 2)
+        runs.run(array, random_schedule([1, 1], 3), 2)
