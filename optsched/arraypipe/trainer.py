@@ -24,7 +24,6 @@ from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.datasets import batches_of, check_resumable
 from optsched.arraypipe.runtime.environment import (
     check_devices,
-    check_seats_alike,
     deterministic,
     global_state_kept,
     own_first,
@@ -404,8 +403,6 @@ class ArrayTrainer:
                     ranks.agree(self._settings(plan, steps, given))
                 devices = resolve(self.devices, plan.devices) if ranks is None else ranks.devices
                 deterministic(devices)
-                if given.queue or given.refill is not None:
-                    check_seats_alike(plan, devices)
                 return ArrayRun(self, plan, devices, ranks, folder, steps, given).train()
             finally:
                 if ranks is not None:

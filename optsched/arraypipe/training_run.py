@@ -25,13 +25,11 @@ from optsched.arraypipe.report.executed import RunLog
 from optsched.arraypipe.report.report import compare
 from optsched.arraypipe.report.trace import measured, replayed
 from optsched.arraypipe.runtime.blocks import trained_now
-from optsched.arraypipe.runtime.cuda_streams import Lanes
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import (
     gpu_settings,
     on_first_interrupt,
     on_gpu,
-    stage_devices,
 )
 from optsched.arraypipe.runtime.inline import InlineBackend
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages, take_off
@@ -271,6 +269,8 @@ class ArrayRun:
         self.ranks, self.folder, self.steps, self.options = ranks, folder, steps, options
         self.strict = options.on_error == "raise"
         self.gpu = on_gpu(devices[0])
+        if self.gpu:
+            torch.cuda.set_device(devices[0])
         self.shapes: Shapes = {}  # of the first job
         self.owners: Owners = {}
         self.trains = False
@@ -372,7 +372,7 @@ class ArrayRun:
         """
         n, away = self.plan.n_jobs, bool(self.trainer.memory) or self.ranks is not None
         rows = enumerate(self._begun)
-        return [self._make(j, at, min(j, n - 1), away=j >= n or away) for j, at in rows]
+        return [self._make(j, at, away=j >= n or away) for j, at in rows]
 
     def _give_up(self) -> None:
         """The run raises: no job runs any more, and none is ready if it has been trained."""
@@ -389,8 +389,8 @@ class ArrayRun:
         folder = self.folder if self.options.resume else None
         return [0 if folder is None else folder.latest(title) for title in titles]
 
-    def _make(self, index: int, at: int, seat: int, away: bool) -> JobRun:
-        """A job, ready to go on from iteration `at` on the devices of a seat."""
+    def _make(self, index: int, at: int, away: bool) -> JobRun:
+        """A job, ready to go on from iteration `at`."""
         trainer, steps = self.trainer, self.steps
         job, title = trainer.jobs[index], trainer.titles[index]
         job.life.begin()
@@ -402,7 +402,7 @@ class ArrayRun:
         if len({other.precision for other in trainer.jobs}) == 1:
             why_not = "which cannot take turns in slots" if trainer.memory is not None else ""
         check_apart(model, title, self.owners, why_not)
-        places = stage_devices(self.plan, seat, self.devices)
+        places = [self.devices[0]] * self.plan.n_stages
         away = away and self.gpu
         stages = fresh_stages(model, trainer.stages, job, index, title, places, away)
         run = JobRun(job, index, title, model, stages, 0, steps, None)
@@ -429,7 +429,7 @@ class ArrayRun:
         try:
             begun = self._latest(trainer.titles[-1:])[0] if at is None else at
             try:
-                run = self._make(index, begun, 0, away=True)
+                run = self._make(index, begun, away=True)
             except Exception as error:
                 if not self.strict:
                     failed = JobFailed(trainer.titles[index], index, 0, begun, reason(error))
@@ -475,8 +475,8 @@ class ArrayRun:
         )
         if ranks is not None:
             return ranks.connect(course, runs, worker, self.planner, self.strict)
-        lanes = Lanes(self.devices, worker.memory.pauses) if self.gpu else None
-        return InlineBackend(course, runs, worker, self.planner, self.strict, lanes)
+        device = self.devices[0]
+        return InlineBackend(course, runs, worker, self.planner, self.strict, device)
 
     def _refusal(self, change: Change, like: Mapping[int, int]) -> str:
         """Why the devices cannot make a change, as a sentence; ``""`` if they can."""

@@ -112,12 +112,12 @@ def streamed(ranks: int, case: str, first: int, last: int) -> list[str]:
         return wire._spread(there, there.stride(), shift, device) if shift else there
 
     found, landed = [], []
-    land, upload = BlockTimes.land, runtime_data.uploaded
+    read, upload = BlockTimes.read, runtime_data.uploaded
     for seed in range(first, last):
         with pytest.MonkeyPatch.context() as patch, streams(patch, ranks * seed) as machine:
             patch.setattr(run_of_ranks, "links", links)
             patch.setattr(runtime_data, "uploaded", uploaded)
-            patch.setattr(BlockTimes, "land", lambda self: landed.append(1) or land(self))
+            patch.setattr(BlockTimes, "read", lambda self: landed.append(1) or read(self))
             found += globals()[case](ranks, seed, seed + 1)
         found += machine.races
     return found if landed else [*found, "blocks have the times of the host"]

@@ -1,4 +1,4 @@
-"""Trainings on simulated GPUs: streams on one of them, links between two, states in slots."""
+"""Trainings on a simulated GPU, with all states on it or with states in slots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STEPS = 3
 GPU = torch.device("cpu", 0)  # as `streams_model` has it
-ONE, TWO = [GPU] * 3, [GPU, torch.device("cpu", 1), GPU]
+ONE = [GPU] * 3
 
 
 def jobs() -> list[Job]:

@@ -28,8 +28,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from optsched.arraypipe.runtime import data
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -498,7 +496,6 @@ def streams(monkeypatch: pytest.MonkeyPatch, delays: int | None = None) -> Itera
         "flat_bytes": flat_bytes,
         "seed_generator": seed_generator,
     }
-    data._upload_stream.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(torch._C, "_group_tensors_by_device_and_dtype", by_device)
         for name, value in replaced.items():
@@ -512,4 +509,3 @@ def streams(monkeypatch: pytest.MonkeyPatch, delays: int | None = None) -> Itera
         machine.here.watched = True
         with machine:
             yield machine
-    data._upload_stream.cache_clear()

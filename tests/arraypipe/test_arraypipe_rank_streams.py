@@ -287,24 +287,24 @@ def test_queues_are_set_in_processes_of_torchrun() -> None:
 def test_blocks_have_the_times_of_their_gpu() -> None:
     """When they are over; and what they waited for their state is not theirs."""
     rows = [(0, 1, 2, 3, 50, 60, 4), (0, 1, 3, 4, 61, 62, 5)]
-    flying = [(0, 500, 900, 7), None]
+    pending = [(0, 500, 900, 7), None]
     backend: Any = object.__new__(ProcessBackend)
 
-    class Flying:
+    class Pending:
         def __len__(self) -> int:
-            return len(flying)
+            return len(pending)
 
-        def land(self) -> Any:
-            return flying.pop(0)
+        def read(self) -> Any:
+            return pending.pop(0)
 
     backend.__dict__.update(
-        flying=Flying(), past=SimpleNamespace(rows=rows, exposed_ns=[0, 0]),
+        times=Pending(), past=SimpleNamespace(rows=rows, exposed_ns=[0, 0]),
         worker=SimpleNamespace(memory=SimpleNamespace(moves=True)),
     )  # fmt: skip
-    backend._land(1)
+    backend.read_times(1)
     assert rows[0] == (0, 1, 2, 3, 500, 900, 4) and backend.past.exposed_ns == [7, 0]
-    backend._land(0)
-    assert not flying and rows[1] == (0, 1, 3, 4, 61, 62, 5)
+    backend.read_times()
+    assert not pending and rows[1] == (0, 1, 3, 4, 61, 62, 5)
 
 
 def test_a_plan_without_its_channels_is_not_adopted() -> None:

@@ -11,7 +11,7 @@ from optsched.arraypipe.distributed.mailbox import Post
 from optsched.arraypipe.distributed.protocol import Swap, first_cycle, is_heard, shorten
 from optsched.arraypipe.distributed.transport import PeerLost, Stalled
 from optsched.arraypipe.plan.segments import Change, device_stream, places
-from optsched.arraypipe.runtime.cuda_streams import AHEAD, BlockTimes, GpuClock, timer
+from optsched.arraypipe.runtime.cuda_streams import AHEAD, BlockTimes, recorded
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.inline import Backend
 from optsched.arraypipe.runtime.stages import drop, move, take_off
@@ -58,13 +58,12 @@ class ProcessBackend(Backend):
     announced: Announcement | None = None  # by this rank, the first
     wish: Change | None = None  # what cannot be announced any more waits for the end
     now: Instance | None = None
-    flying: BlockTimes | None = None  # on a GPU, where launching is no block's time
 
     def __post_init__(self) -> None:
         self.device = self.links.rank
         self.post = Post(self.links, self.capacity.of, self._hear)
         if on_gpu(self.links.device):
-            self.flying = BlockTimes(GpuClock(self.links.device))
+            self.times = BlockTimes(self.links.device)
 
     @property
     def reads_late(self) -> bool:
@@ -92,8 +91,8 @@ class ProcessBackend(Backend):
                 if following is None:
                     self.group.assemble()
                     self.post.flush()
-                    self._land(0)
-                    self.forget(self.past.close(), self.flying)
+                    self.read_times()
+                    self.forget(self.past.close())
                     lost = False
                     return self.past.records
                 self._begin(following)
@@ -126,7 +125,7 @@ class ProcessBackend(Backend):
         inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
         outer = [[k for k in row if channel_of[k] >= 0] for row in segment.routes.outputs]
         note, note_exposed = self.past.rows.append, self.past.exposed_ns.append
-        memory, flying, timed = worker.memory, self.flying, worker.memory.moves
+        memory, times, timed = worker.memory, self.times, worker.memory.moves
         exposed_ns = memory.exposed_ns
         self._seat(segment)  # before any message: it takes memory
         roomy = not self.links.apart and memory.limits is None
@@ -139,7 +138,7 @@ class ProcessBackend(Backend):
             if now.cycle != cycle:
                 cycle = now.cycle
                 self._steer(segment, number, cycle)
-                self.forget(self.past.trim(), self.flying)
+                self.forget(self.past.trim())
                 post.post(cycle)  # later ones of this cycle are posted when a block has ended
             post.waited_ns = 0
             received = {
@@ -147,9 +146,7 @@ class ProcessBackend(Backend):
                 for k in inputs[now.operation]
             }
             self._listen(segment, now, received)
-            begin, end = (None, None) if flying is None else (timer(), timer())
-            if begin is not None:
-                begin.record()
+            began = None if times is None else recorded()
             began_ns = clock()
             sent = execute(segment, now, received)
             ended_ns = clock()
@@ -171,10 +168,9 @@ class ProcessBackend(Backend):
                     post.waited_ns,
                 )
             )
-            if flying is not None and begin is not None and end is not None:
-                end.record()
-                flying.add(len(self.past.rows) - 1, begin, end, memory.pauses())
-                self._land(AHEAD)
+            if times is not None and began is not None:
+                times.add(len(self.past.rows) - 1, began, recorded(), memory.pauses())
+                self.read_times(AHEAD)
             away = {k: sent.pop(k) for k in outer[now.operation]}
             self.mail.update(sent)
             post.ended(now, away)
@@ -185,15 +181,6 @@ class ProcessBackend(Backend):
                 run.drop_kept()
         self.now = None
         post.port.close()
-
-    def _land(self, most: int) -> None:
-        """Note the times of the GPU instead of the host's, until so many blocks are under way."""
-        while self.flying is not None and len(self.flying) > most:
-            if landed := self.flying.land():
-                k, start_ns, end_ns, waited_ns = landed
-                self.past.rows[k] = (*self.past.rows[k][:4], start_ns, end_ns, self.past.rows[k][6])
-                if self.worker.memory.moves:
-                    self.past.exposed_ns[k] = waited_ns
 
     def _seat(self, segment: Segment) -> None:
         """Drop the states of jobs that are new here and live elsewhere, bring the others in."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from optsched.arraypipe.distributed.wire import copied
 from optsched.arraypipe.job import PRECISIONS
-from optsched.arraypipe.runtime.cuda_streams import page_locked_like
+from optsched.arraypipe.runtime.cuda_streams import uploaded
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.types import tensors_of
 from optsched.errors import InputError
@@ -40,7 +39,6 @@ class Feed:
         self.inputs: list[Any] = []
         self.targets: list[Any] = []
         self.sizes: list[int] = []  # samples of every micro-batch; if there is one, 1
-        self.ready: dict[torch.device, Any] = {}  # of a batch on GPUs: when it is made
 
     def draw(self, iteration: int) -> None:
         """Make the batch of an iteration the current one (nothing happens if it is)."""
@@ -58,14 +56,14 @@ class Feed:
 
     def input(self, microbatch: int, device: torch.device) -> Any:
         """Input of a micro-batch of the current batch, in memory that the model may change."""
-        x = self._there(self.inputs[microbatch])
+        x = self.inputs[microbatch]
         there = brought(cast(x, self.job.precision), device)  # after the cut, as alone
         own = map(_private, _row(there), _row(x))
         return tuple(own) if isinstance(x, tuple) else next(own)
 
     def target(self, microbatch: int, device: torch.device) -> Any:
         """Target of a micro-batch of the current batch."""
-        return brought(self._there(self.targets[microbatch]), device)
+        return brought(self.targets[microbatch], device)
 
     def share(self, microbatch: int) -> float:
         """Share of the samples of the current batch."""
@@ -73,21 +71,12 @@ class Feed:
 
     def batch(self) -> tuple[Any, list[int]]:
         """The current batch, for comparing its loss with those of its parts."""
-        return self._there(self.whole_target), self.sizes
+        return self.whole_target, self.sizes
 
     def peek(self) -> Any:
         """Input of the first batch, whole."""
         self.draw(self.iteration + 1)
         return cast(self.whole, self.job.precision)
-
-    def _there(self, value: Any) -> Any:
-        """A part of the batch, for the streams that are current now; one of them has made it."""
-        for t in _row(value) if self.ready else ():
-            if isinstance(t, Tensor) and t.device in self.ready:
-                stream = torch.cuda.current_stream(t.device)
-                stream.wait_event(self.ready[t.device])
-                t.record_stream(stream)
-        return value
 
     def _cut(self, pair: Any, iteration: int) -> None:
         parts = self.job.microbatches
@@ -95,11 +84,6 @@ class Feed:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InputError(f"{place}: expected a pair (input, target), got {type(pair).__name__}")
         x, target = pair
-        self.ready = {
-            t.device: torch.cuda.current_stream(t.device).record_event()
-            for t in (*_row(x), *_row(target))
-            if isinstance(t, Tensor) and t.is_cuda
-        }
         self.whole, self.whole_target = x, target
         inputs = tensors_of(x, f"{place}: the input")
         if parts == 1:
@@ -122,30 +106,6 @@ def brought(value: Any, device: torch.device) -> Any:
     if not isinstance(value, Tensor) or value.device == device:
         return value
     return uploaded(value, device) if on_gpu(device) else value.to(device)
-
-
-def uploaded(value: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a GPU, for what its current stream is given from now on.
-
-    It goes through page-locked memory on a stream of its own: a copy from any other memory makes
-    the host wait for all that the stream has been given before.
-    """
-    if value.is_cuda:
-        return value.to(device, non_blocking=True)
-    if not value.is_pinned():
-        value = page_locked_like(value).copy_(value)
-    stream, now = _upload_stream(device), torch.cuda.current_stream(device)
-    with torch.cuda.stream(stream):
-        there = torch.empty_like(value, device=device).copy_(value, non_blocking=True)
-    now.wait_event(stream.record_event())
-    there.record_stream(now)
-    return there
-
-
-@cache
-def _upload_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all jobs; urgent ones are never the same as a lane, which torch deals out in turn."""
-    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 def _row(value: Any) -> tuple[Any, ...]:

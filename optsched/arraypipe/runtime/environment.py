@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from optsched.arraypipe.plan.segments import places
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from optsched.arraypipe.plan.plan import ExecutionPlan
 
 
 SETTINGS: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
@@ -78,15 +75,15 @@ def check_devices(devices: Sequence[str | torch.device] | None) -> list[torch.de
 def resolve(
     devices: Sequence[str | torch.device] | None, names: Sequence[str] | None = None
 ) -> tuple[torch.device, ...]:
-    """The torch device of every device of a schedule, by position; entries may repeat.
+    """The torch device of every device of a schedule in this process: one GPU, or the CPU.
 
-    None: the GPUs of the host, one GPU for all if there is but one, else the CPU. `names` are those
-    of the schedule's devices; without them there is no schedule yet, and all are given.
+    None: the first GPU of the host, else the CPU. `names` are those of the schedule's devices;
+    without them there is no schedule yet, and all of the host are given.
     """
     n = 1 if names is None else len(names)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     found = check_devices(devices)
-    if devices is None and count < 2:
+    if devices is None and (count < 2 or names is not None):
         return (torch.device("cuda:0" if count else "cpu"),) * n
     if devices is None:
         found = [torch.device("cuda", k) for k in range(count)]
@@ -99,6 +96,11 @@ def resolve(
                 )
     if names is None:
         return tuple(found)
+    if len(set(found)) > 1:
+        raise InputError(
+            f"devices: a process trains on one device, got {', '.join(map(str, found))}; for "
+            f"several GPUs start a process for each (torchrun --nproc-per-node {len(found)} ...)"
+        )
     if len(found) < n:
         raise InputError(
             f"devices: the schedule has {n} ({', '.join(names)}), there are {len(found)}; name one "
@@ -111,23 +113,6 @@ def own_first(devices: tuple[torch.device, ...]) -> tuple[torch.device, ...]:
     """The same, from that of LOCAL_RANK on: processes of one host measure each on its own."""
     own = int(os.environ.get("LOCAL_RANK", "0")) % len(devices)
     return devices[own:] + devices[:own]
-
-
-def stage_devices(
-    plan: ExecutionPlan, seat: int, devices: Sequence[torch.device]
-) -> list[torch.device]:
-    """The torch device of every stage of the job on a seat."""
-    return [devices[place] for place in places(plan, seat)]
-
-
-def check_seats_alike(plan: ExecutionPlan, devices: Sequence[torch.device]) -> None:
-    """Refuse seats whose stages are on other devices: a waiting job could not take any of them."""
-    rows = {tuple(stage_devices(plan, seat, devices)) for seat in range(plan.n_jobs)}
-    if len(rows) > 1:
-        raise InputError(
-            "queue: the schedule places the stages of its jobs on different devices, so that a "
-            "waiting job cannot take any seat"
-        )
 
 
 def deterministic(devices: Sequence[torch.device]) -> None:

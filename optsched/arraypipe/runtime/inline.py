@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from optsched.arraypipe.plan.segments import Walk, places
+from optsched.arraypipe.plan.segments import Walk
 from optsched.arraypipe.plan.types import Record
-from optsched.arraypipe.runtime.environment import stage_devices
+from optsched.arraypipe.runtime.cuda_streams import AHEAD, BlockTimes, recorded
+from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.stages import move, take_off
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+
+    import torch
 
     from optsched.arraypipe.plan.segments import Change, Course, Planner, Segment
-    from optsched.arraypipe.plan.types import Copied, Instance
-    from optsched.arraypipe.runtime.cuda_streams import BlockTimes, Lanes
+    from optsched.arraypipe.plan.types import Copied
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
 
@@ -94,26 +96,40 @@ class Backend:
     strict: bool  # raise when a job fails
     past: Past = field(default_factory=Past, kw_only=True)
     interrupted: bool = field(default=False, kw_only=True)
+    times: BlockTimes | None = field(default=None, init=False)  # on a GPU
 
     def interrupt(self) -> None:
         """Let every job end with the iteration that it is in; `run` returns then."""
         self.interrupted = True
 
-    def forget(self, kept: Sequence[int] | None, times: Lanes | BlockTimes | None) -> None:
+    def forget(self, kept: Sequence[int] | None) -> None:
         """If blocks are no longer remembered: what else there is of their time goes too."""
         if kept is None:
             return
-        if times is not None:
-            times.keep({old: new for new, old in enumerate(kept)})
+        if self.times is not None:
+            self.times.keep({old: new for new, old in enumerate(kept)})
         self.worker.memory.forget(min((row[4] for row in self.past.rows), default=0))
         self.course.forget(self.past.cut[0])
+
+    def read_times(self, pending: int = 0) -> None:
+        """On a GPU: note the times of its blocks instead of the host's, but for the last few."""
+        while self.times is not None and len(self.times) > pending:
+            if found := self.times.read():
+                k, start_ns, end_ns, waited_ns = found
+                self.past.rows[k] = (*self.past.rows[k][:4], start_ns, end_ns, self.past.rows[k][6])
+                if self.worker.memory.moves:
+                    self.past.exposed_ns[k] = waited_ns
 
 
 @dataclass(eq=False)
 class InlineBackend(Backend):
-    """Runs a course in this process; on a CPU devices are logical and time is serial."""
+    """Runs a course on the one device of this process; those of the plan are logical."""
 
-    lanes: Lanes | None = None  # streams of the devices, on GPUs
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        if on_gpu(self.device):
+            self.times = BlockTimes(self.device)
 
     @property
     def copies(self) -> Sequence[Copied]:
@@ -126,9 +142,9 @@ class InlineBackend(Backend):
             records = self._run()
         except BaseException:
             with suppress(Exception):  # a device that is lost raises again, and says less
-                self._finish()
+                self.worker.finish()
             raise
-        self._finish()
+        self.worker.finish()
         return records
 
     def _run(self) -> list[Record]:
@@ -140,29 +156,18 @@ class InlineBackend(Backend):
             for job in set(self.course.now.seats).difference(change.seats):
                 self.unseat(job)
             self.course.follow(change)
-        self.forget(self.past.close(), self.lanes)
-        records = self.past.records
-        if self.lanes is None:
-            return records
-        records = self.lanes.finish(records)
-        if self.worker.memory.moves:
-            self.past.exposed_ns = [waited_ns for *_, waited_ns in self.lanes.times_ns]
-        return records
-
-    def _finish(self) -> None:
-        if self.lanes is not None:  # the worker reads from the devices
-            self.lanes.synchronize()
-        self.worker.finish()
+        self.read_times()
+        self.forget(self.past.close())
+        return self.past.records
 
     def unseat(self, job: int) -> None:
-        """On GPUs: the states of a job that has ended go to the host."""
-        now, run = self.course.now, self.runs[job]
-        if self.lanes is None or self.worker.memory.moves or job not in now.seats or not run.over:
+        """On a GPU: the states of a job that has ended go to the host."""
+        run = self.runs[job]
+        if self.times is None or self.worker.memory.moves or not run.over:
             return
-        with self.lanes.aside(set(places(now.plan, now.seats.index(job)))):
-            for stage in run.stages:
-                if not stage.away:
-                    take_off(stage)
+        for stage in run.stages:
+            if not stage.away:
+                take_off(stage)
 
     def _run_segment(self, segment: Segment) -> Change | None:
         """Run a segment; the change that ended it early, or that is wanted after it."""
@@ -173,28 +178,32 @@ class InlineBackend(Backend):
         runs = [self.runs[job] for job in segment.seats]
         self._settle(segment)
         first, count, seat_of = segment.first, segment.count, [block.job for block in rows]
-        execute, clock = self._executor(segment), time.perf_counter_ns
+        execute, clock = partial(self.worker.execute, segment), time.perf_counter_ns
         past = self.past
         note, note_exposed = past.rows.append, past.exposed_ns.append
         change: Change | None = None
         draining, latest = False, -1
-        worker, memory = self.worker, self.worker.memory
-        exposed_ns, waits = memory.exposed_ns, memory.moves and self.lanes is None
+        worker, memory, times = self.worker, self.worker.memory, self.times
+        exposed_ns = memory.exposed_ns
         for now in walk:
             operation, cycle, iteration = now
             received = {}
             for k in inputs[operation]:
                 received[k] = mail.pop(k)
+            began = None if times is None else recorded()
             began_ns = clock()
             sent = execute(now, received)
             ended_ns = clock()
-            if waits:  # what it waited for its state is not the block's time
+            if memory.moves:  # what it waited for its state is not the block's time
                 waited_ns, exposed_ns = memory.exposed_ns - exposed_ns, memory.exposed_ns
                 began_ns = min(began_ns + waited_ns, ended_ns)
                 note_exposed(waited_ns)
             if worker.aside_ns:
                 began_ns, worker.aside_ns = min(began_ns + worker.aside_ns, ended_ns), 0
             note((place, operation, cycle, iteration, began_ns, ended_ns, 0))
+            if times is not None and began is not None:
+                times.add(len(past.rows) - 1, began, recorded(), memory.pauses())
+                self.read_times(AHEAD)
             mail.update(sent)
             seat = seat_of[operation]
             if runs[seat].end - first[seat] < count[seat]:
@@ -203,7 +212,7 @@ class InlineBackend(Backend):
                 continue
             if cycle > latest:  # devices are in different cycles: asked once for each
                 latest, change = cycle, self.planner.poll(segment)
-                self.forget(past.trim(), self.lanes)
+                self.forget(past.trim())
             if change is not None or self.interrupted:
                 draining = True
                 for other, begun in enumerate(walk.begun):
@@ -214,38 +223,12 @@ class InlineBackend(Backend):
             return None
         return change or self.planner.poll(segment)
 
-    def _executor(self, segment: Segment) -> Callable[[Instance, dict[int, Any]], dict[int, Any]]:
-        """What runs a block: the worker itself, on GPUs in the stream of the block's device."""
-        execute, lanes, rows = self.worker.execute, self.lanes, segment.plan.blocks
-        if lanes is None:
-            return partial(execute, segment)
-
-        targets = [rows[message.consumer].device for message in segment.routes.messages]
-
-        def launch(now: Instance, posted: dict[int, Any]) -> dict[int, Any]:
-            lane = rows[now.operation].device
-            with lanes.block(lane, posted) as received:
-                sent = execute(segment, now, received)
-                return lanes.post(sent, lane, targets)
-
-        return launch
-
     def _settle(self, segment: Segment) -> None:
-        """On GPUs: jobs that come in now are put on their devices, and streams wait for that."""
-        lanes = self.lanes
-        if lanes is None:
-            return
-        before = self.course.segments[-2:][0].plan
-        if before is not segment.plan:  # stages may have another device now
-            lanes.gather()
-        for seat, job in enumerate(segment.seats if not self.worker.memory.moves else ()):
-            if not segment.count[seat]:
-                continue
-            places = stage_devices(segment.plan, seat, lanes.devices)
-            for stage, place in zip(self.runs[job].stages, places, strict=True):
-                if stage.away or stage.place != place:
-                    move(stage, place)
-        lanes.follow()
+        """On a GPU: the states of jobs that come in now are put there."""
+        for seat, job in enumerate(() if self.worker.memory.moves else segment.seats):
+            for stage in self.runs[job].stages if segment.count[seat] else ():
+                if stage.away:
+                    move(stage, stage.device)
 
     def _shorten(self, walk: Walk, seat: int, mail: dict[int, Any]) -> None:
         """The job ends earlier: its later blocks are passed, and what it left behind is dropped."""
