@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import MissingExtra, OptschedError
@@ -15,13 +18,22 @@ except ModuleNotFoundError:
     raise MissingExtra("train_alone", "torch") from None
 
 from optsched.arraypipe.job import before_calls
-from optsched.arraypipe.runtime.blocks import Criterion
-from optsched.arraypipe.runtime.losses import first_loss
+from optsched.arraypipe.runtime.losses import (
+    Criterion,
+    NotMean,
+    check_trained,
+    difference,
+    evaluating,
+    factors_of,
+    mapped,
+    tensors_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from optsched.arraypipe.job import Data, Job
+    from optsched.arraypipe.job import Data, Job, Loss
+    from optsched.arraypipe.runtime.losses import Weight
 
 
 class NotIdentical(OptschedError):
@@ -46,28 +58,31 @@ def train_alone(
     build_model: Callable[..., torch.nn.Module],
     job: Job,
     cuts: Sequence[str | int],
-    loss: Callable[[Any, Any], torch.Tensor],
+    loss: Loss | None,
     data: Data,
     steps: int,
     device: str | torch.device = "cpu",
+    weight: Weight = None,
 ) -> Trained:
     """Train one job by itself: plain PyTorch, one optimizer over all parameters.
 
-    Micro-batches run forward and backward one after the other. Numbers of NumPy in settings and
-    schedules are taken as Python's. All else that it has in common with the
-    executor is the seed of the random numbers: a hook in front of the first module of every stage
-    sets it to ``job.key(iteration, microbatch, stage)``. The loss is looked at as there: of a batch
-    in parts it has to be that of the whole, else `InputError`.
+    Micro-batches run forward and backward one after the other, with the same weights as in an
+    array; the first batch is also computed whole, and `NotMean` is raised unless loss and gradients
+    are equal except for rounding. Numbers of NumPy in settings and schedules are taken as Python's.
+    The random numbers of a stage are seeded with ``job.key(iteration, microbatch, stage)`` in front
+    of its first module.
 
     Parameters
     ----------
     cuts
         Name of the first module of every stage (`ArrayTrainer.cuts`). For an `nn.Sequential` the
-        cut indices that `ArrayTrainer` takes will do, and stage 0 may be left out.
+        cut indices that `ArrayTrainer` takes are accepted, and stage 0 may be left out.
     steps
         Number of iterations, from the initial weights.
     device
         Where to train.
+    weight
+        Weight of a micro-batch, as `ArrayTrainer` takes it.
 
     Returns
     -------
@@ -75,82 +90,142 @@ def train_alone(
         Final parameters, buffers and optimizer states, and the losses.
     """
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
-        torch.manual_seed(job.seed)
-        model = build_model(**job.model)
-        if isinstance(model, (list, tuple, torch.nn.ModuleList)):
-            model = torch.nn.Sequential(*model)
-        if job.init is not None:
-            model.load_state_dict(torch.load(job.init, weights_only=True))
-        dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(job.precision)
-        if dtype is not None:
-            model.to(dtype)
-        place = torch.device(device)
-        model.to(place)
-        named = list(model.named_parameters())
-        # in bfloat16 the optimizer works on a float32 copy
-        copies = [(n, torch.nn.Parameter(p.detach().float(), p.requires_grad)) for n, p in named]
-        masters = copies if job.precision == "bf16" else named
-        optimizer = python_settings(job.optimizer(list(masters)))
-        scheduler = None if job.scheduler is None else job.scheduler(optimizer)
-        python_numbers(optimizer, scheduler)
-        now = [0, 0]  # iteration, micro-batch
-
-        def reseed(stage: int) -> Callable[[], None]:
-            def hook() -> None:
-                key = job.key(now[0], now[1], stage)
-                torch.default_generator.manual_seed(key)
-                if place.type == "cuda":
-                    torch.cuda.default_generators[place.index or 0].manual_seed(key)
-
-            return hook
-
-        for stage, name in enumerate(_beginnings(model, cuts)):
-            before_calls(model.get_submodule(name), reseed(stage))
-        losses = []
-        compare: Any = None  # the loss of a batch with those of its parts
+        alone = _Alone(_model(build_model, job), job, loss, weight, torch.device(device))
+        for stage, name in enumerate(_beginnings(alone.model, cuts)):
+            before_calls(alone.model.get_submodule(name), partial(alone.reseed, stage))
         batches = iter(data(job, 0))
-        for iteration in range(steps):
-            whole_input, whole_target = next(batches)
-            parts = list(_parts(whole_input, whole_target, job.microbatches))
-            batch = whole_target, [n for n, _, _ in parts]
-            total = sum(batch[1])
-            value = 0.0
-            for microbatch, (n, x, target) in enumerate(parts):
-                now[:] = [iteration, microbatch]
-                output, aim = model(_moved(x, place, dtype)), _moved(target, place)
-                end = Criterion(loss, aim, n / total)
-                if iteration == microbatch == 0:
-                    own = model.parameters()
-                    weighted, compare = first_loss(end, loss, aim, own, batch, output)
-                else:
-                    weighted = end(output)
-                    if compare is not None and not microbatch:
-                        compare(batch, iteration, output)
-                torch.autograd.backward(weighted)
-                value += weighted.item()
-            if masters is copies:
-                for (_, master), (_, p) in zip(masters, named, strict=True):
-                    master.grad = None if p.grad is None else p.grad.float()
-            if job.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_([p for _, p in masters], job.clip_norm)
-            optimizer.step()
-            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                scheduler.step(value)
-            elif scheduler is not None:
-                scheduler.step()
-            python_numbers(optimizer, scheduler)
-            if masters is copies:
-                with torch.no_grad():
-                    for (_, master), (_, p) in zip(masters, named, strict=True):
-                        p.copy_(master)
-            model.zero_grad(set_to_none=True)
-            losses.append(value)
+        losses = [alone.step(iteration, next(batches)) for iteration in range(steps)]
+    optimizer = alone.optimizer
     return Trained(
-        {name: p.detach() for name, p in named},
-        dict(model.named_buffers()),
-        {name: dict(optimizer.state[p]) if p in optimizer.state else {} for name, p in masters},
+        {name: p.detach() for name, p in alone.named},
+        dict(alone.model.named_buffers()),
+        {n: dict(optimizer.state[p]) if p in optimizer.state else {} for n, p in alone.masters},
         tuple(losses),
     )
+
+
+def _model(build_model: Callable[..., torch.nn.Module], job: Job) -> torch.nn.Module:
+    torch.manual_seed(job.seed)
+    model = build_model(**job.model)
+    if isinstance(model, (list, tuple, torch.nn.ModuleList)):
+        model = torch.nn.Sequential(*model)
+    if job.init is not None:
+        model.load_state_dict(torch.load(job.init, weights_only=True))
+    return model
+
+
+class _Alone:
+    """A model with its optimizer; `step` trains one iteration."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        job: Job,
+        loss: Loss | None,
+        weight: Weight,
+        place: torch.device,
+    ) -> None:
+        self.model, self.job, self.loss, self.place = model, job, loss, place
+        self.dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(job.precision)
+        if self.dtype is not None:
+            model.to(self.dtype)
+        model.to(place)
+        self.named = list(model.named_parameters())
+        self.masters = self.named
+        if job.precision == "bf16":  # the optimizer works on a float32 copy
+            self.masters = [
+                (n, torch.nn.Parameter(p.detach().float(), p.requires_grad)) for n, p in self.named
+            ]
+        self.optimizer = python_settings(job.optimizer(list(self.masters)))
+        self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
+        python_numbers(self.optimizer, self.scheduler)
+        self.factors = factors_of(loss, weight, model)
+        self.now = 0, 0  # iteration, micro-batch
+
+    def reseed(self, stage: int) -> None:
+        """Seed the random numbers of a stage."""
+        key = self.job.key(*self.now, stage)
+        torch.default_generator.manual_seed(key)
+        if self.place.type == "cuda":
+            torch.cuda.default_generators[self.place.index or 0].manual_seed(key)
+
+    def output(self, part: Any) -> Any:
+        """The forward of the model on a micro-batch."""
+        x = part if isinstance(part, dict) else part[0]
+        x = mapped(x, lambda t: t.to(self.place, self.dtype if t.is_floating_point() else None))
+        return self.model(**x) if isinstance(part, dict) else self.model(x)
+
+    def target(self, part: Any) -> Any:
+        """What the loss compares the output with."""
+        target = part if isinstance(part, dict) else part[1]
+        return mapped(target, lambda t: t.to(self.place)) if tensors_in(target) else target
+
+    def step(self, iteration: int, batch: Any) -> float:
+        """Train one iteration; its loss."""
+        parts = _parts(batch, self.job.microbatches)
+        factors = self.factors(parts)
+        if not iteration and len(parts) > 1:
+            self._compare(batch, parts, factors)
+        value = 0.0
+        for m, (part, factor) in enumerate(zip(parts, factors, strict=True)):
+            self.now = iteration, m
+            output = self.output(part)
+            weighted = Criterion(self.loss, self.target(part), factor)(output)
+            if not iteration and not m:
+                check_trained(weighted, tensors_in(output), self.model.parameters())
+            torch.autograd.backward(weighted)
+            value += weighted.item()
+        self._update(value)
+        return value
+
+    def _update(self, value: float) -> None:
+        copies = list(zip(self.masters, self.named, strict=True))
+        if self.masters is not self.named:
+            for (_, master), (_, p) in copies:
+                master.grad = None if p.grad is None else p.grad.float()
+        if self.job.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_([p for _, p in self.masters], self.job.clip_norm)
+        self.optimizer.step()
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            self.scheduler.step(value)
+        elif self.scheduler is not None:
+            self.scheduler.step()
+        python_numbers(self.optimizer, self.scheduler)
+        if self.masters is not self.named:
+            with torch.no_grad():
+                for (_, master), (_, p) in copies:
+                    p.copy_(master)
+        self.model.zero_grad(set_to_none=True)
+
+    def _compare(self, batch: Any, parts: Sequence[Any], factors: Sequence[float]) -> None:
+        """Refuse weights with which micro-batches do not add up to the batch.
+
+        Not if the outputs themselves depend on how the batch is cut, or change from call to call.
+        """
+        sums: list[float] = []
+
+        def value(part: Any) -> torch.Tensor:
+            output = self.output(mapped(part, torch.Tensor.clone))
+            rows = [t.detach() for t in tensors_in(output) if t.is_floating_point() and t.dim()]
+            found = Criterion(self.loss, self.target(part), 1.0)(output)
+            sums.append(math.fsum(float(t.double().square().sum()) for t in rows))
+            return found
+
+        calls = [partial(value, part) for part in parts]
+        try:
+            with evaluating([self.model]):
+                once = value(batch).item()
+                sentence = difference(
+                    partial(value, batch), calls, factors, [p for _, p in self.named]
+                )
+                repeats = once == value(batch).item()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            warnings.warn(f"loss: the batch cannot be computed whole ({reason:.300})", stacklevel=4)
+            return
+        by_sample = abs(sums[0] - math.fsum(sums[2:-1])) <= 1e-3 * sums[0]
+        if sentence and repeats and by_sample:
+            raise NotMean(sentence)
 
 
 def _beginnings(model: torch.nn.Module, cuts: Sequence[str | int]) -> list[str]:
@@ -201,24 +276,8 @@ def _compared(what: str, got: dict[str, Any], alone: dict[str, Any]) -> list[str
     return found
 
 
-def _moved(x: Any, place: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Tensors on the device; floating point inputs in the precision of the job."""
-    if isinstance(x, tuple):
-        return tuple(_moved(t, place, dtype) for t in x)
-    if not isinstance(x, torch.Tensor):
-        return x
-    return x.to(place, dtype if x.is_floating_point() else None)
-
-
-def _parts(x: Any, target: Any, count: int) -> Any:
-    """Rows ``(samples, input, target)`` per micro-batch."""
+def _parts(batch: Any, count: int) -> list[Any]:
+    """The micro-batches of a batch, in its form."""
     if count == 1:
-        return [(1, x, target)]
-    many = zip(_pieces(x, count), _pieces(target, count), strict=True)
-    return [((a[0] if isinstance(a, tuple) else a).shape[0], a, b) for a, b in many]
-
-
-def _pieces(value: Any, count: int) -> list[Any]:
-    if isinstance(value, tuple):
-        return list(zip(*(t.tensor_split(count) for t in value), strict=True))
-    return list(value.tensor_split(count))
+        return [batch]
+    return [mapped(batch, lambda t, m=m: t.tensor_split(count)[m]) for m in range(count)]  # type: ignore[misc]

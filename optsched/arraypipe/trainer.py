@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.distributed.ranks import Ranks
     from optsched.arraypipe.job import BuildModel, Data, Loss
     from optsched.arraypipe.plan.types import Routes
+    from optsched.arraypipe.runtime.losses import Weight
     from optsched.arraypipe.training_run import RunResult
     from optsched.problems.jobarray.problem import JobArray
 
@@ -127,8 +128,9 @@ class ArrayTrainer:
         A number of stages or the cut indices (for an `nn.Sequential`), or the names of the modules
         of every stage, which are then called one after the other.
     loss
-        ``loss(output, target)``, without parameters. With micro-batches a mean over the samples,
-        because they are weighted by their share of the batch: what is none is refused.
+        ``loss(output, target)``, without parameters. Losses of micro-batches are weighted so that
+        they add up to that of their batch: by the targets that count where some are ignored (with
+        class weights), by 1 for ``reduction="sum"``, else by samples. Refused if they do not.
     jobs
         The siblings; job j of a schedule is ``jobs[j]``. None: `fit` or `with_jobs` gets them.
     devices
@@ -138,6 +140,9 @@ class ArrayTrainer:
         Bytes of every device (or ``"40GB"``) for states, gradients, activations and reserve, and
         with one process per device for messages; states that do not fit take turns in slots. None:
         all states fit.
+    weight
+        Weight of a micro-batch instead: a function of its target, or ``"sum"`` (1 for each, without
+        a mean).
     tied
         How the gradient of a weight that several stages use comes to the earliest of them, which
         updates it. ``"exact"``: with every micro-batch, so that sums are rounded as in training
@@ -165,6 +170,7 @@ class ArrayTrainer:
         devices: Sequence[str | torch.device] | None = None,
         memory: int | str | None = None,
         tied: Literal["exact", "sum"] = "exact",
+        weight: Weight = None,
     ) -> None:
         if len(parts) == 1 and data is None:
             (data,) = parts
@@ -187,7 +193,9 @@ class ArrayTrainer:
         if tied not in ("exact", "sum"):
             raise InputError(f'tied: expected "exact" or "sum", got {tied!r:.60}')
         self.build_model, self.loss, self.data = build_model, loss, batches_of(data)
-        self.tied, self.devices = tied, devices
+        if weight not in (None, "sum") and not callable(weight):
+            raise InputError(f'weight: expected a function or "sum", got {weight!r:.60}')
+        self.tied, self.devices, self.weight = tied, devices, weight
         self.memory = None if memory is None else _bytes(memory)
         check_devices(devices)
         self.last_profile: Profile | None = None  # measured here
@@ -424,8 +432,9 @@ class ArrayTrainer:
         integer("steps", steps, 0, None)
         device = resolve(self.devices, ("",))[0]
         return train_alone(
-            self.build_model, self.jobs[job], self.cuts, self.loss, self.data, steps, device
-        )
+            self.build_model, self.jobs[job], self.cuts, self.loss, self.data, steps, device,
+            self.weight,
+        )  # fmt: skip
 
     def check_exact(self, steps: int = 3, *, seed: int = 0) -> list[str]:
         """Train the jobs as an array in a random order and each alone; every tensor that differs.

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan.types import Record, Routes
     from optsched.arraypipe.profile.document import Profile
     from optsched.arraypipe.report.report import Report
+    from optsched.arraypipe.runtime.losses import Weight
     from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray
 
@@ -231,6 +232,7 @@ class Trainer(Protocol):
     build_model: BuildModel
     stages: Names
     loss: Loss
+    weight: Weight
     data: Data
     memory: int | None
     jobs: tuple[Job, ...]
@@ -289,8 +291,9 @@ class ArrayRun:
         if ranks is not None:
             ranks.agree({key: value for run in self.runs for key, value in _settings(run).items()})
         self.worker = Worker(
-            self.runs, Memory(self.runs), trainer.loss, self._on_update, self._on_loss
-        )
+            self.runs, Memory(self.runs), trainer.loss, self._on_update, self._on_loss,
+            trainer.weight,
+        )  # fmt: skip
         self._same(partial(self._first_forward, *self.runs))
         if self.folder is not None and (ranks is None or ranks.is_first):
             _warn_of_forgotten(self.runs[0])

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import random
 import warnings
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pytest
 import runs
 import torch
@@ -19,16 +14,14 @@ from arraypipe_models import sgd
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from optsched.arraypipe import ArrayTrainer, Job, RunConfig
-from optsched.arraypipe.job import JobFailed
+from optsched.arraypipe import ArrayTrainer, Job
 from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.runtime.losses import NotMean
-from optsched.arraypipe.train_alone import NotIdentical, differences
+from optsched.arraypipe.train_alone import differences
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 CLASSES = 5
 
@@ -78,12 +71,9 @@ def build(shape: str = "", norm: bool = True) -> nn.Sequential:
     )
 
 
-def zero(shape: str = "", norm: bool = True) -> nn.Sequential:
-    """All samples have one loss at first."""
-    model = build(shape, norm)
-    for parameter in model[3].parameters():
-        nn.init.zeros_(parameter)
-    return model
+def smooth(shape: str = "", norm: bool = True) -> nn.Sequential:
+    """The same without layers that look across samples or draw random numbers."""
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3 * CLASSES), Ends(shape))
 
 
 def classes(draw: torch.Generator, n: int) -> Tensor:
@@ -174,10 +164,10 @@ def ctc(output: Tensor, target: Tensor) -> Tensor:
 
 
 class Row(NamedTuple):
-    """A loss; whether it is a mean over samples; its targets and outputs."""
+    """A loss; whether micro-batches add up; its targets and outputs."""
 
     loss: Any
-    is_mean: bool
+    adds_up: bool
     targets: Callable[[torch.Generator, int], Any] = classes
     shape: str = ""
 
@@ -205,14 +195,14 @@ LOSSES = {
     "categorical": Row(
         lambda y, t: -torch.distributions.Categorical(probs=y.softmax(1)).log_prob(t).mean(), True
     ),
-    "sum": Row(nn.CrossEntropyLoss(reduction="sum"), False),
+    "sum": Row(nn.CrossEntropyLoss(reduction="sum"), True),
     "sum of a function": Row(lambda y, t: F.mse_loss(y, t, reduction="sum"), False, numbers),
     "over a fixed size": Row(lambda y, t: (y - t).square().sum() / 12, False, numbers),
-    "weights by class": Row(nn.CrossEntropyLoss(weight=WEIGHTS), False),
-    "weights in a function": Row(partial(F.cross_entropy, weight=WEIGHTS), False),
-    "ignored class": Row(nn.CrossEntropyLoss(ignore_index=2), False),
-    "padding": Row(by_token, False, padded, "tokens"),
-    "flat padding": Row(by_token, False, padded, "flat"),
+    "weights by class": Row(nn.CrossEntropyLoss(weight=WEIGHTS), True),
+    "weights in a function": Row(partial(F.cross_entropy, weight=WEIGHTS), True),
+    "ignored class": Row(nn.CrossEntropyLoss(ignore_index=2), True),
+    "padding": Row(by_token, True, padded, "tokens"),
+    "flat padding": Row(by_token, True, padded, "flat"),
     "mask": Row(by_mask, False, masked, "tokens"),
     "contrastive": Row(contrastive, False),
     "hardest": Row(hardest, False, numbers),
@@ -226,10 +216,11 @@ LOSSES = {
         lambda y, t: F.cross_entropy(y.logits, t, reduction="sum"), False, classes, "object"
     ),
 }
-SPLITS = [(12, 2), (11, 3), (7, 5), (4, 4)]
 
 
-def trainer(row: Row, split: tuple[int, int], model: Any = build, **changes: Any) -> ArrayTrainer:
+def trainer(
+    row: Row, split: tuple[int, int], model: Any = build, weight: Any = None, **changes: Any
+) -> ArrayTrainer:
     """A job of a loss, cut into micro-batches."""
 
     def batches(job: Job, start: int) -> Iterator[Any]:
@@ -240,7 +231,7 @@ def trainer(row: Row, split: tuple[int, int], model: Any = build, **changes: Any
 
     model_of = {"shape": row.shape, "norm": split[0] // split[1] > 1}  # it needs two samples
     job = Job(1, split[0], sgd, microbatches=split[1], model=model_of, **changes)
-    return ArrayTrainer(model, batches, jobs=[job], stages=[3], loss=row.loss)
+    return ArrayTrainer(model, batches, jobs=[job], stages=[3], loss=row.loss, weight=weight)
 
 
 def run(made: ArrayTrainer, steps: int) -> Any:
@@ -250,85 +241,87 @@ def run(made: ArrayTrainer, steps: int) -> Any:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_mean_over_samples(name: str) -> None:
-    """What is one is trained, alone and in an array; what is none is refused by both."""
+def test_micro_batches_add_up(name: str) -> None:
+    """Where they do the loss is trained, alone and in an array; else both refuse it."""
     row = LOSSES[name]
-    for split in SPLITS:
-        still = split == (11, 3) and name not in ("spread", "batch norm")
-        made = trainer(row, split, zero if still else build)
-        if row.is_mean:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                made.train_alone(0, 1)
-            continue
-        # a batch may by chance have parts with equal weights
-        with pytest.raises(NotMean, match="loss: expected a mean over the samples"):
-            made.train_alone(0, 6)
-    if row.is_mean:
-        run(trainer(row, (11, 3)), 2)
-    else:
-        with pytest.raises(NotMean, match="job job0: loss: expected a mean over the samples"):
-            run(trainer(row, (11, 3)), 1)
+    made = trainer(row, (11, 3))
+    if row.adds_up:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            made.train_alone(0, 1)
+            run(made, 2)
+            trainer(row, (4, 4)).train_alone(0, 1)
+        return
+    with pytest.raises(NotMean, match="loss: expected that micro-batches add up"):
+        made.train_alone(0, 6)
+    with pytest.raises(NotMean, match="job job0: loss: expected that micro-batches add up"):
+        run(made, 1)
     trainer(row, (7, 1)).train_alone(0, 1)
 
 
-def late(first: int, changed: Callable[[Any], Any]) -> Callable[[Job, int], Iterator[Any]]:
-    """Tokens whose targets are changed from an iteration on."""
-
-    def batches(job: Job, start: int) -> Iterator[Any]:
-        for iteration in range(start, 99):
-            draw = torch.Generator().manual_seed(iteration)
-            x, y = torch.randn(job.batch_size, 6, generator=draw), tokens(draw, job.batch_size)
-            yield x, changed(y) if iteration >= first else y
-
-    return batches
+def hidden(draw: torch.Generator, n: int) -> Tensor:
+    """Tokens of which some samples have none that counts."""
+    found = tokens(draw, n)
+    found[torch.rand(n, 3, generator=draw) < 0.6] = -100
+    found[: n // 2] = -100
+    return found
 
 
-def one_padded(y: Tensor) -> Tensor:
-    """One token of the last sample does not count."""
-    y[-1, 2] = -100
-    return y
+WHOLE = {
+    "padding": Row(by_token, True, hidden, "tokens"),
+    "class weights": Row(nn.CrossEntropyLoss(weight=WEIGHTS.double(), ignore_index=1), True),
+    "log likelihood": Row(lambda y, t: F.nll_loss(y.log_softmax(1), t), True),
+    "sum": Row(nn.MSELoss(reduction="sum"), True, numbers),
+    "mean": Row(F.cross_entropy, True),
+}
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize(("first", "counts"), [(1, (3, 4)), (4, (2, 2)), (7, (1, 3))])
-def test_first_padding_late(first: int, counts: tuple[int, int], recompute: bool) -> None:
+@pytest.mark.parametrize("name", WHOLE)
+def test_accumulation_equals_the_whole_batch(name: str) -> None:
+    """Weights after one step of SGD, in double precision; the loss, too."""
+    ends = []
+    for count in (1, 2, 3, 5):
+        made = trainer(WHOLE[name], (11, count), smooth, precision="fp64")
+        alone = made.train_alone(0, 1)
+        assert differences(run(made, 1).trained[0], alone) == []
+        ends.append(alone)
+    for other in ends[1:]:
+        assert other.losses == pytest.approx(ends[0].losses, rel=1e-12)
+        for key, value in ends[0].parameters.items():
+            torch.testing.assert_close(other.parameters[key], value, rtol=1e-12, atol=1e-12)
+
+
+def test_given_weights() -> None:
+    """A function of the target, or a sum; what is no number is refused."""
+    sizes = Row(by_mask, True, masked, "tokens")
+    assert trainer(sizes, (11, 3), weight=lambda target: target[1].sum()).check_exact(2) == []
+    total = Row(lambda y, t: F.mse_loss(y, t, reduction="sum"), True, numbers)
+    assert trainer(total, (11, 3), weight="sum").check_exact(2) == []
+    with pytest.raises(NotMean):
+        trainer(total, (11, 3), weight=lambda target: 3.0).check_exact(1)
+    with pytest.raises(InputError, match="weight: expected a number >= 0"):
+        trainer(total, (11, 3), weight=lambda target: -1.0).train_alone(0, 1)
+    with pytest.raises(InputError, match="weight: expected a function"):
+        trainer(total, (11, 3), weight=3.0)
+
+
+def padded_late(job: Job, start: int) -> Iterator[Any]:
+    """Masks that are uneven from iteration 2 on."""
+    for iteration in range(start, 99):
+        draw = torch.Generator().manual_seed(iteration)
+        x, (y, mask) = torch.randn(8, 6, generator=draw), masked(draw, 8)
+        yield x, (y, mask if iteration >= 2 else torch.ones_like(mask))
+
+
+def test_later_batches_are_compared() -> None:
     """A batch that is weighted wrongly ends its job, before its update, and no other job."""
-    jobs = [
-        Job(j, 8, sgd, microbatches=n, recompute=recompute, model={"shape": "tokens"})
-        for j, n in enumerate(counts)
-    ]
-    made = ArrayTrainer(build, late(first, one_padded), jobs=jobs, stages=[3], loss=by_token)
-    result = runs.run(made, random_schedule(counts, 2), 9)
-    for j, (job, n) in enumerate(zip(jobs, counts, strict=True)):
-        if n == 1:
-            assert job.status == "done" and len(result.losses[j]) == 9
-            continue
-        assert job.error is not None and job.error.iteration == first
-        assert "expected a mean over the samples" in str(job.error)
-        assert made.train_alone(j, first).losses == result.losses[j][:first]
-        with pytest.raises(NotMean):
-            made.train_alone(j, first + 1)
-
-
-def test_fit_refuses_before_training() -> None:
-    """Also what its second batch shows first."""
-    jobs = [Job(0, 8, sgd, microbatches=2, model={"shape": "tokens"})]
-    made = ArrayTrainer(build, late(1, one_padded), stages=[3], loss=by_token)
-    with pytest.raises(NotMean, match="expected a mean over the samples"):
-        made.fit(jobs, 3, schedule=random_schedule([2], 2), config=RunConfig(verbose=False))
-    assert jobs[0].status != "done"
-
-
-def test_large_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some samples are compared, others in every batch."""
-    monkeypatch.setattr("optsched.arraypipe.runtime.losses._BYTES", 4)
-    for first in (0, 3):
-        job = Job(0, 8, sgd, microbatches=3, model={"shape": "tokens"})
-        data = late(first, lambda y: y.masked_fill(torch.arange(24).view(8, 3) > 13, -100))
-        made = ArrayTrainer(build, data, jobs=[job], stages=[3], loss=by_token)
-        with pytest.raises((NotMean, JobFailed), match="expected a mean over the samples"):
-            run(made, 12)
+    jobs = [Job(j, 8, sgd, microbatches=n, model={"shape": "tokens"}) for j, n in ((0, 2), (1, 1))]
+    made = ArrayTrainer(build, padded_late, jobs=jobs, stages=[3], loss=by_mask)
+    result = runs.run(made, random_schedule([2, 1], 2), 4)
+    error = jobs[0].error
+    assert error is not None and error.iteration == 2 and "add up" in str(error)
+    assert made.train_alone(0, 2).losses == result.losses[0]
+    assert jobs[1].status == "done" and len(result.losses[1]) == 4
 
 
 UNKNOWN: dict[str, tuple[Row, str]] = {
@@ -336,11 +329,6 @@ UNKNOWN: dict[str, tuple[Row, str]] = {
         Row(lambda y, t: F.cross_entropy(y + torch.randn_like(y), t), True),
         "called twice",
     ),
-    "scalar": (
-        Row(lambda y, t: y.first.square().mean() + y.second, True, classes, "scalar"),
-        "other outputs than rows",
-    ),
-    "no rows": (Row(lambda y, t: y.second, True, classes, "scalar"), "other outputs than rows"),
     "fixed size": (
         Row(lambda y, t: F.cross_entropy(y.view(4, 15), t), True),
         "RuntimeError: shape",
@@ -441,214 +429,3 @@ def test_loss_with_frozen_parameters() -> None:
 
     for loss in (Angles(trained=False), of_closure(torch.ones(())), distilled):
         assert trainer(Row(loss, True), (11, 3)).check_exact(2) == []
-
-
-class Noise(torch.utils.data.Dataset[Any]):
-    """Adds noise of a generator of its own."""
-
-    def __init__(self) -> None:
-        self.draw = torch.Generator().manual_seed(0)
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, k: int) -> tuple[Tensor, Tensor]:
-        """A noisy sample."""
-        return torch.full((6,), float(k)) + torch.randn(6, generator=self.draw), torch.tensor(k % 5)
-
-
-def of_draw(draw: Callable[[], float]) -> Any:
-    """Batches that depend on something else than the job and the iteration."""
-
-    def batches(job: Job, start: int) -> Iterator[Any]:
-        for k in range(start, 99):
-            yield torch.full((8, 6), float(draw() + k)), torch.arange(8) % CLASSES
-
-    return batches
-
-
-def plain(job: Job, start: int) -> Iterator[Any]:
-    """Batches as they should be."""
-    for k in range(start, 99):
-        draw = torch.Generator().manual_seed(k)
-        yield torch.randn(8, 6, generator=draw), classes(draw, 8)
-
-
-class Counting(nn.Module):
-    """Scales by what it counts; every kind of state that is no buffer."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind, self.steps, self.decay, self.seen = kind, 0, 1.0, False
-        self.row: list[float] = [0.0]
-        self.queue: deque[float] = deque([0.0], maxlen=3)
-        self.stats, self.average = {"calls": 0}, torch.zeros(())
-        self.numbers = random.Random(0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Use it, and go on with it."""
-        if self.kind == "steps":
-            self.steps += 1
-        elif self.kind == "decay":
-            self.decay *= 0.9
-        elif self.kind == "row":
-            self.row.append(self.row[-1] + 1)
-        elif self.kind == "queue":
-            self.queue.append(self.queue[-1] + 1)
-        elif self.kind == "stats":
-            self.stats["calls"] += 1
-        elif self.kind == "average":
-            self.average = self.average + x.detach().mean() + 1
-        elif self.kind == "seen" and not self.seen:
-            self.seen, self.decay = True, 2.0
-        drawn = {"random": random.random, "numbers": self.numbers.random}
-        drawn["numpy"] = np.random.rand
-        more = drawn.get(self.kind, float)()
-        counts = self.steps + self.row[-1] + self.queue[-1] + self.stats["calls"]
-        return x * (self.decay + counts + self.average + more)
-
-
-class Center(nn.Module):
-    """A loss with a running mean."""
-
-    center: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("center", torch.zeros(()))
-
-    def forward(self, y: Tensor, target: Tensor) -> Tensor:
-        """Distance from it."""
-        self.center = 0.5 * self.center + y.detach().mean()
-        return (y - self.center - target[:, None]).square().mean()
-
-
-def counted(kind: str = "") -> Any:
-    """A model with a layer that counts."""
-    return lambda: nn.Sequential(nn.Linear(6, 15), Counting(kind), nn.Linear(15, 15))
-
-
-def unseeded() -> nn.Module:
-    """Weights that the seed does not give."""
-    model = nn.Linear(6, 15)
-    nn.init.constant_(model.weight, NUMPY.random())
-    return nn.Sequential(model, nn.Linear(15, 15))
-
-
-def drawing(draw: Callable[[], Any]) -> Any:
-    """A loss that draws a weight."""
-    return lambda y, target: F.cross_entropy(y, target) * (1 + float(draw()))
-
-
-GENERATOR = torch.Generator().manual_seed(0)
-NUMPY = np.random.default_rng(0)
-GLOBAL = "%s depends on the global random numbers of '%s'"
-STATE = "gives other values when called again"
-CAUSES: dict[str, tuple[dict[str, Any], str]] = {
-    "dataset with a generator": ({"data": Noise()}, f"data {STATE}"),
-    "data with a counter": ({"data": of_draw(count().__next__)}, f"data {STATE}"),
-    "data with a file": ({"data": of_draw(lambda: float(FILE.read(1)))}, f"data {STATE}"),
-    "data, random": (
-        {"data": of_draw(random.random)},
-        GLOBAL % ("data", "random"),
-    ),
-    "data, numpy": (
-        {"data": of_draw(np.random.rand)},
-        GLOBAL % ("data", "numpy"),
-    ),
-    "data, torch": (
-        {"data": of_draw(lambda: float(torch.rand(())))},
-        GLOBAL % ("data", "torch"),
-    ),
-    "loss with a generator": (
-        {"loss": drawing(lambda: torch.rand((), generator=GENERATOR))},
-        f"loss {STATE}",
-    ),
-    "loss, numpy generator": ({"loss": drawing(NUMPY.random)}, f"loss {STATE}"),
-    "loss with a counter": ({"loss": drawing(count().__next__)}, f"loss {STATE}"),
-    "loss with a buffer": ({"loss": Center()}, f"loss {STATE}"),
-    "loss, random": (
-        {"loss": drawing(random.random)},
-        GLOBAL % ("loss", "random"),
-    ),
-    "loss, numpy": (
-        {"loss": drawing(np.random.rand)},
-        GLOBAL % ("loss", "numpy"),
-    ),
-    "model, numpy": ({"model": counted("numpy")}, GLOBAL % ("the forward", "numpy")),
-    "model, random": (
-        {"model": counted("random")},
-        GLOBAL % ("the forward", "random"),
-    ),
-    "weights": ({"model": unseeded}, f"build_model {STATE}"),
-    "model, counter": (
-        {"model": counted("steps")},
-        "the forward, which changes 'steps' of Counting, gives",
-    ),
-}
-FILE = io.StringIO("0123456789" * 1000)
-
-
-@pytest.mark.filterwarnings("ignore:loss:UserWarning")
-@pytest.mark.parametrize("name", CAUSES)
-def test_not_identical_names_the_cause(name: str) -> None:
-    """Data, loss, model, or its making; and the kind of state."""
-    given, sentence = CAUSES[name]
-    row = {"data": plain, "loss": F.cross_entropy, "model": counted()} | given
-    jobs = [
-        Job(j, 8, sgd, recompute=name == "model, counter", microbatches=1 + ("random" in name))
-        for j in range(3)
-    ]
-    made = ArrayTrainer(row["model"], row["data"], stages=[1], loss=row["loss"])
-    order = random_schedule([job.microbatches for job in jobs], 2)
-    with pytest.raises(NotIdentical, match=f"(?s); job job0: .*{sentence}"):
-        made.fit(jobs, 3, schedule=order, config=RunConfig(verbose=False))
-
-
-@pytest.mark.parametrize(
-    "kind", ["steps", "decay", "row", "queue", "stats", "average", "seen", "none"]
-)
-def test_checkpoint_warns_of_attributes(kind: str, tmp_path: Path) -> None:
-    """Once, by name; not if nothing changes, and not without checkpoints."""
-    jobs = [Job(j, 8, sgd) for j in range(2)]
-    made = ArrayTrainer(counted(kind), plain, jobs=jobs, stages=[1], loss=F.cross_entropy)
-    order = random_schedule([1, 1], 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        runs.run(made, order, 1)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        result = runs.run(made, order, 2, checkpoint=tmp_path)
-    named = [str(one.message) for one in found if "no checkpoint keeps" in str(one.message)]
-    assert len(named) == (kind != "none")
-    if named:
-        assert f"'{kind}'" in named[0] and "of Counting '1'" in named[0]
-        for j in range(2):  # the look at the first forward has changed nothing
-            assert differences(result.trained[j], made.train_alone(j, 2)) == []
-
-
-def test_caches_are_no_state(tmp_path: Path) -> None:
-    """What a forward stores without going on with it is not warned of."""
-
-    class Caching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table: dict[int, Tensor] = {}
-            self.mask: Tensor | None = None
-            self.sizes: set[int] = set()
-            self.limit, self.names = 8, ["a"]
-
-        def forward(self, x: Tensor) -> Tensor:
-            """Fill caches."""
-            self.table[x.shape[0]] = self.mask = torch.ones(x.shape[1])
-            self.sizes.add(x.shape[0])
-            self.limit = max(self.limit, x.shape[0])
-            return x * self.mask
-
-    made = ArrayTrainer(
-        lambda: nn.Sequential(nn.Linear(6, 15), Caching()), plain, jobs=[Job(0, 8, sgd)],
-        stages=[1], loss=F.cross_entropy,
-    )  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        runs.run(made, random_schedule([1], 2), 1, checkpoint=tmp_path)

@@ -12,8 +12,8 @@ from torch import Tensor
 from optsched.arraypipe.memory.budget import StageBytes, has_bytes
 from optsched.arraypipe.memory.slots import rows_of
 from optsched.arraypipe.runtime import blocks
-from optsched.arraypipe.runtime.blocks import Criterion
 from optsched.arraypipe.runtime.data import brought
+from optsched.arraypipe.runtime.losses import Criterion
 from optsched.arraypipe.runtime.stages import in_place
 from optsched.arraypipe.runtime.types import tensors_of
 
@@ -84,9 +84,7 @@ def _saved(run: Any, criterion: MakeCriterion) -> list[tuple[int, int]]:
     return rows
 
 
-def saved_bytes(
-    stage: JobStage, x: Tensors, end: blocks.Criterion | None
-) -> tuple[int, int, Tensors]:
+def saved_bytes(stage: JobStage, x: Tensors, end: Criterion | None) -> tuple[int, int, Tensors]:
     """Run F; bytes kept until B without and with recomputation, and the output.
 
     Every storage counts once; those of parameters and buffers not at all, as they are there

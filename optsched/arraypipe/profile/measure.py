@@ -50,6 +50,7 @@ from optsched.arraypipe.profile.document import (
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import on_gpu
+from optsched.arraypipe.runtime.losses import Criterion
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages
 from optsched.arraypipe.runtime.state import JobRun
 from optsched.arraypipe.runtime.types import tensors_of
@@ -191,7 +192,7 @@ class Chain:
     batch: int
     dtype: str
     x: Tensors
-    end: blocks.Criterion
+    end: Criterion
     accumulates: bool  # whether a job with several micro-batches has this size
     bytes: list[dict[str, int]] = field(default_factory=list)  # of every stage
 
@@ -237,7 +238,7 @@ class Chain:
                 more[KINDS[kind]] = Times(**self.cases[kind, s].spread())
             yield BlockEntry(**more)
 
-    def _end(self, stage: JobStage) -> blocks.Criterion | None:
+    def _end(self, stage: JobStage) -> Criterion | None:
         return self.end if stage.last else None
 
 
@@ -367,7 +368,7 @@ class _Bench:
                     f"sizes: data gives inputs of one shape for batch sizes {shapes[shape]} and "
                     f"{size}; it must follow job.batch_size"
                 )
-            end = blocks.Criterion(trainer.loss, feed.target(0, self.device), feed.share(0))
+            end = Criterion(trainer.loss, feed.target(0, self.device), 1.0)
             for stage in stages:
                 x = blocks.rehearse(stage, x, end if stage.last else None)
             self.chains.append(Chain(stages, size, precision, row, end, size in accumulating))

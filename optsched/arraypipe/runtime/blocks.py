@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from optsched.arraypipe.checkpoint.plain import python_numbers
 from optsched.arraypipe.distributed.wire import copied as copy_of
-from optsched.arraypipe.job import Loss, Tensors, seed_generator
+from optsched.arraypipe.job import Tensors, seed_generator
 from optsched.arraypipe.model.checks import buffers_at, changed_since, copied, counts_of, unchanged
 from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.arraypipe.runtime.types import Kept, Norms, check_form, tensors_of
@@ -21,6 +20,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from optsched.arraypipe.runtime.losses import Criterion
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
@@ -65,27 +65,6 @@ def gradients_of(stage: JobStage) -> list[Tensor | None]:
     if stage.masters is None:
         return rows
     return [g if g is None else g.float() for g in rows]
-
-
-@dataclass(frozen=True, eq=False)
-class Criterion:
-    """The end of the last stage: the loss of a micro-batch, weighted by its share of the batch.
-
-    `check` is called with every output.
-    """
-
-    loss: Loss
-    target: Any
-    share: float
-    check: Callable[[Any], object] = lambda output: None
-
-    def __call__(self, output: Any) -> Tensor:
-        """Part of the iteration's loss."""
-        value = self.loss(output, self.target)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise InputError("loss: expected a function that returns a tensor with one element")
-        self.check(output)
-        return value * self.share
 
 
 def forward(

@@ -35,10 +35,8 @@ class Feed:
             ) from error
         self.iteration = start - 1
         self.whole: Any = None
-        self.whole_target: Any = None
         self.inputs: list[Any] = []
         self.targets: list[Any] = []
-        self.sizes: list[int] = []  # samples of every micro-batch; if there is one, 1
 
     def draw(self, iteration: int) -> None:
         """Make the batch of an iteration the current one (nothing happens if it is)."""
@@ -65,13 +63,9 @@ class Feed:
         """Target of a micro-batch of the current batch."""
         return brought(self.targets[microbatch], device)
 
-    def share(self, microbatch: int) -> float:
-        """Share of the samples of the current batch."""
-        return self.sizes[microbatch] / sum(self.sizes)
-
-    def batch(self) -> tuple[Any, list[int]]:
-        """The current batch, for comparing its loss with those of its parts."""
-        return self.whole_target, self.sizes
+    def parts(self) -> list[Any]:
+        """The micro-batches of the current batch, each a pair (input, target)."""
+        return list(zip(self.inputs, self.targets, strict=True))
 
     def peek(self) -> Any:
         """Input of the first batch, whole."""
@@ -84,10 +78,10 @@ class Feed:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InputError(f"{place}: expected a pair (input, target), got {type(pair).__name__}")
         x, target = pair
-        self.whole, self.whole_target = x, target
+        self.whole = x
         inputs = tensors_of(x, f"{place}: the input")
         if parts == 1:
-            self.inputs, self.targets, self.sizes = [x], [target], [1]
+            self.inputs, self.targets = [x], [target]
             return
         targets = tensors_of(target, f"{place}: the target")
         if len({t.shape[:1] for t in (*inputs, *targets)}) > 1:
@@ -96,7 +90,6 @@ class Feed:
         if size < parts:
             raise InputError(f"{place}: {size} samples cannot be cut into {parts} micro-batches")
         self.inputs, self.targets = _split(x, parts), _split(target, parts)
-        self.sizes = [len(part) for part in inputs[0].tensor_split(parts)]
 
 
 def brought(value: Any, device: torch.device) -> Any:

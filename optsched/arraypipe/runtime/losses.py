@@ -1,285 +1,396 @@
-"""Losses: micro-batches against the whole batch, and tensors that no stage trains.
-
-Micro-batches are weighted by their samples, which is right for a mean over the samples only.
-"""
+"""Weights of micro-batches, and their comparison with the loss of the whole batch."""
 
 from __future__ import annotations
 
 import gc
 import math
 import warnings
-from contextlib import suppress
-from copy import copy, deepcopy
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
-from itertools import accumulate, product
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from optsched.arraypipe.model.checks import flat
-from optsched.arraypipe.runtime.datasets import seeded
+from optsched.arraypipe.model.checks import flat, unchanged
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from optsched.arraypipe.job import Loss
 
-Batch: TypeAlias = tuple[Any, list[int]]
-"""Targets of a batch, and the samples of every micro-batch."""
+Weight: TypeAlias = "Callable[[Any], float | Tensor] | Literal['sum'] | None"
+"""Weight of a micro-batch from its target (a dict batch: from the batch); None: by the loss."""
 
-_BYTES: Final = 4 * 2**20  # of the outputs that are compared; in the first batch 16 times as many
+Factors: TypeAlias = "Callable[[Sequence[Any]], list[float]]"
+"""Factors by which the losses of the micro-batches of a batch are multiplied."""
+
+_IGNORED = -100  # default `ignore_index` of torch and transformers
+_SHIFTED = ("ForCausalLM", "ForConditionalGeneration", None)  # loss types of transformers
+_BYTES = 64 * 2**20  # of the outputs in a comparison
 
 
 class NotMean(InputError):
-    """The loss of a batch is not the mean of the losses of its parts, weighted by samples."""
+    """The loss of a batch is not the weighted sum of the losses of its micro-batches."""
+
+
+def factors_of(loss: Loss | None, weight: Weight, model: nn.Module) -> Factors:
+    """Choose the weights of micro-batches with which accumulation equals the whole batch.
+
+    Targets that count for a loss that ignores some (with their class weights), 1 for
+    ``reduction="sum"``, else samples; `weight` overrides. The result takes micro-batches: pairs
+    (input, target), or dicts.
+    """
+    options = _options(loss)
+    if weight == "sum" or (weight is None and options.get("reduction") == "sum"):
+        return lambda parts: [1.0] * len(parts)
+    shift = loss is None and _shifts_labels(model)
+
+    def count(part: Any) -> float:
+        target = part if isinstance(part, dict) else part[1]
+        if callable(weight):
+            return _checked(weight(target))
+        if isinstance(target, dict) and loss is None:
+            target = target.get("labels")
+        if not isinstance(target, Tensor) or target.is_floating_point():
+            return float(samples_of(part))
+        if shift and target.dim() > 1:
+            target = target[..., 1:]
+        valid = target != options.get("ignore_index", _IGNORED)
+        if (classes := options.get("weight")) is not None:
+            return float(classes.detach().to(target.device)[target[valid]].double().sum())
+        return float(valid.sum())
+
+    def factors(parts: Sequence[Any]) -> list[float]:
+        if len(parts) == 1:
+            return [1.0]
+        counts = [count(part) for part in parts]
+        total = math.fsum(counts)
+        return [n / total if total else math.nan for n in counts]
+
+    return factors
+
+
+def _checked(given: Any) -> float:
+    found = float(given)
+    if not 0 <= found < math.inf:
+        raise InputError(f"weight: expected a number >= 0 for a micro-batch, got {found}")
+    return found
+
+
+def _options(loss: Any) -> dict[str, Any]:
+    """Options of a loss that decide what its mean is taken over."""
+    found: dict[str, Any] = {}
+    while isinstance(loss, partial):
+        found, loss = {**loss.keywords, **found}, loss.func
+    weighted = (nn.CrossEntropyLoss, nn.NLLLoss)
+    if isinstance(loss, nn.Module):
+        found["reduction"] = getattr(loss, "reduction", None)
+    if isinstance(loss, weighted):
+        found |= {"ignore_index": loss.ignore_index, "weight": loss.weight}
+    elif loss not in (functional.cross_entropy, functional.nll_loss):
+        found.pop("weight", None)
+    return found
+
+
+def _shifts_labels(model: nn.Module) -> bool:
+    """Whether the model's own loss compares every output with the next label (transformers)."""
+    kinds = [m.__dict__["loss_type"] for m in model.modules() if "loss_type" in m.__dict__]
+    return bool(kinds) and kinds[0] in _SHIFTED
+
+
+@dataclass(frozen=True, eq=False)
+class Criterion:
+    """The loss of a micro-batch from the output of the last stage, times its factor.
+
+    Without `loss` it is that of the model's output. `check` is called with every output.
+    """
+
+    loss: Loss | None
+    target: Any
+    factor: float
+    check: Callable[[Any], object] = lambda output: None
+
+    def __call__(self, output: Any) -> Tensor:
+        """Part of the iteration's loss; 0 if no target counts, where a mean would be 0 / 0."""
+        if self.factor == 0:
+            rows = [t for t in tensors_in(output) if t.requires_grad and t.dim()]
+            return torch.stack([t.sum() * 0 for t in rows]).sum() if rows else torch.zeros(())
+        value = loss_in(output) if self.loss is None else self.loss(output, self.target)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise InputError("loss: expected a function that returns a tensor with one element")
+        self.check(output)
+        return value * self.factor
+
+
+def loss_in(output: Any) -> Tensor:
+    """The loss that a model has put into its output."""
+    found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if found is None and isinstance(output, Tensor):
+        found = output
+    elif found is None and isinstance(output, (tuple, list)) and output:
+        found = output[0]
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        raise InputError(
+            "loss: without a loss function the model's output needs a loss (output.loss); give the "
+            "model labels in its batches, or ArrayTrainer a loss"
+        )
+    return found
+
+
+def difference(
+    whole: Callable[[], Tensor],
+    parts: Sequence[Callable[[], Tensor]],
+    factors: Sequence[float],
+    tensors: Sequence[Tensor],
+) -> str:
+    """Compare loss and gradients of a batch with the sum of its micro-batches.
+
+    Returns a sentence; ``""`` if they are equal except for rounding.
+    """
+    values, rows = [], []
+    for calls in ([(whole, 1.0)], [(p, f) for p, f in zip(parts, factors, strict=True) if f]):
+        total, sums = 0.0, list(map(torch.zeros_like, tensors))
+        for call, factor in calls:
+            value = call().reshape(()) * factor
+            total += value.item()
+            trained = [k for k, t in enumerate(tensors) if t.requires_grad and value.requires_grad]
+            found: Sequence[Tensor | None] = ()
+            if trained:
+                row = [tensors[k] for k in trained]
+                found = torch.autograd.grad(value, row, allow_unused=True)
+            for k, gradient in zip(trained, found, strict=True):
+                sums[k] = sums[k] if gradient is None else sums[k] + gradient
+        values.append(total)
+        rows.append(sums)
+    a, b, apart = map(_norm, (*rows, [x - y for x, y in zip(*rows, strict=True)]))
+    epsilon = max([torch.finfo(t.dtype).eps for t in tensors] or [1e-7])
+    tolerance = max(1e-5, math.sqrt(epsilon))
+    scale = sum(float((g * t.detach()).abs().sum()) for g, t in zip(rows[0], tensors, strict=True))
+    alike = apart <= tolerance * (a + b) + 1e3 * epsilon / len(parts) or (a != a and b != b)
+    if alike and _close(values[0], values[1], tolerance, scale):
+        return ""
+    return (
+        f"loss: expected that micro-batches add up to their batch, got {values[0]:.6g} for the "
+        f"batch and {values[1]:.6g} for {len(parts)} micro-batches weighted by "
+        f"{[round(f, 4) for f in factors][:8]}, whose gradients differ by "
+        f"{apart / (max(a, b) or 1.0):.2g} of their norm; give ArrayTrainer weight=, a function "
+        f'of a micro-batch\'s target (or "sum"), or set microbatches=1'
+    )
 
 
 @dataclass(eq=False)
-class SampleMean:
-    """Compares the loss of a batch with that of its micro-batches, on the same outputs.
+class Comparison:
+    """Compares a batch with its micro-batches on the end of the model alone.
 
-    These are drawn from the outputs of one micro-batch, so that neither layers that look across
-    samples nor random numbers of the model make a difference, and no output has to be kept.
+    The inputs of `head` (outputs of the model, or hidden states) are drawn from those of one
+    micro-batch, so that layers that look across samples make no difference.
     """
 
-    loss: Loss
-    cast: torch.dtype | None  # of what the loss is given; None: as it is
-    layout: str  # where an output has its samples
-    checked: int = -1  # newest iteration
-    only_samples: bool = False  # whether the loss depends on outputs of samples, and on no others
+    head: Callable[[Any, Any], Tensor]  # (inputs, micro-batch) -> loss
+    factors: Factors
+    upcast: bool  # whether the head takes half precision as float32
+    views: bool = False  # inputs with k rows per sample: first rows of all, then second rows
 
-    def check(self, batch: Batch, iteration: int, output: Any) -> None:
-        """Raise `NotMean` if the parts of a batch are weighted wrongly; `output` is of the first.
-
-        A GPU, which the host would have to wait for, is looked at in iterations 16, 32, 64 ...
-        """
-        rare = iteration >= 16 and not iteration & (iteration - 1)
-        waits = not rare and any(t.is_cuda for t in tensors_in(output))
-        if iteration == self.checked or waits:  # it may be recomputed
+    def check(self, parts: Sequence[Any], iteration: int, inputs: Any) -> None:
+        """Raise `NotMean` for a later batch; looks at iterations 1, 2, 4, 8, ..."""
+        if iteration & (iteration - 1):
             return
-        self.checked, sentence = iteration, ""
-        with suppress(Exception):  # the training itself raises it
-            sentence = self.apart(output, batch, iteration, quick=True)
+        try:
+            sentence = self.sentence(parts, inputs)
+        except Exception:  # the training itself raises it
+            return
         if sentence:
             raise NotMean(sentence)
 
-    def apart(
-        self, output: Any, batch: Batch, first: int, most: int = _BYTES, quick: bool = False
-    ) -> str:
-        """How the whole and its parts differ, in words; ``""``: no more than sums are rounded.
+    def sentence(self, parts: Sequence[Any], inputs: Any) -> str:
+        """How the batch and its micro-batches differ; ``""``: they do not."""
+        given = samples_of(parts[0])
+        size = sum(t.nbytes for t in tensors_in(inputs)) // given
+        most = max(1, _BYTES // max(1, size) // len(parts))
+        parts = [mapped(part, lambda t: t[:most]) for part in parts]
+        sizes = [samples_of(part) for part in parts]
+        ends = list(accumulate(sizes))
+        rows, leaves, layouts = self._drawn(inputs, given, ends[-1])
 
-        Losses and gradients are compared; if `quick`, gradients only if losses differ: they may be
-        sums of both signs that cancel.
-        """
-        given, size = batch[1][0], sum(t.nbytes for t in tensors_in(output))
-        batch = _some(batch, max(2, most * given // max(1, size)), first)
-        if len(batch[1]) < 2:
-            return ""
-        if quick:
-            with suppress(Exception), torch.no_grad():
-                whole, parts, *_ = self._sides(output, given, batch, quick)
-                if _close(whole.item(), parts.item(), 1e-5):
-                    return ""
-        whole, parts, leaves, others = self._sides(output, given, batch)
-        every, rows = [*leaves, *others], []
-        for value in (whole, parts):
-            found: tuple[Tensor | None, ...] = (None,) * len(every)
-            if value.requires_grad:
-                found = torch.autograd.grad(value, every, allow_unused=True)
-            pairs = zip(found, every, strict=True)
-            rows.append([torch.zeros_like(t) if g is None else g.detach() for g, t in pairs])
-            used = [g is not None for g in found[: len(leaves)]]
-            self.only_samples = any(used) and not any(map(torch.any, rows[-1][len(leaves) :]))
-        a, b, apart = map(_norm, (*rows, [x - y for x, y in zip(*rows, strict=True)]))
-        epsilon = max(float(torch.finfo(t.dtype).eps) for t in (whole, *every))
-        tolerance = max(1e-5, math.sqrt(epsilon))
-        least = 1e3 * epsilon / sum(batch[1])  # 0 but for rounding
-        # what is added up to the loss, as far as it is linear
-        added = sum(
-            float((g * t.detach()).abs().sum()) for g, t in zip(rows[0], every, strict=True)
-        )
-        alike = apart <= tolerance * (a + b) + least or (a != a and b != b)
-        if alike and _close(whole.item(), parts.item(), tolerance, added):
-            return ""
-        return (
-            f"loss: expected a mean over the samples (no sum, weights by class, ignored targets, "
-            f"or samples compared with others), got {whole.item():.6g} for {sum(batch[1])} samples "
-            f"at once and {parts.item():.6g} for {len(batch[1])} micro-batches weighted by their "
-            f"samples, whose gradients differ by {apart / (max(a, b) or 1.0):.2g} of their norm; "
-            f"divide by the number of samples, or set microbatches=1"
-        )
+        def call(first: int, end: int, part: Any) -> Tensor:
+            def cut(t: Tensor) -> Tensor:
+                return _joined_rows(t[first:end], layouts[id(t)]) if id(t) in layouts else t
 
-    def _sides(
-        self, output: Any, given: int, batch: Batch, quick: bool = False
-    ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-        """Loss of the whole, and of its parts weighted; outputs of samples, and the others."""
-        total = sum(batch[1])
-        leaves, others, samples = list[Tensor](), list[Tensor](), set[int]()
-        place = tensors_in(output)[0].device
-        draw = torch.Generator().manual_seed(0)
-        index = torch.randint(given, (total,), generator=draw).to(place)
+            return self.head(mapped(rows, cut), mapped(part, Tensor.clone))
 
-        def leaf(t: Tensor) -> Tensor:
-            found = self._samples_first(t.detach(), given)
-            made = self._to(t.detach() if found is None else found[index])
-            if given == 1 and found is not None and made.is_floating_point():
-                scale = 1 - torch.arange(total, device=place) / (2 * total)  # none like another
-                made = made * scale.to(made.dtype).view(-1, *(1,) * (made.dim() - 1))
-            if found is not None:
-                samples.add(id(made))
-            if made.is_floating_point():
-                (others if found is None else leaves).append(made.requires_grad_(not quick))
-            return made
+        calls = [partial(call, e - n, e, p) for n, e, p in zip(sizes, ends, parts, strict=True)]
+        whole = partial(call, 0, ends[-1], _joined(parts))
+        return difference(whole, calls, self.factors(parts), leaves)
 
-        def own(t: Tensor) -> Tensor:  # it may be changed in place
-            return t if quick else t.clone(memory_format=torch.contiguous_format)
+    def _drawn(self, inputs: Any, given: int, total: int) -> tuple[Any, list[Tensor], Any]:
+        """Inputs with `total` rows, no two alike; leaves among them, and the layout of each."""
+        index = torch.randint(given, (total,), generator=torch.Generator().manual_seed(0))
+        scale = 1 - torch.arange(total) / (2 * total)
+        leaves: list[Tensor] = []
+        layouts: dict[int, str] = {}
 
-        def value(first: int, end: int) -> Tensor:
-            part = mapped(whole, lambda t: own(self._back(t[first:end]) if id(t) in samples else t))
-            return self.loss(part, mapped(target, lambda t: own(t[first:end]))).reshape(())
+        def draw(t: Tensor) -> Tensor:
+            layout = _layout(t, given, self.views)
+            t = t.detach()
+            if not layout:
+                return t
+            rows = _sample_rows(t, given, layout)[index.to(t.device)]
+            if rows.is_floating_point():
+                rows = rows.float() if self.upcast and rows.element_size() < 4 else rows
+                rows = rows * scale.to(rows).view(-1, *(1,) * (rows.dim() - 1))
+                leaves.append(rows.requires_grad_())
+            layouts[id(rows)] = layout
+            return rows
 
-        whole, target = mapped(output, leaf), mapped(batch[0], lambda t: self._to(t.to(place)))
-        rows = zip(accumulate(batch[1]), batch[1], strict=True)
-        parts = sum(value(end - n, end).double() * (n / total) for end, n in rows)
-        return value(0, total), torch.as_tensor(parts), leaves, others
-
-    def _to(self, t: Tensor) -> Tensor:
-        return t.to((self.cast if t.is_floating_point() else None) or t.dtype, copy=True)
-
-    def _samples_first(self, t: Tensor, given: int) -> Tensor | None:
-        """The tensor with samples in the first dimension; None if it has none."""
-        if self.layout == "second":
-            return t.transpose(0, 1) if t.shape[1:2] == (given,) else None
-        if not t.dim() or not t.shape[0] or t.shape[0] % given:
-            return None
-        if self.layout == "samples":
-            return t.reshape(given, -1, *t.shape[1:])
-        return t.reshape(-1, given, *t.shape[1:]).transpose(0, 1)
-
-    def _back(self, t: Tensor) -> Tensor:
-        """The form that outputs have."""
-        turned = t if self.layout == "samples" else t.transpose(0, 1)
-        return turned if self.layout == "second" else turned.flatten(0, 1)
+        return mapped(inputs, draw), leaves, layouts
 
 
-def first_loss(
-    end: Callable[[Any], Tensor], loss: Loss, target: Any, own: Iterable[Tensor], batch: Batch,
-    output: Any,
-) -> tuple[Tensor, Callable[[Batch, int, Any], None] | None]:  # fmt: skip
-    """Look at the loss of the first micro-batch of a job, before anything is trained.
+def first_comparison(comparison: Comparison, parts: Sequence[Any], inputs: Any) -> bool:
+    """Compare the first batch; whether later ones can be compared too.
 
-    `end` makes it of the output, `own` are the tensors that the last stage trains. Returned is the
-    loss, and what compares the next batches: None if there is but one micro-batch, or if the loss
-    cannot be compared (with a warning). `InputError`: it is not what can be trained.
+    Raises `NotMean`; warns if the loss cannot be compared.
     """
-    tensors = tensors_in(output)
-    nodes = {t.grad_fn for t in tensors}
-    value = end(output)
-    if tensors:
-        _check_trained(value, nodes, {id(t) for t in (*own, *tensors)})
-    if len(batch[1]) < 2:
-        return value, None
-    found = _comparison(loss, mapped(output, Tensor.detach), target, batch)
-    if isinstance(found, SampleMean):
-        return value, found.check
-    warnings.warn(
-        f"loss: cannot be compared between the batch and its micro-batches ({found}); these are "
-        f"weighted by their samples, which is right for a mean over the samples only",
-        stacklevel=2,
-    )
-    return value, None
-
-
-def _comparison(loss: Loss, output: Any, target: Any, batch: Batch) -> SampleMean | str:
-    """The way to compare a loss, or why there is none."""
-    given, why, apart = batch[1][0], "", ""
-    shapes = [t.shape for t in tensors_in(output)]
-    counts = {s[0] // given for s in shapes if s and s[0] and not s[0] % given}
-    layouts = ["samples"] * bool(counts) + ["views"] * bool(counts - {1})
-    layouts += ["second"] * any(shape[1:2] == (given,) for shape in shapes)
-    try:
-        with seeded(0, 0):
-            pairs = [(mapped(output, Tensor.clone), mapped(target, Tensor.clone)) for _ in "12"]
-            once, again = (float(loss(*pair).item()) for pair in pairs)
-        if not _close(once, again, 1e-5 if tensors_in(output)[0].is_cuda else 1e-12):
-            return f"called twice it is {once:.9g} and {again:.9g}: it is random or keeps state"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    for cast, layout in product((torch.float64, None), layouts):
-        if apart and layout == layouts[0]:
-            break
+    given, reason, sentence = samples_of(parts[0]), "", ""
+    shapes = [t.shape for t in tensors_in(inputs)]
+    several = any(s and s[0] > given and not s[0] % given for s in shapes)
+    for comparison.views in (False, True)[: 1 + several]:
         try:
-            copies = cast is not None and isinstance(loss, nn.Module) and not [*loss.parameters()]
-            mean = SampleMean(deepcopy(loss).to(cast) if copies else loss, cast, layout)  # type: ignore[attr-defined]
-            sentence = mean.apart(output, batch, 0, 16 * _BYTES)
+            if reason := _unrepeatable(comparison, parts[0], inputs):
+                break
+            found = comparison.sentence(parts, inputs)
         except Exception as error:
-            why = why or f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
             continue
-        if mean.only_samples and not sentence:
-            return mean
-        apart = apart or sentence
-        why = why if sentence else "it depends on other outputs than rows for the samples"
-    if apart:
-        raise NotMean(apart)
-    return why or "its output has no rows for the samples"
+        if not found:
+            return True
+        sentence = sentence or found
+    if sentence:
+        raise NotMean(sentence)
+    warnings.warn(
+        f"loss: cannot be compared between the batch and its micro-batches ({reason:.300})",
+        stacklevel=3,
+    )
+    return False
 
 
-def _check_trained(value: Tensor, nodes: set[Any], known: set[int]) -> None:
+def _unrepeatable(comparison: Comparison, part: Any, inputs: Any) -> str:
+    copies = [(mapped(inputs, _copy), mapped(part, Tensor.clone)) for _ in "12"]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        once, again = (float(comparison.head(*pair)) for pair in copies)
+    if _close(once, again, 1e-5):
+        return ""
+    return f"called twice it is {once:.9g} and {again:.9g}: it is random or keeps state"
+
+
+def _copy(t: Tensor) -> Tensor:
+    return t.detach().clone()
+
+
+def _layout(t: Tensor, given: int, views: bool) -> str:
+    """Where a tensor has its samples; ``""``: nowhere."""
+    if not t.dim() or not t.shape[0]:
+        return ""
+    if t.shape[0] == given:
+        return "first"
+    if t.shape[1:2] == (given,):
+        return "second"
+    return "" if t.shape[0] % given else "views" if views else "flat"
+
+
+def _sample_rows(t: Tensor, given: int, layout: str) -> Tensor:
+    """The tensor with one row per sample."""
+    if layout == "flat":
+        return t.reshape(given, -1, *t.shape[1:])
+    if layout == "views":
+        t = t.reshape(-1, given, *t.shape[1:])
+    return t if layout == "first" else t.transpose(0, 1)
+
+
+def _joined_rows(t: Tensor, layout: str) -> Tensor:
+    """Undo `_sample_rows`."""
+    if layout in ("second", "views"):
+        t = t.transpose(0, 1).contiguous()
+    return t.flatten(0, 1) if layout in ("flat", "views") else t.clone()
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """The batch whose micro-batches these are."""
+    rows = [iter(tensors_in(part)) for part in parts]
+    return mapped(parts[0], lambda t: torch.cat([next(row) for row in rows]))
+
+
+@contextmanager
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Switch modules to evaluation for a while; buffers and attributes are restored."""
+    parts = {part: part.training for module in modules for part in module.modules()}
+    with unchanged(modules):
+        for part in parts:
+            part.training = False
+        try:
+            yield
+        finally:
+            for part, training in parts.items():
+                part.training = training
+
+
+def check_trained(value: Tensor, outputs: Sequence[Tensor], trained: Iterable[Tensor]) -> None:
     """Refuse a loss whose gradients reach a tensor that no stage trains.
 
-    `nodes` are those of the outputs, where the graph of the loss ends; `known` identities of
-    tensors that may be reached.
+    The graph of the loss ends at the `outputs` of the model.
     """
-    rest = [value.grad_fn] if value.grad_fn is not None else []
-    seen = {*rest, *nodes}
-    while rest:
-        node: Any = rest.pop()
+    known = {id(t) for t in (*trained, *outputs)}
+    pending = [value.grad_fn] if value.grad_fn is not None else []
+    seen = {*pending, *(t.grad_fn for t in outputs)}
+    while pending:
+        node: Any = pending.pop()
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, Tensor) and id(leaf) not in known:
             rows = [row for row in gc.get_referrers(leaf) if type(row) is dict]
             name = next((repr(k) for row in rows for k in [*row] if row[k] is leaf), "a tensor")
             raise InputError(
-                f"loss: its parameter ({name}, shape {tuple(leaf.shape)}) would never be trained, "
-                f"because it is in no stage; put it into the last stage of the model (an input can "
-                f"bring the labels there), or freeze it with requires_grad_(False)"
+                f"loss: its parameter ({name}, shape {tuple(leaf.shape)}) would never be trained; "
+                f"make the loss an nn.Module that has it, put it into the last stage of the model, "
+                f"or freeze it with requires_grad_(False)"
             )
         following = {after for after, _ in node.next_functions if after is not None} - seen
         seen |= following
-        rest += following
-
-
-def _some(batch: Batch, count: int, first: int) -> Batch:
-    """About so many samples of a batch, spread over it; others for another `first`."""
-    target, sizes = batch
-    step = -(-sum(sizes) // count)
-    index = range(first % step, sum(sizes), step)
-    rows = zip(accumulate(sizes), sizes, strict=True)
-    found = [sum(end - n <= k < end for k in index) for end, n in rows]
-    return mapped(target, lambda t: t[first % step :: step]), [*filter(None, found)]
+        pending += following
 
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """An output or a target with other tensors, of the same classes."""
+    """An output or a batch with other tensors, of the same classes."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (list, tuple)):
         parts = [mapped(part, change) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    made = copy(value)
     if isinstance(value, dict):
+        made: Any = copy(value)
         for key in value:
             made[key] = mapped(value[key], change)
-    elif is_dataclass(value):
+        return made
+    if is_dataclass(value) and not isinstance(value, type):
+        made = copy(value)
         for entry in fields(value):
             object.__setattr__(made, entry.name, mapped(getattr(value, entry.name), change))
-    return made
+        return made
+    return value
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of an output or a target."""
+    """All tensors of an output or a batch."""
     return [part for part in flat(value) if isinstance(part, Tensor)]
+
+
+def samples_of(part: Any) -> int:
+    """Samples of a micro-batch."""
+    return int(tensors_in(part)[0].shape[0])
 
 
 def _norm(row: Sequence[Tensor]) -> float:

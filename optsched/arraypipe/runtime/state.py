@@ -111,7 +111,9 @@ class JobRun:
     end: int = -1  # first iteration that will not be run
     losses: list[float] = field(default_factory=list)
     unread: list[Tensor | Late] = field(default_factory=list)  # parts of the loss on the device
-    compare_loss: Callable[..., None] | None = None  # of every batch with those of its parts
+    compare_loss: Callable[..., None] | None = None  # of a batch with its micro-batches
+    factors: list[float] = field(default_factory=list)  # of the losses of micro-batches
+    weighed: int = -1  # iteration that these are of
     reported: int = -1  # last iteration whose loss was told to the caller
     updates: int = 0  # of stages, in this process
     total_norm: Tensor | None = None  # of all gradients of the iteration

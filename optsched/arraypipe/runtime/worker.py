@@ -14,7 +14,17 @@ import torch
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.blocks import own_norms, total_norm
 from optsched.arraypipe.runtime.data import DataEnded, brought
-from optsched.arraypipe.runtime.losses import NotMean, first_loss
+from optsched.arraypipe.runtime.losses import (
+    Comparison,
+    Criterion,
+    NotMean,
+    Weight,
+    check_trained,
+    factors_of,
+    first_comparison,
+    mapped,
+    tensors_in,
+)
 from optsched.arraypipe.runtime.stages import in_place, move
 from optsched.arraypipe.runtime.state import NotFinite
 from optsched.arraypipe.runtime.types import Norms, Parcel, check_form
@@ -28,6 +38,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.job import Loss
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Block, Copied, Instance
+    from optsched.arraypipe.runtime.losses import Factors
     from optsched.arraypipe.runtime.state import JobRun, JobStage
     from optsched.arraypipe.runtime.types import Pause
 
@@ -86,11 +97,12 @@ class Worker:
 
     runs: Sequence[JobRun]  # all jobs
     memory: Memory  # where their states are
-    loss: Loss
+    loss: Loss | None
     on_update: Callable[[JobRun, int, int], None]  # after every update: run, stage, iteration
     # when the loss of an iteration is known, before its backward: what the caller decides now holds
     # for the next iteration
     on_loss: Callable[[JobRun, int, float], None]
+    weight: Weight = None  # of micro-batches
     aside_ns: int = 0  # of the last block for batches and callbacks, not its work
 
     def execute(self, segment: Segment, now: Instance, received: Parcels) -> dict[int, Parcel]:
@@ -140,12 +152,19 @@ class Worker:
                     self.report_loss(run)
         self.memory.close()
 
-    def criterion(self, run: JobRun, stage: JobStage, m: int) -> blocks.Criterion | None:
+    def criterion(self, run: JobRun, stage: JobStage, m: int) -> Criterion | None:
         """The loss of a micro-batch, on the last stage."""
         if not stage.last:
             return None
         assert run.feed is not None
-        return blocks.Criterion(self.loss, run.feed.target(m, stage.device), run.feed.share(m))
+        if run.weighed != run.feed.iteration:
+            run.weighed, factors = run.feed.iteration, self.factors(run)
+            run.factors = factors(run.feed.parts())
+        return Criterion(self.loss, run.feed.target(m, stage.device), run.factors[m])
+
+    def factors(self, run: JobRun) -> Factors:
+        """The weights of a job's micro-batches."""
+        return factors_of(self.loss, self.weight, run.model)
 
     def _run(
         self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Parcels
@@ -201,7 +220,7 @@ class Worker:
         end = self.criterion(run, stage, m) if last else None
         if end is not None and run.compare_loss is not None and not m:
             assert run.feed is not None
-            end = replace(end, check=partial(run.compare_loss, run.feed.batch(), iteration))
+            end = replace(end, check=partial(run.compare_loss, run.feed.parts(), iteration))
         fixed = _fixed(run, stage, m)
         output = blocks.forward(stage, m, x, key, end, recomputed, shared)
         for name, trained in fixed.items():
@@ -357,7 +376,7 @@ def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
             x = brought(x, stage.device)
             with in_place(stage):
                 end = worker.criterion(run, stage, 0)
-                x = blocks.rehearse(stage, x, end and partial(_first_loss, run, stage, end))
+                x = blocks.rehearse(stage, x, end and partial(_first_loss, run, stage, worker, end))
             row = x if isinstance(x, tuple) else (x,)  # the graph goes with its stage
             row = tuple(map(blocks.leaf, row))
             x = row if isinstance(x, tuple) else row[0]
@@ -371,9 +390,21 @@ def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
     return outputs
 
 
-def _first_loss(run: JobRun, stage: JobStage, end: blocks.Criterion, output: Any) -> Tensor:
+def _first_loss(
+    run: JobRun, stage: JobStage, worker: Worker, end: Criterion, output: Any
+) -> Tensor:
+    """Compute the loss of the first micro-batch; refuse one that cannot be trained exactly."""
     assert run.feed is not None
-    own = [p for _, p in stage.parameters] + [entry.parameter for entry in stage.borrowed]
-    first = first_loss(end, end.loss, end.target, own, run.feed.batch(), output)
-    value, run.compare_loss = first
+    value, parts = end(output), run.feed.parts()
+    trained = [p for _, p in stage.parameters] + [entry.parameter for entry in stage.borrowed]
+    check_trained(value, tensors_in(output), trained)
+    if len(parts) > 1 and end.loss is not None:
+        loss, device = end.loss, stage.device
+
+        def head(inputs: Any, part: Any) -> Tensor:
+            return loss(inputs, mapped(part[1], lambda t: t.to(device)))
+
+        comparison = Comparison(head, worker.factors(run), upcast=True)
+        if first_comparison(comparison, parts, mapped(output, torch.Tensor.detach)):
+            run.compare_loss = comparison.check
     return value
