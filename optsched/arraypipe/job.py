@@ -26,7 +26,14 @@ Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Data: TypeAlias = Callable[["Job", int], Iterator[tuple[Any, Any]]]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,99}")
-PRECISIONS: Final = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS: Final = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "amp-bf16": torch.float32,
+    "amp-fp16": torch.float32,
+}
+"""Types of weights."""
 
 
 class JobFailed(OptschedError):
@@ -59,7 +66,9 @@ class Job:
         needs a metric (``ReduceLROnPlateau``) gets the iteration's loss.
     precision
         ``"fp32"``, ``"fp64"``, or ``"bf16"``: weights and gradients in bfloat16, the optimizer
-        works on a float32 master copy.
+        works on a float32 master copy. ``"amp-bf16"``: forward and loss under `torch.autocast`.
+        ``"amp-fp16"``: likewise, with losses scaled as by `torch.amp.GradScaler`: an update with
+        gradients that are not finite is left out.
     clip_norm
         Largest norm of the gradient of all parameters (`torch.nn.utils.clip_grad_norm_`).
     recompute
@@ -108,6 +117,11 @@ class Job:
             raise InputError(
                 f"name: expected letters, digits and . _ = + - for a folder, got {self.name!r}"
             )
+
+    @property
+    def needs_norm(self) -> bool:
+        """Whether updates need the norm of all gradients: to clip, or to find infinities."""
+        return self.clip_norm is not None or self.precision == "amp-fp16"
 
     @property
     def status(self) -> str:

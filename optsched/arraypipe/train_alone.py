@@ -28,6 +28,7 @@ from optsched.arraypipe.runtime.losses import (
     mapped,
     tensors_in,
 )
+from optsched.arraypipe.runtime.precision import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -139,6 +140,7 @@ class _Alone:
         self.optimizer = python_settings(job.optimizer(list(self.masters)))
         self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
         python_numbers(self.optimizer, self.scheduler)
+        self.scaler = torch.amp.GradScaler(place.type, enabled=job.precision == "amp-fp16")
         self.factors = factors_of(loss, weight, model)
         self.now = 0, 0  # iteration, micro-batch
 
@@ -169,11 +171,12 @@ class _Alone:
         value = 0.0
         for m, (part, factor) in enumerate(zip(parts, factors, strict=True)):
             self.now = iteration, m
-            output = self.output(part)
-            weighted = Criterion(self.loss, self.target(part), factor)(output)
+            with autocast(self.job.precision, self.place):
+                output = self.output(part)
+                weighted = Criterion(self.loss, self.target(part), factor)(output)
             if not iteration and not m:
                 check_trained(weighted, tensors_in(output), self.model.parameters())
-            torch.autograd.backward(weighted)
+            torch.autograd.backward(self.scaler.scale(weighted))
             value += weighted.item()
         self._update(value)
         return value
@@ -183,9 +186,11 @@ class _Alone:
         if self.masters is not self.named:
             for (_, master), (_, p) in copies:
                 master.grad = None if p.grad is None else p.grad.float()
+        self.scaler.unscale_(self.optimizer)
         if self.job.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_([p for _, p in self.masters], self.job.clip_norm)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             self.scheduler.step(value)
         elif self.scheduler is not None:
@@ -206,8 +211,8 @@ class _Alone:
 
         def value(part: Any) -> torch.Tensor:
             output = self.output(mapped(part, torch.Tensor.clone))
-            rows = [t.detach() for t in tensors_in(output) if t.is_floating_point() and t.dim()]
             found = Criterion(self.loss, self.target(part), 1.0)(output)
+            rows = [t.detach() for t in tensors_in(output) if t.is_floating_point() and t.dim()]
             sums.append(math.fsum(float(t.double().square().sum()) for t in rows))
             return found
 

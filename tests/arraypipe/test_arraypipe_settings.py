@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,7 +19,9 @@ from torch import nn
 
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, SplitPoint, random_schedule
+from optsched.arraypipe.job import PRECISIONS
 from optsched.arraypipe.runtime import environment
+from optsched.arraypipe.runtime.precision import LossScale
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
@@ -88,7 +92,7 @@ def test_learning_rate_schedulers(scheduler: Callable[..., Any]) -> None:
     assert differences(plain, array.train_alone(0, STEPS)) != []
 
 
-@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+@pytest.mark.parametrize("precision", ["fp64", "bf16", "amp-bf16", "amp-fp16"])
 def test_precisions(precision: str) -> None:
     """Weights, gradients and moments in the precision of the job, masters for bfloat16."""
     jobs = [
@@ -99,8 +103,40 @@ def test_precisions(precision: str) -> None:
     array = trainer(jobs)
     assert found(array, 1) == []
     trained = array.train_alone(0, 1)
-    expected = {"fp64": torch.float64, "bf16": torch.bfloat16}[precision]
-    assert {t.dtype for t in trained.parameters.values()} == {expected}
+    assert {t.dtype for t in trained.parameters.values()} == {PRECISIONS[precision]}
+    if precision.startswith("amp"):
+        plain = trainer([replace(jobs[0], precision="fp32")]).train_alone(0, 1)
+        assert trained.losses != plain.losses
+
+
+def test_scaled_jobs_leave_out_steps(tmp_path: Path) -> None:
+    """Gradients that overflow at first halve the scale, which a checkpoint keeps."""
+    jobs = [Job(j, 8, adamw, precision="amp-fp16", clip_norm=0.3 * j or None) for j in range(2)]
+    array = trainer(jobs, loss=lambda y, t: 20 * loss(y, t))
+    schedule = random_schedule([1] * 2, 3, update=[0, 1], together=[0, 1], seed=2)
+    run(array, schedule, 1, checkpoint=tmp_path)
+    result = run(array, schedule, 6, checkpoint=tmp_path, resume=True)
+    for j, got in enumerate(result.trained):
+        alone = array.train_alone(j, 6)
+        assert got.losses == alone.losses[1:]
+        assert differences(replace(got, losses=alone.losses), alone) == []
+        assert all(0 < state["step"] < 6 for state in alone.optimizer.values())
+
+
+@given(st.lists(st.booleans(), max_size=30))
+def test_the_scale_is_that_of_torch(found: list[bool]) -> None:
+    """After any row of steps with and without infinities."""
+    theirs, ours = torch.amp.GradScaler("cpu", growth_interval=3), LossScale()
+    for infinite in found:
+        weight = nn.Parameter(torch.zeros(1))
+        theirs.scale(weight.sum()).backward()
+        if infinite:
+            weight.grad = torch.tensor([float("inf")])
+        theirs.step(torch.optim.SGD([weight], lr=0.1))
+        theirs.update()
+        with patch("optsched.arraypipe.runtime.precision._INTERVAL", 3):
+            ours.update(not infinite)
+        assert ours.scale == theirs.get_scale()
 
 
 CUT_FORMS: list[Any] = [3, [SplitPoint("4"), SplitPoint("6")], [["0", "1", "2", "3"], ["4", "5"],

@@ -314,7 +314,7 @@ class CheckpointFolder:
             **{key: getattr(run.job, key) for key in _MUST_AGREE},
             **model_arguments(run.job.model),
             "stages": [list(row) for row in self.names],
-            **{key: whole[key] for key in ("parameters", "buffers", "masters", "batch")},
+            **{key: whole[key] for key in ("parameters", "buffers", "masters", "scaler", "batch")},
             "optimizer": state.makers["optimizer"],
             "scheduler": {**state.makers["scheduler"], "state": whole["scheduler"]},
             "threads": self.threads,

@@ -80,7 +80,8 @@ def shard_of(
 
     ``model`` its entries of the state dict, ``buffers`` those that a state dict leaves out,
     ``parameters`` states and settings of the optimizer, ``masters`` the float32 weights of a
-    bfloat16 job, ``scheduler`` the state of the scheduler; ``batch`` is left to the caller.
+    bfloat16 job, ``scheduler`` and ``scaler`` the states of the scheduler and the loss scale;
+    ``batch`` is left to the caller.
     `NotKept`: one of these that no checkpoint can keep.
     """
     part = run.stages[stage]
@@ -91,6 +92,7 @@ def shard_of(
         "parameters": states_by_name([part]),
         "masters": dict(part.trained) if part.masters is not None else {},
         "scheduler": scheduler_state(part.scheduler, run.title),
+        "scaler": {} if part.scaler is None else vars(part.scaler),
     }
     return dict(copy(found, f"checkpoint of job {run.title}"))
 
@@ -207,6 +209,8 @@ def restore(run: JobRun, model: Any, train: Mapping[str, Any], place: Path) -> N
             with torch.no_grad():
                 master.copy_(train["masters"][name])
         _restore_scheduler(stage, train["scheduler"])
+        if stage.scaler is not None:
+            vars(stage.scaler).update(train["scaler"])
 
 
 @dataclass

@@ -100,7 +100,7 @@ class Capacity:
 
     def measure(self, run: JobRun, worker: Worker) -> None:
         """Look at the first forward of a job; the first micro-batch is the largest."""
-        norms = torch.empty(len(run.unsplit_order) if run.job.clip_norm else 0, dtype=_NORM)
+        norms = torch.empty(len(run.unsplit_order) if run.job.needs_norm else 0, dtype=_NORM)
         for stage, output in enumerate(rehearse(run, worker)):
             self._boundary[run.index, stage] = capacity([*output, norms])
         if run.feed is not None:

@@ -14,6 +14,7 @@ from optsched.arraypipe.distributed.wire import copied as copy_of
 from optsched.arraypipe.job import Tensors, seed_generator
 from optsched.arraypipe.model.checks import buffers_at, changed_since, copied, counts_of, unchanged
 from optsched.arraypipe.model.tied_weights import buffer_holders
+from optsched.arraypipe.runtime.precision import autocast, is_finite
 from optsched.arraypipe.runtime.types import Kept, Norms, check_form, tensors_of
 from optsched.errors import InputError
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def own_norms(stage: JobStage, later: Norms) -> Norms:
-    """Norms of the gradients of this stage and all later ones."""
+    """Norms of the gradients of this stage and all later ones, without the scale of the loss."""
+    if stage.scaler is not None:
+        stage.scaler.unscale(p.grad for _, p in stage.parameters)
     gradients = gradients_of(stage)
     present = [g for g in gradients if g is not None]
     if not gradients:
@@ -125,7 +128,9 @@ def backward(
     same = trained_now(stage) == kept.trained
     with nullcontext() if same else _trained_as(stage, kept.trained):
         if gradients is None:
-            torch.autograd.backward(kept.roots[0])
+            root = kept.roots[0]
+            scale = 1.0 if stage.scaler is None else stage.scaler.scale
+            torch.autograd.backward(root, torch.full_like(root, scale))
         else:
             roots, given = [], []
             for root, gradient in chain(zip(kept.roots, gradients, strict=True), tied):
@@ -141,8 +146,11 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
     """Step of the stage's optimizer and scheduler, after its last micro-batch.
 
     Gradients are clipped to `clip_norm` by the `norm` that all of the job have; `loss` is for a
-    scheduler that looks at it.
+    scheduler that looks at it. Without finite gradients a scaled job makes no step.
     """
+    finite = stage.scaler is None or is_finite(norm)
+    if stage.scaler is not None:
+        stage.scaler.update(finite)
     buffers = [b for part in stage.parts for b in part._buffers.values() if b is not None]
     if len(buffers) != len(stage.holders):
         _check_buffers(stage)
@@ -153,7 +161,8 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
         if clip_norm is not None:
             assert norm is not None
             nn.utils.clip_grads_with_norm_([p for _, p in stage.trained], clip_norm, norm)
-        stage.optimizer.step()
+        if finite:
+            stage.optimizer.step()
         if stage.scheduler is not None:
             stage.scheduler.step(loss) if stage.needs_metric else stage.scheduler.step()
         python_numbers(stage.optimizer, stage.scheduler)
@@ -181,7 +190,7 @@ def rehearse(stage: JobStage, x: Any, end: Callable[[Any], Tensor] | None) -> An
         copies = tuple(leaf(t).clone() for t in given)
         versions = [copy._version for copy in copies]
         before = counts_of(stage.modules)
-        with shared_unchanged(stage):
+        with shared_unchanged(stage), autocast(stage.precision, stage.device):
             output = stage.run(copies)
         _check_buffers(stage)
         stage.forgotten = changed_since(before)
@@ -193,7 +202,8 @@ def rehearse(stage: JobStage, x: Any, end: Callable[[Any], Tensor] | None) -> An
     if shares_memory(given):
         _check_unchanged(stage, copies, versions)
     if end is not None:
-        return end(output)
+        with autocast(stage.precision, stage.device):
+            return end(output)
     tensors_of(output, f"stages: the output of stage {stage.index}")
     stage.packs = isinstance(output, tuple)
     return output
@@ -256,12 +266,13 @@ def _run(stage: JobStage, kept: Kept, survive: bool, shared: bool = False) -> Te
         for k, t in enumerate(row)
     )
     versions = [t._version for t in inputs] if shared else []
-    with shared_unchanged(stage) if stage.shared else nullcontext():
-        output = stage.run(inputs)
-    if shared:
-        _check_unchanged(stage, inputs, versions)
-    if kept.end is not None:
-        return (kept.end(output),)
+    with autocast(stage.precision, stage.device):
+        with shared_unchanged(stage) if stage.shared else nullcontext():
+            output = stage.run(inputs)
+        if shared:
+            _check_unchanged(stage, inputs, versions)
+        if kept.end is not None:
+            return (kept.end(output),)
     check_form(output, stage.packs, f"stages: the output of stage {stage.index}")
     return tensors_of(output, f"stages: the output of stage {stage.index}")
 

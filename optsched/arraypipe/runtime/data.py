@@ -107,7 +107,7 @@ def _row(value: Any) -> tuple[Any, ...]:
 
 def cast(x: Any, precision: str) -> Any:
     """Floating point inputs in the precision of a job; ``"fp32"`` leaves them as they are."""
-    if precision == "fp32":
+    if precision not in ("fp64", "bf16"):
         return x
     if isinstance(x, tuple):
         return tuple(cast(t, precision) for t in x)

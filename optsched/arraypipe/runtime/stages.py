@@ -17,6 +17,7 @@ from optsched.arraypipe.job import PRECISIONS
 from optsched.arraypipe.model.split import build, split
 from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.arraypipe.runtime.environment import on_gpu
+from optsched.arraypipe.runtime.precision import LossScale
 from optsched.arraypipe.runtime.state import JobStage
 from optsched.errors import InputError
 
@@ -57,6 +58,9 @@ def fresh_stages(
         for part in split(model, names, job, title)
     ]
     for stage in stages:
+        stage.precision = job.precision
+        if job.precision == "amp-fp16":
+            stage.scaler = LossScale()
         if job.scheduler is not None and stage.optimizer is not None:
             stage.scheduler = _scheduler(job, stage, title)
         if devices and away:
@@ -126,7 +130,7 @@ def _carry(stage: JobStage, device: torch.device) -> None:
 
 def waits_for_all(job: Job) -> bool:
     """Whether the updates of a job wait for the gradients or the loss of all its stages."""
-    if job.clip_norm is not None:
+    if job.needs_norm:
         return True
     if job.scheduler is None:
         return False

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.job import Job
     from optsched.arraypipe.runtime.data import Feed
+    from optsched.arraypipe.runtime.precision import LossScale
 
 
 @dataclass(eq=False)
@@ -36,8 +37,10 @@ class JobStage(ModelStage):
     packed: bool = False  # whether its input is a tuple
     packs: bool = False  # whether its output is a tuple
     forgotten: list[tuple[nn.Module, str]] = field(default_factory=list)  # in no checkpoint
+    precision: str = "fp32"
+    scaler: LossScale | None = None  # of an amp-fp16 job
     kept: dict[int, Kept] = field(default_factory=dict)
-    later_norms: Norms = field(default_factory=Norms)  # of all later stages, if the job clips
+    later_norms: Norms = field(default_factory=Norms)  # of all later stages (`Job.needs_norm`)
     # what other jobs have, too: module, name, sentence
     shared: list[tuple[nn.Module, str, str]] = field(default_factory=list)
 

@@ -255,7 +255,7 @@ class Worker:
         block = segment.plan.blocks[now.operation]
         m, messages = block.microbatch, segment.routes.messages
         ends = now.operation in segment.plan.last_backwards
-        clips = run.job.clip_norm is not None
+        clips = run.job.needs_norm
         gradients: Any = None
         if stage.last and ends:
             run.metric = run.losses[-1] if run.losses else math.nan
