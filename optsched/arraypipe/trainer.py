@@ -15,7 +15,8 @@ from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 from optsched.arraypipe.job import PRECISIONS, Job
 from optsched.arraypipe.life.changes import check_problem, fits_seat
 from optsched.arraypipe.memory.budget import check_limit
-from optsched.arraypipe.model.split import Names, Stages, build, check_chain, split, stage_names
+from optsched.arraypipe.model.build import build
+from optsched.arraypipe.model.split import Names, Stages, check_chain, split, stage_names
 from optsched.arraypipe.model.tied_weights import lent
 from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile, routes

@@ -17,6 +17,7 @@ from optsched.arraypipe.checkpoint.states import makers, model_arguments
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.memory.manager import memory_of
+from optsched.arraypipe.model.build import Builder
 from optsched.arraypipe.model.checks import check_apart, check_sibling, note_shared, shapes_of
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
@@ -32,7 +33,7 @@ from optsched.arraypipe.runtime.environment import (
     on_gpu,
 )
 from optsched.arraypipe.runtime.inline import InlineBackend
-from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages, take_off
+from optsched.arraypipe.runtime.stages import fresh_stages, take_off
 from optsched.arraypipe.runtime.state import JobRun
 from optsched.arraypipe.runtime.worker import Memory, Worker, reason, rehearse, unbound
 from optsched.arraypipe.train_alone import Trained
@@ -275,6 +276,8 @@ class ArrayRun:
             torch.cuda.set_device(devices[0])
         self.shapes: Shapes = {}  # of the first job
         self.owners: Owners = {}
+        alike = len({job.precision for job in trainer.jobs}) == 1
+        self.builder = Builder(trainer.build_model, share=alike and trainer.memory is None)
         self.trains = False
         try:
             self._begin()
@@ -397,7 +400,7 @@ class ArrayRun:
         trainer, steps = self.trainer, self.steps
         job, title = trainer.jobs[index], trainer.titles[index]
         job.life.begin()
-        model = fresh_model(trainer.build_model, job)
+        model = self.builder.whole(job)
         shapes = shapes_of(model)
         self.shapes = shapes if index == 0 else self.shapes
         check_sibling(shapes, title, self.shapes, trainer.titles[0])

@@ -144,10 +144,10 @@ def save(value: Any, path: Path) -> None:
         os.fsync(stream.fileno())
 
 
-def load(path: Path) -> Any:
+def load(path: Path, mmap: bool = False) -> Any:
     """What `save` has written, on the CPU; `InputError` with the name of the file if it cannot."""
     try:
-        return torch.load(path, weights_only=True, map_location="cpu")
+        return torch.load(path, weights_only=True, map_location="cpu", mmap=mmap or None)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except Exception as error:

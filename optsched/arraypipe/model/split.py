@@ -24,7 +24,7 @@ from optsched.errors import InputError
 from optsched.pipelines.partition import balanced
 
 if TYPE_CHECKING:
-    from optsched.arraypipe.job import BuildModel, Job
+    from optsched.arraypipe.job import Job
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,6 @@ Either the names of the modules that the stage calls, or, if the first row is ``
 are more, the one module in front of whose call the stage begins (``""`` is the model itself). In
 both cases the stage begins with the call of ``row[0]``.
 """
-
-
-def build(build_model: BuildModel, job: Job) -> nn.Module:
-    """The unsplit model of a job, with the weights it would start from alone.
-
-    A list of modules (also an `nn.ModuleList`) becomes an `nn.Sequential` of them.
-    """
-    torch.manual_seed(job.seed)
-    model: Any = build_model(**job.model)
-    if isinstance(model, (list, tuple, nn.ModuleList)):
-        if not model or not all(isinstance(module, nn.Module) for module in model):
-            raise InputError("build_model: expected a list of nn.Modules, the stages")
-        return nn.Sequential(*model)
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"build_model: returned {type(model).__name__}, expected an nn.Module or a list of them"
-        )
-    return model
 
 
 def stage_names(model: nn.Module, stages: Stages, sample: Any) -> Names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,10 +10,9 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from optsched.arraypipe.checkpoint.files import load
 from optsched.arraypipe.checkpoint.plain import python_numbers
-from optsched.arraypipe.job import PRECISIONS
-from optsched.arraypipe.model.split import build, split
+from optsched.arraypipe.model.build import Builder
+from optsched.arraypipe.model.split import split
 from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.precision import LossScale
@@ -23,7 +21,6 @@ from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from os import PathLike
 
     from optsched.arraypipe.job import BuildModel, Job
     from optsched.arraypipe.model.split import Names
@@ -31,12 +28,7 @@ if TYPE_CHECKING:
 
 def fresh_model(build_model: BuildModel, job: Job) -> nn.Module:
     """The unsplit model of a job in its precision, with the weights that it starts from."""
-    model = build(build_model, job)
-    if job.init is not None:
-        _load(model, job.init)
-    if job.precision != "fp32":
-        model.to(PRECISIONS[job.precision])
-    return model
+    return Builder(build_model).whole(job)
 
 
 def fresh_stages(
@@ -168,13 +160,3 @@ def _scheduler(job: Job, stage: JobStage, title: str) -> Any:
         )
     python_numbers(stage.optimizer, scheduler)
     return scheduler
-
-
-def _load(model: nn.Module, path: str | PathLike[str]) -> None:
-    try:
-        model.load_state_dict(load(Path(path)))
-    except InputError as error:
-        raise InputError(f"init: {error}") from error
-    except Exception as error:
-        found = " ".join(str(error).split())
-        raise InputError(f"init: {path} is no state dict of this model ({found:.300})") from error

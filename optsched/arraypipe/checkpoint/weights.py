@@ -1,0 +1,143 @@
+"""Files of weights: safetensors written tensor by tensor, and any kind read tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+INDEX: Final = "model.safetensors.index.json"
+_TYPES: Final = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
+}  # fmt: skip
+
+
+def keeps(value: Any) -> bool:
+    """Whether a file of safetensors can hold a value of a state dict."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.dtype in _TYPES
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write CPU tensors as a file of safetensors, through to the disk.
+
+    Unlike `safetensors.torch.save_file` it takes tensors that share memory (tied weights are
+    written under each of their names), and copies no more than one tensor at a time.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    # wide types first, as the library writes them, so that all are aligned
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    for name in order:
+        value = tensors[name]
+        end = at + value.numel() * value.element_size()
+        header[name] = {
+            "dtype": _TYPES[value.dtype],
+            "shape": list(value.shape),
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            value = tensors[name].detach().contiguous().reshape(-1)
+            stream.write(value.view(torch.uint8).numpy().data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@dataclass(eq=False)
+class Weights:
+    """Tensors of files, read one at a time."""
+
+    shapes: dict[str, tuple[int, ...]]  # by key
+    read: Callable[[str], Tensor]
+    folder: bool
+
+
+def open_weights(path: Path) -> Weights:
+    """Open a state dict of `torch.save`, a file of safetensors, or a folder with such files.
+
+    In a folder: ``model.safetensors.index.json`` and its shards, ``model.safetensors``,
+    ``pytorch_model.bin`` or ``model.pt``, the first of these that is there.
+
+    Raises
+    ------
+    InputError
+        There is no such file, or it cannot be read.
+    """
+    if path.is_dir():
+        return _open_folder(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    if path.suffix == ".safetensors":
+        return _open_shards({path.name: path}, None)
+    from optsched.arraypipe.checkpoint.files import load
+
+    found = load(path, mmap=True)
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: is not a dictionary of tensors")
+    tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
+    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+    return Weights(shapes, tensors.__getitem__, False)
+
+
+def _open_folder(path: Path) -> Weights:
+    index = path / INDEX
+    if index.exists():
+        try:
+            places: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            files = {name: path / name for name in set(places.values())}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{index}: cannot be read ({error})") from error
+        return _open_shards(files, places)
+    if (path / "model.safetensors").exists():
+        return _open_shards({"model.safetensors": path / "model.safetensors"}, None)
+    for name in ("pytorch_model.bin", "model.pt"):
+        if (path / name).exists():
+            found = open_weights(path / name)
+            found.folder = True
+            return found
+    raise InputError(f"{path}: has neither {INDEX} nor model.safetensors, nor pytorch_model.bin")
+
+
+def _open_shards(files: Mapping[str, Path], places: Mapping[str, str] | None) -> Weights:
+    from safetensors import SafetensorError, safe_open
+
+    shards: dict[str, Any] = {}
+    shapes, shard_of = {}, {}
+    for name, path in sorted(files.items()):
+        try:
+            opened: Any = safe_open(path, framework="pt", device="cpu")
+            shards[name] = opened
+            for key in opened.keys():  # noqa: SIM118
+                if places is None or places.get(key) == name:
+                    shapes[key] = tuple(opened.get_slice(key).get_shape())
+                    shard_of[key] = name
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file") from None
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path}: cannot be read ({error})") from error
+    for key in (places or {}).keys() - shapes.keys():
+        raise InputError(f"{files[places[key]]}: has no {key!r}")  # type: ignore[index]
+
+    def read(key: str) -> Tensor:
+        value: Tensor = shards[shard_of[key]].get_tensor(key)
+        return value.clone()  # not the pages of the file, which may be replaced
+
+    return Weights(shapes, read, places is not None or "model.safetensors" in files)
