@@ -145,8 +145,8 @@ def order(edit: Any) -> Schedule:
 HOSTILE: dict[str, tuple[Any, str]] = {
     "no schedule": (lambda: "x.json", r"schedule: expected a Schedule, got 'x\.json'"),
     "unscheduled": (lambda: BASE.graph(), "not scheduled"),
-    "split backward I": (lambda: label("kind", 2, "I"), r"operations\[2\].kind: \"I\""),
-    "split backward W": (lambda: label("kind", 2, "W"), r"operations\[2\].kind: \"W\""),
+    "split backward I": (lambda: label("kind", 2, "I"), "I blocks on stage 1 without W blocks"),
+    "split backward W": (lambda: label("kind", 2, "W"), "is missing"),
     "unknown kind": (lambda: label("kind", 0, "epoch"), r"operations\[0\].kind: expected F"),
     "missing job": (lambda: changed(BASE, job=BASE.job * 2), "no block of job 1"),
     "huge job": (lambda: label("job", 0, 2**50), "no block of job 2"),

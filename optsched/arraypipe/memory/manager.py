@@ -320,6 +320,8 @@ def memory_of(
     """
     if limit is None:
         return Memory(runs)
+    if segments[0].plan.split:
+        raise InputError("memory: expected a schedule without W blocks (split backward)")
     memory = PerDevice(runs, segments, limit, criterion, share)
     return memory if memory.slotted else memory.resident
 

@@ -75,16 +75,17 @@ def identify(schedule: Schedule) -> Labels:
         microbatches.append(_count("micro-batch", {b.microbatch for b in own}, f"job {job}: "))
         copies.append(_count("iteration", {b.copy for b in own}, f"job {job}: "))
     _check_complete(work, n_stages, microbatches, copies)
+    _check_split(work, schedule)
     _check_devices(work, schedule)
     return blocks, n_stages, tuple(microbatches), tuple(copies)
 
 
 def check_microbatches(blocks: tuple[Block, ...], sequences: Sequences) -> None:
-    """F and B of a (job, stage) ascend in the micro-batch: sums and statistics depend on it."""
+    """F, B and W of a (job, stage) ascend in the micro-batch: sums and statistics depend on it."""
     position = {i: place for row in sequences for place, i in enumerate(row)}
     groups: dict[tuple[str, int, int, int], list[Block]] = {}
     for block in blocks:
-        if block.kind in ("F", "B"):
+        if block.kind in ("F", "B", "W"):
             groups.setdefault((block.kind, block.job, block.stage, block.copy), []).append(block)
     for group in groups.values():
         group.sort(key=lambda b: b.microbatch)
@@ -101,11 +102,18 @@ def check_microbatches(blocks: tuple[Block, ...], sequences: Sequences) -> None:
 def check_together(together: Collection[int], blocks: tuple[Block, ...], n_jobs: int) -> None:
     """Jobs whose updates wait for all stages exist and have update blocks."""
     updated = {block.job for block in blocks if block.kind == "U"}
+    split = {block.job for block in blocks if block.kind == "W"}
     for job in together:
         if isinstance(job, bool) or not isinstance(job, int):
             raise InputError(f"together: expected numbers of jobs, got {job!r}")
         if not 0 <= job < n_jobs:
             raise InputError(f"together: there is no job {job} (the schedule has {n_jobs})")
+        if job in split:
+            raise InputError(
+                f"together: job {job} has W blocks (split backward), but gradient clipping, loss "
+                f"scaling and schedulers that need a metric update all stages after the last B; "
+                f"build the problem without weight="
+            )
         if job not in updated:
             raise InputError(
                 f"together: job {job} has no update blocks (kind U), but gradient clipping, loss "
@@ -151,15 +159,11 @@ def _block(
     copy: int,
     offset: int,
 ) -> Block:
-    if kind in ("I", "W"):
-        raise InputError(
-            f'operations[{i}].kind: "{kind}" (split backward) is not run by the executor yet; '
-            f"build the schedule with whole B blocks"
-        )
+    kind = "B" if kind == "I" else kind
     is_mark = kind == MARK and not devices
     if kind not in KINDS and not is_mark:
         raise InputError(
-            f"operations[{i}].kind: expected {', '.join(KINDS)}, got {format_json(kind)}"
+            f"operations[{i}].kind: expected {', '.join(KINDS)} or I, got {format_json(kind)}"
         )
     if offset > _MOST_CYCLES:
         raise InputError(
@@ -193,6 +197,7 @@ def _check_complete(
             )
     recomputed = {(b.job, b.stage) for b in work if b.kind == "R"}
     updated = {b.job for b in work if b.kind == "U"}
+    split = {(b.job, b.stage) for b in work if b.kind == "W"}
 
     def expected() -> Iterator[tuple[str, int, int, int, int]]:
         for job, (n_micro, n_copies) in enumerate(zip(microbatches, copies, strict=True)):
@@ -203,6 +208,8 @@ def _check_complete(
                         yield "B", job, stage, m, copy
                         if (job, stage) in recomputed:
                             yield "R", job, stage, m, copy
+                        if (job, stage) in split:
+                            yield "W", job, stage, m, copy
                     if job in updated:
                         yield "U", job, stage, 0, copy
 
@@ -212,6 +219,19 @@ def _check_complete(
             part = "" if kind == "U" else f", micro-batch {m}"
             raise InputError(
                 f"operations: {kind} of job {job}, stage {stage}{part}, iteration {copy} is missing"
+            )
+
+
+def _check_split(work: list[Block], schedule: Schedule) -> None:
+    """Stages with W blocks have I blocks, others B blocks."""
+    split = {(b.job, b.stage) for b in work if b.kind == "W"}
+    for block in work:
+        kind = str(schedule.kind[block.operation])
+        if kind in ("B", "I") and (kind == "I") != ((block.job, block.stage) in split):
+            raise InputError(
+                f"operations[{block.operation}].kind: job {block.job} has I blocks on stage "
+                f"{block.stage} without W blocks, or W blocks beside B blocks; a split backward "
+                f"needs I and W, a whole one B alone"
             )
 
 

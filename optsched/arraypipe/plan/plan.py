@@ -115,6 +115,11 @@ class ExecutionPlan:
         return frozenset((b.job, b.stage) for b in self.blocks if b.kind == "R")
 
     @cached_property
+    def split(self) -> frozenset[tuple[int, int]]:
+        """Pairs (job, stage) whose gradients of weights have blocks of their own."""
+        return frozenset((b.job, b.stage) for b in self.blocks if b.kind == "W")
+
+    @cached_property
     def updated(self) -> frozenset[int]:
         """Jobs whose updates are operations of their own (else they belong to the last B)."""
         return frozenset(b.job for b in self.blocks if b.kind == "U")
@@ -145,10 +150,14 @@ class ExecutionPlan:
 
     @cached_property
     def updates(self) -> tuple[bool, ...]:
-        """Per operation whether it is the update of its stage, or a B that ends with it."""
-        ends = self.last_backwards
+        """Per operation whether it is the update of its stage, or a B or W that ends with it."""
         return tuple(
-            b.kind == "U" or (b.operation in ends and b.job not in self.updated)
+            b.kind == "U"
+            or (
+                b.kind == ("W" if (b.job, b.stage) in self.split else "B")
+                and b.microbatch == self.microbatches[b.job] - 1
+                and b.job not in self.updated
+            )
             for b in self.blocks
         )
 
@@ -187,7 +196,8 @@ def compile(
     Parameters
     ----------
     schedule
-        A scheduled document with operations of the kinds F, B, R, U (and end marks). Messages and
+        A scheduled document with operations of the kinds F, B, R, U, or I and W instead of B (and
+        end marks). Messages and
         copies of states, which a trace has, are left out together with their links, and its
         iterations are counted from the first one of each job.
     barrier
@@ -359,7 +369,8 @@ def training_arcs(
     """Arcs (tail, head, distance in cycles) without which training would not be right."""
     at = {block[1:6]: block.operation for block in blocks}
     for i, kind, j, s, m, a, *_ in blocks:
-        ends, updates = kind == "B" and m == microbatches[j] - 1, ("U", j, s, 0, a) in at
+        split, updates = ("W", j, s, m, a) in at, ("U", j, s, 0, a) in at
+        ends = kind == ("W" if split else "B") and m == microbatches[j] - 1
         if kind == "F":
             if ("F", j, s + 1, m, a) in at:
                 yield i, at["F", j, s + 1, m, a], 0
@@ -368,7 +379,9 @@ def training_arcs(
             yield i, at["B", j, s, m, a], 0
         if kind == "B" and s > 0:
             yield i, at["B", j, s - 1, m, a], 0
-        if kind in ("F", "B") and (kind, j, s, m + 1, a) in at:
+        if kind == "B" and split:
+            yield i, at["W", j, s, m, a], 0
+        if kind in ("F", "B", "W") and (kind, j, s, m + 1, a) in at:
             yield i, at[kind, j, s, m + 1, a], 0
         if ends and updates:
             yield i, at["U", j, s, 0, a], 0
@@ -403,6 +416,11 @@ def routes(
     updates of the jobs `together` wait for the gradients of all stages; `summed`: the gradient of a
     tied weight is sent once an iteration, not with every micro-batch.
     """
+    if ties and plan.split:
+        raise InputError(
+            "schedule: W blocks (split backward) cannot be run with a weight that several stages "
+            "use, whose gradient comes with B; use B blocks, or cut the model elsewhere"
+        )
     messages = tuple(_messages(plan, ties, together, summed))
     inputs: list[list[int]] = [[] for _ in plan.blocks]
     outputs: list[list[int]] = [[] for _ in plan.blocks]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-KINDS: Final = ("F", "B", "R", "U")
+KINDS: Final = ("F", "B", "R", "W", "U")
+"""Kinds of blocks. With W blocks a B block has the gradients of the inputs alone (I)."""
 MARK: Final = "end"  # an operation without a resource: the end of a job, no work
 
 

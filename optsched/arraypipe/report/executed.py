@@ -153,7 +153,7 @@ def _executed(segments: Sequence[Segment], records: Sequence[Record]) -> Execute
             *np.array([given.setup_in, given.setup_out, given.duration]) * part.plan.unit_ns,
         ]
         rows[:, own] = np.array(by_operation, np.int64)[:, done]
-        kind[own] = np.array([b.kind[:1] for b in blocks], "<U1")[done]
+        kind[own] = given.kind.astype("<U1")[done]
     device, job, stage, microbatch, family, setup_in_ns, setup_out_ns, planned_ns = rows
     labels = {"kind": kind, "job": job, "stage": stage, "microbatch": microbatch}
     labels["iteration"] = iteration

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from optsched.arraypipe.distributed.wire import copied as copy_of
 from optsched.arraypipe.job import Tensors, seed_generator
 from optsched.arraypipe.model.checks import buffers_at, changed_since, copied, counts_of, unchanged
 from optsched.arraypipe.model.tied_weights import buffer_holders
+from optsched.arraypipe.runtime import split_backward
 from optsched.arraypipe.runtime.precision import autocast, is_finite
 from optsched.arraypipe.runtime.types import Kept, Norms, check_form, tensors_of
 from optsched.errors import InputError
@@ -116,30 +117,46 @@ def backward(
     microbatch: int,
     gradients: Sequence[Tensor | None] | None,
     tied: Sequence[tuple[Tensor, Tensor]] = (),
+    split: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Backward of one micro-batch; parameters accumulate, gradients of the inputs are returned.
 
     `gradients` are those of the outputs, None on the last stage; `tied` those of weights that later
-    stages borrow. Those of the inputs are `_Entry`'s.
+    stages borrow. Those of the inputs are `_Entry`'s. With `split` parameters are left to
+    `backward_weights`.
     """
-    kept = stage.kept.pop(microbatch)
+    kept = stage.kept[microbatch] if split else stage.kept.pop(microbatch)
     assert kept.roots is not None, "backward before recompute"
-    # autograd drops the gradient of a parameter that a later micro-batch does not train
-    same = trained_now(stage) == kept.trained
-    with nullcontext() if same else _trained_as(stage, kept.trained):
-        if gradients is None:
-            root = kept.roots[0]
-            scale = 1.0 if stage.scaler is None else stage.scaler.scale
-            torch.autograd.backward(root, torch.full_like(root, scale))
-        else:
-            roots, given = [], []
-            for root, gradient in chain(zip(kept.roots, gradients, strict=True), tied):
-                if gradient is not None and root.requires_grad:
-                    roots.append(root)
-                    given.append(gradient)
-            if roots:
-                torch.autograd.backward(roots, given)
+    roots, given = list[Tensor](), list[Tensor]()
+    if gradients is None:
+        scale = 1.0 if stage.scaler is None else stage.scaler.scale
+        roots, given = [kept.roots[0]], [torch.full_like(kept.roots[0], scale)]
+    else:
+        for root, gradient in chain(zip(kept.roots, gradients, strict=True), tied):
+            if gradient is not None and root.requires_grad:
+                roots.append(root)
+                given.append(gradient)
+    with _flags_of(stage, kept):
+        if split:
+            kept.branches = split_backward.backward_input(roots, given, kept.inputs)
+        elif roots:
+            torch.autograd.backward(roots, given)
     return tuple(map(kept.gradients.get, range(len(kept.inputs))))
+
+
+def backward_weights(stage: JobStage, microbatch: int) -> None:
+    """Accumulate the gradients of the parameters that a split backward has left out."""
+    kept = stage.kept.pop(microbatch)
+    assert kept.branches is not None, "gradients of weights before those of inputs"
+    with _flags_of(stage, kept):
+        for branch in kept.branches:
+            branch.run()
+
+
+def _flags_of(stage: JobStage, kept: Kept) -> AbstractContextManager[None]:
+    """Train what F has trained: autograd drops the gradient of a parameter that is not."""
+    same = trained_now(stage) == kept.trained
+    return nullcontext() if same else _trained_as(stage, kept.trained)
 
 
 def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: float) -> None:

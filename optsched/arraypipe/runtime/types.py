@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.arraypipe.job import Tensors
+    from optsched.arraypipe.runtime.split_backward import Branches
 
 
 class Parcel(NamedTuple):
@@ -56,6 +57,7 @@ class Kept:
     buffers: Tensors = ()  # values that F started from, for the recompute
     trained: tuple[bool, ...] = ()  # `requires_grad` of the parameters; before F until recomputed
     gradients: dict[int, Tensor] = field(default_factory=dict)  # of the inputs
+    branches: list[Branches] | None = None  # after a B that has left the weights to W
     shares: bool = False  # whether two of the outputs are views of one tensor
 
 

@@ -176,9 +176,11 @@ class Worker:
         if kind == "R":
             blocks.recompute(stage, block.microbatch)
             return {}
+        if kind == "W":
+            blocks.backward_weights(stage, block.microbatch)
         sent = self._backward(segment, now, run, stage, received) if kind == "B" else {}
         if segment.plan.updates[block.operation]:
-            if kind == "B" and self.memory.moves:  # the rest of the state is needed only now
+            if kind != "U" and self.memory.moves:  # the rest of the state is needed only now
                 stage = self.memory.enter(run.index, block.stage, "U", now)
             norm, metric = run.total_norm, run.metric
             for parcel in received.values() if kind == "U" else ():
@@ -278,7 +280,8 @@ class Worker:
                     stage.later_norms = Norms(vector, parcel.absent)
         if stage.kept[m].roots is None:
             blocks.recompute(stage, m)
-        returned = blocks.backward(stage, m, gradients, tied)
+        split = (block.job, stage.index) in segment.plan.split
+        returned = blocks.backward(stage, m, gradients, tied, split)
         borrowed = {}  # gradients of the copies, of one micro-batch or all
         for entry in stage.borrowed if ends or not segment.routes.summed else ():
             borrowed[entry.name], entry.parameter.grad = entry.parameter.grad, None
