@@ -81,8 +81,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     schedule.write(given.out / "plan.schedule.json")
     result.trace.write(given.out / "trace.schedule.json")
-    result.replay.write(given.out / "replay.schedule.json")
-    print(f"wrote plan, trace and replay in {given.out}/; see: optsched show FILE")
+    print(f"wrote plan and trace in {given.out}/; see: optsched show FILE")
 
 
 def table(trainer: ArrayTrainer, result: RunResult) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.optim import SGD, AdamW
 
-from optsched.arraypipe.advice.advise import advise
+from optsched.arraypipe.advise import advise
 from optsched.arraypipe.cli.output import check_folder
 from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.job import Job
@@ -55,13 +55,13 @@ class DemoResult:
         """Chart, report, advice, and the table of jobs."""
         from optsched.plots.gantt_chart import gantt_text
 
-        replay, period = self.result.replay, self.result.report.period
-        begin, end = 0, max(1, replay.makespan)
-        if period is not None and period.replayed_ns is not None and period.cycles > 4:
+        trace, period_ns = self.result.trace, self.result.report.measured_ns
+        begin, end = 0, max(1, trace.makespan)
+        if period_ns is not None and end > 4 * period_ns:
             begin = end // 2  # two cycles from the middle
-            end = begin + max(1, round(2 * period.replayed_ns))
+            end = begin + max(1, round(2 * period_ns))
         chapters = {
-            "the run, as parallel devices would have done it": gantt_text(replay, begin, end),
+            "the run": gantt_text(trace, begin, end),
             "where the time went": str(self.result.report),
         }
         if self.profile is not None:
@@ -78,17 +78,16 @@ class DemoResult:
         return "\n".join([*aligned(rows), note])
 
     def write(self, out: Path) -> None:
-        """The plan, the serial run, its replay as a document, as a page and for Perfetto."""
+        """Write the plan, and the run as a document, as a page and for Perfetto."""
         from optsched.formats import perfetto
         from optsched.plots.html import write as write_page
 
-        replay = self.result.replay
+        trace = self.result.trace
         out.mkdir(parents=True, exist_ok=True)
         self.schedule.write(out / "demo.schedule.json")
-        self.result.trace.write(out / "measured.schedule.json")
-        replay.write(out / "replay.schedule.json")
-        write_page(replay, out / "replay.html")
-        perfetto.write(replay, out / "replay.trace.json")
+        trace.write(out / "measured.schedule.json")
+        write_page(trace, out / "measured.html")
+        perfetto.write(trace, out / "measured.trace.json")
         if self.profile is not None:
             self.profile.write(out / "demo.profile.json")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -34,9 +33,8 @@ from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 from optsched.arraypipe.training_run import ArrayRun, RunOptions, run_options
 from optsched.errors import InputError
-from optsched.io.values import as_python, boolean, integer, is_integer, one_of
+from optsched.io.values import as_python, boolean, bytes_of, integer, is_integer, one_of
 from optsched.model.schedule import Schedule
-from optsched.pipelines.profiles import bytes_of
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -200,7 +198,6 @@ class ArrayTrainer:
         self.memory = None if memory is None else _bytes(memory)
         check_devices(devices)
         self.last_profile: Profile | None = None  # measured here
-        self.problem_profile: Profile | None = None  # of the problem made last
         self.jobs = ()
         self.given_stages = stages
         self.stages: Names = ()
@@ -336,14 +333,13 @@ class ArrayTrainer:
         Parameters
         ----------
         profile
-            By default one is measured now. A run by a schedule of another one warns.
+            By default one is measured now.
         options
             Those of `Profile.problem`: ``objective``, ``memory``, ``place``, ...
         """
         if profile is not None and not isinstance(profile, Profile):
             raise InputError(f"profile: expected a Profile, got {profile!r:.60}")
-        self.problem_profile = profile or self.profile()
-        return self.problem_profile.problem(self.jobs, **options)
+        return (profile or self.profile()).problem(self.jobs, **options)
 
     def plan(self, schedule: Schedule, *, barrier: bool = False) -> ExecutionPlan:
         """Compile a schedule and make sure that it is one of these jobs.
@@ -399,9 +395,6 @@ class ArrayTrainer:
             if not isinstance(patience, (int, float)) or not 0 < patience <= 1e6:
                 patience = RunOptions.timeout  # what is wrong with it `checked` says
             plan, folder, given = agree(checked, patience)
-        profile = self.last_profile or self.problem_profile
-        if profile is not None and (gap := profile.gap(plan.schedule)):
-            warnings.warn(gap, stacklevel=2)
         ranks: Ranks | None = None
         with global_state_kept():  # the links of a rank choose its GPU
             try:

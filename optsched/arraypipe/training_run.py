@@ -24,7 +24,7 @@ from optsched.arraypipe.model.tied_weights import restore_ties
 from optsched.arraypipe.plan.segments import Course, moved
 from optsched.arraypipe.report.executed import RunLog
 from optsched.arraypipe.report.report import compare
-from optsched.arraypipe.report.trace import measured, replayed
+from optsched.arraypipe.report.trace import measured
 from optsched.arraypipe.runtime.blocks import trained_now
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import (
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Change
     from optsched.arraypipe.plan.types import Record, Routes
-    from optsched.arraypipe.profile.document import Profile
     from optsched.arraypipe.report.report import Report
     from optsched.arraypipe.runtime.losses import Weight
     from optsched.model.schedule import Schedule
@@ -76,8 +75,7 @@ class RunResult:
     trained
         Per job all parameters, buffers and optimizer states under unsplit names, and the losses.
     log
-        What is remembered of the blocks; `trace`, `replay` and `report` are made of it when they
-        are asked for.
+        Records of the blocks; `trace` and `report` are made of it on first use.
     """
 
     jobs: tuple[Job, ...]
@@ -89,11 +87,6 @@ class RunResult:
     def trace(self) -> Schedule:
         """The run as it was, a schedule document in nanoseconds."""
         return measured(self.log)
-
-    @cached_property
-    def replay(self) -> Schedule:
-        """The same blocks on a virtual clock, as parallel devices would have run them."""
-        return replayed(self.log)
 
     @cached_property
     def report(self) -> Report:
@@ -237,8 +230,6 @@ class Trainer(Protocol):
     data: Data
     memory: int | None
     jobs: tuple[Job, ...]
-    last_profile: Profile | None
-    problem_profile: Profile | None
 
     @property
     def titles(self) -> list[str]:
@@ -537,9 +528,6 @@ class ArrayRun:
         }
         if ranks is not None:
             provenance["clock_error_ns"] = ranks.clock_error_ns
-        profile = trainer.last_profile or trainer.problem_profile
-        if profile is not None and profile.made(self.plan.schedule):
-            provenance["profile_sha256"] = profile.sha256
         if past.left_out:
             provenance["blocks_left_out"] = past.left_out
         log = RunLog(

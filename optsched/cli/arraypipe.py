@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -19,7 +19,6 @@ from optsched.cli.options import (
     group,
     numbers,
     option,
-    quantity,
 )
 from optsched.cli.output import wrote
 from optsched.errors import InputError
@@ -28,11 +27,6 @@ from optsched.io.files import check_outputs
 if TYPE_CHECKING:
     from optsched.arraypipe.cli.run import RunOrder
 
-_SIZES: Final = {
-    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
-}  # fmt: skip
-_TIMES: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 app = group("Train sibling jobs by a schedule: profile, advise, problem, plan, run, report.")
 
 Script = Annotated[str, argument("FILE.py:FUNCTION, which makes the ArrayTrainer.")]
@@ -72,17 +66,12 @@ def advise(
     file: ProfileFile,
     devices: Annotated[int | None, option("How many [default: as profiled].")] = None,
     memory: Memory = None,
-    link: Annotated[str | None, option("What if between devices: 25GB/s, or 25GB/s,5us.")] = None,
-    samples: Annotated[
-        int | None, option("Of the data set: rounds in which all jobs see it equally often.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank ways to train profiled jobs, in seconds per round of all jobs; may say: no job array."""
-    from optsched.arraypipe.advice.advise import advise as advice_on
+    """Compare one job per GPU, 1F1B and the job array, in seconds per round of all jobs."""
+    from optsched.arraypipe.advise import advise as advice_on
 
-    what_if = None if link is None else read_link(link)
-    advice = advice_on(file, devices=devices, memory=memory, link=what_if, samples=samples)
+    advice = advice_on(file, devices=devices, memory=memory)
     print(json.dumps(advice.as_dict()) if as_json else advice)
 
 
@@ -110,22 +99,17 @@ def problem(
 def plan(
     file: ScheduleFile,
     in_full: Annotated[bool, option("Devices, channels, bytes, period.", "--explain")] = False,
-    profile: Annotated[Path | None, option("Warns if the schedule is of another one.")] = None,
 ) -> None:
     """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch."""
     from optsched.arraypipe.plan.plan import compile
-    from optsched.arraypipe.profile.document import Profile
     from optsched.arraypipe.report.explain import explain, headline
     from optsched.io.strict_json import placed
     from optsched.model.schedule import Schedule
 
-    known = None if profile is None else Profile.read(profile)
     schedule = Schedule.read(file)
     with placed(f"{file}: "):
         compiled = compile(schedule)
         text = explain(compiled) if in_full else headline(compiled)
-    if known is not None and (gap := known.gap(schedule)):
-        print(f"warning: {gap}", file=sys.stderr)
     print(f"{file}: can be run: {text}")
 
 
@@ -208,15 +192,3 @@ def _ranks_of(order: RunOrder) -> int:
     if order.schedule is not None:
         return len(compile(Schedule.read(order.schedule)).devices)
     return order.devices or len(load_trainer(order.script).stages)
-
-
-def read_link(given: str) -> dict[str, float]:
-    """What `advise` takes as ``link``; GB is 10^9 bytes here, as in the data sheets of links."""
-    rate, comma, delay = given.partition(",")
-    bandwidth = quantity(rate.strip().removesuffix("/s"), _SIZES)
-    latency = quantity(delay.strip(), _TIMES) if comma else 0.0
-    if bandwidth is None or latency is None:
-        raise InputError(
-            f"link: expected BANDWIDTH[,LATENCY], such as 25GB/s,5us, got {given!r:.60}"
-        )
-    return {"bandwidth": bandwidth, **({"latency_ns": latency} if comma else {})}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -120,6 +121,19 @@ def number(
         ends += "" if open_ended else f" and <= {most:g}"
         raise InputError(f"{place}: expected {what}{ends}, got {format_value(value)}")
     return found
+
+
+def bytes_of(memory: str | int) -> int:
+    """Bytes of a device: an integer, also as text, or ``"80GB"`` (GB and GiB are 2^30 here)."""
+    if not isinstance(memory, str):
+        return integer("memory", memory, 1, MAX_INTEGER)
+    match = re.fullmatch(r"([0-9]{1,20})(?: ?(GB|GiB|MB|MiB))?", memory, re.ASCII)
+    if not match or int(match[1]) == 0:
+        raise InputError(
+            f'memory: expected bytes or a size such as "80GB", got {format_value(memory)}'
+        )
+    power = {None: 0, "M": 20, "G": 30}[match[2] and match[2][0]]
+    return integer("memory", int(match[1]) << power, 1, MAX_INTEGER)
 
 
 def boolean(place: str, value: Any) -> bool:

@@ -8,7 +8,7 @@ fractions, rounded up to whole microseconds per block.
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from math import ceil
@@ -18,13 +18,13 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
-from optsched.io.values import format_value, integer
+from optsched.io.values import bytes_of, format_value, integer
+from optsched.pipelines.cuts import balanced, naive
 from optsched.pipelines.models import Layer, Model, model_of
-from optsched.pipelines.partition import balanced, naive
 from optsched.problems.jobarray.checks import flat, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from optsched.model.schedule import IntArray
 
@@ -33,7 +33,6 @@ FLOPS: Final = 156_000_000 * Fraction(45, 100)  # TF32 peak, the share of it tha
 HBM: Final = 1_500_000  # bytes
 SWITCH: Final = 150_000  # bytes of model state, from one buffer on the device to another
 BANDWIDTH: Final = {"nvlink": 300_000, "pcie": 64_000, "infiniband": 50_000}
-HOST: Final = BANDWIDTH["pcie"]  # bytes of model state, from the host to one device
 LAUNCH: Final = 60  # microseconds a layer
 LATENCY: Final = 15  # microseconds a message
 UPDATE_BYTES: Final = 16  # read and written per parameter by an optimizer step
@@ -53,33 +52,12 @@ class Stage(NamedTuple):
     weight_bytes: int
 
 
-def job_array_fields(
-    model: str | Model,
-    stages: int,
-    batch_sizes: Sequence[int],
-    *,
-    link: Link = "nvlink",
-    partition: Literal["balanced", "naive"] = "balanced",
-    memory: str | int | None = None,
-    micro_batches: int = 1,
-    recompute_mode: str | Sequence[bool] = "never",
-    recompute_workspace: bool = False,
-    update: bool = True,
-    switch: bool = False,
-    place: Sequence[int] | None = None,
-    split_backward: bool = False,
-    prefetch: Literal["none", "slack"] = "none",
-) -> dict[str, Any]:
-    """Keyword arguments of `optsched.JobArray` for sibling jobs of one model.
+@dataclass(frozen=True)
+class Options:
+    """Keyword arguments of `job_array_fields`.
 
     Parameters
     ----------
-    model
-        ``"vgg19"``, ``"resnet152"``, ``"bert_large"``, ``"gpt2_xl"``, or a `Model` of your own.
-    stages
-        Number of pipeline stages, one a device unless `place` says otherwise.
-    batch_sizes
-        Samples per iteration of every job; divided equally among its micro-batches.
     link
         Between neighbouring devices; ``"mixed"``: InfiniBand at every fourth cut, else NVLink.
     partition
@@ -93,18 +71,44 @@ def job_array_fields(
     recompute_mode
         As in `JobArray`; the times and bytes of recomputation are always filled in.
     recompute_workspace
-        Whether a recomputing block needs room for the stage's activations while it runs.
+        Whether a recomputing block needs memory for the stage's activations while it runs.
     update, switch
         Whether optimizer steps and job switches take time.
     place
         Device of every stage, such as `optsched.pipelines.wrapped` gives. Stages of one device
         need no communication and share its memory; a switch moves the state of all of them.
     split_backward
-        Input gradients and weight gradients as blocks of their own, each as long as the forward
-        pass; bytes stay until the weight gradient as `Layer.weight_bytes` says.
-    prefetch
-        ``"slack"``: entering a job on a device costs what loading its model state from the host
-        takes longer than the shortest block of any other job there, behind which it is loaded.
+        Input gradients and weight gradients as blocks I and W, each as long as the forward pass;
+        bytes stay until the weight gradient as `Layer.weight_bytes` says.
+    """
+
+    link: Link = "nvlink"
+    partition: Literal["balanced", "naive"] = "balanced"
+    memory: str | int | None = None
+    micro_batches: int = 1
+    recompute_mode: str | Sequence[bool] = "never"
+    recompute_workspace: bool = False
+    update: bool = True
+    switch: bool = False
+    place: Sequence[int] | None = None
+    split_backward: bool = False
+
+
+def job_array_fields(
+    model: str | Model, stages: int, batch_sizes: Sequence[int], **options: Any
+) -> dict[str, Any]:
+    """Keyword arguments of `optsched.JobArray` for sibling jobs of one model.
+
+    Parameters
+    ----------
+    model
+        ``"vgg19"``, ``"resnet152"``, ``"bert_large"``, ``"gpt2_xl"``, or a custom `Model`.
+    stages
+        Number of pipeline stages, one a device unless `place` says otherwise.
+    batch_sizes
+        Samples per iteration of every job; divided equally among its micro-batches.
+    options
+        Those of `Options`.
 
     Returns
     -------
@@ -116,30 +120,74 @@ def job_array_fields(
     InputError
         Naming the argument, the value and the legal range.
     """
+    given = Options(**options)
     profile = model if isinstance(model, Model) else model_of(model)
     layers = len(profile.layers)
     if isinstance(stages, int) and stages > layers:
         raise InputError(
             f"stages: expected an integer in 1..{layers}, got {format_value(stages)}; each holds "
-            "a layer "
-            f"of {profile.name}, which has {layers}"
+            f"a layer of {profile.name}, which has {layers}"
         )
     integer("stages", stages, 1, layers)
-    sizes = _samples(batch_sizes, micro_batches)
-    parts = stages_of(profile, stages, _second(sizes), partition)
-    placed = place_of(place, np.ones(1, np.int64), stages)
+    sizes = _samples(batch_sizes, given.micro_batches)
+    parts = stages_of(profile, stages, _second(sizes), given.partition)
+    placed = place_of(given.place, np.ones(1, np.int64), stages)
     if not isinstance(placed[0], int):
         raise InputError("place: expected one device per stage")
-    devices = flat(placed)
-    servers = _servers(link, 1 + max(devices))
-    bandwidth = _bandwidths(link, devices, servers)
-    per_job, none = len(sizes), np.zeros((len(sizes), stages), np.int64)
+    servers = _servers(given.link, 1 + max(flat(placed)))
+    return {
+        "name": f"{profile.name}-{len(sizes)}x{stages}",
+        "time_unit": "us",
+        **_times(profile, parts, sizes, given),
+        **_bytes(parts, sizes, given),
+        **_placed(parts, sizes, flat(placed), servers, given),
+        "micro_batches": np.full(len(sizes), given.micro_batches, np.int64),
+        "batch_size": np.array([b * given.micro_batches for b in sizes], np.int64),
+        "servers": servers,
+        "place": placed,
+        "recompute_mode": given.recompute_mode,
+    }
 
-    def table(value: Callable[[Stage, int], Fraction | int]) -> IntArray:
-        return _table([[value(part, size) for part in parts] for size in sizes])
 
-    forward = table(lambda s, b: _forward(s, profile, b))
-    kept = table(lambda s, b: b * s.kept_bytes)
+def _times(
+    model: Model, parts: Sequence[Stage], sizes: Sequence[int], given: Options
+) -> dict[str, IntArray]:
+    """Times of the blocks; shape (n_jobs, stages)."""
+    forward = [[_forward(part, model, size) for part in parts] for size in sizes]
+    step = Fraction(UPDATE_BYTES, HBM) if given.update else 0
+    gradients = 1 if given.split_backward else 2
+    found = {
+        "forward": _table(forward),
+        "backward": _table([[gradients * time for time in row] for row in forward]),
+        "recompute": _table(forward),
+        "update": _table([[step * part.params for part in parts]] * len(sizes)),
+    }
+    return found | ({"weight": found["forward"]} if given.split_backward else {})
+
+
+def _bytes(parts: Sequence[Stage], sizes: Sequence[int], given: Options) -> dict[str, IntArray]:
+    """Bytes of the stages; shape (n_jobs, stages)."""
+    kept = _table([[size * part.kept_bytes for part in parts] for size in sizes])
+    found = {
+        "activation": kept,
+        "checkpoint": _table([[size * part.in_bytes for part in parts] for size in sizes]),
+        "recompute_workspace": kept if given.recompute_workspace else np.zeros_like(kept),
+        "state": _table([[part.state for part in parts]] * len(sizes)),
+    }
+    if given.split_backward:
+        found["weight_memory"] = _weight_memory(sizes, parts, given.recompute_mode)
+    return found
+
+
+def _placed(
+    parts: Sequence[Stage],
+    sizes: Sequence[int],
+    devices: Sequence[int],
+    servers: Sequence[str],
+    given: Options,
+) -> dict[str, Any]:
+    """Lags, switches and memory, which depend on the devices of the stages."""
+    bandwidth = _bandwidths(given.link, devices, servers)
     lag = _table([
         [b * s.out_bytes / Fraction(w) + LATENCY if w else 0
          for s, w in zip(parts[:-1], bandwidth, strict=True)]
@@ -147,40 +195,12 @@ def job_array_fields(
     ])  # fmt: skip
     state = np.zeros(len(servers), np.int64)
     np.add.at(state, devices, [s.state for s in parts])
-    moved = [ceil(Fraction(int(state[d]), SWITCH)) for d in devices]
-    switches = np.array([moved] * per_job, np.int64) if switch else none
-    if prefetch == "slack":
-        switches = switches + _exposed(state, devices, forward)
-    elif prefetch != "none":
-        raise InputError(f"prefetch: expected none or slack, got {format_value(prefetch)}")
-    split: dict[str, Any] = {}
-    if split_backward:
-        split["weight"] = forward
-        split["weight_memory"] = _weight_memory(sizes, parts, recompute_mode)
-    gradients = 1 if split_backward else 2
-    step = Fraction(UPDATE_BYTES, HBM) if update else 0
+    moved = [ceil(Fraction(int(state[d]), SWITCH)) if given.switch else 0 for d in devices]
     return {
-        "name": f"{profile.name}-{per_job}x{stages}",
-        "time_unit": "us",
-        "forward": forward,
-        "backward": table(lambda s, b: gradients * _forward(s, profile, b)),
-        **split,
-        "recompute": forward,
-        "update": table(lambda s, _: step * s.params),
-        "switch": switches,
-        "switch_on": "out" if prefetch == "none" else "in",
         "lag_forward": lag,
         "lag_backward": lag,
-        "activation": kept,
-        "checkpoint": table(lambda s, b: b * s.in_bytes),
-        "recompute_workspace": kept if recompute_workspace else none,
-        "state": table(lambda s, _: s.state),
-        "micro_batches": np.full(per_job, micro_batches, np.int64),
-        "batch_size": np.array([b * micro_batches for b in sizes], np.int64),
-        "memory": _left(memory, state.tolist()),
-        "servers": servers,
-        "place": placed,
-        "recompute_mode": recompute_mode,
+        "switch": np.array([moved] * len(sizes), np.int64),
+        "memory": _left(given.memory, state.tolist()),
     }
 
 
@@ -223,19 +243,6 @@ def stages_of(model: Model, stages: int, batch: int, partition: str = "balanced"
     return parts
 
 
-def bytes_of(memory: str | int) -> int:
-    """Bytes of a device: an integer, also as text, or ``"80GB"`` (GB and GiB are 2^30 here)."""
-    if not isinstance(memory, str):
-        return integer("memory", memory, 1, MAX_INTEGER)
-    match = re.fullmatch(r"([0-9]{1,20})(?: ?(GB|GiB|MB|MiB))?", memory, re.ASCII)
-    if not match or int(match[1]) == 0:
-        raise InputError(
-            f'memory: expected bytes or a size such as "80GB", got {format_value(memory)}'
-        )
-    power = {None: 0, "M": 20, "G": 30}[match[2] and match[2][0]]
-    return integer("memory", int(match[1]) << power, 1, MAX_INTEGER)
-
-
 def _forward(stage: Stage, model: Model, batch: int) -> Fraction:
     return sum((forward_time(layer, model, batch) for layer in stage.layers), Fraction(0))
 
@@ -247,22 +254,6 @@ def _table(rows: Sequence[Sequence[Fraction | int]]) -> np.ndarray[Any, np.dtype
     if largest > MAX_INTEGER:
         raise InputError(f"batch_sizes: a block needs {largest} microseconds or bytes, above 2^53")
     return np.array(whole, np.int64).reshape(len(whole), len(whole[0]))
-
-
-def _exposed(state: IntArray, devices: Sequence[int], forward: IntArray) -> IntArray:
-    """Part of loading a device's state that the shortest block of other jobs there cannot hide.
-
-    No block is shorter than a forward pass here; shape (n_jobs, stages).
-    """
-    found = np.zeros_like(forward)
-    for v, d in enumerate(devices):
-        load = ceil(Fraction(int(state[d]), HOST))
-        shortest = forward[:, [w for w, other in enumerate(devices) if other == d]].min(axis=1)
-        for j in range(len(forward)):
-            others = np.delete(shortest, j)
-            if len(others):
-                found[j, v] = max(0, load - int(others.min()))
-    return found
 
 
 def _samples(batch_sizes: Sequence[int], micro_batches: int) -> list[int]:
@@ -330,11 +321,11 @@ def _left(memory: str | int | None, states: Sequence[int]) -> list[int]:
     """Bytes left for activations on every device; 0 = unlimited."""
     if memory is None:
         return [0] * len(states)
-    there = bytes_of(memory)
+    limit = bytes_of(memory)
     for d, state in enumerate(states):
-        if 2 * state >= there:  # 0 left would read as unlimited
+        if 2 * state >= limit:  # 0 left would read as unlimited
             raise InputError(
-                f"memory: {there} bytes leave nothing for activations on device {d}, "
+                f"memory: {limit} bytes leave nothing for activations on device {d}, "
                 f"two buffers of its model state take {2 * state}"
             )
-    return [there - 2 * state for state in states]
+    return [limit - 2 * state for state in states]

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import warnings
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 import torch
-from arraypipe_models import CUTS, adamw, build_model, data, loss, sgd, trainer
-from runs import run
+from arraypipe_models import CUTS, adamw, build_model, data, loss, sgd
 from torch import nn
 
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, random_schedule
+from optsched.arraypipe import ArrayTrainer
 from optsched.arraypipe.job import Job
+from optsched.arraypipe.profile import measure
 from optsched.arraypipe.profile.document import Profile, from_tree, to_bytes
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ def test_every_case_is_measured(profile: Profile) -> None:
     updates = {(u.stage, u.optimizer, u.dtype) for u in profile.updates}
     assert updates == {(s, *one) for s in range(3) for one in optimizers} and len(optimizers) == 3
     for _, times in profile.cases():
-        assert 10 <= times.n <= 50
+        assert 3 <= times.n <= 50
         assert 0 < times.minimum_ns <= times.median_ns
     assert profile.sizes() == [5, 8, 16]
     assert [stage.name for stage in profile.stages] == ["0", "4", "6"]
@@ -67,7 +65,7 @@ def test_every_case_is_measured(profile: Profile) -> None:
     assert (device.kind, device.threads) == ("cpu", torch.get_num_threads())
     assert device.torch == str(torch.__version__)
     assert re.match(r"20\d\d-\d\d-\d\dT", device.date)
-    assert profile.links.host.bandwidth > 10**6
+    assert profile.link.bandwidth > 10**6
     # a job of two micro-batches runs the larger
     rows = [(job.name, job.batch, job.recompute) for job in profile.jobs]
     assert rows == [("job0", 8, False), ("job1", 16, True), ("small", 5, False), ("job3", 8, False)]
@@ -81,31 +79,6 @@ def test_state_bytes(profile: Profile) -> None:
     assert first.state[0] == first.state[2] == 3 * weights + 6 * 4 + buffers
     assert first.state[1] == 2 * weights + buffers
     assert first.state[3] == 2 * (3 * weights) + 6 * 4 + 2 * 4 * 24 + 8
-
-
-def test_a_schedule_of_another_profile_runs_with_a_warning(profile: Profile) -> None:
-    """The one that the problem was made of counts, but for one that the trainer has measured."""
-    import optsched
-
-    jobs = [Job(j, 8, sgd) for j in range(2)]
-    device = msgspec.structs.replace(profile.device, threads=profile.device.threads + 1)
-    other = replace(profile, device=device)
-    given, further = trainer(jobs), trainer(jobs)
-    schedule = optsched.solve(given.problem(profile, objective="makespan"), "dispatch").schedule
-    assert schedule is not None
-    assert profile.made(schedule) and not optsched.verify(schedule)
-    further.problem(other, objective="makespan")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run(given, schedule, 1)
-        run(trainer(jobs), schedule, 1)
-        run(given, random_schedule([1, 1], 3), 1)
-    sentence = f"profile {profile.sha256[:12]}, not with {other.sha256[:12]}"
-    with pytest.warns(UserWarning, match=sentence):
-        run(further, schedule, 1)
-    given.last_profile = other
-    with pytest.warns(UserWarning, match=sentence):
-        run(given, schedule, 1)
 
 
 def plain(width: int = 12) -> nn.Sequential:
@@ -126,29 +99,15 @@ def test_saved_bytes_count_storages_once() -> None:
     # BatchNorm: input, mean and 1/deviation; Linear: its input; square: its base; loss and weight
     scalars = saved - 4 * n * 28 - 4 * 24  # that the loss keeps, such as the exponent of a square
     assert 0 <= scalars <= 64
-    assert found.bytes_of("output", 0, n, "fp32") == 4 * n * 12
-    assert found.bytes_of("gradient", 0, n, "fp32") == 4 * n * 12
-    assert found.bytes_of("output", 1, n, "fp32") == 0  # the loss leaves no device
+    assert found.block(0, n).output_bytes == 4 * n * 12
+    assert found.block(0, n).gradient_bytes == 4 * n * 12
+    assert found.block(1, n).output_bytes == 0  # the loss leaves no device
 
 
 def kept(profile: Profile, stage: int, batch: int) -> tuple[int, int]:
     """Bytes from F to B without and with recomputation."""
-    return (
-        profile.bytes_of("saved", stage, batch, "fp32"),
-        profile.bytes_of("input", stage, batch, "fp32"),
-    )
-
-
-def test_bytes_grow_with_the_batch_and_times_are_predicted() -> None:
-    """Three sizes given: bytes between them are exact, times are said to be predicted."""
-    jobs = [Job(seed=1, batch_size=12, optimizer=sgd)]
-    found = profile_of(jobs, plain, [2], sizes=[16, 4, 8, 4])
-    assert found.sizes() == [4, 8, 16]
-    assert kept(found, 0, 12)[0] == 12 * (4 * 6 + 4 * 12)
-    assert found.duration("F", 0, 12).predicted
-    assert not found.duration("F", 0, 8).predicted
-    assert found.fit_error is not None
-    assert found.problem().activation[0, 0] == 12 * (4 * 6 + 4 * 12)
+    block = profile.block(stage, batch)
+    return block.saved_bytes, block.input_bytes
 
 
 def test_bf16_has_masters() -> None:
@@ -157,7 +116,7 @@ def test_bf16_has_masters() -> None:
     found = profile_of(jobs, plain, [2])
     weights = 6 * 12 + 12
     assert found.stages[0].state[0] == (2 + 4 + 4) * weights
-    assert found.bytes_of("output", 0, 8, "bf16") == 2 * 8 * 12
+    assert found.block(0, 8, "bf16").output_bytes == 2 * 8 * 12
     assert found.jobs[0].precision == "bf16"
 
 
@@ -192,49 +151,59 @@ def test_a_gpu_is_timed_by_events() -> None:
     assert found.problem(memory="device").memory.min() > 2**29
 
 
-class Jumpy(nn.Module):
-    """A layer that takes its time in every other round."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
+class Large(nn.Module):
+    """A layer that runs out of memory in its forward."""
 
     def forward(self, x: Any) -> Any:
-        """Nothing, or 20 ms; a round has three forwards, and two come before the first."""
-        self.calls += 1
-        time.sleep(0.02 * (self.calls // 3 % 2))
-        return x
+        """Raise as the allocator of a GPU does."""
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
 
-def test_a_case_that_scatters_is_repeated_and_named() -> None:
-    """Up to 50 times, then a warning that names it."""
+def test_out_of_memory_is_a_sentence() -> None:
+    """It names the stage and the micro-batch, and what would help."""
+    jobs = [Job(seed=1, batch_size=8, optimizer=sgd)]
+    sentence = r"profile: stage 1 \(1\), micro-batch 8: does not fit .* use more stages, smaller"
+    with pytest.raises(InputError, match=sentence):
+        profile_of(jobs, lambda: nn.Sequential(nn.Linear(6, 4), Large()), [1])
+
+
+def test_given_sizes_are_measured_and_the_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes once each; a case that takes long has few repeats, one that scatters is reported."""
+    monkeypatch.setattr(measure, "LONG_NS", 0)
+    monkeypatch.setattr(measure, "NOISY_NS", -1)
+    found = profile_of([Job(seed=1, batch_size=12, optimizer=sgd)], plain, [2], sizes=[16, 12, 16])
+    assert found.sizes() == [12, 16]
+    assert {times.n for _, times in found.cases()} == {measure.LEAST_REPEATS}
+    assert kept(found, 0, 12)[0] == 12 * (4 * 6 + 4 * 12)
+    with pytest.raises(InputError, match="micro-batches of 8 samples"):
+        found.block(0, 8)
+
+
+def test_jobs_of_one_optimizer_are_built_once() -> None:
+    """Functions that differ in numbers only share the measurement of their updates."""
+    built = []
 
     def build() -> nn.Sequential:
-        return nn.Sequential(nn.Linear(6, 4), Jumpy(), nn.Linear(4, 4))
+        built.append(1)
+        return plain()
 
-    jobs = [Job(seed=1, batch_size=4, optimizer=sgd)]
-    named = r"F of stage 1 \(1\), micro-batch 4, fp32: IQR [^;]* after 50 repeats"
-    with pytest.warns(UserWarning, match=named):
-        found = ArrayTrainer(build, data, jobs=jobs, stages=[1], loss=loss).profile()
-    (block,) = (b for b in found.blocks if b.stage == 1)
-    assert block.forward.n == 50
-    assert block.forward.noisy
-
-
-def fixed(job: Job, start: int) -> Any:
-    """Batches of one size, whatever is asked for."""
-    return data(replace(job, batch_size=8), start)
+    jobs = [Job(j, 8, partial(torch.optim.SGD, lr=0.1 * (j + 1))) for j in range(5)]
+    given = ArrayTrainer(build, data, jobs=jobs, stages=[2], loss=loss)
+    before = len(built)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = given.profile()
+    assert len(built) - before == 1
+    assert {job.optimizer for job in found.jobs} == {"SGD()"} and len(found.updates) == 2
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"repeats": 9}, r"repeats: expected an integer in 10\.\..*, got 9"),
+    ({"repeats": 2}, r"repeats: expected an integer in 3\.\..*, got 2"),
     ({"repeats": True}, "repeats: expected"),
     ({"sizes": []}, "sizes: expected a list"),
     ({"sizes": "8"}, "sizes: expected a list"),
     ({"sizes": [8, 0]}, r"sizes\[1\]: expected an integer in 1\.\..*, got 0"),
     ({"sizes": [8, 2.0]}, r"sizes\[1\]: expected"),
-    # two sizes with inputs of one shape would be one size measured twice
-    ({"sizes": [4, 8], "data": fixed}, r"sizes: data gives inputs of one shape .* 4 and 8"),
 ]
 
 

@@ -94,7 +94,7 @@ def summary_of(
 def write_results(folder: Path, summary: RunSummary, plan: Schedule, result: RunResult) -> str:
     """Write the files of a run, and name them; a summary only stands beside a whole run."""
     folder.mkdir(parents=True, exist_ok=True)
-    documents = {"plan": plan, "trace": result.trace, "replay": result.replay}
+    documents = {"plan": plan, "trace": result.trace}
     for name, document in documents.items():
         document.write(folder / f"{name}.schedule.json")
     text = msgspec.json.format(msgspec.json.encode(summary), indent=1)

@@ -21,7 +21,7 @@ from optsched.arraypipe.model.tied_weights import (
     share_out,
 )
 from optsched.errors import InputError
-from optsched.pipelines.partition import balanced
+from optsched.pipelines.cuts import balanced
 
 if TYPE_CHECKING:
     from optsched.arraypipe.job import Job

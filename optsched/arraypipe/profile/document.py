@@ -1,18 +1,13 @@
-"""`Profile`, what the blocks of a job array take, and its document ``optsched.profile/1``."""
+"""`Profile`: measured times and bytes of the blocks of a job array, ``optsched.profile/2``."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections import defaultdict
 from dataclasses import dataclass, fields
 from functools import cached_property
-from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
 import msgspec
 
-from optsched.arraypipe.profile.curve import Curve
 from optsched.errors import InputError
 from optsched.io.strict_json import (
     MAX_INTEGER,
@@ -23,65 +18,62 @@ from optsched.io.strict_json import (
     read_json,
     rows,
 )
-from optsched.io.values import integer, one_of
+from optsched.io.text import aligned, bytes_text, duration
+from optsched.io.values import integer
 from optsched.model.document import Count  # noqa: TC001 (msgspec reads the annotations)
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
-    from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray
 
 
-FORMAT: Final = "optsched.profile/1"
+FORMAT: Final = "optsched.profile/2"
 NOISY: Final = 0.25
-"""IQR over median from which on a case is measured more often, and then warned about."""
+"""IQR over median above which a case is measured more often, and then reported."""
 
-KINDS: Final = {"F": "forward", "B": "backward", "R": "recompute", "U": "update"}
-_BYTES: Final = ("saved", "input", "output", "gradient")
-_HASH = re.compile("[0-9a-f]{16,64}")
-_HASH_IN_NAME = re.compile(r"(?:^| )profile ([0-9a-f]{16})$")
+KINDS: Final = {"F": "forward", "B": "backward", "R": "recompute"}
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-Precision = Literal["fp64", "fp32", "bf16"]
+Precision = Literal["fp64", "fp32", "bf16", "amp-bf16", "amp-fp16"]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the document; it never changes."""
+    """Base of all entries of the document; immutable."""
 
 
 class DeviceEntry(Entry, frozen=True, kw_only=True):
-    """Where and when it was measured; `memory_bytes` 0 = not known.
-
-    `block_overhead_ns` is what the executor adds to every block, messages included; 0 on a GPU,
-    where the host is ahead of the device.
-    """
+    """Provenance: device, software and date of the measurement; `memory_bytes` 0 = unknown."""
 
     name: Text
     kind: Literal["cpu", "cuda"]
     memory_bytes: Count = 0
     threads: Positive
-    block_overhead_ns: Count = 0
     torch: Text
     date: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d", max_length=200)]
     optsched: Text
 
 
 class StageEntry(Entry, frozen=True, kw_only=True):
-    """Bytes of a stage; `state` of every job: parameters, moments of the optimizer and buffers."""
+    """Bytes of a stage.
+
+    `state` of every job: its parameters, moments of the optimizer and buffers, without the
+    `shared_bytes` of frozen tensors that all jobs use and that exist once on the device.
+    """
 
     name: Text
     parameters_bytes: Count
     gradients_bytes: Count
+    shared_bytes: Count = 0
     state: tuple[Count, ...]
 
 
 class ProfiledJob(Entry, frozen=True, kw_only=True):
     """A job that was profiled.
 
-    `optimizer` is its class and the settings that change its cost; jobs with the same one share
+    `optimizer` is its class with the settings that change its cost; jobs with the same one share
     the times of their updates.
     """
 
@@ -100,16 +92,12 @@ class ProfiledJob(Entry, frozen=True, kw_only=True):
 
 
 class Times(Entry, frozen=True, kw_only=True):
-    """Nanoseconds of one block, measured `n` times.
-
-    `launch_ns` is what the host needs to launch it on a GPU, 0 on a CPU.
-    """
+    """Nanoseconds of one block, measured `n` times."""
 
     n: Positive
     median_ns: Positive
     iqr_ns: Count
     minimum_ns: Count
-    launch_ns: Count = 0
 
     @property
     def spread(self) -> float:
@@ -121,12 +109,17 @@ class Times(Entry, frozen=True, kw_only=True):
         """Whether the spread makes the median doubtful."""
         return self.spread > NOISY
 
+    def __str__(self) -> str:
+        return f"{duration(self.median_ns)} {self.spread:4.0%}{'!' * self.noisy}"
+
 
 class BlockEntry(Entry, frozen=True, kw_only=True):
     """Times and bytes of the blocks of a stage; `batch` is the micro-batch size.
 
-    Kept from F to B are `saved_bytes` without and `input_bytes` with recomputation; the output
-    leaves the stage, and the gradient comes back for it.
+    `backward` is the whole backward pass. With a split one, `input_gradient` (kind I) and `weight`
+    (kind W) are measured too, and `weight_bytes` stay from I to W. Kept from F to B are
+    `saved_bytes` without and `input_bytes` with recomputation; `output_bytes` leave the stage and
+    `gradient_bytes` come back.
     """
 
     stage: Count
@@ -135,8 +128,11 @@ class BlockEntry(Entry, frozen=True, kw_only=True):
     forward: Times
     backward: Times
     recompute: Times
+    input_gradient: Times | None = None
+    weight: Times | None = None
     saved_bytes: Count
     input_bytes: Count
+    weight_bytes: Count = 0
     output_bytes: Count
     gradient_bytes: Count
 
@@ -150,7 +146,7 @@ class UpdateEntry(Times, frozen=True, kw_only=True):
 
 
 class Link(Entry, frozen=True, kw_only=True):
-    """A way that bytes go: bytes per second, and nanoseconds of an empty message."""
+    """Link between devices: bytes per second, and nanoseconds of an empty message."""
 
     bandwidth: Positive
     latency_ns: Count
@@ -160,44 +156,30 @@ class Link(Entry, frozen=True, kw_only=True):
         return self.latency_ns + size * 1e9 / self.bandwidth
 
 
-class Links(Entry, frozen=True, kw_only=True):
-    """From device to device, and from the host's memory to a device."""
-
-    activation: Link
-    host: Link
-
-
-class Duration(NamedTuple):
-    """A median in nanoseconds, and whether it was predicted from other sizes."""
-
-    median_ns: int
-    predicted: bool
-
-
 @dataclass(frozen=True)
 class Profile:
-    """What the blocks of a job array take and keep, with provenance; immutable.
+    """Measured times and bytes of the blocks of a job array, with provenance; immutable.
 
-    Made by `ArrayTrainer.profile`; the way from a model to a `JobArray` (`problem`). Times are in
-    nanoseconds: medians; the minima are for the record and nothing is predicted from them.
+    Made by `ArrayTrainer.profile`. Times are medians in nanoseconds; nothing is predicted for
+    micro-batch sizes that were not measured.
 
     Parameters
     ----------
     device
-        Where, when and with which versions it was measured.
+        Device, software and date.
     stages, jobs
         In the order of the trainer's.
     blocks
         One entry per (stage, micro-batch size, dtype).
     updates
         One entry per (stage, optimizer, dtype).
-    links
-        Bandwidth and latency between devices, and from the host to a device.
+    link
+        Bandwidth and latency between devices.
 
     Raises
     ------
     InputError
-        Entries contradict each other or are missing; the sentence names the field.
+        Entries contradict each other or are missing; the message names the field.
     """
 
     device: DeviceEntry
@@ -205,7 +187,7 @@ class Profile:
     jobs: tuple[ProfiledJob, ...]
     blocks: tuple[BlockEntry, ...]
     updates: tuple[UpdateEntry, ...]
-    links: Links
+    link: Link
 
     def __post_init__(self) -> None:
         _check(self)
@@ -226,193 +208,105 @@ class Profile:
 
         write_atomic(path, to_bytes(self))
 
-    @cached_property
-    def sha256(self) -> str:
-        """Hash of the canonical document; the problem's name carries its beginning."""
-        return hashlib.sha256(to_bytes(self)).hexdigest()
-
-    def duration(self, kind: str, stage: int, batch: int, job: int = 0) -> Duration:
-        """Time of a block at a micro-batch size, measured or else predicted.
-
-        Parameters
-        ----------
-        kind
-            ``"F"``, ``"B"``, ``"R"`` or ``"U"``.
-        stage
-            Number of the stage.
-        batch
-            Micro-batch size; an update does not depend on it.
-        job
-            Whose precision, and for ``"U"`` whose optimizer.
+    def block(self, stage: int, batch: int, precision: str = "fp32") -> BlockEntry:
+        """Times and bytes of a stage at a measured micro-batch size.
 
         Raises
         ------
         InputError
-            There is no such kind, stage or job, or the size is below 1.
+            The size was not measured in this precision; names the sizes that were.
         """
-        one_of("kind", kind, tuple(KINDS))
-        integer("stage", stage, 0, self.n_stages - 1)
-        integer("batch", batch, 1)
-        return self.duration_of(
-            kind, stage, batch, self.jobs[integer("job", job, 0, len(self.jobs) - 1)]
-        )
+        found = self._blocks.get((stage, batch, precision))
+        if found is None:
+            raise InputError(
+                f"batch: micro-batches of {batch} samples in {precision} were not measured on "
+                f"stage {stage} (sizes: {self.sizes(precision)}); profile them with sizes=[{batch}]"
+            )
+        return found
 
-    def duration_of(self, kind: str, stage: int, batch: int, job: ProfiledJob) -> Duration:
-        """`duration` of a job that need not be one of the profile's."""
-        if kind != "U":
-            return self._at(kind, stage, batch, job.precision)
+    def update(self, stage: int, job: ProfiledJob) -> UpdateEntry:
+        """Times of the update of a stage by a job's optimizer."""
         found = self._updates.get((stage, job.optimizer, job.precision))
         if found is None:
             raise InputError(f"job: no update of {job.optimizer!r} in {job.precision} was measured")
-        return Duration(found, False)
-
-    def bytes_of(self, what: str, stage: int, batch: int, precision: str) -> int:
-        """Bytes at a micro-batch size: ``"output"``, ``"gradient"``, ``"saved"``, ``"input"``."""
-        return self._at(what, stage, batch, precision).median_ns
+        return found
 
     def sizes(self, precision: str = "fp32") -> list[int]:
         """Measured micro-batch sizes, ascending; empty for a precision that was not measured."""
         return sorted({b.batch for b in self.blocks if b.dtype == precision})
 
-    def extrapolates(self, batch: int, precision: str = "fp32") -> bool:
-        """Whether a micro-batch size lies outside the measured ones."""
-        sizes = self.sizes(precision)
-        return bool(sizes) and not sizes[0] <= batch <= sizes[-1]
-
-    @cached_property
-    def fit_error(self) -> float | None:
-        """Largest relative error of a measured size that the others predict; None: under three."""
-        curves = [c for (what, _, _), c in self._curves.items() if what in KINDS]
-        return max((error for c in curves for error in c.left_out()), default=None)
-
     def cases(self) -> Iterator[tuple[str, Times]]:
-        """Everything that was timed, in words: ``F of stage 1 (layer4), micro-batch 8, fp32``."""
+        """Everything that was timed: ``F of stage 1 (layer4), micro-batch 8, fp32``."""
+        kinds = KINDS | {"I": "input_gradient", "W": "weight"}
         for b in self.blocks:
-            where = f"of stage {b.stage} ({self.stages[b.stage].name}), micro-batch {b.batch}"
-            for kind in "FBR":
-                yield f"{kind} {where}, {b.dtype}", getattr(b, KINDS[kind])
+            stage = f"of stage {b.stage} ({self.stages[b.stage].name}), micro-batch {b.batch}"
+            for kind, key in kinds.items():
+                if getattr(b, key) is not None:
+                    yield f"{kind} {stage}, {b.dtype}", getattr(b, key)
         for u in self.updates:
-            where = f"U of stage {u.stage} ({self.stages[u.stage].name})"
-            yield f"{where}, {u.optimizer or 'no optimizer'}, {u.dtype}", u
+            stage = f"U of stage {u.stage} ({self.stages[u.stage].name})"
+            yield f"{stage}, {u.optimizer or 'no optimizer'}, {u.dtype}", u
 
     def noisy(self) -> list[str]:
-        """A sentence per case whose IQR is above a quarter of its median, the worst first."""
+        """Cases whose IQR is above a quarter of the median, the worst first."""
         return [
             f"{title}: IQR {times.spread:.0%} of the median after {times.n} repeats"
             for title, times in sorted(self.cases(), key=lambda case: -case[1].spread)
             if times.noisy
         ]
 
-    def problem(
-        self,
-        jobs: Sequence[Any] | None = None,
-        *,
-        objective: str = "period",
-        recompute_mode: str | Sequence[bool] | None = None,
-        update_mode: str | None = None,
-        memory: str | int | Sequence[int] | None = None,
-        place: Sequence[int] | None = None,
-        **options: Any,
-    ) -> JobArray:
-        """The job array of these times and bytes.
+    def problem(self, jobs: Sequence[Any] | None = None, **options: Any) -> JobArray:
+        """Make the job array of these times and bytes.
 
-        Times are rounded up to the unit. The executor hands a gradient over when the whole block
-        is done, update included; so ``update_blocks_gradient`` is on unless asked otherwise.
+        Times are rounded up to the unit. The executor sends a gradient when the whole block is
+        done, update included, so ``update_blocks_gradient`` is on by default.
 
         Parameters
         ----------
         jobs
-            Which jobs: numbers of profiled ones, `Job` objects, or `ProfiledJob` entries of a
-            "what if", whose sizes need not have been measured. All profiled ones by default.
-        objective
-            ``"period"`` (rolling) or ``"makespan"``.
-        recompute_mode
-            As in `JobArray`; by default as every job is set.
-        update_mode
-            ``"fused"``, ``"block"`` or ``"global"``; by default ``"global"`` if a job clips
-            gradients or has a scheduler that needs a metric, else ``"fused"``.
-        memory
-            Of a whole device: bytes, ``"80GB"``, ``"device"`` (of the profiled one, less 5 %), or
-            one number of bytes per device. The states of all jobs and their gradients are
-            subtracted: what is left is for activations. None = unlimited.
-        place
-            Device of every stage; by default each has its own.
+            Numbers of profiled jobs, `Job` objects, or `ProfiledJob` entries of measured
+            micro-batch sizes. All profiled jobs by default.
         options
-            Others of `JobArray`: ``switch``, ``multiplicity``, ``devices``, ``servers``,
-            ``name``, ...
-
-        Returns
-        -------
-        JobArray
-            Its name ends with the beginning of the profile's hash.
+            ``memory``: bytes of a device, ``"80GB"``, ``"device"`` (of the profiled one, less 5 %),
+            or a list of bytes per device, from which the states of all jobs, their gradients and
+            shared tensors are subtracted; None = unlimited. ``split_backward``: blocks I and W,
+            if measured. Others are those of `JobArray`: ``objective`` (default ``"period"``),
+            ``place``, ``recompute_mode`` and ``update_mode`` (default: as the jobs are set),
+            ``switch``, ``multiplicity``, ``devices``, ``name``, ...
 
         Raises
         ------
         InputError
-            A job's precision was not measured, or the memory does not hold the states.
+            A size or precision was not measured, or the memory does not hold the states.
         """
         from optsched.arraypipe.profile.problem import job_array
 
-        options |= {"objective": objective, "update_mode": update_mode, "place": place}
-        return job_array(self, jobs, memory, options | {"recompute_mode": recompute_mode})
+        return job_array(self, jobs, options)
 
-    def made(self, schedule: Schedule) -> bool:
-        """Whether a schedule was made from this very profile.
+    def standing_bytes(self) -> list[int]:
+        """Bytes of every stage held all along: states of all jobs, gradients, shared tensors."""
+        from optsched.arraypipe.profile.problem import standing_bytes
 
-        Its provenance says so (``profile_sha256``), or its name, which it has from the problem.
-        """
-        told = _profile_of(schedule)
-        return bool(told) and self.sha256.startswith(told)
-
-    def gap(self, schedule: Schedule) -> str:
-        """A sentence if a schedule was made from another profile, else nothing.
-
-        Of a schedule that names no profile nothing can be said.
-        """
-        told = _profile_of(schedule)
-        if not told or self.sha256.startswith(told):
-            return ""
-        return (
-            f"the schedule was made with profile {told[:12]}, not with {self.sha256[:12]}: its "
-            f"times may be wrong, the report shows by how much; results do not depend on them"
-        )
+        return standing_bytes(self, self.jobs, [stage.state for stage in self.stages])
 
     def __str__(self) -> str:
-        from optsched.arraypipe.profile.table import table
-
-        return table(self)
+        return _table(self)
 
     def __repr__(self) -> str:
-        return (
-            f"<Profile {self.sha256[:16]}: {len(self.jobs)} jobs, {self.n_stages} stages "
-            f"on {self.device.name}>"
-        )
-
-    def _at(self, what: str, stage: int, batch: int, precision: str) -> Duration:
-        """A measured value as it is; a predicted one rounded up."""
-        curve = self._curves.get((what, stage, precision))
-        if curve is None:
-            raise InputError(f"precision: {precision} was not measured")
-        known = dict(curve.points).get(batch)
-        return Duration(ceil(curve(batch)) if known is None else known, known is None)
+        size = f"{len(self.jobs)} jobs, {self.n_stages} stages"
+        return f"<Profile: {size} on {self.device.name}, {self.device.date}>"
 
     @cached_property
-    def _curves(self) -> Mapping[tuple[str, int, str], Curve]:
-        points: dict[tuple[str, int, str], list[tuple[int, int]]] = defaultdict(list)
-        for b in sorted(self.blocks, key=lambda b: b.batch):
-            values = {kind: getattr(b, KINDS[kind]).median_ns for kind in "FBR"}
-            values |= {what: getattr(b, f"{what}_bytes") for what in _BYTES}
-            for what, value in values.items():
-                points[what, b.stage, b.dtype].append((b.batch, value))
-        return {key: Curve(row) for key, row in points.items()}
+    def _blocks(self) -> Mapping[tuple[int, int, str], BlockEntry]:
+        return {(b.stage, b.batch, b.dtype): b for b in self.blocks}
 
     @cached_property
-    def _updates(self) -> Mapping[tuple[int, str, str], int]:
-        return {(u.stage, u.optimizer, u.dtype): u.median_ns for u in self.updates}
+    def _updates(self) -> Mapping[tuple[int, str, str], UpdateEntry]:
+        return {(u.stage, u.optimizer, u.dtype): u for u in self.updates}
 
 
 def _check(profile: Profile) -> None:
-    """Refuse a profile that could not answer for all its jobs; the sentence names the field."""
+    """Refuse a profile that lacks a case of its jobs; the message names the field."""
     stages, jobs = range(profile.n_stages), profile.jobs
     for key in ("stages", "jobs"):
         names = [format_json(one.name) for one in getattr(profile, key)]
@@ -426,8 +320,10 @@ def _check(profile: Profile) -> None:
             )
     for j, job in enumerate(jobs):
         integer(f"jobs[{j}].microbatches", job.microbatches, 1, job.batch_size)
-        if not profile.sizes(job.precision):
-            raise InputError(f"blocks: there are none in {job.precision}, as job {j} needs")
+        if job.batch not in profile.sizes(job.precision):
+            raise InputError(
+                f"blocks: micro-batch {job.batch} in {job.precision} of job {j} is missing"
+            )
     block = "stage {} at micro-batch {} in {}".format
     sizes = sorted({(b.batch, b.dtype) for b in profile.blocks})
     found = [block(b.stage, b.batch, b.dtype) for b in profile.blocks]
@@ -439,25 +335,16 @@ def _check(profile: Profile) -> None:
 
 
 def _complete(key: str, found: Sequence[str], needed: Sequence[str]) -> None:
-    """Everything that is needed is there, once, and nothing else."""
+    """Refuse entries that are doubled, unknown or missing."""
     seen: dict[str, int] = {}
-    for k, what in enumerate(found):
-        if seen.setdefault(what, k) != k:
-            raise InputError(f"{key}[{k}]: {what} is also in {key}[{seen[what]}]")
-        if what not in needed:
-            raise InputError(f"{key}[{k}]: {what}: there is no such stage or job")
-    for what in needed:
-        if what not in seen:
-            raise InputError(f"{key}: {what} is missing")
-
-
-def _profile_of(schedule: Schedule) -> str:
-    """The hash, or how it begins, of the profile that a schedule was made from; empty: none."""
-    told = schedule.provenance.get("profile_sha256")
-    if isinstance(told, str):
-        return told if _HASH.fullmatch(told) else ""
-    match = _HASH_IN_NAME.search(schedule.name)
-    return "" if match is None else match[1]
+    for k, title in enumerate(found):
+        if seen.setdefault(title, k) != k:
+            raise InputError(f"{key}[{k}]: {title} is also in {key}[{seen[title]}]")
+        if title not in needed:
+            raise InputError(f"{key}[{k}]: {title}: no such stage or job")
+    for title in needed:
+        if title not in seen:
+            raise InputError(f"{key}: {title} is missing")
 
 
 def from_tree(tree: Any, name: str = "profile") -> Profile:
@@ -483,3 +370,33 @@ _Document: Any = msgspec.defstruct(
     "_Document", [("format", str), *get_type_hints(Profile).items()],
     forbid_unknown_fields=True, kw_only=True,
 )  # fmt: skip
+
+
+def _table(profile: Profile) -> str:
+    """Medians with IQR / median behind them, ``!`` where the spread is too large."""
+    device, names = profile.device, [f"{s} {stage.name}" for s, stage in enumerate(profile.stages)]
+    times = [one for _, one in profile.cases()]
+    blocks = [
+        [
+            names[b.stage], b.dtype, str(b.batch), str(b.forward), str(b.backward),
+            str(b.recompute), bytes_text(b.saved_bytes), bytes_text(b.output_bytes),
+        ]
+        for b in sorted(profile.blocks, key=lambda b: (b.stage, b.dtype, b.batch))
+    ]  # fmt: skip
+    updates = [[names[u.stage], u.dtype, u.optimizer or "-", str(u)] for u in profile.updates]
+    lines = [
+        f"{device.name} ({device.kind}), {device.threads} threads, torch {device.torch}, "
+        f"{device.date}",
+        f"medians of {min(t.n for t in times)} to {max(t.n for t in times)} repeats; behind them "
+        "interquartile range / median",
+        "",
+        *aligned([["stage", "dtype", "size", "F", "B", "R", "kept", "output"], *blocks], left=2),
+        "",
+        *aligned([["stage", "dtype", "optimizer", "U"], *updates], left=3),
+        "",
+        f"device to device: {bytes_text(profile.link.bandwidth)}/s + "
+        f"{duration(profile.link.latency_ns)}",
+    ]
+    if noisy := sum(t.noisy for t in times):
+        lines.append(f"! {noisy} of {len(times)} cases scatter by more than {NOISY:.0%}")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A plan in words: what it promises, what every device runs, what they send each other."""
+"""A plan as text: predicted period, orders of the devices, channels."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def headline(plan: ExecutionPlan) -> str:
     )
 
 
-def explain(plan: ExecutionPlan, *, window: int = 2) -> str:
-    """Everything that is known of a plan before it runs; receivers post `window` messages ahead."""
+def explain(plan: ExecutionPlan) -> str:
+    """Describe a plan: predicted period, bounds, devices with their blocks, channels."""
     prediction = predict(plan)
     lines = [headline(plan), "", *_period(plan, prediction), ""]
     lines += [line for d in range(len(plan.devices)) for line in _device(plan, prediction, d)]
-    return "\n".join([*lines, "", *_channels(plan, window)])
+    return "\n".join([*lines, "", *_channels(plan)])
 
 
 def _period(plan: ExecutionPlan, prediction: Prediction) -> Iterator[str]:
@@ -102,34 +102,34 @@ def _device(plan: ExecutionPlan, prediction: Prediction, device: int) -> Iterato
     kept = budget(plan, device, {})
     if held := kept.activations + kept.workspace:
         limit = plan.schedule.resources[device].memory
-        room = f" of {bytes_text(limit)}" if limit else ""
-        yield f"  up to {bytes_text(held)} of activations{room}"
-    words = [_word(plan, i) for i in row[:_SHOWN]]
+        most = f" of {bytes_text(limit)}" if limit else ""
+        yield f"  up to {bytes_text(held)} of activations{most}"
+    shown = [_label(plan, i) for i in row[:_SHOWN]]
     if len(row) > _SHOWN:
-        words.append(f"... and {len(row) - _SHOWN} more")
-    if words:
-        yield "  " + " ".join(words)
+        shown.append(f"... and {len(row) - _SHOWN} more")
+    if shown:
+        yield "  " + " ".join(shown)
 
 
-def _word(plan: ExecutionPlan, operation: int) -> str:
+def _label(plan: ExecutionPlan, operation: int) -> str:
     """``F3.1'`` is the forward of job 3, micro-batch 1; a stroke for every cycle of offset."""
     b = plan.blocks[operation]
-    word = f"{b.kind}{b.job}"
+    text = f"{b.kind}{b.job}"
     if b.kind != "U" and plan.microbatches[b.job] > 1:
-        word += f".{b.microbatch}"
+        text += f".{b.microbatch}"
     if plan.copies[b.job] > 1:
-        word += f"#{b.copy}"
+        text += f"#{b.copy}"
     crowded = len({plan.blocks[i].stage for i in plan.sequences[b.device]}) > 1
-    word += f"@{b.stage}" if crowded else ""
-    return word + ("'" * b.offset if b.offset <= 3 else f"'{b.offset}")
+    text += f"@{b.stage}" if crowded else ""
+    return text + ("'" * b.offset if b.offset <= 3 else f"'{b.offset}")
 
 
-def _channels(plan: ExecutionPlan, window: int) -> Iterator[str]:
+def _channels(plan: ExecutionPlan) -> Iterator[str]:
     channels = routes(plan, (), plan.together).channels
     if not channels:
         yield "channels: none, everything stays on its device"
         return
-    yield f"channels, messages in the order in which they are consumed, {window} posted ahead"
+    yield "channels, messages in the order of their consumers"
     for channel in channels:
         yield (
             f"  {_name(plan, channel.source)} -> {_name(plan, channel.target)}  "

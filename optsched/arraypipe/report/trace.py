@@ -1,4 +1,4 @@
-"""What was run, as a schedule document; and replayed, as parallel devices would have run it."""
+"""A run as a schedule document in nanoseconds, which `optsched.verify` checks and others draw."""
 
 from __future__ import annotations
 
@@ -16,28 +16,24 @@ if TYPE_CHECKING:
 
 
 SERIAL: Final = "monotonic, blocks of all devices one after the other"
-VIRTUAL: Final = "virtual: measured durations, devices in parallel, lags and setups of the plan"
 
 
 def measured(log: RunLog) -> Schedule:
-    """The run as it was, in nanoseconds; the clock starts with the first block or copy.
+    """Make the schedule of a run as it was; the clock starts with the first block or copy.
 
-    Blocks keep the arcs that they had in their plans, without lags and setups: what a wait was for
-    is the report's question. Clocks of several hosts agree up to an uncertainty, so a block may
-    seem to start before one that it waited for has ended. Such an arc has a negative lag; where it
-    seems to start even before that one started, the arc is left out. The provenance counts both.
-
-    Operation k is record k. Copies of states come after them, on resources of their own, one for
-    every direction of every device.
+    Blocks keep the arcs of their plans, without lags and setups. Clocks of several hosts agree up
+    to an uncertainty, so a block may seem to start before one that it waited for has ended. Such an
+    arc has a negative lag; where it seems to start even before that one started, the arc is left
+    out. The provenance counts both. Operation k is record k; copies of states follow, on one
+    resource for every direction of every device.
     """
     run = log.executed
-    tail, head = run.waits.tail, run.waits.head
     start, end = _in_order(run)
     begins = np.append(start, np.array([c.start_ns for c in log.copies], np.int64))
     origin = int(begins.min()) if len(begins) else 0
     start, duration = start - origin, end - start
-    early = np.minimum(start[head] - (start + duration)[tail], 0)
-    lost = early < -duration[tail]
+    early = np.minimum(start[run.head] - (start + duration)[run.tail], 0)
+    lost = early < -duration[run.tail]
     clock: dict[str, Any] = {"clock": SERIAL}
     if log.parallel or not run.serial:
         clock = {
@@ -51,49 +47,19 @@ def measured(log: RunLog) -> Schedule:
     resources, owner = list(run.devices), run.device
     if log.copies:
         clock["copied_bytes"] = {
-            way: sum(c.size for c in log.copies if c.direction == way) for way in COPIES
+            key: sum(c.size for c in log.copies if c.direction == key) for key in COPIES
         }
         rows = _copies(log, resources, origin)
         owner = np.append(owner, rows.pop("owner"))
         columns = {key: np.append(column, rows[key]) for key, column in columns.items()}
-    arcs = Arcs(tail[~lost], head[~lost], early[~lost], np.zeros(int((~lost).sum()), np.int64))
-    return _document(log, clock, resources, owner, arcs, columns)
-
-
-def replayed(log: RunLog) -> Schedule:
-    """The run as parallel devices would have done it: measured durations on a virtual clock.
-
-    Lags and setups are those of the plans, orders those of the run; every block starts as early as
-    it can. Every device goes on to the next segment when it is done with its own part of the one
-    before, as in the run.
-    """
-    run = log.executed
-    tail, head, lag_ns = run.waits
-    columns = {**run.labels, "start": run.replayed_ns, "duration": run.duration_ns}
-    if run.setups["setup_in"].any() or run.setups["setup_out"].any():
-        columns |= run.setups
-    arcs = Arcs(
-        tail, head, np.maximum(lag_ns, -run.duration_ns[tail]), np.zeros(len(tail), np.int64)
-    )
-    return _document(log, {"clock": VIRTUAL}, list(run.devices), run.device, arcs, columns)
-
-
-def _document(
-    log: RunLog,
-    clock: dict[str, Any],
-    resources: list[str],
-    owner: IntArray,
-    arcs: Arcs,
-    columns: dict[str, Any],
-) -> Schedule:
-    """A schedule whose sequences are the orders of the run."""
     ends = columns["start"] + columns["duration"]
+    none = np.zeros(int((~lost).sum()), np.int64)
     return Schedule(
         name=log.name,
         time_unit="ns",
         resources=tuple(map(Resource, resources)),
         op_resources=Rows(np.arange(len(owner) + 1), owner),
-        arcs=arcs,
+        arcs=Arcs(run.tail[~lost], run.head[~lost], early[~lost], none),
         sequences=grouped(owner, len(resources)),
         objective=Objective("makespan", int(ends.max(initial=0))),
         provenance={**log.provenance, **clock},
@@ -102,28 +68,25 @@ def _document(
 
 
 def _in_order(run: Executed) -> tuple[IntArray, IntArray]:
-    """Starts and ends in which no device does two things at once.
-
-    Times that events of a device are said to have may overlap by their resolution.
-    """
+    """Starts and ends without overlaps on a device; events may overlap by their resolution."""
     start, end = run.start_ns.copy(), run.end_ns.copy()
     for row in run.sequences.to_lists():
-        own = np.array(row, np.int64)
-        if not len(own):
+        ids = np.array(row, np.int64)
+        if not len(ids):
             continue
-        over = np.maximum.accumulate(np.maximum(start[own], end[own]))
-        end[own] = over
-        start[own[1:]] = np.maximum(start[own[1:]], over[:-1])
+        over = np.maximum.accumulate(np.maximum(start[ids], end[ids]))
+        end[ids] = over
+        start[ids[1:]] = np.maximum(start[ids[1:]], over[:-1])
     return start, end
 
 
 def _copies(log: RunLog, resources: list[str], origin: int) -> dict[str, tuple[Any, ...]]:
-    """Columns of the copies of states; their links join the resources, and carry one at a time."""
-    devices, words = log.executed.devices, {"in": "from host", "out": "to host"}
+    """Columns of the copies of states; their links are added to the resources."""
+    devices, suffix = log.executed.devices, {"in": "from host", "out": "to host"}
     rows = []
     free: dict[str, int] = {}
     for c in sorted(log.copies, key=lambda c: (c.start_ns, c.end_ns)):
-        link = f"{devices[c.device]} {words[c.direction]}"
+        link = f"{devices[c.device]} {suffix[c.direction]}"
         if link in devices:  # a device may have any name
             link += " (link)"
         if link not in free:

@@ -148,16 +148,16 @@ class JobArray(JobArrayFields, Problem):
                 f"model: expected the name of a model or a profile, got {model!r:.60}; a file is "
                 "read by optsched.arraypipe.Profile.read(path)"
             )
-        from inspect import signature
+        from dataclasses import fields
 
-        from optsched.pipelines.profiles import job_array_fields
+        from optsched.pipelines.profiles import Options, job_array_fields
 
-        theirs = signature(job_array_fields).parameters.keys() - {"model", "stages", "batch_sizes"}
+        theirs = {field.name for field in fields(Options)}
         direct = {*fields_of("option", "label"), "multiplicity", "release"} - {"time_unit"}
         refuse_unknown(options, theirs | direct, "from_profile")
         ours = {key: options.pop(key) for key in options.keys() - theirs}
-        fields = job_array_fields(model, stages, batch_sizes, **options)  # type: ignore[arg-type]
-        return JobArray(**{**fields, **ours})
+        found = job_array_fields(model, stages, batch_sizes, **options)  # type: ignore[arg-type]
+        return JobArray(**{**found, **ours})
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> JobArray:

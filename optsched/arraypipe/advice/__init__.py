@@ -1,1 +1,0 @@
-"""`advise`: the alternatives and what each costs."""

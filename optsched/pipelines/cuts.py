@@ -1,0 +1,371 @@
+"""Cut a chain of layers into stages: equal counts, least largest stage, or the best schedule."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from optsched.analysis.occupancy import peak_memory
+from optsched.errors import InputError
+from optsched.io.values import bytes_of, integer
+from optsched.problems.jobarray.problem import JobArray
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from optsched.model.schedule import IntArray, Schedule
+
+MakeSchedule: TypeAlias = "Callable[[JobArray], Schedule | None]"
+_SUMS: Final = (
+    "forward", "backward", "recompute", "update", "switch", "activation", "weight_memory", "state",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The best cut found; `names` is what ``ArrayTrainer(stages=...)`` takes.
+
+    Parameters
+    ----------
+    cuts
+        First layer of stages 1, 2, ...
+    names
+        Names of these layers.
+    array
+        The job array of the stages, with the memory that is left.
+    schedule
+        Its best schedule.
+    value
+        Period or makespan of the schedule.
+    lower_bound
+        No cut into so many stages, and no schedule, has a smaller value.
+    tried
+        Every candidate with its value; None: no schedule fits into the memory.
+    """
+
+    cuts: tuple[int, ...]
+    names: tuple[str, ...]
+    array: JobArray
+    schedule: Schedule
+    value: int
+    lower_bound: int
+    tried: tuple[tuple[tuple[int, ...], int | None], ...]
+
+    def __str__(self) -> str:
+        above = self.value / max(1, self.lower_bound) - 1
+        return (
+            f"stages begin at {', '.join(self.names) or 'the first layer'}: {self.array.objective} "
+            f"{self.value} {self.array.time_unit}, {above:.1%} above the lower bound of all cuts "
+            f"({len(self.tried)} scheduled)"
+        )
+
+
+def partition(
+    layers: Any,
+    stages: int,
+    memory: str | int | None = None,
+    *,
+    schedule: MakeSchedule | None = None,
+    candidates: int = 8,
+    in_flight: Sequence[int] | None = None,
+    place: Sequence[int] | None = None,
+) -> Partition:
+    """Find the cut of measured layers whose schedule is best.
+
+    A dynamic programme gives the cuts with the least bottleneck (load of a stage, or of a link)
+    that fit into the memory, exactly; the best few are scheduled, because the best cut of one job
+    need not be that of an array.
+
+    Parameters
+    ----------
+    layers
+        A `JobArray` with one stage per layer, or a measured `Profile` with one stage per block.
+    stages
+        Number of stages.
+    memory
+        Bytes of a device. States, gradients and shared tensors of a profile (of a `JobArray` its
+        ``state``) are subtracted. None = unlimited.
+    schedule
+        Function from a `JobArray` to a `Schedule`, such as `optsched.pipelines.one_f_one_b`. None:
+        the ``"dispatch"`` solver.
+    candidates
+        Number of cuts that are scheduled.
+    in_flight
+        Micro-batches of the largest job that a stage keeps at once, for every stage; a cut must
+        have memory for them. Default 1.
+    place
+        Device of every stage, such as `wrapped` gives; default stage v on device v.
+
+    Raises
+    ------
+    InputError
+        No cut fits into the memory, or an argument is out of range.
+
+    Examples
+    --------
+    >>> from optsched import JobArray
+    >>> from optsched.pipelines import one_f_one_b, partition
+    >>> layers = JobArray([[1, 2, 2, 2, 5]], [[2, 4, 4, 4, 10]], micro_batches=8)
+    >>> found = partition(layers, 3, schedule=one_f_one_b)
+    >>> found.cuts, found.value, found.lower_bound
+    ((2, 4), 162, 141)
+    """
+    chain = _chain(layers, memory)
+    integer("stages", stages, 1, chain.array.n_stages)
+    integer("candidates", candidates, 1, None)
+    flight = [1] * stages if in_flight is None else [*in_flight]
+    if len(flight) != stages:
+        raise InputError(f"in_flight: expected {stages} numbers, one per stage, got {len(flight)}")
+    found = best_cuts(
+        _loads(chain.array), stages, candidates, links=_link_loads(chain.array),
+        fits=chain.fits_in(flight),
+    )  # fmt: skip
+    if not found:
+        raise InputError(
+            f"memory: no cut into {stages} stages fits into {chain.limit} bytes per device; use "
+            "more stages, recompute_mode='always', smaller micro-batches or fewer jobs"
+        )
+    made = [_staged(chain, one.cuts, place) for one in found]
+    planned = [_planned(array, schedule or _dispatched) for array in made]
+    possible = [k for k, one in enumerate(planned) if one is not None]
+    if not possible:
+        raise InputError(
+            f"memory: none of the {len(found)} best cuts has a schedule that fits into "
+            f"{chain.limit} bytes; say how many micro-batches a stage keeps with in_flight=, or "
+            "raise candidates="
+        )
+    values = [None if one is None else one.value for one in planned]
+    best = min(possible, key=lambda k: (values[k], k))
+    chosen = planned[best]
+    assert chosen is not None
+    starts = [tuple(one.cuts[1:-1]) for one in found]
+    return Partition(
+        starts[best], tuple(chain.names[k] for k in starts[best]), made[best], chosen.schedule,
+        chosen.value, _lower_bound(chain.array, stages, place),
+        tuple(zip(starts, values, strict=True)),
+    )  # fmt: skip
+
+
+def naive(n_layers: int, stages: int) -> list[int]:
+    """First layer of every stage and the end: layer counts that differ by at most one.
+
+    Returns
+    -------
+    list of int, length stages + 1
+        Stage v holds the layers ``cuts[v] .. cuts[v + 1] - 1``.
+    """
+    _check(n_layers, stages)
+    return [v * n_layers // stages for v in range(stages + 1)]
+
+
+def balanced(costs: Sequence[int], stages: int) -> list[int]:
+    """Cuts with the least cost of the costliest stage, exactly; of equal cuts the earliest.
+
+    Parameters
+    ----------
+    costs
+        Cost of every layer, >= 0, in any integer unit.
+    stages
+        Number of stages, at most the number of layers; each gets at least one layer.
+
+    Returns
+    -------
+    list of int, length stages + 1
+        As `naive`.
+    """
+    _check(len(costs), stages)
+    return best_cuts(costs, stages, 1)[0].cuts
+
+
+class Cuts(NamedTuple):
+    """A cut into stages: its bottleneck, and the sum of the loads of the links that it uses."""
+
+    bottleneck: int
+    link_load: int
+    cuts: list[int]
+
+
+def best_cuts(
+    loads: Sequence[int],
+    stages: int,
+    count: int,
+    *,
+    links: Sequence[int] | None = None,
+    fits: Callable[[int, int, int], bool] = lambda stage, first, end: True,
+) -> list[Cuts]:
+    """The `count` cuts of least bottleneck, exactly, by dynamic programming.
+
+    ``best[v][i]`` = the least bottlenecks of v stages over the first i layers = the least over j
+    of max(best[v-1][j], load of j .. i-1, link before j). Of equal ones, less link load first.
+
+    Parameters
+    ----------
+    loads
+        Load of every layer.
+    links
+        Load of the link after every layer; a stage's messages take it while the stage computes.
+    fits
+        Whether layers ``first .. end - 1`` fit into the memory of a stage.
+    """
+    n, total = len(loads), [0, *accumulate(loads)]
+    between = [0] * n if links is None else [0, *links]
+    # entries: bottleneck, link load, first layer of the last stage, rank of the entry there
+    best = [[(total[i], 0, 0, 0)] if i and fits(0, 0, i) else [] for i in range(n + 1)]
+    rows = [best]
+    for v in range(1, stages):
+        row: list[list[tuple[int, int, int, int]]] = [[] for _ in range(n + 1)]
+        for i in range(v + 1, n + 1):
+            row[i] = heapq.nsmallest(
+                count,
+                (
+                    (max(b, total[i] - total[j], between[j]), link + between[j], j, rank)
+                    for j in range(v, i)
+                    if fits(v, j, i)
+                    for rank, (b, link, _, _) in enumerate(best[j])
+                ),
+            )
+        best = row
+        rows.append(row)
+    return [_traced(rows, n, rank) for rank in range(len(best[n]))]
+
+
+def _traced(rows: list[list[list[tuple[int, int, int, int]]]], n: int, rank: int) -> Cuts:
+    """The cut that an entry of the last row stands for."""
+    bottleneck, link = rows[-1][n][rank][:2]
+    cuts, i = [n], n
+    for row in reversed(rows):
+        _, _, i, rank = row[i][rank]
+        cuts.append(i)
+    return Cuts(bottleneck, link, cuts[::-1])
+
+
+def merged(array: JobArray, cuts: Sequence[int], **changes: Any) -> JobArray:
+    """The array in which layers ``cuts[v] .. cuts[v + 1] - 1`` are stage v.
+
+    Times and bytes add up; with recomputation a stage keeps the input of its first layer. Memory,
+    place and names of devices are dropped unless they are among the `changes`.
+    """
+    first, ends = np.array(cuts[:-1]), np.array(cuts[1:-1], np.int64) - 1
+    fields: dict[str, Any] = {
+        key: np.add.reduceat(getattr(array, key), first, axis=1) for key in _SUMS
+    }
+    if array.weight is not None:
+        fields["weight"] = np.add.reduceat(array.weight, first, axis=1)
+    fields["checkpoint"] = array.checkpoint[:, first]
+    again = np.maximum(fields["activation"] - fields["checkpoint"], 0)
+    fields["recompute_workspace"] = again if array.recompute_workspace.any() else 0 * again
+    fields |= {key: getattr(array, key)[:, ends] for key in ("lag_forward", "lag_backward")}
+    fields |= {"memory": 0, "place": None, "devices": None, "servers": None}
+    made: JobArray = array.replace(**fields | changes)
+    return made
+
+
+class _Chain(NamedTuple):
+    """Layers to cut: their array and names, bytes that each holds all along, bytes of a device."""
+
+    array: JobArray
+    names: list[str]
+    held: list[int]
+    limit: int | None
+
+    def fits_in(self, flight: Sequence[int]) -> Callable[[int, int, int], bool]:
+        """Whether layers fit into the memory of a stage, with so many micro-batches in flight."""
+        again = np.array([*self.array.recomputes], np.bool_)[:, None]
+        kept = np.where(again, self.array.checkpoint, self.array.activation).max(axis=0)
+        standing = [0, *accumulate(self.held)]
+        passing = [0, *accumulate(kept.tolist())]
+
+        def fits(stage: int, first: int, end: int) -> bool:
+            if self.limit is None:
+                return True
+            needed = flight[stage] * (passing[end] - passing[first])
+            return bool(standing[end] - standing[first] + needed <= self.limit)
+
+        return fits
+
+
+class _Planned(NamedTuple):
+    """A schedule and its period or makespan."""
+
+    schedule: Schedule
+    value: int
+
+
+def _chain(layers: Any, memory: str | int | None) -> _Chain:
+    limit = None if memory is None else bytes_of(memory)
+    if isinstance(layers, JobArray):
+        names = [str(v) for v in range(layers.n_stages)]
+        return _Chain(layers, names, layers.state.sum(axis=0).tolist(), limit)
+    if not hasattr(layers, "problem") or not hasattr(layers, "standing_bytes"):
+        raise InputError(f"layers: expected a JobArray or a Profile, got {layers!r:.60}")
+    names = [stage.name for stage in layers.stages]
+    return _Chain(layers.problem(), names, layers.standing_bytes(), limit)
+
+
+def _loads(array: JobArray) -> list[int]:
+    """Time of all jobs in a cycle on every layer."""
+    passes = array.forward + array.backward + (0 if array.weight is None else array.weight)
+    passes = passes + array.recompute * np.array([*array.recomputes], np.int64)[:, None]
+    once = array.micro_batches[:, None] * passes
+    once = once + (0 if array.update_mode == "none" else array.update)
+    loads: list[int] = (_copies(array) @ once).tolist()
+    return loads
+
+
+def _link_loads(array: JobArray) -> list[int]:
+    """Time of all messages of a cycle over the link after every layer, the slower direction."""
+    weights = _copies(array) * array.micro_batches
+    loads: list[int] = np.maximum(
+        weights @ array.lag_forward, weights @ array.lag_backward
+    ).tolist()
+    return loads
+
+
+def _copies(array: JobArray) -> IntArray:
+    """Iterations of every job that the objective covers."""
+    return array.multiplicity if array.objective == "period" else np.ones_like(array.multiplicity)
+
+
+def _staged(chain: _Chain, cuts: Sequence[int], place: Sequence[int] | None) -> JobArray:
+    """The array of the stages, with the memory that is left for activations."""
+    devices = np.arange(len(cuts) - 1) if place is None else np.array(place)
+    changes: dict[str, Any] = {} if place is None else {"place": tuple(devices.tolist())}
+    if chain.limit is not None:
+        taken = np.zeros(1 + devices.max(), np.int64)
+        np.add.at(taken, devices, np.add.reduceat(np.array(chain.held, np.int64), cuts[:-1]))
+        changes["memory"] = np.maximum(chain.limit - taken, 1).tolist()  # 0 would be unlimited
+    return merged(chain.array, cuts, **changes)
+
+
+def _planned(array: JobArray, make: MakeSchedule) -> _Planned | None:
+    """The array's schedule; None if there is none or it does not fit into the memory."""
+    schedule = make(array)
+    if schedule is None:
+        return None
+    limits = array.memory.tolist()
+    if any(limit and peak_memory(schedule, d) > limit for d, limit in enumerate(limits)):
+        return None
+    return _Planned(schedule, array.evaluate(schedule))
+
+
+def _dispatched(array: JobArray) -> Schedule | None:
+    from optsched.solving.solve import solve
+
+    return None if array.infeasibility() else solve(array, "dispatch").schedule
+
+
+def _lower_bound(array: JobArray, stages: int, place: Sequence[int] | None) -> int:
+    """Least load of the busiest device over all cuts, or the bound of one layer per device."""
+    loads, alone = _loads(array), array.replace(lag_forward=0, lag_backward=0, memory=0)
+    devices = len(set(place or range(stages)))
+    load = best_cuts(loads, stages, 1)[0].bottleneck if devices == stages else 0
+    return max(load, -(-sum(loads) // devices), alone.lower_bound())
+
+
+def _check(n_layers: int, stages: int) -> None:
+    if not 1 <= stages <= n_layers:
+        raise InputError(f"stages: expected 1..{n_layers}, the number of layers, got {stages}")
