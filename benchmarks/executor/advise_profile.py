@@ -11,7 +11,6 @@ from optsched.arraypipe.profile.document import (
     BlockEntry,
     DeviceEntry,
     Link,
-    Links,
     Profile,
     ProfiledJob,
     StageEntry,
@@ -19,7 +18,7 @@ from optsched.arraypipe.profile.document import (
     UpdateEntry,
 )
 from optsched.pipelines.models import model_of
-from optsched.pipelines.profiles import BANDWIDTH, HOST, LATENCY, job_array_fields, stages_of
+from optsched.pipelines.profiles import BANDWIDTH, LATENCY, job_array_fields, stages_of
 
 SIZES = (1, 2, 4, 8, 16, 24, 32)
 BATCHES = (8, 16, 24, 32)
@@ -75,10 +74,7 @@ def analytic() -> Profile:
             UpdateEntry(stage=s, optimizer="AdamW", dtype="fp32", **times("update", 0, s))
             for s in range(STAGES)
         ),
-        Links(
-            activation=Link(bandwidth=BANDWIDTH["nvlink"] * 10**6, latency_ns=1000 * LATENCY),
-            host=Link(bandwidth=HOST * 10**6, latency_ns=1000 * LATENCY),
-        ),
+        Link(bandwidth=BANDWIDTH["nvlink"] * 10**6, latency_ns=1000 * LATENCY),
     )  # fmt: skip
 
 

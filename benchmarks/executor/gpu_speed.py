@@ -76,8 +76,8 @@ def predicted(sizes: Sizes) -> Iterator[Row]:
     gap = float(statistics.median(gaps.tolist())) / 1e3
     yield sizes.row("gap on the device between blocks", f"{gap:.1f} us", "<= 20 us", gap <= 20)
     found, known = (
-        report.period and report.period.measured_ns,
-        report.period and report.period.predicted_ns,
+        report.measured_ns,
+        report.predicted_ns,
     )
     assert found and known, "no period was measured"
     row = sizes.row(

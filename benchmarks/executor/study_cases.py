@@ -26,7 +26,6 @@ ASSUMPTIONS: Final = {
     "m = S": "a baseline runs S micro-batches, whatever their size",
     "efficient": "small micro-batches are as efficient as large ones (β½ = 0)",
     "free switches": "changing the job takes no time",
-    "prefetch": "changing the job also waits for model state that no block hides",
     "workspace": "recomputing needs room for the activations of the stage",
     "no limit": "unlimited memory",
     "naive": "stages of equally many layers",
@@ -55,10 +54,7 @@ class Case:
 
     def array(self, sizes: list[int], **options: Any) -> JobArray:
         """The jobs as an array; two buffers of model state on every device."""
-        given = {
-            "switch": self.assumption != "free switches",
-            "prefetch": "slack" if self.assumption == "prefetch" else "none",
-        }
+        given = {"switch": self.assumption != "free switches"}
         return self._laid_out(sizes, **{**given, **options})
 
     def single(self, size: int, **options: Any) -> JobArray:

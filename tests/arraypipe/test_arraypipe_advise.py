@@ -135,8 +135,8 @@ def test_jobs_and_devices() -> None:
     assert "4 arrays side by side" in advice["job array"].reason
     many = advise(profile(batches=(8,), memory=0), [0] * 300, devices=4)["job array"]
     assert many.seconds is not None and many.seconds >= 300 * (3 * 1_800_000 + 1_000) / 1e9
-    long = advise(profile(batches=(100_000,), microbatches=100_000, base=1, per=1000), devices=4)
-    load = 100_000 * 3 * 1001 / 1e9
+    long = advise(profile(batches=(100_000,), microbatches=100_000), devices=4)
+    load = 100_000 * 3 * 1_100_000 / 1e9
     assert long["1F1B"].seconds is not None and load <= long["1F1B"].seconds < 1.05 * load
 
 

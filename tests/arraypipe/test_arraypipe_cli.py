@@ -10,12 +10,10 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 from program import PATIENCE, PROGRAM, Cli, start
 
@@ -24,7 +22,6 @@ from optsched import JobArray
 from optsched.arraypipe import random_schedule
 from optsched.arraypipe.distributed import launch
 from optsched.arraypipe.profile.document import Profile
-from optsched.cli.arraypipe import read_link
 from optsched.model.schedule import Schedule
 from optsched.pipelines import gpipe
 
@@ -32,7 +29,7 @@ SCRIPT = Path(__file__).parent / "cli_script.py"
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from optsched.cli import main; main()"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-RESULTS = ["plan.schedule.json", "replay.schedule.json", "summary.json", "trace.schedule.json"]
+RESULTS = ["plan.schedule.json", "summary.json", "trace.schedule.json"]
 
 
 @pytest.fixture
@@ -53,7 +50,7 @@ def shop(cli: Cli) -> Cli:
 @pytest.fixture
 def quick_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases that scatter are not repeated: the machine may be busy, and times do not matter."""
-    monkeypatch.setattr("optsched.arraypipe.profile.measure.PATIENCE_S", 0.0)
+    monkeypatch.setattr("optsched.arraypipe.profile.measure.NOISY_NS", 0)
 
 
 # commands that need no PyTorch
@@ -72,7 +69,7 @@ def test_plan_explains(shop: Cli) -> None:
     assert ran.code == 0 and ran.out.count("\n") == 1
     assert "can be run: 3 jobs in 2 stages on 2 devices" in ran.out
     text = shop("arraypipe", "plan", "x.schedule.json", "--explain").out
-    for part in ("longest chain", "device0: stage 0, 6 blocks", "2 posted ahead"):
+    for part in ("longest chain", "device0: stage 0, 6 blocks"):
         assert part in text, part
 
 
@@ -83,22 +80,16 @@ REFUSED: list[tuple[str, str]] = [
     ("plan graph.json", "no sequences"),
     ("plan nowhere.json", "no such file"),
     ("plan free.schedule.json", "must ascend"),
-    ("plan x.schedule.json --profile p", "p: no such file"),
-    ("advise x.schedule.json", "optsched.profile/1"),
+    ("advise x.schedule.json", "optsched.profile/2"),
     ("advise in.json --devices 0", "devices: "),
     *((f"advise in.json --memory {m}", "memory: ") for m in ("much", "-5", "0", "9" * 5000)),
-    *(
-        (f"advise in.json --link {x}", "link: ")
-        for x in ("fast", "5XB", "5GB,3h", "-1", "host=5GB/s")
-    ),
-    ("advise in.json --samples 0", "samples: "),
     ("problem in.json --memory 1GB", "memory: device 0 has 1073741824 bytes"),
     ("problem in.json --memory much", "memory: expected bytes or a size"),
     ("problem in.json --objective speed", "objective: expected one of"),
     ("problem in.json -o no/z.json", "there is no folder no"),
     ("problem in.json -o in.json", "is the file that is read"),
     ("problem nowhere.json", "no such file"),
-    ("problem x.schedule.json", "optsched.profile/1"),
+    ("problem x.schedule.json", "optsched.profile/2"),
     ("report .", "summary.json: no such file; `optsched arraypipe run --out` writes it"),
     *((f"report s{k}.json", f"s{k}.json:") for k in range(4)),
 ]
@@ -116,28 +107,6 @@ def test_refusals_without_torch(shop: Cli) -> None:
     assert sorted(os.listdir()) == before
     cycle = shop.refused("arraypipe", "plan", "cyclic.schedule.json")
     assert "B of job 1" in cycle and "B of job 2" in cycle
-
-
-def test_plan_warns_of_another_profile(shop: Cli) -> None:
-    """With the beginning of both hashes; nothing is said of a schedule that names none."""
-    profile = Profile.read(KNOWN)
-    schedule = optsched.solve(profile.problem(), "dispatch").schedule
-    assert schedule is not None
-    device = msgspec.structs.replace(profile.device, threads=profile.device.threads + 1)
-    other = replace(profile, device=device)
-    schedule.write("own.schedule.json")
-    other.write("other.profile.json")
-    warning = (
-        f"warning: the schedule was made with profile {profile.sha256[:12]}, not with "
-        f"{other.sha256[:12]}: "
-    )
-    for name, of, said in (
-        ("own", KNOWN, ""),
-        ("own", "other.profile.json", warning),
-        ("x", KNOWN, ""),
-    ):
-        ran = shop("arraypipe", "plan", f"{name}.schedule.json", "--profile", of)
-        assert ran.code == 0 and ran.err.startswith(said) and ran.err.count("\n") == bool(said)
 
 
 def test_processes_are_started_for_a_schedule_that_fits(
@@ -178,17 +147,6 @@ def test_help_is_quick() -> None:
     assert "--checkpoint" in done.stdout and done.stdout.endswith("[]\n"), done.stdout
 
 
-def test_links_are_read() -> None:
-    """Bandwidths in bytes a second, latencies in nanoseconds."""
-    for text, row in (
-        ("17", {"bandwidth": 17.0}), ("2GB/s", {"bandwidth": 2e9}),
-        ("2.5 MB/s", {"bandwidth": 2.5e6}),
-        ("1GiB,5us", {"bandwidth": 2.0**30, "latency_ns": 5e3}),
-        ("3TB/s, 0ns", {"bandwidth": 3e12, "latency_ns": 0.0}),
-    ):  # fmt: skip
-        assert read_link(text) == row
-
-
 # the whole way
 
 
@@ -198,18 +156,17 @@ def test_from_profile_to_report(shop: Cli) -> None:
     """Profile, advise, run without and with a schedule, resume, report."""
     done = shop("arraypipe", "profile", "t.py:make_trainer", "--out", "x.profile.json")
     assert done.code == 0 and "wrote x.profile.json" in done.out
-    words = ("--devices", 2, "--memory", "40GB", "--link", "25GB/s,5us", "--json")
+    words = ("--devices", 2, "--memory", "40GB", "--json")
     advice = json.loads(shop("arraypipe", "advise", "x.profile.json", *words).out)
     assert (advice["jobs"], advice["devices"], advice["memory"]) == (3, 2, 40 * 2**30)
-    assert "job array" in shop("arraypipe", "advise", "x.profile.json", "--samples", 96).out
+    assert "job array" in shop("arraypipe", "advise", "x.profile.json").out
 
     run = ("arraypipe", "run", "t.py:make_trainer")
     done = shop(*run, "--steps", 4, "--time-limit", 0.5, "--out", "a", "--checkpoint", "ck")
     assert done.code == 0, done.err
     assert sorted(os.listdir("a")) == RESULTS and "solving for the order" in done.err
     assert optsched.verify(Schedule.read("a/trace.schedule.json")) == []
-    known = shop("arraypipe", "plan", "a/plan.schedule.json", "--explain", "--profile",
-                 "x.profile.json").out  # fmt: skip
+    known = shop("arraypipe", "plan", "a/plan.schedule.json", "--explain").out
     assert "predicted period" in known and "of activations" in known
 
     again = shop(*run, "a/plan.schedule.json", "--steps", 6, "--checkpoint", "ck", "--resume",
@@ -220,7 +177,7 @@ def test_from_profile_to_report(shop: Cli) -> None:
     assert [job["status"] for job in summary["jobs"]] == ["done"] * 3
     assert sorted(os.listdir("ck/job0")) == ["6", "latest"]
     shown = shop("arraypipe", "report", "b/c/summary.json").out
-    assert shown in again.out and "with measured durations" in shown
+    assert shown in again.out and "a cycle: predicted" in shown
 
 
 @pytest.mark.torch

@@ -157,7 +157,7 @@ def test_a_long_run_remembers_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with streams(monkeypatch) as machine:
         result = run(trainer(jobs()), steps=8)
         assert machine.races == []
-    trace, blocks = result.trace, result.replay.n_operations
+    trace, blocks = result.trace, len(result.log.records)
     assert verify(trace) == []
     assert trace.provenance["blocks_left_out"] == result.report.left_out > blocks >= 20
     assert trace.n_operations == blocks

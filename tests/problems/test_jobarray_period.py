@@ -167,14 +167,3 @@ def test_prefetch_report() -> None:
     assert (two.server, two.load, two.window, two.slack, two.ok) == ("b", 3, 6, 3, True)
     with pytest.raises(InputError, match="host_bandwidth"):
         array.prefetch_ok(0)
-
-
-def test_prefetch_slack_only_lengthens_switches() -> None:
-    """Nothing where every block outlasts the load; never with one job."""
-    slow = JobArray.from_profile("gpt2_xl", 48, [1, 1], prefetch="slack")
-    assert slow.switch_on == "in" and slow.switch.max() > 0
-    assert not JobArray.from_profile("gpt2_xl", 48, [1], prefetch="slack").switch.any()
-    large = JobArray.from_profile("gpt2_xl", 4, [32, 32], prefetch="slack")
-    assert not large.switch.any()
-    with pytest.raises(InputError, match="prefetch: expected none or slack"):
-        JobArray.from_profile("gpt2_xl", 4, [8], prefetch="yes")

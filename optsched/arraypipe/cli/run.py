@@ -59,7 +59,7 @@ class RunOrder:
     schedule: Path | None = None  # None: blocks are measured and ordered first
     steps: int = 100  # iterations of every job, counted from its seed
     options: dict[str, Any] = field(default_factory=dict)  # of `ArrayTrainer.run`
-    out: Path | None = None  # folder for plan, trace, replay and summary
+    out: Path | None = None  # folder for plan, trace and summary
     time_limit: float = 10.0  # seconds for the solver, if there is no schedule
     devices: int | None = None  # if there is no schedule; by default one per stage, or per process
     quiet: bool = False  # say nothing but the summary
