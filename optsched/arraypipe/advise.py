@@ -15,7 +15,8 @@ from optsched.arraypipe.profile.document import Profile
 from optsched.arraypipe.profile.problem import RESERVE, chosen_jobs, standing_bytes
 from optsched.io.text import bytes_text
 from optsched.io.values import bytes_of, integer
-from optsched.pipelines import balanced, merged, one_f_one_b
+from optsched.pipelines import balanced, one_f_one_b
+from optsched.problems.jobarray.merging import merged
 from optsched.solving.solve import solve
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from optsched.pipelines import generator, models, profiles
     from optsched.pipelines.chunks import hanayo, interleaved, wrapped, zigzag
-    from optsched.pipelines.cuts import Partition, balanced, merged, partition
+    from optsched.pipelines.cuts import Partition, balanced, partition
     from optsched.pipelines.equal_stages import NAMES, bubble, idle_share, uniform
     from optsched.pipelines.orders import chimera, gpipe, one_f_one_b, vanilla, zb_h1, zb_h2
     from optsched.pipelines.parking import bpipe
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MODULES = ("generator", "models", "profiles")
 _HOME = {
     **dict.fromkeys(("hanayo", "interleaved", "wrapped", "zigzag"), "chunks"),
-    **dict.fromkeys(("Partition", "balanced", "merged", "partition"), "cuts"),
+    **dict.fromkeys(("Partition", "balanced", "partition"), "cuts"),
     **dict.fromkeys(("NAMES", "bubble", "idle_share", "uniform"), "equal_stages"),
     **dict.fromkeys(("chimera", "gpipe", "one_f_one_b", "vanilla", "zb_h1", "zb_h2"), "orders"),
     "bpipe": "parking",
@@ -27,7 +27,7 @@ _HOME = {
 
 __all__ = [
     "NAMES", "Partition", "balanced", "bpipe", "bubble", "chimera", "generator", "gpipe",
-    "hanayo", "idle_share", "interleaved", "merged", "models", "one_f_one_b", "partition",
+    "hanayo", "idle_share", "interleaved", "models", "one_f_one_b", "partition",
     "profiles", "uniform", "vanilla", "wrapped", "zb_h1", "zb_h2", "zigzag",
 ]  # fmt: skip
 

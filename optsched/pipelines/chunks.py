@@ -18,17 +18,7 @@ if TYPE_CHECKING:
 def wrapped(devices: int, chunks: int = 2) -> tuple[int, ...]:
     """Stage v on device v mod S: what `interleaved` needs.
 
-    Parameters
-    ----------
-    devices
-        Number of devices S.
-    chunks
-        Stages of every device.
-
-    Returns
-    -------
-    tuple of int, length devices * chunks
-        For `JobArray(place=...)` and `JobArray.from_profile(place=...)`.
+    For `JobArray(place=...)` and `JobArray.from_profile(place=...)`.
     """
     _check(devices, chunks)
     return (*range(devices),) * chunks
@@ -37,17 +27,7 @@ def wrapped(devices: int, chunks: int = 2) -> tuple[int, ...]:
 def zigzag(devices: int, chunks: int = 2) -> tuple[int, ...]:
     """Down the devices and up again, ``chunks / 2`` times (waves): what `hanayo` needs.
 
-    Parameters
-    ----------
-    devices
-        Number of devices S.
-    chunks
-        Stages of every device, an even number: two a wave.
-
-    Returns
-    -------
-    tuple of int, length devices * chunks
-        Such as ``(0, 1, 2, 2, 1, 0)``.
+    Such as ``(0, 1, 2, 2, 1, 0)``; `chunks` is even, two a wave.
     """
     _check(devices, chunks)
     if chunks % 2:
@@ -56,13 +36,7 @@ def zigzag(devices: int, chunks: int = 2) -> tuple[int, ...]:
 
 
 def chunks_of(job: JobArray, name: str) -> tuple[int, int]:
-    """Devices and stages a device of a job that is placed as `wrapped` or `zigzag` say.
-
-    Raises
-    ------
-    InputError
-        It is not, or the job is no `JobArray`; says which place to give.
-    """
+    """Devices and stages a device of a job that is placed as `wrapped` or `zigzag` say."""
     check_array(job, name)
     layout = {"interleaved": wrapped, "hanayo": zigzag}[name]
     devices = 1 + max(flat(job.place))
@@ -87,16 +61,8 @@ def interleaved(job: JobArray) -> Schedule:
     Device s of S runs 2(S - s - 1) + (c - 1)S forward blocks of its c chunks, then one forward,
     one backward. Micro-batches go through the chunks in groups of S. If S does not divide m, the
     groups are those of torch's `ScheduleInterleaved1F1B`: max(1, m // S) groups of equal size.
-
-    Parameters
-    ----------
-    job
-        With ``place=pipelines.wrapped(devices, chunks)``.
-
-    Raises
-    ------
-    InputError
-        Another place, or the micro-batches do not fall into groups of equal size.
+    The job has ``place=pipelines.wrapped(devices, chunks)``; micro-batches that do not fall into
+    groups of equal size are refused.
     """
     devices, chunks = chunks_of(job, "interleaved")
     return ordered(
@@ -145,11 +111,7 @@ def hanayo(job: JobArray) -> Schedule:
     device takes backward before forward, then the earlier micro-batch, then the deeper stage. For
     equal stages, b = 2f and m = S its bubble is at most the paper's (2S-2)/(3wS+S-1) for up to 3
     waves (checked for S <= 16). With 4 it is up to 0.4 points above it, first at S = 4.
-
-    Parameters
-    ----------
-    job
-        With ``place=pipelines.zigzag(devices, 2 * waves)``.
+    The job has ``place=pipelines.zigzag(devices, 2 * waves)``.
     """
     devices, _ = chunks_of(job, "hanayo")
     return ordered(job, "hanayo", lambda units: _greedy(job, devices, units))

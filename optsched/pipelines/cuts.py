@@ -5,13 +5,14 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from optsched.analysis.occupancy import peak_memory
 from optsched.errors import InputError
 from optsched.io.values import bytes_of, integer
+from optsched.problems.jobarray.merging import merged
 from optsched.problems.jobarray.problem import JobArray
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Schedule
 
 MakeSchedule: TypeAlias = "Callable[[JobArray], Schedule | None]"
-_SUMS: Final = (
-    "forward", "backward", "recompute", "update", "switch", "activation", "weight_memory", "state",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +82,6 @@ def partition(
     ----------
     layers
         A `JobArray` with one stage per layer, or a measured `Profile` with one stage per block.
-    stages
-        Number of stages.
     memory
         Bytes of a device. States, gradients and shared tensors of a profile (of a `JobArray` its
         ``state``) are subtracted. None = unlimited.
@@ -100,11 +96,6 @@ def partition(
     place
         Device of every stage, such as `wrapped` gives; default stage v on device v.
 
-    Raises
-    ------
-    InputError
-        No cut fits into the memory, or an argument is out of range.
-
     Examples
     --------
     >>> from optsched import JobArray
@@ -112,7 +103,7 @@ def partition(
     >>> layers = JobArray([[1, 2, 2, 2, 5]], [[2, 4, 4, 4, 10]], micro_batches=8)
     >>> found = partition(layers, 3, schedule=one_f_one_b)
     >>> found.cuts, found.value, found.lower_bound
-    ((2, 4), 162, 141)
+    ((2, 4), 141, 141)
     """
     chain = _chain(layers, memory)
     integer("stages", stages, 1, chain.array.n_stages)
@@ -131,32 +122,26 @@ def partition(
         )
     made = [_staged(chain, one.cuts, place) for one in found]
     planned = [_planned(array, schedule or _dispatched) for array in made]
-    possible = [k for k, one in enumerate(planned) if one is not None]
+    values = [None if one is None else one[0] for one in planned]
+    possible = [(one[0], k, one[1]) for k, one in enumerate(planned) if one is not None]
     if not possible:
         raise InputError(
             f"memory: none of the {len(found)} best cuts has a schedule that fits into "
             f"{chain.limit} bytes; say how many micro-batches a stage keeps with in_flight=, or "
             "raise candidates="
         )
-    values = [None if one is None else one.value for one in planned]
-    best = min(possible, key=lambda k: (values[k], k))
-    chosen = planned[best]
-    assert chosen is not None
+    value, k, best = min(possible, key=lambda one: one[:2])
     starts = [tuple(one.cuts[1:-1]) for one in found]
     return Partition(
-        starts[best], tuple(chain.names[k] for k in starts[best]), made[best], chosen.schedule,
-        chosen.value, _lower_bound(chain.array, stages, place),
-        tuple(zip(starts, values, strict=True)),
+        starts[k], tuple(chain.names[v] for v in starts[k]), made[k], best, value,
+        _lower_bound(chain.array, stages, place), tuple(zip(starts, values, strict=True)),
     )  # fmt: skip
 
 
 def naive(n_layers: int, stages: int) -> list[int]:
     """First layer of every stage and the end: layer counts that differ by at most one.
 
-    Returns
-    -------
-    list of int, length stages + 1
-        Stage v holds the layers ``cuts[v] .. cuts[v + 1] - 1``.
+    Stage v holds the layers ``cuts[v] .. cuts[v + 1] - 1``.
     """
     _check(n_layers, stages)
     return [v * n_layers // stages for v in range(stages + 1)]
@@ -165,17 +150,7 @@ def naive(n_layers: int, stages: int) -> list[int]:
 def balanced(costs: Sequence[int], stages: int) -> list[int]:
     """Cuts with the least cost of the costliest stage, exactly; of equal cuts the earliest.
 
-    Parameters
-    ----------
-    costs
-        Cost of every layer, >= 0, in any integer unit.
-    stages
-        Number of stages, at most the number of layers; each gets at least one layer.
-
-    Returns
-    -------
-    list of int, length stages + 1
-        As `naive`.
+    Costs are integers >= 0; every stage gets at least one layer. The result is as of `naive`.
     """
     _check(len(costs), stages)
     return best_cuts(costs, stages, 1)[0].cuts
@@ -202,14 +177,8 @@ def best_cuts(
     ``best[v][i]`` = the least bottlenecks of v stages over the first i layers = the least over j
     of max(best[v-1][j], load of j .. i-1, link before j). Of equal ones, less link load first.
 
-    Parameters
-    ----------
-    loads
-        Load of every layer.
-    links
-        Load of the link after every layer; a stage's messages take it while the stage computes.
-    fits
-        Whether layers ``first .. end - 1`` fit into the memory of a stage.
+    `links` has the load of the link after every layer, ``fits(stage, first, end)`` says whether
+    layers ``first .. end - 1`` fit into the memory of a stage.
     """
     n, total = len(loads), [0, *accumulate(loads)]
     between = [0] * n if links is None else [0, *links]
@@ -243,27 +212,6 @@ def _traced(rows: list[list[list[tuple[int, int, int, int]]]], n: int, rank: int
     return Cuts(bottleneck, link, cuts[::-1])
 
 
-def merged(array: JobArray, cuts: Sequence[int], **changes: Any) -> JobArray:
-    """The array in which layers ``cuts[v] .. cuts[v + 1] - 1`` are stage v.
-
-    Times and bytes add up; with recomputation a stage keeps the input of its first layer. Memory,
-    place and names of devices are dropped unless they are among the `changes`.
-    """
-    first, ends = np.array(cuts[:-1]), np.array(cuts[1:-1], np.int64) - 1
-    fields: dict[str, Any] = {
-        key: np.add.reduceat(getattr(array, key), first, axis=1) for key in _SUMS
-    }
-    if array.weight is not None:
-        fields["weight"] = np.add.reduceat(array.weight, first, axis=1)
-    fields["checkpoint"] = array.checkpoint[:, first]
-    again = np.maximum(fields["activation"] - fields["checkpoint"], 0)
-    fields["recompute_workspace"] = again if array.recompute_workspace.any() else 0 * again
-    fields |= {key: getattr(array, key)[:, ends] for key in ("lag_forward", "lag_backward")}
-    fields |= {"memory": 0, "place": None, "devices": None, "servers": None}
-    made: JobArray = array.replace(**fields | changes)
-    return made
-
-
 class _Chain(NamedTuple):
     """Layers to cut: their array and names, bytes that each holds all along, bytes of a device."""
 
@@ -286,13 +234,6 @@ class _Chain(NamedTuple):
             return bool(standing[end] - standing[first] + needed <= self.limit)
 
         return fits
-
-
-class _Planned(NamedTuple):
-    """A schedule and its period or makespan."""
-
-    schedule: Schedule
-    value: int
 
 
 def _chain(layers: Any, memory: str | int | None) -> _Chain:
@@ -341,15 +282,15 @@ def _staged(chain: _Chain, cuts: Sequence[int], place: Sequence[int] | None) -> 
     return merged(chain.array, cuts, **changes)
 
 
-def _planned(array: JobArray, make: MakeSchedule) -> _Planned | None:
-    """The array's schedule; None if there is none or it does not fit into the memory."""
+def _planned(array: JobArray, make: MakeSchedule) -> tuple[int, Schedule] | None:
+    """Value and schedule; None if there is none or it does not fit into the memory."""
     schedule = make(array)
     if schedule is None:
         return None
     limits = array.memory.tolist()
     if any(limit and peak_memory(schedule, d) > limit for d, limit in enumerate(limits)):
         return None
-    return _Planned(schedule, array.evaluate(schedule))
+    return array.evaluate(schedule), schedule
 
 
 def _dispatched(array: JobArray) -> Schedule | None:

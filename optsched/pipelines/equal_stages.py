@@ -59,31 +59,19 @@ def bubble(
 ) -> Fraction:
     """The published bubble of a pipeline of equal stages without communication, exactly.
 
+    It is the idle share of the makespan; for ``zb_h2``, as in the paper, that of the *period* of
+    iterations that follow each other.
+
     Parameters
     ----------
     name
-        One of `NAMES`.
-    stages
-        Number of devices S.
-    micro_batches
-        Their number m.
+        One of `NAMES`; refused are ``hanayo``, for which only a bound is published, and numbers
+        for which the formula does not hold.
     forward, backward, weight
         Times of a device for all its chunks and one micro-batch. With `weight`, the backward pass
         takes ``backward + weight``; only ``zb_h1`` and ``zb_h2`` run them apart.
     chunks
         Parts of the model on a device; for ``interleaved`` only.
-
-    Returns
-    -------
-    Fraction
-        Idle share of the makespan. For ``zb_h2`` it is that of the *period* of iterations that
-        follow each other, which is what the paper counts.
-
-    Raises
-    ------
-    InputError
-        Only a bound is published (``hanayo``), or the formula does not hold for these numbers; the
-        sentence says which it holds for.
     """
     if name not in NAMES:
         raise InputError(f"name: expected one of {', '.join(NAMES)}, got {format_value(name)}")
@@ -153,11 +141,6 @@ def uniform(
     pipeline that does not split the backward pass runs ``backward + weight`` as one block. A chunk
     keeps one byte from F to the end of its backward pass (W if there is one), so that peak bytes
     count chunks of activations.
-
-    Raises
-    ------
-    InputError
-        A time is no multiple of the chunks, or `weight` is missing for ``zb_h1`` or ``zb_h2``.
     """
     c, place = layout(name, stages, chunks)
     if name in SPLIT and weight is None:

@@ -84,23 +84,9 @@ def fixed(array: JobArray, name: str, rows: Sequence[Sequence[Step]]) -> Schedul
     Memory is not looked at: `optsched.verify` says whether the order fits. With
     ``objective="period"`` the order is repeated for ever with the least period it allows.
 
-    Parameters
-    ----------
-    array
-        Whose blocks; its `place` says on which device a step must stand.
-    name
-        For the provenance, as ``"pipeline"``.
-    rows
-        Steps of every device; devices without steps may be left out at the end. Updates follow
-        the last gradient block of their stage, or end the iteration in this row if other devices
-        must be done first.
-
-    Raises
-    ------
-    CyclicOrder
-        The steps of two devices wait for each other.
-    InputError
-        A block is missing, doubled or on the wrong device.
+    Devices without steps may be left out at the end of `rows`. Updates follow the last gradient
+    block of their stage, or end the iteration in the row if other devices finish first. Refuses
+    blocks that are missing, doubled or on the wrong device, and steps that wait for each other.
     """
     graph = array.graph()
     sequences = Rows.of(operations(array, graph, rows))

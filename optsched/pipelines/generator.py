@@ -46,16 +46,12 @@ def job_array(
     Parameters
     ----------
     model, stages, partition, link, memory, switch, micro_batches
-        See `optsched.pipelines.profiles.job_array_fields`.
-    jobs
-        Number of sibling jobs, 1 to 100,000.
+        See `optsched.pipelines.profiles.Options`.
     seed
         Shuffles the batch sizes; the same seed gives the same bytes.
     recompute
         Recompute activations in every job; ``"choose"`` leaves it to the solver, job by job.
         With `in_flight` every choice then has room: memory is that for jobs without recomputation.
-    objective
-        As in `JobArray`.
     in_flight
         Instead of `memory`: stage v of S has room for the S - v largest jobs, as 1F1B needs.
     jitter
@@ -65,11 +61,6 @@ def job_array(
         Bytes stay the model's, so that every stage still needs one of its layers.
     name
         By default the model, the sizes, the seed and every argument that is not at its default.
-
-    Raises
-    ------
-    InputError
-        Naming the argument, the value and the legal range.
     """
     if model not in BATCH_SIZES:
         raise InputError(f"model: expected one of {', '.join(BATCH_SIZES)}, got {model!r:.60}")

@@ -22,8 +22,6 @@ class Layer:
 
     Parameters
     ----------
-    name
-        For people.
     flops
         Floating-point operations of the forward pass (a multiply-add counts 2).
     params
@@ -59,8 +57,6 @@ class Model:
 
     Parameters
     ----------
-    name
-        Its key, e.g. ``"gpt2_xl"``.
     layers
         In order of the forward pass.
     half_batch

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 def vanilla(job: JobArray) -> Schedule:
     """One micro-batch after another through the whole pipeline: nothing overlaps.
 
-    Parameters
-    ----------
-    job
-        Stage v on device v. Of several jobs the micro-batches follow each other, as in all orders.
+    Of several jobs the micro-batches follow each other, as in all orders.
     """
     stages = one_stage_a_device(job, "vanilla")
     return ordered(job, "vanilla", lambda units: steps_ahead([1] * stages, len(units)))
@@ -31,16 +28,9 @@ def gpipe(job: JobArray, *, reverse: bool = False) -> Schedule:
 
     Parameters
     ----------
-    job
-        Stage v on device v.
     reverse
         Backward from the last micro-batch to the first, as in the paper; torch goes forward. Needs
         ``microbatch_order="free"``. Makespan and activations are the same.
-
-    Raises
-    ------
-    InputError
-        `reverse`, but the job demands ascending micro-batches.
     """
     stages = one_stage_a_device(job, "gpipe")
     if reverse and job.microbatch_order == "fixed":
@@ -70,11 +60,7 @@ def zb_h1(job: JobArray) -> Schedule:
 
     Stage s of S runs S - s forward blocks ahead, then I, W of s micro-batches earlier, F. So every
     device holds at most S micro-batches until their W, and S - s until their I.
-
-    Parameters
-    ----------
-    job
-        Stage v on device v, with `weight` (the backward pass split in I and W).
+    The job has `weight` (the backward pass split in I and W).
     """
     return _zero_bubble(job, "zb_h1", 1)
 
@@ -86,11 +72,6 @@ def zb_h2(job: JobArray) -> Schedule:
     device holds at most 2S - 1 micro-batches until their W. Within one iteration the devices still
     begin one after the other; without idle time they are with ``objective="period"``, where a
     device begins the next iteration as soon as it has ended its own.
-
-    Parameters
-    ----------
-    job
-        As for `zb_h1`.
     """
     return _zero_bubble(job, "zb_h2", 2)
 
@@ -144,18 +125,10 @@ def chimera(job: JobArray) -> Schedule:
     of a direction runs on stage v in slot v + 2k, B in slot 2S - 1 - v + 2k; S micro-batches make
     a unit, and units follow each other 2S slots apart ("direct concatenation").
 
-    Parameters
-    ----------
-    job
-        Stage v on device v, an even number of stages. Odd micro-batches are mirrored here: the
-        schedule's graph is that of the job with such a `place` and ``microbatch_order="free"``
-        (the two directions do not wait for each other), and an update of its own block instead
-        of a fused one. Exchanging gradients between the two copies of the weights takes no time.
-
-    Raises
-    ------
-    InputError
-        An odd number of stages, or a job that is placed otherwise.
+    The number of stages is even. Odd micro-batches are mirrored here: the schedule's graph is that
+    of the job with such a `place` and ``microbatch_order="free"`` (the two directions do not wait
+    for each other), and an update block instead of a fused one. Exchanging gradients between the
+    two copies of the weights takes no time.
     """
     stages = one_stage_a_device(job, "chimera")
     if stages % 2:

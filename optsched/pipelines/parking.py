@@ -52,17 +52,8 @@ def bpipe(job: JobArray, *, copy_time: int = 0) -> Schedule:
     room runs, and comes back while the block before its backward pass runs: copies of half a
     block's time cost nothing.
 
-    Parameters
-    ----------
-    job
-        Stage v on device v.
-    copy_time
-        Time of one copy over a link, in the job's time unit; a link copies one after the other.
-
-    Raises
-    ------
-    InputError
-        A bad time, another place, or ``objective="period"``: copies belong to one iteration.
+    `copy_time` is the time of one copy over a link; a link copies one after the other. A job with
+    ``objective="period"`` is refused: copies belong to one iteration.
     """
     stages = one_stage_a_device(job, "bpipe")
     integer("copy_time", copy_time, 0, MAX_INTEGER // MAX_BLOCKS)

@@ -114,11 +114,6 @@ def job_array_fields(
     -------
     dict
         Arrays of shape (n_jobs, stages) in whole microseconds and bytes, and the labels.
-
-    Raises
-    ------
-    InputError
-        Naming the argument, the value and the legal range.
     """
     given = Options(**options)
     profile = model if isinstance(model, Model) else model_of(model)
@@ -212,15 +207,7 @@ def forward_time(layer: Layer, model: Model, batch: int) -> Fraction:
 
 
 def stages_of(model: Model, stages: int, batch: int, partition: str = "balanced") -> list[Stage]:
-    """Cut the model into stages.
-
-    Parameters
-    ----------
-    model, stages, partition
-        As in `job_array_fields`.
-    batch
-        Samples per micro-batch at which ``"balanced"`` compares stages.
-    """
+    """Cut the model into stages; ``"balanced"`` for micro-batches of `batch` samples."""
     if partition == "naive":
         cuts = naive(len(model.layers), stages)
     elif partition == "balanced":  # nanoseconds: integers, and fine enough

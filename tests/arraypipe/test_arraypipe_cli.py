@@ -21,7 +21,6 @@ import optsched
 from optsched import JobArray
 from optsched.arraypipe import random_schedule
 from optsched.arraypipe.distributed import launch
-from optsched.arraypipe.profile.document import Profile
 from optsched.model.schedule import Schedule
 from optsched.pipelines import gpipe
 
@@ -262,7 +261,7 @@ def test_orders_refused(shop: Cli) -> None:
         said = shop.refused("arraypipe", "run", script, schedule, *words.split())
         assert sentence in said, words
     for words, sentence in (
-        ("--sizes 2;4", "sizes: "), ("--repeats 3", "repeats: "),
+        ("--sizes 2;4", "sizes: "), ("--repeats 2", "repeats: "),
         ("--out t.py", "is the file that is read"),
     ):  # fmt: skip
         assert sentence in shop.refused("arraypipe", "profile", good, *words.split())
@@ -308,7 +307,6 @@ def test_problem_of_a_profile(shop: Cli) -> None:
     problem = ("arraypipe", "problem", "in/x.profile.json")
     assert without_torch(*problem).stdout.startswith("wrote in/x.jobarray.json: 4 jobs")
     assert shop("solve", "in/x.jobarray.json", "--solver", "dispatch", "-o", "s.json").code == 0
-    assert Profile.read("in/x.profile.json").made(Schedule.read("s.json"))
     given = ("--memory", "80GB", "--objective", "makespan", "-o", "y.jobarray.json")
     assert shop(*problem, *given).code == 0
     array = optsched.JobArray.read("y.jobarray.json")

@@ -128,4 +128,4 @@ def test_an_inline_run_remembers_its_end(
         assert course.forgotten > 0
         assert not any(part.seats for part in course.segments[: course.forgotten])
     text = str(result.report)
-    assert f"(the last {result.report.cycles} cycles of the run; " in text and "its end" in text
+    assert f"(the last {result.report.cycles} cycles; " in text

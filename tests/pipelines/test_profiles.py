@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from optsched import JobArray
 from optsched.errors import InputError
+from optsched.pipelines.cuts import balanced, naive
 from optsched.pipelines.models import MODELS, Layer, model_of
-from optsched.pipelines.partition import balanced, naive
 from optsched.pipelines.profiles import bytes_of, forward_time, job_array_fields, stages_of
 
 NAMES = st.sampled_from(sorted(MODELS))

@@ -36,6 +36,7 @@ from optsched.arraypipe.profile.document import (
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import on_gpu
+from optsched.arraypipe.runtime.losses import Criterion
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages, waits_for_all
 from optsched.arraypipe.runtime.types import tensors_of
 from optsched.errors import InputError
@@ -217,7 +218,7 @@ class _StageBench:
         precision: Any = feed.job.precision
         x, end = inputs[size, precision], None
         if stage.last:
-            end = blocks.Criterion(self.trainer.loss, feed.target(0, self.device), 1.0)
+            end = Criterion(self.trainer.loss, feed.target(0, self.device), 1.0)
         with _enough_memory(f"stage {self.index} ({self.name}), micro-batch {size}"):
             blocks.rehearse(stage, x if len(x) > 1 else x[0], end)
             saved, kept, output = saved_bytes(stage, x, end)
@@ -235,7 +236,7 @@ class _StageBench:
         )  # fmt: skip
 
     def _timed(
-        self, stage: JobStage, x: Tensors, end: blocks.Criterion | None, gradients: Any
+        self, stage: JobStage, x: Tensors, end: Criterion | None, gradients: Any
     ) -> dict[str, _Case]:
         """Repeat forward, recompute and backward of one micro-batch."""
         cases = {kind: _Case(self.device) for kind in "FRB"}
