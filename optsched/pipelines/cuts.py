@@ -228,10 +228,9 @@ class _Chain(NamedTuple):
         passing = [0, *accumulate(kept.tolist())]
 
         def fits(stage: int, first: int, end: int) -> bool:
-            if self.limit is None:
-                return True
             needed = flight[stage] * (passing[end] - passing[first])
-            return bool(standing[end] - standing[first] + needed <= self.limit)
+            needed += standing[end] - standing[first]
+            return self.limit is None or needed <= self.limit
 
         return fits
 
@@ -251,8 +250,8 @@ def _loads(array: JobArray) -> list[int]:
     """Time of all jobs in a cycle on every layer."""
     passes = array.forward + array.backward + (0 if array.weight is None else array.weight)
     passes = passes + array.recompute * np.array([*array.recomputes], np.int64)[:, None]
-    once = array.micro_batches[:, None] * passes
-    once = once + (0 if array.update_mode == "none" else array.update)
+    updates = 0 if array.update_mode == "none" else array.update
+    once = array.micro_batches[:, None] * passes + updates
     loads: list[int] = (_copies(array) @ once).tolist()
     return loads
 

@@ -59,8 +59,6 @@ def job_array(
     times
         Instead of the model's times: uniform in this range, both ends included, without lags.
         Bytes stay the model's, so that every stage still needs one of its layers.
-    name
-        By default the model, the sizes, the seed and every argument that is not at its default.
     """
     if model not in BATCH_SIZES:
         raise InputError(f"model: expected one of {', '.join(BATCH_SIZES)}, got {model!r:.60}")
@@ -106,9 +104,7 @@ def job_array(
 
 
 _MODES: Final = {False: "never", True: "always"}
-
-MAX_TIME: Final = 10**9
-"""Longest block time that is drawn."""
+MAX_TIME: Final = 10**9  # longest block time that is drawn
 
 
 def _random(array: JobArray, times: tuple[int, int], seed: int) -> JobArray:

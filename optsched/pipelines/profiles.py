@@ -125,7 +125,8 @@ def job_array_fields(
         )
     integer("stages", stages, 1, layers)
     sizes = _samples(batch_sizes, given.micro_batches)
-    parts = stages_of(profile, stages, _second(sizes), given.partition)
+    distinct = sorted(set(sizes))
+    parts = stages_of(profile, stages, distinct[min(1, len(distinct) - 1)], given.partition)
     placed = place_of(given.place, np.ones(1, np.int64), stages)
     if not isinstance(placed[0], int):
         raise InputError("place: expected one device per stage")
@@ -259,11 +260,6 @@ def _samples(batch_sizes: Sequence[int], micro_batches: int) -> list[int]:
                 f"batch_sizes[{j}]: {size} is no multiple of {micro_batches} micro-batches"
             )
     return [size // micro_batches for size in sizes]
-
-
-def _second(sizes: Sequence[int]) -> int:
-    distinct = sorted(set(sizes))
-    return distinct[min(1, len(distinct) - 1)]
 
 
 def _bandwidths(link: str, devices: Sequence[int], servers: Sequence[str]) -> list[int]:
