@@ -133,30 +133,6 @@ def two_views(output: Tensor, target: Tensor) -> Tensor:
     return -F.cosine_similarity(*output.chunk(2)).mean()
 
 
-def hardest(output: Tensor, target: Tensor) -> Tensor:
-    """The hardest half of the batch."""
-    found = F.mse_loss(output, target, reduction="none").mean(1)
-    return found.topk(-(-len(found) // 2)).values.mean()
-
-
-def positives(output: Tensor, target: Tensor) -> Tensor:
-    """Focal loss over the number of positive samples."""
-    found = F.binary_cross_entropy_with_logits(output, (target > 0.9).float(), reduction="none")
-    return found.sum() / (target > 0.9).sum().clamp(min=1)
-
-
-def lost(output: Tensor, target: Tensor) -> Tensor:
-    """Mean over targets that are known."""
-    known = target > 0.3
-    return F.mse_loss(output[known], target[known])
-
-
-def normalised(output: Tensor, target: Tensor) -> Tensor:
-    """Always one; only its gradient depends on the batch."""
-    value = F.mse_loss(output, target)
-    return value / value.detach()
-
-
 def ctc(output: Tensor, target: Tensor) -> Tensor:
     """Outputs have time first; a mean over samples."""
     long = torch.full((output.shape[1],), 3), torch.full((output.shape[1],), 1)
@@ -177,44 +153,24 @@ LOSSES = {
     "cross entropy": Row(F.cross_entropy, True),
     "module": Row(nn.CrossEntropyLoss(label_smoothing=0.1), True),
     "squares": Row(nn.MSELoss(), True, numbers),
-    "huber": Row(nn.SmoothL1Loss(), True, numbers),
-    "logits": Row(nn.BCEWithLogitsLoss(pos_weight=WEIGHTS), True, numbers),
-    "probabilities": Row(lambda y, t: F.binary_cross_entropy(y.sigmoid(), t), True, numbers),
     "batchmean": Row(
         lambda y, t: F.kl_div(y.log_softmax(1), t.softmax(1), reduction="batchmean"), True, numbers
     ),
     "tokens": Row(by_token, True, tokens, "tokens"),
-    "flat tokens": Row(by_token, True, tokens, "flat"),
     "time first": Row(ctc, True, classes, "times first"),
     "mask by sample": Row(by_mask_and_sample, True, masked, "tokens"),
     "two views": Row(two_views, True, classes, "two views"),
     "pair": Row(lambda y, t: F.mse_loss(y.first, t) + y.second.abs().mean(), True, numbers, "pair"),
     "dict": Row(lambda y, t: y["scale"] * F.cross_entropy(y["logits"], t), True, classes, "dict"),
     "object": Row(lambda y, t: F.cross_entropy(y.logits, t), True, classes, "object"),
-    "critic": Row(lambda y, t: -y.float().mean(), True),
-    "categorical": Row(
-        lambda y, t: -torch.distributions.Categorical(probs=y.softmax(1)).log_prob(t).mean(), True
-    ),
     "sum": Row(nn.CrossEntropyLoss(reduction="sum"), True),
     "sum of a function": Row(lambda y, t: F.mse_loss(y, t, reduction="sum"), False, numbers),
-    "over a fixed size": Row(lambda y, t: (y - t).square().sum() / 12, False, numbers),
     "weights by class": Row(nn.CrossEntropyLoss(weight=WEIGHTS), True),
     "weights in a function": Row(partial(F.cross_entropy, weight=WEIGHTS), True),
     "ignored class": Row(nn.CrossEntropyLoss(ignore_index=2), True),
     "padding": Row(by_token, True, padded, "tokens"),
-    "flat padding": Row(by_token, True, padded, "flat"),
     "mask": Row(by_mask, False, masked, "tokens"),
     "contrastive": Row(contrastive, False),
-    "hardest": Row(hardest, False, numbers),
-    "positives": Row(positives, False, numbers),
-    "known": Row(lost, False, numbers),
-    "root": Row(lambda y, t: F.mse_loss(y, t).sqrt(), False, numbers),
-    "spread": Row(lambda y, t: -y.var(0, unbiased=False).sum(), False),
-    "batch norm": Row(lambda y, t: F.mse_loss(y / (y.std(0) + y.mean()), t), False, numbers),
-    "only the gradient": Row(normalised, False, numbers),
-    "object, sum": Row(
-        lambda y, t: F.cross_entropy(y.logits, t, reduction="sum"), False, classes, "object"
-    ),
 }
 
 
