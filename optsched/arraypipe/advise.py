@@ -9,6 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from optsched.analysis.occupancy import peak_memory
 from optsched.arraypipe.profile.document import Profile
@@ -21,7 +22,7 @@ from optsched.solving.solve import solve
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from optsched.arraypipe.profile.document import ProfiledJob
     from optsched.problems.jobarray.problem import JobArray
@@ -151,28 +152,63 @@ def advise(
     picked, states = [job for job, _ in chosen], [state for _, state in chosen]
     count = known.n_stages if devices is None else integer("devices", devices, 1, MOST_DEVICES)
     total = known.device.memory_bytes if memory is None else bytes_of(memory)
-    width = min(known.n_stages, count)
-    array = known.problem(picked)
+    limit = total * (1 - RESERVE) if total else inf
+    best: dict[str, Option] = {}
+    for setting, changed in _settings(known, picked):
+        for name, run, reason in _compared(known, setting, states, count):
+            option = _option(name, run, reason + changed, limit)
+            best[name] = min(best.get(name, option), option, key=_rank)
+    spread = max(times.spread for _, times in known.cases())
+    ranked = sorted(best.values(), key=lambda option: option.seconds or inf)
+    return Advice(tuple(ranked), len(picked), count, total, spread)
+
+
+def _rank(option: Option) -> tuple[float, int]:
+    return option.seconds or inf, option.needed if option.seconds is None else 0
+
+
+def _settings(
+    profile: Profile, jobs: Sequence[ProfiledJob]
+) -> Iterator[tuple[list[ProfiledJob], str]]:
+    """The jobs as they are set; with recomputation, and with smaller measured micro-batches."""
+    sizes = sorted({b.batch for b in profile.blocks}, reverse=True)
+    seen = set()
+    for most in (None, *sizes):
+        for again in (False, True):
+            row = []
+            for job in jobs:
+                parts = job.microbatches if most is None else -(-job.batch_size // most)
+                one = replace(
+                    job, microbatches=max(parts, job.microbatches), recompute=again or job.recompute
+                )
+                measured = one.batch in profile.sizes(one.precision)
+                row.append(one if measured else replace(job, recompute=one.recompute))
+            if (key := tuple(row)) not in seen:
+                seen.add(key)
+                changed = f"; micro-batches of up to {most}" * (row[0].batch != jobs[0].batch)
+                yield row, changed + "; all jobs recompute" * again
+
+
+def _compared(
+    profile: Profile, jobs: Sequence[ProfiledJob], states: Sequence[Any], count: int
+) -> Iterator[tuple[str, _Run, str]]:
+    """Time and bytes of the options."""
+    width = min(profile.n_stages, count)
+    array = profile.problem(jobs)
     cuts = balanced(_loads(array).sum(axis=0).tolist(), width)
     staged = merged(array, cuts)
 
     def held(rows: Sequence[int]) -> list[int]:
         state = np.array([states[j] for j in rows]).T.tolist()
-        found = standing_bytes(known, [picked[j] for j in rows], state)
+        found = standing_bytes(profile, [jobs[j] for j in rows], state)
         return np.add.reduceat(found, cuts[:-1]).tolist()  # type: ignore[no-any-return]
 
-    alone = [_alone(array, j, sum(held([j]))) for j in range(len(picked))]
-    piped = [_pipelined(staged.subset([j]), held([j])) for j in range(len(picked))]
-    found = [
-        _in_turn("one job per GPU", alone, count, picked),
-        *([_in_turn("1F1B", piped, count // width, picked)] if width > 1 else []),
-        _arrays(staged, held, count // width),
-    ]
-    limit = total * (1 - RESERVE) if total else inf
-    options = [_option(*one, limit) for one in found]
-    spread = max(times.spread for _, times in known.cases())
-    ranked = sorted(options, key=lambda option: option.seconds or inf)
-    return Advice(tuple(ranked), len(picked), count, total, spread)
+    alone = [_alone(array, j, sum(held([j]))) for j in range(len(jobs))]
+    yield _in_turn("one job per GPU", alone, count, jobs)
+    if width > 1:
+        piped = [_pipelined(staged.subset([j]), held([j])) for j in range(len(jobs))]
+        yield _in_turn("1F1B", piped, count // width, jobs)
+    yield _arrays(staged, held, count // width)
 
 
 def _option(name: str, run: _Run, reason: str, limit: float) -> Option:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from program import PATIENCE, PROGRAM
 
 from optsched.arraypipe import random_schedule
 
@@ -19,8 +17,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
-    "executor": 6, "executor-advise": 2, "executor-life": 6, "executor-memory": 2,
-    "executor-models": 3, "executor-profile": 4, "executor-report": 2, "executor-sweeps": 4,
+    "executor": 6, "executor-life": 6, "executor-memory": 2,
+    "executor-models": 3, "executor-profile": 3, "executor-report": 2, "executor-sweeps": 4,
 }  # fmt: skip
 NUMBER = r"[-+]?[0-9][0-9.]*(e[-+][0-9]+)?( (s|ms|us|ns)\b|%|x)?"
 
@@ -65,28 +63,3 @@ def test_commands_on_the_page_run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
     for command in commands[:-1]:
         done = cli(*shlex.split(command.replace("1000", "3")))
         assert done.code == 0, (command, done.err)
-
-
-def shape(text: str) -> list[str]:
-    """Lines without numbers, which vary, nor columns, which are as wide as the numbers."""
-    rows = (" ".join(re.sub(NUMBER, "#", line).split()) for line in text.splitlines())
-    return [re.sub(r"(?<= )-(?= |$)", "#", words) for words in rows]  # - is not known
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_commands_print_such_a_report(cli: Cli) -> None:
-    """Line by line, but for the numbers; with fewer steps and a hasty solver."""
-    Path("examples").symlink_to(ROOT / "examples")
-    (block,) = re.findall(r"```console\n(.*?)```", text_of("executor-report"), re.S)
-    run, again = (shlex.split(line)[2:] for line in block.splitlines())
-    run[run.index("--steps") + 1] = "8"
-    done = subprocess.run(
-        [*PROGRAM, *run, "--time-limit", "0.5", "--quiet"],
-        capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (report,) = re.findall(r"```\n( +whole run .*?)```", text_of("executor-report"), re.S)
-    told = cli(*again).out
-    assert told in done.stdout
-    assert shape(told[told.index("      whole run") :]) == shape(report)
