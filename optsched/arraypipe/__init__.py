@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from optsched.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from optsched.arraypipe.advise import Advice, advise
+    from optsched.arraypipe.advice import Advice, advise
     from optsched.arraypipe.callbacks import Callback
     from optsched.arraypipe.demo import DemoResult, run_demo
     from optsched.arraypipe.job import Job, JobFailed
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from optsched.arraypipe.training_run import RunResult
 
 _HOME = {
-    "Advice": "advise", "ArraySweep": "sweep.sweep", "ArrayTrainer": "trainer",
+    "Advice": "advice", "ArraySweep": "sweep.sweep", "ArrayTrainer": "trainer",
     "Callback": "callbacks", "DemoResult": "demo", "ExecutionPlan": "plan.plan", "Job": "job",
     "JobFailed": "job", "Profile": "profile.document", "Report": "report.report",
     "RunConfig": "trainer", "RunResult": "training_run",
-    "SplitPoint": "model.split", "SweepResult": "sweep.sweep", "advise": "advise",
+    "SplitPoint": "model.split", "SweepResult": "sweep.sweep", "advise": "advice",
     "compile": "plan.plan",
     "random_schedule": "plan.orders", "run_demo": "demo",
 }  # fmt: skip

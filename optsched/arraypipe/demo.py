@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.optim import SGD, AdamW
 
-from optsched.arraypipe.advise import advise
+from optsched.arraypipe.advice import advise
 from optsched.arraypipe.cli.output import check_folder
 from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.job import Job

@@ -69,7 +69,7 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Compare one job per GPU, 1F1B and the job array, in seconds per round of all jobs."""
-    from optsched.arraypipe.advise import advise as advice_on
+    from optsched.arraypipe.advice import advise as advice_on
 
     advice = advice_on(file, devices=devices, memory=memory)
     print(json.dumps(advice.as_dict()) if as_json else advice)

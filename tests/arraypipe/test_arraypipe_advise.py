@@ -11,7 +11,7 @@ from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.arraypipe.advise import Advice, Option, advise
+from optsched.arraypipe.advice import Advice, Option, advise
 from optsched.arraypipe.profile.document import Profile, from_tree
 from optsched.errors import InputError
 
