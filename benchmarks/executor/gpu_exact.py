@@ -237,7 +237,7 @@ def slots(sizes: Sizes, case: Case, most: int) -> Iterator[Row]:
 def state_bytes(sizes: Sizes, case: Case) -> int:
     """Bytes of the largest stage of the first job: weights, masters, buffers and moments."""
     job, array = case.jobs[0], trainer(sizes, case.model, case.jobs[:1])
-    stages = fresh_stages(fresh_model(array.build_model, job), array.stages, job, 0, "job0")
+    stages = fresh_stages(fresh_model(array.build_model, job), array.cut, job, 0, "job0")
     return max(sum(layout_of(stage, "job0").bytes) for stage in stages)
 
 

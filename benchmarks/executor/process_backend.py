@@ -56,7 +56,7 @@ def ours(ranks: int, width: int, depth: int, parts: int, steps: int) -> float:
     job = Job(0, BATCH * parts, lambda p: torch.optim.SGD(p, lr=1e-3), microbatches=parts)
     trainer = ArrayTrainer(
         lambda: build_model(ranks, width, depth), data, jobs=[job],
-        stages=[[str(s)] for s in range(ranks)], loss=torch.nn.functional.mse_loss,
+        stages=[str(s) for s in range(1, ranks)], loss=torch.nn.functional.mse_loss,
     )  # fmt: skip
     schedule = pipelines.one_f_one_b(JobArray([[1] * ranks], [[2] * ranks], micro_batches=[parts]))
     result = trainer.run(schedule, steps, backend="process")

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from optsched.arraypipe.callbacks import Callback
     from optsched.arraypipe.demo import DemoResult, run_demo
     from optsched.arraypipe.job import Job, JobFailed
-    from optsched.arraypipe.model.split import SplitPoint
     from optsched.arraypipe.plan.orders import random_schedule
     from optsched.arraypipe.plan.plan import ExecutionPlan, compile
     from optsched.arraypipe.profile.document import Profile
@@ -26,14 +25,14 @@ _HOME = {
     "Callback": "callbacks", "DemoResult": "demo", "ExecutionPlan": "plan.plan", "Job": "job",
     "JobFailed": "job", "Profile": "profile.document", "Report": "report.report",
     "RunConfig": "trainer", "RunResult": "training_run",
-    "SplitPoint": "model.split", "SweepResult": "sweep.sweep", "advise": "advice",
+    "SweepResult": "sweep.sweep", "advise": "advice",
     "compile": "plan.plan",
     "random_schedule": "plan.orders", "run_demo": "demo",
 }  # fmt: skip
 
 __all__ = [
     "Advice", "ArraySweep", "ArrayTrainer", "Callback", "DemoResult", "ExecutionPlan", "Job",
-    "JobFailed", "Profile", "Report", "RunConfig", "RunResult", "SplitPoint", "SweepResult",
+    "JobFailed", "Profile", "Report", "RunConfig", "RunResult", "SweepResult",
     "advise", "compile", "random_schedule", "run_demo",
 ]  # fmt: skip
 

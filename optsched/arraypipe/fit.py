@@ -168,7 +168,7 @@ class Fit:
                 raise InputError("replan: expected no schedule, so that its problem is known")
         if not self.on_ranks:
             # a schedule has one device a stage, if there are so many or it is one for all
-            found, count = resolve(trainer.devices), len(trainer.stages)
+            found, count = resolve(trainer.devices), trainer.n_stages
             if trainer.devices is not None or len(found) > 1:
                 count = min(count, len(found))
             schedule, self.problem = self._prepare(plan, count)
@@ -248,7 +248,7 @@ class Fit:
         checked, there = trainer.with_jobs(trainer.jobs[:seats]), resolve(trainer.devices)
         if self.on_ranks:  # all stages are here for once
             there, checked.memory = own_first(there)[:1], None
-        checked.devices = (there * len(trainer.stages))[: len(trainer.stages)]
+        checked.devices = (there * trainer.n_stages)[: trainer.n_stages]
         try:
             found = checked.check_exact(steps)
         except (JobFailed, torch.OutOfMemoryError) as error:
@@ -322,7 +322,7 @@ def schedule_for(
     `InputError` if there are more than stages. `say` is called with lines of progress.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return _solved(trainer, devices or len(trainer.stages), time_limit, say)[0]
+        return _solved(trainer, devices or trainer.n_stages, time_limit, say)[0]
     import torch.distributed as dist
 
     from optsched.arraypipe.distributed.group import agree, join
@@ -347,7 +347,7 @@ def _solved(
     from optsched.solving.solve import solve
     from optsched.solving.stop import Gap
 
-    n_stages = len(trainer.stages)
+    n_stages = trainer.n_stages
     if not 1 <= devices <= n_stages:
         raise InputError(
             f"devices: the model has {n_stages} stages, which cannot fill {devices} devices"

@@ -174,17 +174,21 @@ def seed_generator(key: int, device: torch.device) -> None:
         torch.cuda.default_generators[device.index].manual_seed(key)
 
 
-def before_calls(module: nn.Module, action: Callable[[], None]) -> Callable[[], None]:
+def before_calls(
+    module: nn.Module, action: Callable[[Any, Any], tuple[Any, Any]]
+) -> Callable[[], None]:
     """Call a function before every call of a module; what is returned ends that.
 
-    A hook would be compiled with the module after `torch.nn.Module.compile`.
+    It gets the arguments by position and by name, and returns those for the module. A hook would be
+    compiled with the module after `torch.nn.Module.compile`.
     """
     compiled: Any = module._compiled_call_impl
     if compiled is None:
-        return module.register_forward_pre_hook(lambda *_: action()).remove
+        hook = module.register_forward_pre_hook(lambda _, *given: action(*given), with_kwargs=True)
+        return hook.remove
 
     def call(*arguments: Any, **options: Any) -> Any:
-        action()
+        arguments, options = action(arguments, options)
         return compiled(*arguments, **options)
 
     module._compiled_call_impl = call

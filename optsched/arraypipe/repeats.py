@@ -11,11 +11,11 @@ import torch
 
 from optsched.arraypipe.job import seed_generator
 from optsched.arraypipe.model.checks import buffers_at, changed_since, copied, counts_of
+from optsched.arraypipe.model.inputs import mapped, tensors_in
 from optsched.arraypipe.model.optimizers import same
 from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import global_state_kept
-from optsched.arraypipe.runtime.losses import mapped, tensors_in
 from optsched.arraypipe.runtime.stages import fresh_model
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ def cause(trainer: ArrayTrainer, job: Job, steps: int, device: torch.device) -> 
         holders = buffer_holders([model])
         feed = Feed(data, job, "", 0)
         feed.draw(0)
-        x, target = feed.input(0, device), feed.target(0, device)
+        inputs, target = feed.microbatch(0, device)
 
         def forward() -> Any:
             buffers: Any = tuple(part._buffers[name] for part, name in holders)
             with buffers_at(holders, copied(buffers)):
-                return model(mapped(x, torch.clone))
+                return inputs.copied().call(model)
 
         output = mapped(forward(), torch.detach)
         before = counts_of([model])

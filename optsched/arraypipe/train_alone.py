@@ -17,7 +17,8 @@ try:
 except ModuleNotFoundError:
     raise MissingExtra("train_alone", "torch") from None
 
-from optsched.arraypipe.job import before_calls
+from optsched.arraypipe.model.calls import cut_alone
+from optsched.arraypipe.runtime.data import cut_batch, target_of
 from optsched.arraypipe.runtime.losses import (
     Criterion,
     NotMean,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from optsched.arraypipe.job import Data, Job, Loss
+    from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.runtime.losses import Weight
 
 
@@ -71,13 +73,13 @@ def train_alone(
     array; the first batch is also computed whole, and `NotMean` is raised unless loss and gradients
     are equal except for rounding. Numbers of NumPy in settings and schedules are taken as Python's.
     The random numbers of a stage are seeded with ``job.key(iteration, microbatch, stage)`` in front
-    of its first module.
+    of its first block, whose input is made contiguous.
 
     Parameters
     ----------
     cuts
-        Name of the first module of every stage (`ArrayTrainer.cuts`). For an `nn.Sequential` the
-        cut indices that `ArrayTrainer` takes are accepted, and stage 0 may be left out.
+        Names of the blocks at which stages 1, 2, ... begin (`ArrayTrainer.cuts`), or their indices
+        in an `nn.Sequential`.
     steps
         Number of iterations, from the initial weights.
     device
@@ -92,8 +94,7 @@ def train_alone(
     """
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         alone = _Alone(_model(build_model, job), job, loss, weight, torch.device(device))
-        for stage, name in enumerate(_beginnings(alone.model, cuts)):
-            before_calls(alone.model.get_submodule(name), partial(alone.reseed, stage))
+        cut_alone(alone.model, _names(alone.model, cuts), alone.reseed)
         batches = iter(data(job, 0))
         losses = [alone.step(iteration, next(batches)) for iteration in range(steps)]
     optimizer = alone.optimizer
@@ -151,28 +152,29 @@ class _Alone:
         if self.place.type == "cuda":
             torch.cuda.default_generators[self.place.index or 0].manual_seed(key)
 
-    def output(self, part: Any) -> Any:
+    def output(self, part: Inputs) -> Any:
         """The forward of the model on a micro-batch."""
-        x = part if isinstance(part, dict) else part[0]
-        x = mapped(x, lambda t: t.to(self.place, self.dtype if t.is_floating_point() else None))
-        return self.model(**x) if isinstance(part, dict) else self.model(x)
+        x = mapped(part, lambda t: t.to(self.place, self.dtype if t.is_floating_point() else None))
+        self.reseed(0)
+        return x.copied().call(self.model)
 
     def target(self, part: Any) -> Any:
         """What the loss compares the output with."""
-        target = part if isinstance(part, dict) else part[1]
+        target = target_of(part)
         return mapped(target, lambda t: t.to(self.place)) if tensors_in(target) else target
 
     def step(self, iteration: int, batch: Any) -> float:
         """Train one iteration; its loss."""
-        parts = _parts(batch, self.job.microbatches)
+        inputs, parts = cut_batch(batch, self.job.microbatches)
         factors = self.factors(parts)
+        rows = list(zip(inputs, parts, strict=True))
         if not iteration and len(parts) > 1:
-            self._compare(batch, parts, factors)
+            self._compare(batch, rows, factors)
         value = 0.0
-        for m, (part, factor) in enumerate(zip(parts, factors, strict=True)):
+        for m, ((x, part), factor) in enumerate(zip(rows, factors, strict=True)):
             self.now = iteration, m
             with autocast(self.job.precision, self.place):
-                output = self.output(part)
+                output = self.output(x)
                 weighted = Criterion(self.loss, self.target(part), factor)(output)
             if not iteration and not m:
                 check_trained(weighted, tensors_in(output), self.model.parameters())
@@ -202,28 +204,29 @@ class _Alone:
                     p.copy_(master)
         self.model.zero_grad(set_to_none=True)
 
-    def _compare(self, batch: Any, parts: Sequence[Any], factors: Sequence[float]) -> None:
+    def _compare(self, batch: Any, rows: Sequence[Any], factors: Sequence[float]) -> None:
         """Refuse weights with which micro-batches do not add up to the batch.
 
         Not if the outputs themselves depend on how the batch is cut, or change from call to call.
         """
         sums: list[float] = []
 
-        def value(part: Any) -> torch.Tensor:
-            output = self.output(mapped(part, torch.Tensor.clone))
+        def value(x: Inputs, part: Any) -> torch.Tensor:
+            output = self.output(x)
             found = Criterion(self.loss, self.target(part), 1.0)(output)
             rows = [t.detach() for t in tensors_in(output) if t.is_floating_point() and t.dim()]
             sums.append(math.fsum(float(t.double().square().sum()) for t in rows))
             return found
 
-        calls = [partial(value, part) for part in parts]
+        calls = [partial(value, *row) for row in rows]
+        (x,), (whole,) = cut_batch(batch, 1)
         try:
             with evaluating([self.model]):
-                once = value(batch).item()
+                once = value(x, whole).item()
                 sentence = difference(
-                    partial(value, batch), calls, factors, [p for _, p in self.named]
+                    partial(value, x, whole), calls, factors, [p for _, p in self.named]
                 )
-                repeats = once == value(batch).item()
+                repeats = once == value(x, whole).item()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             warnings.warn(f"loss: the batch cannot be computed whole ({reason:.300})", stacklevel=4)
@@ -233,14 +236,10 @@ class _Alone:
             raise NotMean(sentence)
 
 
-def _beginnings(model: torch.nn.Module, cuts: Sequence[str | int]) -> list[str]:
-    """Name of the first module of every stage."""
-    if not isinstance(model, torch.nn.Sequential):
-        return [str(cut) for cut in cuts]
+def _names(model: torch.nn.Module, cuts: Sequence[str | int]) -> list[str]:
+    """Names of the blocks at which stages begin."""
     children = list(model._modules)
-    names = [children[cut] if isinstance(cut, int) else cut for cut in cuts]
-    begins = bool(names) and names[0].partition(".")[0] in ("", children[0])
-    return names if begins else [children[0], *names]
+    return [children[cut] if isinstance(cut, int) else cut for cut in cuts]
 
 
 def differences(got: Trained, alone: Trained) -> list[str]:
@@ -279,10 +278,3 @@ def _compared(what: str, got: dict[str, Any], alone: dict[str, Any]) -> list[str
             count = int((a != b).sum())
             found.append(f"{what} {name}: {count} of {a.numel()} values differ")
     return found
-
-
-def _parts(batch: Any, count: int) -> list[Any]:
-    """The micro-batches of a batch, in its form."""
-    if count == 1:
-        return [batch]
-    return [mapped(batch, lambda t, m=m: t.tensor_split(count)[m]) for m in range(count)]  # type: ignore[misc]

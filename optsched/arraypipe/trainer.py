@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import nn
 
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder
@@ -15,7 +17,9 @@ from optsched.arraypipe.job import PRECISIONS, Job
 from optsched.arraypipe.life.changes import check_problem, fits_seat
 from optsched.arraypipe.memory.budget import check_limit
 from optsched.arraypipe.model.build import build
-from optsched.arraypipe.model.split import Names, Stages, check_chain, split, stage_names
+from optsched.arraypipe.model.calls import UNCUT
+from optsched.arraypipe.model.compare import check_cut
+from optsched.arraypipe.model.split import Stages, cut_of, split
 from optsched.arraypipe.model.tied_weights import lent
 from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile, routes
@@ -29,6 +33,7 @@ from optsched.arraypipe.runtime.environment import (
     own_first,
     resolve,
 )
+from optsched.arraypipe.runtime.losses import Criterion
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 from optsched.arraypipe.training_run import ArrayRun, RunOptions, run_options
@@ -39,7 +44,6 @@ from optsched.model.schedule import Schedule
 if TYPE_CHECKING:
     from os import PathLike
 
-    import torch
     from torch.utils.data import DataLoader, Dataset
 
     from optsched.arraypipe.callbacks import Callback
@@ -124,8 +128,8 @@ class ArrayTrainer:
         ``data(job, start)``, an iterator of ``(input, target)`` pairs that begins with iteration
         `start` and depends on nothing else (not on the global random state).
     stages
-        A number of stages or the cut indices (for an `nn.Sequential`), or the names of the modules
-        of every stage, which are then called one after the other.
+        A number of stages; or names of the blocks at which stages 1, 2, ... begin, or their
+        indices among the modules of an `nn.Sequential` or of the largest list of modules.
     loss
         ``loss(output, target)``, without parameters. Losses of micro-batches are weighted so that
         they add up to that of their batch: by the targets that count where some are ignored (with
@@ -184,14 +188,15 @@ class ArrayTrainer:
             )
         if not callable(build_model):
             raise InputError(f"build_model: expected a function, got {build_model!r:.60}")
-        if not callable(loss) or isinstance(loss, type):
+        if loss is not None and (not callable(loss) or isinstance(loss, type)):
             made = "; make one of the class" if isinstance(loss, type) else ""
             raise InputError(f"loss: expected a function, got {loss!r:.60}{made}")
         if isinstance(build_model, nn.Module):
             raise InputError("build_model: expected a function that makes a model, got a model")
         if tied not in ("exact", "sum"):
             raise InputError(f'tied: expected "exact" or "sum", got {tied!r:.60}')
-        self.build_model, self.loss, self.data = build_model, loss, batches_of(data)
+        self.build_model, self.data = build_model, batches_of(data)
+        self.loss: Any = loss  # None: that of the model's output
         if weight not in (None, "sum") and not callable(weight):
             raise InputError(f'weight: expected a function or "sum", got {weight!r:.60}')
         self.tied, self.devices, self.weight = tied, devices, weight
@@ -200,7 +205,7 @@ class ArrayTrainer:
         self.last_profile: Profile | None = None  # measured here
         self.jobs = ()
         self.given_stages = stages
-        self.stages: Names = ()
+        self.cut = UNCUT
         self.ties: tuple[tuple[int, int], ...] = ()
         if jobs is not None:
             self._take(jobs)
@@ -211,20 +216,20 @@ class ArrayTrainer:
         self.jobs = ()
         for job in jobs:
             self.take_in(job)
-        if self.stages:
+        if self.cut is not UNCUT:
             return
         with global_state_kept():
             first, stages = jobs[0], self.given_stages
             model = build(self.build_model, first)
             if first.precision != "fp32":  # as its inputs are
                 model.to(PRECISIONS[first.precision])
-            feed = Feed(self.data, first, self.titles[0], 0)
-            cuts = isinstance(stages, Sequence) and all(isinstance(s, int) for s in stages)
-            sample = None if cuts else feed.peek()
-            names = stage_names(model, stages, sample)
-            parts = split(model, names, first, self.titles[0])
-            check_chain(model, names, sample)
-            self.stages, self.ties = names, tuple(sorted(lent(parts)))
+            feed, title = Feed(self.data, first, self.titles[0], 0), self.titles[0]
+            sample = cache(lambda: feed.peek(torch.device("cpu")))
+            cut = cut_of(model, stages, lambda: sample()[0])
+            if cut.calls.outputs:
+                inputs, target = sample()
+                check_cut(model, cut, inputs, Criterion(self.loss, target, 1.0), title)
+            self.cut, self.ties = cut, tuple(sorted(lent(split(model, cut, first, title))))
 
     @property
     def titles(self) -> list[str]:
@@ -233,8 +238,13 @@ class ArrayTrainer:
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """Name of the first module of every stage."""
-        return tuple(row[0] for row in self.stages)
+        """Names of the blocks at which stages 1, 2, ... begin."""
+        return self.cut.names
+
+    @property
+    def n_stages(self) -> int:
+        """Stages that the model is cut into."""
+        return len(self.cuts) + 1
 
     def with_jobs(self, jobs: Sequence[Job]) -> ArrayTrainer:
         """A trainer of other jobs, with the model, stages, loss, data and devices of this one."""
@@ -303,7 +313,7 @@ class ArrayTrainer:
         made.devices = config.devices or made.devices
         made.memory = made.memory if config.memory is None else _bytes(config.memory)
         made.tied = config.tied or made.tied
-        self.stages, self.ties = made.stages, made.ties
+        self.cut, self.ties = made.cut, made.ties
         try:
             return Fit(made, steps, schedule, checkpoint, resume, callbacks, evaluate, config).run()
         finally:
@@ -441,7 +451,7 @@ class ArrayTrainer:
         together = [j for j, job in enumerate(self.jobs) if waits_for_all(job)]
         counts = [job.microbatches for job in self.jobs]
         schedule = random_schedule(
-            counts, len(self.stages), update=together, together=together, seed=seed
+            counts, self.n_stages, update=together, together=together, seed=seed
         )
         result = self.run(schedule, steps, on_error="raise")
         return [
@@ -456,7 +466,7 @@ class ArrayTrainer:
             return None
         check_resumable(self.data)
         folder = Path(options.checkpoint)
-        return CheckpointFolder(folder, self.stages, options.checkpoint_every, options.keep)
+        return CheckpointFolder(folder, self.cuts, options.checkpoint_every, options.keep)
 
     def routes(self, plan: ExecutionPlan) -> Routes:
         """The messages that a plan of these jobs sends."""
@@ -489,10 +499,8 @@ class ArrayTrainer:
         seated = self.jobs[:n]
         if plan.n_jobs != len(seated):
             raise InputError(f"the schedule has {plan.n_jobs} jobs, the trainer {len(seated)}")
-        if plan.n_stages != len(self.stages):
-            raise InputError(
-                f"the schedule has {plan.n_stages} stages, the model {len(self.stages)}"
-            )
+        if plan.n_stages != self.n_stages:
+            raise InputError(f"the schedule has {plan.n_stages} stages, the model {self.n_stages}")
         for j, (job, planned) in enumerate(zip(seated, plan.microbatches, strict=True)):
             if planned != job.microbatches:
                 raise InputError(
@@ -520,7 +528,7 @@ class ArrayTrainer:
             "barrier": plan.barrier,
             "steps": steps,
             "memory": self.memory,
-            "stages": self.stages,
+            "cuts": self.cuts,
             "tied": self.tied,
             "jobs": list(zip(self.titles, rows, strict=True)),
             "checkpoint": "not given" if options.checkpoint is None else "given",

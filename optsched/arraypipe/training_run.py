@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from optsched.arraypipe.distributed.ranks import Ranks
     from optsched.arraypipe.evaluation import Evaluation
     from optsched.arraypipe.job import BuildModel, Data, Job, Loss
+    from optsched.arraypipe.model.calls import Cut
     from optsched.arraypipe.model.checks import Owners, Shapes
-    from optsched.arraypipe.model.split import Names
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Change
     from optsched.arraypipe.plan.types import Record, Routes
@@ -224,7 +224,7 @@ class Trainer(Protocol):
     """What a run takes from an `ArrayTrainer`, and the jobs that it adds to it."""
 
     build_model: BuildModel
-    stages: Names
+    cut: Cut
     loss: Loss
     weight: Weight
     data: Data
@@ -401,7 +401,7 @@ class ArrayRun:
         check_apart(model, title, self.owners, why_not)
         places = [self.devices[0]] * self.plan.n_stages
         away = away and self.gpu
-        stages = fresh_stages(model, trainer.stages, job, index, title, places, away)
+        stages = fresh_stages(model, trainer.cut, job, index, title, places, away)
         run = JobRun(job, index, title, model, stages, 0, steps, None)
         data, refused = trainer.data, ""
         if self.folder is not None:

@@ -191,4 +191,4 @@ def _ranks_of(order: RunOrder) -> int:
 
     if order.schedule is not None:
         return len(compile(Schedule.read(order.schedule)).devices)
-    return order.devices or len(load_trainer(order.script).stages)
+    return order.devices or load_trainer(order.script).n_stages

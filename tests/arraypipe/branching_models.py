@@ -145,7 +145,7 @@ KINDS: Final[dict[str, tuple[Callable[[], nn.Module], Any]]] = {
     "in place": (partial(_chain, InPlace), [1, 2]),
     "unfrozen": (partial(_chain, Unfrozen), [1, 2]),
     "pairs": (partial(_chain, Pair, Joined), [1, 2]),
-    "tied": (Tied, [["first"], ["middle"], ["second", "last"]]),
+    "tied": (Tied, ["middle", "second"]),
 }
 """Model of three stages, and how to cut it."""
 

@@ -19,7 +19,6 @@ import traceback
 import weakref
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +30,9 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import arraypipe_traced_models as models
 import branching_models
 import runs
-from arraypipe_models import adamw, data, loss, sgd
+from arraypipe_models import data, loss, sgd
 from process_refusals import absent, concluded, one_rank_cannot, refused, uneven, used_up  # noqa: F401
 from process_rows import (
     CHECKPOINTED,
@@ -57,7 +55,7 @@ from torch import Tensor, nn
 
 from benchmarks.executor.staged_group import StagedLinks
 from optsched import InputError, OptschedError, verify
-from optsched.arraypipe import ArrayTrainer, Job, SplitPoint, random_schedule
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.distributed import group, mailbox, wire
 from optsched.arraypipe.distributed import ranks as run_of_ranks
 from optsched.arraypipe.distributed.backend import ProcessBackend
@@ -220,26 +218,6 @@ def unfrozen_later(ranks: int) -> str:
     except OptschedError as error:
         return str(error)
     return "nothing"
-
-
-def outputs(ranks: int) -> list[str]:
-    """Differences of traced models whose outputs are objects of classes of their own."""
-    found = []
-    for kind in (models.Output, models.Row, models.Frozen):
-        jobs = [Job(0, 6, sgd, microbatches=2), Job(1, 5, adamw, recompute=True)]
-        array = ArrayTrainer(
-            partial(models.Named, kind),
-            models.rows,
-            jobs=jobs,
-            stages=[SplitPoint("second")],
-            loss=models.named_loss,
-        )
-        result = runs.run(
-            array, random_schedule([2, 1], 2, seed=1), STEPS, on_error="raise", **PROCESSES
-        )
-        for j, trained in enumerate(result.trained):
-            found += differences(trained, array.train_alone(j, STEPS))
-    return found
 
 
 def stopped(ranks: int) -> dict[str, Any]:

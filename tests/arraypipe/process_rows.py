@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PROCESSES: Final[dict[str, Any]] = {"backend": "process", "timeout": 60.0}
 STEPS = 3
 CUTS = [2, 5, 7]
-NAMES = ("0", "2", "5", "7")
+NAMES = ("2", "5", "7")
 MAKERS = {"adamw": adamw, "sgd": sgd}
 
 
@@ -90,7 +90,7 @@ CHECKPOINTED = (Row(0, microbatches=2, optimizer="adamw"), Row(1, 11))
 @cache
 def alone(row: Row, steps: int, tied: bool = False) -> Trained:
     """The reference."""
-    model = (Language, ("embed", "middle", "third", "head"), token_loss, tokens)
+    model = (Language, ("middle", "third", "head"), token_loss, tokens)
     plain = (build_model, NAMES, loss, data)
     build, names, criterion, batches = model if tied else plain
     return train_alone(build, row._replace(recompute=False).job, names, criterion, batches, steps)
@@ -100,7 +100,7 @@ def trainer(rows: Sequence[Row], language: bool = False, **options: Any) -> Arra
     """An array of these jobs; `language`: with a tied weight."""
     jobs = [row.job for row in rows]
     if language:
-        stages = [["embed"], ["middle"], ["third"], ["head"]]
+        stages = ["middle", "third", "head"]
         return ArrayTrainer(Language, tokens, jobs=jobs, stages=stages, loss=token_loss, **options)
     return ArrayTrainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss, **options)
 

@@ -41,7 +41,7 @@ def run(array: ArrayTrainer, seed: int = 1, steps: int = STEPS, **how: Any) -> A
     """Train in a random order that all jobs' settings allow."""
     clipping = [j for j, job in enumerate(array.jobs) if job.clip_norm is not None]
     schedule = random_schedule(
-        [job.microbatches for job in array.jobs], len(array.stages),
+        [job.microbatches for job in array.jobs], array.n_stages,
         update=clipping, together=clipping, seed=seed,
     )  # fmt: skip
     return runs.run(array, schedule, steps, on_error="raise", **how)

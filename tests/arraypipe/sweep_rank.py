@@ -36,7 +36,7 @@ def main() -> None:
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     make_trainer = ArrayTrainer(build_model, data, stages=CUTS[ranks], loss=loss).with_jobs
-    names = ("0", *map(str, CUTS[ranks]))
+    names = tuple(map(str, CUTS[ranks]))
 
     def alone_of(row: Any, make: Any = suggest) -> Trained:
         job = make(optuna.trial.FixedTrial(row.trial.params, row.trial.number))

@@ -18,7 +18,7 @@ from depth import seeds
 from torch import nn
 
 from optsched import InputError
-from optsched.arraypipe import Job, JobFailed, SplitPoint, random_schedule
+from optsched.arraypipe import Job, JobFailed, random_schedule
 from optsched.arraypipe import trainer as trainer_module
 from optsched.arraypipe.checkpoint import files as checkpoint_files
 from optsched.arraypipe.checkpoint import folder as checkpoint
@@ -330,8 +330,7 @@ class Echo(nn.Module):
         return self.head(torch.relu(self.last(torch.relu(self.middle(x)))))
 
 
-POINTS = [SplitPoint("middle"), SplitPoint("last")]
-ROWS = [["first", "norm"], ["middle"], ["last", "head"]]
+CUTS = ["middle", "last"]
 
 
 class Rows(Echo):
@@ -377,11 +376,11 @@ RICH: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "scheduler": ({"scheduler": warmed, "optimizer": grouped}, {}),
     "milestones": ({"scheduler": milestones, "precision": "fp64"}, {}),
     "plateau": ({"scheduler": plateau}, {}),
-    "clip": ({"clip_norm": 0.1, "microbatches": 2}, {"build_model": Rows, "stages": ROWS}),
+    "clip": ({"clip_norm": 0.1, "microbatches": 2}, {"build_model": Rows, "stages": CUTS}),
     "bf16": ({"precision": "bf16", "scheduler": warmed}, {}),
-    "bf16 tied": ({"precision": "bf16"}, {"build_model": Rows, "stages": ROWS}),
-    "tied": ({"microbatches": 2}, {"build_model": Rows, "stages": ROWS}),
-    "traced": ({"recompute": True}, {"build_model": Echo, "stages": POINTS}),
+    "bf16 tied": ({"precision": "bf16"}, {"build_model": Rows, "stages": CUTS}),
+    "tied": ({"microbatches": 2}, {"build_model": Rows, "stages": CUTS}),
+    "own forward": ({"recompute": True}, {"build_model": Echo, "stages": CUTS}),
 }
 
 

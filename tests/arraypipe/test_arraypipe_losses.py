@@ -192,7 +192,7 @@ def trainer(
 
 def run(made: ArrayTrainer, steps: int) -> Any:
     """Train in some order."""
-    order = random_schedule([job.microbatches for job in made.jobs], len(made.stages))
+    order = random_schedule([job.microbatches for job in made.jobs], made.n_stages)
     return runs.run(made, order, steps, on_error="raise")
 
 

@@ -255,7 +255,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 nn.Linear(24, 4),
              ).to(memory_format=torch.channels_last), "stages": [2, 4]},
     ),
-    "tied": ({}, {"build_model": Chain, "stages": [["first"], ["middle"], ["last"]]}),
+    "tied": ({}, {"build_model": Chain, "stages": ["middle", "last"]}),
 }  # fmt: skip
 
 

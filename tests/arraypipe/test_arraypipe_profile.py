@@ -59,7 +59,7 @@ def test_every_case_is_measured(profile: Profile) -> None:
         assert 3 <= times.n <= 50
         assert 0 < times.minimum_ns <= times.median_ns
     assert profile.sizes() == [5, 8, 16]
-    assert [stage.name for stage in profile.stages] == ["0", "4", "6"]
+    assert [stage.name for stage in profile.stages] == ["stage0", "4", "6"]
     assert from_tree(json.loads(to_bytes(profile))) == profile
     device = profile.device
     assert (device.kind, device.threads) == ("cpu", torch.get_num_threads())

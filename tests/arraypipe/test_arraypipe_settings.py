@@ -18,14 +18,14 @@ from runs import run
 from torch import nn
 
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, Job, SplitPoint, random_schedule
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.job import PRECISIONS
 from optsched.arraypipe.runtime import environment
 from optsched.arraypipe.runtime.precision import LossScale
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -37,7 +37,7 @@ def found(array: ArrayTrainer, seed: int, **order: Any) -> list[str]:
     counts = [job.microbatches for job in array.jobs]
     everyone = range(len(counts))
     schedule = random_schedule(
-        counts, len(array.stages), seed=seed, update=everyone, together=everyone, **order
+        counts, array.n_stages, seed=seed, update=everyone, together=everyone, **order
     )
     result = run(array, schedule, STEPS, on_error="raise")
     return [
@@ -139,26 +139,16 @@ def test_the_scale_is_that_of_torch(found: list[bool]) -> None:
         assert ours.scale == theirs.get_scale()
 
 
-CUT_FORMS: list[Any] = [3, [SplitPoint("4"), SplitPoint("6")], [["0", "1", "2", "3"], ["4", "5"],
-                        ["6", "7", "8"]]]  # fmt: skip
+CUT_FORMS: list[Any] = [3, ["4", "6"], [4, 6]]
 
 
-@pytest.mark.parametrize("stages", CUT_FORMS, ids=["number", "points", "names"])
+@pytest.mark.parametrize("stages", CUT_FORMS, ids=["number", "names", "indices"])
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
 def test_every_form_of_stages_takes_every_precision(precision: str, stages: Any) -> None:
     """The sample that counts work and compares forwards is in the precision of the first job."""
     array = trainer([Job(1, 8, sgd, precision=precision)], stages=stages)
     result = run(array, random_schedule([1], 3), 2)
     assert differences(result.trained[0], array.train_alone(0, 2)) == []
-
-
-def test_names_in_a_wrong_order_are_found_in_every_precision() -> None:
-    """A chain of modules is compared with the model's own forward in bfloat16 too."""
-    with pytest.raises(InputError, match="do not give what the forward"):
-        trainer(
-            [Job(1, 8, sgd, precision="bf16")],
-            stages=[["0", "1", "2", "3"], ["5", "4"], ["6", "7", "8"]],
-        )
 
 
 @pytest.mark.parametrize("job", [Job(0, 8, sgd, clip_norm=1.0), Job(0, 8, sgd, scheduler=plateau)])
@@ -243,7 +233,7 @@ def token_loss(output: Any, target: Any) -> Any:
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-NAMES: Sequence[Sequence[str]] = [["embed"], ["middle"], ["third"], ["head"]]
+NAMES = ["middle", "third", "head"]
 
 
 @few_examples
@@ -323,7 +313,7 @@ def test_what_summing_saves_and_costs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recompute", "seed", "memory"), [(True, 0, 19_000), (True, 1, 19_000), (False, 2, 34_500)]
+    ("recompute", "seed", "memory"), [(True, 0, 19_000), (True, 1, 19_000), (False, 2, 38_000)]
 )
 def test_slots_change_no_bit_of_sums(recompute: bool, seed: int, memory: int) -> None:
     """States that take turns in little memory give the bits of resident ones."""

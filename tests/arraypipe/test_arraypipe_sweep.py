@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 make_trainer = ArrayTrainer(build_model, data, stages=CUTS, loss=loss).with_jobs
-NAMES = ("0", "4", "6")
+NAMES = ("4", "6")
 STEPS = 6
 
 

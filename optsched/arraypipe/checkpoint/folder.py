@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from optsched.arraypipe.job import Data
-    from optsched.arraypipe.model.split import Names
     from optsched.arraypipe.runtime.state import JobRun
 
 
@@ -87,7 +86,7 @@ class CheckpointFolder:
     """
 
     folder: Path  # made if it is not there; on a file system that all processes share
-    names: Names  # modules of every stage, noted in the checkpoint
+    cuts: tuple[str, ...]  # blocks at which stages 1, 2, ... begin, noted in the checkpoint
     every: int | None  # write after every so many iterations; None: only after a job's last one
     keep: int = 2  # newest checkpoints of a job that are not removed; nor is the best one
     is_first: bool = True  # of the processes: it tidies up, and no other may write before
@@ -219,7 +218,7 @@ class CheckpointFolder:
             future.result()
 
     def _here(self, run: JobRun) -> Collection[int]:
-        return range(len(self.names)) if self.stages_of is None else self.stages_of(run)
+        return range(len(self.cuts) + 1) if self.stages_of is None else self.stages_of(run)
 
     def _submit(self, run: JobRun, write: Callable[[], None]) -> None:
         def written() -> None:
@@ -252,19 +251,19 @@ class CheckpointFolder:
         for row in noted.values():
             row.wait()
         shards = {stage: row.shard for stage, row in noted.items()}
-        if len(shards) < len(self.names):
+        if len(shards) < len(self.cuts) + 1:
             parts = place / f".parts-{done}"
             parts.mkdir(exist_ok=True)
             for stage, shard in shards.items():
                 save(shard, parts / f"{stage}.tmp")
                 (parts / f"{stage}.tmp").rename(parts / f"{stage}.pt")
             try:
-                if sum(entry.suffix == ".pt" for entry in parts.iterdir()) < len(self.names):
+                if sum(entry.suffix == ".pt" for entry in parts.iterdir()) < len(self.cuts) + 1:
                     return
                 parts.rename(merging)
             except FileNotFoundError:  # another process has seen that they are all there
                 return
-            shards = {s: load(merging / f"{s}.pt") for s in range(len(self.names))}
+            shards = {s: load(merging / f"{s}.pt") for s in range(len(self.cuts) + 1)}
         files = self._files(run, done, [shards[s] for s in sorted(shards)])
         write_folder(place / str(done), files)
         replace_file(place / "latest", f"{done}\n")
@@ -313,7 +312,7 @@ class CheckpointFolder:
             "iteration": done,
             **{key: getattr(run.job, key) for key in _MUST_AGREE},
             **model_arguments(run.job.model),
-            "stages": [list(row) for row in self.names],
+            "cuts": [*self.cuts],
             **{key: whole[key] for key in ("parameters", "buffers", "masters", "scaler", "batch")},
             "optimizer": state.makers["optimizer"],
             "scheduler": {**state.makers["scheduler"], "state": whole["scheduler"]},
@@ -347,10 +346,10 @@ class CheckpointFolder:
 
     def _warn(self, train: Mapping[str, Any], place: Path) -> None:
         """What need not change the bits, but can."""
-        if train["stages"] != [list(row) for row in self.names]:
+        if train["cuts"] != [*self.cuts]:
             warnings.warn(
                 f"{place}: was written with stages cut at other modules; if the model draws random "
-                f"numbers (dropout), they are others from here on: {train['stages']}",
+                f"numbers (dropout), they are others from here on: {train['cuts']}",
                 stacklevel=2,
             )
         if train["threads"] != torch.get_num_threads():

@@ -15,17 +15,17 @@ from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.data import brought
 from optsched.arraypipe.runtime.losses import Criterion
 from optsched.arraypipe.runtime.stages import in_place
-from optsched.arraypipe.runtime.types import tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from optsched.arraypipe.job import Tensors
+    from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.runtime.state import JobStage
 
 
-MakeCriterion = Callable[[Any, "JobStage", int], Criterion | None]
+MakeCriterion = Callable[[Any, "JobStage", int, Any], Criterion | None]
 """(run, stage, micro-batch) -> the loss on the last stage (`Worker.criterion`)."""
 
 
@@ -64,7 +64,7 @@ def beside_states(
 def _saved(run: Any, criterion: MakeCriterion) -> list[tuple[int, int]]:
     """Bytes kept of the first micro-batch on every stage, without and with recomputation."""
     run.feed.draw(run.start)
-    x = tensors_of(run.feed.input(0, run.stages[0].device), "data: the input")
+    x: Tensors = ()
     devices = {stage.device for stage in run.stages if stage.device.type == "cuda"}
     rows = []
     with torch.random.fork_rng([device.index for device in devices]):
@@ -74,7 +74,9 @@ def _saved(run: Any, criterion: MakeCriterion) -> list[tuple[int, int]]:
                 own = stage.buffers()
                 stage.set_buffers([buffer.clone() for buffer in own])
                 try:
-                    saved, inputs, x = saved_bytes(stage, x, criterion(run, stage, 0))
+                    batch, target = run.feed.microbatch(0, stage.device)
+                    end = criterion(run, stage, 0, target)
+                    saved, inputs, x = saved_bytes(stage, x, batch, end)
                 finally:
                     stage.set_buffers(own)
                     stage.kept.clear()
@@ -84,7 +86,9 @@ def _saved(run: Any, criterion: MakeCriterion) -> list[tuple[int, int]]:
     return rows
 
 
-def saved_bytes(stage: JobStage, x: Tensors, end: Criterion | None) -> tuple[int, int, Tensors]:
+def saved_bytes(
+    stage: JobStage, x: Tensors, batch: Inputs, end: Criterion | None
+) -> tuple[int, int, Tensors]:
     """Run F; bytes kept until B without and with recomputation, and the output.
 
     Every storage counts once; those of parameters and buffers not at all, as they are there
@@ -98,11 +102,12 @@ def saved_bytes(stage: JobStage, x: Tensors, end: Criterion | None) -> tuple[int
         return t.detach()  # not the tensor itself, which would keep itself alive
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        output = blocks.forward(stage, 0, x, 1, end, False)
+        output = blocks.forward(stage, 0, x, batch, 1, end, False)
     inputs: dict[int, int] = {}
-    for t in x:
+    given = (*x, *batch.tensors())
+    for t in given:
         _count(t, inputs, own)
-    for t in (*x, *output):
+    for t in (*given, *output):
         _count(t, found, own)
     return sum(found.values()), sum(inputs.values()) + boundary_bytes(stage.buffers()), output
 

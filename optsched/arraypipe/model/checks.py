@@ -6,18 +6,13 @@ import copy
 import weakref
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from optsched.arraypipe.job import before_calls, seed_generator
-from optsched.arraypipe.model.optimizers import same
+from optsched.arraypipe.model.stand_ins import unwrapped
 from optsched.arraypipe.model.tied_weights import buffer_holders
-from optsched.arraypipe.runtime.types import tensors_of
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,48 +20,6 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.job import Tensors
     from optsched.arraypipe.runtime.state import JobRun
-
-
-def values_of(model: nn.Module, points: Sequence[str], sample: Any) -> list[Any]:
-    """What a model gives on a sample; `points` are the first modules of all stages but the first.
-
-    The random numbers of every stage are seeded, as `compare` does.
-    """
-    undo = [
-        before_calls(model.get_submodule(name), partial(seed_generator, s, torch.device("cpu")))
-        for s, name in enumerate(["", *points])
-    ]
-    try:
-        with unchanged([model]):
-            return flat(model(_copied(sample)))
-    finally:
-        for remove in undo:
-            remove()
-
-
-def compare(
-    whole: Sequence[Any], model: nn.Module, stages: Sequence[nn.Module], sample: Any, sentence: str
-) -> None:
-    """Run the stages of a model on a sample; refuse by a sentence what are not its `values_of`.
-
-    Finds what tracing does not see, such as ``isinstance(x, Tensor)`` or ``x is None``.
-    """
-    x = _copied(sample)
-    try:
-        with unchanged([model]):
-            for s, stage in enumerate(stages):
-                seed_generator(s, torch.device("cpu"))
-                x = stage(x)
-                if s + 1 < len(stages):  # as if sent
-                    tensors_of(x, f"stages: the output of stage {s}")
-                    x = _copied(x)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{sentence} ({' '.join(str(error).split())})") from error
-    parts = flat(x)
-    if len(whole) != len(parts) or not all(map(same, whole, parts)):
-        raise InputError(sentence)
 
 
 def copied(buffers: Tensors) -> Tensors:
@@ -100,8 +53,7 @@ def unchanged(modules: Sequence[nn.Module]) -> Iterator[None]:
     holders = buffer_holders(modules)
     buffers: Any = tuple(module._buffers[name] for module, name in holders)
     before = [
-        (part, {k: (v, _duplicate(v)) for k, v in _plain(part).items()})
-        for part in {part: None for module in modules for part in module.modules()}
+        (part, {k: (v, _duplicate(v)) for k, v in _plain(part).items()}) for part in _parts(modules)
     ]
     try:
         with buffers_at(holders, copied(buffers)):
@@ -120,7 +72,7 @@ def counts_of(modules: Sequence[nn.Module]) -> dict[tuple[nn.Module, str], Any]:
     Of a dictionary the numbers: it is often a cache.
     """
     found: dict[tuple[nn.Module, str], Any] = {}
-    for part in {part: None for module in modules for part in module.modules()}:
+    for part in _parts(modules):
         for name, value in _plain(part).items():
             if isinstance(value, (int, float)):
                 found[part, name] = value
@@ -139,26 +91,13 @@ def changed_since(before: dict[tuple[nn.Module, str], Any]) -> list[tuple[nn.Mod
     return [key for key, value in before.items() if key in now and now[key] != value]
 
 
+def _parts(modules: Sequence[nn.Module]) -> dict[nn.Module, None]:
+    return {unwrapped(part): None for module in modules for part in module.modules()}
+
+
 def _plain(module: nn.Module) -> dict[str, Any]:
     registered = ("_parameters", "_buffers", "_modules")
     return {k: v for k, v in module.__dict__.items() if k not in registered}
-
-
-def _copied(sample: Any) -> Any:
-    return tuple(t.clone() for t in sample) if isinstance(sample, tuple) else sample.clone()
-
-
-def flat(value: Any) -> list[Any]:
-    """Tensors and numbers of an output, and the types of what holds them, in order."""
-    if isinstance(value, dict):
-        parts = [*value.items()]
-    elif isinstance(value, (list, tuple)):
-        parts = [*value]
-    elif is_dataclass(value):
-        parts = [getattr(value, field.name) for field in fields(value)]
-    else:
-        return [value]
-    return [type(value), *(entry for part in parts for entry in flat(part))]
 
 
 def _duplicate(value: Any) -> Any:

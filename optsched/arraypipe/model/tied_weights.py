@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from optsched.arraypipe.model.traced_stage import Part
+from optsched.arraypipe.model.stand_ins import unwrapped
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from optsched.arraypipe.job import NamedParameters, Tensors
+    from optsched.arraypipe.model.calls import StageModel
 
 
 class Borrowed(NamedTuple):
@@ -32,7 +33,8 @@ class ModelStage:
     """What one stage has of a model, under the names of the unsplit model."""
 
     index: int
-    modules: tuple[nn.Module, ...]
+    model: StageModel
+    modules: tuple[nn.Module, ...]  # its skeleton
     parameters: NamedParameters
     masters: NamedParameters | None  # float32, what the optimizer of a bf16 job updates
     optimizer: Optimizer | None
@@ -93,10 +95,7 @@ def share_out(
                     )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if id(tensor) not in parameters and id(tensor) not in buffers:
-            raise InputError(
-                f"stages: {name} of job {title} belongs to no stage; name the "
-                f"module that holds it, or cut the model by SplitPoints"
-            )
+            raise InputError(f"stages: {name} of job {title} belongs to no stage")
     _check_storages(model, {id_: set(p) for id_, p in parameters.items()}, title)
     owned: list[NamedParameters] = [[] for _ in modules]
     borrowed: list[list[Borrowed]] = [[] for _ in modules]
@@ -143,7 +142,8 @@ def shard(
     shared = _originals(stages)
     owner: dict[int, int] = {}  # stage of every tensor and module
     for stage in reversed(stages):
-        held = (*(p for _, p in stage.parameters), *stage.buffers(), *_all_modules(stage.modules))
+        modules = map(unwrapped, _all_modules(stage.modules))
+        held = (*(p for _, p in stage.parameters), *stage.buffers(), *modules)
         owner.update((id(one), stage.index) for one in held)
     whole, found = model.state_dict(keep_vars=True), {}
     for name, value in whole.items():
@@ -168,10 +168,7 @@ def restore_ties(model: nn.Module, stages: Sequence[ModelStage]) -> None:
 
 
 def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    if isinstance(module, Part):
-        module._parameters.own[name] = parameter
-    else:  # recurrent layers keep a list of their own, and hear of changes this way only
-        setattr(module, name, parameter)
+    setattr(module, name, parameter)  # not in the table: recurrent layers keep a list beside it
 
 
 def _originals(stages: Sequence[ModelStage]) -> dict[int, nn.Parameter]:
@@ -186,34 +183,6 @@ def _all_modules(roots: Sequence[nn.Module]) -> list[nn.Module]:
     for root in roots:
         seen.update((id(module), module) for module in root.modules())
     return list(seen.values())
-
-
-def check_hooks(model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str) -> None:
-    """Refuse modules with hooks, or compiled, that no stage calls as a whole: it had no effect."""
-    called = {id(module) for row in modules for module in _all_modules(row)}
-    for name, module in model.named_modules():
-        hooks = (
-            *module._forward_hooks, *module._forward_pre_hooks, *module._backward_hooks,
-            *module._backward_pre_hooks,
-        )  # fmt: skip
-        if id(module) in called:
-            continue
-        whole = f"stages: {name or 'the model itself'!r} of job {title}"
-        if hooks:
-            raise InputError(
-                f"{whole} has hooks, and no stage calls it as a whole; put them on modules inside "
-                f"of a stage"
-            )
-        check_not_compiled(module, whole)
-
-
-def check_not_compiled(module: nn.Module, whole: str) -> None:
-    """Refuse a compiled module; `whole` is its name, for the sentence."""
-    if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
-        raise InputError(
-            f"{whole} is compiled, and no stage calls it as a whole; compile modules inside of a "
-            f"stage instead (module.compile(), torch.compile)"
-        )
 
 
 def _check_storages(model: nn.Module, stages: dict[int, set[int]], title: str) -> None:

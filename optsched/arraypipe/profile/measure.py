@@ -38,7 +38,6 @@ from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.losses import Criterion
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages, waits_for_all
-from optsched.arraypipe.runtime.types import tensors_of
 from optsched.errors import InputError
 from optsched.io.values import integer
 from optsched.version import __version__
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from optsched.arraypipe.job import Job, Tensors
+    from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.runtime.state import JobStage
     from optsched.arraypipe.trainer import ArrayTrainer
 
@@ -151,13 +151,13 @@ def measured_stages(
         key = (job.precision, job.clip_norm is None, _probed_label(job) or title)
         if key not in groups:
             model = fresh_model(trainer.build_model, job)
-            where = [device] * len(trainer.stages)
-            groups[key] = _Group(job, fresh_stages(model, trainer.stages, job, 0, title, where))
+            where = [device] * trainer.n_stages
+            groups[key] = _Group(job, fresh_stages(model, trainer.cut, job, 0, title, where))
         group_of.append(groups[key])
     feeds = _feeds(trainer, sizes)
-    inputs = {key: _row(feed.input(0, device)) for key, feed in feeds.items()}
-    for s, name in enumerate(trainer.cuts):
-        bench = _StageBench(trainer, s, name or f"stage{s}", device, repeats)
+    inputs: dict[tuple[int, str], Tensors] = dict.fromkeys(feeds, ())
+    for s, name in enumerate(["stage0", *trainer.cuts]):
+        bench = _StageBench(trainer, s, name, device, repeats)
         found = [
             bench.block(_first(groups.values(), precision).stages[s], size, feed, inputs)
             for (size, precision), feed in sorted(feeds.items())
@@ -182,10 +182,6 @@ class _Group(NamedTuple):
 
 def _first(groups: Iterable[_Group], precision: str) -> _Group:
     return next(group for group in groups if group.job.precision == precision)
-
-
-def _row(x: Any) -> Tensors:
-    return tensors_of(x, "data: the input")
 
 
 def _feeds(trainer: ArrayTrainer, sizes: Sequence[int] | None) -> dict[tuple[int, str], Feed]:
@@ -216,15 +212,15 @@ class _StageBench:
     ) -> BlockEntry:
         """Times and bytes of a micro-batch size; the outputs take the place of the inputs."""
         precision: Any = feed.job.precision
-        x, end = inputs[size, precision], None
-        if stage.last:
-            end = Criterion(self.trainer.loss, feed.target(0, self.device), 1.0)
+        x = inputs[size, precision]
+        batch, target = feed.microbatch(0, self.device)
+        end = Criterion(self.trainer.loss, target, 1.0) if stage.last else None
         with _enough_memory(f"stage {self.index} ({self.name}), micro-batch {size}"):
-            blocks.rehearse(stage, x if len(x) > 1 else x[0], end)
-            saved, kept, output = saved_bytes(stage, x, end)
+            blocks.rehearse(stage, x if len(x) > 1 else x[0] if x else None, batch, end)
+            saved, kept, output = saved_bytes(stage, x, batch.copied(), end)
             gradients = None if stage.last else [torch.ones_like(t) for t in output]
             blocks.backward(stage, 0, gradients)
-            cases = self._timed(stage, x, end, gradients)
+            cases = self._timed(stage, x, batch, end, gradients)
         if not stage.last:
             inputs[size, precision] = tuple(map(blocks.leaf, output))
         crossing = () if stage.last else output
@@ -236,7 +232,7 @@ class _StageBench:
         )  # fmt: skip
 
     def _timed(
-        self, stage: JobStage, x: Tensors, end: Criterion | None, gradients: Any
+        self, stage: JobStage, x: Tensors, batch: Inputs, end: Criterion | None, gradients: Any
     ) -> dict[str, _Case]:
         """Repeat forward, recompute and backward of one micro-batch."""
         cases = {kind: _Case(self.device) for kind in "FRB"}
@@ -244,9 +240,10 @@ class _StageBench:
 
         def once() -> None:
             given = [tuple(blocks.leaf(t.clone()) for t in x) for _ in range(2)]
-            cases["F"].timed(lambda: blocks.forward(stage, 0, given[0], 1, end, False))
+            batches = [batch.copied() for _ in range(2)]
+            cases["F"].timed(lambda: blocks.forward(stage, 0, given[0], batches[0], 1, end, False))
             kept.clear()
-            blocks.forward(stage, 0, given[1], 1, end, True)
+            blocks.forward(stage, 0, given[1], batches[1], 1, end, True)
             cases["R"].timed(lambda: blocks.recompute(stage, 0))
             cases["B"].timed(lambda: blocks.backward(stage, 0, gradients))
 

@@ -22,6 +22,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.runtime.losses import Criterion
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
@@ -75,25 +76,24 @@ def forward(
     stage: JobStage,
     microbatch: int,
     x: Tensors,
+    batch: Inputs,
     key: int,
     end: Criterion | None,
     recompute: bool,
-    shared: bool = False,
 ) -> Tensors:
     """Run the stage on one micro-batch and keep what the backward needs.
 
-    `key` seeds the random numbers, `end` turns the output of the last stage into the loss; with
-    `recompute` only the inputs are kept. Inputs and outputs are leaves: each has in `requires_grad`
-    whether it needs a gradient in this micro-batch. `shared` inputs may not be changed in place.
+    `x` are the hidden states of the stage before; `key` seeds the random numbers, `end` turns the
+    output of the last stage into the loss; with `recompute` only the inputs are kept. Inputs and
+    outputs are leaves: each has in `requires_grad` whether it needs a gradient in this micro-batch.
     """
-    kept = Kept(tuple(map(leaf, x)), key, end)
+    kept = Kept(tuple(map(leaf, x)), batch, key, end)
     if recompute:
         kept.buffers, kept.trained = copied(stage.buffers()), trained_now(stage)
     # with a graph even if it is thrown away: kernels may depend on whether there is one
-    output = _run(stage, kept, survive=recompute, shared=shared)
+    output = _run(stage, kept, survive=recompute)
     if not recompute:
         kept.roots, kept.trained = output, trained_now(stage)
-    kept.shares = shares_memory(output)
     stage.kept[microbatch] = kept
     # the next forward may change a buffer that an output is a view of
     own = {_memory(buffer) for buffer in stage.buffers()}
@@ -195,20 +195,19 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
         parameter.grad = None
 
 
-def rehearse(stage: JobStage, x: Any, end: Callable[[Any], Tensor] | None) -> Any:
+def rehearse(stage: JobStage, x: Any, batch: Inputs, end: Callable[[Any], Tensor] | None) -> Any:
     """Run one forward of a stage that changes nothing of it, to see the form of its boundary.
 
-    Only that is noted: whether input and output are tuples. The output is still on the graph.
+    Only that is noted: whether hidden states are tuples. The output is still on the graph.
     """
     stage.packed = isinstance(x, tuple)
-    given = tensors_of(x, "data: the input")
+    given = () if x is None else tensors_of(x, f"stages: the input of stage {stage.index}")
     without = [p for p in stage.used() if p.grad is None]
     with unchanged(stage.modules), _trained_as(stage, trained_now(stage)):
         copies = tuple(leaf(t).clone() for t in given)
-        versions = [copy._version for copy in copies]
         before = counts_of(stage.modules)
         with shared_unchanged(stage), autocast(stage.precision, stage.device):
-            output = stage.run(copies)
+            output = stage.run(copies, batch.copied())
         _check_buffers(stage)
         stage.forgotten = changed_since(before)
     if any(p.grad is not None for p in without):
@@ -216,8 +215,6 @@ def rehearse(stage: JobStage, x: Any, end: Callable[[Any], Tensor] | None) -> An
             f"stages: the forward of stage {stage.index} calls backward(), whose gradients would "
             f"be added in another order; use torch.autograd.grad"
         )
-    if shares_memory(given):
-        _check_unchanged(stage, copies, versions)
     if end is not None:
         with autocast(stage.precision, stage.device):
             return end(output)
@@ -226,25 +223,8 @@ def rehearse(stage: JobStage, x: Any, end: Callable[[Any], Tensor] | None) -> An
     return output
 
 
-def shares_memory(tensors: Tensors) -> bool:
-    """Whether two of the tensors are views of one."""
-    if len(tensors) == 1:
-        return False
-    places = [place for t in tensors if (place := _memory(t))]  # an empty one has none
-    return len(set(places)) < len(places)
-
-
 def _memory(t: Tensor) -> int:
     return t.untyped_storage().data_ptr()
-
-
-def _check_unchanged(stage: JobStage, inputs: Tensors, versions: Sequence[int]) -> None:
-    """Refuse a change in place of one of several views: it would change the other ones, too."""
-    if versions != [t._version for t in inputs]:
-        raise InputError(
-            f"stages: stage {stage.index} changes its input in place, and two of its inputs are "
-            f"views of one tensor; put the in-place layer before the cut, or make it inplace=False"
-        )
 
 
 @contextmanager
@@ -274,7 +254,7 @@ def _check_buffers(stage: JobStage) -> None:
             )
 
 
-def _run(stage: JobStage, kept: Kept, survive: bool, shared: bool = False) -> Tensors:
+def _run(stage: JobStage, kept: Kept, survive: bool) -> Tensors:
     """Run the modules of a stage on the inputs, or on copies of inputs that must `survive`."""
     seed_generator(kept.key, stage.place or stage.device)
     row = [copy_of(t, t.device) for t in kept.inputs] if survive else kept.inputs
@@ -282,12 +262,10 @@ def _run(stage: JobStage, kept: Kept, survive: bool, shared: bool = False) -> Te
         _Entry.apply(t, kept.gradients, k) if t.requires_grad else t.detach()  # type: ignore[no-untyped-call]
         for k, t in enumerate(row)
     )
-    versions = [t._version for t in inputs] if shared else []
+    batch = kept.batch.copied() if survive else kept.batch
     with autocast(stage.precision, stage.device):
         with shared_unchanged(stage) if stage.shared else nullcontext():
-            output = stage.run(inputs)
-        if shared:
-            _check_unchanged(stage, inputs, versions)
+            output = stage.run(inputs, batch)
         if kept.end is not None:
             return (kept.end(output),)
     check_form(output, stage.packs, f"stages: the output of stage {stage.index}")
@@ -324,8 +302,7 @@ def leaf(t: Tensor) -> Tensor:
 class _Entry(torch.autograd.Function):
     """Input of a stage: no leaf, as in the unsplit model, so that layers may change it in place.
 
-    The backward takes the gradient before autograd stores it: storing copies it and may change its
-    strides, and with them the kernels of the stage before.
+    The backward takes the gradient before autograd stores it, which would copy it.
     """
 
     @staticmethod
@@ -337,5 +314,5 @@ class _Entry(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> Any:
         if gradient is not None:
-            ctx.found[ctx.index] = gradient
+            ctx.found[ctx.index] = gradient.contiguous()  # as alone, see `calls.at_cut`
         return None, None, None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from optsched.arraypipe.job import BuildModel, Job
-    from optsched.arraypipe.model.split import Names
+    from optsched.arraypipe.model.calls import Cut
 
 
 def fresh_model(build_model: BuildModel, job: Job) -> nn.Module:
@@ -33,7 +33,7 @@ def fresh_model(build_model: BuildModel, job: Job) -> nn.Module:
 
 def fresh_stages(
     model: nn.Module,
-    names: Names,
+    cut: Cut,
     job: Job,
     index: int,
     title: str,
@@ -46,8 +46,8 @@ def fresh_stages(
     host for now.
     """
     stages = [
-        JobStage(**vars(part), job=index, last=part.index == len(names) - 1)
-        for part in split(model, names, job, title)
+        JobStage(**vars(part), job=index, last=part.index == len(cut.names))
+        for part in split(model, cut, job, title)
     ]
     for stage in stages:
         stage.precision = job.precision

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from optsched.arraypipe.job import Job
+    from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.runtime.data import Feed
     from optsched.arraypipe.runtime.precision import LossScale
 
@@ -34,8 +35,8 @@ class JobStage(ModelStage):
     scheduler: Any = None
     place: torch.device | None = None  # of its blocks
     away: bool = False  # its tensors are on the host, not in their place
-    packed: bool = False  # whether its input is a tuple
-    packs: bool = False  # whether its output is a tuple
+    packed: bool = False  # whether the hidden states that it gets are a tuple
+    packs: bool = False  # whether those that it sends are a tuple
     forgotten: list[tuple[nn.Module, str]] = field(default_factory=list)  # in no checkpoint
     precision: str = "fp32"
     scaler: LossScale | None = None  # of an amp-fp16 job
@@ -81,12 +82,15 @@ class JobStage(ModelStage):
             return buffer.device
         return torch.device("cpu")
 
-    def run(self, inputs: Tensors) -> Any:
-        """The forward of the stage."""
-        x: Any = inputs if self.packed else inputs[0]
-        for module in self.modules:
-            x = module(x)
-        return x
+    @property
+    def needs_batch(self) -> bool:
+        """Whether its blocks need the batch: for the model, or for the loss."""
+        return self.last or self.model.needs_inputs
+
+    def run(self, hidden: Tensors, batch: Inputs) -> Any:
+        """The forward of the stage: hidden states for the next one, or the model's output."""
+        x: Any = hidden if self.packed else hidden[0] if hidden else None
+        return self.model(x, batch)
 
     def set_buffers(self, values: Sequence[Tensor]) -> None:
         """Point the modules at other buffers."""
@@ -109,7 +113,7 @@ class JobRun:
     stages: list[JobStage]  # all; in a run on ranks those of other devices have no tensors
     start: int  # iterations that it had at the beginning
     target: int  # and is to have at the end
-    feed: Feed | None  # its batches, where a first or last stage needs them
+    feed: Feed | None  # its batches
     begin: int = -1  # first iteration that no segment has run yet
     end: int = -1  # first iteration that will not be run
     losses: list[float] = field(default_factory=list)

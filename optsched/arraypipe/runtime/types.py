@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.arraypipe.job import Tensors
+    from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.runtime.split_backward import Branches
 
 
@@ -22,18 +23,13 @@ class Parcel(NamedTuple):
     """What a message carries: tensors (none in a tombstone), flags, and the loss if it is known.
 
     `absent` are the places of gradients that there are none of, in a vector of their norms.
-    Activations are leaves that require a gradient or not; `shared` ones are views of one tensor.
+    Activations are leaves that require a gradient or not.
     """
 
     tensors: tuple[Tensor | None, ...]
     flags: int = 0
     loss: float = math.nan
     absent: tuple[int, ...] = ()
-
-    @property
-    def shared(self) -> bool:
-        """Whether two of the activations are views of one tensor (written where `absent` is)."""
-        return bool(self.absent)
 
 
 class Norms(NamedTuple):
@@ -50,7 +46,8 @@ class Norms(NamedTuple):
 class Kept:
     """What a stage keeps of one micro-batch from F to B."""
 
-    inputs: Tensors
+    inputs: Tensors  # hidden states
+    batch: Inputs
     key: int
     end: Callable[[Any], Tensor] | None  # output -> loss, on the last stage
     roots: Tensors | None = None  # of the autograd graph; None until recomputed
@@ -58,7 +55,6 @@ class Kept:
     trained: tuple[bool, ...] = ()  # `requires_grad` of the parameters; before F until recomputed
     gradients: dict[int, Tensor] = field(default_factory=dict)  # of the inputs
     branches: list[Branches] | None = None  # after a B that has left the weights to W
-    shares: bool = False  # whether two of the outputs are views of one tensor
 
 
 def tensors_of(x: Any, place: str) -> Tensors:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from optsched.arraypipe.model.inputs import Inputs
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.blocks import own_norms, total_norm
-from optsched.arraypipe.runtime.data import DataEnded, brought
+from optsched.arraypipe.runtime.data import DataEnded, brought, target_of
 from optsched.arraypipe.runtime.losses import (
     Comparison,
     Criterion,
@@ -27,7 +28,7 @@ from optsched.arraypipe.runtime.losses import (
 )
 from optsched.arraypipe.runtime.stages import in_place, move
 from optsched.arraypipe.runtime.state import NotFinite
-from optsched.arraypipe.runtime.types import Norms, Parcel, check_form
+from optsched.arraypipe.runtime.types import Norms, Parcel
 from optsched.errors import InputError, InternalError, OptschedError
 
 if TYPE_CHECKING:
@@ -152,15 +153,15 @@ class Worker:
                     self.report_loss(run)
         self.memory.close()
 
-    def criterion(self, run: JobRun, stage: JobStage, m: int) -> Criterion | None:
+    def criterion(self, run: JobRun, stage: JobStage, m: int, target: Any) -> Criterion | None:
         """The loss of a micro-batch, on the last stage."""
         if not stage.last:
             return None
         assert run.feed is not None
         if run.weighed != run.feed.iteration:
             run.weighed, factors = run.feed.iteration, self.factors(run)
-            run.factors = factors(run.feed.parts())
-        return Criterion(self.loss, run.feed.target(m, stage.device), run.factors[m])
+            run.factors = factors(run.feed.parts)
+        return Criterion(self.loss, target, run.factors[m])
 
     def factors(self, run: JobRun) -> Factors:
         """The weights of a job's micro-batches."""
@@ -195,11 +196,10 @@ class Worker:
         m, iteration, messages = block.microbatch, now.iteration, segment.routes.messages
         index, last = stage.index, stage.last
         x: Any = ()
-        shared = False
         for k, parcel in received.items():
             message = messages[k]
             if message.kind == "activation":
-                x, shared = parcel.tensors, parcel.shared
+                x = parcel.tensors
             else:
                 lender = segment.plan.blocks[message.producer].stage
                 with torch.no_grad():
@@ -207,24 +207,22 @@ class Worker:
                         assert value is not None
                         weight = stage.weight(name).copy_(value)
                         weight.requires_grad_(value.requires_grad)
-        if index == 0 or last:
+        batch, target = Inputs(), None
+        if stage.needs_batch:
             assert run.feed is not None
             if run.feed.iteration != iteration:
                 began_ns = time.perf_counter_ns()
                 run.feed.draw(iteration)
                 self.aside_ns += time.perf_counter_ns() - began_ns
-            if index == 0:
-                x = run.feed.input(m, stage.device)
-                check_form(x, stage.packed, f"data: the input of iteration {iteration}")
-                x = x if isinstance(x, tuple) else (x,)
+            batch, target = run.feed.microbatch(m, stage.device)
         recomputed = run.job.recompute or (block.job, index) in segment.plan.recomputed
         key = run.job.key(iteration, m, index)
-        end = self.criterion(run, stage, m) if last else None
+        end = self.criterion(run, stage, m, target) if last else None
         if end is not None and run.compare_loss is not None and not m:
             assert run.feed is not None
-            end = replace(end, check=partial(run.compare_loss, run.feed.parts(), iteration))
+            end = replace(end, check=partial(run.compare_loss, run.feed.parts, iteration))
         fixed = _fixed(run, stage, m)
-        output = blocks.forward(stage, m, x, key, end, recomputed, shared)
+        output = blocks.forward(stage, m, x, batch, key, end, recomputed)
         for name, trained in fixed.items():
             if stage.weight(name).requires_grad != trained:
                 raise InputError(
@@ -238,7 +236,7 @@ class Worker:
         for k in segment.routes.outputs[now.operation]:
             message = messages[k]
             if message.kind == "activation":
-                sent[k] = Parcel(output, word, absent=(0,) * stage.kept[m].shares)
+                sent[k] = Parcel(output, word)
             else:
                 user = segment.plan.blocks[message.consumer].stage
                 # they do not change before the user's backward has come back: may be read late
@@ -373,13 +371,15 @@ def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
     here = run.stages[0].index
     try:
         run.feed.draw(run.start)
-        x = run.feed.input(0, run.stages[0].device)
+        x: Any = None
         for stage in run.stages:
             here = stage.index
             x = brought(x, stage.device)
             with in_place(stage):
-                end = worker.criterion(run, stage, 0)
-                x = blocks.rehearse(stage, x, end and partial(_first_loss, run, stage, worker, end))
+                batch, target = run.feed.microbatch(0, stage.device)
+                end = worker.criterion(run, stage, 0, target)
+                first = end and partial(_first_loss, run, stage, worker, end)
+                x = blocks.rehearse(stage, x, batch, first)
             row = x if isinstance(x, tuple) else (x,)  # the graph goes with its stage
             row = tuple(map(blocks.leaf, row))
             x = row if isinstance(x, tuple) else row[0]
@@ -398,14 +398,14 @@ def _first_loss(
 ) -> Tensor:
     """Compute the loss of the first micro-batch; refuse one that cannot be trained exactly."""
     assert run.feed is not None
-    value, parts = end(output), run.feed.parts()
+    value, parts = end(output), run.feed.parts
     trained = [p for _, p in stage.parameters] + [entry.parameter for entry in stage.borrowed]
     check_trained(value, tensors_in(output), trained)
     if len(parts) > 1 and end.loss is not None:
         loss, device = end.loss, stage.device
 
         def head(inputs: Any, part: Any) -> Tensor:
-            return loss(inputs, mapped(part[1], lambda t: t.to(device)))
+            return loss(inputs, brought(target_of(part), device))
 
         comparison = Comparison(head, worker.factors(run), upcast=True)
         if first_comparison(comparison, parts, mapped(output, torch.Tensor.detach)):

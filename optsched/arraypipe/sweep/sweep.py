@@ -355,7 +355,7 @@ class ArraySweep:
         if not isinstance(trainer, ArrayTrainer):
             raise InputError(f"trainer: expected to get an ArrayTrainer, got {trainer!r:.60}")
         if schedule is None:
-            schedule = _even_schedule(trainer.jobs, len(trainer.stages))
+            schedule = _even_schedule(trainer.jobs, trainer.n_stages)
         elif len(jobs) < self.width:
             schedule = without(schedule, range(len(jobs), self.width))
         if any(waits_for_all(job) for job in trainer.jobs):

@@ -1,0 +1,158 @@
+"""Stages of a model against the model itself: loss and all gradients on the first batch."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from optsched.arraypipe.job import seed_generator
+from optsched.arraypipe.model.calls import cut_alone, hooks, stage_models
+from optsched.arraypipe.model.checks import unchanged
+from optsched.arraypipe.model.inputs import tensors_in
+from optsched.arraypipe.model.optimizers import same
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from optsched.arraypipe.model.calls import Cut, StageModel
+    from optsched.arraypipe.model.inputs import Inputs
+
+    MakeLoss = Callable[[Any], Tensor]
+
+_SEED = 1 << 20
+_WAY_OUT = (
+    "cut it at blocks that hand on all they compute as their first argument (a tensor or a tuple "
+    "of tensors), or let build_model return an nn.Sequential or a list of stages"
+)
+
+
+def check_cut(model: nn.Module, cut: Cut, inputs: Inputs, loss: MakeLoss, title: str) -> None:
+    """Refuse a cut with which loss or gradients are not those of the model.
+
+    `loss` makes the loss from the model's output. Values that cross a cut beside the hidden states
+    are not a number in the stages, which finds skip connections, attention of other layers, caches.
+    """
+    if not cut.names or not cut.calls.outputs:  # an nn.Sequential hands on nothing else
+        return
+    stages = stage_models(model, cut, title)
+    kind = type(model).__name__
+    with unchanged([model, *(stage.skeleton for stage in stages)]), _generators(model):
+        value, gradients = _whole(model, cut, inputs, loss)
+        try:
+            loss_here, found = _staged(stages, model, inputs, loss)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"stages: {kind}, cut at {list(cut.names)}, raises in its stages on the first "
+                f"batch ({' '.join(str(error).split()):.300}); {_culprit(stages, inputs)}"
+                f"{_WAY_OUT}"
+            ) from error
+        what = (
+            "" if same(value, loss_here) else f"loss {loss_here.item()} instead of {value.item()}"
+        )
+        for name, g in gradients.items() if not what else ():
+            if not _alike(g, found[name]):
+                what = f"another gradient of {name!r}"
+                break
+        if what:
+            raise InputError(
+                f"stages: {kind}, cut at {list(cut.names)}, has {what} on the first batch: a value "
+                f"crosses a cut beside the hidden states; {_culprit(stages, inputs)}"
+                f"{_WAY_OUT}"
+            )
+
+
+@contextmanager
+def _generators(model: nn.Module) -> Iterator[None]:
+    gpus = sorted({p.device.index for p in model.parameters() if p.is_cuda})
+    with torch.random.fork_rng(devices=gpus):
+        yield
+
+
+def _seed(stage: int, inputs: Inputs) -> None:
+    tensors = inputs.tensors()
+    seed_generator(_SEED + stage, tensors[0].device if tensors else torch.device("cpu"))
+
+
+def _whole(
+    model: nn.Module, cut: Cut, inputs: Inputs, loss: MakeLoss
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    undo = cut_alone(model, cut.names, lambda stage: _seed(stage, inputs))
+    try:
+        _seed(0, inputs)
+        value = loss(inputs.copied().call(model))
+    finally:
+        undo()
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found: Sequence[Tensor | None] = [None] * len(named)
+    if value.requires_grad and named:
+        found = torch.autograd.grad(value, [*named.values()], allow_unused=True)
+    return value.detach(), dict(zip(named, found, strict=True))
+
+
+def _staged(
+    stages: Sequence[StageModel], model: nn.Module, inputs: Inputs, loss: MakeLoss
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    total: dict[str, Tensor | None] = dict.fromkeys(named)
+    rows: list[tuple[list[Tensor], list[Tensor]]] = []
+    hidden: Any = None
+    for stage in stages:
+        received = [] if hidden is None else tensors_in(hidden)
+        _seed(stage.index, inputs)
+        output = stage(hidden, inputs.copied())
+        output = loss(output) if stage.last else output
+        rows.append((received, tensors_in(output)))
+        leaves = [t.detach().requires_grad_(t.requires_grad) for t in tensors_in(output)]
+        hidden = tuple(leaves) if isinstance(output, tuple) else output if stage.last else leaves[0]
+    given: list[Tensor | None] = [None]
+    for received, outputs in reversed(rows):
+        pairs = [
+            (t, g)
+            for t, g in zip(outputs, given, strict=True)
+            if t.requires_grad and (g is not None or outputs is rows[-1][1])
+        ]
+        leaves = [t for t in received if t.requires_grad]
+        wanted = [*leaves, *named.values()]
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        if pairs and wanted:
+            roots, gradients = zip(*pairs, strict=True)
+            found = torch.autograd.grad(roots, wanted, gradients, allow_unused=True)
+        of_leaves = iter(found[: len(leaves)])
+        given = [next(of_leaves) if t.requires_grad else None for t in received]
+        for name, g in zip(named, found[len(leaves) :], strict=True):
+            known = total[name]
+            total[name] = g if known is None else known if g is None else known + g
+    return rows[-1][1][0].detach(), total
+
+
+def _alike(a: Tensor | None, b: Tensor | None) -> bool:
+    """Gradients of weights that stages share are sums in another order."""
+    if a is None or b is None:
+        return a is b
+    return same(a, b) or bool((a - b).norm() <= 1e-3 * (a.norm() + b.norm()))
+
+
+def _culprit(stages: Sequence[StageModel], inputs: Inputs) -> str:
+    """The first module of a stage with an argument that is not a number, in words."""
+    found: list[str] = []
+
+    def before(name: str, module: nn.Module, arguments: Any, options: Any) -> None:
+        named = {f"number {k}": value for k, value in enumerate(arguments)} | options
+        for key, value in named.items() if stage.passage.entered else ():
+            tensors = [t for t in tensors_in(value) if t.is_floating_point() and t.numel()]
+            if any(bool(t.isnan().all()) for t in tensors):
+                found.append(f"{name!r} gets its argument {key} from an earlier stage; ")
+
+    hidden: Any = None
+    for stage in stages:
+        with torch.no_grad(), suppress(Exception), hooks(stage.skeleton, before):
+            hidden = stage(hidden, inputs.copied())
+        if found:
+            return found[0]
+    return ""
