@@ -158,7 +158,7 @@ def test_micro_batches_are_cast_when_they_are_cut() -> None:
     feed = Feed(rows, Job(0, 8, adamw, microbatches=2, precision="bf16"), "a", 0)
     feed.draw(0)
     for m in range(2):
-        x = feed.input(m, torch.device("cpu"))
+        (x,) = feed.microbatch(m, torch.device("cpu"))[0].arguments
         assert (x.dtype, x.storage_offset(), len(x)) == (torch.bfloat16, 0, 4)
 
 
@@ -177,9 +177,9 @@ def test_noticed_no_key_in_recompute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 1: a recompute that draws new masks has other gradients."""
     honest = blocks._run
 
-    def run(stage: Any, kept: Any, survive: bool, shared: bool = False) -> Any:
+    def run(stage: Any, kept: Any, survive: bool) -> Any:
         again = stage.kept.get(0) is kept or kept in stage.kept.values()
-        return honest(stage, dataclasses.replace(kept, key=kept.key ^ again), survive, shared)
+        return honest(stage, dataclasses.replace(kept, key=kept.key ^ again), survive)
 
     monkeypatch.setattr(blocks, "_run", run)
     assert all_differences([PAIR[0]]) == []  # this job does not recompute

@@ -142,11 +142,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "norm": (second(lambda named: Normed(named, lr=0.1)), "Normed looks across tensors"),
     "no optimizer": (second(lambda named: 3), "no Optimizer|cannot be made"),
     "no data": ({"data": lambda job, start: 3}, "expected an iterator"),
-    "no pair": ({"data": always(X)}, "expected a pair"),
-    "no tensor": ({"data": always(([1], Y))}, "the input is a list"),
+    "no pair": ({"data": always(7)}, "expected a pair"),
     "few samples": ({**QUARTERS, "data": always((X[:3], Y[:3]))},
                     "job0, iteration 0: 3 samples cannot be cut into 4"),
-    "few targets": ({**QUARTERS, "data": always((X, Y[:3]))}, "differ in their first dimension"),
+    "few targets": ({**QUARTERS, "data": always((X, Y[:3]))}, "the target has 3 rows and"),
     "no scalar": ({"loss": lambda out, y: out}, "one element"),
     "boundary": (layers(Dictionary, nn.ReLU), "output of stage 0 is a dict"),
 }  # fmt: skip
