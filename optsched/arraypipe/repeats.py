@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from optsched.arraypipe.job import seed_generator
-from optsched.arraypipe.model.checks import buffers_at, changed_since, copied, counts_of
 from optsched.arraypipe.model.inputs import mapped, tensors_in
 from optsched.arraypipe.model.optimizers import same
-from optsched.arraypipe.model.tied_weights import buffer_holders
+from optsched.arraypipe.model.stand_ins import buffer_holders
+from optsched.arraypipe.model.unchanged import buffers_at, changed_since, copied, counts_of
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import global_state_kept
 from optsched.arraypipe.runtime.stages import fresh_model

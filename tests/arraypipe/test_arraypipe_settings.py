@@ -312,9 +312,7 @@ def test_what_summing_saves_and_costs() -> None:
     assert counts == {"exact": (7, 3, 21), "sum": (3, 3, 21)}
 
 
-@pytest.mark.parametrize(
-    ("recompute", "seed", "memory"), [(True, 0, 19_000), (True, 1, 19_000), (False, 2, 38_000)]
-)
+@pytest.mark.parametrize(("recompute", "seed", "memory"), [(True, 0, 19_000), (True, 1, 19_000)])
 def test_slots_change_no_bit_of_sums(recompute: bool, seed: int, memory: int) -> None:
     """States that take turns in little memory give the bits of resident ones."""
     jobs = [

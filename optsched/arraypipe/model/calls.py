@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.compiler import set_stance
 
 from optsched.arraypipe.job import before_calls
-from optsched.arraypipe.model.checks import unchanged
 from optsched.arraypipe.model.inputs import Inputs, tensors_in
 from optsched.arraypipe.model.stand_ins import (
     First,
@@ -29,6 +28,7 @@ from optsched.arraypipe.model.stand_ins import (
     shapes_in,
     with_first,
 )
+from optsched.arraypipe.model.unchanged import unchanged
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from optsched.arraypipe.job import seed_generator
 from optsched.arraypipe.model.calls import cut_alone, hooks, stage_models
-from optsched.arraypipe.model.checks import unchanged
 from optsched.arraypipe.model.inputs import tensors_in
 from optsched.arraypipe.model.optimizers import same
+from optsched.arraypipe.model.unchanged import unchanged
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

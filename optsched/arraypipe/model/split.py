@@ -14,7 +14,8 @@ from torch.utils.flop_counter import flop_registry
 from optsched.arraypipe.model.calls import Calls, Cut, calls_of, cut_at, stage_models
 from optsched.arraypipe.model.inputs import tensors_in
 from optsched.arraypipe.model.optimizers import stage_optimizers
-from optsched.arraypipe.model.tied_weights import ModelStage, buffer_holders, share_out
+from optsched.arraypipe.model.stand_ins import buffer_holders
+from optsched.arraypipe.model.tied_weights import ModelStage, share_out
 from optsched.errors import InputError
 from optsched.pipelines.cuts import balanced
 
@@ -36,7 +37,7 @@ def cut_of(model: nn.Module, stages: Stages, sample: Callable[[], Inputs]) -> Cu
     same cuts in every run. `sample` gives the inputs of a micro-batch, to look at the forward.
     """
     listed = isinstance(stages, Sequence) and not isinstance(stages, (str, bytes))
-    rows: list[Any] = list(stages) if listed else [stages]  # type: ignore[call-overload]
+    rows: list[Any] = list(stages) if listed else [stages]  # type: ignore[arg-type]
     kinds = {type(row) for row in rows}
     if kinds not in ({int}, {str}) or (kinds == {str} and not listed):
         raise InputError(

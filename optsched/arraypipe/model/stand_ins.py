@@ -154,6 +154,24 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return found
 
 
+def all_modules(roots: Sequence[nn.Module]) -> list[nn.Module]:
+    """Every module below the roots, once."""
+    seen: dict[int, nn.Module] = {}
+    for root in roots:
+        seen.update((id(module), module) for module in root.modules())
+    return list(seen.values())
+
+
+def buffer_holders(modules: Sequence[nn.Module]) -> tuple[tuple[nn.Module, str], ...]:
+    """Every place in the modules where a buffer hangs."""
+    return tuple(
+        (part, name)
+        for part in all_modules(modules)
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    )
+
+
 def first_of(block: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     """The first argument of a call, given by position or by name."""
     return arguments[0] if arguments else options.get(_first_name(block, options))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from optsched.arraypipe.model.stand_ins import unwrapped
+from optsched.arraypipe.model.stand_ins import all_modules, unwrapped
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,16 +51,6 @@ class ModelStage:
         return tuple(module._buffers[name] for module, name in self.holders)  # type: ignore[misc]
 
 
-def buffer_holders(modules: Sequence[nn.Module]) -> tuple[tuple[nn.Module, str], ...]:
-    """Every place in the modules where a buffer hangs."""
-    return tuple(
-        (part, name)
-        for part in _all_modules(modules)
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    )
-
-
 def share_out(
     model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str
 ) -> tuple[list[NamedParameters], list[tuple[Borrowed, ...]]]:
@@ -73,7 +63,7 @@ def share_out(
     buffers: dict[int, int] = {}  # the stage of each
     home: dict[int, int] = {}  # of modules
     for s, row in enumerate(modules):
-        for module in _all_modules(row):
+        for module in all_modules(row):
             tensors = (*module._parameters.values(), *module._buffers.values())
             first = home.setdefault(id(module), s)
             if first != s and any(t is not None for t in tensors):
@@ -142,7 +132,7 @@ def shard(
     shared = _originals(stages)
     owner: dict[int, int] = {}  # stage of every tensor and module
     for stage in reversed(stages):
-        modules = map(unwrapped, _all_modules(stage.modules))
+        modules = map(unwrapped, all_modules(stage.modules))
         held = (*(p for _, p in stage.parameters), *stage.buffers(), *modules)
         owner.update((id(one), stage.index) for one in held)
     whole, found = model.state_dict(keep_vars=True), {}
@@ -161,7 +151,7 @@ def shard(
 def restore_ties(model: nn.Module, stages: Sequence[ModelStage]) -> None:
     """Put the shared parameter back to all its places; the stages must not be used after that."""
     shared = _originals(stages)
-    for module in _all_modules([model, *(m for stage in stages for m in stage.modules)]):
+    for module in all_modules([model, *(m for stage in stages for m in stage.modules)]):
         for name, parameter in list(module._parameters.items()):
             if id(parameter) in shared:
                 _put(module, name, shared[id(parameter)])
@@ -175,14 +165,6 @@ def _originals(stages: Sequence[ModelStage]) -> dict[int, nn.Parameter]:
     """The owner's parameter by the identity of every copy."""
     own = [dict(stage.parameters) for stage in stages]
     return {id(b.parameter): own[b.owner][b.name] for stage in stages for b in stage.borrowed}
-
-
-def _all_modules(roots: Sequence[nn.Module]) -> list[nn.Module]:
-    """Every module below the roots, once."""
-    seen: dict[int, nn.Module] = {}
-    for root in roots:
-        seen.update((id(module), module) for module in root.modules())
-    return list(seen.values())
 
 
 def _check_storages(model: nn.Module, stages: dict[int, set[int]], title: str) -> None:

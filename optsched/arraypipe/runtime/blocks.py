@@ -12,8 +12,14 @@ from torch import Tensor, nn
 from optsched.arraypipe.checkpoint.plain import python_numbers
 from optsched.arraypipe.distributed.wire import copied as copy_of
 from optsched.arraypipe.job import Tensors, seed_generator
-from optsched.arraypipe.model.checks import buffers_at, changed_since, copied, counts_of, unchanged
-from optsched.arraypipe.model.tied_weights import buffer_holders
+from optsched.arraypipe.model.stand_ins import buffer_holders
+from optsched.arraypipe.model.unchanged import (
+    buffers_at,
+    changed_since,
+    copied,
+    counts_of,
+    unchanged,
+)
 from optsched.arraypipe.runtime import split_backward
 from optsched.arraypipe.runtime.precision import autocast, is_finite
 from optsched.arraypipe.runtime.types import Kept, Norms, check_form, tensors_of

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from optsched.arraypipe.model.checks import unchanged
 from optsched.arraypipe.model.inputs import flat
+from optsched.arraypipe.model.unchanged import unchanged
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

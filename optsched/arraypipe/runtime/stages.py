@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from optsched.arraypipe.checkpoint.plain import python_numbers
 from optsched.arraypipe.model.build import Builder
 from optsched.arraypipe.model.split import split
-from optsched.arraypipe.model.tied_weights import buffer_holders
+from optsched.arraypipe.model.stand_ins import buffer_holders
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.precision import LossScale
 from optsched.arraypipe.runtime.state import JobStage
