@@ -104,7 +104,7 @@ def saved_bytes(
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         output = blocks.forward(stage, 0, x, batch, 1, end, False)
     inputs: dict[int, int] = {}
-    given = (*x, *batch.tensors())
+    given = (*x, *(batch.tensors() if stage.model.needs_inputs else ()))
     for t in given:
         _count(t, inputs, own)
     for t in (*given, *output):
