@@ -101,6 +101,12 @@ def measure_of(given: Any, loss: Loss) -> Measure:
             f"{given!r:.60}"
         )
 
+    if metric is loss and isinstance(loss, nn.Module) and [*loss.parameters()]:
+        raise InputError(
+            "evaluate: the loss has parameters, which every job trains for itself; give (dataset, "
+            "metric)"
+        )
+
     def mean(job: Job, model: nn.Module, place: torch.device) -> float:
         """Of the metric over all samples."""
         total, samples = 0.0, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ def train_alone(
     optimizer = alone.optimizer
     return Trained(
         {name: p.detach() for name, p in alone.named},
-        dict(alone.model.named_buffers()),
+        alone.buffers(),
         {n: dict(optimizer.state[p]) if p in optimizer.state else {} for n, p in alone.masters},
         tuple(losses),
     )
@@ -127,12 +128,15 @@ class _Alone:
         weight: Weight,
         place: torch.device,
     ) -> None:
-        self.model, self.job, self.loss, self.place = model, job, loss, place
+        self.model, self.job, self.place = model, job, place
+        self.loss = deepcopy(loss) if isinstance(loss, torch.nn.Module) else loss
+        self.modules = [m for m in (model, self.loss) if isinstance(m, torch.nn.Module)]
         self.dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(job.precision)
-        if self.dtype is not None:
-            model.to(self.dtype)
-        model.to(place)
+        for module in self.modules:
+            module.to(place, self.dtype)
         self.named = list(model.named_parameters())
+        if isinstance(self.loss, torch.nn.Module):
+            self.named += [(f"loss.{n}", p) for n, p in self.loss.named_parameters()]
         self.masters = self.named
         if job.precision == "bf16":  # the optimizer works on a float32 copy
             self.masters = [
@@ -144,6 +148,13 @@ class _Alone:
         self.scaler = torch.amp.GradScaler(place.type, enabled=job.precision == "amp-fp16")
         self.factors = factors_of(loss, weight, model)
         self.now = 0, 0  # iteration, micro-batch
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers of the model and of the loss."""
+        rows = dict(self.model.named_buffers())
+        if isinstance(self.loss, torch.nn.Module):
+            rows |= {f"loss.{name}": b for name, b in self.loss.named_buffers()}
+        return rows
 
     def reseed(self, stage: int) -> None:
         """Seed the random numbers of a stage."""
@@ -177,7 +188,7 @@ class _Alone:
                 output = self.output(x)
                 weighted = Criterion(self.loss, self.target(part), factor)(output)
             if not iteration and not m:
-                check_trained(weighted, tensors_in(output), self.model.parameters())
+                check_trained(weighted, tensors_in(output), [p for _, p in self.named])
             torch.autograd.backward(self.scaler.scale(weighted))
             value += weighted.item()
         self._update(value)
@@ -202,7 +213,8 @@ class _Alone:
             with torch.no_grad():
                 for (_, master), (_, p) in copies:
                     p.copy_(master)
-        self.model.zero_grad(set_to_none=True)
+        for module in self.modules:
+            module.zero_grad(set_to_none=True)
 
     def _compare(self, batch: Any, rows: Sequence[Any], factors: Sequence[float]) -> None:
         """Refuse weights with which micro-batches do not add up to the batch.
@@ -221,7 +233,7 @@ class _Alone:
         calls = [partial(value, *row) for row in rows]
         (x,), (whole,) = cut_batch(batch, 1)
         try:
-            with evaluating([self.model]):
+            with evaluating(self.modules):
                 once = value(x, whole).item()
                 sentence = difference(
                     partial(value, x, whole), calls, factors, [p for _, p in self.named]

@@ -401,7 +401,7 @@ class ArrayRun:
         check_apart(model, title, self.owners, why_not)
         places = [self.devices[0]] * self.plan.n_stages
         away = away and self.gpu
-        stages = fresh_stages(model, trainer.cut, job, index, title, places, away)
+        stages = fresh_stages(model, trainer.cut, job, index, title, places, away, trainer.loss)
         run = JobRun(job, index, title, model, stages, 0, steps, None)
         data, refused = trainer.data, ""
         if self.folder is not None:
@@ -542,7 +542,7 @@ class ArrayRun:
 
 def _trained(run: JobRun) -> Trained:
     """All that training has changed of a job (references)."""
-    parameters = {name: p.detach() for name, p in run.model.named_parameters()}
+    parameters = {name: p.detach() for name, p in run.named_parameters()}
     states = states_by_name(run.stages)
     moments = {name: states[name]["state"] if name in states else {} for name in parameters}
-    return Trained(parameters, dict(run.model.named_buffers()), moments, tuple(run.losses))
+    return Trained(parameters, run.named_buffers(), moments, tuple(run.losses))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import runs
 import torch
-from arraypipe_models import sgd
+from arraypipe_models import adamw, sgd
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,6 +22,7 @@ from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 CLASSES = 5
 
@@ -39,6 +40,7 @@ class Answer:
 
     logits: Tensor
     name: str = "answer"
+    loss: Tensor | None = None
 
 
 class Ends(nn.Module):
@@ -331,47 +333,64 @@ def twice(inner: Any, y: Tensor, target: Tensor) -> Tensor:
     return 2 * inner(y, target)
 
 
-class Holds:
-    """A plain object that is called."""
-
-    def __init__(self) -> None:
-        self.inner = Angles()
-
-    def __call__(self, y: Tensor, target: Tensor) -> Tensor:
-        """The loss of what it holds."""
-        return self.inner(y, target)
-
-    def method(self, y: Tensor, target: Tensor) -> Tensor:
-        """The same."""
-        return self.inner(y, target)
-
-
-TRAINABLE = {
-    "module": (Angles(), "'weight'"),
+FOREIGN = {
     "global": (of_global, "'weight'"),
     "closure": (of_closure(SCALE), "'SCALE'"),
     "closure of a module": (partial(twice, Angles()), "'weight'"),
-    "function": (lambda y, t: twice(ANGLES, y, t), "'weight'"),
-    "object": (Holds(), "'weight'"),
-    "method": (Holds().method, "'weight'"),
     "tensor": (of_closure(torch.ones((), requires_grad=True)), "a tensor"),
 }
 
 
-@pytest.mark.parametrize("name", TRAINABLE)
-@pytest.mark.parametrize("microbatches", [1, 3])
-def test_loss_with_parameters(name: str, microbatches: int) -> None:
-    """It would never be trained: refused by name, with the way out."""
-    loss, what = TRAINABLE[name]
-    made = trainer(Row(loss, True), (7, microbatches))
-    with pytest.raises(
-        InputError, match=f"loss: its parameter .{what}, .* never be trained.*last stage"
-    ):
-        run(made, 1)
-    with pytest.raises(
-        InputError, match=f"loss: its parameter .{what}, .* never be trained.*last stage"
-    ):
-        made.train_alone(0, 1)
+@pytest.mark.parametrize("name", FOREIGN)
+def test_parameters_of_no_stage(name: str) -> None:
+    """They would never be trained: refused by name, with the way out."""
+    loss, what = FOREIGN[name]
+    made = trainer(Row(loss, True), (7, 3))
+    for train in (partial(run, made, 1), partial(made.train_alone, 0, 1)):
+        with pytest.raises(
+            InputError, match=f"loss: its parameter .{what}, .* never be trained.*nn.Module"
+        ):
+            train()
+
+
+class Centered(Angles):
+    """A loss with a parameter, dropout, and a running mean of what it has seen."""
+
+    center: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(()))
+
+    def forward(self, y: Tensor, target: Tensor) -> Tensor:
+        """Around the mean, which moves in training."""
+        if self.training:
+            self.center = 0.5 * self.center + 0.5 * y.detach().float().mean()
+        return super().forward(F.dropout(y - self.center, 0.2, self.training), target)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16", "amp-fp16"])
+def test_a_loss_is_trained(precision: str, tmp_path: Path) -> None:
+    """Every job trains a copy with its optimizer; also clipped, recomputed, and resumed."""
+    jobs = [
+        Job(j, 8, (sgd, adamw)[j], microbatches=1 + j, precision=precision, recompute=j == 1,
+            clip_norm=(None, 0.5)[j], model={"norm": False})
+        for j in range(2)
+    ]  # fmt: skip
+    loss = Centered()
+    row = Row(loss, True)
+    made = ArrayTrainer(build, trainer(row, (8, 2)).data, jobs=jobs, stages=[3], loss=loss)
+    order = random_schedule([1, 2], 2, update=[0, 1], together=[0, 1], seed=1)
+    runs.run(made, order, 2, checkpoint=tmp_path, on_error="raise")
+    result = runs.run(made, order, 4, checkpoint=tmp_path, resume=True, on_error="raise")
+    for j, got in enumerate(result.trained):
+        alone = made.train_alone(j, 4)
+        assert differences(replace(got, losses=alone.losses), alone) == []
+        assert got.losses == alone.losses[-len(got.losses) :]
+        assert not torch.equal(alone.parameters["loss.weight"].float(), loss.weight)
+        assert "loss.center" in alone.buffers and "loss.weight" in alone.optimizer
+        assert not [name for name, _ in result.models[j].named_parameters() if "loss" in name]
+    assert torch.equal(loss.weight, torch.ones_like(loss.weight)) and not loss.center
 
 
 def test_loss_with_frozen_parameters() -> None:
@@ -385,3 +404,59 @@ def test_loss_with_frozen_parameters() -> None:
 
     for loss in (Angles(trained=False), of_closure(torch.ones(())), distilled):
         assert trainer(Row(loss, True), (11, 3)).check_exact(2) == []
+
+
+class Language(nn.Module):
+    """A language model with a loss of its own, shifted by one like those of transformers."""
+
+    def __init__(self, shifted: bool = True) -> None:
+        super().__init__()
+        self.loss_type = "ForCausalLM" if shifted else "ForTokenClassification"
+        self.shifted, self.embed = shifted, nn.Embedding(9, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Linear(8, 9)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Answer:
+        """Scores and loss."""
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        logits = self.head(x)
+        pair = (logits[:, :-1], labels[:, 1:]) if self.shifted else (logits, labels)
+        loss = F.cross_entropy(pair[0].flatten(0, 1), pair[1].flatten())
+        return Answer(logits, loss=loss)
+
+
+def language(job: Job, start: int) -> Iterator[dict[str, Tensor]]:
+    """Padded sequences; some have a label in the first column alone, which the shift drops."""
+    for iteration in range(start, 99):
+        draw = torch.Generator().manual_seed(iteration)
+        ids = torch.randint(0, 9, (job.batch_size, 5), generator=draw)
+        labels = ids.masked_fill(torch.rand(ids.shape, generator=draw) < 0.4, -100)
+        labels[0, 1:] = labels[1, 1:] = -100
+        yield {"ids": ids, "labels": labels}
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_the_loss_of_the_model(shifted: bool) -> None:
+    """Micro-batches of labels that count, also where a micro-batch has none."""
+    ends = []
+    for count in (1, 2, 5):
+        job = Job(0, 10, sgd, microbatches=count, precision="fp64", model={"shifted": shifted})
+        made = ArrayTrainer(Language, language, jobs=[job], stages=3, loss=None)
+        alone = made.train_alone(0, 2)
+        assert differences(run(made, 2).trained[0], alone) == []
+        ends.append(alone)
+    for other in ends[1:]:
+        assert other.losses == pytest.approx(ends[0].losses, rel=1e-12)
+        for key, value in ends[0].parameters.items():
+            torch.testing.assert_close(other.parameters[key], value, rtol=1e-11, atol=1e-12)
+
+
+def test_a_loss_of_the_model_that_does_not_add_up() -> None:
+    """Weights of samples are wrong here: refused alone and in an array."""
+    job = Job(0, 10, sgd, microbatches=3)
+    made = ArrayTrainer(Language, language, jobs=[job], stages=2, loss=None, weight=len)
+    for train in (partial(run, made, 1), partial(made.train_alone, 0, 1)):
+        with pytest.raises(NotMean, match="micro-batches add up"):
+            train()

@@ -313,7 +313,10 @@ class CheckpointFolder:
             **{key: getattr(run.job, key) for key in _MUST_AGREE},
             **model_arguments(run.job.model),
             "cuts": [*self.cuts],
-            **{key: whole[key] for key in ("parameters", "buffers", "masters", "scaler", "batch")},
+            **{
+                key: whole[key]
+                for key in ("parameters", "buffers", "masters", "loss", "scaler", "batch")
+            },
             "optimizer": state.makers["optimizer"],
             "scheduler": {**state.makers["scheduler"], "state": whole["scheduler"]},
             "threads": self.threads,

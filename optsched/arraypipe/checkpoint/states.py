@@ -80,7 +80,7 @@ def shard_of(
 
     ``model`` its entries of the state dict, ``buffers`` those that a state dict leaves out,
     ``parameters`` states and settings of the optimizer, ``masters`` the float32 weights of a
-    bfloat16 job, ``scheduler`` and ``scaler`` the states of the scheduler and the loss scale;
+    bfloat16 job, ``scheduler``, ``scaler`` and ``loss`` the states of these;
     ``batch`` is left to the caller.
     `NotKept`: one of these that no checkpoint can keep.
     """
@@ -92,9 +92,16 @@ def shard_of(
         "parameters": states_by_name([part]),
         "masters": dict(part.trained) if part.masters is not None else {},
         "scheduler": scheduler_state(part.scheduler, run.title),
+        "loss": _loss_state(part.loss),
         "scaler": {} if part.scaler is None else vars(part.scaler),
     }
     return dict(copy(found, f"checkpoint of job {run.title}"))
+
+
+def _loss_state(loss: Any) -> dict[str, Any]:
+    """State of a loss that is a module, under names that begin with ``loss.``."""
+    state = loss.state_dict() if isinstance(loss, nn.Module) else {}
+    return {f"loss.{name}": value for name, value in state.items()}
 
 
 def dry_shards(run: JobRun) -> list[dict[str, dict[str, Any]]]:
@@ -209,6 +216,13 @@ def restore(run: JobRun, model: Any, train: Mapping[str, Any], place: Path) -> N
             with torch.no_grad():
                 master.copy_(train["masters"][name])
         _restore_scheduler(stage, train["scheduler"])
+        if isinstance(stage.loss, nn.Module):
+            saved = {name.removeprefix("loss."): value for name, value in train["loss"].items()}
+            stage.loss.load_state_dict(saved)
+            for name, old in stage.loss.named_buffers():
+                if name in saved:  # assigned as it is, so that no cast changes a bit
+                    owner, _, last = name.rpartition(".")
+                    stage.loss.get_submodule(owner)._buffers[last] = saved[name].to(old.device)
         if stage.scaler is not None:
             vars(stage.scaler).update(train["scaler"])
 

@@ -120,8 +120,12 @@ def _balanced(
     return [blocks[cut] for cut in balanced(costs, stages)[1:-1]]
 
 
-def split(model: nn.Module, cut: Cut, job: Job, title: str) -> list[ModelStage]:
+def split(
+    model: nn.Module, cut: Cut, job: Job, title: str, loss: nn.Module | None = None
+) -> list[ModelStage]:
     """The stages of one job, each with its own optimizer; refuses what would not be exact.
+
+    The last stage trains the parameters of `loss`, under names that begin with ``loss.``.
 
     A parameter that several stages use belongs to the earliest; the others get a copy in its
     place (`ModelStage.borrowed`), so the model is whole again only after `restore_ties`.
@@ -129,15 +133,23 @@ def split(model: nn.Module, cut: Cut, job: Job, title: str) -> list[ModelStage]:
     for name in cut.names:
         _canonical(model, name)
     stages = stage_models(model, cut, title)
-    skeletons = [(stage.skeleton,) for stage in stages]
+    skeletons: list[tuple[nn.Module, ...]] = [(stage.skeleton,) for stage in stages]
     parameters, borrowed = share_out(model, skeletons, title)
+    named = list(model.named_parameters())
+    if loss is not None:
+        skeletons[-1] = (*skeletons[-1], loss)
+        of_loss = [(f"loss.{name}", p) for name, p in loss.named_parameters()]
+        for name in dict(of_loss).keys() & {name for name, _ in named}:
+            raise InputError(f"loss: {name!r} is a parameter of the model, too; rename the module")
+        parameters[-1] += of_loss
+        named += of_loss
     masters = [
         [(n, nn.Parameter(p.detach().float(), p.requires_grad)) for n, p in row]
         for row in (parameters if job.precision == "bf16" else ())
     ]
     trained = masters or parameters
     by_name = {name: p for row in trained for name, p in row}
-    unsplit = [(name, by_name[name]) for name, _ in model.named_parameters() if name in by_name]
+    unsplit = [(name, by_name[name]) for name, _ in named if name in by_name]
     optimizers = stage_optimizers(job, trained, unsplit, title)
     return [
         ModelStage(

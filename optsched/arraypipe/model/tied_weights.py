@@ -34,7 +34,7 @@ class ModelStage:
 
     index: int
     model: StageModel
-    modules: tuple[nn.Module, ...]  # its skeleton
+    modules: tuple[nn.Module, ...]  # its skeleton; in the last stage also the loss
     parameters: NamedParameters
     masters: NamedParameters | None  # float32, what the optimizer of a bf16 job updates
     optimizer: Optimizer | None

@@ -152,7 +152,9 @@ def measured_stages(
         if key not in groups:
             model = fresh_model(trainer.build_model, job)
             where = [device] * trainer.n_stages
-            groups[key] = _Group(job, fresh_stages(model, trainer.cut, job, 0, title, where))
+            groups[key] = _Group(
+                job, fresh_stages(model, trainer.cut, job, 0, title, where, False, trainer.loss)
+            )
         group_of.append(groups[key])
     feeds = _feeds(trainer, sizes)
     inputs: dict[tuple[int, str], Tensors] = dict.fromkeys(feeds, ())
@@ -214,7 +216,7 @@ class _StageBench:
         precision: Any = feed.job.precision
         x = inputs[size, precision]
         batch, target = feed.microbatch(0, self.device)
-        end = Criterion(self.trainer.loss, target, 1.0) if stage.last else None
+        end = Criterion(stage.loss, target, 1.0) if stage.last else None
         with _enough_memory(f"stage {self.index} ({self.name}), micro-batch {size}"):
             blocks.rehearse(stage, x if len(x) > 1 else x[0] if x else None, batch, end)
             saved, kept, output = saved_bytes(stage, x, batch.copied(), end)

@@ -222,7 +222,7 @@ def rehearse(stage: JobStage, x: Any, batch: Inputs, end: Callable[[Any], Tensor
             f"be added in another order; use torch.autograd.grad"
         )
     if end is not None:
-        with autocast(stage.precision, stage.device):
+        with unchanged(stage.modules), autocast(stage.precision, stage.device):
             return end(output)
     tensors_of(output, f"stages: the output of stage {stage.index}")
     stage.packs = isinstance(output, tuple)

@@ -90,7 +90,7 @@ def cut_batch(batch: Any, count: int, place: str = "data") -> tuple[list[Inputs]
     """Inputs of the micro-batches of a batch, and the micro-batches: dicts or pairs."""
     whole, entries = _formed(batch, place)
     if count == 1:
-        return [_inputs(whole, entries)], [whole]
+        return [inputs_of(whole, entries)], [whole]
     names = list(_named(whole, ""))
     sizes = {name: t.shape[0] for name, t in names if isinstance(t, Tensor) and t.dim()}
     if not sizes:
@@ -113,7 +113,7 @@ def cut_batch(batch: Any, count: int, place: str = "data") -> tuple[list[Inputs]
     for rows in torch.arange(size).tensor_split(count):
         here = slice(int(rows[0]), int(rows[-1]) + 1)
         parts.append(mapped(whole, partial(_rows, rows=here)))
-    return [_inputs(part, entries) for part in parts], parts
+    return [inputs_of(part, entries) for part in parts], parts
 
 
 def _rows(t: Tensor, rows: slice) -> Tensor:
@@ -138,7 +138,8 @@ def _formed(batch: Any, place: str) -> tuple[Any, bool]:
     return (dict(x) if isinstance(x, Mapping) else x, target), len(given) > 1
 
 
-def _inputs(part: Any, entries: bool) -> Inputs:
+def inputs_of(part: Any, entries: bool) -> Inputs:
+    """Arguments of the model; `entries`: those of the input are several."""
     if isinstance(part, dict):
         return Inputs((), part)
     x = part[0]
@@ -165,8 +166,8 @@ def brought(value: Any, device: torch.device) -> Any:
 
 
 def cast(x: Any, precision: str) -> Any:
-    """Floating point inputs in the precision of a job; ``"fp32"`` leaves them as they are."""
-    dtype = PRECISIONS.get(precision)
-    if precision == "fp32" or dtype is None:
+    """Floating point inputs in the precision of the weights; float32 leaves them as they are."""
+    if precision not in ("fp64", "bf16"):
         return x
+    dtype = PRECISIONS[precision]
     return mapped(x, lambda t: t.to(dtype) if t.is_floating_point() else t)

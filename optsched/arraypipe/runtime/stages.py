@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from optsched.arraypipe.checkpoint.plain import python_numbers
+from optsched.arraypipe.job import PRECISIONS
 from optsched.arraypipe.model.build import Builder
 from optsched.arraypipe.model.split import split
 from optsched.arraypipe.model.stand_ins import buffer_holders
@@ -22,7 +24,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from optsched.arraypipe.job import BuildModel, Job
+    from optsched.arraypipe.job import BuildModel, Job, Loss
     from optsched.arraypipe.model.calls import Cut
 
 
@@ -39,16 +41,20 @@ def fresh_stages(
     title: str,
     devices: Sequence[torch.device] = (),
     away: bool = False,
+    loss: Loss | None = None,
 ) -> list[JobStage]:
     """The stages of a model with everything that trains them.
 
     `devices` has that of every stage; none: where the model is. `away` leaves the tensors on the
-    host for now.
+    host for now. The last stage has the `loss`, a copy of one with parameters or buffers.
     """
+    loss = loss_copy(loss, job)
+    with_tensors = loss if isinstance(loss, nn.Module) else None
     stages = [
         JobStage(**vars(part), job=index, last=part.index == len(cut.names))
-        for part in split(model, cut, job, title)
+        for part in split(model, cut, job, title, with_tensors)
     ]
+    stages[-1].loss = loss
     for stage in stages:
         stage.precision = job.precision
         if job.precision == "amp-fp16":
@@ -60,6 +66,14 @@ def fresh_stages(
         elif devices:  # with what has been made of it on the host
             move(stage, devices[stage.index])
     return stages
+
+
+def loss_copy(loss: Loss | None, job: Job) -> Loss | None:
+    """The loss of one job: a copy of a module, in the precision of the job's weights."""
+    if not isinstance(loss, nn.Module):
+        return loss
+    made = deepcopy(loss)
+    return made if job.precision not in ("fp64", "bf16") else made.to(PRECISIONS[job.precision])
 
 
 def move(stage: JobStage, device: torch.device) -> None:

@@ -20,7 +20,7 @@ from optsched.arraypipe.runtime.types import Kept, Norms
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from optsched.arraypipe.job import Job
+    from optsched.arraypipe.job import Job, Loss, NamedParameters
     from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.runtime.data import Feed
     from optsched.arraypipe.runtime.precision import LossScale
@@ -33,6 +33,7 @@ class JobStage(ModelStage):
     job: int
     last: bool
     scheduler: Any = None
+    loss: Loss | None = None  # of the last stage; None: the model's own
     place: torch.device | None = None  # of its blocks
     away: bool = False  # its tensors are on the host, not in their place
     packed: bool = False  # whether the hidden states that it gets are a tuple
@@ -133,7 +134,27 @@ class JobRun:
         by_stage = [name for stage in self.stages for name, _ in stage.parameters]
         place = {name: k for k, name in enumerate(by_stage)}
         # where to find the norms of the unsplit model's parameters among those of the stages
-        self.unsplit_order = [place[n] for n, _ in self.model.named_parameters() if n in place]
+        self.unsplit_order = [place[n] for n, _ in self.named_parameters() if n in place]
+
+    @property
+    def loss_module(self) -> nn.Module | None:
+        """The job's loss if it is a module."""
+        loss = self.stages[-1].loss
+        return loss if isinstance(loss, nn.Module) else None
+
+    def named_parameters(self) -> NamedParameters:
+        """Parameters of the unsplit model, and those of the loss behind them."""
+        rows = list(self.model.named_parameters())
+        if self.loss_module is not None:
+            rows += [(f"loss.{name}", p) for name, p in self.loss_module.named_parameters()]
+        return rows
+
+    def named_buffers(self) -> dict[str, Tensor]:
+        """Buffers of the unsplit model, and those of the loss."""
+        rows = dict(self.model.named_buffers())
+        if self.loss_module is not None:
+            rows |= {f"loss.{name}": b for name, b in self.loss_module.named_buffers()}
+        return rows
 
     def begin_at(self, iteration: int) -> None:
         """Go on from an iteration that a checkpoint has."""

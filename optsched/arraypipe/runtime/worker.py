@@ -10,19 +10,22 @@ from traceback import format_tb
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch import nn
 
 from optsched.arraypipe.model.inputs import Inputs
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.blocks import own_norms, total_norm
-from optsched.arraypipe.runtime.data import DataEnded, brought, target_of
+from optsched.arraypipe.runtime.data import DataEnded, brought, cast, inputs_of, target_of
 from optsched.arraypipe.runtime.losses import (
     Comparison,
     Criterion,
     NotMean,
     Weight,
     check_trained,
+    evaluating,
     factors_of,
     first_comparison,
+    loss_in,
     mapped,
     tensors_in,
 )
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from optsched.arraypipe.job import Loss
+    from optsched.arraypipe.job import Loss, Tensors
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Block, Copied, Instance
     from optsched.arraypipe.runtime.losses import Factors
@@ -161,7 +164,7 @@ class Worker:
         if run.weighed != run.feed.iteration:
             run.weighed, factors = run.feed.iteration, self.factors(run)
             run.factors = factors(run.feed.parts)
-        return Criterion(self.loss, target, run.factors[m])
+        return Criterion(stage.loss, target, run.factors[m])
 
     def factors(self, run: JobRun) -> Factors:
         """The weights of a job's micro-batches."""
@@ -379,7 +382,10 @@ def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
                 batch, target = run.feed.microbatch(0, stage.device)
                 end = worker.criterion(run, stage, 0, target)
                 first = end and partial(_first_loss, run, stage, worker, end)
+                given = () if x is None else x if isinstance(x, tuple) else (x,)
                 x = blocks.rehearse(stage, x, batch, first)
+                if stage.last:
+                    _compare_last_stage(run, worker, given)
             row = x if isinstance(x, tuple) else (x,)  # the graph goes with its stage
             row = tuple(map(blocks.leaf, row))
             x = row if isinstance(x, tuple) else row[0]
@@ -403,11 +409,30 @@ def _first_loss(
     check_trained(value, tensors_in(output), trained)
     if len(parts) > 1 and end.loss is not None:
         loss, device = end.loss, stage.device
+        modules = [loss] if isinstance(loss, nn.Module) else []
 
         def head(inputs: Any, part: Any) -> Tensor:
-            return loss(inputs, brought(target_of(part), device))
+            with evaluating(modules):
+                return loss(inputs, brought(target_of(part), device))
 
-        comparison = Comparison(head, worker.factors(run), upcast=True)
+        upcast = run.loss_module is None or run.job.precision != "bf16"
+        comparison = Comparison(head, worker.factors(run), upcast)
         if first_comparison(comparison, parts, mapped(output, torch.Tensor.detach)):
             run.compare_loss = comparison.check
     return value
+
+
+def _compare_last_stage(run: JobRun, worker: Worker, hidden: Tensors) -> None:
+    """Compare the first batch with its micro-batches, with the model's own loss."""
+    assert run.feed is not None
+    stage, feed = run.stages[-1], run.feed
+    if len(feed.parts) < 2 or stage.loss is not None or not stage.last:
+        return
+    entries = len(feed.inputs[0].arguments) > 1
+
+    def head(inputs: Any, part: Any) -> Tensor:
+        batch = brought(cast(inputs_of(part, entries), run.job.precision), stage.device)
+        with evaluating(stage.modules):
+            return loss_in(stage.run(inputs, batch))
+
+    first_comparison(Comparison(head, worker.factors(run), False), feed.parts, hidden)
