@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
+    "executor-batches": 4,
     "executor": 6, "executor-life": 6, "executor-memory": 2,
     "executor-models": 3, "executor-profile": 3, "executor-report": 2, "executor-sweeps": 4,
 }  # fmt: skip

@@ -97,21 +97,6 @@ class Counting(nn.Module):
         return x * (self.decay + counts + self.average + more)
 
 
-class Center(nn.Module):
-    """A loss with a running mean."""
-
-    center: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("center", torch.zeros(()))
-
-    def forward(self, y: Tensor, target: Tensor) -> Tensor:
-        """Distance from it."""
-        self.center = 0.5 * self.center + y.detach().mean()
-        return (y - self.center - target[:, None]).square().mean()
-
-
 def counted(kind: str = "") -> Any:
     """A model with a layer that counts."""
     return lambda: nn.Sequential(nn.Linear(6, 15), Counting(kind), nn.Linear(15, 15))
@@ -144,7 +129,6 @@ CAUSES: dict[str, tuple[dict[str, Any], str]] = {
         GLOBAL % ("data", "torch"),
     ),
     "loss with a counter": ({"loss": drawing(count().__next__)}, f"loss {STATE}"),
-    "loss with a buffer": ({"loss": Center()}, f"loss {STATE}"),
     "loss, numpy": (
         {"loss": drawing(np.random.rand)},
         GLOBAL % ("loss", "numpy"),
