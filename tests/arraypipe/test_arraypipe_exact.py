@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import runs
 import torch
@@ -86,26 +84,6 @@ def test_bit_identical_in_any_feasible_order(drawn: tuple[list[Settings], dict[s
 PAIR: list[Settings] = [(0, 11, "adamw", 2, False), (1, 8, "sgd", 2, True)]
 
 
-def test_scrambled_starts_change_no_bit() -> None:
-    """Start times are advice: any others give the same jobs and the same order per device."""
-    schedule = random_schedule([2, 2], 3, seed=5)
-    start = np.random.default_rng(0).permutation(np.asarray(schedule.start))
-    scrambled = dataclasses.replace(schedule, start=start)
-    array = trainer([job(row) for row in PAIR])
-    first, second = runs.run(array, schedule, STEPS), runs.run(array, scrambled, STEPS)
-    for a, b in zip(first.trained, second.trained, strict=True):
-        assert differences(a, b) == []
-    for result in (first, second):  # the sequences are repeated as they are, with any starts
-        assert result.trace.sequences is not None
-        assert schedule.sequences is not None
-        for device, row in enumerate(result.trace.sequences.to_lists()):
-            labels = [(str(result.trace.kind[i]), int(result.trace.job[i])) for i in row]
-            wanted = [
-                (str(schedule.kind[i]), int(schedule.job[i])) for i in schedule.sequences[device]
-            ]
-            assert labels == wanted * STEPS
-
-
 def test_a_trace_is_itself_a_schedule_to_run() -> None:
     """Running the trace of a run gives the same bits again."""
     array = trainer([job(row) for row in PAIR])
@@ -113,40 +91,6 @@ def test_a_trace_is_itself_a_schedule_to_run() -> None:
     again = runs.run(array, first.trace, STEPS)
     for a, b in zip(first.trained, again.trained, strict=True):
         assert differences(a, b) == []
-
-
-def test_results_do_not_depend_on_the_siblings() -> None:
-    """A job has the same bits with other jobs beside it, and at another place in the list."""
-    array = trainer([job((2, 8, "sgd", 4, True)), job(PAIR[1]), job(PAIR[0])])
-    result = runs.run(array, random_schedule([4, 2, 2], 3, seed=7), STEPS)
-    assert differences(result.trained[2], alone(PAIR[0])) == []
-    assert differences(result.trained[1], alone(PAIR[1])) == []
-
-
-def test_exact_with_more_threads() -> None:
-    """Rule 8: with the same number of threads on both sides, any number is exact."""
-    torch.set_num_threads(2)
-    try:
-        array = trainer([job(row) for row in PAIR], build_model=lambda: build_model(200))
-        assert array.check_exact(2) == []
-        assert runs.run(array, random_schedule([2, 2], 3), 1).trace.provenance["threads"] == 2
-    finally:
-        torch.set_num_threads(1)
-
-
-def test_gradients_of_inputs_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backward gives the tensor that autograd made: storing it would copy it first."""
-    inputs, backward = [], blocks.backward
-
-    def watched(stage: Any, microbatch: int, *rest: Any) -> Any:
-        inputs.extend(stage.kept[microbatch].inputs)
-        return backward(stage, microbatch, *rest)
-
-    monkeypatch.setattr(blocks, "backward", watched)
-    array = trainer([job(row) for row in PAIR])
-    runs.run(array, random_schedule([2, 2], 3), 1)
-    assert any(t.requires_grad for t in inputs)
-    assert all(t.grad is None for t in inputs)
 
 
 def test_micro_batches_are_cast_when_they_are_cut() -> None:
@@ -194,11 +138,6 @@ def test_noticed_statistics_updated_twice(monkeypatch: pytest.MonkeyPatch) -> No
     assert any("running_mean" in d for d in all_differences([PAIR[1]]))
 
 
-def test_noticed_early_update() -> None:
-    """Micro-batches sum up before the update: two parts are not two smaller steps."""
-    assert differences(alone((0, 4, "sgd", 2, False)), alone((0, 4, "sgd", 1, False)))
-
-
 class Doubled(nn.Module):
     """Twice its input, in place."""
 
@@ -217,24 +156,6 @@ def test_noticed_missing_copy(monkeypatch: pytest.MonkeyPatch) -> None:
         stages=[1],
     )
     assert array.check_exact(STEPS)
-
-
-def test_a_rehearsal_has_the_graph_of_one_stage_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage's graph is given back when the next one begins: all at once need not fit."""
-    graphs: list[Any] = []  # of the outputs, which hold them
-    alive: list[bool] = []
-    honest = blocks.rehearse
-
-    def rehearse(stage: Any, *rest: Any) -> Any:
-        alive.extend(graph() is not None for graph in graphs)
-        output = honest(stage, *rest)
-        graphs[:] = [weakref.ref(output)]
-        return output
-
-    monkeypatch.setattr(blocks, "rehearse", rehearse)
-    assert all_differences([PAIR[1]]) == []
-    assert alive
-    assert alive.count(True) == 0
 
 
 def test_keys_tell_all_blocks_apart() -> None:

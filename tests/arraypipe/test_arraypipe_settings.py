@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from arraypipe_models import adamw, build_model, data, loss, sgd, trainer
+from arraypipe_models import adamw, loss, sgd, trainer
 from depth import few_examples, seeds
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +18,6 @@ from torch import nn
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.job import PRECISIONS
-from optsched.arraypipe.runtime import environment
 from optsched.arraypipe.runtime.precision import LossScale
 from optsched.arraypipe.train_alone import differences
 
@@ -139,37 +136,11 @@ def test_the_scale_is_that_of_torch(found: list[bool]) -> None:
         assert ours.scale == theirs.get_scale()
 
 
-CUT_FORMS: list[Any] = [3, ["4", "6"], [4, 6]]
-
-
-@pytest.mark.parametrize("stages", CUT_FORMS, ids=["number", "names", "indices"])
-@pytest.mark.parametrize("precision", ["fp64", "bf16"])
-def test_every_form_of_stages_takes_every_precision(precision: str, stages: Any) -> None:
-    """The sample that counts work and compares forwards is in the precision of the first job."""
-    array = trainer([Job(1, 8, sgd, precision=precision)], stages=stages)
-    result = run(array, random_schedule([1], 3), 2)
-    assert differences(result.trained[0], array.train_alone(0, 2)) == []
-
-
 @pytest.mark.parametrize("job", [Job(0, 8, sgd, clip_norm=1.0), Job(0, 8, sgd, scheduler=plateau)])
 def test_updates_together_need_blocks_of_their_own(job: Job) -> None:
     """Fused updates cannot wait for all stages: refused before anything is trained."""
     with pytest.raises(InputError, match=r'update_mode="global"'):
         run(trainer([job]), random_schedule([1], 3), 1)
-
-
-def test_start_from_a_file(tmp_path: Path) -> None:
-    """`init` gives the weights; a file that does not fit is named."""
-    torch.manual_seed(77)
-    path = tmp_path / "start.pt"
-    torch.save(build_model().state_dict(), path)
-    array = trainer([Job(0, 8, adamw, init=str(path))])
-    assert found(array, 0) == []
-    torch.save({"weight": torch.zeros(1)}, path)
-    with pytest.raises(InputError, match=r"init: .*no state dict of this model"):
-        run(array, random_schedule([1], 3), 1)
-    with pytest.raises(InputError, match="no such file"):
-        run(trainer([Job(0, 8, adamw, init=str(tmp_path / "none"))]), random_schedule([1], 3), 1)
 
 
 # tied weights
@@ -263,83 +234,6 @@ def test_tied_weights(
     assert found(array, seed, place=place) == []
 
 
-@few_examples
-@given(
-    third=st.booleans(),
-    seed=st.integers(0, 10**6),
-    microbatches=st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=3),
-    clip=st.sampled_from([None, 0.1]),
-    place=st.sampled_from([[0, 1, 2, 3], [0, 1, 1, 0], [0, 0, 0, 0]]),
-)
-def test_summed_tied_gradients(
-    third: bool, seed: int, microbatches: list[int], clip: float | None, place: list[int]
-) -> None:
-    """Once an iteration: training alone up to rounding, and exact for M = 1."""
-    jobs = [
-        Job(
-            j, 6, adamw if j % 2 else sgd, microbatches=m, clip_norm=clip, precision="fp64",
-            recompute=bool(j), model={"third": third},
-        )
-        for j, m in enumerate(microbatches)
-    ]  # fmt: skip
-    everyone = range(len(jobs))
-    array = ArrayTrainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss, tied="sum")
-    schedule = random_schedule(
-        microbatches, 4, place=place, update=everyone, together=everyone, seed=seed
-    )
-    result = run(array, schedule, STEPS, on_error="raise")
-    for j, job in enumerate(jobs):
-        alone = array.train_alone(j, STEPS)
-        if job.microbatches == 1:
-            assert differences(result.trained[j], alone) == []
-        for name, tensor in alone.parameters.items():
-            got = result.trained[j].parameters[name]
-            assert torch.allclose(got, tensor, rtol=1e-6, atol=1e-9), name
-
-
-def test_what_summing_saves_and_costs() -> None:
-    """One message a user instead of one a micro-batch; bits differ, and `check_exact` says so."""
-    jobs = [Job(j, 8, adamw, microbatches=m) for j, m in enumerate([4, 2, 1])]
-    counts = {}
-    for tied in ("exact", "sum"):
-        array = ArrayTrainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss, tied=tied)  # type: ignore[arg-type]
-        plan = array.plan(random_schedule([4, 2, 1], 4, seed=1))
-        kinds = [message.kind for message in array.routes(plan).messages]
-        counts[tied] = (kinds.count("tied"), kinds.count("weight"), kinds.count("gradient"))
-        found = array.check_exact(STEPS)
-        assert bool(found) == (tied == "sum")
-        assert not any(line.startswith("job job2") for line in found)
-    assert counts == {"exact": (7, 3, 21), "sum": (3, 3, 21)}
-
-
-@pytest.mark.parametrize(("recompute", "seed", "memory"), [(True, 0, 19_000), (True, 1, 19_000)])
-def test_slots_change_no_bit_of_sums(recompute: bool, seed: int, memory: int) -> None:
-    """States that take turns in little memory give the bits of resident ones."""
-    jobs = [
-        Job(j, 6, adamw, microbatches=m, recompute=recompute, model={"third": True})
-        for j, m in enumerate([3, 2, 1])
-    ]
-    schedule = random_schedule([3, 2, 1], 4, place=[0, 0, 0, 0], seed=seed)
-    rows = []
-    for limit in (None, memory):
-        array = ArrayTrainer(
-            Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss, memory=limit, tied="sum"
-        )
-        rows.append(run(array, schedule, STEPS, on_error="raise"))
-    for j in range(3):
-        assert differences(rows[0].trained[j], rows[1].trained[j]) == []
-    assert rows[1].report.exposed_ns > 0  # states have moved
-
-
-@pytest.mark.parametrize("tied", ["summed", "", None, True, ["sum"]])
-def test_ways_to_tie_refused(tied: Any) -> None:
-    """Only two words mean something."""
-    with pytest.raises(InputError, match=r'tied: expected "exact" or "sum", got'):
-        ArrayTrainer(
-            Language, tokens, jobs=[Job(0, 6, sgd)], stages=NAMES, loss=token_loss, tied=tied
-        )
-
-
 def test_model_is_tied_again_after_the_run() -> None:
     """The trained unsplit models share the weight as they did before."""
     array = ArrayTrainer(Language, tokens, jobs=[Job(0, 6, sgd)], stages=NAMES, loss=token_loss)
@@ -353,53 +247,3 @@ def test_frozen_tied_weight() -> None:
     """A tied weight that is not trained has no gradient to send."""
     jobs = [Job(0, 6, sgd, microbatches=2, model={"frozen": True})]
     assert found(ArrayTrainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss), 0) == []
-
-
-def test_data_is_that_of_the_module() -> None:
-    """The helpers of the neighbouring tests are what this module believes they are."""
-    x, y = next(data(Job(0, 8, sgd), 0))
-    assert loss(build_model()(x), y).dim() == 0
-
-
-def test_check_exact_takes_all_settings() -> None:
-    """The check of one's own jobs covers clipping and schedulers that look at the loss."""
-    jobs = [Job(0, 8, sgd, clip_norm=0.1), Job(1, 8, adamw, scheduler=plateau), Job(2, 8, sgd)]
-    assert trainer(jobs).check_exact(2) == []
-
-
-def test_gpus_that_may_give_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that add in any order, and GPUs of two kinds, are said; processes measure apart."""
-    names = {0: "A", 1: "B"}
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda d: SimpleNamespace(name=names[d.index])
-    )
-    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    with pytest.warns(UserWarning, match=r"use_deterministic_algorithms\(True\)"):
-        environment.deterministic([first, first])
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        environment.deterministic([first, first])
-        environment.deterministic([torch.device("cpu")])
-    assert environment.gpu_settings([torch.device("cpu")]) == {}
-    assert (
-        environment.gpu_settings([first, first]).items()
-        >= {"gpus": ["A"], "deterministic": True}.items()
-    )
-    with pytest.warns(UserWarning, match=r"several kinds \(A, B\)"):
-        environment.deterministic([first, second])
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    assert environment.own_first((first, second)) == (second, first)
-    monkeypatch.delenv("LOCAL_RANK")
-    assert environment.own_first((first, second)) == (first, second)
-
-
-def test_ranks_measure_on_their_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`profile` takes the GPU of the process first."""
-    from optsched.arraypipe import trainer as trainer_module
-    from optsched.arraypipe.profile import measure
-
-    monkeypatch.setattr(trainer_module, "own_first", lambda devices: ("its own", *devices))
-    monkeypatch.setattr(measure, "measure", lambda trainer, devices, **more: devices)
-    found: Any = trainer([Job(0, 8, adamw)]).profile()
-    assert found == ("its own", torch.device("cpu"))
