@@ -19,6 +19,7 @@ except ModuleNotFoundError:
     raise MissingExtra("train_alone", "torch") from None
 
 from optsched.arraypipe.model.calls import cut_alone
+from optsched.arraypipe.model.inputs import mapped, tensors_in
 from optsched.arraypipe.runtime.data import cut_batch, target_of
 from optsched.arraypipe.runtime.losses import (
     Criterion,
@@ -27,8 +28,6 @@ from optsched.arraypipe.runtime.losses import (
     difference,
     evaluating,
     factors_of,
-    mapped,
-    tensors_in,
 )
 from optsched.arraypipe.runtime.precision import autocast
 

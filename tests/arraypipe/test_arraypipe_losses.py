@@ -57,7 +57,6 @@ class Ends(nn.Module):
             "tokens": tokens,
             "flat": tokens.flatten(0, 1),
             "times first": tokens.transpose(0, 1),
-            "two views": torch.cat([x, 2 * x]),
             "pair": Pair(x, x.tanh()),
             "scalar": Pair(x, x.square().mean()),
             "dict": {"logits": x, "note": "no tensor", "scale": 3},
@@ -130,11 +129,6 @@ def contrastive(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
 
 
-def two_views(output: Tensor, target: Tensor) -> Tensor:
-    """Two views of every sample; the second ones behind all first ones."""
-    return -F.cosine_similarity(*output.chunk(2)).mean()
-
-
 def ctc(output: Tensor, target: Tensor) -> Tensor:
     """Outputs have time first; a mean over samples."""
     long = torch.full((output.shape[1],), 3), torch.full((output.shape[1],), 1)
@@ -161,7 +155,6 @@ LOSSES = {
     "tokens": Row(by_token, True, tokens, "tokens"),
     "time first": Row(ctc, True, classes, "times first"),
     "mask by sample": Row(by_mask_and_sample, True, masked, "tokens"),
-    "two views": Row(two_views, True, classes, "two views"),
     "pair": Row(lambda y, t: F.mse_loss(y.first, t) + y.second.abs().mean(), True, numbers, "pair"),
     "dict": Row(lambda y, t: y["scale"] * F.cross_entropy(y["logits"], t), True, classes, "dict"),
     "object": Row(lambda y, t: F.cross_entropy(y.logits, t), True, classes, "object"),

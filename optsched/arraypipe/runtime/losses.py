@@ -6,8 +6,7 @@ import gc
 import math
 import warnings
 from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from optsched.arraypipe.model.inputs import flat
+from optsched.arraypipe.model.inputs import mapped, tensors_in
 from optsched.arraypipe.model.unchanged import unchanged
 from optsched.errors import InputError
 
@@ -196,7 +195,6 @@ class Comparison:
     head: Callable[[Any, Any], Tensor]  # (inputs, micro-batch) -> loss
     factors: Factors
     upcast: bool  # whether the head takes half precision as float32
-    views: bool = False  # inputs with k rows per sample: first rows of all, then second rows
 
     def check(self, parts: Sequence[Any], iteration: int, inputs: Any) -> None:
         """Raise `NotMean` for a later batch; looks at iterations 1, 2, 4, 8, ..."""
@@ -214,7 +212,7 @@ class Comparison:
         given = samples_of(parts[0])
         size = sum(t.nbytes for t in tensors_in(inputs)) // given
         most = max(1, _BYTES // max(1, size) // len(parts))
-        parts = [mapped(part, lambda t: t[:most]) for part in parts]
+        parts = [mapped(part, lambda t: t[:most] if t.dim() else t) for part in parts]
         sizes = [samples_of(part) for part in parts]
         ends = list(accumulate(sizes))
         rows, leaves, layouts = self._drawn(inputs, given, ends[-1])
@@ -237,7 +235,7 @@ class Comparison:
         layouts: dict[int, str] = {}
 
         def draw(t: Tensor) -> Tensor:
-            layout = _layout(t, given, self.views)
+            layout = _layout(t, given)
             t = t.detach()
             if not layout:
                 return t
@@ -257,27 +255,22 @@ def first_comparison(comparison: Comparison, parts: Sequence[Any], inputs: Any) 
 
     Raises `NotMean`; warns if the loss cannot be compared.
     """
-    given, reason, sentence = samples_of(parts[0]), "", ""
-    shapes = [t.shape for t in tensors_in(inputs)]
-    several = any(s and s[0] > given and not s[0] % given for s in shapes)
-    for comparison.views in (False, True)[: 1 + several]:
-        try:
-            if reason := _unrepeatable(comparison, parts[0], inputs):
-                break
-            found = comparison.sentence(parts, inputs)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            continue
-        if not found:
-            return True
-        sentence = sentence or found
-    if sentence:
+    try:
+        reason = _unrepeatable(comparison, parts[0], inputs)
+        sentence = "" if reason else comparison.sentence(parts, inputs)
+    except Exception as error:
+        reason, sentence = f"{type(error).__name__}: {error}", ""
+    given = samples_of(parts[0])
+    if sentence and any(_layout(t, given) == "rows" for t in tensors_in(inputs)):
+        reason = "its outputs have several rows for a sample, perhaps in another order"
+    elif sentence:
         raise NotMean(sentence)
-    warnings.warn(
-        f"loss: cannot be compared between the batch and its micro-batches ({reason:.300})",
-        stacklevel=3,
-    )
-    return False
+    if reason:
+        warnings.warn(
+            f"loss: cannot be compared between the batch and its micro-batches ({reason:.300})",
+            stacklevel=3,
+        )
+    return not reason
 
 
 def _unrepeatable(comparison: Comparison, part: Any, inputs: Any) -> str:
@@ -293,37 +286,40 @@ def _copy(t: Tensor) -> Tensor:
     return t.detach().clone()
 
 
-def _layout(t: Tensor, given: int, views: bool) -> str:
-    """Where a tensor has its samples; ``""``: nowhere."""
+def _layout(t: Tensor, given: int) -> str:
+    """Where a tensor has its samples: dimension, or rows of all samples; ``""``: nowhere."""
     if not t.dim() or not t.shape[0]:
         return ""
     if t.shape[0] == given:
         return "first"
     if t.shape[1:2] == (given,):
         return "second"
-    return "" if t.shape[0] % given else "views" if views else "flat"
+    return "" if t.shape[0] % given else "rows"
 
 
 def _sample_rows(t: Tensor, given: int, layout: str) -> Tensor:
     """The tensor with one row per sample."""
-    if layout == "flat":
+    if layout == "rows":
         return t.reshape(given, -1, *t.shape[1:])
-    if layout == "views":
-        t = t.reshape(-1, given, *t.shape[1:])
-    return t if layout == "first" else t.transpose(0, 1)
+    return t.transpose(0, 1) if layout == "second" else t
 
 
 def _joined_rows(t: Tensor, layout: str) -> Tensor:
     """Undo `_sample_rows`."""
-    if layout in ("second", "views"):
-        t = t.transpose(0, 1).contiguous()
-    return t.flatten(0, 1) if layout in ("flat", "views") else t.clone()
+    if layout == "rows":
+        return t.flatten(0, 1)
+    return (t.transpose(0, 1) if layout == "second" else t).clone()
 
 
 def _joined(parts: Sequence[Any]) -> Any:
     """The batch whose micro-batches these are."""
     rows = [iter(tensors_in(part)) for part in parts]
-    return mapped(parts[0], lambda t: torch.cat([next(row) for row in rows]))
+
+    def join(t: Tensor) -> Tensor:
+        pieces = [next(row) for row in rows]
+        return torch.cat(pieces) if t.dim() else t
+
+    return mapped(parts[0], join)
 
 
 @contextmanager
@@ -364,34 +360,9 @@ def check_trained(value: Tensor, outputs: Sequence[Tensor], trained: Iterable[Te
         pending += following
 
 
-def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """An output or a batch with other tensors, of the same classes."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, (list, tuple)):
-        parts = [mapped(part, change) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, dict):
-        made: Any = copy(value)
-        for key in value:
-            made[key] = mapped(value[key], change)
-        return made
-    if is_dataclass(value) and not isinstance(value, type):
-        made = copy(value)
-        for entry in fields(value):
-            object.__setattr__(made, entry.name, mapped(getattr(value, entry.name), change))
-        return made
-    return value
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of an output or a batch."""
-    return [part for part in flat(value) if isinstance(part, Tensor)]
-
-
 def samples_of(part: Any) -> int:
     """Samples of a micro-batch."""
-    return int(tensors_in(part)[0].shape[0])
+    return next(t.shape[0] for t in tensors_in(part) if t.dim())
 
 
 def _norm(row: Sequence[Tensor]) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from optsched.arraypipe.model.inputs import Inputs
+from optsched.arraypipe.model.inputs import Inputs, mapped, tensors_in
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.blocks import own_norms, total_norm
 from optsched.arraypipe.runtime.data import DataEnded, brought, cast, inputs_of, target_of
@@ -26,8 +26,6 @@ from optsched.arraypipe.runtime.losses import (
     factors_of,
     first_comparison,
     loss_in,
-    mapped,
-    tensors_in,
 )
 from optsched.arraypipe.runtime.stages import in_place, move
 from optsched.arraypipe.runtime.state import NotFinite
