@@ -1,41 +1,135 @@
-"""States in slots on the simulated engine: how much of the copies is hidden.
+"""States in slots on a virtual clock: how much of the copies is hidden.
 
-    python -m benchmarks.executor.memory_engine table
-    python -m benchmarks.executor.memory_engine family [--cases 300]
+    python -m benchmarks.executor.memory_engine
 
-`table`: one stage of eight of GPT-2 XL in bf16 with AdamW in fp32, 16 jobs on one device, PCIe 5;
-efficiency = compute / total. `family`: random devices and links; time over max(compute, lower bound
-of the copies). Both are arithmetic on a virtual clock.
+One stage of eight of GPT-2 XL in bf16 with AdamW in fp32, 16 jobs on one device, PCIe 5; efficiency
+= compute / total. All of it is arithmetic.
 """
 
 from __future__ import annotations
 
-import argparse
-import random
-import statistics
-import time
-from typing import TYPE_CHECKING
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.executor.copy_bound import copy_bound
 from benchmarks.machine import machine
-from optsched.arraypipe.memory.engines import HostLink
-from optsched.arraypipe.memory.residency import (
-    ResidencyPlan,
-    divide,
-    slot_bytes,
-)
-from optsched.arraypipe.memory.types import State, Visit
+from optsched.arraypipe.memory.accesses import Access, State
+from optsched.arraypipe.memory.residency import residency
+from optsched.arraypipe.memory.transfers import IN, LEAST_CHUNK, OUT, CopyEngine, Transfers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 PARAMETERS = 1_557_611_200 // 8  # of a stage
 TOKENS = 8 * 1024  # of an iteration
-PCIE_5 = HostLink(55e9, 55e9, 10e3)
-Block = tuple[str, int]
+PCIE_5 = 55e9
+LATENCY_NS = 10e3
 
 
-def orders(jobs: int) -> dict[str, list[Block]]:
+class SimulatedEngine(CopyEngine):
+    """Virtual clock: blocks and copies take predicted times, by bytes per second and latency."""
+
+    def __init__(self, inward: float, outward: float, latency_ns: float = 0.0) -> None:
+        super().__init__()
+        self.latency_ns, self.bandwidth = latency_ns, {IN: inward, OUT: outward}
+        self.free_ns = {IN: 0.0, OUT: 0.0}  # when the last copy of a direction ends
+        self.now_ns = 0.0  # when the last block ends
+        # direction, piece, slot, state, first byte, last byte, start, end
+        self.queued: list[tuple[str, int, int, int, int, int, float, float]] = []
+
+    def copy(
+        self,
+        direction: str,
+        size: int,
+        action: Any,
+        after: Iterable[float | None],
+        label: Any = None,
+    ) -> float:
+        """Do the copy; the time at which it would end."""
+        action()
+        begin_ns = max([self.free_ns[direction], *(t for t in after if t is not None)])
+        begin_ns += self.latency_ns
+        end_ns = self.free_ns[direction] = begin_ns + size * 1e9 / self.bandwidth[direction]
+        self.queued.append((*action.args, begin_ns, end_ns))
+        return end_ns
+
+    def wait(self, events: Iterable[float | None]) -> None:
+        """Move the clock to the last of the events."""
+        self.now_ns = max([self.now_ns, *(t for t in events if t is not None)])
+
+    def block(self, duration_ns: float) -> None:
+        """Let a block run."""
+        self.now_ns += duration_ns
+
+    def ran(self) -> float:
+        """When the last block ends."""
+        return self.now_ns
+
+    def finish(self) -> None:
+        """Wait for all copies."""
+        self.wait(self.free_ns.values())
+
+
+class Bytes:
+    """A carrier that only knows how many bytes every state has, by piece."""
+
+    def __init__(self, rows: Sequence[tuple[int, int]]) -> None:
+        self.rows = rows
+
+    def move(
+        self, direction: str, piece: int, slot: int, state: int, start: int, stop: int
+    ) -> None:
+        """Nothing."""
+
+    def size(self, state: int, piece: int) -> int:
+        """Of a piece."""
+        return self.rows[state][piece]
+
+    def label(self, state: int) -> int:
+        """Its number."""
+        return state
+
+    def leaves(self, state: int, piece: int) -> None:
+        """Nothing."""
+
+
+class Cycle(NamedTuple):
+    """A cycle: how long it takes, and bytes copied."""
+
+    time_ns: float
+    inward: float
+    outward: float
+
+
+def simulate(
+    rows: Sequence[tuple[int, int]],
+    accesses: Sequence[Access],
+    durations_ns: Sequence[float],
+    slots: tuple[int, int],
+    bandwidth: float,
+    latency_ns: float = 0.0,
+    least_chunk: int = LEAST_CHUNK,
+) -> Cycle:
+    """The mean of the later 20 of 40 cycles, from empty slots."""
+    engine, cycles = SimulatedEngine(bandwidth, bandwidth, latency_ns), 40
+    sizes = [max(row[piece] for row in rows) for piece in (0, 1)]
+    horizon = 2 * len(accesses) + 1
+    transfers = Transfers(slots, sizes, horizon, engine, Bytes(rows), least_chunk)
+    transfers.announce(islice(cycle(accesses), cycles * len(accesses) + horizon))
+    middle_ns, middle = 0.0, 0
+    for k in range(cycles):
+        if k == cycles // 2:
+            middle_ns, middle = engine.now_ns, len(engine.queued)
+        for access, duration_ns in zip(accesses, durations_ns, strict=True):
+            transfers.enter(access)
+            engine.block(duration_ns)
+            transfers.leave()
+    late = engine.queued[middle:]
+    inward, outward = (sum(row[5] - row[4] for row in late if row[0] == way) for way in (IN, OUT))
+    half = cycles - cycles // 2
+    return Cycle((engine.now_ns - middle_ns) / half, inward / half, outward / half)
+
+
+def orders(jobs: int) -> dict[str, list[tuple[str, int]]]:
     """Three ways to repeat the blocks of a device."""
     row = range(jobs)
     return {
@@ -45,134 +139,37 @@ def orders(jobs: int) -> dict[str, list[Block]]:
     }
 
 
-def split(order: Sequence[Block], forward: float, backward: float) -> list[Visit]:
-    """F and B need weights, the update at the end of B needs everything."""
-    visits = []
-    for kind, j in order:
-        visits.append(Visit(j, kind, duration_ns=forward if kind == "F" else backward))
-        if kind == "B":
-            visits.append(Visit(j, "U"))
-    return visits
-
-
-def whole(order: Sequence[Block], forward: float, backward: float) -> list[Visit]:
-    """The whole state is copied in for F and for B, and out after each."""
-    return [Visit(j, "U", duration_ns=forward if kind == "F" else backward) for kind, j in order]
-
-
-def bound(plan: ResidencyPlan, link: HostLink) -> float:
-    """No plan with these slots copies in less time per cycle."""
-    return copy_bound(plan.states, plan.visits, [rule.slots for rule in plan.rules], link)
-
-
-def table() -> None:
-    """Efficiency with 1 to 4 slots, at the speed of a current GPU and at a tenth of it."""
-    jobs, weights, moments = 16, 2 * PARAMETERS, 12 * PARAMETERS
-    both = [State(j, 0, (weights, 0, 0, moments)) for j in range(jobs)]
-    one = [State(j, 0, (weights + moments, 0, 0, 0)) for j in range(jobs)]
-    print("| TFLOP/s | order | slots | whole state | split pieces | pools of their own | at best |")
+def main() -> None:
+    """Efficiency with the bytes of 1 to 4 states, at the speed of a current GPU and at a tenth."""
+    jobs, pieces = 16, (2 * PARAMETERS, 12 * PARAMETERS)
+    states = [State(j, 0, pieces) for j in range(jobs)]
+    print(machine(), end="\n\n")
+    print("| TFLOP/s | order | bytes of | slots | whole states | pieces | copied in, GB |")
     print("|---|---|---|---|---|---|---|")
     for speed in (400, 40):
         work_ns = 1e9 * PARAMETERS * TOKENS / (speed * 1e12)
         for name, order in orders(jobs).items():
-            for slots in (1, 2, 3, 4):
-                times = 2 * work_ns, 6 * work_ns  # backward with recompute
-                room = slots * sum(slot_bytes(both))
-                plans = [
-                    ResidencyPlan.compile(
-                        one, whole(order, *times), None, PCIE_5, slots=(slots, 1), chunk=0
-                    ),
-                    ResidencyPlan.compile(
-                        both, split(order, *times), None, PCIE_5, slots=(slots, slots)
-                    ),
-                    ResidencyPlan.compile(both, split(order, *times), room, PCIE_5),
-                ]
-                compute = sum(v.duration_ns for v in plans[2].visits)
-                best = compute / max(compute, bound(plans[2], PCIE_5))
-                cells = [f"{compute / plan.simulate(PCIE_5).time_ns:.2f}" for plan in plans]
-                print(f"| {speed} | {name} | {slots} | {' | '.join(cells)} | {best:.2f} |")
-
-
-def case(seed: int) -> tuple[list[State], list[Visit], int, float]:
-    """A device: states and visits, bytes, and compute over the lower bound of the copies."""
-    rng = random.Random(seed)
-    jobs = rng.randint(4, 16)
-    weights = rng.randint(1, 4) * 10**8
-    moments = rng.choice([0, 2, 6]) * weights
-    states = [State(j, 0, (weights, 0, 0, moments)) for j in range(jobs)]
-    speed = [1.0 if seed % 2 else rng.uniform(0.5, 1.5) for _ in range(jobs)]
-    order = rng.choice([*orders(jobs).values(), None])
-    if order is None:
-        order = [(kind, j) for kind in "FB" for j in range(jobs)]
-        rng.shuffle(order)
-    visits = []
-    for kind, j in order:
-        visits.append(Visit(j, kind, duration_ns=speed[j] * (1 if kind == "F" else 3)))
-        if kind == "B":
-            visits.append(Visit(j, "U"))
-    slots = rng.randint(2, max(2, jobs // 2))
-    return states, visits, slots * sum(slot_bytes(states)), 10 ** rng.uniform(-0.5, 0.5)
-
-
-RANGES = ((0, 0.5), (0.5, 0.8), (0.8, 1.0), (1.0, 1.25), (1.25, 2), (2, 99))
-
-
-def family(cases: int) -> None:
-    """Time over the bound, by compute over the bound of the copies."""
-    rows = []
-    for seed in range(cases):
-        states, visits, room, ratio = case(seed)
-        unit = HostLink(1e9, 1e9)  # a byte a nanosecond
-        least = min(copy_bound(states, visits, d, unit) for d in divide(states, visits, room, ""))
-        if not least:
-            continue
-        compute = sum(v.duration_ns for v in visits)
-        speed = least * ratio / compute
-        began = time.process_time()
-        plan = ResidencyPlan.compile(states, visits, room, HostLink(1e9 * speed, 1e9 * speed))
-        spent = time.process_time() - began
-        copied = bound(plan, HostLink(1e9 * speed, 1e9 * speed))
-        period = (
-            plan.simulate(HostLink(1e9 * speed, 1e9 * speed)).time_ns if plan.rules else compute
-        )
-        floor, hidden, ratio = (
-            max(compute, copied),
-            1 - (period - compute) / copied,
-            compute / copied,
-        )
-        rows.append((ratio, period / floor, hidden, spent))
-    print(
-        "| compute / copies | cases | within 1.1 | median | worst | copies hidden, median | least |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for low, high in RANGES:
-        some = [row for row in rows if low <= row[0] < high]
-        if some:
-            over, hidden = ([row[k] for row in some] for k in (1, 2))
-            print(
-                f"| {low}-{high} | {len(some)} | {sum(x <= 1.1 for x in over) / len(some):.0%} "
-                f"| {statistics.median(over):.3f} | {max(over):.3f} "
-                f"| {statistics.median(hidden):.0%} | {min(hidden):.0%} |"
-            )
-    seconds = [row[3] for row in rows]
-    print(
-        f"\n{sum(row[1] > 1.1 for row in rows)} of {len(rows)} not within 1.1; CPU seconds a plan: "
-        f"median {statistics.median(seconds):.2f}, most {max(seconds):.2f}"
-    )
-
-
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("table")
-    commands.add_parser("family").add_argument("--cases", type=int, default=300)
-    options = parser.parse_args()
-    print(machine(), end="\n\n")
-    if options.command == "table":
-        table()
-    else:
-        family(options.cases)
+            accesses, times, whole = [], [], []
+            for i, (kind, j) in enumerate(order):  # backward with recompute
+                accesses.append(Access(j, kind, operation=i))
+                times.append(2 * work_ns if kind == "F" else 6 * work_ns)
+                whole.append(Access(j, "U", operation=i))
+                if kind == "B":
+                    accesses.append(Access(j, "U", operation=i))
+                    times.append(0.0)
+            blocks = [t for t in times if t]
+            for n in (1, 2, 4):
+                decided = residency(states, accesses, n * sum(pieces))
+                split = simulate(
+                    [pieces] * jobs, accesses, times, decided.slots, PCIE_5, LATENCY_NS
+                )
+                one = simulate([(sum(pieces), 0)] * jobs, whole, blocks, (n, 1), PCIE_5, LATENCY_NS)
+                compute = sum(times)
+                print(
+                    f"| {speed} | {name} | {n} states | {decided.slots[0]} + {decided.slots[1]} "
+                    f"| {compute / one.time_ns:.2f} | {compute / split.time_ns:.2f} "
+                    f"| {split.inward / 1e9:.1f} |"
+                )
 
 
 if __name__ == "__main__":

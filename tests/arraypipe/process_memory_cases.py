@@ -20,12 +20,12 @@ from optsched.arraypipe import ArrayTrainer, Job, random_schedule, training_run
 from optsched.arraypipe.life import changes
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.life.replanner import Replanner
+from optsched.arraypipe.memory.accesses import State
 from optsched.arraypipe.memory.budget import budget
-from optsched.arraypipe.memory.manager import PerDevice, memory_of
+from optsched.arraypipe.memory.manager import SlotMemory, memory_of
 from optsched.arraypipe.memory.residency import slot_bytes
-from optsched.arraypipe.memory.slots import layout_of
-from optsched.arraypipe.memory.stage_bytes import beside_states
-from optsched.arraypipe.memory.types import State
+from optsched.arraypipe.memory.stage_bytes import boundary_bytes, bytes_beside
+from optsched.arraypipe.memory.state import layout_of
 from optsched.arraypipe.runtime import inline
 from optsched.arraypipe.train_alone import differences
 
@@ -37,11 +37,13 @@ def needs(runs: Any, segment: Any, share: Any, criterion: Any) -> tuple[int, int
     """Bytes of a rank beside its states, and of one slot of each kind."""
     plan, d = segment.plan, share.device
     pairs = sorted({(plan.blocks[i].job, plan.blocks[i].stage) for i in plan.sequences[d]})
-    states = [State(j, s, layout_of(runs[segment.seats[j]].stages[s], "").bytes) for j, s in pairs]
+    layouts = [layout_of(runs[segment.seats[j]].stages[s], "") for j, s in pairs]
+    states = [State(j, s, found.bytes) for (j, s), found in zip(pairs, layouts, strict=True)]
+    resident = sum(boundary_bytes(found.resident) for found in layouts)
     windows, outboxes = share.bytes(range(plan.n_jobs))
-    beside = beside_states(runs, segment, criterion)
+    beside = bytes_beside(runs, segment, criterion)
     table = budget(plan, d, beside)
-    return table.total + windows + outboxes, sum(slot_bytes(states))
+    return table.total + windows + outboxes + resident, sum(slot_bytes(states))
 
 
 @contextmanager
@@ -69,7 +71,7 @@ def little(draw: random.Random) -> Iterator[list[Any]]:
 
 def moving(made: list[Any]) -> int:
     """Runs in which the states of this rank were in slots."""
-    return sum(isinstance(memory, PerDevice) for memory in made)
+    return sum(isinstance(memory, SlotMemory) for memory in made)
 
 
 def tight(ranks: int, case: str, *arguments: Any) -> dict[str, Any]:

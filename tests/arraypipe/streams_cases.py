@@ -50,7 +50,7 @@ def run(array: ArrayTrainer, seed: int = 1, steps: int = STEPS, **how: Any) -> A
 def slotted(seed: int = 1) -> Any:
     """Train with states that take turns in slots."""
     # a small part of all states, so that slots are few
-    array = trainer([dataclasses.replace(job, recompute=True) for job in jobs()], memory=17_500)
+    array = trainer([dataclasses.replace(job, recompute=True) for job in jobs()], memory=16_000)
     moved: list[str] = []
     original = cuda_engine.CudaEngine.copy
 

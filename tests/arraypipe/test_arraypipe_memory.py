@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from optsched import InputError, Rows, Schedule, verify
 from optsched.arraypipe import Job, random_schedule
 from optsched.arraypipe.life.changes import Rescheduling
+from optsched.arraypipe.memory.accesses import State
 from optsched.arraypipe.memory.budget import Bytes, budget
-from optsched.arraypipe.memory.engines import PCIE_4, CopyEngine
-from optsched.arraypipe.memory.manager import PerDevice, Slotted
+from optsched.arraypipe.memory.manager import SlotMemory
 from optsched.arraypipe.memory.residency import slot_bytes
-from optsched.arraypipe.memory.slots import layout_of
-from optsched.arraypipe.memory.stage_bytes import beside_states
-from optsched.arraypipe.memory.types import State
+from optsched.arraypipe.memory.stage_bytes import boundary_bytes, bytes_beside
+from optsched.arraypipe.memory.state import layout_of
+from optsched.arraypipe.memory.transfers import CopyEngine
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages, waits_for_all
 
@@ -52,7 +52,7 @@ def weigh(jobs: list[Job], schedule: Any, queue: bool = False, **changes: Any) -
 
     def memory_of(runs: Any, segments: Any, limit: int, criterion: Any, share: Any) -> Any:
         plan = segments[0].plan
-        beside = beside_states(runs, segments[0], criterion)
+        beside = bytes_beside(runs, segments[0], criterion)
         found.extend(budget(plan, d, beside) for d in range(len(plan.sequences)))
         raise Weighed
 
@@ -70,18 +70,19 @@ def beside(jobs: list[Job], schedule: Any, queue: bool = False, **changes: Any) 
 
 def room(jobs: list[Job], factor: float, build: Any = build_model, stages: Any = (4, 6)) -> int:
     """So many times the bytes of a slot for any of the states."""
-    states = [
-        State(j, stage.index, layout_of(stage, "").bytes)
-        for j, one in enumerate(jobs)
-        for stage in stages_of(one, build, stages)
-    ]
-    return int(factor * sum(slot_bytes(states)))
+    states = []
+    for j, one in enumerate(jobs):
+        for stage in stages_of(one, build, stages):
+            found = layout_of(stage, "")
+            states.append(State(j, stage.index, found.bytes, boundary_bytes(found.resident)))
+    return int(factor * sum(slot_bytes(states))) + sum(state.resident for state in states)
 
 
 def slots_of(memory: Any) -> list[tuple[int, ...]]:
-    """Slots per pool of every device that has any."""
-    plans = memory.plans if isinstance(memory, PerDevice) else []
-    return [tuple(rule.slots for rule in plan.rules) for plan in plans if plan.rules]
+    """Slots per piece of every device that has any."""
+    if not isinstance(memory, SlotMemory):
+        return []
+    return [tuple(map(len, one.slots)) for one in memory.slotted.values()]
 
 
 # the same bits
@@ -171,7 +172,7 @@ def test_copies_are_in_the_trace(
     assert set(names[2:]) <= {f"{d} {w} host" for d in names[:2] for w in ("from", "to")}
     assert trace.duration[blocks:].min() > 0
     # what was measured beside the blocks is what they have waited for, and what was flushed
-    exposed = sum(one.engine.exposed_ns for one in memory.slotted.values())
+    exposed = memory.engine.exposed_ns
     assert trace.duration[blocks:].sum() == exposed >= result.report.exposed_ns > 0
 
 
@@ -347,32 +348,3 @@ def test_orders_that_change_on_the_way(
         result = run(array, plans[0], 8, on_error="raise")
         assert slots_of(made[-1]) and len(plans) == 1
         assert exact(array, result)
-
-
-def test_copies_are_those_of_the_plan(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the steady state the run copies the bytes per cycle that the residency plan says."""
-    copied = {"in": 0, "out": 0}
-    honest = Slotted.mover
-
-    def mover(self: Slotted, direction: str, *rest: int) -> Any:
-        move = honest(self, direction, *rest)
-
-        def counted() -> None:
-            copied[direction] += rest[-1] - rest[-2]
-            move()
-
-        return counted
-
-    monkeypatch.setattr(Slotted, "mover", mover)
-    rows = [(s, 8, "adamw", 1) for s in range(4)]
-    schedule = random_schedule([1] * 4, 3, place=[0, 0, 0], seed=9)
-    totals = []
-    for steps in (20, 32):
-        copied.update({"in": 0, "out": 0})
-        jobs = [job(row) for row in rows]
-        run(little(jobs, schedule, 2.0), schedule, steps)
-        totals.append(dict(copied))
-    (plan,) = [plan for plan in made[-1].plans if plan.rules]
-    _, inward, outward = plan.simulate(PCIE_4)
-    for direction, planned in (("in", inward), ("out", outward)):
-        assert totals[1][direction] - totals[0][direction] == pytest.approx(12 * planned)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import re
 from typing import Any
@@ -22,58 +21,45 @@ from optsched.arraypipe.life import changes
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.life.replanner import Replanner
 from optsched.arraypipe.memory import manager
+from optsched.arraypipe.memory.accesses import State
 from optsched.arraypipe.memory.budget import CUDA_CONTEXT, CUDA_STREAM, reserved
-from optsched.arraypipe.memory.copies import Rule
-from optsched.arraypipe.memory.engines import PCIE_4, HostLink
-from optsched.arraypipe.memory.manager import Slotted
-from optsched.arraypipe.memory.residency import ResidencyPlan, slot_bytes
-from optsched.arraypipe.memory.slots import layout_of
-from optsched.arraypipe.memory.types import WEIGHTS, State, Visit
+from optsched.arraypipe.memory.manager import DeviceSlots
+from optsched.arraypipe.memory.residency import Residency, slot_bytes
+from optsched.arraypipe.memory.state import layout_of
+from optsched.arraypipe.memory.transfers import CopyEngine
 from optsched.arraypipe.runtime import worker
 from optsched.arraypipe.runtime.types import Kept
 
 # mistakes are loud
 
 
-def alone_in_slots(slots: int, *jobs: Job) -> Slotted:
+def in_slots(slots: int, jobs: int) -> DeviceSlots:
     """A memory for the first stages of some jobs, without a trainer."""
     runs = []
-    for one in jobs:
+    for seed in range(jobs):
         run: Any = type("Run", (), {})()
-        run.job, run.title, run.stages = one, f"job{len(runs)}", stages_of(one)
+        run.job, run.title = job((seed, 8, "sgd", 1), False), f"job{seed}"
+        run.stages = stages_of(run.job)
         runs.append(run)
-    states = [State(j, 0, layout_of(run.stages[0], "").bytes) for j, run in enumerate(runs)]
-    link = HostLink(1e9, 1e9)
-    visits = [Visit(j, "R") for j in range(len(jobs))]
-    plan = ResidencyPlan.compile(states, visits, None, link, slots=(slots, slots))
-    plan = dataclasses.replace(plan, rules=(Rule(slots, slots - 1), Rule(slots, slots - 1)))
-    return Slotted(runs, (), 0, plan, torch.device("cpu"))
-
-
-def test_a_wrong_eviction_trips_the_version_counter() -> None:
-    """Whoever overwrites a slot between F and B gets an error, not wrong gradients."""
-    memory = alone_in_slots(2, *(job((s, 8, "sgd", 1)) for s in range(2)))
-    stage = memory.enter(0, 0, "F", None)
-    output = stage.run((torch.randn(8, 6, requires_grad=True),))
-    memory.slots[0][0][WEIGHTS].copy_(memory.moving[1].bytes[WEIGHTS])
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        output.sum().backward()
+    sizes = layout_of(runs[0].stages[0], "").bytes
+    decided, cpu = Residency((slots, slots), sizes), torch.device("cpu")
+    return DeviceSlots(runs, (), 0, decided, jobs, CopyEngine(), cpu)
 
 
 def test_a_state_that_left_between_forward_and_backward_is_noticed() -> None:
-    """Also where no weight is saved for the backward, so that no counter would trip."""
+    """No gradient is made of weights that another state has overwritten."""
     x = torch.randn(8, 6)
-    wide = alone_in_slots(2, *(job((s, 8, "sgd", 1), False) for s in range(3)))
-    stage = wide.enter(0, 0, "F", None)
+    memory = in_slots(2, 3)
+    stage = memory.enter(0, 0, "F", None)
     stage.kept[0] = Kept((x,), 0, None, (stage.run((x,)),))
-    wide.leave()
+    memory.leave()
     for other in (1, 2):
-        for slot in wide.transfers.pools[0].slots:  # nobody has told that there is a graph
+        for slot in memory.transfers.pools[0].slots:  # as if no graph had been announced
             slot.graphs = 0
-        wide.enter(other, 0, "F", None)
-        wide.leave()
+        memory.enter(other, 0, "F", None)
+        memory.leave()
     with pytest.raises(InternalError, match="left its slot between forward and backward"):
-        wide.enter(0, 0, "B", None)
+        memory.enter(0, 0, "B", None)
 
 
 class Renorm(nn.Module):
@@ -91,14 +77,10 @@ class Renorm(nn.Module):
         return y
 
 
-class Own(nn.Parameter):
-    """Not a plain parameter."""
-
-
-def own() -> nn.Module:
-    """A model with a parameter class of its own."""
-    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4))
-    model[0].weight = Own(model[0].weight.detach())
+def overlapping() -> nn.Module:
+    """Two parameters on the same memory."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), nn.Linear(6, 4))
+    model[0][1].weight = nn.Parameter(model[0][0].weight.detach())
     return model
 
 
@@ -112,7 +94,7 @@ REFUSED: dict[str, tuple[Any, int, bool, str]] = {  # model, bytes for states, r
         lambda: nn.Sequential(Renorm(), nn.Linear(6, 4)), 4000, True,
         "stage 0 changes its weights in place outside of the update",
     ),
-    "parameter class": (own, 2500, True, "a Own cannot be moved"),
+    "overlapping": (overlapping, 2500, True, "two parameters share memory"),
     "tiny": (two_layers, 100, True, "0 jobs would fit"),
     "nonsense": (two_layers, -1, True, "integer >= 1"),
     "pinned": (two_layers, 1100, False, "between a forward and its backward .* recompute=True"),
@@ -240,15 +222,15 @@ def test_gradients_of_all_micro_batches_are_held(monkeypatch: pytest.MonkeyPatch
     honest, weighed = worker.blocks.update, manager.memory_of
 
     def update(*given: Any) -> None:
-        stages = [stage for run in runs for stage in run.stages]
+        stages = [stage for run in all_jobs for stage in run.stages]
         gradients = [p.grad for stage in stages for _, p in stage.parameters]
         seen.append(sum(gradient.nbytes for gradient in gradients if gradient is not None))
         honest(*given)
 
-    runs: list[Any] = []
+    all_jobs: list[Any] = []
 
     def memory_of(given: Any, *rest: Any) -> Any:
-        runs[:] = given
+        all_jobs[:] = given
         return weighed(given, *rest)
 
     for seed in range(4):
@@ -262,18 +244,12 @@ def test_gradients_of_all_micro_batches_are_held(monkeypatch: pytest.MonkeyPatch
         assert max(seen) == table.gradients > 0
 
 
-def test_devices_on_one_gpu_share_its_context_and_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workspaces of streams do not; a GPU's link is measured both ways, a CPU's is guessed."""
-    one, two, cpu = torch.device("cuda:0"), torch.device("cuda:1"), torch.device("cpu")
-    places = [one] * 4 + [two]
-    assert sum(reserved(one, places) for _ in range(4)) == CUDA_CONTEXT + 4 * CUDA_STREAM
-    assert reserved(two, places, 2**20) == CUDA_CONTEXT + 2**20 + CUDA_STREAM
-    assert reserved(cpu, [cpu] * 2, 2**20) == 0
-    ways = iter([(40e9, 5e3), (20e9, 7e3)])
-    monkeypatch.setattr(manager, "link_speed", lambda source, target, most: next(ways))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    assert manager._link_of(one, 4) == HostLink(10e9, 5e9, 7e3)
-    assert manager._link_of(cpu, 4) is PCIE_4
+def test_reserve_of_a_gpu() -> None:
+    """Devices of the plan on one GPU share its context; a CPU needs none."""
+    gpu, mib = torch.device("cuda:0"), 2**20
+    assert 4 * reserved(gpu, 4) == CUDA_CONTEXT + CUDA_STREAM
+    assert reserved(gpu, 1, mib) == CUDA_CONTEXT + mib + CUDA_STREAM
+    assert reserved(torch.device("cpu"), 2, mib) == 0
 
 
 def test_a_job_whose_first_forward_fails_is_not_weighed() -> None:

@@ -113,7 +113,7 @@ class Ranks:
         """Agree on the sizes of the messages of all jobs that will run, compare clocks."""
         limits = worker.memory.limits
         if limits is not None:  # how the others have divided their memory
-            limits.rooms = self.all(limits.rooms[self.links.rank])
+            limits.devices = self.all(limits.devices[self.links.rank])
         sizes = self.capacity.rows([run.index for run in runs if run.begin < run.end])
         for rank, row in enumerate(rows := self.all(sizes)):
             if row != rows[0]:

@@ -1,1 +1,1 @@
-"""Devices that cannot hold all states: the account of bytes, slots, copies."""
+"""Devices that cannot hold all states: budget of bytes, slots, prefetched copies."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from optsched.arraypipe.memory.engines import IN, OUT, Copy, CopyEngine
-from optsched.arraypipe.runtime.cuda_streams import GpuClock, timer
+from optsched.arraypipe.memory.transfers import IN, OUT, Copy, CopyEngine
+from optsched.arraypipe.runtime.cuda_streams import GpuClock, recorded, timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -19,28 +19,23 @@ if TYPE_CHECKING:
 
 
 class CudaEngine(CopyEngine):
-    """Copies between pinned host memory and a GPU, ordered with its blocks by events.
+    """Copies between page-locked host memory and a GPU, ordered with its blocks by events.
 
-    Blocks are whatever is launched on the device's current stream. A copy into a slot waits for
-    the event after the last block there (*free*), a block for the event after the copy (*ready*).
+    Blocks are whatever is launched on the device's current stream.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.device = device
-        self.flying: deque[tuple[str, int, int, Any, Any]] = deque()  # and events around each
-        self.clock = GpuClock(device)
+        self.device, self.clock = device, GpuClock(device)
+        self.pending: deque[tuple[str, Any, int, Any, Any]] = deque()  # and events around each
         self.streams = {
-            # an urgent one is never the same as one of blocks, which torch deals out in turn
+            # an urgent one is never the same as one that torch gives to others
             direction: torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             for direction in (IN, OUT)
         }
 
     def adopt(self, flats: Collection[Tensor]) -> None:
-        """Tell the allocator that these tensors are used on the copy streams too.
-
-        The streams wait for what the current stream does to them, such as filling new memory.
-        """
+        """Use new memory on the copy streams too, behind what the current stream does to it."""
         for stream in self.streams.values():
             stream.wait_stream(torch.cuda.current_stream(self.device))
             for flat in flats:
@@ -50,23 +45,22 @@ class CudaEngine(CopyEngine):
         self,
         direction: str,
         size: int,
-        action: Callable[[], None],
+        action: Callable[[], object],
         after: Iterable[Any],
-        state: int = -1,
+        label: Any = None,
     ) -> Any:
         """Launch a copy on the stream of its direction; the event at its end."""
         stream = self.streams[direction]
         for event in after:
             if event is not None:
                 stream.wait_event(event)
-        begin, end = timer(), timer()
-        begin.record(stream)
         with torch.cuda.stream(stream):
+            begin = recorded()
             action()
-        end.record(stream)
-        self.flying.append((direction, state, size, begin, end))
-        while self.flying and self.flying[0][-1].query():
-            self._land()
+            end = recorded()
+        self.pending.append((direction, label, size, begin, end))
+        while self.pending and self.pending[0][-1].query():
+            self._read()
         return end
 
     def wait(self, events: Iterable[Any]) -> None:
@@ -89,15 +83,14 @@ class CudaEngine(CopyEngine):
     def finish(self) -> None:
         """Wait until the device has nothing left to do."""
         torch.cuda.synchronize(self.device)
-        while self.flying:
-            self._land()
+        while self.pending:
+            self._read()
 
-    def _land(self) -> None:
-        direction, state, size, begin, end = self.flying.popleft()
+    def _read(self) -> None:
+        direction, label, size, begin, end = self.pending.popleft()
         start_ns = self.clock.time_ns(begin)
-        self.copies.append(
-            Copy(direction, state, size, start_ns, max(start_ns, self.clock.time_ns(end)))
-        )
+        end_ns = max(start_ns, self.clock.time_ns(end))
+        self.copies.append(Copy(direction, label, size, start_ns, end_ns))
 
 
 _SMALL: Final = 4 * 2**10
@@ -118,17 +111,17 @@ def link_speed(
 
 
 def _copy_time_ns(source: torch.device, target: torch.device, size: int) -> float:
-    """Median time of a copy that is over, not only begun."""
+    """Median time of a copy, until it is over."""
     pinned = {source.type, target.type} == {"cpu", "cuda"}
-    there, here = (
+    origin, copied = (
         torch.zeros(size, dtype=torch.uint8, device=d, pin_memory=pinned and d.type == "cpu")
         for d in (source, target)
     )
     times_ns = []
     for _ in range(3 + _REPEATS):
         began_ns = time.perf_counter_ns()
-        here.copy_(there, non_blocking=True)
-        for device in {t.device for t in (there, here) if t.is_cuda}:
+        copied.copy_(origin, non_blocking=True)
+        for device in {t.device for t in (origin, copied) if t.is_cuda}:
             torch.cuda.synchronize(device)
         times_ns.append(time.perf_counter_ns() - began_ns)
     return float(median(times_ns[3:]))

@@ -1,4 +1,4 @@
-"""Bytes of a stage: kept from F to B, across its boundary, owned there, and beside its states."""
+"""Bytes of a stage: kept from F to B, across its boundary, of parameters, and beside its state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from optsched.arraypipe.memory.budget import StageBytes, has_bytes
-from optsched.arraypipe.memory.slots import rows_of
+from optsched.arraypipe.memory.state import rows_of
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.data import brought
 from optsched.arraypipe.runtime.losses import Criterion
@@ -29,14 +29,14 @@ MakeCriterion = Callable[[Any, "JobStage", int, Any], Criterion | None]
 """(run, stage, micro-batch) -> the loss on the last stage (`Worker.criterion`)."""
 
 
-def beside_states(
+def bytes_beside(
     runs: Sequence[Any], segment: Segment, criterion: MakeCriterion
 ) -> dict[tuple[int, int], StageBytes]:
-    """Bytes by job and stage of the segment's plan; all jobs are rehearsed.
+    """Bytes beside the state, by job and stage of the segment's plan; all jobs are rehearsed.
 
     Activations are measured only if the schedule has no bytes, by a forward of the first
-    micro-batch (no other is larger), which changes nothing of the job. One whose first forward has
-    failed counts like the largest of the others, as another one may take its seat.
+    micro-batch (no other is larger), which changes nothing of the job. A job whose first forward
+    has failed counts like the largest of the others, as another one may replace it.
     """
     measured = {
         j: _saved(runs[j], criterion)
@@ -52,11 +52,11 @@ def beside_states(
         if run.job.error is not None and largest:
             kept = largest
         for stage, (saved, inputs) in zip(run.stages, kept, strict=True):
-            gradients, borrowed, masters = map(_trained, rows_of(stage))
+            gradients, tied, masters = map(_trained, rows_of(stage))
             if segment.routes.summed and run.job.microbatches > 1:  # they stay till the last B
-                gradients, borrowed = gradients + borrowed, 0
+                gradients, tied = gradients + tied, 0
             found[seat, stage.index] = StageBytes(
-                gradients, borrowed, masters, saved, inputs, run.job.recompute
+                gradients, tied, masters, saved, inputs, run.job.recompute
             )
     return found
 
@@ -65,24 +65,21 @@ def _saved(run: Any, criterion: MakeCriterion) -> list[tuple[int, int]]:
     """Bytes kept of the first micro-batch on every stage, without and with recomputation."""
     run.feed.draw(run.start)
     x: Tensors = ()
-    devices = {stage.device for stage in run.stages if stage.device.type == "cuda"}
-    rows = []
-    with torch.random.fork_rng([device.index for device in devices]):
+    device, rows = run.stages[0].device, []
+    with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
         for stage in run.stages:
             x = tuple(brought(t, stage.device) for t in x)
             with in_place(stage):
-                own = stage.buffers()
-                stage.set_buffers([buffer.clone() for buffer in own])
+                before = stage.buffers()
+                stage.set_buffers([buffer.clone() for buffer in before])
                 try:
                     batch, target = run.feed.microbatch(0, stage.device)
                     end = criterion(run, stage, 0, target)
                     saved, inputs, x = saved_bytes(stage, x, batch, end)
                 finally:
-                    stage.set_buffers(own)
+                    stage.set_buffers(before)
                     stage.kept.clear()
             rows.append((saved, inputs))
-    if devices:  # the streams of the blocks cannot use what this one has left
-        torch.cuda.empty_cache()
     return rows
 
 
@@ -91,14 +88,16 @@ def saved_bytes(
 ) -> tuple[int, int, Tensors]:
     """Run F; bytes kept until B without and with recomputation, and the output.
 
-    Every storage counts once; those of parameters and buffers not at all, as they are there
-    anyway. The stage keeps the graph, for `blocks.backward`.
+    Every storage counts once; those of parameters and buffers not at all. The stage keeps the
+    graph, for `blocks.backward`.
     """
-    own = {t.untyped_storage().data_ptr() for t in (*chain(*rows_of(stage)[:2]), *stage.buffers())}
+    states = {
+        t.untyped_storage().data_ptr() for t in (*chain(*rows_of(stage)[:2]), *stage.buffers())
+    }
     found: dict[int, int] = {}
 
     def note(t: Tensor) -> Tensor:
-        _count(t, found, own)
+        _count(t, found, states)
         return t.detach()  # not the tensor itself, which would keep itself alive
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
@@ -106,9 +105,9 @@ def saved_bytes(
     inputs: dict[int, int] = {}
     given = (*x, *(batch.tensors() if stage.model.needs_inputs else ()))
     for t in given:
-        _count(t, inputs, own)
+        _count(t, inputs, states)
     for t in (*given, *output):
-        _count(t, found, own)
+        _count(t, found, states)
     return sum(found.values()), sum(inputs.values()) + boundary_bytes(stage.buffers()), output
 
 
@@ -118,7 +117,7 @@ def boundary_bytes(tensors: Iterable[Tensor | None]) -> int:
 
 
 def parameters_bytes(stage: JobStage) -> int:
-    """Parameters on the stage, borrowed ones included."""
+    """Parameters on the stage, copies of tied ones included."""
     return boundary_bytes(chain(*rows_of(stage)[:2]))
 
 
@@ -128,7 +127,7 @@ def gradients_bytes(stage: JobStage) -> int:
 
 
 def state_bytes(stage: JobStage) -> int:
-    """Parameters, their masters, buffers, and the moments of the optimizer."""
+    """Parameters, their masters, buffers, and the state of the optimizer."""
     tensors = [*chain(*rows_of(stage)), *stage.buffers()]
     if stage.optimizer is not None:
         entries = stage.optimizer.state.values()
@@ -141,7 +140,7 @@ def _trained(parameters: Iterable[Tensor]) -> int:
 
 
 def _count(t: Tensor, found: dict[int, int], without: set[int]) -> None:
-    """Note the storage of a tensor, unless it has none that is plain memory."""
+    """Note the storage of a tensor, unless it has none in plain memory."""
     try:
         storage = t.untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse and other wrapped tensors
