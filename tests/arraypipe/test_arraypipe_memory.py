@@ -278,8 +278,8 @@ def test_states_of_any_kind(name: str, made: list[Any]) -> None:
 def stages_of(one: Job, build: Any = build_model, cuts: Any = (4, 6)) -> list[JobStage]:
     """Fresh stages of a job."""
     model = fresh_model(build, one)
-    names = trainer([one], build_model=build, stages=list(cuts)).stages
-    return fresh_stages(model, names, one, 0, "job0")
+    cut = trainer([one], build_model=build, stages=list(cuts)).cut
+    return fresh_stages(model, cut, one, 0, "job0")
 
 
 # what happens to jobs

@@ -51,7 +51,7 @@ def test_a_state_that_left_between_forward_and_backward_is_noticed() -> None:
     x = torch.randn(8, 6)
     memory = in_slots(2, 3)
     stage = memory.enter(0, 0, "F", None)
-    stage.kept[0] = Kept((x,), 0, None, (stage.run((x,)),))
+    stage.kept[0] = Kept((x,), None, 0, None, (x,))  # type: ignore[arg-type]
     memory.leave()
     for other in (1, 2):
         for slot in memory.transfers.pools[0].slots:  # as if no graph had been announced

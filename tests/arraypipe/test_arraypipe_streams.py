@@ -20,8 +20,8 @@ from optsched import verify
 from optsched.arraypipe import Job, JobFailed, random_schedule
 from optsched.arraypipe.checkpoint import folder
 from optsched.arraypipe.memory import cuda_engine
-from optsched.arraypipe.runtime import cuda_streams, inline
-from optsched.arraypipe.runtime.cuda_streams import uploaded
+from optsched.arraypipe.runtime import inline
+from optsched.arraypipe.runtime.cuda_streams import Late, uploaded
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ def test_delays_change_no_bit(case: str, tmp_path: Path) -> None:
 
 
 MUTANTS = [
-    ("inline", cuda_streams.Late, "item", "self.copied.synchronize()", "pass"),
     ("slots", cuda_engine.CudaEngine, "wait", "stream.wait_event("),
     ("slots", cuda_engine.CudaEngine, "copy", "stream.wait_event("),
     ("slots", cuda_engine.CudaEngine, "finish", "torch.cuda.synchronize("),
@@ -126,6 +125,19 @@ def test_an_upload_keeps_strides_and_does_not_block(monkeypatch: pytest.MonkeyPa
         assert machine.waits == 0
         torch.cuda.synchronize()  # as torch's page-locked memory does before it is used again
         assert machine.races == []
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_late_number(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    """It is read when its copy is over; without that wait it would be none."""
+    if not waits:
+        change = "self.copied.synchronize()", "pass"
+        monkeypatch.setattr(Late, "item", without(Late, "item", *change))
+    found = []
+    for delays in range(1, 9):
+        with streams(monkeypatch, delays):
+            found.append(Late(torch.ones(3).to(GPU).sum()).item())
+    assert (found == [3.0] * 8) == waits
 
 
 def test_losses_are_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
