@@ -11,7 +11,6 @@ from test_arraypipe_profile_document import from_tree, times, tree
 
 import optsched
 from optsched.arraypipe import fit
-from optsched.arraypipe.memory.types import cycle_of
 from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.report.explain import explain, predict
 from optsched.io.text import NANOSECONDS
@@ -89,7 +88,7 @@ def test_block_times_of_a_profile_are_predicted(
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_predictions_of_a_plan(unit: str) -> None:
-    """Period, loads, the text, and what the memory of a device looks ahead by."""
+    """Period, loads and the text."""
     schedule = optsched.solve(known(unit), "dispatch").schedule
     assert schedule is not None
     plan = compile(schedule)
@@ -100,5 +99,3 @@ def test_predictions_of_a_plan(unit: str) -> None:
         6 * 10**9,
     )
     assert "predicted period  6 s, 0.0% above the bound" in explain(plan)
-    visits = cycle_of(plan, 0, lambda job: False)[1]
-    assert sum(visit.duration_ns + visit.gap_ns for visit in visits) == 6 * 10**9
