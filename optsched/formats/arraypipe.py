@@ -38,20 +38,10 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def from_tree(tree: Any, name: str) -> JobArray:
-    """The job array of a parsed document: no lags, switches or memory are published.
+    """Make the job array of a parsed document: no lags, switches or memory are published.
 
-    Parameters
-    ----------
-    tree
-        ``jobs[].route``: the device of every block in chain order, which must be 0..S-1 and back;
-        ``jobs[].dur``: their times in that order.
-    name
-        File name for messages.
-
-    Raises
-    ------
-    InputError
-        With the path in the document, the rule and the value.
+    ``jobs[].route`` is the device of every block in chain order, 0..S-1 and back, ``jobs[].dur``
+    their times in that order.
     """
     from optsched.problems.jobarray.problem import JobArray
 

@@ -49,7 +49,8 @@ def check(case: dict[str, Any], name: str, folder: Path) -> None:
         for v in mine
     ]  # fmt: skip
     schedule = CLASSES[name](parts, n, loss_fn=torch.nn.functional.mse_loss)
-    schedule._load_csv(str(folder / case["csv"]))
+    more = {"format": case["format"]} if case.get("format") else {}
+    schedule._load_csv(str(folder / case["csv"]), **more)
     losses: list[torch.Tensor] = []
     target = {"target": y} if mine and mine[-1] == len(place) - 1 else {}
     schedule.step(*([x] if 0 in mine else []), losses=losses, **target)
