@@ -28,7 +28,6 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     jobs: Annotated[list[_Job], msgspec.Meta(min_length=1)]
     n_stages: Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
     n_jobs: Count | None = None
-    # facts about the original file that the instance does not depend on
     source: str = ""
     header_jobs: Count | None = None
     header_machines: Count | None = None

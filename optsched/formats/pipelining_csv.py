@@ -183,10 +183,8 @@ def _columns(schedule: Schedule, rows: list[list[Block]], last: int) -> IntArray
 def _inputs(block: Block, last: int) -> list[Block]:
     """Blocks that torch's runtime waits for before this one, if they exist."""
     kind, v, m = block
-    if kind == "F":
-        return [Block("F", v - 1, m)]
-    if kind == "W":
-        return [Block("I", v, m)]
+    if kind in "FW":
+        return [Block("F", v - 1, m) if kind == "F" else Block("I", v, m)]
     ahead = [Block("B", v + 1, m), Block("I", v + 1, m)] if v < last else []
     return [Block("F", v, m), *ahead]
 
@@ -201,7 +199,7 @@ def _with_messages(
     deadlock, even if SEND waits for RECV.
     """
     if schedule.start is None:
-        raise InputError("SEND and RECV are placed by times, this schedule has none")
+        raise InputError("SEND and RECV need times, this schedule has none")
     labels = np.array([schedule.kind, schedule.stage, schedule.microbatch], object).T.tolist()
     end = dict(zip(map(Block._make, labels), schedule.end.tolist(), strict=True))
     rank_of = {block.stage: r for r, row in enumerate(rows) for block in row}
@@ -265,7 +263,7 @@ def read(path: str | os.PathLike[str], job: JobArray) -> Schedule:
 def from_text(text: str, name: str, job: JobArray) -> Schedule:
     """The schedule of a job under the orders of a CSV: every block starts as early as they allow.
 
-    Memory is not looked at: `optsched.verify` says whether the order fits.
+    Memory is not checked: `optsched.verify` does.
 
     Parameters
     ----------
@@ -312,8 +310,7 @@ def _check_messages(rows: list[list[Cell]], name: str) -> None:
     rank_of = {c.block.stage: r for r, row in enumerate(rows) for c in row if c.block.kind in KINDS}
     pairs = {block: pair for row in rows for block, _ in row
              if block.kind in KINDS and (pair := _message(block, rank_of))}  # fmt: skip
-    maker = {send: block for block, (send, _) in pairs.items()}
-    sent = {receive for _, receive in pairs.values()}
+    maker, sent = {pair[0]: block for block, pair in pairs.items()}, {p[1] for p in pairs.values()}
     seen = set[Block]()
     for block, place in (cell for row in rows for cell in row if cell.block.kind not in KINDS):
         if block in seen or (block not in sent and block not in maker):
@@ -432,7 +429,7 @@ def _with_implicit_blocks(row: list[Block], number: dict[Block, int], job: JobAr
 def cells_of(text: str, name: str) -> list[list[Cell]]:
     """The blocks of every rank in order; idle cells are left out.
 
-    A cell ``(0F4;7B0)OVERLAP_F_B`` gives two blocks, first F, then B.
+    A cell ``(0F4;7B0)OVERLAP_F_B`` gives F, then B.
     """
     rows: list[list[Cell]] = []
     for place, cells in csv_rows(text, name):
