@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from optsched.arraypipe.job import seed_generator
 from optsched.arraypipe.model.calls import cut_alone, hooks, stage_models
-from optsched.arraypipe.model.inputs import tensors_in
+from optsched.arraypipe.model.inputs import mapped, tensors_in
 from optsched.arraypipe.model.optimizers import same
 from optsched.arraypipe.model.unchanged import unchanged
 from optsched.errors import InputError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.model.inputs import Inputs
 
     MakeLoss = Callable[[Any], Tensor]
+    Gradients = dict[str, Tensor | None]
 
 _SEED = 1 << 20
 _WAY_OUT = (
@@ -43,7 +44,7 @@ def check_cut(model: nn.Module, cut: Cut, inputs: Inputs, loss: MakeLoss, title:
     with unchanged([model, *(stage.skeleton for stage in stages)]), _generators(model):
         value, gradients = _whole(model, cut, inputs, loss)
         try:
-            loss_here, found = _staged(stages, model, inputs, loss)
+            loss_here, found, several = _staged(stages, model, inputs, loss)
         except InputError:
             raise
         except Exception as error:
@@ -52,13 +53,10 @@ def check_cut(model: nn.Module, cut: Cut, inputs: Inputs, loss: MakeLoss, title:
                 f"batch ({' '.join(str(error).split()):.300}); {_culprit(stages, inputs)}"
                 f"{_WAY_OUT}"
             ) from error
-        what = (
-            "" if same(value, loss_here) else f"loss {loss_here.item()} instead of {value.item()}"
-        )
-        for name, g in gradients.items() if not what else ():
-            if not _alike(g, found[name]):
-                what = f"another gradient of {name!r}"
-                break
+        differ = (n for n, g in gradients.items() if not _alike(g, found[n], n in several))
+        what = next((f"another gradient of {name!r}" for name in differ), "")
+        if not same(value, loss_here):
+            what = f"the loss {loss_here.item():.9g} instead of {value.item():.9g}"
         if what:
             raise InputError(
                 f"stages: {kind}, cut at {list(cut.names)}, has {what} on the first batch: a value "
@@ -79,63 +77,68 @@ def _seed(stage: int, inputs: Inputs) -> None:
     seed_generator(_SEED + stage, tensors[0].device if tensors else torch.device("cpu"))
 
 
-def _whole(
-    model: nn.Module, cut: Cut, inputs: Inputs, loss: MakeLoss
-) -> tuple[Tensor, dict[str, Tensor | None]]:
+def _whole(model: nn.Module, cut: Cut, inputs: Inputs, loss: MakeLoss) -> tuple[Tensor, Gradients]:
     undo = cut_alone(model, cut.names, lambda stage: _seed(stage, inputs))
     try:
         _seed(0, inputs)
         value = loss(inputs.copied().call(model))
     finally:
         undo()
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    found: Sequence[Tensor | None] = [None] * len(named)
-    if value.requires_grad and named:
-        found = torch.autograd.grad(value, [*named.values()], allow_unused=True)
-    return value.detach(), dict(zip(named, found, strict=True))
+    return value.detach(), _gradients(model, [value], [None])
 
 
 def _staged(
     stages: Sequence[StageModel], model: nn.Module, inputs: Inputs, loss: MakeLoss
-) -> tuple[Tensor, dict[str, Tensor | None]]:
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    total: dict[str, Tensor | None] = dict.fromkeys(named)
+) -> tuple[Tensor, Gradients, set[str]]:
+    """Loss, gradients, and names of the parameters that several stages use."""
     rows: list[tuple[list[Tensor], list[Tensor]]] = []
     hidden: Any = None
     for stage in stages:
-        received = [] if hidden is None else tensors_in(hidden)
         _seed(stage.index, inputs)
+        received = tensors_in(hidden)
         output = stage(hidden, inputs.copied())
         output = loss(output) if stage.last else output
         rows.append((received, tensors_in(output)))
-        leaves = [t.detach().requires_grad_(t.requires_grad) for t in tensors_in(output)]
-        hidden = tuple(leaves) if isinstance(output, tuple) else output if stage.last else leaves[0]
+        hidden = mapped(output, lambda t: t.detach().requires_grad_(t.requires_grad))
+    total: Gradients = {}
+    several: set[str] = set()
     given: list[Tensor | None] = [None]
     for received, outputs in reversed(rows):
-        pairs = [
-            (t, g)
-            for t, g in zip(outputs, given, strict=True)
-            if t.requires_grad and (g is not None or outputs is rows[-1][1])
-        ]
-        leaves = [t for t in received if t.requires_grad]
-        wanted = [*leaves, *named.values()]
-        found: Sequence[Tensor | None] = [None] * len(wanted)
-        if pairs and wanted:
-            roots, gradients = zip(*pairs, strict=True)
-            found = torch.autograd.grad(roots, wanted, gradients, allow_unused=True)
-        of_leaves = iter(found[: len(leaves)])
-        given = [next(of_leaves) if t.requires_grad else None for t in received]
-        for name, g in zip(named, found[len(leaves) :], strict=True):
-            known = total[name]
-            total[name] = g if known is None else known if g is None else known + g
-    return rows[-1][1][0].detach(), total
+        for name, gradient in _gradients(model, outputs, given).items():
+            known = total.get(name)
+            several |= {name} if known is not None and gradient is not None else set()
+            both = known is not None and gradient is not None
+            total[name] = known + gradient if both else known if gradient is None else gradient  # type: ignore[operator]
+        given = [t.grad for t in received]
+    return rows[-1][1][0].detach(), total, several
 
 
-def _alike(a: Tensor | None, b: Tensor | None) -> bool:
-    """Gradients of weights that stages share are sums in another order."""
+def _gradients(
+    model: nn.Module, outputs: Sequence[Tensor], given: Sequence[Tensor | None]
+) -> Gradients:
+    """Gradients of the parameters; by `backward`, as reentrant checkpoints know no other way."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    before = {name: p.grad for name, p in named.items()}
+    model.zero_grad(set_to_none=True)
+    rows = [
+        (t, g) for t, g in zip(outputs, given, strict=True)
+        if t.requires_grad and (g is not None or len(t.shape) == 0)
+    ]  # fmt: skip
+    try:
+        if rows:
+            torch.autograd.backward([t for t, _ in rows], [g for _, g in rows])
+        return {name: p.grad for name, p in named.items()}
+    finally:
+        for name, p in named.items():
+            p.grad = before[name]
+
+
+def _alike(a: Tensor | None, b: Tensor | None, several: bool) -> bool:
+    """Whether gradients are equal; those of several stages are sums in another order."""
     if a is None or b is None:
         return a is b
-    return same(a, b) or bool((a - b).norm() <= 1e-3 * (a.norm() + b.norm()))
+    close = several and bool((a - b).norm() <= 1e-3 * (a.norm() + b.norm()))
+    return close or same(a, b)
 
 
 def _culprit(stages: Sequence[StageModel], inputs: Inputs) -> str:

@@ -103,25 +103,27 @@ class StandIn(nn.Module):
 class First(nn.Module):
     """The first block of a stage: it gets what the stage before has sent, and random numbers.
 
-    It has the tensors of the block under their names, and calls the block itself.
+    It has the attributes of the block, tensors included, and calls the block itself.
     """
 
+    __slots__ = ("_first",)  # not in the dictionary, which is that of the block
+
     def __init__(self, block: nn.Module, name: str, passage: Passage) -> None:
-        self.__dict__.update(block.__dict__)
-        self.__dict__.update(_block=(block, name, passage))
+        object.__setattr__(self, "__dict__", block.__dict__)
+        object.__setattr__(self, "_first", (block, name, passage))
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """The class of the block, for `isinstance`."""
-        return type(self.__dict__["_block"][0])
+        return type(self._first[0])
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the block."""
-        return getattr(self.__dict__["_block"][0], name)
+        return getattr(self._first[0], name)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Call the block on the received hidden states."""
-        block, name, passage = self.__dict__["_block"]
+        block, name, passage = self._first
         if passage.entered or passage.hidden is None:
             raise InputError(
                 f"stages: {name!r}, at which a stage begins, is called more than once in a forward "
@@ -150,8 +152,7 @@ class Last(StandIn):
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The block behind a `First`, or the module itself."""
-    found: nn.Module = module.__dict__.get("_block", (module,))[0]
-    return found
+    return module._first[0] if type(module) is First else module
 
 
 def all_modules(roots: Sequence[nn.Module]) -> list[nn.Module]:
