@@ -147,10 +147,7 @@ def rank(number: int, place: Path) -> None:
     )
     array = sleepers(setting["times"], setting["stages"])
     plans = {
-        mode: array.plan(
-            optsched.Schedule.read(place / f"{mode}.schedule.json"), barrier=mode == "barrier"
-        )
-        for mode in MODES
+        mode: array.plan(optsched.Schedule.read(place / f"{mode}.schedule.json")) for mode in MODES
     }
     rows: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
     for _ in range(setting["repeat"]):

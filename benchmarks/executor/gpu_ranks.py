@@ -90,9 +90,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def links(routes: Any, timeout: float, devices: object) -> StagedLinks:
+def links(timeout: float, devices: object) -> StagedLinks:
     """As `optsched.arraypipe.distributed.ranks.links` makes them, for two ranks on one GPU."""
-    return StagedLinks(timeout, run_of_ranks.lanes(routes), torch.device("cuda", 0))
+    return StagedLinks(timeout, torch.device("cuda", 0))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -95,7 +95,7 @@ def periods(trainer: ArrayTrainer, profile: Profile, place: Path) -> dict[str, f
         schedule = optsched.solve(problem, time_limit=2).schedule
         assert schedule is not None
         schedule.write(place / f"{mode}.schedule.json")
-        found[mode] = predict(trainer.plan(schedule, barrier=mode == "barrier")).period_ns
+        found[mode] = predict(trainer.plan(schedule)).period_ns
     return {key: float(value) for key, value in found.items()}
 
 
@@ -107,9 +107,7 @@ def rank(place: Path) -> None:
     dist.init_process_group("gloo")
     trainer = sleepers(setting["times"], STAGES)
     plans = {
-        mode: trainer.plan(
-            optsched.Schedule.read(place / f"{mode}.schedule.json"), barrier=mode == "barrier"
-        )
+        mode: trainer.plan(optsched.Schedule.read(place / f"{mode}.schedule.json"))
         for mode in MODES
     }
     rows: dict[str, list[float]] = {mode: [] for mode in MODES}

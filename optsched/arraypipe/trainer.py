@@ -351,12 +351,9 @@ class ArrayTrainer:
             raise InputError(f"profile: expected a Profile, got {profile!r:.60}")
         return (profile or self.profile()).problem(self.jobs, **options)
 
-    def plan(self, schedule: Schedule, *, barrier: bool = False) -> ExecutionPlan:
-        """Compile a schedule and make sure that it is one of these jobs.
-
-        With `barrier` all jobs wait for each other after every iteration (`compile`).
-        """
-        plan = self._compile(schedule, barrier)
+    def plan(self, schedule: Schedule) -> ExecutionPlan:
+        """Compile a schedule and make sure that it is one of these jobs."""
+        plan = self._compile(schedule)
         self._check(plan, queue=False)
         return plan
 
@@ -366,9 +363,8 @@ class ArrayTrainer:
         Parameters
         ----------
         schedule
-            A schedule document of these jobs, or a plan compiled from one, such as
-            ``trainer.plan(schedule, barrier=True)``; a document is compiled without the barrier.
-            Its order is binding; its starts are a prediction.
+            A schedule document of these jobs, or a plan compiled from one. Its order is binding;
+            its starts are a prediction.
         steps
             Iterations of every job, counted from its seed (not from the checkpoint).
         options
@@ -409,9 +405,7 @@ class ArrayTrainer:
         with global_state_kept():  # the links of a rank choose its GPU
             try:
                 if backend == "process":
-                    ranks = Ranks(
-                        plan, self.routes(plan), given.window, given.timeout, self.devices
-                    )
+                    ranks = Ranks(plan, given.window, given.timeout, self.devices)
                     ranks.agree(self._settings(plan, steps, given))
                 devices = resolve(self.devices, plan.devices) if ranks is None else ranks.devices
                 deterministic(devices)
@@ -470,7 +464,7 @@ class ArrayTrainer:
 
     def routes(self, plan: ExecutionPlan) -> Routes:
         """The messages that a plan of these jobs sends."""
-        return routes(plan, self.ties, plan.together, self.tied == "sum")
+        return routes(plan, self.ties, plan.together)
 
     def take_in(self, job: Job) -> None:
         """Note one more job, under a title that no other has."""
@@ -482,7 +476,7 @@ class ArrayTrainer:
             raise InputError(f"jobs[{place}].name: {title!r} is also the name of another job")
         self.jobs = (*self.jobs, job)
 
-    def _compile(self, schedule: Schedule, barrier: bool = False) -> ExecutionPlan:
+    def _compile(self, schedule: Schedule) -> ExecutionPlan:
         if not isinstance(schedule, Schedule):
             raise InputError(
                 f"schedule: expected a Schedule or a plan, got {schedule!r}; a file is read by "
@@ -490,7 +484,7 @@ class ArrayTrainer:
             )
         n_jobs = int(schedule.job.max()) + 1 if schedule.n_operations else 0
         together = [j for j, job in enumerate(self.jobs[:n_jobs]) if waits_for_all(job)]
-        return compile(schedule, barrier=barrier, together=together)
+        return compile(schedule, together=together)
 
     def _check(self, plan: ExecutionPlan, queue: bool) -> None:
         """The plan is one of these jobs, and those beyond its seats can take one."""
@@ -525,7 +519,6 @@ class ArrayTrainer:
         rows = [[getattr(job, key) for key in of_jobs] for job in self.jobs]
         return {
             "schedule": plan.schedule.sha256,
-            "barrier": plan.barrier,
             "steps": steps,
             "memory": self.memory,
             "cuts": self.cuts,

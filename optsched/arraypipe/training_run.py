@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from itertools import groupby
 from os import PathLike
@@ -21,7 +21,7 @@ from optsched.arraypipe.model.build import Builder
 from optsched.arraypipe.model.checks import check_apart, check_sibling, note_shared, shapes_of
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
-from optsched.arraypipe.plan.segments import Course, moved
+from optsched.arraypipe.plan.segments import FIRST_CYCLES, Course, moved, places
 from optsched.arraypipe.report.executed import RunLog
 from optsched.arraypipe.report.report import compare
 from optsched.arraypipe.report.trace import measured
@@ -33,9 +33,18 @@ from optsched.arraypipe.runtime.environment import (
     on_gpu,
 )
 from optsched.arraypipe.runtime.inline import InlineBackend
-from optsched.arraypipe.runtime.stages import fresh_stages, take_off
-from optsched.arraypipe.runtime.state import JobRun
-from optsched.arraypipe.runtime.worker import Memory, Worker, reason, rehearse, unbound
+from optsched.arraypipe.runtime.stages import drop, fresh_stages, take_off
+from optsched.arraypipe.runtime.state import JobRun, JobStage
+from optsched.arraypipe.runtime.worker import (
+    FirstForward,
+    Memory,
+    Whole,
+    Worker,
+    pass_over,
+    reason,
+    rehearse,
+    unbound,
+)
 from optsched.arraypipe.train_alone import Trained
 from optsched.errors import InputError
 from optsched.io.values import boolean, did_you_mean, format_value, integer, number, one_of
@@ -49,6 +58,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.checkpoint.folder import CheckpointFolder
     from optsched.arraypipe.distributed.backend import ProcessBackend
     from optsched.arraypipe.distributed.ranks import Ranks
+    from optsched.arraypipe.distributed.results import LocalJob
     from optsched.arraypipe.evaluation import Evaluation
     from optsched.arraypipe.job import BuildModel, Data, Job, Loss
     from optsched.arraypipe.model.calls import Cut
@@ -64,24 +74,56 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """What a run made; with one process per device, `models` and `trained` are rank 0's alone.
+    """What a run made.
 
     Parameters
     ----------
     jobs
         All that were trained, those that came later too; `Job.status` says how each has ended.
-    models
-        The trained unsplit model of every job.
-    trained
-        Per job all parameters, buffers and optimizer states under unsplit names, and the losses.
+    losses
+        Loss of every iteration that was run, per job; on ranks only the first one has all.
     log
         Records of the blocks; `trace` and `report` are made of it on first use.
+    whole
+        Model and states of every job; None on ranks, where each has its stages.
+    local
+        On ranks: the jobs and stages of this one.
     """
 
     jobs: tuple[Job, ...]
-    models: tuple[nn.Module, ...]
-    trained: tuple[Trained, ...]
+    losses: tuple[tuple[float, ...], ...]
     log: RunLog
+    whole: tuple[tuple[nn.Module, Trained], ...] | None = None
+    local: tuple[LocalJob, ...] = ()
+
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The trained unsplit model of every job."""
+        return tuple(model for model, _ in self._whole("models"))
+
+    @property
+    def trained(self) -> tuple[Trained, ...]:
+        """Per job all parameters, buffers and optimizer states by unsplit names, and the losses."""
+        return tuple(trained for _, trained in self._whole("trained"))
+
+    def gather(self) -> RunResult:
+        """Bring the models of a run on ranks to rank 0; all ranks call it (elsewhere no effect).
+
+        Rank 0 holds all jobs whole then; the other ranks get a result without models.
+        """
+        if self.whole is not None:
+            return self
+        from optsched.arraypipe.distributed.results import gather
+
+        return replace(self, whole=tuple(gather(self.local)), local=())
+
+    def _whole(self, name: str) -> tuple[tuple[nn.Module, Trained], ...]:
+        if self.whole is None:
+            raise InputError(
+                f"{name}: every rank has its own stages; call result.gather() on all ranks, or "
+                f"load the checkpoints"
+            )
+        return self.whole
 
     @cached_property
     def trace(self) -> Schedule:
@@ -92,11 +134,6 @@ class RunResult:
     def report(self) -> Report:
         """Predicted against measured."""
         return compare(self.log)
-
-    @property
-    def losses(self) -> tuple[tuple[float, ...], ...]:
-        """Loss of every iteration that was run, per job; empty on ranks above 0."""
-        return tuple(t.losses for t in self.trained)
 
 
 Made = TypeVar("Made")
@@ -297,7 +334,7 @@ class ArrayRun:
         found = [error for error in errors if error is not None]
         if found and (self.strict or None not in errors):  # or no job has anything to give
             raise found[0]
-        self.course = Course(plan, self.runs, trainer.routes)
+        self.course = Course(plan, self.runs, trainer.routes, FIRST_CYCLES)
         refill = options.refill and self._refill
         self.planner = Rescheduling(
             self.runs, plan, self._join, refill, self._refusal, self.strict, options.replan
@@ -391,17 +428,17 @@ class ArrayRun:
         trainer, steps = self.trainer, self.steps
         job, title = trainer.jobs[index], trainer.titles[index]
         job.life.begin()
-        model = self.builder.whole(job)
-        shapes = shapes_of(model)
-        self.shapes = shapes if index == 0 else self.shapes
-        check_sibling(shapes, title, self.shapes, trainer.titles[0])
-        why_not = "which jobs of several precisions cannot share"
-        if len({other.precision for other in trainer.jobs}) == 1:
-            why_not = "which cannot take turns in slots" if trainer.memory is not None else ""
-        check_apart(model, title, self.owners, why_not)
-        places = [self.devices[0]] * self.plan.n_stages
         away = away and self.gpu
-        stages = fresh_stages(model, trainer.cut, job, index, title, places, away, trainer.loss)
+        local = self._local(index)
+        if at == 0 and len(local) < self.plan.n_stages:
+            with self.builder.parts(job) as model:
+                stages = self._stages(model, index, away)
+                for stage in stages:
+                    if stage.index not in local:
+                        drop(stage)
+        else:
+            model = self.builder.whole(job)
+            stages = self._stages(model, index, away)
         run = JobRun(job, index, title, model, stages, 0, steps, None)
         data, refused = trainer.data, ""
         if self.folder is not None:
@@ -414,53 +451,90 @@ class ArrayRun:
             run.feed = Feed(data, job, title, at)
             if refused:
                 run.fail(0, at, refused)
+        for stage in stages:  # only now: a checkpoint is read whole
+            if at and stage.index not in local:
+                drop(stage)
         return run
 
-    def _join(self, job: Job, at: int | None = None) -> JobRun:
-        """Take in a job while the run goes on.
+    def _local(self, index: int) -> list[int]:
+        """Stages of a job that this process trains."""
+        homes = places(self.plan, min(index, self.plan.n_jobs - 1))
+        rank = None if self.ranks is None else self.ranks.links.rank
+        return [stage for stage, home in enumerate(homes) if rank in (None, home)]
 
-        What making it raises is raised on; unless the run is strict, the job has the error then.
+    def _stages(self, model: nn.Module, index: int, away: bool) -> list[JobStage]:
+        """The stages of a model that is like those of the other jobs."""
+        trainer, title = self.trainer, self.trainer.titles[index]
+        shapes = shapes_of(model)
+        self.shapes = shapes if index == 0 else self.shapes
+        check_sibling(shapes, title, self.shapes, trainer.titles[0])
+        why_not = "which jobs of several precisions cannot share"
+        if len({other.precision for other in trainer.jobs}) == 1:
+            why_not = "which cannot take turns in slots" if trainer.memory is not None else ""
+        check_apart(model, title, self.owners, why_not)
+        devices = [self.devices[0]] * self.plan.n_stages
+        job = trainer.jobs[index]
+        return fresh_stages(model, trainer.cut, job, index, title, devices, away, trainer.loss)
+
+    def _join(self, job: Job) -> JobRun | None:
+        """Take in a job between two segments, on all ranks alike.
+
+        None if it cannot be made, and the job has the error; a run that is strict raises it.
         """
         trainer, index = self.trainer, len(self.trainer.jobs)
         trainer.take_in(job)
+        begun = 0
         try:
-            begun = self._latest(trainer.titles[-1:])[0] if at is None else at
-            try:
-                run = self._make(index, begun, away=True)
-            except Exception as error:
-                if not self.strict:
-                    failed = JobFailed(trainer.titles[index], index, 0, begun, reason(error))
-                    job.life.status, job.life.error = "failed", failed
-                raise
+            begun = self._same(lambda: self._latest(trainer.titles[-1:])[0], of_first=True)
+            run = self._same(lambda: self._make(index, begun, away=True))
             if self.folder is not None and self.folder.is_first:
                 self.folder.prepare([run.title], self.options.resume)
-        except Exception:
-            trainer.jobs = trainer.jobs[:-1]
-            raise
+        except Exception as error:
+            title, trainer.jobs = trainer.titles[index], trainer.jobs[:-1]
+            if self.strict:
+                raise
+            failed = JobFailed(title, index, 0, begun, reason(error))
+            job.life.status, job.life.error = "failed", failed
+            return None
         try:
-            self._first_forward(run)
-        except InputError as error:  # the others are in the midst of it
+            self._same(partial(self._first_forward, run))
+        except InputError as error:
             run.fail(0, run.start, reason(error)).__cause__ = unbound(error)
-        if self.gpu:  # the streams of the blocks cannot use what this one has left
+        if self.ranks is not None:
+            self.ranks.share_failures([run])
+        if self.gpu:  # the stream of the blocks cannot use what this one has left
             torch.cuda.empty_cache()
-        if self.strict and run.job.error is not None:
-            raise run.job.error
         self.runs.append(run)
         return run
 
     def _first_forward(self, *runs: JobRun) -> None:
-        """Change nothing of the jobs; one whose first forward raises has the error."""
+        """Change nothing of the jobs; one whose first forward raises has the error.
+
+        On ranks all jobs pass through the chain, also after one that is refused.
+        """
         note_shared(list(dict.fromkeys([*self.runs, *runs])))
-        for run in runs:
-            if run.job.error is not None:  # its state cannot be kept
-                continue
+        refused: InputError | None = None
+        chains = [self._chain(run) for run in runs]
+        for run, chain in zip(runs, chains, strict=True):
             try:
-                if self.ranks is None:
-                    rehearse(run, self.worker)
-                else:
-                    self.ranks.capacity.measure(run, self.worker)
+                if refused is None and run.job.error is None:
+                    rehearse(run, self.worker, chain)
+                elif run.feed is not None:  # else its state cannot be kept
+                    pass_over(run, chain)
             except JobFailed as error:
                 unbound(error)
+            except InputError as error:
+                refused = error
+        for chain in chains:
+            chain.close()
+        if refused is not None:
+            raise refused
+
+    def _chain(self, run: JobRun) -> FirstForward:
+        if self.ranks is None:
+            return Whole()
+        homes = places(self.plan, min(run.index, self.plan.n_jobs - 1))
+        return self.ranks.chain(run, homes)
 
     def _engine(self) -> InlineBackend | ProcessBackend:
         if self.gpu:  # the streams of the blocks cannot use what this one has left
@@ -478,8 +552,6 @@ class ArrayRun:
     def _refusal(self, change: Change, like: Mapping[int, int]) -> str:
         """Why the devices cannot make a change, as a sentence; ``""`` if they can."""
         ranks, memory, segment = self.ranks, self.worker.memory, self.course.segment(change)
-        if ranks is not None and (sentence := ranks.unserved(segment)):
-            return sentence
         live = [seat for seat, job in enumerate(segment.seats) if not self.runs[job].over]
         if ranks is not None or memory.moves:
             titles = [run.title for run in self.runs]
@@ -501,7 +573,7 @@ class ArrayRun:
 
     def _on_loss(self, run: JobRun, iteration: int, loss: float) -> None:
         told, ranks = self.options.on_step, self.ranks
-        if told is None or not (ranks is None or ranks.tells(run)):
+        if told is None or not (ranks is None or ranks.reports(run)):
             return
         here = range(len(run.stages)) if ranks is None else ranks.stages_of(run)
         away = [stage for stage in run.stages if stage.index not in here]
@@ -518,7 +590,6 @@ class ArrayRun:
         ranks, course, trainer, past = self.ranks, self.course, self.trainer, self.engine.past
         provenance: dict[str, Any] = {
             "executor": "inline" if ranks is None else "process",
-            "barrier": self.plan.barrier,
             "jobs": trainer.titles,
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
@@ -535,9 +606,14 @@ class ArrayRun:
             exposed_ns=past.exposed_ns or None, parallel=ranks is not None or self.gpu,
             uncertainty_ns=0 if ranks is None else ranks.clock_error_ns, left_out=past.left_out,
         )  # fmt: skip
-        whole = self.runs if ranks is None or ranks.is_first else []
-        models, states = tuple(run.model for run in whole), tuple(map(_trained, whole))
-        return RunResult(tuple(run.job for run in self.runs), models, states, log)
+        jobs, losses = zip(*[(run.job, tuple(run.losses)) for run in self.runs], strict=True)
+        if ranks is None:
+            whole = tuple((run.model, _trained(run)) for run in self.runs)
+            return RunResult(jobs, losses, log, whole)
+        from optsched.arraypipe.distributed.results import LocalJob
+
+        local = tuple(LocalJob(run, ranks.stages_of(run)) for run in self.runs)
+        return RunResult(jobs, losses, log, None, local)
 
 
 def _trained(run: JobRun) -> Trained:

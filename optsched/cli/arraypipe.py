@@ -138,7 +138,6 @@ def run(
 ) -> None:
     """Train a script's jobs by a schedule; Ctrl-C lets every job end its iteration and saves."""
     from optsched.arraypipe.cli.run import RunOrder, as_rank, carry_out, plain_warnings
-    from optsched.arraypipe.distributed.launch import launch
 
     options = {
         "checkpoint": checkpoint, "checkpoint_every": every, "keep": keep, "resume": resume
@@ -151,8 +150,10 @@ def run(
     if backend == "process":
         with plain_warnings(speaks=False):  # the first rank warns
             ranks = _ranks_of(order)
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone"]
         program = [sys.executable, "-c", "from optsched.cli import main; main()", *sys.argv[1:]]
-        raise typer.Exit(launch(ranks, program))
+        command = [*launcher, f"--nproc-per-node={ranks}", *program]
+        os.execv(sys.executable, command)
     if carry_out(order).failures:
         raise typer.Exit(1)
 

@@ -1,54 +1,27 @@
-"""Random rolling plans, and a model of devices and rendezvous channels that runs them.
+"""Random rolling plans, and a model of devices with channels that runs them at any speed.
 
-A transfer happens when its sender has issued it and its receiver has posted it, both in their own
-order. Of all that may happen next, what happens is drawn at random; some actors are very slow.
+A message crosses when its sender has sent it and its receiver has posted a receive, in the order of
+the channel at both ends. What happens next is drawn at random; some actors are very slow.
 """
 
 from __future__ import annotations
 
-import copy
-import heapq
-from collections import defaultdict, deque
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import count
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.arraypipe import compile
-from optsched.arraypipe.distributed.protocol import (
-    SIZE,
-    DevicePort,
-    Header,
-    Slot,
-    Swap,
-    check,
-    first_cycle,
-    is_heard,
-    shorten,
-    slot_of,
-    unpack,
-)
+from optsched.arraypipe.distributed.channels import ReceiveOrder
 from optsched.arraypipe.plan.plan import routes
 from optsched.arraypipe.plan.segments import Segment, device_stream
+from optsched.arraypipe.plan.types import Instance, Transfer
 from optsched.model.schedule import Resource, Rows, Schedule
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator, Sequence
-
-    from optsched.arraypipe.plan.types import Instance
+    from collections.abc import Iterator, Sequence
 
 PERIOD = 10**6
-SLOWNESS = (1.0, 1.0, 1.0, 10.0, 1000.0)
-Key = tuple[int, int, str]
-"""A channel of the run: source, target, kind."""
-
-
-def packed(header: Header) -> bytes:
-    """The header as it goes to another device."""
-    data = bytearray(SIZE)
-    header.pack_into(data)
-    return bytes(data)
+SLOWNESS = (1.0, 1.0, 1.0, 0.1, 0.001)
 
 
 class Shape(NamedTuple):
@@ -62,10 +35,6 @@ class Shape(NamedTuple):
     updated: tuple[bool, ...]
     together: tuple[int, ...]
     ties: tuple[tuple[int, int], ...]
-
-
-class Hang(AssertionError):
-    """Nothing can happen any more, and not everything has happened."""
 
 
 def random_shape(draw: random.Random, *, everywhere: bool = False) -> Shape:
@@ -177,217 +146,69 @@ def segment_of(shape: Shape, draw: random.Random, first: Sequence[int], most: in
     )
 
 
-@dataclass
-class Device:
-    """One process of the model: where it is, what has arrived, what it knows of a swap."""
-
-    index: int
-    segments: list[Segment]
-    windows: Callable[[], int]
-    number: int = 0
-    swap: Swap | None = None
-    instance: Instance | None = None
-    cycle: int = 0
-    arrived: dict[Slot, Header] = field(default_factory=dict)
-    needs: list[tuple[Key, Slot]] = field(default_factory=list)
-    missing: set[Slot] = field(default_factory=set)
-    ran: list[tuple[int, Instance]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.open()
-
-    @property
-    def segment(self) -> Segment:
-        """The one it is in."""
-        return self.segments[self.number]
-
-    def open(self) -> None:
-        """Begin the segment `number`."""
-        drawn = [self.windows() for _ in self.segment.routes.channels]
-        self.widest = max(drawn, default=0)
-        self.port = DevicePort(self.segment, self.index, drawn)
-        self.stream = device_stream(self.segment, self.index)
-
-    def hear(self, swap: Swap) -> None:
-        """End the segment early; the next one takes what it leaves over."""
-        self.swap = swap
-        left = shorten(self.segment, swap.first_cycle)
-        for receiver in self.port.receivers.values():
-            for transfer in receiver.posted:
-                consumer = self.segment.routes.messages[transfer.message].consumer
-                assert self.segment.runs(consumer, transfer.cycle) >= 0, "posted too early"
-        following = self.segments[swap.number]
-        for seat, more in enumerate(left):
-            following.first[seat] -= more
-            following.count[seat] += more
-
-
-Actor = Device | Key
+class Hang(AssertionError):
+    """Nothing can happen any more, and not everything has happened."""
 
 
 class Model:
-    """Devices and channels; `run` lets happen what may happen, in random order, to the end."""
+    """Devices that run a segment; `ran` has the blocks of each in its order."""
 
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        window: int | Sequence[int],
-        draw: random.Random,
-        announce: float = 0.0,
-    ) -> None:
-        n = len(segments[0].plan.devices)
-        # counts are private to a device: it hears of a swap at a time of its own
-        choices = [window] if isinstance(window, int) else window
-        windows = partial(draw.choice, choices)  # of every channel, as those of small messages
-        self.devices = [Device(d, [_own(s) for s in segments], windows) for d in range(n)]
-        self.draw, self.announce = draw, announce
-        self.sent: dict[Key, deque[tuple[Slot, bytes]]] = defaultdict(deque)
-        self.posted: dict[Key, deque[Slot]] = defaultdict(deque)
-        self.order: dict[Key, list[Slot]] = defaultdict(list)  # as consumed
-        self.wire: dict[Key, list[Slot]] = defaultdict(list)  # as transferred
-        self.held: dict[Key, dict[Slot, int]] = defaultdict(dict)  # buffers by consuming instance
-        self.unfinished: dict[tuple[int, str, int, int], set[Slot]] = defaultdict(set)
-        self.maker: dict[Slot, tuple[int, str, int, int]] = {}
-        self.announced_in = -1
+    def __init__(self, segment: Segment, windows: Sequence[int], draw: random.Random) -> None:
+        self.segment, self.draw = segment, draw
+        rows, devices = segment.routes.channels, range(len(segment.plan.sequences))
+        self.orders = [ReceiveOrder(segment, k, window) for k, window in enumerate(windows)]
+        self.sent: list[list[Transfer]] = [[] for _ in rows]  # not yet received
+        self.posted: list[list[Transfer]] = [order.ahead() for order in self.orders]
+        self.arrived: set[Transfer] = set()
+        self.ran: list[list[Instance]] = [[] for _ in devices]
+        self.streams = [device_stream(segment, d) for d in devices]
+        self.now = [next(stream, None) for stream in self.streams]
+        self.speed = [draw.choice(SLOWNESS) for _ in (*devices, *rows)]
+        self.most_posted = 0
 
     def run(self) -> None:
-        """Until every device has done all of its segments; `Hang` if that never comes."""
-        random, slowness = self.draw.random, defaultdict(lambda: self.draw.choice(SLOWNESS))
-        agenda: list[tuple[float, int, Actor]] = []
-        entries = count()
+        """Let everything happen; `Hang` if it cannot."""
+        n = len(self.now)
+        while True:
+            may = [d for d in range(n) if self.now[d] is not None and self._is_ready(d)]
+            may += [n + k for k, row in enumerate(self.sent) if row and self.posted[k]]
+            if not may:
+                break
+            (actor,) = self.draw.choices(may, [self.speed[a] for a in may])
+            if actor < n:
+                self._block(actor)
+            else:
+                self._cross(actor - n)
+        if any(now is not None for now in self.now) or any(self.sent) or any(self.posted):
+            raise Hang(f"{self.now}")
 
-        def wake(actors: Sequence[Actor]) -> None:
-            for actor in actors:
-                delay = random() * slowness[actor if isinstance(actor, tuple) else actor.index]
-                heapq.heappush(agenda, (now + delay, next(entries), actor))
+    def _is_ready(self, device: int) -> bool:
+        """Post what the next block needs; whether all of it is there."""
+        now = self.now[device]
+        assert now is not None
+        for k in self.segment.routes.inputs[now.operation]:
+            channel, transfer = self.segment.routes.channel_of[k], Transfer(k, now.iteration)
+            if channel >= 0 and transfer not in self.arrived:
+                self.posted[channel] += self.orders[channel].until(transfer)
+                return False  # a device waits for one message after the other
+        return True
 
-        now = 0.0
-        wake(self.devices)
-        while agenda:
-            now, _, actor = heapq.heappop(agenda)
-            wake(self._transfer(actor) if isinstance(actor, tuple) else self._advance(actor))
-        for device in self.devices:
-            if device.instance is not None:
-                block = device.segment.plan.blocks[device.instance.operation]
-                raise Hang(f"device {device.index} waits in cycle {device.instance.cycle}: {block}")
-            assert device.number == len(device.segments) - 1
-        assert not any(self.sent.values())
-        assert not any(self.posted.values())
-        for key, row in self.order.items():
-            assert self.wire[key] == row
+    def _block(self, device: int) -> None:
+        now, routes_ = self.now[device], self.segment.routes
+        assert now is not None
+        for k in routes_.inputs[now.operation]:
+            if (channel := routes_.channel_of[k]) >= 0:
+                transfer = Transfer(k, now.iteration)
+                self.arrived.remove(transfer)
+                self.orders[channel].posted.discard(transfer)
+                self.posted[channel] += self.orders[channel].ahead()
+        for k in routes_.outputs[now.operation]:
+            if (channel := routes_.channel_of[k]) >= 0:
+                self.sent[channel].append(Transfer(k, now.iteration))
+        self.ran[device].append(now)
+        self.now[device] = next(self.streams[device], None)
 
-    def _advance(self, device: Device) -> list[Actor]:
-        """Run the block the device is at, if it has all it needs, and go on to the next."""
-        woken: list[Actor] = []
-        if device.instance is not None:
-            if device.missing:
-                return []  # comes back when the last of them arrives
-            self._execute(device, device.instance)
-            woken += self._post(device)  # as `Post.ended`
-            woken += self._issue(device)
-        woken += self._next(device)
-        if device.instance is not None and not device.missing:
-            woken.append(device)
-        return woken
-
-    def _next(self, device: Device) -> list[Actor]:
-        while (instance := next(device.stream, None)) is None:
-            device.port.close()
-            device.instance = None
-            if device.number + 1 == len(device.segments):
-                return []
-            device.number += 1
-            device.swap = None
-            device.open()
-        device.instance, device.cycle = instance, instance.cycle
-        self._maybe_announce(device)
-        woken = self._post(device)
-        channels = device.segment.routes.channels
-        device.needs = [
-            (channels[channel][:3], slot_of(device.segment, device.number, transfer))
-            for channel, transfer in device.port.needs(instance)
-        ]
-        device.missing = {slot for _, slot in device.needs if slot not in device.arrived}
-        return woken
-
-    def _post(self, device: Device) -> list[Actor]:
-        """Begin the receives that the port wants."""
-        woken: list[Actor] = []
-        for channel, transfer in device.port.post(device.cycle):
-            key = device.segment.routes.channels[channel][:3]
-            slot = slot_of(device.segment, device.number, transfer)
-            consumer = device.segment.routes.messages[transfer.message].consumer
-            self.posted[key].append(slot)
-            self.held[key][slot] = consumer * 10**6 + transfer.cycle
-            assert len(set(self.held[key].values())) <= device.widest, (
-                "more buffers than the window"
-            )
-            woken.append(key)
-        return woken
-
-    def _maybe_announce(self, device: Device) -> None:
-        if device.index or device.number or len(device.segments) == 1 or self.announced_in >= 0:
-            return
-        if self.draw.random() < self.announce and is_heard(device.segment, device.cycle):
-            self.announced_in = device.cycle
-            device.hear(Swap(1, first_cycle(device.segment, device.cycle)))
-
-    def _execute(self, device: Device, instance: Instance) -> None:
-        segment = device.segment
-        block = segment.plan.blocks[instance.operation]
-        for key, slot in device.needs:
-            header = device.arrived.pop(slot)
-            self.order[key].append(slot)
-            del self.held[key][slot]
-            if header.swap > device.number and device.swap is None:
-                device.hear(Swap(header.swap, header.first_cycle))
-        # what F sent is over before B, what B sent before the next F of the same micro-batch
-        # (factors: before the next B), so that waiting for them never blocks
-        other = {"F": "B", "B": "F"}.get(block.kind)
-        if other is not None:
-            rest = self.unfinished[segment.seats[block.job], other, block.stage, block.microbatch]
-            assert not [slot for slot in rest if slot.kind != "factor"]
-            own = self.unfinished[segment.seats[block.job], block.kind, *block[3:5]]
-            assert not own
-        device.ran.append((device.number, instance))
-        device.port.ended(instance)
-
-    def _issue(self, device: Device) -> list[Actor]:
-        """Issue what the port lets go; headers tell what is known at this moment."""
-        woken: list[Actor] = []
-        segment = device.segment
-        swap = device.swap or Swap(-1, -1)
-        for channel, transfer in device.port.send():
-            key = segment.routes.channels[channel][:3]
-            slot = slot_of(segment, device.number, transfer)
-            made = segment.plan.blocks[segment.routes.messages[transfer.message].producer]
-            maker = (slot.job, made.kind, made.stage, made.microbatch)
-            self.maker[slot] = maker
-            self.unfinished[maker].add(slot)
-            header = Header(slot, payload=1, swap=swap.number, first_cycle=swap.first_cycle)
-            self.sent[key].append((slot, packed(header)))
-            woken.append(key)
-        return woken
-
-    def _transfer(self, key: Key) -> list[Actor]:
-        if not self.sent[key] or not self.posted[key]:
-            return []
-        slot, data = self.sent[key].popleft()
-        expected = self.posted[key].popleft()
-        header = unpack(data)
-        check(expected, header, len(data) + 1, f"device {key[0]}")
-        self.wire[key].append(expected)
-        self.unfinished[self.maker.pop(slot)].discard(slot)
-        receiver = self.devices[key[1]]
-        receiver.arrived[expected] = header
-        if expected in receiver.missing:
-            receiver.missing.remove(expected)
-            if not receiver.missing:
-                return [key, receiver]
-        return [key]
-
-
-def _own(segment: Segment) -> Segment:
-    own = copy.copy(segment)
-    own.first, own.count = list(segment.first), list(segment.count)
-    return own
+    def _cross(self, channel: int) -> None:
+        sent, posted = self.sent[channel].pop(0), self.posted[channel].pop(0)
+        assert sent == posted, "a channel mixes messages up"
+        self.arrived.add(sent)

@@ -30,10 +30,9 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import branching_models
 import runs
 from arraypipe_models import data, loss, sgd
-from process_refusals import absent, concluded, one_rank_cannot, refused, uneven, used_up  # noqa: F401
+from process_refusals import absent, concluded, one_rank_cannot, refused, used_up  # noqa: F401
 from process_rows import (
     CHECKPOINTED,
     CUTS,
@@ -51,29 +50,27 @@ from process_rows import (
 )
 from streams_cases import without
 from streams_model import streams
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.executor.staged_group import StagedLinks
-from optsched import InputError, OptschedError, verify
-from optsched.arraypipe import ArrayTrainer, Job, random_schedule
-from optsched.arraypipe.distributed import group, mailbox, wire
+from optsched import InputError, OptschedError
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule, training_run
+from optsched.arraypipe.distributed import backend, group, wire
 from optsched.arraypipe.distributed import ranks as run_of_ranks
-from optsched.arraypipe.distributed.backend import ProcessBackend
+from optsched.arraypipe.distributed.channels import MessageQueues
 from optsched.arraypipe.distributed.group import Group
-from optsched.arraypipe.distributed.protocol import Slot, slot_of
 from optsched.arraypipe.distributed.transport import PeerLost
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.runtime import data as runtime_data
 from optsched.arraypipe.runtime.cuda_streams import BlockTimes
-from optsched.arraypipe.runtime.state import JobRun
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from optsched.arraypipe.distributed.messages import Label
     from optsched.arraypipe.plan.segments import Segment
-    from optsched.arraypipe.plan.types import Routes, Transfer
 
 
 # what tests ask for; every rank runs it, the answer of rank 0 counts
@@ -101,13 +98,17 @@ def streamed(ranks: int, case: str, first: int, last: int) -> list[str]:
     Finds what that finds, and races.
     """
 
-    def links(routes: Routes, timeout: float, devices: object) -> StagedLinks:
-        return StagedLinks(timeout, run_of_ranks.lanes(routes), torch.device("cpu", 0))
+    def links(timeout: float, devices: object) -> StagedLinks:
+        return StagedLinks(timeout, torch.device("cpu", 0))
 
     def uploaded(value: Any, device: Any) -> Any:
         """Keep the alignment of a slice: sums on a CPU depend on it; alone, nothing is uploaded."""
-        there, shift = upload(value, device), wire._shift(value)
-        return wire._spread(there, there.stride(), shift, device) if shift else there
+        there = upload(value, device)
+        begin = wire.shift_of(value) // value.dtype.itemsize
+        if not begin:
+            return there
+        room = torch.empty(begin + there.numel(), dtype=there.dtype, device=device)
+        return room[begin:].view(there.shape).copy_(there)
 
     found, landed = [], []
     read, upload = BlockTimes.read, runtime_data.uploaded
@@ -143,7 +144,7 @@ def replanned(ranks: int, first: int, last: int) -> list[str]:
         plans = [array.plan(random_plan(shape, draw)) for _ in range(3)]
         waits = [draw.randrange(3) for _ in plans]
 
-        def poll(_: object, segment: Segment, plans: Any = plans, waits: Any = waits) -> Any:
+        def improved(_: object, segment: Segment, plans: Any = plans, waits: Any = waits) -> Any:
             if len(plans) > 1 and not waits[0]:
                 waits.pop(0)
                 plans.pop(0)
@@ -151,73 +152,16 @@ def replanned(ranks: int, first: int, last: int) -> list[str]:
             waits[0] -= 1
             return None
 
-        with patched(Rescheduling, "_seated", poll):
+        with (
+            patched(Rescheduling, "_improved", improved),
+            patched(training_run, "FIRST_CYCLES", 1),
+            patched(backend, "cycles_for", lambda segment, seconds: 1),
+        ):
             result = runs.run(array, plans[0], 12, window=draw.choice([1, 2, 5]), **PROCESSES)
         if dist.get_rank() == 0:
             found += [f"seed {seed}: {d}" for d in compared(result, rows, [12] * len(rows))]
             changes += 3 - len(plans)
     return found if changes > last - first else [f"only {changes} changes"]
-
-
-def summed(ranks: int, first: int, last: int) -> list[str]:
-    """Tied gradients summed: the bits of the inline backend."""
-    found = []
-    for seed in range(first, last):
-        draw = random.Random(seed)
-        rows = random_rows(draw, 3)
-        shape = shape_of(rows, ranks, draw)
-        schedule = random_schedule(
-            shape.microbatches, 4, place=shape.places[0], update=range(len(rows)),
-            together=shape.together, seed=seed,
-        )  # fmt: skip
-        array = trainer(rows, language=True, tied="sum")
-        given: dict[str, Any] = {
-            "on_step": lambda job, t, _: job.stop() if (job.seed, t) == (1, 1) else None,
-            "on_error": "raise",
-        }
-        result = runs.run(array, schedule, STEPS, window=1 + seed % 2, **given, **PROCESSES)
-        if dist.get_rank() == 0:
-            inline = runs.run(array, schedule, STEPS, **given)
-            pairs = zip(result.trained, inline.trained, strict=True)
-            found += [f"seed {seed}: {d}" for a, b in pairs for d in differences(a, b)]
-            found += [str(violation) for violation in verify(result.trace)[:1]]
-    return found
-
-
-def branching(ranks: int, kinds: list[str], first: int, last: int) -> list[str]:
-    """Differences of models that decide in every batch anew what needs a gradient."""
-    found = []
-    for kind in kinds:
-        for seed in range(first, last):
-            array, order = branching_models.branching(kind, seed)
-            result = runs.run(
-                array, order, STEPS, window=1 + seed % 2, on_error="raise", **PROCESSES
-            )
-            for j, trained in enumerate(result.trained):
-                lines = differences(trained, array.train_alone(j, STEPS))
-                found += [f"{kind}, seed {seed}: {line}" for line in lines]
-    return found
-
-
-def unfrozen_later(ranks: int) -> str:
-    """A callback of one rank trains what is on the other from iteration 1 on: with what it ends."""
-    models: list[nn.Module] = []
-
-    def build() -> nn.Module:
-        models.append(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4)).requires_grad_(False))
-        models[-1][1].requires_grad_(True)
-        return models[-1]
-
-    def on_step(job: Job, step: int, loss: float) -> None:
-        if step == 1:
-            models[-1].requires_grad_(True)
-
-    array = ArrayTrainer(build, data, jobs=[Job(0, 4, sgd)], stages=[1], loss=loss)
-    try:
-        runs.run(array, random_schedule([1], 2, place=[1, 0]), 4, on_step=on_step, **PROCESSES)
-    except OptschedError as error:
-        return str(error)
-    return "nothing"
 
 
 def stopped(ranks: int) -> dict[str, Any]:
@@ -254,7 +198,7 @@ def carried(ranks: int) -> dict[str, Any]:
     schedule = random_schedule([1, 2, 1], 4, place=[0, 1, 1, 0], update=[1], together=[1], seed=5)
     result = runs.run(trainer(rows), schedule, 9, on_step=on_step, **PROCESSES)
     result.trace.write(f"{sys.argv[1]}/carried-{dist.get_rank()}.schedule.json")
-    return {"waited": [d.messages_ns for d in result.report.devices]}
+    return {"devices": len(result.report.devices)}
 
 
 def failed(ranks: int) -> dict[str, Any]:
@@ -350,54 +294,6 @@ def unlike(ranks: int) -> dict[str, Any]:
     return {"said": everywhere, "titles": array.titles, "differences": found}
 
 
-def late(ranks: int) -> dict[str, Any]:
-    """Losses are read one iteration late, as on GPUs: each is told with its own iteration."""
-    told: list[Any] = []
-
-    def note_loss(run: JobRun, value: Tensor) -> None:
-        if len(run.unread) == run.job.microbatches:
-            run.read_loss()
-        run.unread.append(value)
-
-    rows = [Row(0), Row(1, microbatches=2), Row(2)]
-    array = trainer(rows)
-
-    def on_step(job: Job, step: int, loss: float) -> None:
-        told.append((job.seed, step, loss))
-        if (job.seed, step) == (2, 1):
-            job.stop()
-
-    place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
-    schedule = random_schedule([1, 2, 1], 4, place=place, seed=3)
-    with (
-        patched(JobRun, "note_loss", note_loss),
-        patched(ProcessBackend, "reads_late", property(lambda backend: True)),
-    ):
-        result = runs.run(array, schedule, 6, on_step=on_step, **PROCESSES)
-    losses = [(j, t, x) for j, row in enumerate(result.losses) for t, x in enumerate(row)]
-    return {
-        "differences": compared(result, rows, [6, 6, 3]),
-        "told": sorted(told) == losses,
-    }
-
-
-def devices(ranks: int) -> list[str]:
-    """Ways in which GPUs that are not there are refused, and not replaced by CPUs."""
-    array = ArrayTrainer(
-        build_model,
-        data,
-        jobs=[Row(0).job],
-        stages=CUTS,
-        loss=loss,
-        devices=[f"cuda:{k}" for k in range(ranks)],
-    )
-    try:
-        runs.run(array, random_schedule([1], 4, place=[0, 1, 0, 1]), 1, **PROCESSES)
-    except InputError as error:
-        return [str(error)]
-    return []
-
-
 def queued(ranks: int) -> dict[str, Any]:
     """Seven jobs on two seats; one of them is stopped."""
     rows = [Row(j, optimizer=list(MAKERS)[j % 2]) for j in range(7)]
@@ -450,6 +346,40 @@ def longer(ranks: int) -> list[str]:
     return [
         d for j, t in enumerate(result.trained) for d in differences(t, array.train_alone(j, 4))
     ]
+
+
+def own_stages(ranks: int) -> list[int]:
+    """Bytes of all tensors of a rank before the first block, of its stages, and of all stages."""
+    width = 256
+
+    def build() -> nn.Sequential:
+        return nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+
+    def batches(job: Job, start: int) -> Any:
+        while True:
+            yield torch.ones(2, width), torch.ones(2, width)
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        gc.collect()
+        tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor)]
+        used.append(
+            sum(
+                {
+                    t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors
+                }.values()
+            )
+        )
+        return honest(self, *arguments)
+
+    used: list[int] = []
+    honest = backend.ProcessBackend.run_segment
+    jobs = [Job(j, 2, sgd) for j in range(4)]
+    array = ArrayTrainer(build, batches, jobs=jobs, stages=[2], loss=loss)
+    gc.collect()
+    with patched(backend.ProcessBackend, "run_segment", counted):
+        array.run(random_schedule([1] * 4, 2), 1, **PROCESSES)
+    own = 4 * 2 * (width * width + width) * 4
+    return [used[0], own, 2 * own]
 
 
 def nothing_left(ranks: int) -> list[int]:
@@ -564,21 +494,21 @@ def ends_badly(ranks: int, how: str) -> str:
                         time.sleep(0.01)
             yield pair
 
-    def wrong(segment: Segment, number: int, transfer: Transfer) -> Slot:
-        slot = slot_of(segment, number, transfer)
-        message = segment.routes.messages[transfer.message]
-        lies = segment.plan.blocks[message.producer].device == rank == 1
-        return slot._replace(iteration=slot.iteration + 7 * (lies and slot.iteration == 2))
+    def wrong(queues: MessageQueues, message: int, iteration: int) -> Label:
+        found = label(queues, message, iteration)
+        maker = queues.segment.plan.blocks[queues.segment.routes.messages[message].producer]
+        lies = maker.device == rank == 1 and iteration == 2
+        return found._replace(iteration=found.iteration + 7 * lies)
 
     array = ArrayTrainer(
         build_model, troubled, jobs=[row.job for row in rows], stages=CUTS, loss=loss
     )
     schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=4)
     timeout = 5.0 if how == "sleeps" else 30.0  # how long rank 1 may be late by accident
-    diagnosis = Group.diagnosis
+    diagnosis, label = Group.diagnosis, MessageQueues._label
     try:
         with (
-            patched(mailbox, "slot_of", wrong if how == "lies" else slot_of),
+            patched(MessageQueues, "_label", wrong if how == "lies" else label),
             patched(Group, "diagnosis", asks if how == "sleeps" else diagnosis),
             patched(group, "_SOON_S", 60.0 if how == "sleeps" else group._SOON_S),
         ):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import random
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch._dynamo  # the first optimizer would load it, in every rank
@@ -21,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import runs
 from arraypipe_models import data, loss, sgd
-from channel_model import Shape, random_rolling
 from process_rows import CUTS, PROCESSES, STEPS, Row, alone, build_model, compared, trainer
 from pytest import MonkeyPatch
 from torch import nn
@@ -29,14 +25,9 @@ from torch import nn
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder
-from optsched.arraypipe.distributed import ranks as run_of_ranks
 from optsched.arraypipe.distributed.transport import Stalled
-from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.runtime.worker import Worker
 from optsched.arraypipe.train_alone import differences
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # what tests ask for; every rank runs it, the answer of rank 0 counts
 
@@ -94,25 +85,14 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
 
         return build
 
-    def measured() -> None:
-        array = ArrayTrainer(**good)
-        if not rank:
-            array.profile = raises(OSError("no such clock here"))  # type: ignore[method-assign]
-        with torchrun(rank, ranks):
-            schedule_for(array)
-
     optimizer = raises(ValueError("no such optimizer here")) if rank else sgd
     changed: dict[str, dict[str, Any]] = {
         "optimizer": {"jobs": [Job(0, 8, sgd), Job(1, 8, optimizer)]},
-        "build_model": {"build_model": models(RuntimeError("no such weights here"))},
         "exit": {"build_model": models(SystemExit("no such luck"))},
         "data": {"data": batches},
         "batch": {"data": unreadable},
-        "jobs": {"jobs": good["jobs"][rank:]},
     }
     options: dict[str, dict[str, Any]] = {
-        "window": {"window": 2 - 2 * rank},
-        "timeout": {"timeout": 60.0 - 60.0 * rank},
         "schedule": {"schedule": random_schedule([1, 1], 4) if rank else schedule},
     }
 
@@ -120,7 +100,7 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
         array = ArrayTrainer(**good | changed.get(name, {}))
         runs.run(array, **{"schedule": schedule, "steps": 3} | PROCESSES | options.get(name, {}))
 
-    bad = {name: partial(trained, name) for name in (*changed, *options)} | {"measured": measured}
+    bad = {name: partial(trained, name) for name in (*changed, *options)}
     found: dict[str, Any] = {
         name: [(words, seconds < 30) for words, seconds in said(ranks, call)]
         for name, call in bad.items()
@@ -137,23 +117,13 @@ def concluded(ranks: int) -> dict[str, Any]:
         [1, 1], 4, place=[0, 1, 0, 1] if ranks == 2 else [2, 1, 0, 3], seed=8
     )
 
-    def odd(named: Any) -> Any:
-        optimizer = sgd(named)
-        if rank == 1:
-            optimizer.state[optimizer.param_groups[0]["params"][0]]["odd"] = lambda: None
-        return optimizer
-
     ways: dict[str, tuple[int, Any, str]] = {  # the rank that fails, and where
         "checkpoint": (1, CheckpointFolder, "finish"),
         "worker": (1, Worker, "finish"),
-        "state": (1, run_of_ranks, "_state"),
-        "taking": (0, run_of_ranks, "_install"),
-        "records": (1, run_of_ranks, "_life"),
-        "pickle": (ranks, run_of_ranks, "_state"),  # on rank 1, which cannot send a state
     }
     for name, (failing, owner, attribute) in ways.items():
         folder = {"checkpoint": f"{sys.argv[1]}/{name}"} if name == "checkpoint" else {}
-        jobs = [Job(j, 8, odd if name == "pickle" and j else sgd) for j in range(2)]
+        jobs = [Job(j, 8, sgd) for j in range(2)]
         array = ArrayTrainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss)
         with MonkeyPatch.context() as patch:
             if rank == failing:
@@ -207,49 +177,6 @@ def absent(ranks: int) -> str:
             said = str(error)
     dist.barrier()
     return said
-
-
-@contextmanager
-def torchrun(rank: int, ranks: int) -> Iterator[None]:
-    """The environment that torchrun makes."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    try:
-        yield
-    finally:
-        del os.environ["RANK"], os.environ["WORLD_SIZE"]
-
-
-def uneven(ranks: int) -> list[str]:
-    """Jobs on one device each: the other one has nothing to do for longer than the timeout."""
-    rows = [Row(0), Row(1)]
-    found = []
-
-    def slow(job: Job, start: int) -> Any:
-        for pair in data(job, start):
-            time.sleep(0.4 * job.seed)
-            yield pair
-
-    for busy in range(2):
-        array = ArrayTrainer(
-            build_model, slow, jobs=[row.job for row in rows], stages=CUTS, loss=loss
-        )
-        shape = Shape(
-            n_stages=4, n_devices=2, microbatches=(1, 1), places=((0, 1, 0, 1), (busy,) * 4),
-            recomputed=(False, False), updated=(False, False), together=(), ties=(),
-        )  # fmt: skip
-
-        def on_step(job: Job, step: int, loss: float, array: ArrayTrainer = array) -> None:
-            if step == 0:
-                array.jobs[0].stop()
-
-        result = runs.run(array, 
-            random_rolling(shape, random.Random(busy)), 7, backend="process", timeout=1.2,
-            on_step=on_step,
-        )  # fmt: skip
-        if dist.get_rank() == 0:
-            steps = [len(losses) for losses in result.losses]
-            found += compared(result, rows, steps) + [f"{steps}"] * (steps[1] < 7 or steps[0] > 5)
-    return found
 
 
 def refused(ranks: int) -> list[str]:

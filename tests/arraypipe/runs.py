@@ -21,4 +21,4 @@ def run(
         loss)``, ``on_error``, ``queue``, ``refill(ended job)``, ``replan`` (a job array),
         ``backend``, ``window``, ``timeout``.
     """
-    return trainer.run(schedule, steps, **options)
+    return trainer.run(schedule, steps, **options).gather()

@@ -9,9 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from program import PATIENCE, PROGRAM, Cli, start
 import optsched
 from optsched import JobArray
 from optsched.arraypipe import random_schedule
-from optsched.arraypipe.distributed import launch
 from optsched.model.schedule import Schedule
 from optsched.pipelines import gpipe
 
@@ -113,11 +110,12 @@ def test_processes_are_started_for_a_schedule_that_fits(
 ) -> None:
     """One for every device, with the same command; none for orders that can never be run."""
     started: list[Any] = []
-    monkeypatch.setattr(launch, "launch", lambda *given: started.append(given) or 0)
+    monkeypatch.setattr(os, "execv", lambda *given: started.append(given))
     run = ("arraypipe", "run", "t.py:make_trainer")
     assert shop(*run, "x.schedule.json", "--backend", "process").code == 0
-    ((ranks, command),) = started
-    assert ranks == 2 and command[3:] == [*run, "x.schedule.json", "--backend", "process"]
+    ((_, command),) = started
+    assert "--nproc-per-node=2" in command and command[2] == "torch.distributed.run"
+    assert command[-6:] == [*run, "x.schedule.json", "--backend", "process"]
     for name, sentence in (("cyclic", "can never be run"), ("free", "must ascend")):
         said = shop.refused(*run, f"{name}.schedule.json", "--backend", "process", "--out", "p")
         assert sentence in said and len(started) == 1
@@ -358,7 +356,7 @@ def test_errors_of_ranks(shop: Cli, function: str, code: int, sentence: str) -> 
     done = ranks(function, "--steps", 6)
     assert done.returncode == code, done.stderr
     said = re.sub(r"(?<=t\.py:)\d+", "{}", done.stderr)
-    assert said.endswith(f"{sentence}\n") and said.count("\n") == 1, said
+    assert said.count(f"{sentence}\n") == 1, said
 
 
 @pytest.mark.slow
@@ -379,71 +377,12 @@ def test_warnings_are_one_line_each(shop: Cli) -> None:
     assert (both.returncode, both.stderr) == (0, "warning: odd\nwarning: even so\n")
 
 
-@pytest.mark.parametrize(("code", "said", "left"), [(7, "exit code 7", 7), (-9, "signal 9", 137)])
-def test_a_rank_that_ends_without_a_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, said: str,
-    left: int,
-) -> None:  # fmt: skip
-    """The others, which wait for it, are ended; one sentence says which it was."""
-    monkeypatch.setattr(launch, "_PATIENCE_S", 0.0)
-    group: Any = [SimpleNamespace(poll=lambda: None), SimpleNamespace(poll=lambda: code)]
-    assert launch._attend(group) == left
-    assert capsys.readouterr().err == f"failed: rank 1 has ended with {said}\n"
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("ends", "code", "said"),
-    [
-        ([(0, "", False), (0, "", False)], [0, 0], []),
-        ([(1, "", False), (0, "", False)], [1, 1], []),
-        ([(2, "bad", False), (2, "bad", False)], [2, 2], ["bad"]),
-        ([(1, "lost", True), (2, "bad", False)], [2, 2], ["bad (rank 1)"]),
-        ([(0, "", False), (2, "bad", False)], [2, 2], ["bad (rank 1)"]),
-        ([(1, "lost", True), None], [1, None], ["lost"]),
-        ([None, (1, "lost", True)], [None, 1], ["lost"]),
-    ],
-)
-def test_ranks_end_with_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, ends: list[Any], code: list[Any], said: list[str]
-) -> None:
-    """That of the rank where it went wrong, said by the first; None: a rank that is dead."""
-    import torch.distributed as dist
-
-    from optsched.arraypipe.distributed import group
-
-    monkeypatch.setattr(group, "_SOON_S", 0.2)
-    monkeypatch.setattr(group, "_FIRST_S", 0.5)
-    store, told = dist.HashStore(), []
-
-    def run(rank: int) -> Any:
-        made = object.__new__(group.Group)
-        made.__dict__.update(rank=rank, size=2, _store=store)
-        return None if ends[rank] is None else made.end(*ends[rank], told.append)
-
-    with ThreadPoolExecutor(2) as pool:
-        assert [*pool.map(run, range(2))] == code
-    assert told == said
-
-
 @pytest.mark.slow
 @pytest.mark.torch
-def test_killed_rank(shop: Cli) -> None:
-    """The others end too and say which connection was lost; nothing is written."""
-    done = ranks("dies", "--steps", 50, "--out", "o")
-    assert done.returncode not in (0, 2)
-    assert "Traceback" not in done.stderr
-    # torchrun may end the first rank before it has tidied up
-    assert not os.path.exists("o") or os.listdir("o") == []
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-@pytest.mark.parametrize("backend", ["inline", "process"])
-def test_interrupted(shop: Cli, backend: str) -> None:
+def test_interrupted(shop: Cli) -> None:
     """Ctrl-C: whole iterations, checkpoints from which the run goes on, exit code 0."""
     run = ("arraypipe", "run", "t.py:make_trainer", "x.schedule.json", "--checkpoint", "ck")
-    process = start(*run, "--steps", 10**6, "--out", "o", "--backend", backend)
+    process = start(*run, "--steps", 10**6, "--out", "o")
     assert process.stderr is not None
     for line in process.stderr:
         if "running" in line:

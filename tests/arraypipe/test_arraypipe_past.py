@@ -85,7 +85,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[InlineBackend]:
     return made
 
 
-@pytest.mark.parametrize("case", ["plain", "barrier", "queue", "memory"])
+@pytest.mark.parametrize("case", ["plain", "queue", "memory"])
 def test_an_inline_run_remembers_its_end(
     case: str, monkeypatch: pytest.MonkeyPatch, engines: list[InlineBackend]
 ) -> None:
@@ -93,11 +93,10 @@ def test_an_inline_run_remembers_its_end(
     options: dict[str, Any] = {"queue": case == "queue"}
     array = trainer(jobs(7 if case == "queue" else 3))
     schedule = random_schedule([1] * 3, 3, seed=5)
-    plan = array.plan(schedule, barrier=True) if case == "barrier" else schedule
     blocks = schedule.n_operations
     if case == "memory":
         array.memory = room(array.jobs, 1.0) + beside(array.jobs, schedule)
-    whole = run(array, plan, 12, **options)
+    whole = run(array, schedule, 12, **options)
     assert "blocks_left_out" not in whole.trace.provenance and whole.report.left_out == 0
     total = len(whole.log.records)
     sizes = []
@@ -108,7 +107,7 @@ def test_an_inline_run_remembers_its_end(
 
     monkeypatch.setattr(inline, "MOST", 3 * blocks)
     array = trainer(jobs(7 if case == "queue" else 3), memory=array.memory)
-    result = run(array, plan, 12, on_step=on_step, **options)
+    result = run(array, schedule, 12, on_step=on_step, **options)
     for one, other in zip(result.trained, whole.trained, strict=True):
         assert differences(one, other) == []
     kept = len(result.log.records)

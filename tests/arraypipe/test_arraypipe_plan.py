@@ -94,14 +94,6 @@ def rolling() -> Schedule:
     )  # fmt: skip
 
 
-@given(random_orders())
-def test_barrier(schedule: Schedule) -> None:
-    """With the barrier no job begins an iteration before all jobs have finished the last one."""
-    plan = compile(schedule, barrier=True)
-    iterations = [i.iteration for i in walk(plan, [3] * plan.n_jobs)]
-    assert iterations == sorted(iterations)
-
-
 def test_end_marks_and_further_arcs_are_kept() -> None:
     """Marks without a resource are no work; an arc between jobs is a dependency like any other."""
     base = random_schedule([1, 1], 1)
@@ -166,8 +158,6 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "listed twice": (lambda: order(lambda rows: rows[0].append(rows[0][0])), "appears twice"),
     "foreign": (lambda: order(lambda rows: rows[0].append(rows[1][0])), "does not use this"),
     "micro-batches": (lambda: order(lambda rows: rows[0].reverse()), "must ascend"),
-    **{f"barrier {x}": (lambda x=x: (BASE, {"barrier": x}), "barrier: expected True or False, got")
-       for x in (1, 0, None, "yes")},
     **{f"together {x}": (lambda x=x: (BASE, {"together": [x]}), f"together.*{words}")
        for x, words in ((0, 'update_mode="global"'), (2, "no job 2"), (True, "True"))},
 }  # fmt: skip
@@ -181,22 +171,6 @@ def test_refused_with_a_sentence(case: str) -> None:
     schedule, options = made if isinstance(made, tuple) else (made, {})
     with pytest.raises(InputError, match=sentence):
         compile(schedule, **options)
-
-
-def test_a_barrier_excludes_offsets() -> None:
-    """One sentence with the block and the way out; without offsets a barrier is as good as any."""
-    array = JobArray([[2] * 3] * 2, [[4] * 3] * 2, micro_batches=[2, 2], objective="period")
-    said = 0
-    for seed in range(4):
-        schedule = random_rolling(array, spread=0, seed=seed)
-        try:
-            compile(schedule, barrier=True)
-        except InputError as error:
-            assert str(error).startswith("barrier: jobs that wait for each other")
-            assert "with offset" in str(error) and "leave the barrier out" in str(error)
-            said += 1
-        assert not compile(schedule).barrier
-    assert said
 
 
 def test_cycle_in_words() -> None:

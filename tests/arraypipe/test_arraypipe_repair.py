@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import chain
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from arraypipe_plans import random_array, random_rolling, walk
+from arraypipe_plans import random_array, random_rolling
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,33 +83,6 @@ def test_deletion_keeps_feasible_and_order_and_never_lengthens(seed: int) -> Non
     )
     instance.answer(start)  # raises if it is no feasible schedule of the instance
     assert length(start) == length(small)
-
-
-@given(SEEDS)
-def test_jobs_that_stop_are_passed_over(seed: int) -> None:
-    """Whenever they stop: every device goes on in the order of the plan, without what is left."""
-    array, schedule = random_document(seed)
-    draw, plan = Random(seed), compile(schedule)
-    gone = draw.sample(range(array.n_jobs), draw.randint(1, array.n_jobs))
-    count = [4 * copies for copies in plan.copies]
-
-    def walked(moment: int | None) -> list[list[tuple[Any, ...]]]:
-        """What every device runs if jobs stop at this block; -1: before the first."""
-        found = [list[tuple[Any, ...]]() for _ in plan.devices]
-        way = walk(plan, count)
-        for k, now in enumerate(chain([None], way), -1):
-            if now is not None:
-                b = plan.blocks[now.operation]
-                found[b.device].append((b.kind, b.job, b.stage, b.microbatch, now.iteration))
-            if k == moment:
-                for seat in gone:
-                    count[seat] = way.begun[seat]
-                    way.shorten(seat, count[seat])
-        return found
-
-    whole = walked(None)
-    stopped = walked(draw.choice([-1, draw.randrange(sum(map(len, whole)))]))
-    assert stopped == [[row for row in rows if row[4] < count[row[1]]] for rows in whole]
 
 
 def test_families_that_are_no_jobs_stay() -> None:

@@ -23,9 +23,10 @@ from optsched.arraypipe.life import changes as rescheduling
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.plan.segments import Change
+from optsched.arraypipe.runtime import inline
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Segment
@@ -101,18 +102,25 @@ def any_plan(jobs: Sequence[int], seed: int) -> ExecutionPlan:
     return compile(random_rolling(array, spread=draw.randint(0, 2), seed=seed), together=together)
 
 
-class Forced(Rescheduling):
-    """Changes over to any plan at given polls, and puts all jobs on other seats."""
+@pytest.fixture(autouse=True)
+def short_segments() -> Iterator[None]:
+    """A change may come after every cycle."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_run, "FIRST_CYCLES", 1)
+        patch.setattr(inline, "cycles_for", lambda segment, seconds: 1)
+        yield
 
-    moments: dict[int, int]  # poll -> seed
+
+class Forced(Rescheduling):
+    """Changes over to any plan after given segments, and puts all jobs into other slots."""
+
+    moments: dict[int, int]  # segment -> seed
     polls = 0
     swaps: list[Change]
 
-    def poll(self, segment: Segment) -> Change | None:
-        """Jobs that have ended lose their seats sometimes."""
-        if self.given is not None and self.given != (segment.plan, segment.seats):
-            return None
-        found = super().poll(segment)
+    def _improved(self, segment: Segment) -> Change | None:
+        """Jobs that have ended lose their slots sometimes."""
+        found = super()._improved(segment)
         type(self).polls += 1
         seed = self.moments.get(self.polls)
         jobs = [job for job in segment.seats if not (seed and seed % 2 and self.runs[job].over)]
@@ -121,9 +129,8 @@ class Forced(Rescheduling):
         random.Random(seed).shuffle(jobs)
         plan = any_plan(jobs, seed)
         self.rows[plan] = (0,) * len(jobs)
-        self.given = Change(plan, tuple(jobs))
-        self.swaps.append(self.given)
-        return self.given
+        self.swaps.append(Change(plan, tuple(jobs)))
+        return self.swaps[-1]
 
 
 def swap_and_compare(case: dict[str, Any]) -> int:
@@ -212,14 +219,21 @@ def better(problem: JobArray, start: Any) -> Any:
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
     """The changes that runs make from now on."""
     changes: list[Change] = []
-    honest = Rescheduling.poll
+    decide, carry_out = Rescheduling.decide, Rescheduling.carry_out
+    last: list[Segment] = []
 
-    def poll(planner: Rescheduling, segment: Segment) -> Change | None:
-        change = honest(planner, segment)
-        changes.extend([] if change is None else [change])
+    def noted(planner: Rescheduling, segment: Segment, *rest: Any) -> Any:
+        last.append(segment)
+        return decide(planner, segment, *rest)
+
+    def carried_out(planner: Rescheduling, decision: Any) -> Change:
+        change = carry_out(planner, decision)
+        if change != (last[-1].plan, last[-1].seats):
+            changes.append(change)
         return change
 
-    monkeypatch.setattr(Rescheduling, "poll", poll)
+    monkeypatch.setattr(Rescheduling, "decide", noted)
+    monkeypatch.setattr(Rescheduling, "carry_out", carried_out)
     return changes
 
 
@@ -346,7 +360,7 @@ def test_another_problem_is_refused(case: str) -> None:
 
 @pytest.mark.slow
 def test_the_real_solver_is_asked_and_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its own process, while training goes on; the run changes over when it has answered."""
+    """In a thread, while training goes on; the run changes over when it has answered."""
     changes = watched(monkeypatch)
     array = trainer([Job(j, 8, adamw) for j in range(4)])
     until = time.monotonic() + 300

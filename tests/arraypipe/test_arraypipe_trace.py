@@ -138,7 +138,7 @@ def courses(draw: st.DrawFn) -> tuple[Course, random.Random]:
             microbatches, n_stages, place=place, update=update, recompute=recompute,
             seed=rng.randrange(99),
         )  # fmt: skip
-        plans.append(compile(schedule, barrier=draw(st.booleans())))
+        plans.append(compile(schedule))
     return course_of(plans, [rng.randint(0, 6) for _ in microbatches], rng), rng
 
 
@@ -151,7 +151,7 @@ def rolling_array(**options: Any) -> JobArray:
 
 @given(courses(), st.booleans())
 def test_every_run_verifies(given_course: tuple[Course, random.Random], serial: bool) -> None:
-    """Stops, swapped seats and plans, with a barrier or not, serial or parallel: all is obeyed."""
+    """Stops, swapped slots and plans, serial or parallel: all is obeyed."""
     course, rng = given_course
     if serial:
         records, clock = [], 0
@@ -304,7 +304,7 @@ def real(n: int, fails: tuple[int, int] = (-1, 0)) -> Any:
     return trainer([Job(i, 6, sgd if i % 2 else adamw) for i in range(n)], data=poisoned)
 
 
-@pytest.mark.parametrize("case", ["stopped", "failed", "queue", "refill", "barrier"])
+@pytest.mark.parametrize("case", ["stopped", "failed", "queue", "refill"])
 def test_trainer_runs_verify(case: str) -> None:
     """Real runs that end early, lose a job, or give seats to others: iterations without gaps."""
     array = real(5 if case == "queue" else 3, (1, 3) if case == "failed" else (-1, 0))
@@ -315,8 +315,7 @@ def test_trainer_runs_verify(case: str) -> None:
         options["on_step"] = lambda job, step, loss: job.seed == 1 and step == 2 and job.stop()
     if case == "refill":
         options["refill"] = lambda job: spare.pop() if spare else None
-    plan = array.plan(schedule, barrier=True) if case == "barrier" else schedule
-    result = runs.run(array, plan, 5, **options)
+    result = runs.run(array, schedule, 5, **options)
     lengths = [len(trained.losses) for trained in result.trained]
     assert lengths[1] == {"stopped": 3, "failed": 3, "refill": 3}.get(case, 5)
     trace = result.trace

@@ -148,15 +148,13 @@ def as_rank(order: RunOrder) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     join()
-    group, code, sentence, lost = Group(name="program"), 0, "", False
+    group, code = Group(name="program"), 0
     try:
         code = 1 if carry_out(order, group).failures else 0
     except BaseException as error:
         code, sentence = _ending(error)
-        lost = isinstance(error, PeerLost)
-    for end in (signal.SIGINT, signal.SIGTERM):  # it ends anyway
-        signal.signal(end, signal.SIG_IGN)
-    code = group.end(code, sentence, lost, say)
+        if group.speaks(isinstance(error, PeerLost)) and sentence != "interrupted":
+            say(sentence)
     sys.stdout.flush()
     os._exit(code)  # all is written; threads of gloo can abort an interpreter that takes its time
 

@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from optsched.arraypipe.distributed.protocol import SIZE, unpack
-from optsched.arraypipe.plan.types import TOMBSTONE
+from optsched.arraypipe.distributed.messages import host_bytes, unpack
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.errors import OptschedError
 
@@ -27,14 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-LANES: Final = 8
-"""Tags of ordinary messages; the tag of a long one is that much higher."""
-CREDITS: Final = 2 * LANES
-"""Added to the lane for the credits of `process_credits`."""
-
-
-Lane = tuple[int, int, int]
-"""Source, target, kind of a channel."""
+DATA, CREDITS, CHAIN, LONGER = range(4)
+"""Tags of gloo messages: heads (or whole messages), credits of `CreditedLinks`, messages of first
+forwards, and from `LONGER` on one tag per message of a plan, if it is longer than was posted."""
 
 
 class PeerLost(OptschedError):
@@ -46,8 +40,8 @@ class Stalled(OptschedError):
 
 
 @contextmanager
-def hearing() -> Iterator[None]:
-    """What gloo raises in a collective call means that another rank is not there any more."""
+def collective() -> Iterator[None]:
+    """Turn what gloo raises in a collective call into `PeerLost`."""
     try:
         yield
     except RuntimeError as error:
@@ -69,10 +63,10 @@ class GlooLinks:
         self.group: Any = dist.new_group(backend="gloo", timeout=self.timeout)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
-    def post(self, source: int, lane: int, size: int) -> Any:
-        """Be ready for a message of up to `size` bytes."""
+    def post(self, source: int, size: int, tag: int = DATA) -> Any:
+        """Post a receive of up to `size` bytes."""
         buffer = torch.empty(size, dtype=torch.uint8)
-        return buffer, self._begin(self.group.recv, buffer, source, lane)
+        return buffer, self._begin(self.group.recv, buffer, source, tag)
 
     def receive(self, incoming: Any, source: int) -> tuple[Tensor, Tensor]:
         """Wait for a message: where its header and table are, and where its tensors are."""
@@ -80,9 +74,9 @@ class GlooLinks:
         self.wait(work, source)
         return buffer, buffer
 
-    def send(self, target: int, lane: int, head: Tensor, body: Tensor | None = None) -> Any:
+    def send(self, target: int, head: Tensor, body: Tensor | None, tag: int = DATA) -> Any:
         """Begin to send; neither part may change before `wait`. On the CPU they are one."""
-        return self._begin(self.group.send, head, target, lane)
+        return self._begin(self.group.send, head, target, tag)
 
     def wait(self, work: Any, peer: int) -> None:
         """Wait for a message to arrive or to have left; `Stalled`, `PeerLost`."""
@@ -95,16 +89,12 @@ class GlooLinks:
                 raise Stalled(f"no message from rank {peer} for {waited:.3g} s") from error
             raise _lost(peer, error) from error
 
-    def missing(self, lanes: Sequence[Lane]) -> list[Lane]:
-        """Channels that there are not: gloo makes them as they are needed."""
-        return []
-
     def close(self) -> None:
         """Leave the group, when everything has been sent and received."""
         self.leave()
 
     def abort(self) -> None:
-        """End what was launched for a message that never comes."""
+        """End kernels that wait for a message that never comes."""
 
     def leave(self) -> None:
         """Leave the group as things are: peers that still wait for this rank hear of it at once."""
@@ -112,9 +102,9 @@ class GlooLinks:
             dist.destroy_process_group(self.group)
             self.group = None
 
-    def _begin(self, begin: Any, buffer: Tensor, peer: int, lane: int) -> Any:
+    def _begin(self, begin: Any, buffer: Tensor, peer: int, tag: int) -> Any:
         try:
-            return begin([buffer], peer, lane)
+            return begin([buffer], peer, tag)
         except RuntimeError as error:
             raise _lost(peer, error) from error
 
@@ -132,6 +122,9 @@ def _line(error: RuntimeError) -> str:
 HEAD: Final = 1 << 16
 """Bytes for a header and its table of tensors."""
 
+Pair = tuple[int, int]
+"""Source and target of a channel."""
+
 
 class _Outgoing(NamedTuple):
     head: Tensor
@@ -148,14 +141,16 @@ class _Posted(NamedTuple):
 
 
 class CreditedLinks(GlooLinks):
-    """Links that carry tensors by another backend than their headers. Collective.
+    """Links that carry heads by gloo and bodies by NCCL. Collective.
 
-    `lanes` are all channels of the run, in the same order on all ranks.
+    A send is launched only when the receiver has posted its receive and said so by a credit, so
+    that no kernel waits on a GPU for long. Every ordered pair of ranks has a communicator and, at
+    both ends, a thread: a new plan may use any channel.
     """
 
     apart = True
 
-    def __init__(self, timeout: float, lanes: Sequence[Lane], device: torch.device) -> None:
+    def __init__(self, timeout: float, device: torch.device) -> None:
         super().__init__(timeout)
         self.device = device
         self._cuda = on_gpu(device)
@@ -163,12 +158,12 @@ class CreditedLinks(GlooLinks):
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         # every channel is such an operation, on a communicator of its own
         os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
-        self._every = frozenset(lanes)
-        self._queues: dict[Lane, SimpleQueue[Any]] = {}
+        self._queues: dict[Pair, SimpleQueue[Any]] = {}
         self._threads: list[threading.Thread] = []
-        every = {lane: self._group(sorted(lane[:2])) for lane in lanes}
-        own = {lane: group for lane, group in every.items() if self.rank in lane[:2]}
-        for (source, target, _), group in own.items():
+        pairs = [(s, t) for s in range(self.size) for t in range(self.size) if s != t]
+        every = {pair: self._group(sorted(pair)) for pair in pairs}
+        used = {pair: group for pair, group in every.items() if self.rank in pair}
+        for (source, target), group in used.items():
             # communicators are made at their first use: in order
             byte = torch.zeros(1, dtype=torch.uint8, device=device)
             if self.rank == source:
@@ -177,29 +172,33 @@ class CreditedLinks(GlooLinks):
                 group.recv([byte], self._in_group(source), 0).wait()
             if self._cuda:
                 torch.cuda.synchronize(device)
-        self._groups = [*own.values()]
-        for lane, group in own.items():
-            queue = self._queues[lane] = SimpleQueue()
-            work = self._deliver if lane[0] == self.rank else self._collect
+        self._groups = [*used.values()]
+        for pair, group in used.items():
+            queue = self._queues[pair] = SimpleQueue()
+            work = self._deliver if pair[0] == self.rank else self._collect
             thread = threading.Thread(
-                target=self._loop, args=(queue, work, lane, group), name=f"channel {lane}",
+                target=self._loop, args=(queue, work, pair, group), name=f"channel {pair}",
                 daemon=True,
             )  # fmt: skip
             thread.start()
             self._threads.append(thread)
 
-    def post(self, source: int, lane: int, size: int) -> Any:
-        """Give a credit and be ready for the header that answers it."""
+    def post(self, source: int, size: int, tag: int = DATA) -> Any:
+        """Give a credit and post a receive of the head that answers it."""
+        if tag != DATA:
+            return super().post(source, size, tag)
         head = torch.empty(HEAD, dtype=torch.uint8)
-        work = self._begin(self.group.recv, head, source, lane)
+        work = self._begin(self.group.recv, head, source, DATA)
         word = torch.zeros(1, dtype=torch.uint8)
-        credit = self._begin(self.group.send, word, source, lane + CREDITS), word
+        credit = self._begin(self.group.send, word, source, CREDITS), word
         posted = _Posted(head, work, credit, Future())
-        self._queues[source, self.rank, lane].put(posted)
+        self._queues[source, self.rank].put(posted)
         return posted
 
     def receive(self, incoming: Any, source: int) -> tuple[Tensor, Tensor]:
-        """Wait for the header; the tensors are there when the GPU comes to using them."""
+        """Wait for the head; the body is there when the GPU comes to using it."""
+        if not isinstance(incoming, _Posted):
+            return super().receive(incoming, source)
         head, buffer, event = self._result(incoming.done, source)
         if event is not None:
             stream = torch.cuda.current_stream(self.device)
@@ -207,8 +206,10 @@ class CreditedLinks(GlooLinks):
             buffer.record_stream(stream)
         return head, buffer
 
-    def send(self, target: int, lane: int, head: Tensor, body: Tensor | None = None) -> Any:
+    def send(self, target: int, head: Tensor, body: Tensor | None, tag: int = DATA) -> Any:
         """Begin to send when the receiver has given a credit and the tensors are complete."""
+        if tag != DATA:
+            return super().send(target, head, body, tag)
         if head.numel() > HEAD:
             raise OptschedError(f"a message has a table of {head.numel()} bytes, at most {HEAD}")
         made = None
@@ -216,18 +217,17 @@ class CreditedLinks(GlooLinks):
             made = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             made.record()
         outgoing = _Outgoing(head, body, made, Future())
-        self._queues[self.rank, target, lane].put(outgoing)
+        self._queues[self.rank, target].put(outgoing)
         return outgoing.done
 
     def wait(self, work: Any, peer: int) -> None:
         """Wait until a message is launched; what the stream does next may change its buffer."""
+        if not isinstance(work, Future):
+            super().wait(work, peer)
+            return
         launched = self._result(work, peer)
         if launched is not None:
             launched.wait()
-
-    def missing(self, lanes: Sequence[Lane]) -> list[Lane]:
-        """Channels without a communicator, which all ranks would have to make together."""
-        return [lane for lane in lanes if lane not in self._every]
 
     def close(self) -> None:
         """End the threads and leave all groups."""
@@ -278,7 +278,7 @@ class CreditedLinks(GlooLinks):
         except Late as error:
             raise Stalled(f"no message from rank {peer} for {self.timeout}") from error
 
-    def _loop(self, queue: SimpleQueue[Any], work: Any, lane: Lane, group: Any) -> None:
+    def _loop(self, queue: SimpleQueue[Any], work: Any, pair: Pair, group: Any) -> None:
         stream = None
         if self._cuda:  # a thread begins on GPU 0, where it would make a context
             torch.cuda.set_device(self.device)
@@ -289,34 +289,34 @@ class CreditedLinks(GlooLinks):
                 if failed is not None:
                     raise failed
                 with torch.cuda.stream(stream):
-                    item.done.set_result(work(item, lane, group))
+                    item.done.set_result(work(item, pair, group))
             except BaseException as error:
                 failed = error
                 item.done.set_exception(error)
 
-    def _deliver(self, item: _Outgoing, lane: Lane, group: Any) -> Any:
+    def _deliver(self, item: _Outgoing, pair: Pair, group: Any) -> Any:
         """Sending end of one message; what was launched for its tensors."""
-        _, target, kind = lane
+        target = pair[1]
         credit = torch.empty(1, dtype=torch.uint8)
-        super().wait(self._begin(self.group.recv, credit, target, kind + CREDITS), target)
+        super().wait(self._begin(self.group.recv, credit, target, CREDITS), target)
         if item.made is not None:
             item.made.synchronize()
-        super().wait(self._begin(self.group.send, item.head, target, kind), target)
-        if item.body is None:
+        super().wait(self._begin(self.group.send, item.head, target, DATA), target)
+        if item.body is None or not item.body.numel():
             return None
         return group.send([item.body], self._in_group(target), 0)
 
     def _collect(
-        self, item: _Posted, lane: Lane, group: Any
+        self, item: _Posted, pair: Pair, group: Any
     ) -> tuple[Tensor, Tensor, torch.cuda.Event | None]:
         """Receiving end of one message: header, tensors, and when they are there."""
-        source = lane[0]
+        source = pair[0]
         super().wait(item.work, source)
         super().wait(item.credit[0], source)
-        found = unpack(memoryview(item.head.numpy()))  # type: ignore[arg-type]
-        if found.flags & TOMBSTONE:
-            return item.head, item.head[:SIZE], None
-        buffer = torch.empty(SIZE + found.payload, dtype=torch.uint8, device=self.device)
+        payload = unpack(host_bytes(item.head)).payload
+        buffer = torch.empty(payload, dtype=torch.uint8, device=self.device)
+        if not payload:
+            return item.head, buffer, None
         group.recv([buffer], self._in_group(source), 0).wait()
         event = None
         if self._cuda:

@@ -1,13 +1,12 @@
-"""Who sits on which seat of a plan, and better orders for the jobs that are left."""
+"""Jobs for free slots of a plan, and better orders for the jobs that remain."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.life.replanner import Replanner
 from optsched.arraypipe.plan.orders import without
 from optsched.arraypipe.plan.plan import compile
@@ -28,28 +27,39 @@ if TYPE_CHECKING:
 
 
 Refusal: TypeAlias = "Callable[[Change, Mapping[int, int]], str]"
-"""(change, new job -> the one whose place it takes) -> why it cannot be made, or nothing."""
-
-UNMADE: Final = -1
-"""Where a job begins that `refill` has given and that could not be made."""
+"""(change, new job -> the one whose slot it takes) -> why it cannot be made, or an empty string."""
 
 TIME_LIMIT_S: Final = 5.0
 """For the solver."""
 
 
-class Rescheduling:
-    """Changes of plan and seats: waiting jobs take free ones, the rest may get better orders.
+class Decision(NamedTuple):
+    """What follows a segment, decided on the first rank.
 
-    ``start(job)`` makes the run of a new job and appends it to `runs`, ``start(job, at)`` if
-    another rank has said from which iteration; `strict`: raise when a job fails; `problem` is what
-    the plan was made for, one job per seat (None: no re-planning).
+    `plan` is None at the end of the run. `successors` are pairs (slot, ended job) of the jobs that
+    `refill` gives: every rank calls it with that job, and makes what it returns.
+    """
+
+    plan: ExecutionPlan | None
+    seats: tuple[int, ...] = ()
+    successors: tuple[tuple[int, int], ...] = ()
+    cycles: int = 0
+    known: int | None = None  # on its way to other ranks: number of a segment with that plan
+
+
+class Rescheduling:
+    """Changes of plan and slots between segments: waiting jobs take free slots.
+
+    ``start(job)`` makes the run of a new job on all ranks, appends it to `runs`, and returns None
+    if it cannot be made; `strict`: raise when a job fails; `problem` is what the plan was made for,
+    one job per slot (None: no re-planning).
     """
 
     def __init__(
         self,
         runs: Sequence[JobRun],
         plan: ExecutionPlan,
-        start: Callable[..., JobRun],
+        start: Callable[[Job], JobRun | None],
         refill: Callable[[Job], Job | None] | None,
         refusal: Refusal,
         strict: bool,
@@ -59,90 +69,102 @@ class Rescheduling:
         self.runs, self.start, self.refill = runs, start, refill
         self.refusal, self.strict, self.problem = refusal, strict, problem
         self.waiting = list(range(plan.n_jobs, len(runs)))
-        self.joined: list[tuple[int, int]] = []  # by refill: after which job, from which iteration
-        self.asked: set[int] = set()  # jobs that have ended and left their seat, or found no heir
+        self.replaced: set[int] = set()  # ended jobs whose slot has been given away, or stays free
+        self.given: dict[int, Job] = {}  # by ended job: what `refill` has returned
         self.solver = Replanner()
-        self.rows = {plan: seats}  # job of the problem that a seat is made for
-        self.given: Change | None = None  # what was answered last
-        self.sought = plan, seats  # live seats that the solver was asked about, or need not be
+        self.rows = {plan: seats}  # job of the problem that a slot is made for
+        self.sought = plan, seats  # live slots that the solver has been given, or need not be
         self.present = plan.schedule  # of these
 
-    def poll(self, segment: Segment) -> Change | None:
-        """The change that is wanted now, if any; never waits."""
-        if self.given is not None and self.given != (segment.plan, segment.seats):
-            return None  # the last one has not come into force yet
-        change = self._seated(segment) or self._improved(segment)
-        self.given = change or self.given
-        return change
+    @property
+    def waits(self) -> bool:
+        """Whether a job is waiting, or may come, for a slot."""
+        return bool(self.waiting) or self.refill is not None
+
+    def decide(self, segment: Segment, cycles: int, interrupted: bool) -> Decision:
+        """What follows a segment that is over; on the first rank alone."""
+        if interrupted:
+            return Decision(None)
+        seats, successors = list(segment.seats), []
+        for seat, job in enumerate(segment.seats):
+            if job in self.replaced or not self.runs[job].over:
+                continue
+            self.replaced.add(job)
+            waiting = self._waiting(segment.plan, seat, tuple(seats))
+            if waiting is not None:
+                seats[seat] = waiting
+            elif self._refills(job, segment.plan, seat):
+                successors.append((seat, job))
+        plan = segment.plan
+        if tuple(seats) == segment.seats and not successors:
+            better = self._improved(segment)
+            if better is not None:
+                plan, seats = better.plan, list(better.seats)
+        if not successors and all(self.runs[job].over for job in seats):
+            return Decision(None)
+        return Decision(plan, tuple(seats), tuple(successors), cycles)
+
+    def carry_out(self, decision: Decision) -> Change:
+        """Make the jobs that join, on every rank alike; the change that follows."""
+        assert decision.plan is not None
+        seats = list(decision.seats)
+        self.waiting = [job for job in self.waiting if job not in seats]
+        for seat, ended in decision.successors:
+            following = self.given.pop(ended, None)
+            if following is None and self.refill is not None:
+                following = self.refill(self.runs[ended].job)
+            if following is None:
+                raise InputError(
+                    f"refill: gave a job after {self.runs[ended].title} on the first rank and none "
+                    f"on this one; it has to give the same job on all ranks"
+                )
+            made = self.start(following)
+            if made is None:  # the next decision calls `refill` again
+                self.replaced.discard(ended)
+                continue
+            change = Change(decision.plan, (*seats[:seat], made.index, *seats[seat + 1 :]))
+            if not made.over and (why := self.refusal(change, {made.index: seats[seat]})):
+                made.fail(0, made.start, why)
+            if self.strict and made.job.error is not None:
+                raise made.job.error
+            seats[seat] = made.index
+        return Change(decision.plan, tuple(seats))
 
     def close(self) -> None:
         """End the solver."""
         self.solver.cancel()
 
-    def _seated(self, segment: Segment) -> Change | None:
-        """Other jobs on the same plan, if a seat has become free and somebody wants it."""
-        seats = list(segment.seats)
-        for seat, job in enumerate(segment.seats):
-            if job in self.asked or not self.runs[job].over:
-                continue
-            self.asked.add(job)
-            heir = self._heir(self.runs[job], Change(segment.plan, tuple(seats)), seat)
-            if heir is not None:
-                seats[seat] = heir
-        return None if tuple(seats) == segment.seats else Change(segment.plan, tuple(seats))
-
-    def _heir(self, ended: JobRun, present: Change, seat: int) -> int | None:
-        plan = present.plan
+    def _waiting(self, plan: ExecutionPlan, seat: int, seats: tuple[int, ...]) -> int | None:
+        """The first job in the queue that fits a slot and its devices."""
         for job in list(self.waiting):
-            if fits_seat(self.runs[job].job, plan, seat):
-                self.waiting.remove(job)
-                if not self.runs[job].over and self._sits(present, seat, job):
-                    return job
-        while self.refill is not None and (following := self.refill(ended.job)) is not None:
-            if not fits_seat(following, plan, seat):
-                raise InputError(
-                    f"refill: the job needs a seat with {following.microbatches} micro-batches"
-                    f"{', and update blocks' if waits_for_all(following) else ''}; the one that "
-                    f"has become free has {plan.microbatches[seat]}"
-                )
-            try:
-                run = self.start(following)
-            except Exception as error:
-                if following.error is None or isinstance(error, JobFailed):  # told to raise
-                    raise
-                self.joined.append((ended.index, UNMADE))
-                continue
-            self.joined.append((ended.index, run.start))
-            if not run.over and self._sits(present, seat, run.index):
-                return run.index
-            self.asked.add(run.index)  # its first forward has failed
-            ended = run
-        return None
-
-    def _sits(self, present: Change, seat: int, job: int) -> bool:
-        """Whether the devices have room for a job on a seat; else it has failed."""
-        seats = (*present.seats[:seat], job, *present.seats[seat + 1 :])
-        why = self.refusal(Change(present.plan, seats), {job: present.seats[seat]})
-        if why:
             run = self.runs[job]
+            if not fits_seat(run.job, plan, seat):
+                continue
+            self.waiting.remove(job)
+            if run.over:
+                continue
+            change = Change(plan, (*seats[:seat], job, *seats[seat + 1 :]))
+            why = self.refusal(change, {job: seats[seat]})
+            if not why:
+                return job
             error = run.fail(0, run.start, why)
             if self.strict:
                 raise error
-        return not why
+        return None
 
-    def join(self, rows: Sequence[tuple[int, int]]) -> None:
-        """On another rank: take in the jobs that `refill` has given on the first one."""
-        for ended, at in rows[len(self.joined) :]:
-            run = self.runs[ended]
-            following = self.refill(run.job) if self.refill is not None else None
-            if following is None:
-                raise InputError(
-                    f"refill: gave a job after {run.title} on the first rank and none on this one; "
-                    f"it has to give the same job on all ranks"
-                )
-            self.joined.append((ended, at))
-            if at != UNMADE:
-                self.start(following, at)
+    def _refills(self, ended: int, plan: ExecutionPlan, seat: int) -> bool:
+        """Whether `refill` has a job for the slot of an ended one."""
+        following = None if self.refill is None else self.refill(self.runs[ended].job)
+        if following is None:
+            return False
+        if not fits_seat(following, plan, seat):
+            raise InputError(
+                f"refill: the job needs a slot with {following.microbatches} micro-batches"
+                f"{', and update blocks' if waits_for_all(following) else ''}; the one that "
+                f"has become free has {plan.microbatches[seat]}"
+            )
+        self.given[ended] = following
+        return True
 
     def _improved(self, segment: Segment) -> Change | None:
         """A better plan for the jobs that are left, as soon as there is one."""
@@ -179,7 +201,7 @@ class Rescheduling:
             return None
         together = [k for k, seat in enumerate(live) if seat in plan.together]
         try:
-            better = compile(answer, barrier=plan.barrier, together=together)
+            better = compile(answer, together=together)
         except OptschedError as error:
             _warn(f"the solver's plan cannot be run: {error}")
             return None
@@ -198,10 +220,7 @@ class Rescheduling:
         Less what is lost while the pipeline runs empty of the old plan and fills with the new one.
         """
         left = [(segment.plan.copies[seat], self.runs[segment.seats[seat]]) for seat in live]
-        cycles = max(
-            -(-(run.end - run.start - run.updates // max(1, run.local)) // copies)
-            for copies, run in left
-        )
+        cycles = max(-(-(run.end - run.begin) // copies) for copies, run in left)
         present, cycle = self.present, _cycle(self.present)
         assert present.start is not None
         ends = present.start + present.duration + present.offset * cycle

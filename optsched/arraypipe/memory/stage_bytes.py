@@ -53,8 +53,6 @@ def bytes_beside(
             kept = largest
         for stage, (saved, inputs) in zip(run.stages, kept, strict=True):
             gradients, tied, masters = map(_trained, rows_of(stage))
-            if segment.routes.summed and run.job.microbatches > 1:  # they stay till the last B
-                gradients, tied = gradients + tied, 0
             found[seat, stage.index] = StageBytes(
                 gradients, tied, masters, saved, inputs, run.job.recompute
             )

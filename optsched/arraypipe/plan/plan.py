@@ -55,7 +55,7 @@ class ExecutionPlan:
         The document it was compiled from.
     sequences
         Operations per device in their binding order.
-    barrier, together
+    together
         As given to `compile`.
     blocks
         One per operation; a mark (kind ``"end"``) has device -1.
@@ -65,7 +65,6 @@ class ExecutionPlan:
 
     schedule: Schedule
     sequences: tuple[tuple[int, ...], ...]
-    barrier: bool
     together: frozenset[int]
     blocks: tuple[Block, ...]
     n_stages: int
@@ -82,8 +81,6 @@ class ExecutionPlan:
             lags[key] = max(lag, lags.get(key, lag))
         for key in training_arcs(self.blocks, self.microbatches, self.copies, self.together):
             lags.setdefault(key, 0)  # a dependency that the document leaves out still holds
-        for key in _barrier_arcs(self) if self.barrier else ():
-            lags.setdefault(key, 0)
         offset = [block.offset for block in self.blocks]
         return tuple(
             RecurrentArc(tail, head, distance + offset[head] - offset[tail], lag)
@@ -162,8 +159,8 @@ class ExecutionPlan:
         )
 
     @cached_property
-    def told(self) -> tuple[bool, ...]:
-        """Per operation whether callers hear of it: forwards of the last stage, and updates."""
+    def reported(self) -> tuple[bool, ...]:
+        """Per operation whether callbacks follow it: forwards of the last stage, and updates."""
         last = self.n_stages - 1
         return tuple(
             self.updates[b.operation] or (b.kind == "F" and b.stage == last) for b in self.blocks
@@ -184,7 +181,6 @@ _SHOWN = 24  # blocks of a cycle that a message lists
 def compile(
     schedule: Schedule,
     *,
-    barrier: bool = False,
     together: Collection[int] = (),
 ) -> ExecutionPlan:
     """Turn a schedule document into a plan, or say in one sentence why it cannot be run.
@@ -200,8 +196,6 @@ def compile(
         end marks). Messages and
         copies of states, which a trace has, are left out together with their links, and its
         iterations are counted from the first one of each job.
-    barrier
-        Let no job start its next iteration before all jobs have finished theirs.
     together
         Jobs whose updates wait for the last gradient of all stages, as gradient clipping and
         schedulers that need a metric do; they need update blocks.
@@ -215,8 +209,6 @@ def compile(
     CyclicOrder
         Orders and dependencies contradict each other; the message has the blocks on the cycle.
     """
-    if not isinstance(barrier, bool):
-        raise InputError(f"barrier: expected True or False, got {barrier!r}")
     if not isinstance(schedule, Schedule):
         raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
     if schedule.sequences is None:
@@ -236,19 +228,10 @@ def compile(
         ) from error
     check_together(together, labels[0], len(labels[2]))
     sequences = tuple(map(tuple, schedule.sequences.to_lists()))
-    plan = ExecutionPlan(schedule, sequences, barrier, frozenset(together), *labels)
+    plan = ExecutionPlan(schedule, sequences, frozenset(together), *labels)
     check_permutations(schedule, schedule.sequences)
     check_microbatches(plan.blocks, sequences)
     if cycle := _stuck(plan):
-        if barrier and max(plan.latest) and not _stuck(replace(plan, barrier=False)):
-            late = max(plan.blocks, key=lambda b: b.offset)
-            raise CyclicOrder(
-                f"barrier: jobs that wait for each other after every iteration cannot run a "
-                f"schedule with offsets, whose blocks belong to several iterations at a time, such "
-                f"as {late} with offset {late.offset}; leave the barrier out, or solve the problem "
-                f'with objective="makespan"',
-                cycle,
-            )
         path = " -> ".join(str(plan.blocks[i]) for i in (*cycle[:_SHOWN], cycle[0]))
         if len(cycle) > _SHOWN:
             path += f" (the last arrow stands for {len(cycle) - _SHOWN} further blocks)"
@@ -392,81 +375,63 @@ def training_arcs(
             yield i, at["F", j, s, 0, following], int(following == 0)
 
 
-def _barrier_arcs(plan: ExecutionPlan) -> Iterator[tuple[int, int, int]]:
-    """From what every job does last in a cycle to what every job does first in the next one."""
-    first = [
-        b.operation for b in plan.blocks if b.kind == "F" and b.stage == b.microbatch == b.copy == 0
-    ]
-    for b in plan.blocks:
-        # without update blocks all other stages are over before the last B of stage 0
-        ends = b.operation in plan.last_backwards and not b.stage and b.job not in plan.updated
-        if (b.kind == "U" or ends) and b.copy == plan.copies[b.job] - 1:
-            yield from ((b.operation, i, 1) for i in first)
-
-
 def routes(
     plan: ExecutionPlan,
     ties: Sequence[tuple[int, int]] = (),
     together: Collection[int] = (),
-    summed: bool = False,
 ) -> Routes:
     """The messages of a plan.
 
     `ties` are pairs (stage, next stage that uses one of its weights), the same for all jobs; the
-    updates of the jobs `together` wait for the gradients of all stages; `summed`: the gradient of a
-    tied weight is sent once an iteration, not with every micro-batch.
+    updates of the jobs `together` wait for the gradients of all stages.
     """
     if ties and plan.split:
         raise InputError(
             "schedule: W blocks (split backward) cannot be run with a weight that several stages "
             "use, whose gradient comes with B; use B blocks, or cut the model elsewhere"
         )
-    messages = tuple(_messages(plan, ties, together, summed))
+    messages = tuple(_messages(plan, ties, together))
     inputs: list[list[int]] = [[] for _ in plan.blocks]
     outputs: list[list[int]] = [[] for _ in plan.blocks]
     place = {i: k for row in plan.sequences for k, i in enumerate(row)}
-    by_channel: dict[tuple[int, int, str], list[int]] = {}
+    by_channel: dict[tuple[int, int], list[int]] = {}
     for k, message in enumerate(messages):
         inputs[message.consumer].append(k)
         outputs[message.producer].append(k)
         source, target = (plan.blocks[i].device for i in (message.producer, message.consumer))
         if source != target:
-            by_channel.setdefault((source, target, message.kind), []).append(k)
+            by_channel.setdefault((source, target), []).append(k)
     channels: list[Channel] = []
     channel_of = [-1] * len(messages)
     for key in sorted(by_channel):
-        row = sorted(by_channel[key], key=lambda k: (place[messages[k].consumer], k))
+        row = sorted(by_channel[key], key=lambda k: (place[messages[k].producer], k))
         for k in row:
             channel_of[k] = len(channels)
         channels.append(Channel(*key, tuple(row)))
     return Routes(
         messages, tuple(map(tuple, inputs)), tuple(map(tuple, outputs)), tuple(channels),
-        tuple(channel_of), summed,
+        tuple(channel_of),
     )  # fmt: skip
 
 
 def _messages(
-    plan: ExecutionPlan,
-    ties: Sequence[tuple[int, int]],
-    together: Collection[int],
-    summed: bool,
+    plan: ExecutionPlan, ties: Sequence[tuple[int, int]], together: Collection[int]
 ) -> Iterator[Message]:
     at = {block[1:6]: block.operation for block in plan.blocks}
     last = plan.n_stages - 1
     for i, kind, j, s, m, a, *_ in plan.blocks:
-        ends = i in plan.last_backwards
         if kind == "F" and m == 0:
-            for lender, user in ties:
-                if lender == s:
+            for owner, user in ties:
+                if owner == s:
                     yield Message("weight", i, at["F", j, user, 0, a])
         if kind == "F" and s < last:
             yield Message("activation", i, at["F", j, s + 1, m, a])
         if kind == "B":
             if s > 0:
                 yield Message("gradient", i, at["B", j, s - 1, m, a])
-            for lender, user in ties if ends or not summed else ():
+            for owner, user in ties:
                 if user == s:
-                    yield Message("tied", i, at["B", j, lender, m, a])
-            if s == 0 and j in together and ends:
+                    yield Message("tied", i, at["B", j, owner, m, a])
+            if s == 0 and j in together and i in plan.last_backwards:
                 for other in range(1, plan.n_stages):
                     yield Message("factor", i, at["U", j, other, 0, a])

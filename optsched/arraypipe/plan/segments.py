@@ -1,11 +1,10 @@
-"""A run as segments of plans: the streams of blocks and messages, and which segment follows."""
+"""A run as segments of plans: the order of blocks and messages, and which segment follows."""
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,23 +18,20 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan.types import Routes
 
 
-_AHEAD: Final = 64  # blocks a walk works out in one go, while its tables are in the cache
-
-
 @dataclass(eq=False)
 class Segment:
-    """A plan with the jobs on its seats and how many iterations of each it runs.
+    """A plan with the jobs in its slots and how many iterations of each it runs.
 
-    Every device does its segments one after the other, without waiting for other devices in
-    between. Each segment runs whole iterations by a live plan, so their succession is live too:
-    all blocks of one and then all of the next is a topological order.
+    All of it is fixed when the segment begins. Every device runs its segments one after the other.
+    Each runs whole iterations by a live plan, so their succession is live too: all blocks of one
+    and then all of the next is a topological order.
     """
 
     plan: ExecutionPlan  # what is repeated
     routes: Routes
     seats: tuple[int, ...]  # job (its index in the run) of every job of the plan
-    first: list[int]  # iteration of that job with which the seat begins
-    count: list[int]  # iterations of it; may shrink meanwhile, but not below what has begun
+    first: list[int]  # iteration of that job with which the slot begins
+    count: list[int]  # iterations of it
 
     def runs(self, operation: int, cycle: int) -> int:
         """The job's iteration that this instance runs, or -1 if it is skipped."""
@@ -51,32 +47,42 @@ class Segment:
 
 
 def device_stream(segment: Segment, device: int, cycle: int = 0) -> Iterator[Instance]:
-    """Blocks of one device in the order of its list, from a cycle on.
-
-    `count` is read as they are asked for.
-    """
+    """Blocks of one device in the order of its list, from a cycle on."""
     row = segment.plan.sequences[device]
-    while cycle < segment.cycles:
+    for now in range(cycle, segment.cycles):
         for operation in row:
-            iteration = segment.runs(operation, cycle)
+            iteration = segment.runs(operation, now)
             if iteration >= 0:
-                yield Instance(operation, cycle, iteration)
-        cycle += 1
+                yield Instance(operation, now, iteration)
 
 
 def channel_stream(segment: Segment, channel: int) -> Iterator[Transfer]:
-    """Messages of one channel in the order in which the receiver's list consumes them."""
-    cycle = 0
-    while cycle < segment.cycles:
-        for k in segment.routes.channels[channel].messages:
-            iteration = segment.runs(segment.routes.messages[k].consumer, cycle)
-            if iteration >= 0:
-                yield Transfer(k, cycle, iteration)
-        cycle += 1
+    """Messages of one channel in the order in which its source makes them."""
+    outputs, channel_of = segment.routes.outputs, segment.routes.channel_of
+    for operation, _, iteration in device_stream(segment, segment.routes.channels[channel].source):
+        for k in outputs[operation]:
+            if channel_of[k] == channel:
+                yield Transfer(k, iteration)
+
+
+FIRST_CYCLES: Final = 8
+"""Cycles of the first segment, whose time says how long others should be."""
+
+SEGMENT_S: Final = 4.0
+"""Seconds of a segment: short enough for changes and Ctrl-C, long enough for its fill and drain."""
+
+
+def cycles_for(segment: Segment, seconds: float) -> int:
+    """Cycles that take about `SEGMENT_S`, by those of a segment that took so many seconds.
+
+    At most four times as many: the blocks of ended jobs take no time.
+    """
+    done = max(1, segment.cycles)
+    return max(1, min(4 * done, int(SEGMENT_S * done / max(seconds, 1e-9))))
 
 
 def places(plan: ExecutionPlan, seat: int) -> tuple[int, ...]:
-    """Device of every stage of a seat."""
+    """Device of every stage of the job in a slot."""
     row = [-1] * plan.n_stages
     for block in plan.blocks:
         if block.kind == "F" and block.job == seat:
@@ -101,7 +107,7 @@ class Walk:
     """All blocks of a segment in a topological order.
 
     Of the blocks that may run next the one with the earliest predicted start comes first; starts
-    decide nothing else. Marks (operations without a device) are passed in silence. With `cycle`
+    decide nothing else. Marks (operations without a device) are passed over. With `cycle`
     everything before that cycle counts as over.
     """
 
@@ -121,9 +127,7 @@ class Walk:
         self.predicted = [
             s + b.offset * plan.cycle_time for s, b in zip(start, plan.blocks, strict=True)
         ]
-        self.cycle_time = plan.cycle_time
         self.cycles = segment.cycles
-        self.begun = [0] * plan.n_jobs  # iterations of every seat that have a block behind them
         self.finished = [cycle] * len(plan.blocks)  # cycles of every operation that are over
         self.position = [0] * len(self.lines)
         self.cycle = [cycle] * len(self.lines)
@@ -132,44 +136,20 @@ class Walk:
         self._release(range(len(self.lines)))
 
     def __iter__(self) -> Iterator[Instance]:
-        begun, count, first = self.begun, self.segment.count, self.segment.first
-        order = self._order()
-        while ahead := list(islice(order, _AHEAD)):
-            for operation, cycle, seat, turn in ahead:
-                if turn >= count[seat]:  # deleted in the meantime
-                    continue
-                if turn >= begun[seat]:
-                    begun[seat] = turn + 1
-                yield Instance(operation, cycle, first[seat] + turn)
-        if any(cycle < self.cycles for cycle in self.cycle):
-            raise InternalError("a plan that passed the liveness check came to a halt")
-
-    def _order(self) -> Iterator[tuple[int, int, int, int]]:
-        """Operation, cycle, seat and turn of every block."""
-        ready, queued, lines = self.ready, self.queued, self.lines
-        position, cycles, followers = self.position, self.cycle, self.followers
-        turns, count = self.plan.turns, self.segment.count
-        runs = [block.device >= 0 for block in self.plan.blocks]
-        while ready:
-            line = heapq.heappop(ready)[1]
-            queued[line] = False
-            operation, cycle = lines[line][position[line]], cycles[line]
-            seat, rate, shift = turns[operation]
-            turn = cycle * rate + shift
-            if turn >= count[seat]:  # deleted while it was queued
-                self._release((line,))
-                continue
+        lines, first, blocks = self.lines, self.segment.first, self.plan.blocks
+        turns = self.plan.turns
+        while self.ready:
+            line = heapq.heappop(self.ready)[1]
+            self.queued[line] = False
+            operation, cycle = lines[line][self.position[line]], self.cycle[line]
             # what follows is released before this block is run: it comes later all the same
             self._step(line, operation)
-            self._release(followers[operation])
-            if runs[operation]:
-                yield operation, cycle, seat, turn
-
-    def shorten(self, seat: int, count: int) -> None:
-        """Run only so many iterations of a seat; what waited for the others is released."""
-        if count < self.segment.count[seat]:
-            self.segment.count[seat] = count
-            self._release(range(len(self.lines)))
+            self._release(self.followers[operation])
+            if blocks[operation].device >= 0:
+                seat, rate, shift = turns[operation]
+                yield Instance(operation, cycle, first[seat] + cycle * rate + shift)
+        if any(cycle < self.cycles for cycle in self.cycle):
+            raise InternalError("a plan that passed the liveness check came to a halt")
 
     def _step(self, line: int, operation: int) -> None:
         self.finished[operation] = self.cycle[line] + 1
@@ -201,44 +181,35 @@ class Walk:
                         break
             else:
                 self.queued[line] = True
-                predicted = self.predicted[operation] + cycle * self.cycle_time
+                predicted = self.predicted[operation] + cycle * self.plan.cycle_time
                 heapq.heappush(self.ready, (predicted, line))
 
 
 class Change(NamedTuple):
-    """Another plan, or other jobs on its seats, from the next possible moment on."""
+    """Another plan, or other jobs in its slots, for the next segment."""
 
     plan: ExecutionPlan
     seats: tuple[int, ...]
 
 
-class Planner(Protocol):
-    """Wishes for a change of plan or seats."""
-
-    joined: list[tuple[int, int]]
-    """New jobs so far: after which job each has come, and from which iteration it goes on."""
-
-    def poll(self, segment: Segment) -> Change | None:
-        """A change, if one is wanted now; asked once a cycle and at the end, never waited for."""
-
-    def join(self, rows: Sequence[tuple[int, int]]) -> None:
-        """On another rank: make the jobs that have joined on the first one."""
-
-
 class Course:
-    """Makes the segments of a run, of all its jobs (`JobRun`), whose number may grow."""
+    """Makes the segments of a run, of all its jobs (`JobRun`), whose number may grow.
+
+    `cycles` are those of the first segment, at most.
+    """
 
     def __init__(
         self,
         plan: ExecutionPlan,
         runs: Sequence[Any],
         routes_of: Callable[[ExecutionPlan], Routes],
+        cycles: int = 10**9,
     ) -> None:
         self.runs, self.routes_of = runs, routes_of
         self.segments: list[Segment] = []
         self.name = plan.schedule.name
         self.forgotten = 0  # segments of which only the number is left
-        self.follow(Change(plan, tuple(range(plan.n_jobs))))
+        self.follow(Change(plan, tuple(range(plan.n_jobs))), cycles)
 
     @property
     def now(self) -> Segment:
@@ -246,18 +217,26 @@ class Course:
         return self.segments[-1]
 
     def close(self) -> None:
-        """Note that the segment is over: its jobs have done what it ran."""
+        """Note that the segment is over: what its jobs have done, without tombstones."""
         now = self.now
-        for job, first, count in zip(now.seats, now.first, now.count, strict=True):
+        for seat, job in enumerate(now.seats):
             run = self.runs[job]
-            run.begin = first + count
+            now.count[seat] = min(now.count[seat], max(0, run.end - now.first[seat]))
+            run.begin = now.first[seat] + now.count[seat]
             if run.begin >= run.end:
                 run.rest()
 
-    def follow(self, change: Change) -> Segment:
-        """Begin another segment; jobs go on where the one before has left them."""
-        self.segments.append(self.segment(change))
-        return self.now
+    def follow(self, change: Change, cycles: int = 10**9, until_first_end: bool = False) -> Segment:
+        """Begin another segment of at most so many cycles; jobs go on where they are.
+
+        With `until_first_end` it is over when the first of its jobs has reached its target.
+        """
+        made = self.segment(change)
+        left = [-(-n // rate) for n, rate in zip(made.count, change.plan.copies, strict=True) if n]
+        cycles = min([cycles, *left] if until_first_end else [cycles])
+        made.count = [min(n, cycles * r) for n, r in zip(made.count, made.plan.copies, strict=True)]
+        self.segments.append(made)
+        return made
 
     def forget(self, number: int) -> None:
         """Keep nothing of the segments before this one: no block of theirs is remembered."""
@@ -268,7 +247,7 @@ class Course:
             self.forgotten = number
 
     def segment(self, change: Change) -> Segment:
-        """What would follow if the present segment were over."""
+        """All remaining iterations of a plan and its jobs."""
         plan = change.plan
         runs = [self.runs[job] for job in change.seats]
         known = [s.routes for s in self.segments[-1:] if s.plan is plan]

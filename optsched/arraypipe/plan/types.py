@@ -40,10 +40,9 @@ class Message(NamedTuple):
     """What one block makes and another takes, both in the same iteration of their job.
 
     ``"activation"`` F(s) to F(s+1), ``"gradient"`` B(s+1) to B(s), ``"tied"`` the gradient of a
-    borrowed weight from B(user) to B(lender) (if summed, from the last of the one to the last of
-    the other), ``"weight"`` its value from the lender's first F to the user's, ``"factor"`` (the
-    norm of all gradients) from the last B(0) to U(s). First and last are those that are run first
-    and last. All of them follow from the chain of the blocks, so they add no precedence.
+    shared weight from B(user) to B(owner), ``"weight"`` its value from the owner's first F to the
+    user's, ``"factor"`` (the norm of all gradients) from the last B(0) to U(s). All of them follow
+    from the chain of the blocks, so they add no precedence.
     """
 
     kind: str
@@ -52,11 +51,10 @@ class Message(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """Messages of one kind from one device to another, in the order in which they are consumed."""
+    """Messages from one device to another, in the order in which the source makes them."""
 
     source: int
     target: int
-    kind: str
     messages: tuple[int, ...]
 
 
@@ -69,7 +67,6 @@ class Routes:
     outputs: tuple[tuple[int, ...], ...]  # and by producing one
     channels: tuple[Channel, ...]  # those between different devices
     channel_of: tuple[int, ...]  # channel of every message, -1 if it stays on its device
-    summed: bool = False  # gradients of tied weights are summed before they are sent
 
 
 class Instance(NamedTuple):
@@ -81,17 +78,16 @@ class Instance(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One message on its way; `cycle` is that of the block that takes it."""
+    """One message of one iteration of its job."""
 
     message: int
-    cycle: int
     iteration: int
 
 
 class Record(NamedTuple):
     """One executed block; times of a monotonic clock."""
 
-    segment: int  # its position in the course
+    segment: int  # its position in the run
     operation: int
     cycle: int
     iteration: int

@@ -35,7 +35,7 @@ def predict(plan: ExecutionPlan) -> Prediction:
     """Period and bounds of a plan when it is repeated for ever.
 
     The period is the maximum cycle ratio of the plan's arcs, those between iterations included, and
-    device orders (`optsched.kernels.cycle_ratio`). With a barrier its arcs count in both.
+    device orders (`optsched.kernels.cycle_ratio`).
     """
     schedule, offset = plan.schedule, plan.schedule.offset.tolist()
     rows = [(a.tail, a.head, a.lag, a.tokens - offset[a.head] + offset[a.tail]) for a in plan.arcs]
@@ -59,9 +59,7 @@ def headline(plan: ExecutionPlan) -> str:
     """Size and kind of a plan."""
     parts = ", ".join(map(str, plan.microbatches[:8])) + ", ..." * (plan.n_jobs > 8)
     how = "rolling"
-    if plan.barrier:
-        how = "jobs wait for each other after every iteration"
-    elif plan.schedule.period is None:
+    if plan.schedule.period is None:
         how = "one iteration, repeated rolling"
     return (
         f"{_many(plan.n_jobs, 'job')} in {_many(plan.n_stages, 'stage')} on "
@@ -129,11 +127,11 @@ def _channels(plan: ExecutionPlan) -> Iterator[str]:
     if not channels:
         yield "channels: none, everything stays on its device"
         return
-    yield "channels, messages in the order of their consumers"
+    yield "channels, messages in the order in which they are made"
     for channel in channels:
         yield (
             f"  {_name(plan, channel.source)} -> {_name(plan, channel.target)}  "
-            f"{channel.kind:10} {_many(len(channel.messages), 'message')} a cycle"
+            f"{_many(len(channel.messages), 'message')} a cycle"
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from optsched.arraypipe.plan.segments import Walk
+from optsched.arraypipe.plan.segments import Walk, cycles_for
 from optsched.arraypipe.plan.types import Record
 from optsched.arraypipe.runtime.cuda_streams import AHEAD, BlockTimes, recorded
 from optsched.arraypipe.runtime.environment import on_gpu
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from optsched.arraypipe.plan.segments import Change, Course, Planner, Segment
+    from optsched.arraypipe.life.changes import Rescheduling
+    from optsched.arraypipe.plan.segments import Change, Course, Segment
     from optsched.arraypipe.plan.types import Copied
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
@@ -92,15 +93,15 @@ class Backend:
     course: Course
     runs: Sequence[JobRun]  # all jobs, in the order of the trainer's
     worker: Worker
-    planner: Planner  # may change plan and seats on the way
+    planner: Rescheduling  # may change plan and slots between segments
     strict: bool  # raise when a job fails
     past: Past = field(default_factory=Past, kw_only=True)
-    interrupted: bool = field(default=False, kw_only=True)
+    seconds: float = field(default=0.0, kw_only=True)  # of the last segment
     times: BlockTimes | None = field(default=None, init=False)  # on a GPU
 
     def interrupt(self) -> None:
         """Let every job end with the iteration that it is in; `run` returns then."""
-        self.interrupted = True
+        self.worker.interrupted = True
 
     def forget(self, kept: Sequence[int] | None) -> None:
         """If blocks are no longer remembered: what else there is of their time goes too."""
@@ -119,6 +120,41 @@ class Backend:
                 self.past.rows[k] = (*self.past.rows[k][:4], start_ns, end_ns, self.past.rows[k][6])
                 if self.worker.memory.moves:
                     self.past.exposed_ns[k] = waited_ns
+
+    def run_segments(self) -> None:
+        """Run segments until all jobs have ended."""
+        while True:
+            segment, number = self.course.now, len(self.course.segments) - 1
+            began = time.monotonic()
+            self.run_segment(segment, number)
+            self.seconds = time.monotonic() - began
+            change, cycles = self.following(segment)
+            if change is None:
+                for run in self.runs:  # after Ctrl-C
+                    run.stop_after(run.begin - 1)
+                return
+            for job in set(segment.seats).difference(change.seats):
+                self.unseat(job)
+            self.course.follow(change, cycles, self.planner.waits)
+
+    def run_segment(self, segment: Segment, number: int) -> None:
+        """Run all blocks of a segment that this process has."""
+        raise NotImplementedError
+
+    def following(self, segment: Segment) -> tuple[Change | None, int]:
+        """Close a segment; what follows, None at the end of the run, and for how many cycles."""
+        raise NotImplementedError
+
+    def unseat(self, job: int) -> None:
+        """Take the states of a job that has ended off its devices."""
+        raise NotImplementedError
+
+    def drop_failed(self, run: JobRun) -> None:
+        """Forget what a failed job has kept; raise its error if the run is strict."""
+        if run.job.error is not None and self.strict:
+            raise run.job.error
+        if run.job.life.status == "failed":
+            run.drop_kept()
 
 
 @dataclass(eq=False)
@@ -139,7 +175,10 @@ class InlineBackend(Backend):
     def run(self) -> list[Record]:
         """Train until all jobs have ended; what was executed, in order, or the end of it."""
         try:
-            records = self._run()
+            self.run_segments()
+            self.read_times()
+            self.forget(self.past.close())
+            records = self.past.records
         except BaseException:
             with suppress(Exception):  # a device that is lost raises again, and says less
                 self.worker.finish()
@@ -147,18 +186,12 @@ class InlineBackend(Backend):
         self.worker.finish()
         return records
 
-    def _run(self) -> list[Record]:
-        while True:
-            change = self._run_segment(self.course.now)
-            self.course.close()
-            if change is None:
-                break
-            for job in set(self.course.now.seats).difference(change.seats):
-                self.unseat(job)
-            self.course.follow(change)
-        self.read_times()
-        self.forget(self.past.close())
-        return self.past.records
+    def following(self, segment: Segment) -> tuple[Change | None, int]:
+        """As the planner decides."""
+        self.course.close()
+        cycles = cycles_for(segment, self.seconds)
+        found = self.planner.decide(segment, cycles, self.worker.interrupted)
+        return (None if found.plan is None else self.planner.carry_out(found)), cycles
 
     def unseat(self, job: int) -> None:
         """On a GPU: the states of a job that has ended go to the host."""
@@ -169,59 +202,39 @@ class InlineBackend(Backend):
             if not stage.away:
                 take_off(stage)
 
-    def _run_segment(self, segment: Segment) -> Change | None:
-        """Run a segment; the change that ended it early, or that is wanted after it."""
-        walk = Walk(segment)
-        mail: dict[int, Any] = {}
-        place = len(self.course.segments) - 1
-        inputs, rows = segment.routes.inputs, segment.plan.blocks
-        runs = [self.runs[job] for job in segment.seats]
+    def run_segment(self, segment: Segment, number: int) -> None:
+        """Run all blocks in a topological order; those of ended jobs pass tombstones on."""
+        messages: dict[int, Any] = {}
+        inputs = segment.routes.inputs
+        runs = [self.runs[segment.seats[block.job]] for block in segment.plan.blocks]
         self._settle(segment)
-        first, count, seat_of = segment.first, segment.count, [block.job for block in rows]
         execute, clock = partial(self.worker.execute, segment), time.perf_counter_ns
-        past = self.past
-        note, note_exposed = past.rows.append, past.exposed_ns.append
-        change: Change | None = None
-        draining, latest = False, -1
-        worker, memory, times = self.worker, self.worker.memory, self.times
+        note, note_exposed = self.past.rows.append, self.past.exposed_ns.append
+        latest, worker, memory, times = -1, self.worker, self.worker.memory, self.times
         exposed_ns = memory.exposed_ns
-        for now in walk:
+        for now in Walk(segment):
             operation, cycle, iteration = now
-            received = {}
-            for k in inputs[operation]:
-                received[k] = mail.pop(k)
+            if cycle > latest:
+                latest = cycle
+                self.forget(self.past.trim())
+            received = {k: messages.pop(k) for k in inputs[operation]}
             began = None if times is None else recorded()
             began_ns = clock()
-            sent = execute(now, received)
+            messages.update(execute(now, received))
             ended_ns = clock()
+            if iteration >= runs[operation].end:
+                self.drop_failed(runs[operation])
+                continue
             if memory.moves:  # what it waited for its state is not the block's time
                 waited_ns, exposed_ns = memory.exposed_ns - exposed_ns, memory.exposed_ns
                 began_ns = min(began_ns + waited_ns, ended_ns)
                 note_exposed(waited_ns)
             if worker.aside_ns:
                 began_ns, worker.aside_ns = min(began_ns + worker.aside_ns, ended_ns), 0
-            note((place, operation, cycle, iteration, began_ns, ended_ns, 0))
+            note((number, operation, cycle, iteration, began_ns, ended_ns, 0))
             if times is not None and began is not None:
-                times.add(len(past.rows) - 1, began, recorded(), memory.pauses())
+                times.add(len(self.past.rows) - 1, began, recorded(), memory.pauses())
                 self.read_times(AHEAD)
-            mail.update(sent)
-            seat = seat_of[operation]
-            if runs[seat].end - first[seat] < count[seat]:
-                self._shorten(walk, seat, mail)
-            if draining:
-                continue
-            if cycle > latest:  # devices are in different cycles: asked once for each
-                latest, change = cycle, self.planner.poll(segment)
-                self.forget(past.trim())
-            if change is not None or self.interrupted:
-                draining = True
-                for other, begun in enumerate(walk.begun):
-                    walk.shorten(other, begun)
-        if self.interrupted:
-            for seat, run in enumerate(runs):
-                run.stop_after(first[seat] + count[seat] - 1)
-            return None
-        return change or self.planner.poll(segment)
 
     def _settle(self, segment: Segment) -> None:
         """On a GPU: the states of jobs that come in now are put there."""
@@ -229,18 +242,3 @@ class InlineBackend(Backend):
             for stage in self.runs[job].stages if segment.count[seat] else ():
                 if stage.away:
                     move(stage, stage.device)
-
-    def _shorten(self, walk: Walk, seat: int, mail: dict[int, Any]) -> None:
-        """The job ends earlier: its later blocks are passed, and what it left behind is dropped."""
-        segment = walk.segment
-        run = self.runs[segment.seats[seat]]
-        walk.shorten(seat, max(0, run.end - segment.first[seat]))
-        if run.job.error is None:
-            return
-        if self.strict:
-            raise run.job.error
-        run.drop_kept()
-        messages, rows = segment.routes.messages, segment.plan.blocks
-        for k in [k for k in mail if rows[messages[k].consumer].job == seat]:
-            if messages[k].kind != "factor":  # later stages may owe the update of the one before
-                del mail[k]

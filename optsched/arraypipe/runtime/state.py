@@ -170,9 +170,8 @@ class JobRun:
 
     @property
     def over(self) -> bool:
-        """Whether it has done all its iterations on all stages of this process, or failed."""
-        done = self.start + self.updates // max(1, self.local)
-        return self.job.life.status == "failed" or done >= self.end
+        """Whether it has done all its iterations in segments that are over, or failed."""
+        return self.job.life.status == "failed" or self.begin >= self.end
 
     @property
     def needs_metric(self) -> bool:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from traceback import format_tb
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -106,6 +106,7 @@ class Worker:
     on_loss: Callable[[JobRun, int, float], None]
     weight: Weight = None  # of micro-batches
     aside_ns: int = 0  # of the last block for batches and callbacks, not its work
+    interrupted: bool = False  # every job ends with its iteration
 
     def execute(self, segment: Segment, now: Instance, received: Parcels) -> dict[int, Parcel]:
         """Run a block on what its messages brought; the messages that it sends, by their index.
@@ -120,7 +121,7 @@ class Worker:
             if parcel.flags:
                 run.hear(parcel.flags, iteration)
         begins = kind == "F" and place == 0 and not block.microbatch
-        if begins and run.job.life.stopping:
+        if begins and (self.interrupted or run.job.life.stopping):
             run.stop_after(iteration - 1)
         if iteration < run.end:
             try:
@@ -132,7 +133,7 @@ class Worker:
                 run.fail(place, iteration, reason(error)).__cause__ = unbound(error)
                 memory.leave(run.index, place, kind)
             else:
-                if segment.plan.told[operation]:
+                if segment.plan.reported[operation]:
                     began_ns = time.perf_counter_ns()
                     self._report(block, run, iteration)
                     self.aside_ns += time.perf_counter_ns() - began_ns
@@ -281,8 +282,8 @@ class Worker:
             blocks.recompute(stage, m)
         split = (block.job, stage.index) in segment.plan.split
         returned = blocks.backward(stage, m, gradients, tied, split)
-        borrowed = {}  # gradients of the copies, of one micro-batch or all
-        for entry in stage.borrowed if ends or not segment.routes.summed else ():
+        borrowed = {}  # gradients of the copies
+        for entry in stage.borrowed:
             borrowed[entry.name], entry.parameter.grad = entry.parameter.grad, None
         norms = Norms()
         if ends and clips:
@@ -360,41 +361,93 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
-    """Run the first micro-batch through all stages; the outputs of each, the loss of the last.
+class FirstForward(Protocol):
+    """How the first forward of a job passes from rank to rank."""
+
+    def is_local(self, stage: int) -> bool:
+        """Whether a stage is trained here."""
+
+    def receive(self, stage: int) -> Any:
+        """The output of a stage of another rank; None if it has failed."""
+
+    def send(self, stage: int, output: Any) -> None:
+        """Send the output of a local stage to the next one, if that is on another rank."""
+
+    def close(self) -> None:
+        """Wait until everything has left."""
+
+
+class Whole:
+    """All stages are in this process."""
+
+    def is_local(self, stage: int) -> bool:
+        """They are."""
+        return True
+
+    def receive(self, stage: int) -> Any:
+        """Nothing arrives."""
+
+    def send(self, stage: int, output: Any) -> None:
+        """Nothing leaves."""
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+def rehearse(run: JobRun, worker: Worker, chain: FirstForward) -> None:
+    """Run the first micro-batch through the local stages.
 
     `InputError`: a boundary is not a tensor or a tuple of tensors, or there is not even a first
     batch. `JobFailed`: alone the job would have failed there too.
     """
     if run.feed is None:
-        return []
-    outputs: list[tuple[Tensor, ...]] = []
-    here = run.stages[0].index
+        return
+    here, x = 0, None
     try:
         run.feed.draw(run.start)
-        x: Any = None
+        failed = False  # on the rank of an earlier stage
         for stage in run.stages:
             here = stage.index
-            x = brought(x, stage.device)
-            with in_place(stage):
-                batch, target = run.feed.microbatch(0, stage.device)
-                end = worker.criterion(run, stage, 0, target)
-                first = end and partial(_first_loss, run, stage, worker, end)
-                given = () if x is None else x if isinstance(x, tuple) else (x,)
-                x = blocks.rehearse(stage, x, batch, first)
-                if stage.last:
-                    _compare_last_stage(run, worker, given)
-            row = x if isinstance(x, tuple) else (x,)  # the graph goes with its stage
-            row = tuple(map(blocks.leaf, row))
-            x = row if isinstance(x, tuple) else row[0]
-            outputs.append(row)
-    except NotMean as error:
-        raise NotMean(f"job {run.title}: {error}") from None
+            if not chain.is_local(here):
+                continue
+            if here and not chain.is_local(here - 1):
+                x = chain.receive(here - 1)
+                failed = x is None
+            if not failed:
+                x = _rehearsed(run, worker, stage, x)
+            chain.send(here, None if failed else x)
     except Exception as error:
-        if isinstance(error, InputError) and not (isinstance(error, DataEnded) and run.start):
+        pass_over(run, chain, here)
+        if isinstance(error, NotMean):
+            raise NotMean(f"job {run.title}: {error}") from None
+        if isinstance(error, OptschedError) and not (isinstance(error, DataEnded) and run.start):
             raise
         raise run.fail(here, run.start, reason(error)) from error
-    return outputs
+
+
+def _rehearsed(run: JobRun, worker: Worker, stage: JobStage, x: Any) -> Any:
+    """The output of a stage on the first micro-batch, cut off its graph."""
+    assert run.feed is not None
+    x = brought(x, stage.device)
+    with in_place(stage):
+        batch, target = run.feed.microbatch(0, stage.device)
+        end = worker.criterion(run, stage, 0, target)
+        first = end and partial(_first_loss, run, stage, worker, end)
+        given = () if x is None else x if isinstance(x, tuple) else (x,)
+        x = blocks.rehearse(stage, x, batch, first)
+        if stage.last:
+            _compare_last_stage(run, worker, given)
+    return tuple(map(blocks.leaf, x)) if isinstance(x, tuple) else blocks.leaf(x)
+
+
+def pass_over(run: JobRun, chain: FirstForward, failed: int = -1) -> None:
+    """Tell later ranks that there is no first forward of a job, because a stage has failed."""
+    for stage in run.stages[max(0, failed) :]:
+        here = stage.index
+        if chain.is_local(here):
+            if here > max(0, failed) and not chain.is_local(here - 1):
+                chain.receive(here - 1)
+            chain.send(here, None)
 
 
 def _first_loss(

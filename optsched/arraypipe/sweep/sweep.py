@@ -258,6 +258,7 @@ class ArraySweep:
                 trials.group = Group(name=f"sweep{next(_SWEEPS)}")
             try:
                 run = self._train(trials, on_step, options)
+                run = run and run.gather()
                 models = () if run is None else zip(run.jobs, run.models, strict=False)
                 trials.close(dict(models))
             except BaseException as error:

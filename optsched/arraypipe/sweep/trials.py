@@ -143,7 +143,7 @@ class Trials:
         """One for a seat that has become free; the other ranks ask only when the first had one."""
         if self.study is None:
             assert self.group is not None
-            return self._made(*self.group.hear())
+            return self._made(*self.group.receive())
         entry = next(iter(self._asked(1)), None)
         if entry is not None and self.group is not None:
             self.group.broadcast((entry.trial.number, entry.trial.params))
