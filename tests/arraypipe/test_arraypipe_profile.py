@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -177,6 +179,42 @@ def test_given_sizes_are_measured_and_the_time_is_bounded(monkeypatch: pytest.Mo
     assert kept(found, 0, 12)[0] == 12 * (4 * 6 + 4 * 12)
     with pytest.raises(InputError, match="micro-batches of 8 samples"):
         found.block(0, 8)
+
+
+def test_split_backward_is_measured() -> None:
+    """I and W beside B, and the problem with weight blocks."""
+    given = ArrayTrainer(plain, data, jobs=[Job(1, 8, sgd)], stages=[2], loss=loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = measure.measure(given, [torch.device("cpu")], split_backward=True)
+    array = found.problem(split_backward=True)
+    assert array.weight is not None and array.weight.min() > 0
+    assert {title[0] for title, _ in found.cases()} == set("FBRIWU")
+
+
+def test_ranks_measure_their_stages() -> None:
+    """Each has the tensors of its stages only, and the form of a boundary from another rank."""
+    jobs = [Job(1, 8, adamw), Job(2, 6, sgd)]
+    given = ArrayTrainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss)
+    meeting, told = Barrier(2, timeout=60), dict[int, Any]()
+
+    def rank(number: int, local: list[int]) -> Profile:
+        class Group:
+            def all(self, value: Any) -> list[Any]:
+                meeting.wait()
+                told[number] = value
+                meeting.wait()
+                return [told[0], told[1]]
+
+        return measure.measure_on_ranks(given, torch.device("cpu"), local, Group())
+
+    with ThreadPoolExecutor(2) as pool:
+        found, _ = pool.map(rank, (0, 1), ([0, 2], [1]))
+    whole = profile_of(jobs)
+    assert found.stages == whole.stages and found.jobs == whole.jobs
+    for one, other in zip(found.blocks, whole.blocks, strict=True):
+        for key in ("stage", "batch", "saved_bytes", "input_bytes", "output_bytes"):
+            assert getattr(one, key) == getattr(other, key)
 
 
 def test_jobs_of_one_optimizer_are_built_once() -> None:

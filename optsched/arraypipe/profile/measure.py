@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 import torch
+from torch import Tensor
 
 from optsched.arraypipe.memory.stage_bytes import (
     boundary_bytes,
@@ -23,6 +24,7 @@ from optsched.arraypipe.memory.stage_bytes import (
     saved_bytes,
     state_bytes,
 )
+from optsched.arraypipe.model.build import Builder
 from optsched.arraypipe.profile.document import (
     BlockEntry,
     DeviceEntry,
@@ -37,13 +39,13 @@ from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.losses import Criterion
-from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages, waits_for_all
+from optsched.arraypipe.runtime.stages import drop, fresh_stages, in_place, waits_for_all
 from optsched.errors import InputError
 from optsched.io.values import integer
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from optsched.arraypipe.job import Job, Tensors
     from optsched.arraypipe.model.inputs import Inputs
@@ -77,6 +79,7 @@ def measure(
     *,
     sizes: Sequence[int] | None = None,
     repeats: int = REPEATS,
+    split_backward: bool = False,
 ) -> Profile:
     """Measure every stage alone on the first device, and the link between the first two.
 
@@ -88,9 +91,11 @@ def measure(
         Micro-batch sizes; by default those of the jobs.
     repeats
         Repeats of a block, fewer of long ones; more, up to 50, while the times scatter.
+    split_backward
+        Measure blocks I and W, too.
     """
     check_arguments(sizes, repeats)
-    rows = [*measured_stages(trainer, devices[0], sizes, repeats)]
+    rows = [*measured_stages(trainer, devices[0], sizes, repeats, split_backward)]
     profile = assembled(trainer, rows, device_entry(devices[0]), measured_link(devices))
     if noisy := profile.noisy():
         n = len([*profile.cases()])
@@ -100,6 +105,30 @@ def measure(
             stacklevel=3,
         )
     return profile
+
+
+def measure_on_ranks(
+    trainer: ArrayTrainer, device: torch.device, local: Collection[int], group: RankGroup
+) -> Profile:
+    """Measure the `local` stages of this rank; all ranks of the `group` get the whole profile.
+
+    Every stage is local on one rank. `group.all(value)` gives the values of all ranks.
+    """
+
+    def exchange(forms: Any) -> Any:
+        return next(one for one in group.all(forms) if one is not None)
+
+    rows = [*measured_stages(trainer, device, None, REPEATS, False, local, exchange)]
+    found = {row.blocks[0].stage: row for part in group.all(rows) for row in part}
+    in_order = [found[s] for s in range(trainer.n_stages)]
+    return assembled(trainer, in_order, device_entry(device), measured_link([device]))
+
+
+class RankGroup(Protocol):
+    """Ranks that exchange values."""
+
+    def all(self, value: Any) -> Sequence[Any]:
+        """The values of all ranks; every rank calls it."""
 
 
 def check_arguments(sizes: Sequence[int] | None, repeats: int) -> None:
@@ -142,37 +171,64 @@ def assembled(
 
 
 def measured_stages(
-    trainer: ArrayTrainer, device: torch.device, sizes: Sequence[int] | None, repeats: int
+    trainer: ArrayTrainer,
+    device: torch.device,
+    sizes: Sequence[int] | None,
+    repeats: int,
+    split: bool = False,
+    local: Collection[int] | None = None,
+    exchange: Callable[[Any], Any] = lambda forms: forms,
 ) -> Iterator[StageRows]:
-    """Measure the stages one after the other; the outputs of one are the inputs of the next."""
+    """Measure the `local` stages (default: all) one after the other, each alone on the device.
+
+    A stage gets random inputs of the form that the stage before it has sent; `exchange` gives the
+    form of a boundary to all ranks (None is passed by the ranks that do not have it).
+    """
+    own = range(trainer.n_stages) if local is None else local
     groups: dict[Any, _Group] = {}
     group_of = []
     for job, title in zip(trainer.jobs, trainer.titles, strict=True):
         key = (job.precision, job.clip_norm is None, _probed_label(job) or title)
         if key not in groups:
-            model = fresh_model(trainer.build_model, job)
-            where = [device] * trainer.n_stages
-            groups[key] = _Group(
-                job, fresh_stages(model, trainer.cut, job, 0, title, where, False, trainer.loss)
-            )
+            groups[key] = _Group(job, _stages_of(trainer, job, title, device, own))
         group_of.append(groups[key])
     feeds = _feeds(trainer, sizes)
-    inputs: dict[tuple[int, str], Tensors] = dict.fromkeys(feeds, ())
+    forms: dict[tuple[int, str], list[_Form]] = {key: [] for key in feeds}
     for s, name in enumerate(["stage0", *trainer.cuts]):
-        bench = _StageBench(trainer, s, name, device, repeats)
-        found = [
-            bench.block(_first(groups.values(), precision).stages[s], size, feed, inputs)
-            for (size, precision), feed in sorted(feeds.items())
-        ]
-        measured = {id(group): bench.update(group) for group in groups.values()}
-        stages = [group.stages[s] for group in groups.values()]
-        entry = StageEntry(
-            name=bench.name,
-            parameters_bytes=max(map(parameters_bytes, stages)),
-            gradients_bytes=max(map(gradients_bytes, stages)),
-            state=tuple(state_bytes(group.stages[s]) for group in group_of),
-        )
-        yield StageRows(entry, found, [measured[id(group)] for group in group_of])
+        made = None
+        if s in own:
+            made = dict[tuple[int, str], list[_Form]]()
+            bench = _StageBench(s, name, device, repeats, split)
+            yield bench.rows(groups.values(), group_of, feeds, forms, made)
+        forms = exchange(made)
+
+
+def _stages_of(
+    trainer: ArrayTrainer, job: Job, title: str, device: torch.device, local: Collection[int]
+) -> list[JobStage]:
+    """The stages of a job; those that are not local have no tensors, others are on the host."""
+    with Builder(trainer.build_model).parts(job) as model:
+        where = [device] * trainer.n_stages
+        stages = fresh_stages(model, trainer.cut, job, 0, title, where, True, trainer.loss)
+        for stage in stages:
+            if stage.index not in local:
+                drop(stage)
+    return stages
+
+
+class _Form(NamedTuple):
+    """Shape of a tensor at a boundary."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    needs_gradient: bool
+
+    def filled(self, device: torch.device) -> Tensor:
+        """A tensor of this form with random values, or zeros of integers."""
+        made = torch.zeros(self.shape, dtype=self.dtype, device=device)
+        if made.is_floating_point():
+            made.normal_().requires_grad_(self.needs_gradient)
+        return made
 
 
 class _Group(NamedTuple):
@@ -180,10 +236,6 @@ class _Group(NamedTuple):
 
     job: Job
     stages: list[JobStage]
-
-
-def _first(groups: Iterable[_Group], precision: str) -> _Group:
-    return next(group for group in groups if group.job.precision == precision)
 
 
 def _feeds(trainer: ArrayTrainer, sizes: Sequence[int] | None) -> dict[tuple[int, str], Feed]:
@@ -203,47 +255,83 @@ def _feeds(trainer: ArrayTrainer, sizes: Sequence[int] | None) -> dict[tuple[int
 class _StageBench:
     """Measures the blocks of one stage on a device."""
 
-    trainer: ArrayTrainer
     index: int
     name: str
     device: torch.device
     repeats: int
+    split: bool = False
+
+    def rows(
+        self,
+        groups: Iterable[_Group],
+        group_of: Sequence[_Group],
+        feeds: Mapping[tuple[int, str], Feed],
+        forms: Mapping[tuple[int, str], list[_Form]],
+        made: dict[tuple[int, str], list[_Form]],
+    ) -> StageRows:
+        """Measure all cases on the device; `made` gets the forms of the outputs."""
+        found: list[BlockEntry] = []
+        updates: dict[int, tuple[UpdateEntry, int]] = {}
+        sizes: list[tuple[int, int]] = []
+        place = f"stage {self.index} ({self.name})"
+        for group in groups:
+            stage = group.stages[self.index]
+            with _enough_memory(place), in_place(stage):
+                for key in sorted(feeds):
+                    if key in made or key[1] != group.job.precision:
+                        continue
+                    with _enough_memory(f"{place}, micro-batch {key[0]}"):
+                        x = tuple(form.filled(self.device) for form in forms[key])
+                        block, made[key] = self.block(stage, key[0], feeds[key], x)
+                    found.append(block)
+                updates[id(group)] = self.update(group), state_bytes(stage)
+                sizes.append((parameters_bytes(stage), gradients_bytes(stage)))
+        entry = StageEntry(
+            name=self.name,
+            parameters_bytes=max(size for size, _ in sizes),
+            gradients_bytes=max(size for _, size in sizes),
+            state=tuple(updates[id(group)][1] for group in group_of),
+        )
+        return StageRows(entry, found, [updates[id(group)][0] for group in group_of])
 
     def block(
-        self, stage: JobStage, size: int, feed: Feed, inputs: dict[tuple[int, str], Tensors]
-    ) -> BlockEntry:
-        """Times and bytes of a micro-batch size; the outputs take the place of the inputs."""
+        self, stage: JobStage, size: int, feed: Feed, x: Tensors
+    ) -> tuple[BlockEntry, list[_Form]]:
+        """Times and bytes of a micro-batch size, and the form of the output."""
         precision: Any = feed.job.precision
-        x = inputs[size, precision]
         batch, target = feed.microbatch(0, self.device)
         end = Criterion(stage.loss, target, 1.0) if stage.last else None
-        with _enough_memory(f"stage {self.index} ({self.name}), micro-batch {size}"):
-            blocks.rehearse(stage, x if len(x) > 1 else x[0] if x else None, batch, end)
-            saved, kept, output = saved_bytes(stage, x, batch.copied(), end)
-            gradients = None if stage.last else [torch.ones_like(t) for t in output]
-            blocks.backward(stage, 0, gradients)
-            cases = self._timed(stage, x, batch, end, gradients)
-        if not stage.last:
-            inputs[size, precision] = tuple(map(blocks.leaf, output))
+        blocks.rehearse(stage, x if len(x) > 1 else x[0] if x else None, batch, end)
+        saved, kept, output = saved_bytes(stage, x, batch.copied(), end)
+        gradients = None if stage.last else [torch.ones_like(t) for t in output]
+        blocks.backward(stage, 0, gradients)
+        cases = self._timed(stage, x, batch, end, gradients)
         crossing = () if stage.last else output
-        return BlockEntry(
+        entry = BlockEntry(
             stage=self.index, batch=size, dtype=precision,
             forward=cases["F"].times(), backward=cases["B"].times(), recompute=cases["R"].times(),
+            input_gradient=cases["I"].times() if self.split else None,
+            weight=cases["W"].times() if self.split else None,
+            weight_bytes=saved if self.split else 0,  # at most
             saved_bytes=saved, input_bytes=kept, output_bytes=boundary_bytes(crossing),
             gradient_bytes=boundary_bytes(t for t in crossing if t.requires_grad),
         )  # fmt: skip
+        return entry, [_Form(tuple(t.shape), t.dtype, t.requires_grad) for t in crossing]
 
     def _timed(
         self, stage: JobStage, x: Tensors, batch: Inputs, end: Criterion | None, gradients: Any
     ) -> dict[str, _Case]:
         """Repeat forward, recompute and backward of one micro-batch."""
-        cases = {kind: _Case(self.device) for kind in "FRB"}
+        cases = {kind: _Case(self.device) for kind in ("FIWRB" if self.split else "FRB")}
         kept = stage.kept
 
         def once() -> None:
             given = [tuple(blocks.leaf(t.clone()) for t in x) for _ in range(2)]
             batches = [batch.copied() for _ in range(2)]
             cases["F"].timed(lambda: blocks.forward(stage, 0, given[0], batches[0], 1, end, False))
+            if self.split:
+                cases["I"].timed(lambda: blocks.backward(stage, 0, gradients, split=True))
+                cases["W"].timed(lambda: blocks.backward_weights(stage, 0))
             kept.clear()
             blocks.forward(stage, 0, given[1], batches[1], 1, end, True)
             cases["R"].timed(lambda: blocks.recompute(stage, 0))
@@ -264,8 +352,7 @@ class _StageBench:
                     parameter.grad = torch.full_like(parameter, 1e-3)
             case.timed(lambda: blocks.update(stage, job.clip_norm, norm, 1.0))
 
-        with _enough_memory(f"the update of stage {self.index} ({self.name})"):
-            _repeat(once, [case], self.repeats)
+        _repeat(once, [case], self.repeats)
         label = "" if stage.optimizer is None else optimizer_label(stage.optimizer)
         label += " clipped" * (job.clip_norm is not None and bool(label))
         precision: Any = job.precision
