@@ -124,7 +124,7 @@ def _described(profile: Profile, given: Any, k: int) -> tuple[ProfiledJob, Profi
         recompute=bool(getattr(given, "recompute", False)),
         precision=like.precision,
         optimizer=like.optimizer,
-        update="global" if getattr(given, "clip_norm", None) is not None else update,
+        update="global" if getattr(given, "needs_norm", False) else update,
     )
     return job, like
 
