@@ -32,19 +32,11 @@ from optsched.arraypipe.runtime.environment import (
     on_first_interrupt,
     on_gpu,
 )
+from optsched.arraypipe.runtime.first_forward import FirstForward, Whole, pass_over, rehearse
 from optsched.arraypipe.runtime.inline import InlineBackend
 from optsched.arraypipe.runtime.stages import drop, fresh_stages, take_off
 from optsched.arraypipe.runtime.state import JobRun, JobStage
-from optsched.arraypipe.runtime.worker import (
-    FirstForward,
-    Memory,
-    Whole,
-    Worker,
-    pass_over,
-    reason,
-    rehearse,
-    unbound,
-)
+from optsched.arraypipe.runtime.worker import Memory, Worker, reason, unbound
 from optsched.arraypipe.train_alone import Trained
 from optsched.errors import InputError
 from optsched.io.values import boolean, did_you_mean, format_value, integer, number, one_of

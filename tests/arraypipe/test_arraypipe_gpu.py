@@ -23,7 +23,7 @@ from optsched.arraypipe.job import Job
 from optsched.arraypipe.memory import slots
 from optsched.arraypipe.profile import measure
 from optsched.arraypipe.runtime import cuda_streams
-from optsched.arraypipe.runtime.blocks import own_norms, total_norm
+from optsched.arraypipe.runtime.blocks import norms_from, total_norm
 from optsched.arraypipe.runtime.cuda_streams import Late, page_locked_like
 from optsched.arraypipe.runtime.stages import fresh_stages
 from optsched.arraypipe.runtime.state import JobRun
@@ -326,7 +326,7 @@ def test_norms_as_torch_has_them() -> None:
             p.grad = None if k in absent else torch.randn_like(p)
         norms = Norms()
         for stage in reversed(stages):
-            norms = own_norms(stage, norms)
+            norms = norms_from(stage, norms)
         wanted = torch.nn.utils.get_total_norm([p.grad for p in rows if p.grad is not None])
         assert torch.equal(total_norm(run, norms), wanted)
 

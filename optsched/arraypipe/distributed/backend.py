@@ -133,9 +133,9 @@ class ProcessBackend(Backend):
                 waited_ns, exposed_ns = memory.exposed_ns - exposed_ns, memory.exposed_ns
                 began_ns = min(began_ns + waited_ns, ended_ns)
                 self.past.exposed_ns.append(waited_ns)  # on a GPU it is known when it is over
-            if self.worker.aside_ns:  # batches and callbacks are not the block's time
-                began_ns = min(began_ns + self.worker.aside_ns, ended_ns)
-                self.worker.aside_ns = 0
+            if self.worker.excluded_ns:  # batches and callbacks are not the block's time
+                began_ns = min(began_ns + self.worker.excluded_ns, ended_ns)
+                self.worker.excluded_ns = 0
             row = (number, operation, now.cycle, iteration, began_ns, ended_ns, queues.waited_ns)
             self.past.rows.append(row)
             if self.times is not None and began is not None:

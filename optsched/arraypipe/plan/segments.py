@@ -224,7 +224,7 @@ class Course:
             now.count[seat] = min(now.count[seat], max(0, run.end - now.first[seat]))
             run.begin = now.first[seat] + now.count[seat]
             if run.begin >= run.end:
-                run.rest()
+                run.release()
 
     def follow(self, change: Change, cycles: int = 10**9, until_first_end: bool = False) -> Segment:
         """Begin another segment of at most so many cycles; jobs go on where they are.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
-def own_norms(stage: JobStage, later: Norms) -> Norms:
+def norms_from(stage: JobStage, later: Norms) -> Norms:
     """Norms of the gradients of this stage and all later ones, without the scale of the loss."""
     if stage.scaler is not None:
         stage.scaler.unscale(p.grad for _, p in stage.parameters)
@@ -47,10 +47,10 @@ def own_norms(stage: JobStage, later: Norms) -> Norms:
         if present and present[0].is_cuda
         else [torch.linalg.vector_norm(g) for g in present]
     )
-    rest = iter(norms)
+    found = iter(norms)
     like = present[0] if present else stage.trained[0][1].detach()
     nothing = torch.zeros((), dtype=like.dtype, device=like.device)
-    vector = torch.stack([nothing if g is None else next(rest) for g in gradients])
+    vector = torch.stack([nothing if g is None else next(found) for g in gradients])
     absent = [k for k, g in enumerate(gradients) if g is None]
     absent += [k + len(gradients) for k in later.absent]
     if later.vector is not None:

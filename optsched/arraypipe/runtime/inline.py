@@ -229,8 +229,8 @@ class InlineBackend(Backend):
                 waited_ns, exposed_ns = memory.exposed_ns - exposed_ns, memory.exposed_ns
                 began_ns = min(began_ns + waited_ns, ended_ns)
                 note_exposed(waited_ns)
-            if worker.aside_ns:
-                began_ns, worker.aside_ns = min(began_ns + worker.aside_ns, ended_ns), 0
+            if worker.excluded_ns:
+                began_ns, worker.excluded_ns = min(began_ns + worker.excluded_ns, ended_ns), 0
             note((number, operation, cycle, iteration, began_ns, ended_ns, 0))
             if times is not None and began is not None:
                 times.add(len(self.past.rows) - 1, began, recorded(), memory.pauses())

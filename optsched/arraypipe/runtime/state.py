@@ -221,7 +221,7 @@ class JobRun:
             if self.job.life.status == "running":
                 self.job.life.status = "stopped"
 
-    def hear(self, flags: int, iteration: int) -> None:
+    def receive_flags(self, flags: int, iteration: int) -> None:
         """Note what another device says about the job."""
         if flags & FAILED:
             self.job.life.status = "failed"
@@ -229,18 +229,18 @@ class JobRun:
         elif flags & STOP:
             self.stop_after(iteration - 1 if flags & TOMBSTONE else iteration)
 
-    def word(self, iteration: int) -> int:
+    def flags(self, iteration: int) -> int:
         """Flags of a message of this iteration that has a payload."""
         if iteration + 1 >= self.end and self.job.life.status == "stopped":
             return STOP
         return 0
 
-    def last_word(self) -> int:
+    def final_flags(self) -> int:
         """Flags of a message that has none."""
         failed = self.job.life.status == "failed"
         return TOMBSTONE | (FAILED if failed else STOP)
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """It has ended: its batches are let go, and with them the processes that may load them."""
         self.feed = None
 

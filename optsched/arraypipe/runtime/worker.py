@@ -7,27 +7,15 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from traceback import format_tb
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import nn
 
-from optsched.arraypipe.model.inputs import Inputs, mapped, tensors_in
+from optsched.arraypipe.model.inputs import Inputs
 from optsched.arraypipe.runtime import blocks
-from optsched.arraypipe.runtime.blocks import own_norms, total_norm
-from optsched.arraypipe.runtime.data import DataEnded, brought, cast, inputs_of, target_of
-from optsched.arraypipe.runtime.losses import (
-    Comparison,
-    Criterion,
-    NotMean,
-    Weight,
-    check_trained,
-    evaluating,
-    factors_of,
-    first_comparison,
-    loss_in,
-)
-from optsched.arraypipe.runtime.stages import in_place, move
+from optsched.arraypipe.runtime.blocks import norms_from, total_norm
+from optsched.arraypipe.runtime.losses import Criterion, Weight, factors_of
+from optsched.arraypipe.runtime.stages import move
 from optsched.arraypipe.runtime.state import NotFinite
 from optsched.arraypipe.runtime.types import Norms, Parcel
 from optsched.errors import InputError, InternalError, OptschedError
@@ -105,7 +93,7 @@ class Worker:
     # for the next iteration
     on_loss: Callable[[JobRun, int, float], None]
     weight: Weight = None  # of micro-batches
-    aside_ns: int = 0  # of the last block for batches and callbacks, not its work
+    excluded_ns: int = 0  # of the last block for batches and callbacks, not its work
     interrupted: bool = False  # every job ends with its iteration
 
     def execute(self, segment: Segment, now: Instance, received: Parcels) -> dict[int, Parcel]:
@@ -119,7 +107,7 @@ class Worker:
         run = self.runs[segment.seats[block.job]]
         for parcel in received.values():
             if parcel.flags:
-                run.hear(parcel.flags, iteration)
+                run.receive_flags(parcel.flags, iteration)
         begins = kind == "F" and place == 0 and not block.microbatch
         if begins and (self.interrupted or run.job.life.stopping):
             run.stop_after(iteration - 1)
@@ -136,11 +124,11 @@ class Worker:
                 if segment.plan.reported[operation]:
                     began_ns = time.perf_counter_ns()
                     self._report(block, run, iteration)
-                    self.aside_ns += time.perf_counter_ns() - began_ns
+                    self.excluded_ns += time.perf_counter_ns() - began_ns
                 if memory.moves:
                     memory.leave(run.index, place, kind)
                 return sent
-        tombstone = Parcel((), run.last_word())
+        tombstone = Parcel((), run.final_flags())
         return dict.fromkeys(segment.routes.outputs[operation], tombstone)
 
     def finish(self) -> None:
@@ -196,60 +184,46 @@ class Worker:
     ) -> dict[int, Parcel]:
         block = segment.plan.blocks[now.operation]
         m, iteration, messages = block.microbatch, now.iteration, segment.routes.messages
-        index, last = stage.index, stage.last
         x: Any = ()
         for k, parcel in received.items():
-            message = messages[k]
-            if message.kind == "activation":
+            if messages[k].kind == "activation":
                 x = parcel.tensors
             else:
-                lender = segment.plan.blocks[message.producer].stage
-                with torch.no_grad():
-                    for name, value in zip(run.lent[lender, index], parcel.tensors, strict=True):
-                        assert value is not None
-                        weight = stage.weight(name).copy_(value)
-                        weight.requires_grad_(value.requires_grad)
+                owner = segment.plan.blocks[messages[k].producer].stage
+                _take_weights(stage, run.lent[owner, stage.index], parcel.tensors)
         batch, target = Inputs(), None
         if stage.needs_batch:
-            assert run.feed is not None
-            if run.feed.iteration != iteration:
-                began_ns = time.perf_counter_ns()
-                run.feed.draw(iteration)
-                self.aside_ns += time.perf_counter_ns() - began_ns
-            batch, target = run.feed.microbatch(m, stage.device)
-        recomputed = run.job.recompute or (block.job, index) in segment.plan.recomputed
-        key = run.job.key(iteration, m, index)
-        end = self.criterion(run, stage, m, target) if last else None
+            batch, target = self._microbatch(run, stage, m, iteration)
+        recomputed = run.job.recompute or (block.job, stage.index) in segment.plan.recomputed
+        key = run.job.key(iteration, m, stage.index)
+        end = self.criterion(run, stage, m, target)
         if end is not None and run.compare_loss is not None and not m:
             assert run.feed is not None
             end = replace(end, check=partial(run.compare_loss, run.feed.parts, iteration))
         fixed = _fixed(run, stage, m)
         output = blocks.forward(stage, m, x, batch, key, end, recomputed)
-        for name, trained in fixed.items():
-            if stage.weight(name).requires_grad != trained:
-                raise InputError(
-                    f"stages: the forward of stage {index} changes requires_grad of {name!r}, "
-                    f"which stages share, in micro-batch {m}; change it between iterations"
-                )
-        if last:
+        _check_fixed(stage, fixed, m)
+        if stage.last:
             run.note_loss(output[0])
-        word = run.word(iteration)
-        sent = {}
+        flags, sent = run.flags(iteration), {}
         for k in segment.routes.outputs[now.operation]:
-            message = messages[k]
-            if message.kind == "activation":
-                sent[k] = Parcel(output, word)
-            else:
-                user = segment.plan.blocks[message.consumer].stage
-                # they do not change before the user's backward has come back: may be read late
-                weights = [stage.weight(name) for name in run.lent[index, user]]
-                values = [weight.detach() for weight in weights]
-                if self.memory.moves:
-                    values = [value.clone() for value in values]
-                for value, weight in zip(values, weights, strict=True):
-                    value.requires_grad_(weight.requires_grad)
-                sent[k] = Parcel(tuple(values), word)
+            tensors = output
+            if messages[k].kind == "weight":
+                user = segment.plan.blocks[messages[k].consumer].stage
+                tensors = _weights(stage, run.lent[stage.index, user], self.memory.moves)
+            sent[k] = Parcel(tensors, flags)
         return sent
+
+    def _microbatch(
+        self, run: JobRun, stage: JobStage, m: int, iteration: int
+    ) -> tuple[Inputs, Any]:
+        """Inputs and target of a micro-batch; drawing the batch is no time of the block."""
+        assert run.feed is not None
+        if run.feed.iteration != iteration:
+            began_ns = time.perf_counter_ns()
+            run.feed.draw(iteration)
+            self.excluded_ns += time.perf_counter_ns() - began_ns
+        return run.feed.microbatch(m, stage.device)
 
     def _backward(
         self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Parcels
@@ -257,53 +231,32 @@ class Worker:
         block = segment.plan.blocks[now.operation]
         m, messages = block.microbatch, segment.routes.messages
         ends = now.operation in segment.plan.last_backwards
-        clips = run.job.needs_norm
-        gradients: Any = None
         if stage.last and ends:
             run.metric = run.losses[-1] if run.losses else math.nan
-        # weights that later stages borrow, with the gradients from there: as roots of this backward
-        # autograd adds them before the stage's own uses, as it does alone
-        tied = []
-        for k, parcel in received.items():
-            message = messages[k]
-            if message.kind != "gradient":
-                user = segment.plan.blocks[message.producer].stage
-                for name, gradient in zip(run.lent[stage.index, user], parcel.tensors, strict=True):
-                    if gradient is not None:
-                        tied.append((stage.weight(name), gradient))
-                continue
-            gradients = parcel.tensors
-            if ends:
-                run.metric = parcel.loss
-                if clips:
-                    *gradients, vector = gradients
-                    stage.later_norms = Norms(vector, parcel.absent)
+        gradients, tied = _gradients(segment, run, stage, received, ends)
         if stage.kept[m].roots is None:
             blocks.recompute(stage, m)
         split = (block.job, stage.index) in segment.plan.split
         returned = blocks.backward(stage, m, gradients, tied, split)
-        borrowed = {}  # gradients of the copies
+        copies = {}  # gradients of the copies of tied weights
         for entry in stage.borrowed:
-            borrowed[entry.name], entry.parameter.grad = entry.parameter.grad, None
+            copies[entry.name], entry.parameter.grad = entry.parameter.grad, None
         norms = Norms()
-        if ends and clips:
-            norms = own_norms(stage, stage.later_norms)
+        if ends and run.job.needs_norm:
+            norms = norms_from(stage, stage.later_norms)
             returned = (*returned, norms.vector)
             if stage.index == 0:
                 run.total_norm = total_norm(run, norms)
         loss = run.metric if ends else math.nan
-        word = run.word(now.iteration) if ends else 0
-        sent = {}
+        flags, sent = run.flags(now.iteration) if ends else 0, {}
         for k in segment.routes.outputs[now.operation]:
-            message = messages[k]
-            if message.kind == "gradient":
-                sent[k] = Parcel(returned, word, loss, norms.absent)
-            elif message.kind == "tied":
-                lender = segment.plan.blocks[message.consumer].stage
-                names = run.lent[lender, stage.index]
-                sent[k] = Parcel(tuple(borrowed[name] for name in names), word)
+            if messages[k].kind == "gradient":
+                sent[k] = Parcel(returned, flags, loss, norms.absent)
+            elif messages[k].kind == "tied":
+                names = run.lent[segment.plan.blocks[messages[k].consumer].stage, stage.index]
+                sent[k] = Parcel(tuple(copies[name] for name in names), flags)
             else:
-                sent[k] = Parcel((run.total_norm,), word, loss)
+                sent[k] = Parcel((run.total_norm,), flags, loss)
         return sent
 
     def _report(self, block: Block, run: JobRun, iteration: int) -> None:
@@ -327,6 +280,54 @@ class Worker:
             run.stop_after(iteration + bool(run.unread))  # a loss read late has a successor begun
 
 
+def _take_weights(stage: JobStage, names: Sequence[str], values: Sequence[Tensor | None]) -> None:
+    """Copy tied weights of an earlier stage into this stage's."""
+    with torch.no_grad():
+        for name, value in zip(names, values, strict=True):
+            assert value is not None
+            stage.weight(name).copy_(value).requires_grad_(value.requires_grad)
+
+
+def _weights(stage: JobStage, names: Sequence[str], copied: bool) -> Tensors:
+    """Tied weights for a later stage.
+
+    They do not change before that stage's backward has come back, so they may be read late; unless
+    states move.
+    """
+    found = []
+    for name in names:
+        weight = stage.weight(name)
+        value = weight.detach().clone() if copied else weight.detach()
+        found.append(value.requires_grad_(weight.requires_grad))
+    return tuple(found)
+
+
+def _gradients(
+    segment: Segment, run: JobRun, stage: JobStage, received: Parcels, ends: bool
+) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+    """Gradients of the outputs (None on the last stage), and of tied weights of later stages.
+
+    The latter become roots of the backward: autograd adds them before the stage's uses, as it does
+    alone.
+    """
+    gradients: Any = None
+    tied: list[tuple[Tensor, Tensor]] = []
+    for k, parcel in received.items():
+        message = segment.routes.messages[k]
+        if message.kind == "gradient":
+            gradients = parcel.tensors
+            if ends:
+                run.metric = parcel.loss
+                if run.job.needs_norm:
+                    *gradients, vector = gradients
+                    stage.later_norms = Norms(vector, parcel.absent)
+            continue
+        names = run.lent[stage.index, segment.plan.blocks[message.producer].stage]
+        pairs = zip(names, parcel.tensors, strict=True)
+        tied += [(stage.weight(name), g) for name, g in pairs if g is not None]
+    return gradients, tied
+
+
 def _fixed(run: JobRun, stage: JobStage, microbatch: int) -> dict[str, bool]:
     """`requires_grad` of the tied weights for which a forward may not change it.
 
@@ -338,19 +339,25 @@ def _fixed(run: JobRun, stage: JobStage, microbatch: int) -> dict[str, bool]:
     return {name: stage.weight(name).requires_grad for name in names}
 
 
-def unbound(error: BaseException) -> BaseException:
-    """The error without frames, which would keep the tensors and jobs of the whole run alive.
+def _check_fixed(stage: JobStage, fixed: Mapping[str, bool], microbatch: int) -> None:
+    for name, trained in fixed.items():
+        if stage.weight(name).requires_grad != trained:
+            raise InputError(
+                f"stages: the forward of stage {stage.index} changes requires_grad of {name!r}, "
+                f"which stages share, in micro-batch {microbatch}; change it between iterations"
+            )
 
-    Where it was raised is a note of it.
-    """
-    rest: list[BaseException | None] = [error]
-    while rest:
-        found = rest.pop()
+
+def unbound(error: BaseException) -> BaseException:
+    """Remove the frames of an error, which keep tensors alive; the traceback becomes a note."""
+    pending: list[BaseException | None] = [error]
+    while pending:
+        found = pending.pop()
         if found is None or found.__traceback__ is None:
             continue
         found.add_note("".join(format_tb(found.__traceback__)).rstrip())
         found.__traceback__ = None
-        rest += [found.__cause__, found.__context__]
+        pending += [found.__cause__, found.__context__]
     return error
 
 
@@ -359,131 +366,3 @@ def reason(error: BaseException) -> str:
     if isinstance(error, (OptschedError, NotFinite)):
         return str(error)
     return f"{type(error).__name__}: {error}"
-
-
-class FirstForward(Protocol):
-    """How the first forward of a job passes from rank to rank."""
-
-    def is_local(self, stage: int) -> bool:
-        """Whether a stage is trained here."""
-
-    def receive(self, stage: int) -> Any:
-        """The output of a stage of another rank; None if it has failed."""
-
-    def send(self, stage: int, output: Any) -> None:
-        """Send the output of a local stage to the next one, if that is on another rank."""
-
-    def close(self) -> None:
-        """Wait until everything has left."""
-
-
-class Whole:
-    """All stages are in this process."""
-
-    def is_local(self, stage: int) -> bool:
-        """They are."""
-        return True
-
-    def receive(self, stage: int) -> Any:
-        """Nothing arrives."""
-
-    def send(self, stage: int, output: Any) -> None:
-        """Nothing leaves."""
-
-    def close(self) -> None:
-        """Nothing is under way."""
-
-
-def rehearse(run: JobRun, worker: Worker, chain: FirstForward) -> None:
-    """Run the first micro-batch through the local stages.
-
-    `InputError`: a boundary is not a tensor or a tuple of tensors, or there is not even a first
-    batch. `JobFailed`: alone the job would have failed there too.
-    """
-    if run.feed is None:
-        return
-    here, x = 0, None
-    try:
-        run.feed.draw(run.start)
-        failed = False  # on the rank of an earlier stage
-        for stage in run.stages:
-            here = stage.index
-            if not chain.is_local(here):
-                continue
-            if here and not chain.is_local(here - 1):
-                x = chain.receive(here - 1)
-                failed = x is None
-            if not failed:
-                x = _rehearsed(run, worker, stage, x)
-            chain.send(here, None if failed else x)
-    except Exception as error:
-        pass_over(run, chain, here)
-        if isinstance(error, NotMean):
-            raise NotMean(f"job {run.title}: {error}") from None
-        if isinstance(error, OptschedError) and not (isinstance(error, DataEnded) and run.start):
-            raise
-        raise run.fail(here, run.start, reason(error)) from error
-
-
-def _rehearsed(run: JobRun, worker: Worker, stage: JobStage, x: Any) -> Any:
-    """The output of a stage on the first micro-batch, cut off its graph."""
-    assert run.feed is not None
-    x = brought(x, stage.device)
-    with in_place(stage):
-        batch, target = run.feed.microbatch(0, stage.device)
-        end = worker.criterion(run, stage, 0, target)
-        first = end and partial(_first_loss, run, stage, worker, end)
-        given = () if x is None else x if isinstance(x, tuple) else (x,)
-        x = blocks.rehearse(stage, x, batch, first)
-        if stage.last:
-            _compare_last_stage(run, worker, given)
-    return tuple(map(blocks.leaf, x)) if isinstance(x, tuple) else blocks.leaf(x)
-
-
-def pass_over(run: JobRun, chain: FirstForward, failed: int = -1) -> None:
-    """Tell later ranks that there is no first forward of a job, because a stage has failed."""
-    for stage in run.stages[max(0, failed) :]:
-        here = stage.index
-        if chain.is_local(here):
-            if here > max(0, failed) and not chain.is_local(here - 1):
-                chain.receive(here - 1)
-            chain.send(here, None)
-
-
-def _first_loss(
-    run: JobRun, stage: JobStage, worker: Worker, end: Criterion, output: Any
-) -> Tensor:
-    """Compute the loss of the first micro-batch; refuse one that cannot be trained exactly."""
-    assert run.feed is not None
-    value, parts = end(output), run.feed.parts
-    trained = [p for _, p in stage.parameters] + [entry.parameter for entry in stage.borrowed]
-    check_trained(value, tensors_in(output), trained)
-    if len(parts) > 1 and end.loss is not None:
-        loss, device = end.loss, stage.device
-        modules = [loss] if isinstance(loss, nn.Module) else []
-
-        def head(inputs: Any, part: Any) -> Tensor:
-            with evaluating(modules):
-                return loss(inputs, brought(target_of(part), device))
-
-        upcast = run.loss_module is None or run.job.precision != "bf16"
-        comparison = Comparison(head, worker.factors(run), upcast)
-        if first_comparison(comparison, parts, mapped(output, torch.Tensor.detach)):
-            run.compare_loss = comparison.check
-    return value
-
-
-def _compare_last_stage(run: JobRun, worker: Worker, hidden: Tensors) -> None:
-    """Compare the first batch with its micro-batches, with the model's own loss."""
-    assert run.feed is not None
-    stage, feed = run.stages[-1], run.feed
-    if len(feed.parts) < 2 or stage.loss is not None or not stage.last:
-        return
-    entries = len(feed.inputs[0].arguments) > 1
-
-    def head(inputs: Any, part: Any) -> Tensor:
-        batch = brought(cast(inputs_of(part, entries), run.job.precision), stage.device)
-        with evaluating(stage.modules):
-            return loss_in(stage.run(inputs, batch))
-
-    first_comparison(Comparison(head, worker.factors(run), False), feed.parts, hidden)
