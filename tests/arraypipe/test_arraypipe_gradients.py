@@ -130,45 +130,47 @@ def momentum(named: Any) -> torch.optim.Optimizer:
 def test_a_callback_may_unfreeze_layers(recompute: bool, tied: bool, slots: bool) -> None:
     """From the iteration after the loss that it was called with, as in a loop by hand."""
 
-    def build() -> nn.Module:
-        torch.manual_seed(0)
+    def build(seed: int) -> nn.Module:  # jobs share frozen weights that are equal
+        torch.manual_seed(seed)
         model = layers(nn.Tanh())
         model[:1].requires_grad_(False)
         if tied:
             model[2].weight = model[0].weight
         return model
 
-    model = build()
-    optimizer = momentum(model.named_parameters())
-    batches = numbered(Job(0, 4, momentum), 0)
-    for k in range(5):
-        x, y = next(batches)
-        loss = nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        model.requires_grad_(k >= 1)
-        model[2].bias.requires_grad_(True)
+    def by_hand(seed: int) -> dict[str, Tensor]:
+        model = build(seed)
+        optimizer = momentum(model.named_parameters())
+        batches = numbered(Job(0, 4, momentum), 0)
+        for k in range(5):
+            x, y = next(batches)
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.requires_grad_(k >= 1)
+            model[2].bias.requires_grad_(True)
+        return model.state_dict()
 
-    models: list[nn.Module] = []
-    array = ArrayTrainer(
-        lambda: models.append(build()) or models[-1], numbered, stages=[1, 2],
-        jobs=[Job(k, 4, momentum, recompute=recompute) for k in range(4)],
-        loss=nn.functional.mse_loss,
-    )  # fmt: skip
+    models: dict[int, nn.Module] = {}
+
+    def noted(seed: int) -> nn.Module:
+        models[seed] = build(seed)
+        return models[seed]
+
+    jobs = [Job(k, 4, momentum, recompute=recompute, model={"seed": k}) for k in range(4)]
+    array = ArrayTrainer(noted, numbered, stages=[1, 2], jobs=jobs, loss=nn.functional.mse_loss)
 
     def on_step(job: Job, step: int, value: float) -> None:
-        mine = models[job.seed - 4]
-        mine.requires_grad_(step >= 1)
-        mine[2].bias.requires_grad_(True)  # type: ignore[index]
+        models[job.seed].requires_grad_(step >= 1)
+        models[job.seed][2].bias.requires_grad_(True)  # type: ignore[index]
 
     if slots:
         result = run_in_slots(array, 5, on_step=on_step)
         assert result.report.exposed_ns > 0 or not recompute  # what is kept stays in its slot
     else:
         result = run(array, random_schedule([1] * 4, 3), 5, on_step=on_step, on_error="raise")
-    wanted = model.state_dict()
-    for got in result.models:
+    for k, got in enumerate(result.models):
+        wanted = by_hand(k)
         assert all(torch.equal(got.state_dict()[name], wanted[name]) for name in wanted)
 
 
