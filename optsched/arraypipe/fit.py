@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from optsched.arraypipe.callbacks import Callback, FitInfo
-from optsched.arraypipe.checkpoint.files import load
-from optsched.arraypipe.checkpoint.states import difference, sample_of
+from optsched.arraypipe.checkpoint.states import digest
 from optsched.arraypipe.evaluation import Evaluation, measure_of
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.plan.plan import ExecutionPlan
@@ -152,8 +151,7 @@ class Fit:
         done = self.folder.latest(title)
         if done > self.evaluated.get(title, 0):
             self.evaluated[title] = done
-            place = self.folder.folder / title / str(done)
-            states, buffers = load(place / "model.pt"), load(place / "train.pt")["buffers"]
+            states, buffers = self.folder.read(title, done)
             self.evaluation.evaluate(job, done - 1, states, buffers, torch.device("cpu"))
 
     def _plan(self) -> ExecutionPlan:
@@ -194,16 +192,17 @@ class Fit:
 
         def first_batches() -> list[Any]:
             with global_state_kept():
-                return [sample_of(next(iter(trainer.data(job, 0)))) for job in trainer.jobs]
+                return [digest(next(iter(trainer.data(job, 0)))) for job in trainer.jobs]
 
         with meeting() as group:
             rows = group.all(group.agree(first_batches))
         for rank, row in enumerate(rows):
             for title, expected, found in zip(trainer.titles, rows[0], row, strict=True):
-                if what := difference(expected, found):
+                if expected != found:
                     raise InputError(
                         f"data: rank {rank} has another first batch of job {title} than rank 0 "
-                        f"({what}); every rank has to make the same data, so seed what is random"
+                        f"({found}, not {expected}); every rank has to make the same data, so "
+                        f"seed what is random"
                     )
 
     def _try_evaluation(self) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 
-from optsched.arraypipe.checkpoint.states import makers, model_arguments
+from optsched.arraypipe.checkpoint.states import settings_of
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.memory.manager import memory_of
@@ -212,21 +210,8 @@ class RunOptions:
 
 
 def _settings(run: JobRun) -> dict[str, str]:
-    """What a fresh job is made with besides its plain settings, which ranks compare, in words."""
-    made, rows = makers(run), dict[str, Any]()
-    for _, alike in groupby(made["optimizer"].items(), lambda pair: repr(pair[1])):
-        name, row = next(alike)  # once for all parameters of a group
-        settings = {"class": row["class"], **row["settings"]}
-        rows |= {f"optimizer {key} of {name}": value for key, value in settings.items()}
-    scheduler = {"class": made["scheduler"].get("class"), **made["scheduler"].get("made", {})}
-    rows |= {f"scheduler {key}": value for key, value in scheduler.items()}
-    model = model_arguments(run.job.model)["model"]
-    rows |= {f"model[{key!r}]": value for key, value in model.items()}
-    # where an object lies is another place in every process
-    return {
-        f"job {run.title}: {key}": re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-        for key, value in rows.items()
-    }
+    """What a fresh job is made with, which ranks compare, in words."""
+    return {f"job {run.title}: {key}": value for key, value in settings_of(run).items()}
 
 
 def _warn_of_forgotten(run: JobRun) -> None:

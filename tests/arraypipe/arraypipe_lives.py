@@ -11,8 +11,9 @@ import torch
 from arraypipe_models import adamw, build_model, data, loss, sgd
 
 from optsched.arraypipe import Job
-from optsched.arraypipe.checkpoint.files import numbered
+from optsched.arraypipe.checkpoint.files import numbered, train_files
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder
+from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 
 if TYPE_CHECKING:
@@ -52,14 +53,15 @@ def saved_is_exact(folder: Path, j: int, title: str = "") -> int:
     done = int(pointer.read_text()) if pointer.exists() else max(numbered(place), default=0)
     if not done:
         return 0
-    model = torch.load(place / str(done) / "model.pt", weights_only=True)
-    train = torch.load(place / str(done) / "train.pt", weights_only=True)
+    model, states = read_weights(place / str(done)), {}
+    for path in train_files(place / str(done)):
+        states |= torch.load(path, weights_only=True)["parameters"]
     reference = alone(j, done)
     for name, value in {**reference.parameters, **reference.buffers}.items():
         assert torch.equal(model[name], value)
     for name, state in reference.optimizer.items():
         for key, value in state.items():
-            assert torch.equal(train["parameters"][name]["state"][key], value)
+            assert torch.equal(states[name]["state"][key], value)
     return done
 
 

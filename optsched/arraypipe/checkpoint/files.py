@@ -1,7 +1,8 @@
-"""Files of checkpoints: written through to the disk, and under their name only whole."""
+"""Files of checkpoints: written through to the disk, complete before they get their name."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,19 +20,31 @@ from optsched.arraypipe.runtime.cuda_streams import page_locked_like
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
-
-NAMES: Final = frozenset({"model.pt", "train.pt"})
-"""Files of a checkpoint."""
+INDEX: Final = "model.safetensors.index.json"
 _HALF_DONE: Final = (".tmp-", ".parts-", ".merging")
+_TRAIN: Final = re.compile(r"train-(\d{5})-of-(\d{5})\.pt")
+
+
+def stage_file(kind: str, stage: int, n_stages: int) -> str:
+    """Name of a file of one stage; kinds are model, frozen and train."""
+    ending = "pt" if kind == "train" else "safetensors"
+    return f"{kind}-{stage + 1:05d}-of-{n_stages:05d}.{ending}"
+
+
+def train_files(checkpoint: Path) -> list[Path]:
+    """The train files of all stages of a checkpoint in their order; none if one is missing."""
+    found = sorted(path for path in checkpoint.iterdir() if _TRAIN.fullmatch(path.name))
+    totals = {int(_TRAIN.fullmatch(path.name)[2]) for path in found}  # type: ignore[index]
+    return found if totals == {len(found)} else []
 
 
 def numbered(place: Path) -> list[int]:
     """Iterations of the checkpoints in a folder, ascending; none if there is no such folder.
 
-    Folders that are named otherwise, or have anything else in them, are not ours.
+    Folders with other names and incomplete ones are left out.
     """
     return sorted(
         int(entry.name)
@@ -40,25 +53,46 @@ def numbered(place: Path) -> list[int]:
         and entry.name == str(int(entry.name))
         and not entry.is_symlink()
         and entry.is_dir()
-        and {file.name for file in entry.iterdir()} == NAMES
+        and (entry / INDEX).exists()
+        and train_files(entry)
     )
 
 
-def damage(checkpoint: Path) -> str:
-    """Why a checkpoint cannot be read, found without loading it; "" if it can."""
-    loaded: Any = None
-    for name in sorted(NAMES):  # train.pt last
-        reason, loaded = tried(checkpoint / name)
+def damage(checkpoint: Path, sums: dict[tuple[int, int, int], int]) -> str:
+    """Why a checkpoint cannot be read, "" if it can.
+
+    Everything is read and compared with checksums, but no tensor is kept; `sums` has the checksums
+    of files that were read before, by inode and time.
+    """
+    files = train_files(checkpoint) if checkpoint.is_dir() else []
+    if not files:
+        return "a file train-*.pt is missing"
+    expected: dict[str, int] = {}
+    for path in files:
+        reason, loaded = tried(path)
         if reason:
             return reason
-    known = loaded.get("model_checksum") if isinstance(loaded, dict) else None
-    if _checked() and known not in (None, checksum(checkpoint / "model.pt")):
-        return "model.pt is not the one that train.pt was written with"
+        expected.update(loaded.get("checksums", {}) if isinstance(loaded, dict) else {})
+    try:
+        places = json.loads((checkpoint / INDEX).read_text())["weight_map"]
+        if missing := {*places.values()} - expected.keys():
+            return f"{INDEX} names {min(missing)}, which no stage has written"
+        for name, known in expected.items():
+            status = (checkpoint / name).stat()
+            key = status.st_dev, status.st_ino, status.st_mtime_ns
+            if key not in sums:
+                sums[key] = checksum(checkpoint / name)
+            if sums[key] != known:
+                return f"{name} is damaged"
+    except FileNotFoundError as error:
+        return f"{os.path.basename(error.filename)}: no such file"
+    except Exception as error:  # a damaged text may raise any
+        return f"{INDEX} cannot be read ({_why(error)})"
     return ""
 
 
 def tried(path: Path) -> tuple[str, Any]:
-    """Why a file cannot be read, beginning with its name, "" if it can; what is in it, no data."""
+    """Why a file of `torch.save` cannot be read, "" if it can; what is in it, without data."""
     try:
         with zipfile.ZipFile(path) as archive:
             # reads all and compares the checksums, which `torch.load` does not look at
@@ -66,7 +100,7 @@ def tried(path: Path) -> tuple[str, Any]:
         loaded = torch.load(path, weights_only=True, map_location="meta")
     except FileNotFoundError:
         return f"{path.name}: no such file", None
-    except Exception as error:  # of a damaged list of its entries any may come
+    except Exception as error:  # a damaged list of entries may raise any
         return f"{path.name} cannot be read ({_why(error)})", None
     return f"{path.name} is damaged" if damaged else "", loaded
 
@@ -77,7 +111,7 @@ def _checked() -> bool:
 
 
 def _why(error: Exception) -> str:
-    """A short sentence; torch's own advises to load without `weights_only`."""
+    """A short sentence; torch's message advises to load without `weights_only`."""
     text = " ".join(str(error).split())
     if found := re.search(r"Unsupported (?:global: GLOBAL|class|operand) (\S+)", text):
         return f"it holds {found[1]}, which weights_only=True does not read"
@@ -85,45 +119,29 @@ def _why(error: Exception) -> str:
 
 
 def checksum(path: Path) -> int:
-    """Of all entries of a file of `torch.save`, by their own checksums."""
-    with zipfile.ZipFile(path) as archive:
-        return zlib.crc32(
-            repr([(entry.filename, entry.CRC) for entry in archive.infolist()]).encode()
-        )
-
-
-def write_folder(target: Path, contents: Mapping[str, Any]) -> None:
-    """Make a folder of `torch.save` files; it appears under its name with all of them, or not.
-
-    A folder of that name is replaced: it was left by a run that was killed before it moved the
-    pointer.
-    """
-    temporary = _temporary(target.parent)
-    try:
-        temporary.mkdir()
-        save(contents["model.pt"], temporary / "model.pt")
-        tied = {"model_checksum": checksum(temporary / "model.pt")}
-        save({**contents["train.pt"], **tied}, temporary / "train.pt")
-        if reason := damage(temporary):  # read as it will be, before it takes a name
-            raise NotKept(f"{target}: {reason}; what was written before stays")
-        sync_folder(temporary)
-        if target.exists():
-            shutil.rmtree(target)
-        temporary.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    sync_folder(target.parent)
+    """CRC-32 of a file."""
+    value = 0
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return value
 
 
 def replace_file(target: Path, value: Any) -> None:
-    """Write one file by way of a temporary neighbour: a string as text, else by `torch.save`.
+    """Write one file by way of a temporary neighbor: a string as text, else by `torch.save`.
 
     `NotKept`: it cannot be read again; the file that was there stays.
     """
     with writing(target.parent):
-        temporary = _temporary(target.parent)
+        temporary = target.parent / f".tmp-{uuid4().hex}"
         try:
-            save(value, temporary)
+            with temporary.open("wb") as stream:
+                if isinstance(value, str):
+                    stream.write(value.encode())
+                else:
+                    torch.save(value, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
             if not isinstance(value, str) and (reason := tried(temporary)[0]):
                 reason = reason.replace(temporary.name, target.name)
                 raise NotKept(f"{target.parent}: {reason}; what was written before stays")
@@ -133,19 +151,8 @@ def replace_file(target: Path, value: Any) -> None:
         sync_folder(target.parent)
 
 
-def save(value: Any, path: Path) -> None:
-    """Write a file through to the disk."""
-    with path.open("wb") as stream:
-        if isinstance(value, str):
-            stream.write(value.encode())
-        else:
-            torch.save(value, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
 def load(path: Path, mmap: bool = False) -> Any:
-    """What `save` has written, on the CPU; `InputError` with the name of the file if it cannot."""
+    """Read a file of `torch.save` to the CPU; `InputError` with its name if that fails."""
     try:
         return torch.load(path, weights_only=True, map_location="cpu", mmap=mmap or None)
     except FileNotFoundError:
@@ -158,9 +165,9 @@ def check_writable(place: Path) -> None:
     """Make a folder and try to write in it."""
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
-        probe = _temporary(place)
+        probe = place / f".tmp-{uuid4().hex}"
         probe.mkdir()
-        with suppress(FileNotFoundError):  # another process tidies up at this moment
+        with suppress(FileNotFoundError):  # another process sweeps at this moment
             probe.rmdir()
 
 
@@ -173,10 +180,10 @@ def sweep(place: Path) -> None:
 
 
 def copied(value: Any, place: str | None = None) -> Any:
-    """A copy of a state as `kept` makes one, tensors as dense ones of their own on the CPU.
+    """A copy of a state as `kept` makes one, with dense tensors on the CPU.
 
-    A view of a larger storage would be saved with all of it. What is on a GPU is copied in the
-    current stream, before whatever changes it next, and is there when that has got so far.
+    A view of a larger storage would be saved with all of it. Tensors of a GPU are copied in the
+    current stream; they are complete when that has come so far.
     """
     return kept(value, place, _on_host)
 
@@ -188,7 +195,7 @@ def _on_host(value: Tensor) -> Tensor:
 def off_gpu(value: Tensor) -> Tensor:
     """A copy in page-locked memory, for which the host does not wait."""
     target = page_locked_like(value)
-    # by way of a temporary the host would read it before the copy is there
+    # by way of a temporary the host would read it before the copy is complete
     return target.copy_(value, non_blocking=target.stride() == value.stride())
 
 
@@ -203,14 +210,10 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """What the file system refuses is an `InputError` that names the folder."""
+    """Turn errors of the file system into an `InputError` that names the folder."""
     try:
         yield
     except OSError as error:
         raise InputError(
             f"checkpoint: {place} cannot be written ({error.strerror or error})"
         ) from None
-
-
-def _temporary(place: Path) -> Path:
-    return place / f".tmp-{uuid4().hex}"

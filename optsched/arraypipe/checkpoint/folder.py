@@ -1,7 +1,8 @@
-"""Checkpoints per job, each at its own iteration boundary, whole or not at all."""
+"""Checkpoints per job, each at its own iteration boundary, complete or absent."""
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import warnings
@@ -10,99 +11,104 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import uuid4
+from weakref import WeakValueDictionary
 
 import torch
 
 from optsched.arraypipe.checkpoint.files import (
+    INDEX,
     check_writable,
-    copied,
     damage,
     load,
     numbered,
     replace_file,
-    save,
+    stage_file,
     sweep,
-    tried,
-    write_folder,
+    sync_folder,
+    train_files,
     writing,
 )
-from optsched.arraypipe.checkpoint.plain import NotKept, reread
+from optsched.arraypipe.checkpoint.plain import NotKept
+from optsched.arraypipe.checkpoint.pretrained import write_configs
 from optsched.arraypipe.checkpoint.states import (
-    Seen,
-    check_job,
-    check_same_arguments,
+    check_keeps,
+    check_restart,
     check_same_model,
-    check_same_scheduler,
-    dry_shards,
-    joined,
-    makers,
-    model_arguments,
+    check_same_settings,
     restore,
-    shard_of,
-    watched,
+    settings_of,
+    stage_state,
 )
-from optsched.arraypipe.model.optimizers import check_same_makers
+from optsched.arraypipe.checkpoint.weights import open_weights, read_weights, write_weights
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.errors import InputError
 from optsched.io.files import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from concurrent.futures import Future
     from pathlib import Path
+
+    from torch import Tensor
 
     from optsched.arraypipe.job import Data
     from optsched.arraypipe.runtime.state import JobRun
 
-
-_FORMAT: Final = "optsched.train/3"
+_FORMAT: Final = "optsched.train/4"
 _DIGITS: Final = 18  # of an iteration
-_MUST_AGREE: Final = ("seed", "batch_size", "microbatches", "precision", "clip_norm")
+_FROZEN: Final = ".frozen-"
 
 
 @dataclass
 class _JobState:
-    """What the folder knows of a job of this run."""
+    """A job of this run."""
 
-    makers: dict[str, Any]  # what its optimizers and scheduler were made with
-    order: list[str]  # of the entries of its state dict
-    seen: Seen  # its newest batch
+    settings: dict[str, str]  # of the fresh job; optimizers and schedulers change theirs
     kept: int  # newest iteration whose stages of this process are copied
-    noted: dict[int, dict[int, _Noted]] = field(default_factory=dict)  # copies: iteration, stage
-    given: list[Future[None]] = field(default_factory=list)  # to be written
+    noted: dict[int, dict[int, _Noted]] = field(default_factory=dict)  # by iteration and stage
+    pending: list[Future[None]] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class CheckpointFolder:
-    """``<folder>/<job>/<iteration>/{model.pt,train.pt}``, ``<job>/latest`` and ``<job>/best``.
+    """``<folder>/<job>/<iteration>/`` with files per stage, ``<job>/latest`` and ``<job>/best``.
+
+    ``model-*.safetensors`` with ``model.safetensors.index.json`` are the weights under unsplit
+    names, as `from_pretrained` reads them; ``frozen-*.safetensors`` those that several jobs have,
+    written once and linked; ``train-*.pt`` everything else.
 
     A stage is copied right after its update, because it may begin the next iteration before the
-    other stages have finished this one; when the last stage is in, the job is written. Where
-    several processes hold the stages, each writes its own into ``.parts-<iteration>``, and the one
-    that completes them writes the job. When that is done older checkpoints are removed.
+    other stages have finished this one. Every process writes its stages into
+    ``.parts-<iteration>``; the one that completes them gives the folder its name. Then older
+    checkpoints are removed.
 
-    A thread writes while the run goes on. A job waits for its last checkpoint before it gives the
-    next one to be written; what writing raises is raised then, or at the end of the run.
+    A thread writes while the run continues. A job waits for its last checkpoint before the next
+    one is written; errors of writing are raised then, or at the end of the run.
     """
 
-    folder: Path  # made if it is not there; on a file system that all processes share
+    folder: Path  # on a file system that all processes share
     cuts: tuple[str, ...]  # blocks at which stages 1, 2, ... begin, noted in the checkpoint
     every: int | None  # write after every so many iterations; None: only after a job's last one
     keep: int = 2  # newest checkpoints of a job that are not removed; nor is the best one
-    is_first: bool = True  # of the processes: it tidies up, and no other may write before
+    is_first: bool = True  # whether this process removes what a killed run has left
     stages_of: Callable[[JobRun], Collection[int]] | None = None  # trained here; None: all
     jobs: dict[int, _JobState] = field(default_factory=dict)
     fallen_back: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # by title
-    threads: int = field(default_factory=torch.get_num_threads)
+    checksums: dict[tuple[int, int, int], int] = field(default_factory=dict)  # of files read
 
     def __post_init__(self) -> None:
         self.writer = ThreadPoolExecutor(1, "optsched-checkpoint")
+        self.parameters: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        self.frozen: dict[tuple[str, ...], tuple[Path, int]] = {}  # files to link, checksums
 
     def prepare(self, titles: Iterable[str], resume: bool) -> None:
         """Make the folders; refuse one that cannot be written, or that has another run in it.
 
         What a killed run has left half done is removed; a damaged checkpoint is set aside.
         """
+        for file in self.folder.glob(f"{_FROZEN}*") if self.is_first else ():
+            file.unlink(missing_ok=True)
         for title in titles:
             place = self.folder / title
             check_writable(place)
@@ -127,52 +133,51 @@ class CheckpointFolder:
     def latest(self, title: str) -> int:
         """Iteration of the newest checkpoint of a job that can be read, 0 if it has none.
 
-        In a run of several processes the first one asks, and tells the others.
+        In a run of several processes the first one looks it up for all.
         """
         place = self.folder / title
         newest = _newest(place)
-        reason = damage(place / str(newest)) if newest else ""
+        reason = damage(place / str(newest), self.checksums) if newest else ""
         if not reason:
             return newest
         for at in reversed(numbered(place)):
-            if at < newest and not damage(place / str(at)):
+            if at < newest and not damage(place / str(at), self.checksums):
                 self.fallen_back[title] = (newest, at, reason)
                 return at
-        model = place / str(newest) / "model.pt"
-        rescue = f"; its weights can be read: Job(init={str(model)!r}) begins with them"
         raise InputError(
             f"{place / str(newest)}: {reason}, and there is no older checkpoint; restore it from a "
-            f"copy, or train in another folder{'' if tried(model)[0] else rescue}"
+            f"copy, or train in another folder"
         )
 
     def begin(self, run: JobRun, at: int) -> str:
-        """Take in a job with fresh stages, and go on from its checkpoint of iteration `at`, if > 0.
+        """Add a job with fresh stages, and restore its checkpoint of iteration `at`, if > 0.
 
-        Notes what the optimizers and schedulers were made with; some change their own settings
-        while they train. A job whose state no checkpoint can keep is not taken in: why, or "".
+        Returns why no checkpoint can keep the state of the job, or "".
         """
-        order = list(run.model.state_dict())
-        state = self.jobs[run.index] = _JobState({}, order, Seen(at, run.title), at)
         try:
-            state.makers = copied(makers(run), f"checkpoint of job {run.title}")
-            reread(self._files(run, at, dry_shards(run)))
-            check_job(run)
+            self.jobs[run.index] = _JobState(settings_of(run), at)
+            check_keeps(run)
         except NotKept as error:
+            self.jobs[run.index] = _JobState({}, at)
             return str(error)
         place = self.folder / run.title / str(at)
         try:
-            state.seen.expected = self._restore(run, at, place) if at else {}
+            if at:
+                self._restore(run, at, place)
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             if isinstance(error, (InputError, torch.OutOfMemoryError)):
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise InputError(f"{place}: is damaged, or no checkpoint ({reason})") from error
+        self.parameters.update((id(p), p) for p in run.model.parameters())
         return ""
 
     def watched(self, run: JobRun, data: Data) -> Data:
-        """The data of a job, compared with those that its checkpoint was trained on."""
-        seen = self.jobs[run.index].seen
-        return watched(data, seen, lambda: 0 in self._here(run))
+        """The data of a job, which must begin with the batch of the iteration to resume with."""
+        at = self.jobs[run.index].kept
+        if at:
+            check_restart(data, run.job, run.title, at)
+        return data
 
     def note(self, run: JobRun, stage: int, iteration: int) -> None:
         """Copy a stage that has just finished an iteration, if that iteration is to be kept."""
@@ -210,11 +215,13 @@ class CheckpointFolder:
     def close(self) -> None:
         """Wait until all is written; what that raises has been raised by `finish`."""
         self.writer.shutdown()
+        for file, _ in self.frozen.values():
+            file.unlink(missing_ok=True)  # checkpoints have links
 
     def settle(self, job: int) -> None:
         """Wait until all that a job has given to be written is there, from this process."""
-        given, self.jobs[job].given = self.jobs[job].given, []
-        for future in given:
+        pending, self.jobs[job].pending = self.jobs[job].pending, []
+        for future in pending:
             future.result()
 
     def _here(self, run: JobRun) -> Collection[int]:
@@ -225,50 +232,84 @@ class CheckpointFolder:
             with writing(self.folder / run.title):
                 write()
 
-        self.jobs[run.index].given.append(self.writer.submit(written))
+        self.jobs[run.index].pending.append(self.writer.submit(written))
 
     def _take(self, run: JobRun, stage: int, done: int) -> None:
-        """Copy a stage; with the last one of this process the thread has all of them to write."""
+        """Copy a stage; with the last one of this process, let the thread write all of them."""
         state, device = self.jobs[run.index], run.stages[stage].device
-        shard = shard_of(run, stage)
-        shard["batch"] = state.seen.batch(done - 1) if stage == 0 else {}
-        there = torch.cuda.current_stream(device).record_event() if on_gpu(device) else None
+        copies = stage_state(run, stage)
+        copied = torch.cuda.current_stream(device).record_event() if on_gpu(device) else None
         noted = state.noted.setdefault(done, {})
-        noted[stage] = _Noted(shard, there)
+        noted[stage] = _Noted(copies, copied)
         if len(noted) == len(self._here(run)):
             state.kept = done
             self.settle(run.index)  # one checkpoint of a job at a time, as they take memory
             self._submit(run, partial(self._write, run, done, state.noted.pop(done)))
 
     def _write(self, run: JobRun, done: int, noted: Mapping[int, _Noted]) -> None:
-        """Write a checkpoint; or leave its parts, unless they are the last ones that were missing.
-
-        A process leaves the next parts only when it is done with these, so that no two processes
-        write the same job at one time.
-        """
-        place = self.folder / run.title
-        merging = place / f".merging-{done}"
-        for row in noted.values():
+        """Write stages; if no other process has some to write, complete the checkpoint."""
+        place, n_stages = self.folder / run.title, len(run.stages)
+        parts, merging = place / f".parts-{done}", place / f".merging-{done}"
+        parts.mkdir(exist_ok=True)
+        for stage, row in noted.items():
             row.wait()
-        shards = {stage: row.shard for stage, row in noted.items()}
-        if len(shards) < len(self.cuts) + 1:
-            parts = place / f".parts-{done}"
-            parts.mkdir(exist_ok=True)
-            for stage, shard in shards.items():
-                save(shard, parts / f"{stage}.tmp")
-                (parts / f"{stage}.tmp").rename(parts / f"{stage}.pt")
-            try:
-                if sum(entry.suffix == ".pt" for entry in parts.iterdir()) < len(self.cuts) + 1:
-                    return
-                parts.rename(merging)
-            except FileNotFoundError:  # another process has seen that they are all there
+            self._write_stage(run, parts, stage, done, row.state)
+        try:
+            if len(train_files(parts)) < n_stages:
                 return
-            shards = {s: load(merging / f"{s}.pt") for s in range(len(self.cuts) + 1)}
-        files = self._files(run, done, [shards[s] for s in sorted(shards)])
-        write_folder(place / str(done), files)
+            parts.rename(merging)
+        except FileNotFoundError:  # another process completes it
+            return
+        places, total = {}, 0
+        for path in sorted(merging.glob("*.safetensors")):
+            places.update(dict.fromkeys(open_weights(path).shapes, path.name))
+            total += path.stat().st_size
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        replace_file(merging / INDEX, json.dumps(index, indent=1))
+        write_configs(run.model, merging)
+        target = place / str(done)
+        if target.exists():  # of a run that was killed before it changed `latest`
+            shutil.rmtree(target)
+        sync_folder(merging)
+        merging.rename(target)
         replace_file(place / "latest", f"{done}\n")
-        shutil.rmtree(merging, ignore_errors=True)
         self._tidy(place)
+
+    def _write_stage(
+        self, run: JobRun, parts: Path, stage: int, done: int, state: Mapping[str, Any]
+    ) -> None:
+        """Write the files of one stage; its train file is last."""
+        n_stages, checksums = len(run.stages), {}
+        if state["model"] or not state["frozen"]:
+            name = stage_file("model", stage, n_stages)
+            checksums[name] = write_weights(parts / name, state["model"])
+        if state["frozen"]:
+            name = stage_file("frozen", stage, n_stages)
+            checksums[name] = self._link_frozen(parts / name, state["frozen"])
+        train = {
+            "format": _FORMAT,
+            "iteration": done,
+            "settings": self.jobs[run.index].settings,
+            "cuts": [*self.cuts],
+            "threads": torch.get_num_threads(),
+            "torch": str(torch.__version__),
+            "checksums": checksums,
+            **{key: value for key, value in state.items() if key not in ("model", "frozen")},
+        }
+        replace_file(parts / stage_file("train", stage, n_stages), train)
+
+    def _link_frozen(self, path: Path, tensors: Mapping[str, Tensor]) -> int:
+        """Link the file of tensors that never change, which is written once; its checksum."""
+        key = tuple(f"{name} {t.data_ptr()}" for name, t in tensors.items())
+        if key not in self.frozen:
+            file = self.folder / f"{_FROZEN}{uuid4().hex}.safetensors"
+            self.frozen[key] = file, write_weights(file, tensors)
+        file, checksum = self.frozen[key]
+        try:
+            path.hardlink_to(file)
+        except OSError:  # a file system without links
+            shutil.copyfile(file, path)
+        return checksum
 
     def _set_aside(self, title: str) -> None:
         """Let the checkpoint that is gone on from be the newest, and say so."""
@@ -301,51 +342,27 @@ class CheckpointFolder:
                 old = (place / str(done)).rename(place / f".tmp-old-{done}")
                 shutil.rmtree(old)
 
-    def _files(
-        self, run: JobRun, done: int, shards: Sequence[Mapping[str, Any]]
-    ) -> dict[str, dict[str, Any]]:
-        """What a checkpoint consists of, by the names of its files; no tensor is read."""
-        state = self.jobs[run.index]
-        whole = joined(shards, run.title)
-        train = {
-            "format": _FORMAT,
-            "iteration": done,
-            **{key: getattr(run.job, key) for key in _MUST_AGREE},
-            **model_arguments(run.job.model),
-            "cuts": [*self.cuts],
-            **{
-                key: whole[key]
-                for key in ("parameters", "buffers", "masters", "loss", "scaler", "batch")
-            },
-            "optimizer": state.makers["optimizer"],
-            "scheduler": {**state.makers["scheduler"], "state": whole["scheduler"]},
-            "threads": self.threads,
-            "torch": str(torch.__version__),
-        }
-        return {"model.pt": {name: whole["model"][name] for name in state.order}, "train.pt": train}
+    def read(self, title: str, done: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The whole state dict in a checkpoint, and the buffers that it leaves out."""
+        place = self.folder / title / str(done)
+        train = _read_train(place)
+        return {**read_weights(place), **train["extra"]}, train["buffers"]
 
-    def _restore(self, run: JobRun, at: int, place: Path) -> dict[str, Any]:
-        """Load a checkpoint of a job into its model, optimizers and scheduler; its batch."""
-        train = load(place / "train.pt")
-        if not isinstance(train, dict) or train.get("format") != _FORMAT:
-            raise InputError(f"{place / 'train.pt'}: is not a checkpoint of format {_FORMAT}")
+    def _restore(self, run: JobRun, at: int, place: Path) -> None:
+        """Load a checkpoint of a job into its stages that have tensors in this process."""
+        train = _read_train(place)
         if train["iteration"] != at:
             raise InputError(
                 f"{place}: was written after iteration {train['iteration']}; a folder must keep "
                 f"its name"
             )
-        for key in _MUST_AGREE:
-            if train[key] != (now := getattr(run.job, key)):
-                raise InputError(f"{place}: was written with {key} {train[key]}, the job has {now}")
-        check_same_arguments(train, run.job.model, place)
-        model = load(place / "model.pt")
-        check_same_model(run.model, model, place / "model.pt")
+        check_same_settings(train["settings"], self.jobs[run.index].settings, place)
+        weights = open_weights(place)
+        check_same_model(run.model, weights, train["extra"].keys(), place)
         self._warn(train, place)
-        made, title = self.jobs[run.index].makers, f"{place} of job {run.title}"
-        check_same_scheduler(train["scheduler"], made["scheduler"], title)
-        check_same_makers(train["optimizer"], made["optimizer"], title)
-        restore(run, model, train, place)
-        return dict(train["batch"])
+        shared = {p.data_ptr() for p in run.model.parameters() if id(p) in self.parameters}
+        here = [stage for stage in run.stages if stage.local]
+        restore(run, here, weights, train, shared, place)
 
     def _warn(self, train: Mapping[str, Any], place: Path) -> None:
         """What need not change the bits, but can."""
@@ -375,13 +392,28 @@ def _failing(run: JobRun, stage: int, iteration: int) -> Iterator[None]:
 class _Noted(NamedTuple):
     """The copy of a stage, and the event after it on a GPU."""
 
-    shard: dict[str, dict[str, Any]]
-    there: torch.cuda.Event | None
+    state: dict[str, dict[str, Any]]
+    copied: torch.cuda.Event | None
 
     def wait(self) -> None:
-        """Until the copy is there."""
-        if self.there is not None:
-            self.there.synchronize()
+        """Wait until the copy is complete."""
+        if self.copied is not None:
+            self.copied.synchronize()
+
+
+def _read_train(place: Path) -> dict[str, Any]:
+    """The train files of a checkpoint as one; tensors are read when they are used."""
+    train: dict[str, Any] = {}
+    for path in train_files(place):
+        part = load(path, mmap=True)
+        if not isinstance(part, dict) or part.get("format") != _FORMAT:
+            raise InputError(f"{path}: is not a checkpoint of format {_FORMAT}")
+        for key, value in part.items():
+            if key in ("parameters", "masters", "buffers", "extra", "loss"):
+                train.setdefault(key, {}).update(value)
+            elif not train.get(key):
+                train[key] = value
+    return train
 
 
 def _newest(place: Path) -> int:

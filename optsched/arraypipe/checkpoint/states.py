@@ -1,8 +1,10 @@
-"""What a checkpoint has of a job, and how the job is put back from it."""
+"""The state of a job in a checkpoint: what each stage writes, and how it is restored."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+import zlib
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from optsched.arraypipe.checkpoint.files import copied
 from optsched.arraypipe.checkpoint.plain import NotKept, check_kept, empty, kept
+from optsched.arraypipe.checkpoint.weights import keeps
 from optsched.arraypipe.model.optimizers import (
     first_difference,
     makers_by_name,
@@ -20,40 +23,62 @@ from optsched.arraypipe.model.tied_weights import shard
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from torch.optim import Optimizer
 
+    from optsched.arraypipe.checkpoint.weights import Weights
     from optsched.arraypipe.job import Data, Job
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
-
 _PLAIN: Final = (str, int, float, bool, type(None))
-_VALUES: Final = 64  # of a tensor that are compared
+_AGREE: Final = ("seed", "batch_size", "microbatches", "precision", "clip_norm")
 
 
-def model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint notes of `Job.model`: ``model`` the plain entries, ``model_other`` names.
+def settings_of(run: JobRun) -> dict[str, str]:
+    """All settings of a fresh job that change its bits, as text by name.
 
-    Plain are strings, integers, floats, booleans, also of NumPy's, None, and lists, tuples and
-    dictionaries of these, not of classes derived from them: what `torch.load(weights_only=True)`
-    reads again.
+    Entries of `Job.model` that are no numbers, strings or containers of these are left out.
     """
-    numbers = {name: kept(value, None, lambda tensor: tensor) for name, value in given.items()}
-    plain = {name: value for name, value in numbers.items() if _is_plain(value)}
-    return {"model": plain, "model_other": sorted(name for name in given if name not in plain)}
+    rows: dict[str, Any] = {key: getattr(run.job, key) for key in _AGREE}
+    model = {
+        name: kept(value, None, lambda tensor: tensor) for name, value in run.job.model.items()
+    }
+    rows |= {f"model[{name!r}]": value for name, value in model.items() if _is_plain(value)}
+    groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for name, made in makers_by_name(run.stages).items():
+        groups.setdefault(_text(made), (made, []))[1].append(name)
+    for made, names in groups.values():
+        first = min(names)
+        rows[f"optimizer of {first!r}"] = made["class"]
+        rows[f"optimizer of {first!r} trains"] = sorted(names)
+        for key, value in made["settings"].items():
+            rows[f"optimizer setting {key!r} of {first!r}"] = value
+    scheduler = next((s.scheduler for s in run.stages if s.scheduler is not None), None)
+    kind = type(scheduler)
+    rows["scheduler"] = "none" if scheduler is None else f"{kind.__module__}.{kind.__qualname__}"
+    for key, value in scheduler_state(scheduler, run.title).items():
+        rows[f"scheduler setting {key!r}"] = value
+    return {key: _text(value) for key, value in rows.items()}
 
 
-def check_same_arguments(train: Mapping[str, Any], given: Mapping[str, Any], place: Path) -> None:
-    """Refuse a job whose arguments are not those of its checkpoint, if plain on both sides."""
-    now = model_arguments(given)
-    apart = {*train["model_other"], *now["model_other"]}
-    before, after = (
-        {name: value for name, value in side.items() if name not in apart}
-        for side in (train["model"], now["model"])
-    )
-    check_same(before, after, "model[{!r}]", place)
+def _text(value: Any) -> str:
+    """A value in words, the same in every process; tensors by their values."""
+
+    def listed(tensor: Tensor) -> Any:
+        return tensor.tolist()
+
+    plain = kept(value, None, listed)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(plain))
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return type(value) in _PLAIN
 
 
 def check_same(
@@ -65,56 +90,58 @@ def check_same(
         raise InputError(f"{place}: was written with {what.format(name)} {old}, the job has {new}")
 
 
-def _is_plain(value: Any) -> bool:
-    if type(value) is dict:
-        return all(_is_plain(part) for pair in value.items() for part in pair)
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    return type(value) in _PLAIN
+def check_same_settings(before: Mapping[str, str], now: Mapping[str, str], place: Path) -> None:
+    """Refuse a job with other settings than its checkpoint's, naming the first one."""
+    for key in {**before, **now}:
+        old, new = (side.get(key, "(not set)") for side in (before, now))
+        if old != new:
+            raise InputError(f"{place}: was written with {key} {old:.200}, the job has {new:.200}")
 
 
-def shard_of(
+def stage_state(
     run: JobRun, stage: int, copy: Callable[[Any, str], Any] = copied
 ) -> dict[str, dict[str, Any]]:
-    """Copies of all that one stage has trained, under unsplit names.
+    """Copies of all that one stage has, under unsplit names.
 
-    ``model`` its entries of the state dict, ``buffers`` those that a state dict leaves out,
-    ``parameters`` states and settings of the optimizer, ``masters`` the float32 weights of a
-    bfloat16 job, ``scheduler``, ``scaler`` and ``loss`` the states of these;
-    ``batch`` is left to the caller.
-    `NotKept`: one of these that no checkpoint can keep.
+    ``model`` its tensors of the state dict; ``frozen`` those that other jobs have too, which no
+    job may change, uncopied; ``extra`` other entries of the state dict; ``buffers`` those that it
+    leaves out; ``parameters`` states and settings of the optimizer; ``masters`` the float32 weights
+    of a bfloat16 job; ``scheduler``, ``scaler`` and ``loss`` their states. `NotKept`: one of these that no
+    checkpoint can keep.
     """
     part = run.stages[stage]
-    model, buffers = shard(run.model, run.stages, stage)
-    found = {
-        "model": model,
+    state, buffers = shard(run.model, run.stages, stage)
+    shared = {(t.data_ptr(), t.device) for t in part.shared_tensors() if t.numel()}
+    known = {t.data_ptr() for t in (*run.model.parameters(), *run.model.buffers())}
+    found: dict[str, Any] = {"model": {}, "extra": {}}
+    frozen = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor) and (value.data_ptr(), value.device) in shared:
+            frozen[name] = value
+            continue
+        found["model" if keeps(value) else "extra"][name] = value
+        if keeps(value) and value.numel() and value.data_ptr() not in known:  # made by a hook
+            found["extra"][name] = value
+    scaler = part.scaler
+    found |= {
         "buffers": buffers,
         "parameters": states_by_name([part]),
         "masters": dict(part.trained) if part.masters is not None else {},
         "scheduler": scheduler_state(part.scheduler, run.title),
-        "loss": _loss_state(part.loss),
-        "scaler": {} if part.scaler is None else vars(part.scaler),
+        "scaler": {} if scaler is None else dict(vars(scaler)),
+        "loss": part.loss.state_dict() if isinstance(part.loss, nn.Module) else {},
     }
-    return dict(copy(found, f"checkpoint of job {run.title}"))
+    return {**copy(found, f"checkpoint of job {run.title}"), "frozen": frozen}
 
 
-def _loss_state(loss: Any) -> dict[str, Any]:
-    """State of a loss that is a module, under names that begin with ``loss.``."""
-    state = loss.state_dict() if isinstance(loss, nn.Module) else {}
-    return {f"loss.{name}": value for name, value in state.items()}
+def check_keeps(run: JobRun) -> None:
+    """Find state that no checkpoint can keep before training (`NotKept`); nothing is copied."""
 
-
-def dry_shards(run: JobRun) -> list[dict[str, dict[str, Any]]]:
-    """What `shard_of` gives of all stages, its tensors empty; nothing is copied from a GPU."""
-
-    def copy(value: Any, place: str) -> Any:
+    def dry(value: Any, place: str) -> Any:
         return kept(value, place, empty)
 
-    return [{**shard_of(run, stage, copy), "batch": {}} for stage in range(len(run.stages))]
-
-
-def check_job(run: JobRun) -> None:
-    """Find state that comes with the first steps and that no checkpoint can keep (`NotKept`)."""
+    for stage in range(len(run.stages)):
+        stage_state(run, stage, dry)
     rows = [row for stage in run.stages for row in stage.trained]
 
     def make(parameters: list[nn.Parameter]) -> Optimizer:
@@ -122,44 +149,6 @@ def check_job(run: JobRun) -> None:
 
     place = f"checkpoint of job {run.title}"
     check_kept(make, run.job.scheduler, [p for _, p in rows], place)
-
-
-def joined(shards: Sequence[Mapping[str, Mapping[str, Any]]], title: str) -> dict[str, Any]:
-    """The shards of all stages as one.
-
-    The optimizers of all stages have the same groups (`stage_optimizers`), so their schedulers have
-    the same state, which is kept once.
-    """
-    states = [row["scheduler"] for row in shards if row["scheduler"]]
-    for state in states:
-        if found := first_difference(states[0], state):
-            raise NotKept(
-                f"checkpoint: the scheduler of job {title} has another {found[0]!r} on every "
-                f"stage, so it cannot be kept: {found[1]} and {found[2]}"
-            )
-    return {
-        part: {name: value for row in shards for name, value in row[part].items()}
-        for part in shards[0]
-    }
-
-
-def makers(run: JobRun) -> dict[str, dict[str, Any]]:
-    """What optimizers and scheduler of a job are made with, while they are fresh (references)."""
-    stage = next((stage for stage in run.stages if stage.scheduler is not None), None)
-    found = {}
-    if stage is not None:
-        kind = type(stage.scheduler)
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        found = {"class": name, "made": scheduler_state(stage.scheduler, run.title)}
-    return {"optimizer": makers_by_name(run.stages), "scheduler": found}
-
-
-def check_same_scheduler(saved: Mapping[str, Any], now: Mapping[str, Any], place: str) -> None:
-    """Refuse a scheduler of another class or with other settings than the checkpoint's."""
-    before, after = (side.get("class", "none") for side in (saved, now))
-    if before != after:
-        raise InputError(f"{place}: was written with scheduler {before}, the job has {after}")
-    check_same(saved.get("made", {}), now.get("made", {}), "scheduler setting {!r}", place)
 
 
 def scheduler_state(scheduler: Any, title: str) -> dict[str, Any]:
@@ -174,140 +163,106 @@ def scheduler_state(scheduler: Any, title: str) -> dict[str, Any]:
     return dict(scheduler.state_dict())
 
 
+def check_same_model(
+    model: nn.Module, weights: Weights, extra: Collection[str], place: Path
+) -> None:
+    """Refuse the weights of another model; the sentence names the first key that differs."""
+    state, saved = model.state_dict(), weights.shapes
+    for name in [*state, *saved]:
+        if name not in state or (name not in saved and name not in extra):
+            side = "the checkpoint has no" if name in state else "the model has no"
+            raise InputError(f"{place}: {side} {name!r}; it belongs to another model")
+        shape = tuple(state[name].shape) if isinstance(state[name], Tensor) else ()
+        if name in saved and isinstance(state[name], Tensor) and shape != saved[name]:
+            raise InputError(f"{place}: {name!r} has shape {saved[name]}, the model has {shape}")
+
+
+def restore(
+    run: JobRun,
+    stages: Sequence[JobStage],
+    weights: Weights,
+    train: Mapping[str, Any],
+    shared: Collection[int],
+    place: Path,
+) -> None:
+    """Give stages of a fresh job all that its checkpoint has, one tensor at a time.
+
+    `shared` has the addresses of tensors that earlier jobs have, too; they are only compared.
+    """
+    for stage in stages:
+        state, buffers = shard(run.model, run.stages, stage.index)
+        for name, target in state.items():
+            if name not in train["extra"]:
+                value = weights.read(name)
+                _restore_tensor(target, value, target.data_ptr() in shared, name, place)
+        if extra := {name: value for name, value in train["extra"].items() if name in state}:
+            run.model.load_state_dict(extra, strict=False)
+        for name, old in buffers.items():
+            _set_buffer(run.model, name, train["buffers"][name], old)
+        restore_states(stage, train["parameters"], str(place))
+        for name, master in stage.masters or ():
+            with torch.no_grad():
+                master.copy_(train["masters"][name])
+        if stage.scaler is not None:
+            vars(stage.scaler).update(train["scaler"])
+        if isinstance(stage.loss, nn.Module):
+            stage.loss.load_state_dict(train["loss"])
+            for name, old in stage.loss.named_buffers():
+                if name in train["loss"]:
+                    _set_buffer(stage.loss, name, train["loss"][name], old)
+        _restore_scheduler(stage, train["scheduler"])
+
+
+def _set_buffer(module: nn.Module, name: str, value: Tensor, old: Tensor) -> None:
+    """Assign a buffer as it is, so that no cast changes a bit."""
+    owner, _, last = name.rpartition(".")
+    module.get_submodule(owner)._buffers[last] = value.to(old.device, copy=True)
+
+
+def _restore_tensor(target: Tensor, value: Tensor, shared: bool, name: str, place: Path) -> None:
+    if target.dtype != value.dtype:
+        raise InputError(f"{place}: {name!r} is {value.dtype}, the model has {target.dtype}")
+    value = value.to(target.device)
+    if not shared:
+        target.copy_(value)
+    elif not torch.equal(target, value):
+        raise InputError(
+            f"{place}: {name!r} is frozen and shared with other jobs, whose values differ from the "
+            f"checkpoint's; resume with the base that it was written with"
+        )
+
+
 def _restore_scheduler(stage: JobStage, saved: Mapping[str, Any]) -> None:
     if stage.scheduler is None:
         return
     assert stage.optimizer is not None
-    stage.scheduler.load_state_dict(copied(saved["state"]))  # stages share no list
+    stage.scheduler.load_state_dict(copied(saved))  # stages share no list
     rates = getattr(stage.scheduler, "_last_lr", ())
     for group, rate in zip(stage.optimizer.param_groups, rates, strict=False):
         if not group["params"]:  # no parameter has brought it from the checkpoint
             group["lr"] = rate
 
 
-def check_same_model(model: nn.Module, saved: Any, place: Path) -> None:
-    """Refuse the state dict of another model; the sentence names the first key that differs."""
-    own = model.state_dict()
-    if not isinstance(saved, dict):
-        raise InputError(f"{place}: is not a dictionary of tensors")
-    for name in [*own, *saved]:
-        if name not in saved or name not in own:
-            side = "the checkpoint has no" if name not in saved else "the model has no"
-            raise InputError(f"{place}: {side} {name!r}; it belongs to another model")
-        a, b = own[name], saved[name]
-        if isinstance(a, Tensor) and (a.shape != b.shape or a.dtype != b.dtype):
-            raise InputError(
-                f"{place}: {name!r} is {b.dtype} {tuple(b.shape)}, the model has {a.dtype} "
-                f"{tuple(a.shape)}"
-            )
+def digest(batch: Any) -> str:
+    """Types, shapes and a checksum of the values of all tensors of a batch."""
+    if isinstance(batch, dict):
+        return " ".join(f"{key}: {digest(value)}" for key, value in batch.items())
+    if isinstance(batch, (list, tuple)):
+        return " ".join(map(digest, batch))
+    if not isinstance(batch, Tensor):
+        return repr(batch) if isinstance(batch, _PLAIN) else type(batch).__name__
+    value = batch.detach().cpu().contiguous().reshape(-1)
+    data = value.view(torch.uint8).numpy().data if value.numel() else b""
+    return f"{value.dtype}{list(batch.shape)}#{zlib.crc32(data):08x}"
 
 
-def restore(run: JobRun, model: Any, train: Mapping[str, Any], place: Path) -> None:
-    """Give a job with fresh stages all that its checkpoint has (`check_same_model` first)."""
-    run.model.load_state_dict(model)
-    for name, value in train["buffers"].items():
-        owner, _, last = name.rpartition(".")
-        buffers = run.model.get_submodule(owner)._buffers
-        # assigned as it is, so that no cast changes a bit
-        buffers[last] = value if (old := buffers[last]) is None else value.to(old.device)
-    for stage in run.stages:
-        restore_states(stage, train["parameters"], str(place))
-        for name, master in stage.masters or ():
-            with torch.no_grad():
-                master.copy_(train["masters"][name])
-        _restore_scheduler(stage, train["scheduler"])
-        if isinstance(stage.loss, nn.Module):
-            saved = {name.removeprefix("loss."): value for name, value in train["loss"].items()}
-            stage.loss.load_state_dict(saved)
-            for name, old in stage.loss.named_buffers():
-                if name in saved:  # assigned as it is, so that no cast changes a bit
-                    owner, _, last = name.rpartition(".")
-                    stage.loss.get_submodule(owner)._buffers[last] = saved[name].to(old.device)
-        if stage.scaler is not None:
-            vars(stage.scaler).update(train["scaler"])
-
-
-@dataclass
-class Seen:
-    """The newest batch of a job, and the one that its checkpoint was trained on last."""
-
-    start: int  # iteration that the job goes on with
-    title: str
-    expected: Mapping[str, Any] = field(default_factory=dict)  # `batch` of the checkpoint
-    iteration: int = -1  # of the newest batch
-    parts: list[dict[str, Any]] = field(default_factory=list)  # its sample
-
-    def batch(self, iteration: int) -> dict[str, Any]:
-        """What a checkpoint notes of the batch of its last iteration; nothing if that is gone."""
-        return {"iteration": iteration, "parts": self.parts} if self.iteration == iteration else {}
-
-    def check(self, pair: Any) -> None:
-        """Refuse data that give another batch than before for the last iteration."""
-        what, t = difference(self.expected["parts"], sample_of(pair)), self.start - 1
-        if what:
-            raise InputError(
-                f"data: job {self.title}: data(job, {t}) begins with another batch than the one of "
-                f"iteration {t} that the checkpoint was trained on ({what}); data(job, start) must "
-                f"begin with the batch of iteration start and depend on nothing else, such as the "
-                f"global random state; to train on other data begin a new job with init=model.pt"
-            )
-
-
-def watched(data: Data, seen: Seen, samples: Callable[[], bool]) -> Data:
-    """Data that begin one batch earlier, which is compared, and of which samples are taken.
-
-    So data that ignore `start` are found, unless all their batches are equal.
-    """
-
-    def batches(job: Job, start: int) -> Iterator[Any]:
-        first = start - bool(seen.expected)
-        return _followed(iter(data(job, first)), first, seen, samples)
-
-    return batches
-
-
-def _followed(
-    source: Iterator[Any], first: int, seen: Seen, samples: Callable[[], bool]
-) -> Iterator[Any]:
-    for iteration, pair in enumerate(source, first):
-        if iteration < seen.start:
-            seen.check(pair)
-            continue
-        if samples():  # before a forward can change the batch in place
-            seen.iteration, seen.parts = iteration, sample_of(pair)
-        yield pair
-
-
-def sample_of(value: Any) -> list[dict[str, Any]]:
-    """Shapes, types and a few values of all tensors of a batch, wherever they are in it."""
-    if isinstance(value, dict):
-        return [part for key in value for part in sample_of(value[key])]
-    if isinstance(value, (list, tuple)):
-        return [part for inner in value for part in sample_of(inner)]
-    if not isinstance(value, Tensor):
-        kind = type(value).__name__
-        return [{"kind": kind, "shape": repr(value) if isinstance(value, _PLAIN) else ""}]
-    found: dict[str, Any] = {"kind": str(value.dtype), "shape": str(tuple(value.shape))}
-    if value.device.type == "cpu" and value.layout == torch.strided:  # a GPU is not waited for
-        places = torch.arange(0, value.numel(), max(1, value.numel() // _VALUES))
-        found["values"] = value.detach().take(places)
-    return [found]
-
-
-def difference(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
-    """The first one, in words; values may differ as much as another processor rounds them."""
-    if len(before) != len(now):
-        return f"it has {len(now)} parts, not {len(before)}"
-    for k, (a, b) in enumerate(zip(before, now, strict=True)):
-        for key in ("kind", "shape"):
-            if a[key] != b[key]:
-                return f"part {k} has {key} {b[key]}, not {a[key]}"
-        x, y = a.get("values"), b.get("values")
-        if x is None or y is None:
-            continue
-        floats = x.is_floating_point()
-        equal = torch.isclose(x, y, rtol=1e-3, atol=1e-5, equal_nan=True) if floats else x == y
-        if not equal.all():
-            place = int(equal.logical_not().nonzero()[0])
-            return f"part {k} has {y[place].item():.6g} where it had {x[place].item():.6g}"
-    return ""
+def check_restart(data: Data, job: Job, title: str, at: int) -> None:
+    """Refuse data that give another batch for iteration `at` when they begin with it."""
+    before = [digest(batch) for batch in islice(data(job, at - 1), 2)]
+    now = [digest(batch) for batch in islice(data(job, at), 1)]
+    if before[1:] != now:
+        raise InputError(
+            f"data: job {title}: data(job, {at}) begins with another batch than the second of "
+            f"data(job, {at - 1}); data(job, start) must begin with the batch of iteration start "
+            f"and depend on nothing else, such as the global random state"
+        )

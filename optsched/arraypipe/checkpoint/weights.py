@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import os
 import struct
+import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
+from optsched.arraypipe.checkpoint.files import INDEX, load
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
-INDEX: Final = "model.safetensors.index.json"
 _TYPES: Final = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -31,8 +32,8 @@ def keeps(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.strided and value.dtype in _TYPES
 
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write CPU tensors as a file of safetensors, through to the disk.
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> int:
+    """Write tensors as a file of safetensors, through to the disk; its CRC-32.
 
     Unlike `safetensors.torch.save_file` it takes tensors that share memory (tied weights are
     written under each of their names), and copies no more than one tensor at a time.
@@ -53,12 +54,17 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as stream:
-        stream.write(struct.pack("<Q", len(text)) + text)
+        start = struct.pack("<Q", len(text)) + text
+        stream.write(start)
+        checksum = zlib.crc32(start)
         for name in order:
-            value = tensors[name].detach().contiguous().reshape(-1)
-            stream.write(value.view(torch.uint8).numpy().data)
+            value = tensors[name].detach().cpu().contiguous().reshape(-1)
+            data = value.view(torch.uint8).numpy().data if value.numel() else b""
+            stream.write(data)
+            checksum = zlib.crc32(data, checksum)
         stream.flush()
         os.fsync(stream.fileno())
+    return checksum
 
 
 @dataclass(eq=False)
@@ -87,14 +93,23 @@ def open_weights(path: Path) -> Weights:
         raise InputError(f"{path}: no such file")
     if path.suffix == ".safetensors":
         return _open_shards({path.name: path}, None)
-    from optsched.arraypipe.checkpoint.files import load
-
     found = load(path, mmap=True)
     if not isinstance(found, dict):
         raise InputError(f"{path}: is not a dictionary of tensors")
     tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
     return Weights(shapes, tensors.__getitem__, False)
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The state dict in a checkpoint, a `from_pretrained` folder or a file of weights.
+
+    Examples
+    --------
+    >>> model.load_state_dict(read_weights("runs/job0/100"))  # doctest: +SKIP
+    """
+    weights = open_weights(Path(path))
+    return {key: weights.read(key) for key in weights.shapes}
 
 
 def _open_folder(path: Path) -> Weights:

@@ -92,6 +92,7 @@ def take_off(stage: JobStage) -> None:
 
 def drop(stage: JobStage) -> None:
     """Give the memory of a stage back that another rank trains; its objects stay."""
+    stage.local = False
     masters = stage.masters or []
     borrowed = [entry.parameter for entry in stage.borrowed]
     shared = set(map(id, stage.shared_tensors()))

@@ -34,6 +34,7 @@ class JobStage(ModelStage):
     last: bool
     scheduler: Any = None
     loss: Loss | None = None  # of the last stage; None: the model's own
+    local: bool = True  # whether it has tensors in this process
     place: torch.device | None = None  # of its blocks
     away: bool = False  # its tensors are on the host, not in their place
     packed: bool = False  # whether the hidden states that it gets are a tuple
