@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,6 +88,14 @@ def killed_before(moment: int, run: Callable[[], object]) -> bool:
         run()
     finally:
         os._exit(0)
+
+
+def use_folder(monkeypatch: Any, kind: Any) -> None:
+    """Have runs use another class of checkpoint folders."""
+    for name in ("trainer", "training_run"):
+        module = import_module(f"optsched.arraypipe.{name}")
+        if hasattr(module, "CheckpointFolder"):
+            monkeypatch.setattr(module, "CheckpointFolder", kind)
 
 
 class Halves(CheckpointFolder):

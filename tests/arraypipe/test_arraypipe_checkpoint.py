@@ -1,33 +1,34 @@
-"""Checkpoints: plain to load, exact to resume, whole or absent."""
+"""Checkpoints: loaded by anybody, exact to resume, complete or absent."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import threading
-import time
 import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import runs
 import torch
-from arraypipe_lives import Halves
-from arraypipe_models import adamw, build_model, sgd, trainer
+from arraypipe_lives import Halves, use_folder
+from arraypipe_models import adamw, build_model, data, sgd, trainer
 from depth import seeds
+from runs import run
+from safetensors.torch import load_file
 from torch import nn
 
 from optsched import InputError
 from optsched.arraypipe import Job, JobFailed, random_schedule
-from optsched.arraypipe import trainer as trainer_module
 from optsched.arraypipe.checkpoint import files as checkpoint_files
 from optsched.arraypipe.checkpoint import folder as checkpoint
-from optsched.arraypipe.model import optimizers
+from optsched.arraypipe.checkpoint.files import train_files
+from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.train_alone import Trained, differences
 
 if TYPE_CHECKING:
     from pathlib import Path
-
 
 JOBS = [
     Job(0, 8, adamw, name="first"),
@@ -35,10 +36,11 @@ JOBS = [
     Job(2, 11, lambda p: torch.optim.NAdam(p)),
 ]
 ORDER: Any = {"microbatches": [1, 2, 1], "n_stages": 3}
+ONE = random_schedule([1], 3, update=[0], together=[0])
 
 
 def same_state(a: Trained, b: Trained) -> list[str]:
-    """Differences, the losses apart (a resumed run has only the later ones)."""
+    """Differences, without the losses (a resumed run has only the later ones)."""
     return differences(Trained(a.parameters, a.buffers, a.optimizer, ()),
                        Trained(b.parameters, b.buffers, b.optimizer, ()))  # fmt: skip
 
@@ -48,109 +50,88 @@ def files(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
-def test_loads_into_the_plain_unsplit_model(tmp_path: Path) -> None:
-    """`model.pt` is a state dict of `build_model()`; both files load with `weights_only`."""
-    result = runs.run(trainer(JOBS), random_schedule(**ORDER), 3, checkpoint=tmp_path)
-    expected = {f"{job}/{name}" for job in ("first", "job1", "job2")
-                for name in ("latest", "3/model.pt", "3/train.pt")}  # fmt: skip
-    assert files(tmp_path) == expected
-    for j, title in enumerate(("first", "job1", "job2")):
-        model = build_model()
-        place = tmp_path / title / (tmp_path / title / "latest").read_text().strip()
-        model.load_state_dict(torch.load(place / "model.pt", weights_only=True))
-        for name, parameter in model.named_parameters():
-            assert torch.equal(parameter, result.trained[j].parameters[name])
-        for name, buffer in model.named_buffers():
-            assert torch.equal(buffer, result.trained[j].buffers[name])
-        train = torch.load(place / "train.pt", weights_only=True)
-        assert (train["iteration"], train["seed"]) == (3, j)
-        for name, state in result.trained[j].optimizer.items():
-            for key, value in state.items():
-                assert torch.equal(
-                    torch.as_tensor(train["parameters"][name]["state"][key]), torch.as_tensor(value)
-                )
+def train_of(place: Path) -> dict[str, Any]:
+    """Optimizer states of all stages of a checkpoint."""
+    rows = [torch.load(path, weights_only=True) for path in train_files(place)]
+    return {name: state for row in rows for name, state in row["parameters"].items()}
 
 
-def test_a_run_goes_on_while_a_thread_writes(
+def test_loads_into_the_unsplit_model(tmp_path: Path) -> None:
+    """By our function, and by safetensors alone; the other files load with `weights_only`."""
+    result = run(trainer(JOBS), random_schedule(**ORDER), 3, checkpoint=tmp_path)
+    kinds = [f"{kind}-0000{k}-of-00003" for kind in ("model", "train") for k in (1, 2, 3)]
+    names = [f"{name}.{'pt' if 'train' in name else 'safetensors'}" for name in kinds]
+    names = ["latest", "3/model.safetensors.index.json", *(f"3/{name}" for name in names)]
+    titles = ("first", "job1", "job2")
+    assert files(tmp_path) == {f"{title}/{name}" for title in titles for name in names}
+    for j, title in enumerate(titles):
+        place, model = tmp_path / title / "3", build_model()
+        state = {k: v for p in place.glob("*.safetensors") for k, v in load_file(p).items()}
+        model.load_state_dict(state)
+        assert all(torch.equal(value, state[key]) for key, value in read_weights(place).items())
+        got = result.trained[j]
+        for name, value in {**got.parameters, **got.buffers}.items():
+            assert torch.equal(dict(model.state_dict())[name], value)
+        saved = train_of(place)
+        for name, moments in got.optimizer.items():
+            for key, value in moments.items():
+                found = torch.as_tensor(saved[name]["state"][key])
+                assert torch.equal(found, torch.as_tensor(value))
+
+
+def test_a_thread_writes_while_the_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job has one checkpoint in its hands at a time; the end of the run waits for the last."""
-    honest, going = checkpoint.write_folder, threading.Semaphore(0)
+    """One checkpoint of a job at a time; the end of the run waits for the last."""
+    honest, going = checkpoint.CheckpointFolder._write, threading.Semaphore(0)
     begun, steps = [], []
 
-    def write_folder(target: Path, contents: Any) -> None:
-        begun.append(target.name)
+    def write(self: Any, run: Any, done: int, noted: Any) -> None:
+        begun.append(done)
         assert going.acquire(timeout=60)
-        honest(target, contents)
+        honest(self, run, done, noted)
 
     def on_step(job: Job, iteration: int, loss: float) -> None:
         steps.append((iteration, len(list((tmp_path / "first").glob("[0-9]")))))
-        if iteration:  # behind the boundary that is being written
+        if iteration:  # after the boundary that is being written
             going.release()
 
-    monkeypatch.setattr(checkpoint, "write_folder", write_folder)
-    going_on = trainer(JOBS[:1])
+    monkeypatch.setattr(checkpoint.CheckpointFolder, "_write", write)
     threading.Timer(0.5, going.release, (9,)).start()
-    runs.run(
-        going_on,
-        random_schedule([1], 3),
-        4,
-        checkpoint=tmp_path,
-        checkpoint_every=1,
-        on_step=on_step,
-    )
-    assert (1, 0) in steps  # no checkpoint was there, and the next iteration had its loss
-    assert begun == ["1", "2", "3", "4"]
+    how: Any = {"checkpoint": tmp_path, "checkpoint_every": 1, "on_step": on_step}
+    run(trainer(JOBS[:1]), ONE, 4, **how)
+    assert (1, 0) in steps  # no checkpoint was complete, and the next iteration had its loss
+    assert begun == [1, 2, 3, 4]
     assert (tmp_path / "first" / "latest").read_text() == "4\n"
     assert not [t for t in threading.enumerate() if t.name.startswith("optsched-checkpoint")]
 
 
-def test_a_job_that_leaves_its_seat_has_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`refill` may tell others that it has ended; a kill right after must not lose its model."""
-    honest = checkpoint.write_folder
-
-    def write_folder(target: Path, contents: Any) -> None:
-        time.sleep(0.2)
-        honest(target, contents)
-
-    there = []
-
-    def refill(ended: Job) -> None:
-        there.append((tmp_path / (ended.name or "job1") / "latest").read_text())
-
-    monkeypatch.setattr(checkpoint, "write_folder", write_folder)
-    jobs = [JOBS[0], Job(4, 8, sgd)]
-    runs.run(trainer(jobs), random_schedule([1, 1], 3), 2, checkpoint=tmp_path, refill=refill)
-    assert there == ["2\n", "2\n"]
-
-
 @pytest.mark.parametrize("last", [False, True])
-def test_what_the_thread_raises_ends_the_run(
+def test_errors_of_the_thread_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: bool
 ) -> None:
-    """At the next checkpoint of the job, or at the end; those before it stay."""
-    honest = checkpoint.write_folder
+    """At the next checkpoint of the job, or at the end; earlier ones stay, half ones go."""
+    honest = checkpoint_files.torch.save
 
-    def write_folder(target: Path, contents: Any) -> None:
-        if target.name == ("4" if last else "2"):
-            raise InputError("checkpoint: the disk is full")
-        honest(target, contents)
+    def save(value: Any, stream: Any) -> None:
+        if isinstance(value, dict) and value.get("iteration") == (4 if last else 2):
+            stream.write(b"half")
+            raise OSError(28, "No space left on device")
+        honest(value, stream)
 
-    steps = []
-    monkeypatch.setattr(checkpoint, "write_folder", write_folder)
-    with pytest.raises(InputError, match="the disk is full"):
-        runs.run(trainer(JOBS[:1]), 
-            random_schedule([1], 3), 4, checkpoint=tmp_path, checkpoint_every=1,
-            on_step=lambda job, iteration, loss: steps.append(iteration),
-        )  # fmt: skip
-    assert max(steps) == (3 if last else 2)
-    assert (tmp_path / "first" / "latest").read_text() == ("3\n" if last else "1\n")
+    monkeypatch.setattr(checkpoint_files.torch, "save", save)
+    with pytest.raises(InputError, match="No space left"):
+        run(trainer(JOBS[:1]), ONE, 4, checkpoint=tmp_path, checkpoint_every=1)
+    monkeypatch.undo()
+    done = 3 if last else 1
+    assert (tmp_path / "first" / "latest").read_text() == f"{done}\n"
     assert not [t for t in threading.enumerate() if t.name.startswith("optsched-checkpoint")]
+    result = run(trainer(JOBS[:1]), ONE, 5, checkpoint=tmp_path, resume=True)
+    assert len(result.losses[0]) == 5 - done
+    assert not list(tmp_path.rglob(".*"))
 
 
-def test_a_gpu_copies_behind_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_copies_after_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Into page-locked memory of the same strides; the thread waits for the event after it."""
     seen: list[str] = []
     event = SimpleNamespace(synchronize=lambda: seen.append("waited"))
@@ -165,88 +146,54 @@ def test_a_gpu_copies_behind_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None
         assert copy.stride() == value.to("cpu", copy=True).stride()
 
 
-@pytest.mark.parametrize("update", [(), (0, 1, 2)])
-def test_every_checkpoint_is_an_iteration_boundary(tmp_path: Path, update: Any) -> None:
+@pytest.mark.parametrize("memory", [None, 16_000])  # of six states on the first device two fit
+def test_every_checkpoint_is_an_iteration_boundary(tmp_path: Path, memory: Any) -> None:
     """In rolling execution stages run ahead; what is written is still one moment of the job."""
-    array = trainer(JOBS)
-    runs.run(array, 
-        random_schedule(**ORDER, update=update, seed=3), 4, checkpoint=tmp_path,
-        checkpoint_every=1, keep=4,
-    )  # fmt: skip
+    jobs = [Job(s, 8, adamw, microbatches=1 + s % 2, recompute=True) for s in range(3)]
+    array = trainer(jobs, memory=memory)
+    order = random_schedule(**ORDER, place=[0, 1, 0] if memory else None, seed=3)
+    run(array, order, 4, checkpoint=tmp_path, checkpoint_every=1, keep=4)
     for steps in (1, 2, 3, 4):
         for j, title in enumerate(array.titles):
-            alone = array.train_alone(j, steps)
-            saved = torch.load(tmp_path / title / str(steps) / "model.pt", weights_only=True)
+            alone, saved = array.train_alone(j, steps), read_weights(tmp_path / title / str(steps))
             for name, value in {**alone.parameters, **alone.buffers}.items():
                 assert torch.equal(saved[name], value)
 
 
 @seeds(1, 3)
 def test_resume_continues_bit_by_bit(tmp_path: Path, seed: int) -> None:
-    """Stop and go on, with another order, equals going through."""
+    """Each job from its newest checkpoint, with another order, equals training without a stop."""
     array, folder = trainer(JOBS), tmp_path / str(seed)
-    runs.run(array, random_schedule(**ORDER, seed=seed), 2, checkpoint=folder)
-    second = runs.run(
-        trainer(JOBS),
-        random_schedule(**ORDER, seed=seed + 9, update=[0], recompute=[2]),
-        5,
-        checkpoint=folder,
-        resume=True,
-    )
-    for j in range(3):
+    how: Any = {"checkpoint": folder, "checkpoint_every": 1, "keep": 3}
+    run(array, random_schedule(**ORDER, seed=seed), 3, **how)
+    (folder / "first" / "latest").write_text("1\n")
+    shutil.rmtree(folder / "job2")
+    order = random_schedule(**ORDER, seed=seed + 9, update=[0], recompute=[2])
+    second = run(trainer(JOBS), order, 5, checkpoint=folder, resume=True)
+    for j, start in enumerate((1, 3, 0)):
         alone = array.train_alone(j, 5)
         assert same_state(second.trained[j], alone) == []
-        assert second.losses[j] == alone.losses[2:]
-    again = runs.run(trainer(JOBS), random_schedule(**ORDER), 5, checkpoint=folder, resume=True)
+        assert second.losses[j] == alone.losses[start:]
+    again = run(trainer(JOBS), random_schedule(**ORDER), 5, checkpoint=folder, resume=True)
     assert again.losses == ((), (), ())
     assert same_state(again.trained[0], array.train_alone(0, 5)) == []
 
 
-def test_jobs_resume_from_different_iterations(tmp_path: Path) -> None:
-    """Every job goes on from its own latest checkpoint, or from its seed."""
-    array = trainer(JOBS)
-    runs.run(array, random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
-    (tmp_path / "first" / "latest").write_text("1\n")
-    shutil.rmtree(tmp_path / "job2")
-    result = runs.run(trainer(JOBS), random_schedule(**ORDER), 4, checkpoint=tmp_path, resume=True)
-    assert [len(row) for row in result.losses] == [3, 1, 4]
-    for j in range(3):
-        assert same_state(result.trained[j], array.train_alone(j, 4)) == []
-
-
-def test_the_trace_of_a_resumed_run_is_a_plan(tmp_path: Path) -> None:
-    """Also where jobs have begun at different iterations; it trains other jobs exactly."""
-    runs.run(
-        trainer(JOBS), random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3
-    )
-    (tmp_path / "first" / "latest").write_text("1\n")
-    run = runs.run(trainer(JOBS), random_schedule(**ORDER), 5, checkpoint=tmp_path, resume=True)
-    array = trainer(JOBS)
-    for document in (run.trace,):
-        assert document.iteration.min() == 1 and document.iteration.max() == 4
-        plan = array.plan(document)
-        assert plan.copies == (4, 2, 2)
-        result = runs.run(array, plan, 6)
-        for j in range(3):
-            assert differences(result.trained[j], array.train_alone(j, 6)) == []
-
-
-def test_a_trace_without_a_complete_job_is_no_plan(tmp_path: Path) -> None:
-    """The sentence says which job, and why a trace may have no block of it."""
-    runs.run(trainer(JOBS), random_schedule(**ORDER), 2, checkpoint=tmp_path)
-    for title in ("first", "job2"):
-        shutil.rmtree(tmp_path / title)
-    run = runs.run(trainer(JOBS), random_schedule(**ORDER), 2, checkpoint=tmp_path, resume=True)
-    with pytest.raises(InputError, match=r"no block of job 1, but one of 2; a trace .* complete"):
-        trainer(JOBS).plan(run.trace)
-
-
 class Ticking(nn.Module):
-    """A counter that is not part of the state dict, and scales the output."""
+    """A counter that is not part of the state dict, and an object that is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("ticks", torch.zeros(()), persistent=False)
+        self.extra = {"name": "a"}
+
+    def get_extra_state(self) -> Any:
+        """What `state_dict` has of it."""
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore it."""
+        self.extra = state
 
     def forward(self, x: Any) -> Any:
         """Scaled input."""
@@ -254,93 +201,41 @@ class Ticking(nn.Module):
         return x / self.ticks
 
 
-def test_resume_keeps_buffers_outside_of_the_state_dict(tmp_path: Path) -> None:
-    """Buffers that `state_dict` leaves out are restored too."""
-    changes: Any = {
-        "build_model": lambda: nn.Sequential(nn.Linear(6, 6), Ticking(), nn.Linear(6, 4)),
-        "stages": [1, 2],
-    }
-    array = trainer(JOBS[:1], **changes)
-    runs.run(array, random_schedule([1], 3), 2, checkpoint=tmp_path)
-    result = runs.run(
-        trainer(JOBS[:1], **changes), random_schedule([1], 3), 4, checkpoint=tmp_path, resume=True
-    )
+def ticking() -> nn.Sequential:
+    """A model with one."""
+    return nn.Sequential(nn.Linear(6, 6), Ticking(), nn.Linear(6, 4))
+
+
+def test_resume_keeps_what_is_no_tensor_of_the_state_dict(tmp_path: Path) -> None:
+    """Buffers that `state_dict` leaves out, and extra states."""
+    changes: Any = {"build_model": ticking, "stages": [1, 2]}
+    array, other = trainer(JOBS[:1], **changes), trainer(JOBS[:1], **changes)
+    run(array, ONE, 2, checkpoint=tmp_path)
+    result = run(other, ONE, 4, checkpoint=tmp_path, resume=True)
     assert same_state(result.trained[0], array.train_alone(0, 4)) == []
-
-
-def test_failure_leaves_complete_checkpoints_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When writing breaks off, the previous checkpoint is still the latest and nothing else is."""
-    schedule = random_schedule(**ORDER)
-    runs.run(trainer(JOBS), schedule, 2, checkpoint=tmp_path)
-    before = files(tmp_path)
-    honest = checkpoint_files.save
-
-    def save(value: Any, path: Path) -> None:
-        if path.name == "train.pt":
-            path.write_bytes(b"half")
-            raise OSError(28, "No space left on device")
-        honest(value, path)
-
-    monkeypatch.setattr(checkpoint_files, "save", save)
-    with pytest.raises(InputError, match="No space left"):
-        runs.run(trainer(JOBS), schedule, 3, checkpoint=tmp_path, resume=True)
-    assert files(tmp_path) == before
-    monkeypatch.undo()
-    result = runs.run(trainer(JOBS), schedule, 3, checkpoint=tmp_path, resume=True)
-    assert [len(row) for row in result.losses] == [1, 1, 1]
+    train = torch.load(train_files(tmp_path / "first" / "2")[1], weights_only=True)
+    assert train["extra"] == {"1._extra_state": {"name": "a"}}
 
 
 def test_failed_job_keeps_earlier_checkpoints(tmp_path: Path) -> None:
     """A job that diverges stops the run; what was complete before can be resumed."""
     wild = Job(0, 8, lambda p: torch.optim.SGD(p, lr=1e30))
+    how: Any = {"checkpoint": tmp_path, "checkpoint_every": 1, "on_error": "raise"}
     with pytest.raises(JobFailed):
-        runs.run(
-            trainer([wild]),
-            random_schedule([1], 3),
-            20,
-            checkpoint=tmp_path,
-            checkpoint_every=1,
-            on_error="raise",
-        )
+        run(trainer([wild]), ONE, 20, **how)
     done = int((tmp_path / "job0" / "latest").read_text())
     assert done >= 1
-    torch.load(tmp_path / "job0" / str(done) / "train.pt", weights_only=True)
+    assert not checkpoint_files.damage(tmp_path / "job0" / str(done), {})
     assert not list(tmp_path.rglob(".tmp-*"))
 
 
-# every kind of state that a job can have
+class Tied(nn.Sequential):
+    """Linear layers and batch statistics; the last stage uses weights of the first one again."""
 
-
-class Echo(nn.Module):
-    """Linear layers and batch statistics; the head uses the weights of the first layer again."""
-
-    def __init__(self, tied: bool = True) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6)
-        self.middle, self.last = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
-        self.head = nn.Linear(6, 4)
-        if tied:
-            self.last.weight = self.first.weight
-
-    def forward(self, x: Any) -> Any:
-        """Class scores."""
-        x = torch.tanh(self.norm(self.first(x)))
-        return self.head(torch.relu(self.last(torch.relu(self.middle(x)))))
-
-
-CUTS = ["middle", "last"]
-
-
-class Rows(Echo):
-    """The same, called one after the other."""
-
-    def forward(self, x: Any) -> Any:
-        """Class scores."""
-        for part in (self.first, self.norm, self.middle, self.last, self.head):
-            x = part(x)
-        return x
+    def __init__(self) -> None:
+        first, last = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        last.weight = first.weight
+        super().__init__(first, nn.BatchNorm1d(6), nn.Linear(6, 6), last, nn.Linear(6, 4))
 
 
 def grouped(named: Any) -> Any:
@@ -353,13 +248,11 @@ def grouped(named: Any) -> Any:
     )  # fmt: skip
 
 
-def warmed(optimizer: Any) -> Any:
+def warmed(optimizer: Any, factor: float = 0.7) -> Any:
     """Two schedulers one after the other."""
     schedulers = torch.optim.lr_scheduler
-    first = schedulers.ConstantLR(optimizer, 0.5, 2)
-    return schedulers.SequentialLR(
-        optimizer, [first, schedulers.ExponentialLR(optimizer, 0.7)], [3]
-    )
+    first, then = schedulers.ConstantLR(optimizer, 0.5, 2), schedulers.ExponentialLR
+    return schedulers.SequentialLR(optimizer, [first, then(optimizer, factor)], [3])
 
 
 def milestones(optimizer: Any) -> Any:
@@ -368,25 +261,25 @@ def milestones(optimizer: Any) -> Any:
 
 
 def plateau(optimizer: Any) -> Any:
-    """Looks at the loss, and reacts at once."""
+    """Depends on the loss, and reacts at once."""
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
 
 
+TIED: dict[str, Any] = {"build_model": Tied, "stages": [2, 3]}
 RICH: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "scheduler": ({"scheduler": warmed, "optimizer": grouped}, {}),
     "milestones": ({"scheduler": milestones, "precision": "fp64"}, {}),
     "plateau": ({"scheduler": plateau}, {}),
-    "clip": ({"clip_norm": 0.1, "microbatches": 2}, {"build_model": Rows, "stages": CUTS}),
+    "fp16": ({"precision": "amp-fp16", "scheduler": warmed}, {}),
+    "clip": ({"clip_norm": 0.1, "microbatches": 2}, TIED),
     "bf16": ({"precision": "bf16", "scheduler": warmed}, {}),
-    "bf16 tied": ({"precision": "bf16"}, {"build_model": Rows, "stages": CUTS}),
-    "tied": ({"microbatches": 2}, {"build_model": Rows, "stages": CUTS}),
-    "own forward": ({"recompute": True}, {"build_model": Echo, "stages": CUTS}),
+    "bf16 tied": ({"precision": "bf16", "recompute": True}, TIED),
 }
 
 
 @pytest.mark.parametrize("case", RICH)
 def test_every_kind_of_state_is_resumed(tmp_path: Path, case: str) -> None:
-    """Schedulers, masters, ties: written, loaded plainly, and gone on from to the same bits."""
+    """Schedulers, masters, scales, tied weights: written, loaded and continued to the same bits."""
     settings, changes = RICH[case]
     rows = [{"optimizer": adamw, **settings}, {"optimizer": sgd, **settings}]
     jobs = [Job(seed, 8, **row) for seed, row in enumerate(rows)]
@@ -395,135 +288,307 @@ def test_every_kind_of_state_is_resumed(tmp_path: Path, case: str) -> None:
         "microbatches": [job.microbatches for job in jobs], "n_stages": 3, "update": [0, 1],
         "together": [0, 1],
     }  # fmt: skip
-    runs.run(array, random_schedule(**order), 2, checkpoint=tmp_path)
-    saved = torch.load(tmp_path / "job0" / "2" / "model.pt", weights_only=True)
+    run(array, random_schedule(**order), 2, checkpoint=tmp_path)
+    saved = read_weights(tmp_path / "job0" / "2")
     model = changes.get("build_model", build_model)()
-    assert list(saved) == list(model.state_dict())
     model.to(next(iter(saved.values())).dtype).load_state_dict(saved)
-    again = trainer(jobs, **changes)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = runs.run(
-            again, random_schedule(**order, seed=3), 5, checkpoint=tmp_path, resume=True
-        )
+        order = random_schedule(**order, seed=3)
+        result = run(trainer(jobs, **changes), order, 5, checkpoint=tmp_path, resume=True)
     for j in range(2):
         assert same_state(result.trained[j], array.train_alone(j, 5)) == []
 
 
 @pytest.mark.parametrize("stages", [[4], [4, 6, 8], [7, 8]])
-@pytest.mark.parametrize("case", ["scheduler", "bf16", "plateau"])
+@pytest.mark.parametrize("case", ["scheduler", "bf16"])
 def test_resume_with_other_cuts(tmp_path: Path, case: str, stages: list[int]) -> None:
-    """Without random layers the stages do not matter; a warning tells what would."""
+    """Without random layers the stages do not matter; a warning names what would."""
 
-    def plain() -> nn.Sequential:
+    def simple() -> nn.Sequential:
         layers = [layer for layer in build_model() if not isinstance(layer, nn.Dropout)]
         return nn.Sequential(*layers, nn.Linear(4, 4), nn.ReLU())
 
     jobs = [Job(0, 8, **{"optimizer": adamw, **RICH[case][0]})]
-    array = trainer(jobs, build_model=plain, stages=[2, 5])
-    runs.run(array, random_schedule([1], 3, update=[0], together=[0]), 2, checkpoint=tmp_path)
-    other = trainer(jobs, build_model=plain, stages=stages)
+    array = trainer(jobs, build_model=simple, stages=[2, 5])
+    run(array, ONE, 2, checkpoint=tmp_path)
+    other = trainer(jobs, build_model=simple, stages=stages)
+    order = random_schedule([1], len(stages) + 1, update=[0], together=[0])
     with pytest.warns(UserWarning, match="cut at other modules; if the model draws random"):
-        result = runs.run(
-            other,
-            random_schedule([1], len(stages) + 1, update=[0], together=[0]),
-            5,
-            checkpoint=tmp_path,
-            resume=True,
-        )
+        result = run(other, order, 5, checkpoint=tmp_path, resume=True)
     assert same_state(result.trained[0], array.train_alone(0, 5)) == []
 
 
-OTHER_SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"precision": "fp64"}, "precision fp32, the job has fp64"),
+def built(p: float = 0.3, width: int = 12, other: Any = None) -> nn.Sequential:
+    """The tiny model with another dropout rate."""
+    model = build_model(width)
+    model[2].p = float(p)
+    return model
+
+
+def wider(**given: Any) -> nn.Sequential:
+    """Another model."""
+    return built(width=13)
+
+
+def without_norm(**given: Any) -> nn.Sequential:
+    """The same, without its first normalization."""
+    return nn.Sequential(*(layer for k, layer in enumerate(built(**given)) if k != 1))
+
+
+def without_bias(named: Any) -> Any:
+    """An optimizer that trains fewer parameters."""
+    return adamw([entry for entry in named if entry[0] != "0.bias"])
+
+
+def adamw_of(**settings: Any) -> Any:
+    """A maker of AdamW with other settings than `adamw`."""
+    return lambda named: torch.optim.AdamW(named, **{"lr": 1e-2, "weight_decay": 0.1, **settings})
+
+
+GIVEN: dict[str, Any] = {
+    "seed": 0, "batch_size": 8, "optimizer": adamw, "scheduler": warmed, "model": {"p": 0.1},
+}  # fmt: skip
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"resume": False}, "already has checkpoints"),
+    ({"steps": 1}, "has already done 2 iterations"),
+    ({"seed": 1}, "seed 0, the job has 1"),
+    ({"batch_size": 9}, "batch_size 8, the job has 9"),
+    ({"precision": "fp64"}, "precision 'fp32', the job has 'fp64'"),
     ({"clip_norm": 1.0}, "clip_norm None, the job has 1.0"),
-    ({"scheduler": None}, "SequentialLR, the job has none"),
-    ({"scheduler": milestones}, "SequentialLR, the job has .*MultiStepLR"),
-    ({"scheduler": lambda o: torch.optim.lr_scheduler.SequentialLR(
-        o, [torch.optim.lr_scheduler.ConstantLR(o, 0.5, 2),
-            torch.optim.lr_scheduler.ExponentialLR(o, 0.6)], [3])}, "setting '_schedulers'"),
-]  # fmt: skip
+    ({"build_model": wider}, r"'0.weight' has shape \(12, 6\), the model has \(13, 6\)"),
+    ({"build_model": without_norm}, "the (model|checkpoint) has no '.*'; it belongs to another"),
+    ({"model": {"p": 0.6}}, r"was written with model\['p'\] 0.1, the job has 0.6"),
+    ({"model": {}}, r"model\['p'\] 0.1, the job has \(not set\)"),
+    ({"optimizer": sgd}, r"optimizer of '0.bias' .*AdamW', the job has 'torch.optim.sgd.SGD'"),
+    ({"optimizer": adamw_of(lr=0.1)}, r"'lr' of '0.bias' 0.005, the job has 0.05"),
+    ({"optimizer": adamw_of(weight_decay=0.0)}, r"'weight_decay' of '0.bias' 0.1, the job has 0"),
+    ({"optimizer": adamw_of(amsgrad=True)}, r"'amsgrad' of '0.bias' False, the job has True"),
+    ({"optimizer": without_bias}, "was written with optimizer of '0.bias'"),
+    ({"scheduler": None}, "with .*, the job has "),
+    ({"scheduler": milestones}, "SequentialLR', the job has .*MultiStepLR"),
+    ({"scheduler": lambda o: warmed(o, 0.6)}, "scheduler setting '_schedulers'"),
+]
 
 
-@pytest.mark.parametrize(("change", "sentence"), OTHER_SETTINGS)
-def test_resume_with_other_settings_is_refused(tmp_path: Path, change: Any, sentence: str) -> None:
-    """What changes the bits of a job must be what it was."""
-    settings: dict[str, Any] = {"optimizer": adamw, "scheduler": warmed}
-    schedule = random_schedule([1], 3, update=[0], together=[0])
-    runs.run(trainer([Job(0, 8, **settings)]), schedule, 2, checkpoint=tmp_path)
+def resume(folder: Path, steps: int = 4, resume: bool = True, **changes: Any) -> Any:
+    """Continue with a job of other settings, or another model."""
+    build = changes.pop("build_model", built)
+    array = trainer([Job(**{**GIVEN, **changes})], build_model=build)
+    return run(array, ONE, steps, checkpoint=folder, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint after two iterations."""
+    folder = tmp_path_factory.mktemp("written")
+    resume(folder, 2)
+    return folder
+
+
+@pytest.mark.parametrize(("changes", "sentence"), OTHERS)
+def test_another_job_is_refused(written: Path, changes: dict[str, Any], sentence: str) -> None:
+    """What changes the bits must be what it was; no file changes."""
+    before = files(written)
     with pytest.raises(InputError, match=sentence):
-        runs.run(
-            trainer([Job(0, 8, **{**settings, **change})]),
-            schedule,
-            3,
-            checkpoint=tmp_path,
-            resume=True,
-        )
+        resume(written, **changes)
+    assert files(written) == before
 
 
-def test_slots_and_views_leave_no_trace_in_the_files(tmp_path: Path) -> None:
-    """Weights that are views of something larger are saved alone."""
+def test_arguments_that_are_objects_are_not_compared(written: Path, tmp_path: Path) -> None:
+    """Only numbers, strings and containers of them can be."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    assert len(resume(tmp_path, model={"p": 0.1, "other": object()}).losses[0]) == 2
+
+
+def damaged(change: Any) -> Any:
+    """A change of what is in the first train file."""
+
+    def apply(place: Path) -> None:
+        path = train_files(place)[0]
+        torch.save(change(torch.load(path, weights_only=True)), path)
+
+    return apply
+
+
+def renamed(place: Path) -> None:
+    """A folder with the name of another iteration would be trained on wrongly."""
+    place.rename(place.with_name("1"))
+    (place.parent / "latest").write_text("1\n")
+
+
+def torn(place: Path) -> None:
+    """Half a file."""
+    path = min(place.glob("model-*"))
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+def pointing(text: str) -> Any:
+    """Another text in `latest`."""
+    return lambda place: (place.parent / "latest").write_text(text)
+
+
+DAMAGE: dict[str, tuple[Any, str]] = {
+    "pointer": (pointing("x"), r"latest: expected the number of an iteration, got 'x'"),
+    "large pointer": (pointing("9" * 99), "expected the number of an iteration"),
+    "torn": (torn, "model-00001-of-00003.safetensors is damaged"),
+    "renamed": (renamed, "was written after iteration 2; a folder must keep its name"),
+    "a list": (damaged(lambda train: []), "names model-00001.*, which no stage has written"),
+    "no settings": (
+        damaged(lambda train: {k: v for k, v in train.items() if k != "parameters"}),
+        "(is damaged, or no checkpoint|there is no optimizer state of parameter '0.weight')",
+    ),
+    "format": (damaged(lambda train: {**train, "format": "x"}), "is not a checkpoint of format"),
+    "gone": (lambda place: min(place.glob("train*")).unlink(), "a file train.* is missing"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_a_sentence(written: Path, tmp_path: Path, name: str) -> None:
+    """With the file and what is wrong with it; nobody is advised to remove work."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    damage, sentence = DAMAGE[name]
+    damage(tmp_path / "job0" / "2")
+    with pytest.raises(InputError, match=sentence) as error:
+        resume(tmp_path)
+    assert "remove" not in str(error.value)
+
+
+def test_views_are_saved_alone(tmp_path: Path) -> None:
+    """Not with the storage that they are part of."""
     flat = torch.zeros(10**5)
     copy = checkpoint_files.copied({"a": [flat[5:8].t()], "b": (1, "x")})
     assert copy["a"][0].untyped_storage().nbytes() == 12
     assert copy["b"] == (1, "x")
-    checkpoint_files.save(copy, tmp_path / "x.pt")
-    assert (tmp_path / "x.pt").stat().st_size < 10**4
 
 
-def test_states_that_take_turns_in_slots_are_saved(tmp_path: Path) -> None:
-    """Under a limit of memory a stage is copied while it is in its slot."""
-    order: Any = {"microbatches": [1, 2, 1], "n_stages": 3, "place": [0, 1, 0]}
-    jobs = [Job(s, 8, adamw, microbatches=1 + s % 2, recompute=True) for s in range(3)]
-    array = trainer(jobs, memory=16_000)  # of six states on the first device two fit
-    runs.run(array, random_schedule(**order), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
+def test_processes_leave_the_files_that_one_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages meet in the folder; what a killed run has left there is not used."""
+    how: Any = {"checkpoint_every": 2, "keep": 5}
+    run(trainer(JOBS), random_schedule(**ORDER), 4, checkpoint=tmp_path / "one", **how)
+    left = tmp_path / "two" / "first" / ".parts-2"
+    left.mkdir(parents=True)
+    (left / "train-00002-of-00003.pt").write_text("x")
+    use_folder(monkeypatch, Halves)
+    run(trainer(JOBS), random_schedule(**ORDER), 4, checkpoint=tmp_path / "two", **how)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    for name in files(tmp_path / "one"):
+        if name.endswith(".safetensors"):
+            a, b = (load_file(tmp_path / side / name) for side in ("one", "two"))
+            assert all(torch.equal(value, b[key]) for key, value in a.items())
+
+
+# data
+
+
+def ignoring(job: Job, start: int) -> Any:
+    """Begin anew at any iteration."""
+    return data(job, 0)
+
+
+def by_the_global_state(job: Job, start: int) -> Any:
+    """Other batches every time."""
+    while True:
+        yield torch.rand(8, 6), torch.randint(4, (8,))
+
+
+def grown(job: Job, start: int) -> Any:
+    """One sample more after the second iteration."""
+    for x, y in data(job, start):
+        yield (x, y) if start < 2 else (x[1:], y[1:])
+
+
+@pytest.mark.parametrize("batches", [ignoring, by_the_global_state, grown])
+def test_data_that_do_not_begin_at_an_iteration_are_refused(tmp_path: Path, batches: Any) -> None:
+    """Nothing is trained; the sentence says what data must do."""
+    array = trainer([Job(0, 8, sgd)], data=batches)
+    run(array, ONE, 2, checkpoint=tmp_path)
+    steps: list[int] = []
+    sentence = r"job job0: data\(job, 2\) begins with another batch than the second of data\(job, 1"
+    with pytest.raises(InputError, match=sentence):
+        run(array, ONE, 4, checkpoint=tmp_path, resume=True, on_step=lambda *_: steps.append(1))
+    assert steps == []
+
+
+# frozen weights, transformers, PEFT
+
+
+def half_frozen() -> nn.Sequential:
+    """The tiny model; the first layer is the same in all jobs and not trained."""
+    model = build_model()
+    for p in model[0].parameters():
+        nn.init.constant_(p.requires_grad_(False), 0.5)
+    return model
+
+
+def test_frozen_weights_are_written_once(tmp_path: Path) -> None:
+    """Checkpoints of all jobs are complete, with links to one file; another base is refused."""
+    jobs = [Job(s, 8, adamw) for s in range(3)]
+    array = trainer(jobs, build_model=half_frozen)
+    how: Any = {"checkpoint": tmp_path, "checkpoint_every": 1}
+    result = run(array, random_schedule([1, 1, 1], 3), 3, **how)
+    found = [*tmp_path.rglob("frozen-*")]
+    assert len(found) == 6 and len({os.stat(path).st_ino for path in found}) == 1
+    assert not list(tmp_path.rglob(".*"))
     for j in range(3):
-        for steps in (1, 2, 3):
-            alone = array.train_alone(j, steps)
-            saved = torch.load(tmp_path / f"job{j}" / str(steps) / "model.pt", weights_only=True)
-            for name, value in {**alone.parameters, **alone.buffers}.items():
-                assert torch.equal(saved[name], value)
-    result = runs.run(array, random_schedule(**order), 5, checkpoint=tmp_path, resume=True)
+        half_frozen().load_state_dict(read_weights(tmp_path / f"job{j}" / "3"))
+        assert differences(result.trained[j], array.train_alone(j, 3)) == []
+    again = trainer(jobs, build_model=half_frozen)
+    result = run(again, random_schedule([1, 1, 1], 3), 5, checkpoint=tmp_path, resume=True)
     for j in range(3):
         assert same_state(result.trained[j], array.train_alone(j, 5)) == []
 
+    def other() -> nn.Sequential:
+        model = half_frozen()
+        with torch.no_grad():
+            model[0].weight.add_(1)
+        return model
 
-# several processes
+    shutil.rmtree(tmp_path / "job0")  # begins with the other base
+    changed = trainer(jobs, build_model=other)
+    with pytest.raises(InputError, match=r"'0.weight' is frozen and shared with other jobs"):
+        run(changed, random_schedule([1, 1, 1], 3), 7, checkpoint=tmp_path, resume=True)
 
 
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
-    """Everything in nested dictionaries, by its path."""
-    if not isinstance(value, dict):
-        return {path: value}
-    return {k: v for key, inner in value.items() for k, v in leaves(inner, (*path, key)).items()}
+LLAMA = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50,
+    "intermediate_size": 64, "max_position_embeddings": 32, "tie_word_embeddings": True,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("stop", [False, True])
-def test_processes_leave_the_files_that_one_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: bool
-) -> None:
-    """Stages meet in the folder; what a killed run has left there is not taken for them."""
+def test_configs_let_from_pretrained_read_a_checkpoint(tmp_path: Path) -> None:
+    """Of a model of transformers by its class; of PEFT's the adapter on its base."""
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+    model.save_pretrained(tmp_path / "base")
 
-    def on_step(job: Job, t: int, loss: float) -> None:
-        if stop and t == 2:
-            jobs[job.seed == 0].stop()  # another one, at a moment of its own
+    def stages(folder: Path, state: dict[str, torch.Tensor]) -> None:
+        folder.mkdir()
+        places, names = {}, sorted(state)
+        for k, part in enumerate((names[::2], names[1::2])):
+            file = checkpoint_files.stage_file("model", k, 2)
+            checkpoint.write_weights(folder / file, {name: state[name] for name in part})
+            places |= dict.fromkeys(part, file)
+        (folder / checkpoint_files.INDEX).write_text(
+            json.dumps({"metadata": {}, "weight_map": places})
+        )
 
-    jobs = [Job(0, 8, adamw, scheduler=warmed, precision="bf16"), Job(1, 8, sgd)]
-    order: Any = {"microbatches": [1, 1], "n_stages": 3, "seed": 5}
-    given: Any = {"checkpoint_every": 2, "on_step": on_step}
-    runs.run(trainer(jobs), random_schedule(**order), 5, checkpoint=tmp_path / "one", **given)
-    monkeypatch.setattr(trainer_module, "CheckpointFolder", Halves)
-    two = tmp_path / "two"
-    (two / "job0" / ".parts-2").mkdir(parents=True)
-    (two / "job0" / ".merging").mkdir()
-    for stage in range(3):
-        (two / "job0" / ".parts-2" / f"stage{stage}.pt").write_bytes(b"of before")
-    runs.run(trainer(jobs), random_schedule(**order), 5, checkpoint=two, **given)
-    assert files(two) == files(tmp_path / "one")
-    assert not list(two.rglob(".*"))
-    for name in files(two):
-        if name.endswith(".pt"):
-            one = leaves(torch.load(tmp_path / "one" / name, weights_only=True))
-            assert one.keys() == leaves(torch.load(two / name, weights_only=True)).keys()
-            for key, value in leaves(torch.load(two / name, weights_only=True)).items():
-                assert optimizers.same(value, one[key]), f"{name}: {key}"
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.add_(1)
+    stages(tmp_path / "whole", model.state_dict())
+    checkpoint.write_configs(model, tmp_path / "whole")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+    base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    settings = peft.LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])
+    adapted = peft.get_peft_model(base, settings)
+    with torch.no_grad():
+        for p in adapted.parameters():
+            p.add_(p.requires_grad)
+    stages(tmp_path / "adapted", adapted.state_dict())
+    checkpoint.write_configs(adapted, tmp_path / "adapted")
+    base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    again = peft.PeftModel.from_pretrained(base, tmp_path / "adapted")
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in adapted.state_dict().items())

@@ -356,9 +356,9 @@ class CheckpointFolder:
                 f"{place}: was written after iteration {train['iteration']}; a folder must keep "
                 f"its name"
             )
-        check_same_settings(train["settings"], self.jobs[run.index].settings, place)
         weights = open_weights(place)
         check_same_model(run.model, weights, train["extra"].keys(), place)
+        check_same_settings(train["settings"], self.jobs[run.index].settings, place)
         self._warn(train, place)
         shared = {p.data_ptr() for p in run.model.parameters() if id(p) in self.parameters}
         here = [stage for stage in run.stages if stage.local]

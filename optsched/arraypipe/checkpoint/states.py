@@ -46,6 +46,9 @@ def settings_of(run: JobRun) -> dict[str, str]:
         name: kept(value, None, lambda tensor: tensor) for name, value in run.job.model.items()
     }
     rows |= {f"model[{name!r}]": value for name, value in model.items() if _is_plain(value)}
+    scheduler = next((s.scheduler for s in run.stages if s.scheduler is not None), None)
+    kind = type(scheduler)
+    rows["scheduler"] = "none" if scheduler is None else f"{kind.__module__}.{kind.__qualname__}"
     groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for name, made in makers_by_name(run.stages).items():
         groups.setdefault(_text(made), (made, []))[1].append(name)
@@ -55,9 +58,6 @@ def settings_of(run: JobRun) -> dict[str, str]:
         rows[f"optimizer of {first!r} trains"] = sorted(names)
         for key, value in made["settings"].items():
             rows[f"optimizer setting {key!r} of {first!r}"] = value
-    scheduler = next((s.scheduler for s in run.stages if s.scheduler is not None), None)
-    kind = type(scheduler)
-    rows["scheduler"] = "none" if scheduler is None else f"{kind.__module__}.{kind.__qualname__}"
     for key, value in scheduler_state(scheduler, run.title).items():
         rows[f"scheduler setting {key!r}"] = value
     return {key: _text(value) for key, value in rows.items()}
@@ -106,8 +106,8 @@ def stage_state(
     ``model`` its tensors of the state dict; ``frozen`` those that other jobs have too, which no
     job may change, uncopied; ``extra`` other entries of the state dict; ``buffers`` those that it
     leaves out; ``parameters`` states and settings of the optimizer; ``masters`` the float32 weights
-    of a bfloat16 job; ``scheduler``, ``scaler`` and ``loss`` their states. `NotKept`: one of these that no
-    checkpoint can keep.
+    of a bfloat16 job; ``scheduler``, ``scaler`` and ``loss`` their states. `NotKept`: one of these
+    that no checkpoint can keep.
     """
     part = run.stages[stage]
     state, buffers = shard(run.model, run.stages, stage)
