@@ -27,13 +27,14 @@ _HOME = {
     "RunConfig": "trainer", "RunResult": "training_run",
     "SweepResult": "sweep.sweep", "advise": "advice",
     "compile": "plan.plan",
-    "random_schedule": "plan.orders", "run_demo": "demo",
+    "random_schedule": "plan.orders", "read_weights": "checkpoint.weights",
+    "run_demo": "demo",
 }  # fmt: skip
 
 __all__ = [
     "Advice", "ArraySweep", "ArrayTrainer", "Callback", "DemoResult", "ExecutionPlan", "Job",
     "JobFailed", "Profile", "Report", "RunConfig", "RunResult", "SweepResult",
-    "advise", "compile", "random_schedule", "run_demo",
+    "advise", "compile", "random_schedule", "read_weights", "run_demo",
 ]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from arraypipe_models import build_model, data, loss
 from test_arraypipe_sweep import Doomed, failing, states, study_of, suggest
 
+from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
@@ -104,9 +105,7 @@ def main() -> None:
         answer["whole"] = [len(row.losses) for row in second.trials]
         for row in second.trials:
             alone = alone_of(row)
-            model = torch.load(
-                folder / "ckpt" / row.job.name / "40" / "model.pt", weights_only=True
-            )
+            model = read_weights(folder / "ckpt" / row.job.name / "40")
             whole = {**alone.parameters, **alone.buffers}
             assert all(torch.equal(model[name], whole[name]) for name in model)
             assert row.losses == alone.losses

@@ -290,6 +290,4 @@ def test_scheduler_in_a_tensor_is_not_shared(tmp_path: Path) -> None:
     for j in range(2):
         assert differences(result.trained[j], array.train_alone(j, 3)) == []
     row = train_of(tmp_path / "job0" / "3")["0.weight"]
-    assert float(row["settings"]["lr"]) == pytest.approx(
-        0.0125
-    )
+    assert float(row["settings"]["lr"]) == pytest.approx(0.0125)

@@ -368,7 +368,7 @@ def test_warnings_are_one_line_each(shop: Cli) -> None:
     run = ("arraypipe", "run", "t.py:warns", "x.schedule.json", "--quiet", "--checkpoint", "a")
     done = shop(*run, "--steps", 1)
     assert (done.code, done.err) == (0, "warning: odd\nwarning: even so\n")
-    place = Path("a", "job0", "1", "train.pt")
+    place = Path("a", "job0", "1", "train-00001-of-00002.pt")
     torch.save({**torch.load(place, weights_only=True), "threads": 77}, place)
     done = shop(*run, "--steps", 2, "--resume")
     assert done.code == 0 and done.err.startswith("warning: odd\nwarning: even so\nwarning: a/job0")

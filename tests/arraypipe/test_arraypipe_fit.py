@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import optsched
+from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched import ArrayTrainer, InputError, RunConfig
 from optsched.arraypipe import Callback, Job, random_schedule
 from optsched.arraypipe.callbacks import (
@@ -99,7 +100,7 @@ def test_from_jobs_to_models(capsys: Any, tmp_path: Path) -> None:
     assert made.jobs == tuple(jobs)
     assert exact(made, result)
     for j in range(2):
-        saved = torch.load(tmp_path / f"job{j}" / "5" / "model.pt", weights_only=True)
+        saved = read_weights(tmp_path / f"job{j}" / "5")
         assert all(torch.equal(saved[k], v) for k, v in result.models[j].state_dict().items())
     said = capsys.readouterr().err
     assert "measuring 3 stages of 2 jobs" in said

@@ -16,6 +16,7 @@ from streams_cases import GPU, STEPS, jobs, run, slotted, trainer, without
 from streams_model import streams
 from test_arraypipe_process import ask
 
+from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched import verify
 from optsched.arraypipe import Job, JobFailed, random_schedule
 from optsched.arraypipe.checkpoint import folder
@@ -57,7 +58,7 @@ def train(case: str, place: Path, seed: int, delays: int | None) -> list[str]:
     for j, model in enumerate(expected):
         found += [f"job {j}: {row}" for row in differences(result.trained[j], model)]
         if case == "checkpoints":
-            kept = torch.load(place / f"job{j}" / str(STEPS) / "model.pt")
+            kept = read_weights(place / f"job{j}" / str(STEPS))
             rows = {**model.parameters, **model.buffers}.items()
             found += [f"job {j}: kept {k}" for k, t in rows if not torch.equal(kept[k], t)]
     return found

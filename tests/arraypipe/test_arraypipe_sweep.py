@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
+from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched import InputError, MissingExtra
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult
@@ -489,7 +490,7 @@ def assert_whole(path: Path, reference: Any) -> None:
         done = int((place / "latest").read_text())
         assert done == STEPS if trial.state == TrialState.COMPLETE else done in (2, 4)
         alone = train_alone(build_model, job, NAMES, loss, data, done)
-        model = torch.load(place / str(done) / "model.pt", weights_only=True)
+        model = read_weights(place / str(done))
         whole = {**alone.parameters, **alone.buffers}
         assert all(torch.equal(model[name], whole[name]) for name in model)
 

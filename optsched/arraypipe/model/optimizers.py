@@ -231,28 +231,6 @@ def makers_by_name(stages: Sequence[ModelStage]) -> dict[str, dict[str, Any]]:
     }
 
 
-def check_same_makers(
-    saved: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], place: str
-) -> None:
-    """Refuse an optimizer of another class or with other settings than the checkpoint's."""
-    before, after = (
-        {
-            name: {"class": row["class"]}
-            | {f"setting {key!r}": value for key, value in row["settings"].items()}
-            for name, row in makers.items()
-        }
-        for makers in (saved, now)
-    )
-    found = _difference(before, after)
-    if found is None:
-        return
-    name, key, a, b = found
-    if key is None:
-        side = "the job" if a else "the checkpoint"
-        raise InputError(f"{place}: the optimizer of {side} does not train {name!r}")
-    raise InputError(f"{place}: was written with optimizer {key} {a} for {name!r}, the job has {b}")
-
-
 def restore_states(stage: ModelStage, saved: Mapping[str, Mapping[str, Any]], place: str) -> None:
     """Give an optimizer the saved states; assigned as they are, so that no cast changes a bit."""
     for name, parameter, group in _entries(stage):
