@@ -10,6 +10,7 @@ from optsched.errors import MissingExtra
 if TYPE_CHECKING:
     from optsched.arraypipe.advice import Advice, advise
     from optsched.arraypipe.callbacks import Callback
+    from optsched.arraypipe.checkpoint.weights import read_weights
     from optsched.arraypipe.demo import DemoResult, run_demo
     from optsched.arraypipe.job import Job, JobFailed
     from optsched.arraypipe.plan.orders import random_schedule

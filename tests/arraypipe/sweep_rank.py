@@ -18,8 +18,8 @@ import torch.distributed as dist
 from arraypipe_models import build_model, data, loss
 from test_arraypipe_sweep import Doomed, failing, states, study_of, suggest
 
-from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 

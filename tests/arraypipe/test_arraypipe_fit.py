@@ -20,7 +20,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import optsched
-from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched import ArrayTrainer, InputError, RunConfig
 from optsched.arraypipe import Callback, Job, random_schedule
 from optsched.arraypipe.callbacks import (
@@ -30,6 +29,7 @@ from optsched.arraypipe.callbacks import (
     RunLog,
     TensorBoard,
 )
+from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.evaluation import measure_of
 from optsched.arraypipe.train_alone import NotIdentical, differences
 

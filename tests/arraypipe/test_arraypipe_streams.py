@@ -16,10 +16,10 @@ from streams_cases import GPU, STEPS, jobs, run, slotted, trainer, without
 from streams_model import streams
 from test_arraypipe_process import ask
 
-from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched import verify
 from optsched.arraypipe import Job, JobFailed, random_schedule
 from optsched.arraypipe.checkpoint import folder
+from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.memory import cuda_engine
 from optsched.arraypipe.runtime import inline
 from optsched.arraypipe.runtime.cuda_streams import Late, uploaded

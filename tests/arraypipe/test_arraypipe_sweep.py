@@ -24,9 +24,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched import InputError, MissingExtra
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult
 from optsched.arraypipe.train_alone import differences, train_alone
 
