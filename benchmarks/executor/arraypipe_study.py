@@ -3,13 +3,12 @@
 python -m benchmarks.executor.arraypipe_study run --json FILE [--seconds 3] [--processes 2]
         [--quick]
 python -m benchmarks.executor.arraypipe_study report FILE [--page docs/arraypipe-study.md]
-                                     [--images docs/images]
 
 `run` goes on where a file ends. Times are those of one iteration of every job, in the cost model of
 `optsched.pipelines.profiles`. `--seconds` is the limit of one solve on one core; an array takes
 up to eight (1, 2, 4 micro-batches a job; rolling from nothing and from the barrier's schedule).
 Every schedule is verified. `report` prints the tables, or writes them into a page between the
-comments that name them, and draws the plots.
+comments that name them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from benchmarks.executor.study_baselines import (
     one_after_another,
 )
 from benchmarks.executor.study_cases import MODELS, Case, sweeps
-from benchmarks.executor.study_plots import draw
 from benchmarks.executor.study_tables import Study, tables, written_into
 from benchmarks.machine import machine
 from optsched.io.files import write_atomic
@@ -60,10 +58,9 @@ def main() -> None:
     run_options.add_argument(
         "--quick", action="store_true", help="one model, a few rows: a smoke test"
     )
-    report_options = commands.add_parser("report", help="tables and plots of a JSON file")
+    report_options = commands.add_parser("report", help="tables of a JSON file")
     report_options.add_argument("file", type=Path)
     report_options.add_argument("--page", type=Path, help="Markdown page to write tables into")
-    report_options.add_argument("--images", type=Path, help="folder for the plots")
     given = parser.parse_args()
     if given.command == "run":
         run(given)
@@ -74,8 +71,6 @@ def main() -> None:
         print("\n\n".join(f"## {name}\n\n{text}" for name, text in found.items()))
     else:
         write_atomic(given.page, written_into(given.page.read_text(), found))
-    if given.images is not None:
-        draw(study, given.images)
 
 
 def run(given: argparse.Namespace) -> None:
