@@ -6,7 +6,7 @@ optsched arraypipe run examples/sweep_gpt.py:make_trainer --steps 20
 
 Every learning rate is a job of its own. The model is cut into stages, the blocks of all jobs are
 measured and ordered by a solver, and every job ends with exactly the bits of training it alone.
-Model, loss and data are plain PyTorch, in `optsched/arraypipe/tiny_gpt.py`.
+Model, loss and data are plain PyTorch, in `tiny_gpt.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from tiny_gpt import Size, build_gpt, corpus, next_byte_loss, windows
 
 from optsched.arraypipe import ArrayTrainer, Job
-from optsched.arraypipe.fit import schedule_for
-from optsched.arraypipe.tiny_gpt import Size, build_gpt, corpus, next_byte_loss, windows
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def make_trainer(
         for lr in rates
     ]
     data = windows(corpus(text), size.context)
-    return ArrayTrainer(build_gpt, data, jobs=jobs, stages=stages, loss=next_byte_loss)
+    return ArrayTrainer(build_gpt, data, stages, next_byte_loss).with_jobs(jobs)
 
 
 def main() -> None:
@@ -65,23 +64,16 @@ def main() -> None:
     trainer = make_trainer(
         given.lr, size, stages=given.stages, batch_size=given.batch_size, text=given.text
     )
-    # torchrun says how many processes there are; the first one measures and solves for all
-    distributed = "RANK" in os.environ
-    first = os.environ.get("RANK", "0") == "0"
-    say = print if first else (lambda line: None)
-    schedule = schedule_for(trainer, time_limit=given.time_limit, say=say)
-    say(f"training {len(trainer.jobs)} jobs for {given.steps} iterations")
-    result = trainer.run(schedule, given.steps, backend="process" if distributed else "inline")
-    if not first:
+    result = trainer.fit(trainer.jobs, given.steps)  # under torchrun: one stage per process
+    if os.environ.get("RANK", "0") != "0":
         return
     print(table(trainer, result))
     print(result.report)
     if given.check:
         check(trainer, result)
     given.out.mkdir(parents=True, exist_ok=True)
-    schedule.write(given.out / "plan.schedule.json")
     result.trace.write(given.out / "trace.schedule.json")
-    print(f"wrote plan and trace in {given.out}/; see: optsched show FILE")
+    print(f"wrote the trace in {given.out}/; see: optsched show FILE")
 
 
 def table(trainer: ArrayTrainer, result: RunResult) -> str:
@@ -119,7 +111,6 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=getattr(Size, name))
     parser.add_argument("--untied", action="store_true", help="a head with weights of its own")
     parser.add_argument("--text", help="file to learn from [default: sums of numbers]")
-    parser.add_argument("--time-limit", type=float, default=3.0, help="of the solver, seconds")
     parser.add_argument("--check", action="store_true", help="compare with training alone")
     parser.add_argument("--out", type=Path, default=Path("out/sweep_gpt"))
     return parser.parse_args()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         testing,
     )
     from optsched.arraypipe.job import Job as Job
+    from optsched.arraypipe.options import RunConfig as RunConfig
     from optsched.arraypipe.trainer import ArrayTrainer as ArrayTrainer
-    from optsched.arraypipe.trainer import RunConfig as RunConfig
     from optsched.bandwidth.placement.problem import GpuPlacement
     from optsched.errors import (
         CyclicOrder,

@@ -9,42 +9,41 @@ from optsched.errors import MissingExtra
 
 if TYPE_CHECKING:
     from optsched.arraypipe.advice import Advice, advise
-    from optsched.arraypipe.callbacks import Callback
+    from optsched.arraypipe.callbacks import Callback, CsvLog
     from optsched.arraypipe.checkpoint.weights import read_weights
-    from optsched.arraypipe.demo import DemoResult, run_demo
     from optsched.arraypipe.job import Job, JobFailed
+    from optsched.arraypipe.options import RunConfig
     from optsched.arraypipe.plan.orders import random_schedule
     from optsched.arraypipe.plan.plan import ExecutionPlan, compile
     from optsched.arraypipe.profile.document import Profile
     from optsched.arraypipe.report.report import Report
-    from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult
-    from optsched.arraypipe.trainer import ArrayTrainer, RunConfig
+    from optsched.arraypipe.sweep import ArraySweep, SweepResult
+    from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.arraypipe.training_run import RunResult
 
-_HOME = {
-    "Advice": "advice", "ArraySweep": "sweep.sweep", "ArrayTrainer": "trainer",
-    "Callback": "callbacks", "DemoResult": "demo", "ExecutionPlan": "plan.plan", "Job": "job",
+_MODULES = {
+    "Advice": "advice", "ArraySweep": "sweep", "ArrayTrainer": "trainer",
+    "Callback": "callbacks", "CsvLog": "callbacks", "ExecutionPlan": "plan.plan", "Job": "job",
     "JobFailed": "job", "Profile": "profile.document", "Report": "report.report",
-    "RunConfig": "trainer", "RunResult": "training_run",
-    "SweepResult": "sweep.sweep", "advise": "advice",
-    "compile": "plan.plan",
-    "random_schedule": "plan.orders", "read_weights": "checkpoint.weights",
-    "run_demo": "demo",
+    "RunConfig": "options", "RunResult": "training_run",
+    "SweepResult": "sweep", "advise": "advice",
+    "compile": "plan.plan", "random_schedule": "plan.orders",
+    "read_weights": "checkpoint.weights",
 }  # fmt: skip
 
 __all__ = [
-    "Advice", "ArraySweep", "ArrayTrainer", "Callback", "DemoResult", "ExecutionPlan", "Job",
+    "Advice", "ArraySweep", "ArrayTrainer", "Callback", "CsvLog", "ExecutionPlan", "Job",
     "JobFailed", "Profile", "Report", "RunConfig", "RunResult", "SweepResult",
-    "advise", "compile", "random_schedule", "read_weights", "run_demo",
+    "advise", "compile", "random_schedule", "read_weights",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Load public names on first use; those that need torch say so when it is missing."""
-    if name not in _HOME:
+    """Load public names on first use; raise `MissingExtra` without torch."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'optsched.arraypipe' has no attribute {name!r}")
     try:
-        value = getattr(import_module(f"optsched.arraypipe.{_HOME[name]}"), name)
+        value = getattr(import_module(f"optsched.arraypipe.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise

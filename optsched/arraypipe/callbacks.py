@@ -1,21 +1,21 @@
-"""What `ArrayTrainer.fit` calls while it trains, and ready-made ones."""
+"""Callbacks of `ArrayTrainer.fit`: the base class, a log of losses and values, progress."""
 
 from __future__ import annotations
 
 import json
-import math
+import sys
+import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
-from optsched.arraypipe.checkpoint.files import check_writable, load, replace_file
-from optsched.arraypipe.checkpoint.plain import kept
-from optsched.errors import InputError, OptschedError
+from optsched.errors import InputError
 from optsched.io.files import write_atomic
-from optsched.io.values import integer, number, one_of
+from optsched.io.text import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from os import PathLike
 
     from torch import nn
@@ -25,197 +25,90 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class FitInfo:
-    """What a callback is told at the start."""
+    """Argument of `Callback.on_start`.
+
+    Parameters
+    ----------
+    name
+        Name of a job, also of one that joins later.
+    steps
+        Iterations of every job.
+    evaluates
+        Whether there will be values.
+    start
+        Iteration that a job of this name continues from.
+    resumes
+        Whether jobs continue from their checkpoints.
+    is_first
+        False on ranks above 0.
+    """
 
     name: Callable[[Job], str]
-    """Name of a job, also of one that joins later."""
     steps: int
     evaluates: bool
-    """Whether there will be values."""
     start: Callable[[str], int]
-    """Iterations that the checkpoint has that a job of this name goes on from."""
     resumes: bool
-    """Whether jobs go on from their checkpoints."""
     is_first: bool
-    """False on ranks above 0."""
 
 
 class Callback:
-    """Base of callbacks: all methods do nothing. What one raises ends the run."""
+    """Base class; all methods do nothing. An exception in one ends the run.
+
+    Examples
+    --------
+    >>> from optsched.arraypipe import Callback
+    >>> class StopAtNan(Callback):
+    ...     def on_step(self, job, iteration, loss):
+    ...         if loss != loss:
+    ...             job.stop()
+    """
 
     def on_start(self, fit: FitInfo) -> None:
-        """Before the first iteration."""
+        """Called before the first iteration."""
 
     def on_step(self, job: Job, iteration: int, loss: float) -> None:
-        """The loss of an iteration is known; after ``job.stop()`` it is the job's last."""
+        """Called when the loss of an iteration is known; after ``job.stop()`` it is the last.
+
+        On ranks it is called on rank 0 if that has a stage of the job, else on the rank of the last
+        stage.
+        """
 
     def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
-        """A job has been evaluated after this iteration, on a copy that may be kept."""
+        """Called after an evaluation, with the copy of the model that was evaluated."""
 
-    def on_end(self, job: Job) -> Job | None:
-        """A job has ended and none waits: a job that is returned takes its seat.
+    def on_end(self, job: Job) -> None:
+        """Called once when a job has ended, at the latest at the end of the run."""
 
-        Told at the end of the run if that has not been the case before. On several ranks it is
-        called on all of them and has to return the same.
+    def next_job(self, ended: Job) -> Job | None:
+        """Return a job for the slot of one that has ended; called if no job waits.
+
+        On ranks it is called on the first one, and, if that got a job, with the same ended job on
+        the others, where it has to return the same.
         """
         return None
 
     def on_finish(self) -> None:
-        """The run is over, also if it has raised."""
-
-
-class Listener(Callback):
-    """Base of the ready-made ones: losses and values come by one way."""
-
-    fit: FitInfo
-
-    def on_start(self, fit: FitInfo) -> None:
-        """Keep what is told."""
-        self.fit = fit
-
-    def on_step(self, job: Job, iteration: int, loss: float) -> None:
-        """Hear a loss."""
-        self.hear(job, iteration, "loss", loss)
-
-    def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
-        """Hear a value."""
-        self.hear(job, iteration, "value", value)
-
-    def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
-        """A new ``"loss"`` or ``"value"``."""
-
-    def judges(self, kind: str) -> bool:
-        """Whether it is what jobs are judged by: values, or losses if nothing is evaluated."""
-        return kind == ("value" if self.fit.evaluates else "loss")
-
-
-def _sign(mode: str) -> int:
-    return 1 if one_of("mode", mode, ("min", "max")) == "min" else -1
-
-
-class EarlyStopping(Listener):
-    """Stops a job when its value (without `evaluate`: its loss) has not become better for long.
-
-    Parameters
-    ----------
-    patience
-        Values without a better one after which the job ends.
-    mode
-        ``"min"`` or ``"max"``: which values are better.
-    min_delta
-        By how much at least.
-    """
-
-    def __init__(
-        self, patience: int, mode: Literal["min", "max"] = "min", min_delta: float = 0.0
-    ) -> None:
-        self.patience, self.sign = integer("patience", patience, 1, None), _sign(mode)
-        self.min_delta = number("min_delta", min_delta)
-        self.best: dict[Job, tuple[float, int]] = {}  # value, values since
-
-    def on_start(self, fit: FitInfo) -> None:
-        """Nothing has been counted."""
-        super().on_start(fit)
-        self.best.clear()
-
-    def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
-        """Count, and stop the job."""
-        if self.judges(kind):
-            best, since = self.best.get(job, (math.inf, 0))
-            better = self.sign * value < best - self.min_delta
-            self.best[job] = (self.sign * value, 0) if better else (best, since + 1)
-            if self.best[job][1] >= self.patience:
-                job.stop()
-
-
-class OptunaPruning(Listener):
-    """Reports values (without `evaluate`: losses) to Optuna's trials and stops what is pruned.
-
-    The caller tells the study; `pruned` has the names of the jobs.
-
-    Parameters
-    ----------
-    trials
-        By name of the job.
-    """
-
-    def __init__(self, trials: Mapping[str, Any]) -> None:
-        self.trials, self.pruned = trials, set[str]()
-
-    def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
-        """Report and ask."""
-        name = self.fit.name(job)
-        if self.judges(kind) and name in self.trials and name not in self.pruned:
-            self.trials[name].report(value, iteration)
-            if self.trials[name].should_prune():
-                self.pruned.add(name)
-                job.stop()
-
-
-class BestCheckpoint(Listener):
-    """Keeps the merged state dict of the best value of every job.
-
-    ``<folder>/<job>.best.pt`` has ``iteration``, ``value`` and ``model``; it is replaced as a
-    whole, and `torch.load` reads it with ``weights_only=True``.
-
-    Parameters
-    ----------
-    folder
-        Made if it is not there.
-    mode
-        ``"min"`` or ``"max"``: which values are better.
-    """
-
-    def __init__(self, folder: str | PathLike[str], mode: Literal["min", "max"] = "min") -> None:
-        self.folder, self.sign = Path(folder), _sign(mode)
-        self.best: dict[str, float] = {}
-
-    def on_start(self, fit: FitInfo) -> None:
-        """Look at the folder; jobs that are resumed have a best value already."""
-        super().on_start(fit)
-        self.best.clear()
-        if not fit.evaluates:
-            raise InputError("BestCheckpoint: expected fit to have evaluate=...")
-        check_writable(self.folder)
-
-    def path(self, name: str) -> Path:
-        """The file of a job."""
-        return self.folder / f"{name}.best.pt"
-
-    def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
-        """Write the model if it is the best so far."""
-        name = self.fit.name(job)
-        if name not in self.best:  # one that is resumed has a best value already
-            there = self.fit.resumes and self.path(name).exists()
-            self.best[name] = self._value(self.path(name)) if there else self.sign * math.inf
-        if self.sign * value < self.sign * self.best[name]:
-            self.best[name] = value
-            content = {"iteration": iteration, "value": value, "model": model.state_dict()}
-            place = f"BestCheckpoint of job {name}"
-            replace_file(self.path(name), kept(content, place, lambda tensor: tensor))
-
-    def _value(self, path: Path) -> float:
-        saved = load(path)
-        if not isinstance(saved, dict) or not isinstance(saved.get("value"), float):
-            raise InputError(f"{path}: is no file of BestCheckpoint; choose another folder")
-        return float(saved["value"])
+        """Called at the end of the run, also after an exception."""
 
 
 _COLUMNS: Final = ("job", "iteration", "loss", "value")
 
 
-class RunLog(Listener):
-    """Losses and values as rows of a file, ``.csv`` or ``.jsonl``; begun anew unless resumed."""
+class CsvLog(Callback):
+    """Write losses and values as rows of a file, ``.csv`` or ``.jsonl``.
+
+    A run that resumes keeps the rows before its checkpoints; another one begins the file anew.
+    """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         self.stream: TextIO | None = None
         if self.path.suffix not in (".csv", ".jsonl"):
-            raise InputError(f"RunLog: expected a .csv or .jsonl file, got {str(path)!r:.60}")
+            raise InputError(f"CsvLog: expected a .csv or .jsonl file, got {str(path)!r:.60}")
 
     def on_start(self, fit: FitInfo) -> None:
-        """Keep the rows before the checkpoints that the jobs go on from."""
-        super().on_start(fit)
+        """Write the head, and the rows before the checkpoints that the jobs continue from."""
+        self.fit = fit
         lines = [] if self.path.suffix == ".jsonl" else [",".join(_COLUMNS)]
         try:
             if fit.resumes and self.path.exists():
@@ -225,17 +118,15 @@ class RunLog(Listener):
             if fit.is_first:
                 write_atomic(self.path, "".join(f"{line}\n" for line in lines).encode())
         except OSError as error:
-            raise InputError(f"RunLog: {self.path} cannot be written ({error.strerror})") from None
+            raise InputError(f"CsvLog: {self.path} cannot be written ({error.strerror})") from None
 
-    def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
-        """Write a row."""
-        row = {"job": self.fit.name(job), "iteration": iteration, kind: value}
-        line = json.dumps(row)
-        if self.path.suffix == ".csv":
-            line = ",".join(str(row.get(column, "")) for column in _COLUMNS)
-        if self.stream is None:  # the first rank has begun the file by now
-            self.stream = self.path.open("a", buffering=1, encoding="utf-8")
-        self.stream.write(f"{line}\n")
+    def on_step(self, job: Job, iteration: int, loss: float) -> None:
+        """Write a loss."""
+        self._write(job, iteration, "loss", loss)
+
+    def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
+        """Write a value."""
+        self._write(job, iteration, "value", value)
 
     def on_finish(self) -> None:
         """Close the file."""
@@ -243,8 +134,17 @@ class RunLog(Listener):
             self.stream.close()
             self.stream = None
 
+    def _write(self, job: Job, iteration: int, kind: str, value: float) -> None:
+        row = {"job": self.fit.name(job), "iteration": iteration, kind: value}
+        line = json.dumps(row)
+        if self.path.suffix == ".csv":
+            line = ",".join(str(row.get(column, "")) for column in _COLUMNS)
+        if self.stream is None:  # the first rank has written the head by now
+            self.stream = self.path.open("a", buffering=1, encoding="utf-8")
+        self.stream.write(f"{line}\n")
+
     def _is_kept(self, line: str) -> bool:
-        """Not what a killed run has left after its checkpoint, or half written."""
+        """Whether a row is whole and before the checkpoint of its job."""
         try:
             if self.path.suffix == ".jsonl":
                 row = json.loads(line)
@@ -255,22 +155,49 @@ class RunLog(Listener):
             return False
 
 
-class TensorBoard(Listener):
-    """Losses and values as scalars ``loss/<job>`` and ``value/<job>``; needs ``tensorboard``."""
+FIRST_AFTER_S: Final = 1.0
+EVERY_S: Final = 5.0
+_RECENT: Final = 33  # iterations that the time of an iteration is taken from
 
-    def __init__(self, folder: str | PathLike[str]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise OptschedError(
-                "TensorBoard needs the package tensorboard: pip install tensorboard"
-            ) from None
-        self.writer: Any = SummaryWriter(str(folder))
 
-    def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
-        """Add a scalar."""
-        self.writer.add_scalar(f"{kind}/{self.fit.name(job)}", value, iteration)
+class Progress(Callback):
+    """Print iterations and losses of the running jobs every few seconds.
 
-    def on_finish(self) -> None:
-        """Write what is left."""
-        self.writer.flush()
+    Parameters
+    ----------
+    predicted_ns
+        Predicted time of a cycle.
+    """
+
+    def __init__(self, predicted_ns: float) -> None:
+        self.predicted_ns, self.enabled = predicted_ns, True
+        self.latest: dict[Job, tuple[int, float]] = {}  # since the last print
+        self.ends: dict[Job, deque[float]] = {}
+
+    def on_start(self, fit: FitInfo) -> None:
+        """Start the clock."""
+        self.fit, self.began_s = fit, time.monotonic()
+        self.next_s = self.began_s + FIRST_AFTER_S
+
+    def on_step(self, job: Job, iteration: int, loss: float) -> None:
+        """Note a loss; print if it is time to."""
+        now_s = time.monotonic()
+        self.latest[job] = iteration, loss
+        self.ends.setdefault(job, deque(maxlen=_RECENT)).append(now_s)
+        if self.enabled and now_s >= self.next_s:
+            self.next_s = now_s + EVERY_S
+            try:
+                print(self._lines(now_s), file=sys.stderr, flush=True)
+            except OSError:  # a closed terminal is no reason to end the run
+                self.enabled = False
+            self.latest.clear()
+
+    def _lines(self, now_s: float) -> str:
+        rows = [
+            f"{self.fit.name(job)}  iteration {iteration + 1} of {self.fit.steps}  loss {loss:.4f}"
+            for job, (iteration, loss) in self.latest.items()
+        ]
+        seconds = [(s[-1] - s[0]) / (len(s) - 1) for s in self.ends.values() if len(s) > 1]
+        measured = duration(max(seconds) * 1e9) if seconds else "-"
+        rows.append(f"a cycle: {measured}, predicted {duration(self.predicted_ns)}")
+        return "\n".join(f"{now_s - self.began_s:7.1f} s  {row}" for row in rows)

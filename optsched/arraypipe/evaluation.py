@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.arraypipe.job import BuildModel, Job, Loss
+    from optsched.arraypipe.options import Request, Trainer
     from optsched.arraypipe.runtime.state import JobRun
 
 Measure: TypeAlias = "Callable[[Job, nn.Module, torch.device], float]"
@@ -36,7 +37,6 @@ class Evaluation:
     measure: Measure
     due: Callable[[int], bool]  # after so many iterations, besides the last one
     tell: Callable[[Job, int, float, nn.Module], object]
-    highest: bool = False  # higher values are better
     on_host: bool = False  # the memory of the devices is counted
     noted: dict[tuple[int, int], dict[int, _Part]] = field(default_factory=dict)
 
@@ -86,7 +86,23 @@ class Evaluation:
         return value
 
 
-def measure_of(given: Any, loss: Loss) -> Measure:
+def evaluation_of(
+    trainer: Trainer,
+    request: Request,
+    notify: Callable[[Job, int, float, nn.Module], object],
+) -> Evaluation | None:
+    """Return the evaluation that a request contains; `notify` gets job, iteration, value, model."""
+    if request.evaluate is None:
+        return None
+    config = request.config
+    return Evaluation(
+        trainer.build_model, measure_of(request.evaluate, trainer.loss),
+        lambda done: config.every is not None and done % config.every == 0, notify,
+        on_host=config.memory is not None,
+    )  # fmt: skip
+
+
+def measure_of(given: Any, loss: Loss | None) -> Measure:
     """What `fit` takes as `evaluate`: a function of the model, a data set, or one with a metric."""
     data, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, loss)
     if isinstance(data, nn.Module):

@@ -52,8 +52,12 @@ def cause(trainer: ArrayTrainer, job: Job, steps: int, device: torch.device) -> 
             "data": lambda: [*islice(iter(data(job, 0)), steps)],
             "build_model": lambda: [*fresh_model(build_model, job).state_dict().values()],
             "the forward": forward,
-            "loss": lambda: loss(mapped(output, torch.clone), mapped(target, torch.clone)),
         }
+        if loss is not None:
+            function = loss
+            calls["loss"] = lambda: function(
+                mapped(output, torch.clone), mapped(target, torch.clone)
+            )
         found = []
         for name, call in calls.items():
             if why := _unlike(call, device, ("torch",) * (name == "data") + ("random", "numpy")):

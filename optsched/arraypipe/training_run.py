@@ -1,43 +1,46 @@
-"""One call of `ArrayTrainer.run`: makes the jobs, has a backend train them, draws up the result."""
+"""One run of a job array by a plan: builds the jobs, has a backend train them, makes the result."""
 
 from __future__ import annotations
 
-import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakMethod, proxy
 
 import torch
 
+from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 from optsched.arraypipe.checkpoint.states import settings_of
-from optsched.arraypipe.job import JobFailed
+from optsched.arraypipe.events import Events
+from optsched.arraypipe.job import Job, JobFailed
+from optsched.arraypipe.job_builder import JobBuilder, warn_of_forgotten
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.memory.manager import memory_of
-from optsched.arraypipe.model.build import Builder
-from optsched.arraypipe.model.checks import check_apart, check_sibling, note_shared, shapes_of
+from optsched.arraypipe.model.checks import note_shared
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
 from optsched.arraypipe.plan.segments import FIRST_CYCLES, Course, moved, places
 from optsched.arraypipe.report.executed import RunLog
 from optsched.arraypipe.report.report import compare
 from optsched.arraypipe.report.trace import measured
-from optsched.arraypipe.runtime.blocks import trained_now
-from optsched.arraypipe.runtime.data import Feed
+from optsched.arraypipe.runtime.datasets import check_resumable
 from optsched.arraypipe.runtime.environment import (
+    deterministic,
+    device_of,
+    global_state_kept,
     gpu_settings,
     on_first_interrupt,
     on_gpu,
 )
 from optsched.arraypipe.runtime.first_forward import FirstForward, Whole, pass_over, rehearse
 from optsched.arraypipe.runtime.inline import InlineBackend
-from optsched.arraypipe.runtime.stages import drop, fresh_stages, take_off
-from optsched.arraypipe.runtime.state import JobRun, JobStage
+from optsched.arraypipe.runtime.stages import take_off
+from optsched.arraypipe.runtime.state import JobRun
 from optsched.arraypipe.runtime.worker import Memory, Worker, reason, unbound
 from optsched.arraypipe.train_alone import Trained
 from optsched.errors import InputError
-from optsched.io.values import boolean, did_you_mean, format_value, integer, number, one_of
 from optsched.version import __version__
 
 if TYPE_CHECKING:
@@ -45,33 +48,32 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from optsched.arraypipe.checkpoint.folder import CheckpointFolder
     from optsched.arraypipe.distributed.backend import ProcessBackend
     from optsched.arraypipe.distributed.ranks import Ranks
     from optsched.arraypipe.distributed.results import LocalJob
-    from optsched.arraypipe.evaluation import Evaluation
-    from optsched.arraypipe.job import BuildModel, Data, Job, Loss
-    from optsched.arraypipe.model.calls import Cut
-    from optsched.arraypipe.model.checks import Owners, Shapes
+    from optsched.arraypipe.options import Request, Trainer
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Change
-    from optsched.arraypipe.plan.types import Record, Routes
+    from optsched.arraypipe.plan.types import Record
     from optsched.arraypipe.report.report import Report
-    from optsched.arraypipe.runtime.losses import Weight
     from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray
+
+Made = TypeVar("Made")
+RECEIVED_AHEAD = 2
+"""Messages of a channel whose receives are posted before they are needed."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """What a run made.
+    """Result of a run.
 
     Parameters
     ----------
     jobs
-        All that were trained, those that came later too; `Job.status` says how each has ended.
+        All jobs, those that joined later too; `Job.status` says how each has ended.
     losses
-        Loss of every iteration that was run, per job; on ranks only the first one has all.
+        Loss of every iteration of this run, per job; on ranks only the first one has all.
     log
         Records of the blocks; `trace` and `report` are made of it on first use.
     whole
@@ -126,216 +128,168 @@ class RunResult:
         return compare(self.log)
 
 
-Made = TypeVar("Made")
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of `ArrayTrainer.run`.
+def train(
+    trainer: Trainer, plan: ExecutionPlan, request: Request, problem: JobArray | None = None
+) -> RunResult:
+    """Train the jobs of a trainer by a plan, inline or as one rank; the trainer does not change.
 
     Parameters
     ----------
-    checkpoint
-        Folder for checkpoints; each job writes its last state there.
-    checkpoint_every
-        Also write after every so many iterations of the job.
-    keep
-        Newest checkpoints of a job that stay; when one is whole on the disk, those before them are
-        removed.
-    resume
-        Go on from the latest checkpoints in that folder, where there are any; from the one before,
-        with a warning, if that is damaged. Job settings that change the bits, the optimizers'
-        included, must be those of the checkpoints, and so must the data.
-    on_step
-        Called with ``(job, iteration, loss)`` when the loss of an iteration is known; after
-        ``job.stop()`` this iteration is the job's last (on a GPU the next one).
-    on_error
-        ``"continue"``: a job that raises or whose loss is not finite ends, `Job.error` says why,
-        and the others go on; ``"raise"``: so does the run.
-    queue
-        Let the schedule have fewer jobs than the trainer: the others wait, and take the seats of
-        those that have ended.
-    refill
-        Called with every job that has ended when none is waiting; a job that it returns takes the
-        seat. In a run on several ranks it is called on the first one, and, if it returned a job
-        there, with the same ended job on all others, where it has to return the same.
-    replan
-        The job array that the schedule was made for: when a job has ended and nobody takes its
-        seat, a solver in another process looks for a better order of the rest, to which the run
-        changes over if that pays.
-    backend
-        ``"inline"``: all devices in this process; ``"process"``: every device is a rank of a
-        `torch.distributed` process group, all ranks call `run` alike, and rank 0 gets the result
-        (the others one without models and losses, with a trace and a report of their own blocks).
-        `on_step` is called on rank 0, or, if it has no stage of the job, on the rank of the last
-        stage.
-    window, timeout
-        Of the process backend: blocks whose messages are received ahead, and seconds after which a
-        message counts as lost.
-    evaluation
-        As `fit` makes it.
+    problem
+        What the plan was made for: better orders are solved for when jobs have ended.
     """
+    config, ranks = request.config, None
+    with global_state_kept():  # the links of a rank choose its GPU
+        try:
+            if config.on_ranks:
+                from optsched.arraypipe.distributed.ranks import Ranks
 
-    checkpoint: str | PathLike[str] | None = None
-    checkpoint_every: int | None = None
-    keep: int = 2
-    resume: bool = False
-    on_step: Callable[[Job, int, float], object] | None = None
-    on_error: Literal["continue", "raise"] = "continue"
-    queue: bool = False
-    refill: Callable[[Job], Job | None] | None = None
-    replan: JobArray | None = None
-    backend: Literal["inline", "process"] = "inline"
-    window: int = 2
-    timeout: float = 600.0
-    evaluation: Evaluation | None = None
-
-    def __post_init__(self) -> None:
-        for key in ("on_step", "refill"):
-            if (given := getattr(self, key)) is not None and not callable(given):
-                raise InputError(f"{key}: expected a function, got {format_value(given)}")
-        boolean("resume", self.resume)
-        boolean("queue", self.queue)
-        integer("window", self.window, 1, None)
-        number("timeout", self.timeout, 0.0, 1e6, above=True, what="seconds")
-        one_of("on_error", self.on_error, ("continue", "raise"))
-        integer("keep", self.keep, 1, None)
-        if self.checkpoint_every is not None:
-            integer("checkpoint_every", self.checkpoint_every, 1, None)
-        if self.checkpoint is None:
-            if self.checkpoint_every is not None or self.resume:
-                raise InputError("checkpoint: expected a folder to write to or resume from")
-        elif not isinstance(self.checkpoint, (str, PathLike)) or not str(self.checkpoint):
-            raise InputError(f"checkpoint: expected a folder, got {format_value(self.checkpoint)}")
+                devices = None if config.device is None else [config.device]
+                ranks = Ranks(plan, RECEIVED_AHEAD, config.timeout, devices)
+                ranks.agree(_shared_settings(trainer, plan, request))
+            device = device_of(config.device) if ranks is None else ranks.devices[0]
+            deterministic([device])
+            return ArrayRun(trainer, plan, request, device, ranks, problem).train()
+        finally:
+            if ranks is not None:
+                ranks.leave()
 
 
-def _settings(run: JobRun) -> dict[str, str]:
-    """What a fresh job is made with, which ranks compare, in words."""
-    return {f"job {run.title}: {key}": value for key, value in settings_of(run).items()}
+def folder_of(trainer: Trainer, request: Request) -> CheckpointFolder | None:
+    """Return where checkpoints are written and read, None without ``checkpoint=``."""
+    if request.checkpoint is None:
+        return None
+    check_resumable(trainer.data)
+    config = request.config
+    return CheckpointFolder(Path(request.checkpoint), trainer.cuts, config.every, config.keep)
 
 
-def _warn_of_forgotten(run: JobRun) -> None:
-    """Warn of attributes that the forward goes on with and that no checkpoint keeps."""
-    names = {module: name for name, module in run.model.named_modules()}
-    rows = [row for stage in run.stages for row in stage.forgotten]
-    if rows:
-        found = [f"{key!r} of {type(part).__name__} {names.get(part, '')!r}" for part, key in rows]
-        text = "no checkpoint keeps it, so a resumed run begins anew; use a buffer if it is read"
-        warnings.warn(f"checkpoint: the forward changes {', '.join(found)}: {text}", stacklevel=2)
-
-
-def run_options(given: Mapping[str, Any]) -> RunOptions:
-    """The options of these names; refuses others."""
-    known = [option.name for option in fields(RunOptions)]
-    for name in given:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise InputError(f"run: has no option {name!r:.60} (it has {', '.join(known)}){hint}")
-    return RunOptions(**given)
-
-
-class Trainer(Protocol):
-    """What a run takes from an `ArrayTrainer`, and the jobs that it adds to it."""
-
-    build_model: BuildModel
-    cut: Cut
-    loss: Loss
-    weight: Weight
-    data: Data
-    memory: int | None
-    jobs: tuple[Job, ...]
-
-    @property
-    def titles(self) -> list[str]:
-        """Names of the jobs."""
-
-    def routes(self, plan: ExecutionPlan) -> Routes:
-        """The messages of a plan."""
-
-    def take_in(self, job: Job) -> None:
-        """Note one more job."""
+def _shared_settings(trainer: Trainer, plan: ExecutionPlan, request: Request) -> dict[str, object]:
+    """Settings that all ranks of a run must have in common."""
+    of_jobs = ("seed", "batch_size", "microbatches", "precision", "clip_norm", "recompute")
+    rows = [[getattr(job, key) for key in of_jobs] for job in trainer.jobs]
+    return {
+        "schedule": plan.schedule.sha256,
+        "steps": request.steps,
+        "memory": request.config.bytes,
+        "cuts": trainer.cuts,
+        "jobs": list(zip(trainer.titles, rows, strict=True)),
+        "checkpoint": "not given" if request.checkpoint is None else "given",
+        "resume": request.resume,
+        **{key: getattr(request.config, key) for key in ("on_error", "every", "keep")},
+    }
 
 
 class ArrayRun:
-    """Trains the jobs of a trainer once by a plan, inline (`ranks` None) or on ranks.
-
-    The trainer may get more jobs while the run goes on; `devices` has the torch device of every
-    device of the plan.
-    """
+    """Trains jobs once by a plan, inline (`ranks` None) or on ranks; `runs` grows as jobs join."""
 
     def __init__(
         self,
         trainer: Trainer,
         plan: ExecutionPlan,
-        devices: Sequence[torch.device],
+        request: Request,
+        device: torch.device,
         ranks: Ranks | None,
-        folder: CheckpointFolder | None,
-        steps: int,
-        options: RunOptions,
+        problem: JobArray | None,
     ) -> None:
-        self.trainer, self.plan, self.devices = trainer, plan, devices
-        self.ranks, self.folder, self.steps, self.options = ranks, folder, steps, options
-        self.strict = options.on_error == "raise"
-        self.gpu = on_gpu(devices[0])
-        if self.gpu:
-            torch.cuda.set_device(devices[0])
-        self.shapes: Shapes = {}  # of the first job
-        self.owners: Owners = {}
-        alike = len({job.precision for job in trainer.jobs}) == 1
-        self.builder = Builder(trainer.build_model, share=alike and trainer.memory is None)
-        self.trains = False
+        self.trainer, self.plan, self.request = trainer, plan, request
+        self.device, self.ranks = device, ranks
+        if on_gpu(device):
+            torch.cuda.set_device(device)
+        folder = folder_of(trainer, request)
+        self.events = Events(trainer, request, folder, ranks and proxy(ranks))
+        self.builder = JobBuilder(trainer, request, device, folder)
+        self.runs: list[JobRun] = []
         try:
-            self._begin()
+            self._build()
+            self._connect(problem)
         except BaseException:
-            self._give_up()
+            _give_up(trainer.jobs, ())
             raise
 
-    def _begin(self) -> None:
-        """Make all that is needed; nothing is trained."""
-        trainer, plan, options, ranks = self.trainer, self.plan, self.options, self.ranks
-        # iterations from which jobs go on, as the first rank says
-        self._begun = self._same(partial(self._latest, trainer.titles), of_first=True)
-        self.runs: list[JobRun] = self._same(self._made)
+    def _build(self) -> None:
+        """Build all jobs and run their first forward; nothing is trained."""
+        trainer, ranks = self.trainer, self.ranks
+        begun = self._same(partial(self._latest, trainer.titles), of_first=True)
+        n = self.plan.n_jobs
+        away = self.builder.limited or ranks is not None
+
+        def build() -> list[JobRun]:
+            rows = zip(trainer.jobs, trainer.titles, begun, strict=True)
+            return [
+                self.builder.make(job, j, title, at, self._local(j), away or j >= n)
+                for j, (job, title, at) in enumerate(rows)
+            ]
+
+        self.runs += self._same(build)
         if ranks is not None:
-            ranks.agree({key: value for run in self.runs for key, value in _settings(run).items()})
+            ranks.agree({
+                f"job {run.title}: {key}": value
+                for run in self.runs for key, value in settings_of(run).items()
+            })  # fmt: skip
+        events = self.events
         self.worker = Worker(
-            self.runs, Memory(self.runs), trainer.loss, self._on_update, self._on_loss,
+            self.runs, Memory(self.runs), trainer.loss, events.on_update, events.on_loss,
             trainer.weight,
         )  # fmt: skip
         self._same(partial(self._first_forward, *self.runs))
-        if self.folder is not None and (ranks is None or ranks.is_first):
-            _warn_of_forgotten(self.runs[0])
+        if self.builder.folder is not None and self.request.is_first:
+            warn_of_forgotten(self.runs[0])
         if ranks is not None:
             ranks.share_failures(self.runs)
         errors = [run.job.error for run in self.runs]
         found = [error for error in errors if error is not None]
-        if found and (self.strict or None not in errors):  # or no job has anything to give
+        if found and (self.request.config.strict or None not in errors):
             raise found[0]
-        self.course = Course(plan, self.runs, trainer.routes, FIRST_CYCLES)
-        refill = options.refill and self._refill
+
+    def _connect(self, problem: JobArray | None) -> None:
+        """Make what changes slots and orders, the memory, and the backend."""
+        strict = self.request.config.strict
+        self.course = Course(self.plan, self.runs, self.trainer.routes, FIRST_CYCLES)
         self.planner = Rescheduling(
-            self.runs, plan, self._join, refill, self._refusal, self.strict, options.replan
+            self.runs, self.plan, _weakly(self._join),
+            _weakly(self._refill) if self.events.refills else None,
+            _weakly(self._refusal), strict, problem,
+        )  # fmt: skip
+        if on_gpu(self.device):  # the streams of the blocks cannot use what this one has cached
+            torch.cuda.empty_cache()
+        ranks, course, runs, worker = self.ranks, self.course, self.runs, self.worker
+        share = None if ranks is None else ranks.share(course.now)
+        limit = self.request.config.bytes
+        worker.memory = self._same(
+            lambda: memory_of(runs, course.segments, limit, worker.criterion, share)
         )
-        self.engine = self._engine()
+        self.engine: InlineBackend | ProcessBackend
+        if ranks is not None:
+            self.engine = ranks.connect(course, runs, worker, self.planner, strict)
+        else:
+            self.engine = InlineBackend(course, runs, worker, self.planner, strict, self.device)
 
     def train(self) -> RunResult:
         """Run to the end, or to the end of all iterations after Ctrl-C; only once."""
+        events, folder, trained = self.events, self.builder.folder, list[JobRun]()
         try:
-            return self._train()
+            if folder is not None:
+                self._prepare(folder)
+            events.start(self.runs)
+            trained = self.runs
+            result = self._result(self._run_blocks(folder))
+            events.end_jobs(self.runs)
         except BaseException:
-            self._give_up()
+            _give_up(self.trainer.jobs, trained)
             raise
-        finally:  # parts that call back would keep models and states alive until they are collected
-            self.__dict__.clear()
+        finally:
+            events.finish()
+        return result
 
-    def _train(self) -> RunResult:
-        folder, ranks = self.folder, self.ranks
-        if folder is not None:
-            if ranks is not None:
-                folder.stages_of, folder.is_first = ranks.stages_of, ranks.is_first
-            # nobody writes before the first has tidied up
-            self._same(lambda: folder.prepare(self.trainer.titles, self.options.resume))
-        self.trains = True
+    def _prepare(self, folder: CheckpointFolder) -> None:
+        if self.ranks is not None:
+            folder.stages_of, folder.is_first = self.ranks.stages_of, self.ranks.is_first
+        # no rank writes before the first one has removed leftovers
+        self._same(lambda: folder.prepare(self.trainer.titles, self.request.resume))
+
+    def _run_blocks(self, folder: CheckpointFolder | None) -> list[Record]:
+        ranks = self.ranks
         try:
             with on_first_interrupt(self.engine.interrupt):
                 records = self.engine.run()
@@ -350,125 +304,53 @@ class ArrayRun:
         if ranks is not None:
             with ranks.concluding():
                 records = ranks.collect(records)
-            for run in self.runs:  # no message has told a last loss that was read late
+            for run in self.runs:  # a last loss that was read late is in no message
                 self.worker.report_loss(run)
         for run in self.runs:
             run.conclude(run.begin)
-            for stage in run.stages if self.gpu and ranks is None else ():
+            for stage in run.stages if on_gpu(self.device) and ranks is None else ():
                 take_off(stage)
             restore_ties(run.model, run.stages)
             run.model.cpu()
-        return self._result(records)
+        return records
 
     def _same(self, make: Callable[[], Made], of_first: bool = False) -> Made:
-        """What it makes, or the first rank; all ranks end with what one of them raises."""
+        """Return what it makes, or the first rank; all ranks end if it raises on one of them."""
         return make() if self.ranks is None else self.ranks.same(make, of_first)
 
-    def _refill(self, ended: Job) -> Job | None:
-        """Another job for a seat; the one that leaves it has its checkpoint before that is told.
-
-        And no room on a GPU any more, because the next one needs it for its first forward.
-        """
-        index = self.trainer.jobs.index(ended)
-        if self.folder is not None:
-            self.folder.settle(index)
-        self.engine.unseat(index)
-        assert self.options.refill is not None
-        return self.options.refill(ended)
-
-    def _made(self) -> list[JobRun]:
-        """The jobs of the trainer; what has no place on a GPU yet is made on the host.
-
-        These are states that take turns in slots, jobs that wait, and on ranks all stages.
-        """
-        n, away = self.plan.n_jobs, bool(self.trainer.memory) or self.ranks is not None
-        rows = enumerate(self._begun)
-        return [self._make(j, at, away=j >= n or away) for j, at in rows]
-
-    def _give_up(self) -> None:
-        """The run raises: no job runs any more, and none is ready if it has been trained."""
-        if self.trains:
-            for run in self.runs:
-                run.conclude(max(run.begin, run.start + run.updates // max(1, run.local)))
-            return
-        for job in self.trainer.jobs:
-            if job.life.status == "running":
-                job.life.status = "ready"
-
     def _latest(self, titles: Sequence[str]) -> list[int]:
-        """Iterations that the checkpoints have, which the first process alone looks up."""
-        folder = self.folder if self.options.resume else None
+        """Return the iterations of the checkpoints to continue from."""
+        folder = self.builder.folder if self.request.resume else None
         return [0 if folder is None else folder.latest(title) for title in titles]
 
-    def _make(self, index: int, at: int, away: bool) -> JobRun:
-        """A job, ready to go on from iteration `at`."""
-        trainer, steps = self.trainer, self.steps
-        job, title = trainer.jobs[index], trainer.titles[index]
-        job.life.begin()
-        away = away and self.gpu
-        local = self._local(index)
-        if at == 0 and len(local) < self.plan.n_stages:
-            with self.builder.parts(job) as model:
-                stages = self._stages(model, index, away)
-                for stage in stages:
-                    if stage.index not in local:
-                        drop(stage)
-        else:
-            model = self.builder.whole(job)
-            stages = self._stages(model, index, away)
-        run = JobRun(job, index, title, model, stages, 0, steps, None)
-        data, refused = trainer.data, ""
-        if self.folder is not None:
-            refused = self.folder.begin(run, at)
-            data = self.folder.watched(run, data)
-        if at > steps:
-            raise InputError(f"steps: job {title} has already done {at} iterations, got {steps}")
-        run.begin_at(at)
-        if at < steps:
-            run.feed = Feed(data, job, title, at)
-            if refused:
-                run.fail(0, at, refused)
-        for stage in stages:  # only now: a checkpoint is read whole
-            if at and stage.index not in local:
-                drop(stage)
-        return run
+    def _refill(self, ended: Job) -> Job | None:
+        """Return another job for a slot; the checkpoint of the ended one is complete before.
 
-    def _local(self, index: int) -> list[int]:
-        """Stages of a job that this process trains."""
-        homes = places(self.plan, min(index, self.plan.n_jobs - 1))
-        rank = None if self.ranks is None else self.ranks.links.rank
-        return [stage for stage, home in enumerate(homes) if rank in (None, home)]
-
-    def _stages(self, model: nn.Module, index: int, away: bool) -> list[JobStage]:
-        """The stages of a model that is like those of the other jobs."""
-        trainer, title = self.trainer, self.trainer.titles[index]
-        shapes = shapes_of(model)
-        self.shapes = shapes if index == 0 else self.shapes
-        check_sibling(shapes, title, self.shapes, trainer.titles[0])
-        why_not = "which jobs of several precisions cannot share"
-        if len({other.precision for other in trainer.jobs}) == 1:
-            why_not = "which cannot take turns in slots" if trainer.memory is not None else ""
-        check_apart(model, title, self.owners, why_not)
-        devices = [self.devices[0]] * self.plan.n_stages
-        job = trainer.jobs[index]
-        return fresh_stages(model, trainer.cut, job, index, title, devices, away, trainer.loss)
+        Its memory on a GPU is freed, as the next one needs it for its first forward.
+        """
+        index = next(run.index for run in self.runs if run.job is ended)
+        if self.builder.folder is not None:
+            self.builder.folder.settle(index)
+        self.engine.unseat(index)
+        return self.events.next_job(ended, [run.job for run in self.runs])
 
     def _join(self, job: Job) -> JobRun | None:
-        """Take in a job between two segments, on all ranks alike.
+        """Add a job between two segments, on all ranks alike.
 
-        None if it cannot be made, and the job has the error; a run that is strict raises it.
+        Returns None if it cannot be made: then the job has the error; a strict run raises it.
         """
-        trainer, index = self.trainer, len(self.trainer.jobs)
-        trainer.take_in(job)
-        begun = 0
+        index, begun, folder = len(self.runs), 0, self.builder.folder
+        title = job.name or f"job{index}"
+        if title in [run.title for run in self.runs]:
+            raise InputError(f"jobs[{index}].name: {title!r} is also the name of another job")
         try:
-            begun = self._same(lambda: self._latest(trainer.titles[-1:])[0], of_first=True)
-            run = self._same(lambda: self._make(index, begun, away=True))
-            if self.folder is not None and self.folder.is_first:
-                self.folder.prepare([run.title], self.options.resume)
+            begun = self._same(lambda: self._latest([title])[0], of_first=True)
+            make = partial(self.builder.make, job, index, title, begun, self._local(index), True)
+            run = self._same(make)
+            if folder is not None and folder.is_first:
+                folder.prepare([title], self.request.resume)
         except Exception as error:
-            title, trainer.jobs = trainer.titles[index], trainer.jobs[:-1]
-            if self.strict:
+            if self.request.config.strict:
                 raise
             failed = JobFailed(title, index, 0, begun, reason(error))
             job.life.status, job.life.error = "failed", failed
@@ -479,13 +361,19 @@ class ArrayRun:
             run.fail(0, run.start, reason(error)).__cause__ = unbound(error)
         if self.ranks is not None:
             self.ranks.share_failures([run])
-        if self.gpu:  # the stream of the blocks cannot use what this one has left
+        if on_gpu(self.device):  # the stream of the blocks cannot use what this one has cached
             torch.cuda.empty_cache()
         self.runs.append(run)
         return run
 
+    def _local(self, index: int) -> list[int]:
+        """Return the stages of a job that this process trains."""
+        devices = places(self.plan, min(index, self.plan.n_jobs - 1))
+        rank = None if self.ranks is None else self.ranks.links.rank
+        return [stage for stage, device in enumerate(devices) if rank in (None, device)]
+
     def _first_forward(self, *runs: JobRun) -> None:
-        """Change nothing of the jobs; one whose first forward raises has the error.
+        """Run one forward of every job, without effects; a job whose forward raises has failed.
 
         On ranks all jobs pass through the chain, also after one that is refused.
         """
@@ -510,24 +398,10 @@ class ArrayRun:
     def _chain(self, run: JobRun) -> FirstForward:
         if self.ranks is None:
             return Whole()
-        homes = places(self.plan, min(run.index, self.plan.n_jobs - 1))
-        return self.ranks.chain(run, homes)
-
-    def _engine(self) -> InlineBackend | ProcessBackend:
-        if self.gpu:  # the streams of the blocks cannot use what this one has left
-            torch.cuda.empty_cache()
-        ranks, course, runs, worker = self.ranks, self.course, self.runs, self.worker
-        share = None if ranks is None else ranks.share(course.now)
-        worker.memory = self._same(
-            lambda: memory_of(runs, course.segments, self.trainer.memory, worker.criterion, share)
-        )
-        if ranks is not None:
-            return ranks.connect(course, runs, worker, self.planner, self.strict)
-        device = self.devices[0]
-        return InlineBackend(course, runs, worker, self.planner, self.strict, device)
+        return self.ranks.chain(run, places(self.plan, min(run.index, self.plan.n_jobs - 1)))
 
     def _refusal(self, change: Change, like: Mapping[int, int]) -> str:
-        """Why the devices cannot make a change, as a sentence; ``""`` if they can."""
+        """Return why the devices cannot make a change; ``""`` if they can."""
         ranks, memory, segment = self.ranks, self.worker.memory, self.course.segment(change)
         live = [seat for seat, job in enumerate(segment.seats) if not self.runs[job].over]
         if ranks is not None or memory.moves:
@@ -539,40 +413,16 @@ class ArrayRun:
         held = None if ranks is None else ranks.held
         return str(memory.limits.refusal(segment, live, like, held))
 
-    def _on_update(self, run: JobRun, stage: int, iteration: int) -> None:
-        if self.folder is not None:
-            self.folder.note(run, stage, iteration)
-        if self.options.evaluation is not None:
-            value = self.options.evaluation.note(run, stage, iteration)
-            if value is not None and self.folder is not None:
-                highest = self.options.evaluation.highest
-                self.folder.mark_best(run, iteration + 1, value, highest)
-
-    def _on_loss(self, run: JobRun, iteration: int, loss: float) -> None:
-        told, ranks = self.options.on_step, self.ranks
-        if told is None or not (ranks is None or ranks.reports(run)):
-            return
-        here = range(len(run.stages)) if ranks is None else ranks.stages_of(run)
-        away = [stage for stage in run.stages if stage.index not in here]
-        before = [trained_now(stage) for stage in away]
-        told(run.job, iteration, loss)
-        for stage, trained in zip(away, before, strict=True):
-            if trained_now(stage) != trained:
-                raise InputError(
-                    f"on_step: changes requires_grad of job {run.title}, stage {stage.index}, "
-                    f"which another rank trains; let the forward of the model change it"
-                )
-
     def _result(self, records: list[Record]) -> RunResult:
-        ranks, course, trainer, past = self.ranks, self.course, self.trainer, self.engine.past
+        ranks, course, past = self.ranks, self.course, self.engine.past
         provenance: dict[str, Any] = {
             "executor": "inline" if ranks is None else "process",
-            "jobs": trainer.titles,
+            "jobs": [run.title for run in self.runs],
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
             "optsched": __version__,
             "plan_sha256": self.plan.schedule.sha256,
-            **gpu_settings(self.devices),
+            **gpu_settings([self.device]),
         }
         if ranks is not None:
             provenance["clock_error_ns"] = ranks.clock_error_ns
@@ -580,7 +430,8 @@ class ArrayRun:
             provenance["blocks_left_out"] = past.left_out
         log = RunLog(
             course.name, tuple(course.segments), records, provenance, tuple(self.engine.copies),
-            exposed_ns=past.exposed_ns or None, parallel=ranks is not None or self.gpu,
+            exposed_ns=past.exposed_ns or None,
+            parallel=ranks is not None or on_gpu(self.device),
             uncertainty_ns=0 if ranks is None else ranks.clock_error_ns, left_out=past.left_out,
         )  # fmt: skip
         jobs, losses = zip(*[(run.job, tuple(run.losses)) for run in self.runs], strict=True)
@@ -593,8 +444,23 @@ class ArrayRun:
         return RunResult(jobs, losses, log, None, local)
 
 
+def _weakly(method: Callable[..., Made]) -> Callable[..., Made]:
+    """Call a method of a run without a reference cycle, which would delay freeing its models."""
+    reference: Any = WeakMethod(method)
+    return lambda *arguments: reference()(*arguments)
+
+
+def _give_up(jobs: Sequence[Job], runs: Sequence[JobRun]) -> None:
+    """Set the status after an exception: stopped if training had begun (`runs`), else ready."""
+    for run in runs:
+        run.conclude(max(run.begin, run.start + run.updates // max(1, run.local)))
+    for job in jobs:
+        if not runs and job.life.status == "running":
+            job.life.status = "ready"
+
+
 def _trained(run: JobRun) -> Trained:
-    """All that training has changed of a job (references)."""
+    """References to everything that training has changed of a job."""
     parameters = {name: p.detach() for name, p in run.named_parameters()}
     states = states_by_name(run.stages)
     moments = {name: states[name]["state"] if name in states else {} for name in parameters}

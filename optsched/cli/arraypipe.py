@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
@@ -21,11 +22,7 @@ from optsched.cli.options import (
     option,
 )
 from optsched.cli.output import wrote
-from optsched.errors import InputError
 from optsched.io.files import check_outputs
-
-if TYPE_CHECKING:
-    from optsched.arraypipe.cli.run import RunOrder
 
 app = group("Train sibling jobs by a schedule: profile, advise, problem, plan, run, report.")
 
@@ -122,39 +119,25 @@ def run(
     steps: Annotated[int, option("Iterations of every job, from its seed on.")] = 100,
     checkpoint: Annotated[Path | None, option("Folder for checkpoints.")] = None,
     every: Annotated[int | None, option("Iterations between checkpoints [default: last].")] = None,
-    keep: Annotated[int, option("Newest checkpoints of a job to keep.", min=1)] = 2,
     resume: Annotated[bool, option("From the latest checkpoints.", "--resume")] = False,
-    backend: Annotated[
-        str,
-        option(
-            "inline: all devices in this process; process: a process per device, started here "
-            "unless torchrun has done it."
-        ),
-    ] = "inline",
+    ranks: Annotated[
+        int | None, option("Processes, one per device, as torchrun starts them.", min=1)
+    ] = None,
     out: Annotated[Path | None, option("Folder for plan, trace and summary.")] = None,
-    time_limit: Annotated[float, option("Of the solver.", "--time-limit", "--time")] = 10.0,
-    devices: Annotated[int | None, option("[default: one per stage].", min=1)] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a script's jobs by a schedule; Ctrl-C lets every job end its iteration and saves."""
-    from optsched.arraypipe.cli.run import RunOrder, as_rank, carry_out, plain_warnings
+    from optsched.arraypipe.cli.run import run_script
 
-    options = {
-        "checkpoint": checkpoint, "checkpoint_every": every, "keep": keep, "resume": resume
-    }  # fmt: skip
-    order = RunOrder(script, schedule, steps, options, out, time_limit, devices, quiet)
-    if backend not in ("inline", "process"):
-        raise InputError(f"backend: expected inline or process, got {backend!r:.40}")
-    if backend == "process" and "RANK" in os.environ:  # by torchrun, or by ourselves
-        as_rank(order)
-    if backend == "process":
-        with plain_warnings(speaks=False):  # the first rank warns
-            ranks = _ranks_of(order)
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone"]
-        program = [sys.executable, "-c", "from optsched.cli import main; main()", *sys.argv[1:]]
-        command = [*launcher, f"--nproc-per-node={ranks}", *program]
-        os.execv(sys.executable, command)
-    if carry_out(order).failures:
+    if ranks is not None and "RANK" not in os.environ:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        program = ["--no-python", sys.executable, "-c", "from optsched.cli import main; main()"]
+        raise typer.Exit(subprocess.call([sys.executable, *launcher, *program, *sys.argv[1:]]))
+    summary = run_script(
+        script, schedule, steps, out, {"every": every, "verbose": not quiet},
+        checkpoint=checkpoint, resume=resume,
+    )  # fmt: skip
+    if summary.failures:
         raise typer.Exit(1)
 
 
@@ -172,24 +155,23 @@ def report(
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, option("Folder for schedules, a page, and a trace.")] = None,
+    out: Annotated[Path | None, option("Folder for plan, trace and summary.")] = None,
     steps: Annotated[int, option("Training steps per job.", min=1)] = 20,
     schedule: Annotated[Path | None, option("Train by this schedule of it.")] = None,
 ) -> None:
-    """Train four sibling jobs, prove the weights bit-identical to training each alone, advise."""
-    from optsched.arraypipe import run_demo
+    """Train four sibling jobs, and prove the weights bit-identical to training each alone."""
+    from optsched.arraypipe.cli.output import check_folder, summary_of, write_results
+    from optsched.arraypipe.cli.script import need_torch
     from optsched.model.schedule import Schedule
 
     given = None if schedule is None else Schedule.read(schedule)
-    print(run_demo(out, steps, schedule=given, say=print).story)
+    check_folder(out)
+    need_torch()
+    from optsched.arraypipe.demo import run_demo
 
-
-def _ranks_of(order: RunOrder) -> int:
-    """How many processes a run needs: one per device."""
-    from optsched.arraypipe.cli.script import load_trainer
-    from optsched.arraypipe.plan.plan import compile
-    from optsched.model.schedule import Schedule
-
-    if order.schedule is not None:
-        return len(compile(Schedule.read(order.schedule)).devices)
-    return order.devices or load_trainer(order.script).n_stages
+    result = run_demo(steps, given)
+    seconds = result.report.wall_ns / 1e9
+    summary = summary_of(result, backend="inline", steps=steps, seconds=seconds)
+    print(f"{summary}\n\nevery job is bit-identical to training it alone")
+    if out is not None:
+        print(f"wrote {write_results(out, summary, result)} in {out}")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from runs import array_trainer
 from torch import Tensor, nn
 
-from optsched.arraypipe import ArrayTrainer, Job
 from optsched.arraypipe.train_alone import Trained, differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from optsched.arraypipe import ArrayTrainer, Job
     from optsched.arraypipe.training_run import RunResult
 
 loss = nn.functional.cross_entropy
@@ -54,8 +55,9 @@ def sgd(named: Any) -> torch.optim.Optimizer:
 
 def trainer(jobs: Sequence[Job], **changes: Any) -> ArrayTrainer:
     """An `ArrayTrainer` of the tiny model."""
-    given: dict[str, Any] = {"build_model": build_model, "stages": CUTS, "loss": loss, "data": data}
-    return ArrayTrainer(jobs=jobs, **{**given, **changes})
+    changes["model"] = changes.pop("build_model", build_model)
+    given: dict[str, Any] = {"stages": CUTS, "loss": loss, "data": data}
+    return array_trainer(jobs=jobs, **{**given, **changes})
 
 
 def exact(array: ArrayTrainer, result: RunResult) -> bool:

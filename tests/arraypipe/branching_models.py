@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from arraypipe_models import adamw, data, loss, sgd
+from runs import array_trainer
 from torch import Tensor, nn
 
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
@@ -158,7 +159,7 @@ def branching(kind: str, seed: int, **options: Any) -> tuple[ArrayTrainer, Sched
         Job(2 * seed, 6, sgd, microbatches=parts[0], recompute=bool(seed % 2)),
         Job(2 * seed + 1, 7, adamw, microbatches=parts[1], recompute=not seed % 2),
     ]
-    array = ArrayTrainer(build, data, jobs=jobs, stages=stages, loss=loss, **options)
+    array = array_trainer(build, data, jobs=jobs, stages=stages, loss=loss, **options)
     order = random_schedule(
         [job.microbatches for job in jobs], 3, place=[0, 1, seed % 2], seed=seed
     )

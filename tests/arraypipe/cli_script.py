@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from runs import array_trainer
 from torch import Tensor, nn
 
 from optsched.arraypipe import ArrayTrainer, Job
@@ -42,7 +43,7 @@ def trainer(
             yield change(job, iteration, x), (x.sum(1) > 0).long()
 
     siblings = [Job(j, 8 * (1 + j), adamw, microbatches=microbatches) for j in range(jobs)]
-    return ArrayTrainer(build, batches, jobs=siblings, stages=[2], loss=loss)
+    return array_trainer(build, batches, jobs=siblings, stages=[2], loss=loss)
 
 
 def adamw(named: Any) -> torch.optim.Optimizer:

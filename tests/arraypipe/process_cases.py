@@ -48,13 +48,14 @@ from process_rows import (
     shape_of,
     trainer,
 )
+from runs import array_trainer
 from streams_cases import without
 from streams_model import streams
 from torch import nn
 
 from benchmarks.executor.staged_group import StagedLinks
 from optsched import InputError, OptschedError
-from optsched.arraypipe import ArrayTrainer, Job, random_schedule, training_run
+from optsched.arraypipe import Job, random_schedule, training_run
 from optsched.arraypipe.distributed import backend, group, wire
 from optsched.arraypipe.distributed import ranks as run_of_ranks
 from optsched.arraypipe.distributed.channels import MessageQueues
@@ -211,7 +212,7 @@ def failed(ranks: int) -> dict[str, Any]:
                 x = x * float("nan")
             yield x, y + 100 * (job.seed == 1 and t == 3)
 
-    array = ArrayTrainer(
+    array = array_trainer(
         build_model, bad_data, jobs=[row.job for row in rows], stages=CUTS, loss=loss
     )
     place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
@@ -239,7 +240,7 @@ def first_forwards(ranks: int) -> dict[str, Any]:
                 raise OSError("unreadable")
             yield x[:, : 5 if job.seed == 1 + dist.get_rank() else 6], y
 
-    array = ArrayTrainer(
+    array = array_trainer(
         build_model,
         bad_data,
         jobs=[row.job for row in (*rows[:2], rows[4])],
@@ -274,7 +275,7 @@ def unlike(ranks: int) -> dict[str, Any]:
     said = "nothing"
     try:
         runs.run(
-            ArrayTrainer(build, data, jobs=[job(0, 12), job(1, 13)], stages=stages, loss=loss),
+            array_trainer(build, data, jobs=[job(0, 12), job(1, 13)], stages=stages, loss=loss),
             schedule,
             2,
             **PROCESSES,
@@ -283,7 +284,7 @@ def unlike(ranks: int) -> dict[str, Any]:
         said = str(error)
     everywhere = [""] * ranks
     dist.all_gather_object(everywhere, said)
-    array = ArrayTrainer(build, data, jobs=[job(0, 12), job(1, 12)], stages=stages, loss=loss)
+    array = array_trainer(build, data, jobs=[job(0, 12), job(1, 12)], stages=stages, loss=loss)
     late = [job(2, 13), job(3, 12)]
     result = runs.run(array, 
         schedule, 3, refill=lambda job: late.pop(0) if late else None, **PROCESSES
@@ -337,7 +338,7 @@ def longer(ranks: int) -> list[str]:
         for t, (x, y) in enumerate(data(job, start), start):
             yield torch.cat([x] * (1 + 3 * t)), torch.cat([y] * (1 + 3 * t))
 
-    array = ArrayTrainer(
+    array = array_trainer(
         build_model, growing, jobs=[row.job for row in rows], stages=CUTS, loss=loss
     )
     place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
@@ -374,7 +375,7 @@ def own_stages(ranks: int) -> list[int]:
     used: list[int] = []
     honest = backend.ProcessBackend.run_segment
     jobs = [Job(j, 2, sgd) for j in range(4)]
-    array = ArrayTrainer(build, batches, jobs=jobs, stages=[2], loss=loss)
+    array = array_trainer(build, batches, jobs=jobs, stages=[2], loss=loss)
     gc.collect()
     with patched(backend.ProcessBackend, "run_segment", counted):
         array.run(random_schedule([1] * 4, 2), 1, **PROCESSES)
@@ -391,7 +392,7 @@ def nothing_left(ranks: int) -> list[int]:
         models.append(weakref.ref(model))
         return model
 
-    array = ArrayTrainer(build, data, jobs=[Row(0, optimizer="adamw").job], stages=CUTS, loss=loss)
+    array = array_trainer(build, data, jobs=[Row(0, optimizer="adamw").job], stages=CUTS, loss=loss)
     schedule = random_schedule([1], 4, place=[0, 1, 0, 1])
     gc.collect()
     gc.disable()
@@ -418,7 +419,7 @@ def caught(ranks: int) -> dict[str, Any]:
     schedule = random_schedule([1, 1], 4, place=[0, 0, 1, 1], seed=8)
     said, began = "nothing", time.monotonic()
     try:
-        array = ArrayTrainer(
+        array = array_trainer(
             build_model, bad_data, jobs=[row.job for row in rows], stages=CUTS, loss=loss
         )
         runs.run(array, schedule, 9, on_error="raise", **PROCESSES)
@@ -440,7 +441,7 @@ def killed(ranks: int) -> str:
                 os._exit(0)  # nothing is flushed, nobody is told
             yield pair
 
-    array = ArrayTrainer(
+    array = array_trainer(
         build_model, deadly, jobs=[row.job for row in CHECKPOINTED], stages=CUTS, loss=loss
     )
     schedule = random_schedule([2, 1], 4, place=[0, 1, 0, 1], seed=4)
@@ -500,7 +501,7 @@ def ends_badly(ranks: int, how: str) -> str:
         lies = maker.device == rank == 1 and iteration == 2
         return found._replace(iteration=found.iteration + 7 * lies)
 
-    array = ArrayTrainer(
+    array = array_trainer(
         build_model, troubled, jobs=[row.job for row in rows], stages=CUTS, loss=loss
     )
     schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=4)

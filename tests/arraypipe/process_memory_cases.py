@@ -16,7 +16,7 @@ from process_cases import MAKERS, PROCESSES, Row, alone, compared, main, patched
 from runs import run
 
 from optsched import InputError, JobArray, verify
-from optsched.arraypipe import ArrayTrainer, Job, random_schedule, training_run
+from optsched.arraypipe import ArrayTrainer, Job, RunConfig, random_schedule, training_run
 from optsched.arraypipe.life import changes
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.life.replanner import Replanner
@@ -125,7 +125,7 @@ def too_small(ranks: int) -> dict[str, Any]:
     except InputError:
         pass
     order = sorted(bytes_of, key=lambda rank: bytes_of[rank])
-    array.memory = bytes_of[order[-1]] - 1  # enough for all others
+    array.config = RunConfig(memory=bytes_of[order[-1]] - 1)  # enough for all others
     folder = Path(process_cases.sys.argv[1]) / f"too-small-{ranks}"
     sentence = "nothing was refused"
     try:
@@ -136,9 +136,10 @@ def too_small(ranks: int) -> dict[str, Any]:
     dist.all_gather_object(said, (sentence, folder.exists()))
     found = {
         "said": sentence, "device": f"memory: device{order[-1]} has" in sentence,
-        "alike": set(said) == {(sentence, False)}, "others": bytes_of[order[-2]] < array.memory,
+        "alike": set(said) == {(sentence, False)},
+        "others": bytes_of[order[-2]] < bytes_of[order[-1]] - 1,
     }  # fmt: skip
-    array.memory = 10**6 + dist.get_rank()
+    array.config = RunConfig(memory=10**6 + dist.get_rank())
     try:
         run(array, schedule, 3, **PROCESSES)
     except InputError as error:

@@ -20,10 +20,11 @@ import runs
 from arraypipe_models import data, loss, sgd
 from process_rows import CUTS, PROCESSES, STEPS, Row, alone, build_model, compared, trainer
 from pytest import MonkeyPatch
+from runs import array_trainer
 from torch import nn
 
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+from optsched.arraypipe import Job, random_schedule
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 from optsched.arraypipe.distributed.transport import Stalled
 from optsched.arraypipe.runtime.worker import Worker
@@ -59,7 +60,7 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
     schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=8)
     rows = [Row(0), Row(1)]
     good: dict[str, Any] = {
-        "build_model": build_model, "jobs": [row.job for row in rows], "stages": CUTS,
+        "model": build_model, "jobs": [row.job for row in rows], "stages": CUTS,
         "loss": loss, "data": data,
     }  # fmt: skip
 
@@ -88,7 +89,7 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
     optimizer = raises(ValueError("no such optimizer here")) if rank else sgd
     changed: dict[str, dict[str, Any]] = {
         "optimizer": {"jobs": [Job(0, 8, sgd), Job(1, 8, optimizer)]},
-        "exit": {"build_model": models(SystemExit("no such luck"))},
+        "exit": {"model": models(SystemExit("no such luck"))},
         "data": {"data": batches},
         "batch": {"data": unreadable},
     }
@@ -97,7 +98,7 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
     }
 
     def trained(name: str) -> None:
-        array = ArrayTrainer(**good | changed.get(name, {}))
+        array = array_trainer(**good | changed.get(name, {}))
         runs.run(array, **{"schedule": schedule, "steps": 3} | PROCESSES | options.get(name, {}))
 
     bad = {name: partial(trained, name) for name in (*changed, *options)}
@@ -105,7 +106,7 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
         name: [(words, seconds < 30) for words, seconds in said(ranks, call)]
         for name, call in bad.items()
     }
-    result = runs.run(ArrayTrainer(**good), schedule, STEPS, **PROCESSES)
+    result = runs.run(array_trainer(**good), schedule, STEPS, **PROCESSES)
     found["differences"] = compared(result, rows, [STEPS] * 2) if rank == 0 else []
     return found
 
@@ -124,11 +125,11 @@ def concluded(ranks: int) -> dict[str, Any]:
     for name, (failing, owner, attribute) in ways.items():
         folder = {"checkpoint": f"{sys.argv[1]}/{name}"} if name == "checkpoint" else {}
         jobs = [Job(j, 8, sgd) for j in range(2)]
-        array = ArrayTrainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss)
+        array = array_trainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss)
         with MonkeyPatch.context() as patch:
             if rank == failing:
                 patch.setattr(owner, attribute, raises(OSError("no space left")))
-            run = partial(array.run, schedule, 2, **PROCESSES, **folder)
+            run = partial(runs.run, array, schedule, 2, **PROCESSES, **folder)
             found[name] = [words for words, _ in said(ranks, run)]
     rows = [Row(0), Row(1)]
     result = runs.run(trainer(rows), schedule, STEPS, **PROCESSES)
@@ -146,7 +147,7 @@ def used_up(ranks: int) -> dict[str, Any]:
     def ending(job: Job, start: int) -> Any:
         return islice(data(job, start), max(0, (2 if job.seed else 4) - start))
 
-    array = ArrayTrainer(
+    array = array_trainer(
         build_model, ending, jobs=[row.job for row in rows], stages=CUTS, loss=loss
     )
     result = runs.run(array, schedule, STEPS, resume=True, **PROCESSES, **folder)
@@ -189,10 +190,8 @@ def refused(ranks: int) -> list[str]:
     other = Job(0, 8, lambda named: torch.optim.SGD(named, lr=lr))
     for given, schedule, more in (
         (array, random_schedule([1], 4), {}),
-        (array, here, {"window": 0}),
         (array, here, {"timeout": 0.0}),
         (array, here, only_on_rank_0),
-        (array, here, {"checkpoint_evry": 2}),
         (array.with_jobs([other]), here, {}),
     ):
         try:

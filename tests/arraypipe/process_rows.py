@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from arraypipe_models import adamw, data, loss, sgd
 from channel_model import Shape, random_rolling
+from runs import array_trainer
 from test_arraypipe_settings import Language, plateau, token_loss, tokens
 from torch import Tensor, nn
 
@@ -101,8 +102,8 @@ def trainer(rows: Sequence[Row], language: bool = False, **options: Any) -> Arra
     jobs = [row.job for row in rows]
     if language:
         stages = ["middle", "third", "head"]
-        return ArrayTrainer(Language, tokens, jobs=jobs, stages=stages, loss=token_loss, **options)
-    return ArrayTrainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss, **options)
+        return array_trainer(Language, tokens, jobs=jobs, stages=stages, loss=token_loss, **options)
+    return array_trainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss, **options)
 
 
 def random_rows(draw: random.Random, most: int) -> list[Row]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 STEPS = 3
 GPU = torch.device("cpu", 0)  # as `streams_model` has it
-ONE = [GPU] * 3
 
 
 def jobs() -> list[Job]:
@@ -32,9 +31,9 @@ def jobs() -> list[Job]:
     ]
 
 
-def trainer(jobs: Sequence[Job], devices: Any = ONE, **changes: Any) -> ArrayTrainer:
-    """Of the tiny model, whose three stages are on these devices."""
-    return arraypipe_models.trainer(jobs, devices=devices, **changes)
+def trainer(jobs: Sequence[Job], device: Any = GPU, **changes: Any) -> ArrayTrainer:
+    """Of the tiny model, on a simulated GPU."""
+    return arraypipe_models.trainer(jobs, device=device, **changes)
 
 
 def run(array: ArrayTrainer, seed: int = 1, steps: int = STEPS, **how: Any) -> Any:

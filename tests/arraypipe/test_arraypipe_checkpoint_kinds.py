@@ -33,7 +33,7 @@ def build(width: int = 4) -> nn.Sequential:
 
 def array_of(jobs: Sequence[Job]) -> ArrayTrainer:
     """A trainer of these jobs."""
-    return ArrayTrainer(build, jobs, [2], nn.functional.cross_entropy, data)
+    return ArrayTrainer(build, data, [2], nn.functional.cross_entropy).with_jobs(jobs)
 
 
 def schedule_of(jobs: Sequence[Job]) -> Any:

@@ -19,16 +19,8 @@ from runs import run
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import optsched
 from optsched import ArrayTrainer, InputError, RunConfig
-from optsched.arraypipe import Callback, Job, random_schedule
-from optsched.arraypipe.callbacks import (
-    BestCheckpoint,
-    EarlyStopping,
-    OptunaPruning,
-    RunLog,
-    TensorBoard,
-)
+from optsched.arraypipe import Callback, CsvLog, Job, random_schedule
 from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.evaluation import measure_of
 from optsched.arraypipe.train_alone import NotIdentical, differences
@@ -38,9 +30,9 @@ DRAW = torch.Generator().manual_seed(0)
 DATA = TensorDataset(torch.randn(50, 6, generator=DRAW), torch.randint(0, 4, (50,), generator=DRAW))
 
 
-def array(**changes: Any) -> ArrayTrainer:
+def array() -> ArrayTrainer:
     """A trainer without jobs: dropout, batch normalisation, a layer that works in place."""
-    return ArrayTrainer(build_model, DATA, stages=CUTS, loss=loss, **changes)
+    return ArrayTrainer(build_model, DATA, CUTS, loss)
 
 
 def jobs_of(count: int = 2) -> list[Job]:
@@ -78,10 +70,9 @@ class Heard(Callback):
         assert not model.training
         self.values.append((self.fit.name(job), iteration, value))
 
-    def on_end(self, job: Job) -> Job | None:
+    def on_end(self, job: Job) -> None:
         """Note it."""
         self.calls.append(self.fit.name(job))
-        return None
 
     def on_finish(self) -> None:
         """Note it."""
@@ -194,7 +185,7 @@ def test_callbacks_and_queue() -> None:
     class Gives(Callback):
         given = False
 
-        def on_end(self, job: Job) -> Job | None:
+        def next_job(self, ended: Job) -> Job | None:
             if self.given:
                 return None
             self.given = True
@@ -220,11 +211,11 @@ def test_run_log(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"logs/run.{kind}"
     config = RunConfig(check=0, verbose=False, every=2)
     rest: dict[str, Any] = {"schedule": by(2), "config": config, "evaluate": DATA}
-    array().fit(jobs_of(), 3, checkpoint=tmp_path / "a", callbacks=[RunLog(path)], **rest)
+    array().fit(jobs_of(), 3, checkpoint=tmp_path / "a", callbacks=[CsvLog(path)], **rest)
     with path.open("a", encoding="utf-8") as stream:  # a run that was killed without a checkpoint
         stream.write("job1,3,2.5,\n" if kind == "csv" else '{"job": "job1", "iteration": 3}\n{"job')
     array().fit(
-        jobs_of(), 6, checkpoint=tmp_path / "a", resume=True, callbacks=[RunLog(path)], **rest
+        jobs_of(), 6, checkpoint=tmp_path / "a", resume=True, callbacks=[CsvLog(path)], **rest
     )
     text = path.read_text(encoding="utf-8")
     rows: list[Any] = (
@@ -235,46 +226,6 @@ def test_run_log(tmp_path: Path, kind: str) -> None:
         for key, expected in (("loss", range(6)), ("value", [1, 2, 3, 5])):
             own = [int(row["iteration"]) for row in rows if row["job"] == name and row.get(key)]
             assert sorted(own) == list(expected)
-
-
-def test_early_stopping_and_best(tmp_path: Path) -> None:
-    """A job ends when its value has not become better; the best model is kept."""
-    values = iter([3.0, 1.0, 2.0, 2.0, 5.0])
-    seen: list[Any] = []
-
-    def evaluate(model: nn.Module) -> float:
-        seen.append({k: v.clone() for k, v in model.state_dict().items()})
-        return next(values)
-
-    best = BestCheckpoint(tmp_path / "best")
-    config = RunConfig(check=0, verbose=False, every=1)
-    made = array()
-    result = made.fit(
-        jobs_of(1), 9, schedule=by(1), config=config, evaluate=evaluate,
-        callbacks=[EarlyStopping(2), best], checkpoint=tmp_path / "all",
-    )  # fmt: skip
-    assert len(result.losses[0]) == 4 and made.jobs[0].status == "stopped"
-    kept = torch.load(best.path("job0"), weights_only=True)
-    assert (kept["iteration"], kept["value"]) == (1, 1.0)
-    assert all(torch.equal(kept["model"][key], seen[1][key]) for key in seen[1])
-    values = iter([1.5, 0.5])
-    again = BestCheckpoint(tmp_path / "best")
-    made.fit(
-        jobs_of(1), 6, schedule=by(1), config=config, evaluate=evaluate, callbacks=[again],
-        checkpoint=tmp_path / "all", resume=True,
-    )  # fmt: skip
-    assert torch.load(best.path("job0"), weights_only=True)["iteration"] == 5
-
-
-def test_optuna_prunes() -> None:
-    """What its pruner says ends the job; without values it hears losses."""
-    optuna = pytest.importorskip("optuna")
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(upper=-1.0))
-    trials = {"job0": study.ask()}
-    pruning = OptunaPruning(trials)
-    result = array().fit(jobs_of(2), 5, schedule=by(2), config=QUICK, callbacks=[pruning])
-    assert pruning.pruned == {"job0"} and [len(row) for row in result.losses] == [1, 5]
 
 
 class Counter(nn.Module):
@@ -306,12 +257,11 @@ def fitted(**changes: Any) -> Any:
 class Returns(Callback):
     """Gives the job that has ended again."""
 
-    def on_end(self, job: Job) -> Any:
+    def next_job(self, ended: Job) -> Any:
         """The same job."""
-        return job
+        return ended
 
 
-WITHOUT_VALUES = {"schedule": by(2), "callbacks": [BestCheckpoint("x")], "config": QUICK}
 REFUSED: list[tuple[Any, str]] = [
     (fitted(jobs=[]), "jobs: expected at least one"),
     (fitted(jobs=[7]), r"jobs\[0\]: expected a Job, got 7"),
@@ -324,24 +274,25 @@ REFUSED: list[tuple[Any, str]] = [
     (fitted(evaluate=5), "evaluate: expected a function of the model, a dataset, or"),
     (fitted(evaluate=nn.Sequential()), "evaluate: expected a function of the model, got a"),
     (fitted(evaluate=(DATA, 5)), "evaluate: expected a function of the model, a dataset, or"),
-    (fitted(schedule=by(2), config=RunConfig(replan=True)), "replan: expected no schedule"),
-    (fitted(**WITHOUT_VALUES), "BestCheckpoint: expected fit to have evaluate"),
+    (fitted(schedule=by(2), config=RunConfig(replan=True)), "replan: expected the JobArray"),
     # it would be trained again as another one
-    (fitted(schedule=by(2), config=QUICK, callbacks=[Returns()]), "on_end: expected a new Job or"),
+    (
+        fitted(schedule=by(2), config=QUICK, callbacks=[Returns()]),
+        "next_job: expected a new Job or",
+    ),
     (lambda _: RunConfig(every=0), "every: expected an integer >= 1, got 0"),
     (lambda _: RunConfig(check=-1), "check: expected an integer >= 0, got -1"),
     (lambda _: RunConfig(backend="threads"), "backend: expected one of inline, process"),
-    (lambda _: RunConfig(tied="some"), "tied: expected one of exact, sum"),
     (lambda _: RunConfig(verbose=1), "verbose: expected True or False, got 1"),
-    (lambda _: RunConfig(devices="cpu"), "devices: expected a list"),
-    (lambda _: EarlyStopping(0), "patience: expected an integer >= 1, got 0"),
-    (lambda _: EarlyStopping(1, "up"), "mode: expected one of min, max"),
-    (lambda _: EarlyStopping(1, min_delta=-1), "min_delta: expected a finite number >= 0, got -1"),
+    (lambda _: RunConfig(device="gpu"), "device: 'gpu' is not a valid torch.device"),
+    (lambda _: RunConfig(device="meta"), "device: expected cpu or cuda, got 'meta'"),
+    (lambda _: RunConfig(mode="up"), "mode: expected one of min, max"),
+    (lambda _: RunConfig(memory="much"), "memory: "),
+    (lambda _: RunConfig(timeout=0.0), "timeout: expected"),
     (fitted(evaluate=lambda model: "low"), "evaluate: expected a number of the function, got"),
     (fitted(evaluate=(DATA, lambda x, y: None)), "evaluate: expected a number of the metric, got"),
-    (lambda made: run(made, by(2), 2, keeps=1), "run: has no option 'keeps' .* .did you mean keep"),
     (lambda _: ArrayTrainer(build_model, DATA, stages=2, loss=nn.MSELoss), "loss: expected a func"),
-    (lambda _: RunLog("run.txt"), r"RunLog: expected a .csv or .jsonl file"),
+    (lambda _: CsvLog("run.txt"), r"CsvLog: expected a .csv or .jsonl file"),
     (lambda made: run(made, by(1), 2), "jobs: expected at least one"),
 ]
 
@@ -353,33 +304,6 @@ def test_bad_input(call: Any, sentence: str) -> None:
     made.profile = lambda *rest: pytest.fail("measured")
     with pytest.raises(InputError, match=sentence):
         call(made)
-
-
-def test_callbacks_serve_a_second_call(tmp_path: Path) -> None:
-    """Nothing of the first one is left in them."""
-    log, best, stopping = RunLog(tmp_path / "a.csv"), BestCheckpoint(tmp_path), EarlyStopping(2)
-    jobs, values = jobs_of(1), iter([1.0, 2.0, 3.0, 8.0, 8.0, 8.0])
-    config = RunConfig(check=0, verbose=False, every=1)
-    for lengths, value in ((3, 1.0), (3, 8.0)):
-        result = array().fit(
-            jobs, 5, schedule=by(1), config=config, evaluate=lambda model: next(values),
-            callbacks=[log, best, stopping],
-        )  # fmt: skip
-        assert len(result.losses[0]) == lengths
-        assert torch.load(best.path("job0"), weights_only=True)["value"] == value
-    assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + 2 * 3
-
-
-def test_tensorboard(tmp_path: Path) -> None:
-    """It writes events; without the package one sentence says what to install."""
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError:
-        with pytest.raises(optsched.OptschedError, match="pip install tensorboard"):
-            TensorBoard(tmp_path)
-        return
-    array().fit(jobs_of(1), 2, schedule=by(1), config=QUICK, callbacks=[TensorBoard(tmp_path)])
-    assert list(tmp_path.iterdir())
 
 
 def launched(
@@ -405,7 +329,7 @@ class Dies(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 result = array().fit(jobs_of(), 9, checkpoint=folder, resume=True, evaluate=DATA,
-                     callbacks=[Dies(), RunLog(folder + "/log.csv")],
+                     callbacks=[Dies(), CsvLog(folder + "/log.csv")],
                      config=RunConfig(every=1, timeout=60))
 if result.trained:
     torch.save([[t.parameters, t.buffers] for t in result.trained], folder + "/end.pt")
@@ -425,7 +349,7 @@ def test_killed_and_resumed(tmp_path: Path, ranks: int) -> None:
         done = launched(tmp_path, KILLED, tmp_path / "c", moment, ranks=ranks)
         codes.append(done.returncode)
     assert codes[0] and codes[1] and not codes[2], done.stderr
-    made = array(jobs=jobs_of())
+    made = array().with_jobs(jobs_of())
     for j, (parameters, buffers) in enumerate(torch.load(tmp_path / "c" / "end.pt")):
         alone = made.train_alone(j, 9)
         assert all(torch.equal(alone.parameters[k], v) for k, v in parameters.items())
@@ -463,7 +387,7 @@ def test_ranks_with_other_data_are_refused(tmp_path: Path) -> None:
 def test_refused_before_a_file_is_touched(tmp_path: Path) -> None:
     """Without resume, with fewer steps than are done, with an evaluation that raises."""
     log = tmp_path / "run.csv"
-    how: dict[str, Any] = {"checkpoint": tmp_path / "c", "callbacks": [RunLog(log)]}
+    how: dict[str, Any] = {"checkpoint": tmp_path / "c", "callbacks": [CsvLog(log)]}
     array().fit(jobs_of(), 3, config=QUICK, **how)
     before = log.read_bytes()
     assert before.count(b"\n") == 7
@@ -480,27 +404,18 @@ def test_refused_before_a_file_is_touched(tmp_path: Path) -> None:
     assert log.read_bytes() == before
 
 
-def test_jobs_that_came_later_keep_rows_and_best_on_resume(tmp_path: Path) -> None:
-    """A job that a callback has given is known to be resumed, too."""
-    values = iter([5.0, 4.0, 3.0, 9.0, 9.0, 9.0, 9.0])
+def test_jobs_that_came_later_keep_rows_on_resume(tmp_path: Path) -> None:
+    """A job that a callback has given continues from its checkpoint, too."""
 
     class Gives(Callback):
-        def on_end(self, job: Job) -> Job | None:
-            return Job(7, 8, jobs_of()[0].optimizer, name="late") if job.name != "late" else None
+        def next_job(self, ended: Job) -> Job | None:
+            late = Job(7, 8, jobs_of()[0].optimizer, name="late")
+            return late if ended.name != "late" else None
 
-    def call(steps: int) -> None:
+    for steps in (3, 5):
         array().fit(
             jobs_of()[:1], steps, schedule=by(1), checkpoint=tmp_path / "c", resume=True,
-            evaluate=lambda model: next(values), config=QUICK,
-            callbacks=[Gives(), RunLog(tmp_path / "run.csv"), BestCheckpoint(tmp_path / "best")],
+            config=QUICK, callbacks=[Gives(), CsvLog(tmp_path / "run.csv")],
         )  # fmt: skip
-
-    call(3)
-    best = torch.load(tmp_path / "best" / "late.best.pt", weights_only=True)
-    assert best["value"] == 4.0
-    values = iter([3.0, 9.0, 9.0])
-    call(5)
-    again = torch.load(tmp_path / "best" / "late.best.pt", weights_only=True)
-    assert (again["value"], again["iteration"]) == (4.0, best["iteration"])
     rows = list(csv.DictReader((tmp_path / "run.csv").read_text().splitlines()))
     assert [int(r["iteration"]) for r in rows if r["job"] == "late" and r["loss"]] == [*range(5)]

@@ -11,11 +11,11 @@ import pytest
 import torch
 from arraypipe_models import adamw, build_model, data, loss, sgd, trainer
 from depth import seeds
-from runs import run
+from runs import array_trainer, run
 from torch import nn
 
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, Job, JobFailed, random_schedule
+from optsched.arraypipe import Job, JobFailed, random_schedule
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 from optsched.arraypipe.train_alone import differences, train_alone
 
@@ -51,7 +51,7 @@ class Adds(nn.Module):
 def test_outputs_that_view_a_live_buffer(seed: int) -> None:
     """They are copied at the cut, because the next micro-batch changes the buffer."""
     jobs = [Job(0, 8, sgd, microbatches=4), Job(1, 8, adamw, microbatches=3, recompute=True)]
-    array = ArrayTrainer(
+    array = array_trainer(
         lambda: nn.Sequential(Counts(), Adds()), data, jobs=jobs, stages=[1], loss=loss
     )
     result = run(array, random_schedule([4, 3], 2, seed=seed), 3, on_error="raise")
@@ -175,14 +175,10 @@ def test_waiting_for_data_is_not_the_time_of_a_block(clock: Clock) -> None:
     ("arguments", "sentence"),
     [
         ({"schedule": "x.schedule.json"}, r"Schedule\.read"),
-        ({"on_step": 5}, "on_step: expected a function"),
-        ({"refill": 3}, "refill: expected a function"),
         ({"checkpoint": 5}, "checkpoint: expected a folder"),
         ({"checkpoint": ""}, "checkpoint: expected a folder"),
-        ({"window": 0}, "window: expected an integer"),
         ({"timeout": float("nan")}, "timeout: expected seconds"),
         ({"resume": "yes"}, "resume: expected True or False"),
-        ({"queue": 3}, "queue: expected True or False"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -196,7 +192,7 @@ def test_arguments_of_run_are_checked(arguments: dict[str, Any], sentence: str) 
 def test_memory_may_be_said_in_words() -> None:
     """As in advice and problems; nonsense is refused."""
     array = trainer([Job(0, 8, sgd)], memory="1GB")
-    assert array.memory == 2**30
+    assert array.config.bytes == 2**30
     with pytest.raises(InputError, match="memory: expected bytes or a size"):
         trainer([Job(0, 8, sgd)], memory="much")
 
@@ -207,12 +203,6 @@ def test_memory_may_be_said_in_words() -> None:
         ({"memory": -5}, "memory: expected bytes per device, an integer >= 1, got -5"),
         ({"memory": True}, "memory: expected bytes per device, an integer >= 1, got True"),
         ({"memory": 1e9}, "memory: expected bytes per device"),
-        ({"devices": ["cpu", "foo", "cpu"]}, r"devices\[1\]: 'foo' is no torch device"),
-        ({"devices": ["cpu", "meta"]}, r"devices\[1\]: expected cpu or cuda, got 'meta'"),
-        ({"devices": "cuda"}, r"devices: expected a list, one for every device .* got 'cuda'"),
-        ({"devices": torch.device("cpu")}, "devices: expected a list"),
-        ({"devices": []}, "devices: expected at least one"),
-        ({"devices": ["cpu", "cuda:0"]}, "devices: expected all on the CPU or all on GPUs"),
         ({"data": 7}, "data: expected a dataset, a DataLoader or a function"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -225,13 +215,7 @@ def test_arguments_of_a_trainer_are_checked(arguments: dict[str, Any], sentence:
     assert not built
 
 
-def test_a_model_is_no_build_model() -> None:
-    """A common slip: its forward would be called without an input."""
-    with pytest.raises(InputError, match=r"build_model: expected a function .* got a model"):
-        trainer([Job(0, 8, sgd)], build_model=nn.Sequential(nn.Linear(6, 4)))
-
-
-@pytest.mark.parametrize("stages", [None, 2.5, [2.5], [[]], "4"])
+@pytest.mark.parametrize("stages", [2.5, [2.5], [[]], "4"])
 def test_stages_of_no_known_form(stages: Any) -> None:
     """Refused with the field's name."""
     with pytest.raises(InputError, match="stages"):
@@ -271,8 +255,8 @@ def test_the_reference_takes_the_cuts_of_the_trainer() -> None:
 
 def test_devices_of_another_host_are_no_fault_of_a_trainer() -> None:
     """Whether a GPU is there is seen by the run that needs it."""
-    array = trainer([Job(0, 8, sgd)], devices=["cuda:77"] * 3)
-    with pytest.raises(InputError, match="there is no cuda:77"):
+    array = trainer([Job(0, 8, sgd)], device="cuda:77")
+    with pytest.raises(InputError, match="device: cuda:77 does not exist"):
         run(array, random_schedule([1], 3), 1)
 
 
@@ -280,7 +264,7 @@ def test_devices_of_another_host_are_no_fault_of_a_trainer() -> None:
 def test_the_reference_of_no_job(job: Any) -> None:
     """Jobs are known by their number."""
     array = trainer([Job(0, 8, sgd), Job(1, 8, sgd)])
-    with pytest.raises(InputError, match=r"job: expected 0\.\.1, .* got"):
+    with pytest.raises(InputError, match=r"job: expected 0\.\.1, got"):
         array.train_alone(job, 2)
     with pytest.raises(InputError, match="steps: expected an integer >= 0, got -1"):
         array.train_alone(1, -1)

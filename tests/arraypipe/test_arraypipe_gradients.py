@@ -8,11 +8,11 @@ import pytest
 import torch
 from arraypipe_models import sgd
 from branching_models import KINDS, Toggled, branching
-from runs import run
+from runs import array_trainer, run
 from torch import Tensor, nn
 
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, Job, JobFailed, random_schedule
+from optsched.arraypipe import ArrayTrainer, Job, JobFailed, RunConfig, random_schedule
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.train_alone import differences
 
@@ -54,7 +54,8 @@ def test_every_batch_decides_anew_often(kind: str) -> None:
 def run_in_slots(array: ArrayTrainer, steps: int, **options: Any) -> RunResult:
     """Train on one device in the least memory, so that states take turns."""
     order = random_schedule([job.microbatches for job in array.jobs], 3, place=[0, 0, 0], seed=1)
-    for array.memory in range(1_000, 20_000, 500):
+    for memory in range(1_000, 20_000, 500):
+        array.config = RunConfig(memory=memory)
         try:
             result = run(array, order, steps, on_error="raise", **options)
         except InputError as error:
@@ -158,7 +159,7 @@ def test_a_callback_may_unfreeze_layers(recompute: bool, tied: bool, slots: bool
         return models[seed]
 
     jobs = [Job(k, 4, momentum, recompute=recompute, model={"seed": k}) for k in range(4)]
-    array = ArrayTrainer(noted, numbered, stages=[1, 2], jobs=jobs, loss=nn.functional.mse_loss)
+    array = array_trainer(noted, numbered, stages=[1, 2], jobs=jobs, loss=nn.functional.mse_loss)
 
     def on_step(job: Job, step: int, value: float) -> None:
         models[job.seed].requires_grad_(step >= 1)
@@ -226,7 +227,7 @@ def test_what_cannot_be_exact_is_refused(name: str) -> None:
     """Job, stage, iteration, tensor and way out are named; nothing is trained silently."""
     build, stages, batches, parts, sentence = REFUSED[name]
     jobs = [Job(0, 4, sgd, microbatches=parts)]
-    array = ArrayTrainer(build, batches, jobs=jobs, stages=stages, loss=nn.functional.mse_loss)
+    array = array_trainer(build, batches, jobs=jobs, stages=stages, loss=nn.functional.mse_loss)
     with pytest.raises(JobFailed) as caught:
         run(array, random_schedule([parts], array.n_stages), 3, on_error="raise")
     assert sentence in str(caught.value)

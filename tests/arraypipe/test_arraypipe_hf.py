@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 import hf_models
 import transformers
 from arraypipe_models import adamw, sgd
-from runs import run
+from runs import array_trainer, run
 
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
@@ -30,7 +30,7 @@ STEPS = 2
 def trainer(name: str, jobs: list[Job], stages: Any, **settings: Any) -> ArrayTrainer:
     """An array of a model that computes its loss itself."""
     build = hf_models.builder(name, **settings)
-    return ArrayTrainer(build, hf_models.loader(name), jobs=jobs, stages=stages, loss=None)
+    return array_trainer(build, hf_models.loader(name), jobs=jobs, stages=stages, loss=None)
 
 
 def plain(name: str, job: Job, **settings: Any) -> tuple[dict[str, Any], list[float]]:
@@ -89,7 +89,7 @@ def test_settings_of_the_model(kind: str) -> None:
         return model
 
     jobs = [Job(1, 4, adamw, microbatches=2), Job(2, 4, sgd, recompute=True)]
-    array = ArrayTrainer(build, hf_models.loader("gpt2"), jobs=jobs, stages=[1, 2], loss=None)
+    array = array_trainer(build, hf_models.loader("gpt2"), jobs=jobs, stages=[1, 2], loss=None)
     assert array.cuts == ("transformer.h.1", "transformer.h.2")
     assert array.check_exact(STEPS) == []
 
@@ -112,7 +112,7 @@ def test_a_loss_function_gets_output_and_batch() -> None:
         (pairs, lambda output, labels: from_batch(output, {"labels": labels})),
         (hf_models.loader("bert"), None),
     ):
-        array = ArrayTrainer(
+        array = array_trainer(
             hf_models.builder("bert", dropout=0.1), data, jobs=jobs, stages=2, loss=loss
         )
         assert array.check_exact(STEPS) == []
@@ -139,7 +139,7 @@ def test_resume_and_slots(name: str, tmp_path: Any) -> None:
 def refused(build: Any, name: str, sentence: str) -> None:
     """Making a trainer raises."""
     with pytest.raises(InputError, match=sentence):
-        ArrayTrainer(build, hf_models.loader(name), jobs=[Job(0, 4, sgd)], stages=2, loss=None)
+        array_trainer(build, hf_models.loader(name), jobs=[Job(0, 4, sgd)], stages=2, loss=None)
 
 
 def test_values_beside_the_hidden_states_are_refused() -> None:

@@ -18,8 +18,7 @@ import torch
 from arraypipe_lives import PARTS, STEPS, Halves, jobs_of, killed_before, same, saved_is_exact
 from arraypipe_models import trainer
 
-from optsched.arraypipe import Job, random_schedule
-from optsched.arraypipe import trainer as trainer_module
+from optsched.arraypipe import Job, random_schedule, training_run
 
 JOBS = 2
 
@@ -77,7 +76,7 @@ def kill_at(moment: int, folder: Path, halves: bool) -> bool:
 
     def run() -> None:
         if halves:
-            trainer_module.CheckpointFolder = Halves  # type: ignore[attr-defined,misc]
+            training_run.CheckpointFolder = Halves  # type: ignore[attr-defined,misc]
         runs.run(
             trainer(jobs_of(1)),
             random_schedule([1], 3),

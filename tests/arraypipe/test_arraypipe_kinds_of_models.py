@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from arraypipe_models import adamw, sgd
-from runs import run
+from runs import array_trainer, run
 from torch import Tensor, nn
 
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+from optsched.arraypipe import Job, random_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def differences(build: Callable[[], Any], stages: Any, **options: Any) -> list[s
     """All in which two jobs differ from training alone."""
     jobs = [Job(0, 4, sgd, microbatches=2, **options), Job(1, 4, adamw, recompute=True, **options)]
     loss = nn.functional.mse_loss
-    return ArrayTrainer(build, data, jobs=jobs, stages=stages, loss=loss).check_exact(2)
+    return array_trainer(build, data, jobs=jobs, stages=stages, loss=loss).check_exact(2)
 
 
 class Block(nn.Module):
@@ -260,7 +260,7 @@ def test_a_shared_base_that_changes_is_refused() -> None:
         differences(lambda: nn.Sequential(base, nn.Linear(3, 3)), [1])
     frozen = Positions()
     jobs = [Job(0, 4, sgd), Job(1, 4, sgd)]
-    array = ArrayTrainer(
+    array = array_trainer(
         lambda: nn.Sequential(frozen, nn.Linear(3, 3)), data, jobs=jobs, stages=[1],
         loss=nn.functional.mse_loss,
     )  # fmt: skip

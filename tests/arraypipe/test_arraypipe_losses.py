@@ -11,6 +11,7 @@ import pytest
 import runs
 import torch
 from arraypipe_models import adamw, sgd
+from runs import array_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -182,7 +183,7 @@ def trainer(
 
     model_of = {"shape": row.shape, "norm": split[0] // split[1] > 1}  # it needs two samples
     job = Job(1, split[0], sgd, microbatches=split[1], model=model_of, **changes)
-    return ArrayTrainer(model, batches, jobs=[job], stages=[3], loss=row.loss, weight=weight)
+    return array_trainer(model, batches, jobs=[job], stages=[3], loss=row.loss, weight=weight)
 
 
 def run(made: ArrayTrainer, steps: int) -> Any:
@@ -267,7 +268,7 @@ def padded_late(job: Job, start: int) -> Iterator[Any]:
 def test_later_batches_are_compared() -> None:
     """A batch that is weighted wrongly ends its job, before its update, and no other job."""
     jobs = [Job(j, 8, sgd, microbatches=n, model={"shape": "tokens"}) for j, n in ((0, 2), (1, 1))]
-    made = ArrayTrainer(build, padded_late, jobs=jobs, stages=[3], loss=by_mask)
+    made = array_trainer(build, padded_late, jobs=jobs, stages=[3], loss=by_mask)
     result = runs.run(made, random_schedule([2, 1], 2), 4)
     error = jobs[0].error
     assert error is not None and error.iteration == 2 and "add up" in str(error)
@@ -372,7 +373,7 @@ def test_a_loss_is_trained(precision: str, tmp_path: Path) -> None:
     ]  # fmt: skip
     loss = Centered()
     row = Row(loss, True)
-    made = ArrayTrainer(build, trainer(row, (8, 2)).data, jobs=jobs, stages=[3], loss=loss)
+    made = array_trainer(build, trainer(row, (8, 2)).data, jobs=jobs, stages=[3], loss=loss)
     order = random_schedule([1, 2], 2, update=[0, 1], together=[0, 1], seed=1)
     runs.run(made, order, 2, checkpoint=tmp_path, on_error="raise")
     result = runs.run(made, order, 4, checkpoint=tmp_path, resume=True, on_error="raise")
@@ -436,7 +437,7 @@ def test_the_loss_of_the_model(shifted: bool) -> None:
     ends = []
     for count in (1, 2, 5):
         job = Job(0, 10, sgd, microbatches=count, precision="fp64", model={"shifted": shifted})
-        made = ArrayTrainer(Language, language, jobs=[job], stages=3, loss=None)
+        made = array_trainer(Language, language, jobs=[job], stages=3, loss=None)
         alone = made.train_alone(0, 2)
         assert differences(run(made, 2).trained[0], alone) == []
         ends.append(alone)
@@ -449,7 +450,7 @@ def test_the_loss_of_the_model(shifted: bool) -> None:
 def test_a_loss_of_the_model_that_does_not_add_up() -> None:
     """Weights of samples are wrong here: refused alone and in an array."""
     job = Job(0, 10, sgd, microbatches=3)
-    made = ArrayTrainer(Language, language, jobs=[job], stages=2, loss=None, weight=len)
+    made = array_trainer(Language, language, jobs=[job], stages=2, loss=None, weight=len)
     for train in (partial(run, made, 1), partial(made.train_alone, 0, 1)):
         with pytest.raises(NotMean, match="micro-batches add up"):
             train()

@@ -174,7 +174,7 @@ def test_a_job_that_needs_more_slots_fails_alone(way: str, made: list[Any]) -> N
             one.stop()
 
     if way in ("queue", "strict"):
-        array.take_in(late[0]), array.take_in(late[1])
+        array.jobs = (*array.jobs, *late)
     rest = list(late)
 
     def refill(ended: Job) -> Job | None:

@@ -13,7 +13,7 @@ from test_arraypipe_memory import beside, room
 from test_arraypipe_trace import by_device, courses, log, simulate
 
 from optsched import verify
-from optsched.arraypipe import Job, random_schedule, training_run
+from optsched.arraypipe import Job, RunConfig, random_schedule, training_run
 from optsched.arraypipe.distributed.ranks import in_topological_order
 from optsched.arraypipe.plan.checks import blocks_only
 from optsched.arraypipe.report.report import compare
@@ -95,7 +95,7 @@ def test_an_inline_run_remembers_its_end(
     schedule = random_schedule([1] * 3, 3, seed=5)
     blocks = schedule.n_operations
     if case == "memory":
-        array.memory = room(array.jobs, 1.0) + beside(array.jobs, schedule)
+        array.config = RunConfig(memory=room(array.jobs, 1.0) + beside(array.jobs, schedule))
     whole = run(array, schedule, 12, **options)
     assert "blocks_left_out" not in whole.trace.provenance and whole.report.left_out == 0
     total = len(whole.log.records)
@@ -106,7 +106,7 @@ def test_an_inline_run_remembers_its_end(
         sizes.append((len(engine.past.rows), len(engine.copies)))
 
     monkeypatch.setattr(inline, "MOST", 3 * blocks)
-    array = trainer(jobs(7 if case == "queue" else 3), memory=array.memory)
+    array = trainer(jobs(7 if case == "queue" else 3), memory=array.config.memory)
     result = run(array, schedule, 12, on_step=on_step, **options)
     for one, other in zip(result.trained, whole.trained, strict=True):
         assert differences(one, other) == []

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from arraypipe_models import CUTS, adamw, build_model, data, loss, sgd
+from runs import array_trainer
 from torch import nn
 
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer
 from optsched.arraypipe.job import Job
 from optsched.arraypipe.profile import measure
 from optsched.arraypipe.profile.document import Profile, from_tree, to_bytes
@@ -29,11 +29,11 @@ def profile_of(
     jobs: Sequence[Job], model: Any = build_model, cuts: Any = CUTS, **given: Any
 ) -> Profile:
     """Measure, whatever the machine's noise."""
-    devices = given.pop("devices", None)
+    device = given.pop("device", None)
     options = {"loss": given.pop("loss", loss), "data": given.pop("data", data), "stages": cuts}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ArrayTrainer(model, jobs=jobs, devices=devices, **options).profile(**given)
+        return array_trainer(model, jobs=jobs, device=device, **options).profile(**given)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_updates_that_wait_for_all_stages() -> None:
 def test_a_gpu_is_timed_by_events() -> None:
     """Same cases, same bytes; memory and name of the device are known."""
     jobs = [Job(seed=1, batch_size=8, optimizer=sgd)]
-    found = profile_of(jobs, plain, [2], devices=["cuda"])
+    found = profile_of(jobs, plain, [2], device="cuda")
     here = profile_of(jobs, plain, [2])
     assert found.device.kind == "cuda"
     assert found.device.memory_bytes > 2**30
@@ -183,7 +183,7 @@ def test_given_sizes_are_measured_and_the_time_is_bounded(monkeypatch: pytest.Mo
 
 def test_split_backward_is_measured() -> None:
     """I and W beside B, and the problem with weight blocks."""
-    given = ArrayTrainer(plain, data, jobs=[Job(1, 8, sgd)], stages=[2], loss=loss)
+    given = array_trainer(plain, data, jobs=[Job(1, 8, sgd)], stages=[2], loss=loss)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = measure.measure(given, [torch.device("cpu")], split_backward=True)
@@ -195,7 +195,7 @@ def test_split_backward_is_measured() -> None:
 def test_ranks_measure_their_stages() -> None:
     """Each has the tensors of its stages only, and the form of a boundary from another rank."""
     jobs = [Job(1, 8, adamw), Job(2, 6, sgd)]
-    given = ArrayTrainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss)
+    given = array_trainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss)
     meeting, told = Barrier(2, timeout=60), dict[int, Any]()
 
     def rank(number: int, local: list[int]) -> Profile:
@@ -226,7 +226,7 @@ def test_jobs_of_one_optimizer_are_built_once() -> None:
         return plain()
 
     jobs = [Job(j, 8, partial(torch.optim.SGD, lr=0.1 * (j + 1))) for j in range(5)]
-    given = ArrayTrainer(build, data, jobs=jobs, stages=[2], loss=loss)
+    given = array_trainer(build, data, jobs=jobs, stages=[2], loss=loss)
     before = len(built)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

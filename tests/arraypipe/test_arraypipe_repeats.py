@@ -13,6 +13,7 @@ import pytest
 import runs
 import torch
 from arraypipe_models import sgd
+from runs import array_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -162,7 +163,7 @@ def test_not_identical_names_the_cause(name: str) -> None:
 def test_checkpoint_warns_of_attributes(kind: str, tmp_path: Path) -> None:
     """Once, by name; not if nothing changes, and not without checkpoints."""
     jobs = [Job(j, 8, sgd) for j in range(2)]
-    made = ArrayTrainer(counted(kind), plain, jobs=jobs, stages=[1], loss=F.cross_entropy)
+    made = array_trainer(counted(kind), plain, jobs=jobs, stages=[1], loss=F.cross_entropy)
     order = random_schedule([1, 1], 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -196,7 +197,7 @@ def test_caches_are_no_state(tmp_path: Path) -> None:
             self.limit = max(self.limit, x.shape[0])
             return x * self.mask
 
-    made = ArrayTrainer(
+    made = array_trainer(
         lambda: nn.Sequential(nn.Linear(6, 15), Caching()), plain, jobs=[Job(0, 8, sgd)],
         stages=[1], loss=F.cross_entropy,
     )  # fmt: skip

@@ -12,12 +12,13 @@ from arraypipe_models import adamw, loss, sgd, trainer
 from depth import few_examples, seeds
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import run
+from runs import array_trainer, run
 from torch import nn
 
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.job import PRECISIONS
+from optsched.arraypipe.runtime import environment
 from optsched.arraypipe.runtime.precision import LossScale
 from optsched.arraypipe.train_alone import differences
 
@@ -230,13 +231,13 @@ def test_tied_weights(
         )
         for j, m in enumerate(microbatches)
     ]  # fmt: skip
-    array = ArrayTrainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss)
+    array = array_trainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss)
     assert found(array, seed, place=place) == []
 
 
 def test_model_is_tied_again_after_the_run() -> None:
     """The trained unsplit models share the weight as they did before."""
-    array = ArrayTrainer(Language, tokens, jobs=[Job(0, 6, sgd)], stages=NAMES, loss=token_loss)
+    array = array_trainer(Language, tokens, jobs=[Job(0, 6, sgd)], stages=NAMES, loss=token_loss)
     result = run(array, random_schedule([1], 4), 2)
     model = result.models[0]
     assert model.head.weight is model.embed.table.weight
@@ -246,4 +247,17 @@ def test_model_is_tied_again_after_the_run() -> None:
 def test_frozen_tied_weight() -> None:
     """A tied weight that is not trained has no gradient to send."""
     jobs = [Job(0, 6, sgd, microbatches=2, model={"frozen": True})]
-    assert found(ArrayTrainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss), 0) == []
+    assert found(array_trainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss), 0) == []
+
+
+def test_the_device_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU of LOCAL_RANK unless another one, or the CPU, is given."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert environment.device_of(None) == torch.device("cuda:0")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert environment.device_of(None) == environment.device_of("cuda") == torch.device("cuda:1")
+    assert environment.device_of("cuda:0") == torch.device("cuda:0")
+    assert environment.device_of("cpu") == torch.device("cpu")
+    with pytest.raises(InputError, match="device: cuda:7 does not exist; this host has 2 GPUs"):
+        environment.device_of("cuda:7")

@@ -9,12 +9,12 @@ import pytest
 import torch
 from arraypipe_models import adamw, sgd, trainer
 from arraypipe_plans import random_rolling
-from runs import run
+from runs import array_trainer, run
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from optsched import InputError, JobArray, pipelines
-from optsched.arraypipe import ArrayTrainer, Job
+from optsched.arraypipe import Job
 from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.runtime.split_backward import backward_input
 from optsched.arraypipe.train_alone import differences
@@ -154,7 +154,7 @@ def batches(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
 def test_tied_weights_cannot_be_split() -> None:
     """Their gradients come with B."""
     jobs = [Job(0, 8, sgd, microbatches=2)]
-    made = ArrayTrainer(
+    made = array_trainer(
         lambda: nn.Sequential(*Tied().layers), batches, jobs=jobs, stages=[1, 2], loss=F.mse_loss
     )
     with pytest.raises(InputError, match=r"W blocks .* a weight that several stages use"):

@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +18,7 @@ import torch
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 
 SETTINGS: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
@@ -36,83 +35,23 @@ if "RANK" in os.environ:  # of `torchrun`: here, because already to ask for GPUs
     set_queues()
 
 
-def is_follower() -> bool:
-    """Whether this process is a rank, and not the first."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank() > 0
-    return os.environ.get("RANK", "0") != "0"
-
-
 def on_gpu(device: torch.device) -> bool:
     """Whether what a device is given runs later, in streams."""
     return device.type == "cuda"
 
 
-def check_devices(devices: Sequence[str | torch.device] | None) -> list[torch.device]:
-    """Refuse what cannot be the devices of a trainer anywhere; whether they exist a run sees."""
-    if devices is None:
-        return []
-    if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence):
-        raise InputError(
-            f"devices: expected a list, one for every device of the schedule (they may repeat), "
-            f"got {devices!r:.60}; e.g. devices=['cuda:0', 'cuda:1']"
-        )
-    if not devices:
-        raise InputError("devices: expected at least one, got none")
-    found = []
-    for k, given in enumerate(devices):
-        try:
-            found.append(torch.device(given))
-        except (RuntimeError, TypeError) as error:
-            raise InputError(f"devices[{k}]: {given!r} is no torch device") from error
-        if found[-1].type not in ("cpu", "cuda"):
-            raise InputError(f"devices[{k}]: expected cpu or cuda, got {given!r}")
-    if len({device.type for device in found}) > 1:
-        raise InputError("devices: expected all on the CPU or all on GPUs, got both")
-    return found
-
-
-def resolve(
-    devices: Sequence[str | torch.device] | None, names: Sequence[str] | None = None
-) -> tuple[torch.device, ...]:
-    """The torch device of every device of a schedule in this process: one GPU, or the CPU.
-
-    None: the first GPU of the host, else the CPU. `names` are those of the schedule's devices;
-    without them there is no schedule yet, and all of the host are given.
-    """
-    n = 1 if names is None else len(names)
+def device_of(given: str | torch.device | None) -> torch.device:
+    """Return the device of this process; None: its GPU by LOCAL_RANK if there is one, else CPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = check_devices(devices)
-    if devices is None and (count < 2 or names is not None):
-        return (torch.device("cuda:0" if count else "cpu"),) * n
-    if devices is None:
-        found = [torch.device("cuda", k) for k in range(count)]
-    for k, device in enumerate(found):
-        if device.type == "cuda":
-            found[k] = torch.device("cuda", device.index or 0)
-            if found[k].index >= count:
-                raise InputError(
-                    f"devices[{k}]: there is no {found[k]}; this host has {count} GPUs"
-                )
-    if names is None:
-        return tuple(found)
-    if len(set(found)) > 1:
-        raise InputError(
-            f"devices: a process trains on one device, got {', '.join(map(str, found))}; for "
-            f"several GPUs start a process for each (torchrun --nproc-per-node {len(found)} ...)"
-        )
-    if len(found) < n:
-        raise InputError(
-            f"devices: the schedule has {n} ({', '.join(names)}), there are {len(found)}; name one "
-            f"for each, they may repeat: devices={[str(d) for d in found]} + [...]"
-        )
-    return tuple(found[:n])
-
-
-def own_first(devices: tuple[torch.device, ...]) -> tuple[torch.device, ...]:
-    """The same, from that of LOCAL_RANK on: processes of one host measure each on its own."""
-    own = int(os.environ.get("LOCAL_RANK", "0")) % len(devices)
-    return devices[own:] + devices[:own]
+    device = torch.device("cuda" if count else "cpu") if given is None else torch.device(given)
+    if device.type != "cuda":
+        return device
+    index = device.index
+    if index is None:
+        index = int(os.environ.get("LOCAL_RANK", "0")) % max(1, count)
+    if index >= count:
+        raise InputError(f"device: cuda:{index} does not exist; this host has {count} GPUs")
+    return torch.device("cuda", index)
 
 
 def deterministic(devices: Sequence[torch.device]) -> None:

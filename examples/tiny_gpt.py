@@ -1,7 +1,4 @@
-"""A small language model of bytes, its loss and its data: of the demo and `examples/sweep_gpt.py`.
-
-Plain PyTorch: nothing here knows about pipelines or schedules.
-"""
+"""A small language model of bytes, its loss and its data: plain PyTorch for `sweep_gpt.py`."""
 
 from __future__ import annotations
 

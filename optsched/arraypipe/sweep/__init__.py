@@ -1,1 +1,0 @@
-"""`ArraySweep`: trials of a study side by side in a job array."""
