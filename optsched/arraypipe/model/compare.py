@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from optsched.arraypipe.job import seed_generator
-from optsched.arraypipe.model.calls import cut_alone, hooks, stage_models
+from optsched.arraypipe.model.calls import at_cut, cut_alone, hooks, stage_models
 from optsched.arraypipe.model.inputs import mapped, tensors_in
 from optsched.arraypipe.model.optimizers import same
 from optsched.arraypipe.model.unchanged import unchanged
@@ -82,9 +82,9 @@ def _whole(model: nn.Module, cut: Cut, inputs: Inputs, loss: MakeLoss) -> tuple[
     try:
         _seed(0, inputs)
         value = loss(inputs.copied().call(model))
+        return value.detach(), _gradients(model, [value], [None])
     finally:
         undo()
-    return value.detach(), _gradients(model, [value], [None])
 
 
 def _staged(
@@ -96,7 +96,7 @@ def _staged(
     for stage in stages:
         _seed(stage.index, inputs)
         received = tensors_in(hidden)
-        output = stage(hidden, inputs.copied())
+        output = stage(at_cut(hidden), inputs.copied())
         output = loss(output) if stage.last else output
         rows.append((received, tensors_in(output)))
         hidden = mapped(output, lambda t: t.detach().requires_grad_(t.requires_grad))

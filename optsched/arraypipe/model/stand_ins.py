@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import getattr_static, signature
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from optsched.arraypipe.job import seed_generator
 from optsched.arraypipe.model.inputs import mapped, tensors_in
@@ -31,6 +32,8 @@ class Passage:
     entered: bool = False
     sent: Any = None
     left: bool = False
+    # hidden states and seed by what the first block was given: a checkpoint calls it again
+    calls: Any = field(default_factory=WeakTensorKeyDictionary)
 
 
 @dataclass(frozen=True)
@@ -124,13 +127,18 @@ class First(nn.Module):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Call the block on the received hidden states."""
         block, name, passage = self._first
-        if passage.entered or passage.hidden is None:
-            raise InputError(
-                f"stages: {name!r}, at which a stage begins, is called more than once in a forward "
-                f"(or again in the backward, by a checkpoint around its call); cut elsewhere"
-            )
-        passage.entered, hidden = True, passage.hidden
-        seed_generator(torch.initial_seed(), tensors_in(hidden)[0].device)
+        given = tensors_in(first_of(block, arguments, options))
+        known = next((passage.calls[t] for t in given if t in passage.calls), None)
+        if known is None:
+            if passage.entered or passage.hidden is None:
+                raise InputError(
+                    f"stages: {name!r}, at which a stage begins, is called more than once in a "
+                    f"forward; cut elsewhere"
+                )
+            passage.entered, known = True, (passage.hidden, torch.initial_seed())
+            passage.calls.update((t, known) for t in given)
+        hidden, seed = known
+        seed_generator(seed, tensors_in(hidden)[0].device)
         arguments, options = with_first(block, arguments, options, hidden)
         return block(*arguments, **options)
 

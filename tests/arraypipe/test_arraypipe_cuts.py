@@ -1,0 +1,331 @@
+"""Cutting models at the calls of their blocks: what is exact, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import own_models
+import pytest
+import torch
+from arraypipe_models import adamw, sgd
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from own_models import WIDTH, Kind, Model, rows, tokens
+from torch import Tensor, nn
+
+from optsched import InputError
+from optsched.arraypipe import ArrayTrainer, Job
+from optsched.arraypipe.model.calls import at_cut
+from optsched.arraypipe.model.stand_ins import StandIn, shapes_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FLAGS = [name for name, kind in Kind.__annotations__.items() if kind == "bool"]
+
+
+def array(build: Callable[..., Any], stages: Any, data: Any = rows, **options: Any) -> ArrayTrainer:
+    """Two jobs, one of which recomputes."""
+    jobs = [
+        Job(1, 6, adamw, microbatches=2, **options),
+        Job(2, 5, sgd, recompute=True, **options),
+    ]
+    return ArrayTrainer(build, data, jobs=jobs, stages=stages, loss=own_models.loss)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    depth=st.integers(2, 4),
+    flags=st.sets(st.sampled_from(FLAGS), max_size=6),
+    output=st.sampled_from(["tensor", "tuple", "dict"]),
+    stages=st.integers(2, 3),
+)
+def test_models_of_every_kind(depth: int, flags: set[str], output: str, stages: int) -> None:
+    """No bit differs, whatever a model has beside its blocks and however it calls them."""
+    kind = replace(Kind(depth, output=output), **dict.fromkeys(flags, True))
+    assert array(partial(Model, kind), min(stages, depth), tokens).check_exact(2) == []
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(
+    depth=st.integers(2, 5),
+    flags=st.sets(st.sampled_from(FLAGS)),
+    output=st.sampled_from(["tensor", "tuple", "dict"]),
+    stages=st.integers(2, 4),
+)
+def test_models_of_every_kind_often(depth: int, flags: set[str], output: str, stages: int) -> None:
+    """The same with more models."""
+    kind = replace(Kind(depth, output=output), **dict.fromkeys(flags, True))
+    assert array(partial(Model, kind), min(stages, depth), tokens).check_exact(2) == []
+
+
+class Own(nn.Module):
+    """Three layers, by a function that calls them."""
+
+    def __init__(self, call: Callable[[Any, Tensor], Any], **parts: Callable[[], Any]) -> None:
+        super().__init__()
+        self.call = call
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.c = nn.Linear(WIDTH, 3)
+        for name, make in parts.items():
+            setattr(self, name, make())
+
+    def forward(self, x: Tensor) -> Any:
+        """What the function returns."""
+        return self.call(self, x)
+
+
+def own(call: Callable[[Any, Tensor], Any], **parts: Callable[[], Any]) -> Callable[[], Own]:
+    """A function that makes such a model."""
+    return lambda: Own(call, **parts)
+
+
+def chain(m: Any, x: Tensor) -> Any:
+    """One after the other."""
+    return m.c(torch.tanh(m.b(torch.tanh(m.a(x)))))
+
+
+def recurrent(m: Any, x: Tensor) -> Any:
+    """A block that keeps a list of its weights."""
+    return m.c(m.lstm(m.a(x).unsqueeze(1))[0][:, 0])
+
+
+def listed(m: Any, x: Tensor) -> Any:
+    """Blocks that are called by number, the last by a name of its own."""
+    for layer in m.layers[:-1]:
+        x = layer(x).relu()
+    return m.c(m.layers[-1](x))
+
+
+def sequence(*made: nn.Module) -> nn.Sequential:
+    """Of the same width, with a head."""
+    return nn.Sequential(*made, nn.Linear(WIDTH, 3))
+
+
+def linear() -> nn.Module:
+    """One layer."""
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def hooked() -> nn.Module:
+    """Hooks on the whole model: each runs where the forward begins and where it ends."""
+    model = Own(chain)
+    model.register_forward_pre_hook(lambda m, given: (given[0] * 2,))
+    model.register_forward_hook(lambda m, given, output: output * 3)
+    return model
+
+
+def with_layers() -> nn.Module:
+    """A list of blocks."""
+    return Own(listed, layers=lambda: nn.ModuleList(linear() for _ in range(4)))
+
+
+def same_twice() -> nn.Module:
+    """A layer without tensors at two places."""
+    relu = nn.ReLU(inplace=True)
+    return sequence(linear(), relu, linear(), relu)
+
+
+EXACT: dict[str, tuple[Callable[[], Any], Any, tuple[str, ...]]] = {
+    "children": (own(chain), 2, ("b",)),
+    "children by name": (own(chain), ["b", "c"], ("b", "c")),
+    "children by index": (own(chain), [2], ("c",)),
+    "one stage": (own(chain), 1, ()),
+    "recurrent": (
+        own(recurrent, lstm=lambda: nn.LSTM(WIDTH, WIDTH, batch_first=True)), ["lstm"], ("lstm",),
+    ),
+    "list": (with_layers, 3, ("layers.1", "layers.3")),
+    "list by index": (with_layers, [1, 3], ("layers.1", "layers.3")),
+    "list by name": (with_layers, ["layers.2"], ("layers.2",)),
+    "hooks": (hooked, ["b", "c"], ("b", "c")),
+    "a list of modules": (lambda: [linear(), nn.Tanh(), nn.Linear(WIDTH, 3)], [1], ("1",)),
+    "a sequence in a sequence": (
+        lambda: sequence(linear(), nn.Sequential(linear(), linear())), ["1.1"], ("1.1",),
+    ),
+    "the same layer twice": (same_twice, [2], ("2",)),
+    "a wrapper": (
+        own(lambda m, x: m.net(x), net=lambda: sequence(linear(), linear())), ["net.1"],
+        ("net.1",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact(name: str) -> None:
+    """All forms of `stages`; names of parameters are those of the whole model."""
+    build, stages, cuts = EXACT[name]
+    made = array(build, stages)
+    assert made.cuts == cuts
+    assert made.check_exact(2) == []
+    trained = made.train_alone(0, 1)
+    model = build()
+    known = (nn.Sequential(*model) if isinstance(model, list) else model).state_dict()
+    assert {*trained.parameters, *trained.buffers} == {*known}
+
+
+def test_balanced_by_work() -> None:
+    """Half of the work, not of the modules; the same in every process."""
+    build = lambda: sequence(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)), nn.Sequential(  # noqa: E731
+        nn.Linear(WIDTH, 64), nn.Linear(64, 64), nn.Linear(64, WIDTH)))  # fmt: skip
+    assert array(build, 2).cuts == ("3",)
+
+
+class Counted(nn.Module):
+    """Changes a buffer of the whole model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Counts."""
+        self.steps.add_(1)
+        found: Tensor = self.b(self.a(x))
+        return found
+
+
+def skip(m: Any, x: Tensor) -> Any:
+    """The last layer gets more than its input."""
+    y = m.a(x)
+    return m.c(m.b(y) + y)
+
+
+def reads(m: Any, x: Tensor) -> Any:
+    """A weight of another stage, without a call."""
+    return m.c(m.b(m.a(x)) @ m.a.weight)
+
+
+def twice(m: Any, x: Tensor) -> Any:
+    """A layer of two stages."""
+    return m.c(m.a(m.b(m.a(x))))
+
+
+def mapped(m: Any, x: Tensor) -> Any:
+    """A block for every sample."""
+    return m.c(torch.func.vmap(m.b)(m.a(x)))
+
+
+def outside(m: Any, x: Tensor) -> Any:
+    """Not by the tree of modules."""
+    for layer in m.__dict__.setdefault("kept", [[m.a, m.b, m.c]])[0]:
+        x = layer(x)
+    return x
+
+
+def backward_hook() -> nn.Module:
+    """On the whole model."""
+    model = Own(chain)
+    model.register_full_backward_hook(lambda m, a, b: None)
+    return model
+
+
+def random_skip(m: Any, x: Tensor) -> Any:
+    """Random numbers of the first stage are made again in the last one."""
+    noise = torch.randn(len(x), 1)
+    return m.c(m.b(m.a(x) * noise)) * noise
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], Any, str]] = {
+    "skip": (own(skip), ["c"], "has the loss nan instead of"),
+    "skip, named": (own(skip), ["b"], "has the loss nan instead of"),
+    "a weight": (own(reads), ["b"], "has the loss nan instead of"),
+    "random": (own(random_skip), ["b"], "a value crosses a cut beside"),
+    "twice": (own(twice), ["b"], r"module 'a' of job job0 occurs twice, in stages 0 and 1"),
+    "cut twice": (own(twice), ["a"], "'a' is called more than once by the forward of Own"),
+    "never": (own(lambda m, x: m.c(m.a(x))), ["b"], "'b' is not called by the forward of Own"),
+    "vmap": (own(mapped), ["b"], "'b' gets no tensor as first argument from"),
+    "outside": (own(outside), ["b"], r"does not call 'b' as a module of its own tree"),
+    "backward hook": (backward_hook, ["b"], "the model itself.* has backward hooks"),
+    "buffers": (Counted, ["b"], "changes its buffers in job job0"),
+    "first": (own(chain), ["a"], "nothing is called before 'a'"),
+    "order": (own(chain), ["c", "b"], r"does not call \['c', 'b'\] in this order"),
+    "inside": (
+        own(lambda m, x: m.c(m.n(m.a(x))), n=lambda: nn.Sequential(linear(), linear())),
+        ["n", "n.1"], "'n' contains a module at which another stage begins",
+    ),
+    "no module": (own(chain), ["d"], "the model has no module 'd'"),
+    "too many": (own(chain), 5, r"expected 1\.\.3, the blocks of Own"),
+    "beyond": (own(chain), [3], r"ascending cut indices in 1\.\.2"),
+    "raises": (own(lambda m, x: m.b(m.a(x)).view(7, 5)), ["b"], "raises on the first batch"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    """Before anything is trained, with the module and a reason."""
+    build, stages, sentence = REFUSED[name]
+    with pytest.raises(InputError, match=sentence):
+        array(build, stages)
+
+
+def test_the_module_is_named() -> None:
+    """The first one that gets a value of an earlier stage beside the hidden states."""
+
+    class Add(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + y
+
+    def call(m: Any, x: Tensor) -> Any:
+        y = m.a(x)
+        return m.c(m.add(m.b(y), y=y))
+
+    with pytest.raises(InputError, match=r"'add' gets its argument y from an earlier stage"):
+        array(own(call, add=Add), ["b"])
+
+
+def test_a_model_of_another_job_is_compared_too() -> None:
+    """Arguments of a job may change what its forward does."""
+
+    def call(m: Any, x: Tensor) -> Any:
+        y = m.a(x)
+        z = m.b(y)
+        return m.c(z + y if m.more else z)
+
+    jobs = [Job(0, 4, sgd), Job(1, 4, sgd, model={"more": True})]
+    with pytest.raises(InputError, match=r"Own.* has the loss nan"):
+        ArrayTrainer(
+            lambda more=False: Own(call, more=lambda: more), rows, jobs=jobs, stages=["b"],
+            loss=own_models.loss,
+        )  # fmt: skip
+
+
+# parts
+
+
+def test_hidden_states_at_a_cut() -> None:
+    """Contiguous, each in memory of its own, with gradients that are contiguous."""
+    x = torch.randn(4, 6, requires_grad=True)
+    y = x * 1
+    a, b, c = at_cut((y.t(), y, y[:2]))
+    assert all(t.is_contiguous() for t in (a, b, c))
+    assert len({t.untyped_storage().data_ptr() for t in (a, b, c)}) == 3
+    assert torch.equal(a, y.t())
+    grads = []
+    z = at_cut(x * 1)
+    z.register_hook(lambda g: grads.append(g.is_contiguous()))
+    (x * 1).register_hook(grads.append)
+    z.t().contiguous().sum().backward()
+    assert torch.equal(x.grad, torch.ones(4, 6))
+
+
+def test_stand_ins_give_nothing_away() -> None:
+    """Right shapes, types and attributes, no numbers and no memory."""
+    layer = nn.Embedding(10, 4)
+    x = torch.ones(2, 3, dtype=torch.long)
+    stand_in = StandIn(layer, "embed", (shapes_in({"y": layer(x), "n": 1}, x, layer),))
+    found = stand_in(torch.ones(5, 7, dtype=torch.long))
+    assert isinstance(stand_in, nn.Embedding)
+    assert found["n"] == 1
+    assert found["y"].shape == (5, 7, 4)
+    assert found["y"].isnan().all()
+    assert stand_in.weight.isnan().all()
+    assert stand_in.num_embeddings == 10
+    assert (stand_in.weight.shape, stand_in.weight.dtype) == (layer.weight.shape, torch.float32)
+    assert found["y"].untyped_storage().nbytes() == stand_in.weight.untyped_storage().nbytes() == 4
+    assert list(stand_in.parameters()) == list(stand_in.buffers()) == []
+    layer.double()
+    assert stand_in(x)["y"].dtype == torch.float64
