@@ -104,6 +104,7 @@ class ArrayTrainer:
         self.jobs: tuple[Job, ...] = ()
         self.config = RunConfig()
         self.cut = UNCUT
+        self.compared: frozenset[str] = frozenset()  # arguments of models
         self.ties: tuple[tuple[int, int], ...] = ()
         self.last_profile: Profile | None = None
 
@@ -126,14 +127,15 @@ class ArrayTrainer:
         """Return a trainer of these jobs with the model, data, stages and loss of this one.
 
         Its `profile`, `problem`, `plan`, `train_alone` and `check_exact` are about these jobs. The
-        first job determines where the model is cut.
+        first job determines where the model is cut; a model with other arguments is compared with
+        its stages, too.
         """
         if config is not None and not isinstance(config, RunConfig):
             raise InputError(f"config: expected a RunConfig, got {config!r:.60}")
         made = copy(self)
         made.jobs, made.config = checked_jobs(jobs), config or self.config
-        if made.cut is UNCUT:
-            made._cut(made.jobs[0])
+        for job, title in zip(made.jobs, made.titles, strict=True):
+            made._cut(job, title)
         return made
 
     def fit(
@@ -202,6 +204,7 @@ class ArrayTrainer:
         made, request, plan = on_all_ranks(prepared, config or self.config)
         result = fit(made, plan, request)
         self.jobs, self.cut, self.ties = result.jobs, made.cut, made.ties
+        self.compared = made.compared
         self.last_profile = made.last_profile
         return result
 
@@ -282,20 +285,26 @@ class ArrayTrainer:
             for sentence in differences(result.trained[j], self.train_alone(j, steps))
         ]
 
-    def _cut(self, first: Job) -> None:
-        """Cut the model of the first job into stages."""
+    def _cut(self, job: Job, title: str) -> None:
+        """Cut the model of a job, unless it is known where, and compare it with its stages."""
+        known = self.cut
+        if known is not UNCUT and (not known.calls.outputs or repr(job.model) in self.compared):
+            return
         with global_state_kept():
-            title, stages = titles_of([first])[0], self.given_stages
-            model = build(self.build_model, first)
-            if first.precision != "fp32":  # as its inputs are
-                model.to(PRECISIONS[first.precision])
-            feed = Feed(self.data, first, title, 0)
+            model = build(self.build_model, job)
+            if job.precision != "fp32":  # as its inputs are
+                model.to(PRECISIONS[job.precision])
+            feed = Feed(self.data, job, title, 0)
             sample = cache(lambda: feed.peek(torch.device("cpu")))
-            cut = cut_of(model, stages, lambda: sample()[0])
+            cut = known
+            if known is UNCUT:
+                cut = cut_of(model, self.given_stages, lambda: sample()[0])
             if cut.calls.outputs:
                 inputs, target = sample()
                 check_cut(model, cut, inputs, Criterion(self.loss, target, 1.0), title)
-            self.cut, self.ties = cut, tuple(sorted(lent(split(model, cut, first, title))))
+            self.compared |= {repr(job.model)}
+            if known is UNCUT:
+                self.cut, self.ties = cut, tuple(sorted(lent(split(model, cut, job, title))))
 
 
 def titles_of(jobs: Sequence[Job]) -> list[str]:

@@ -404,7 +404,7 @@ class _Skeleton:
         inner = [n for n in cut.calls.changed if n == name or n.startswith(f"{name}.")]
         if low <= index <= high and (index == low or trained or inner):
             return child
-        if output is None or inner or trained or low > index:
+        if not low <= index <= high and (output is None or inner or trained or low > index):
             return StandIn(child, name, output)
         made = deepcopy(child)  # it really runs, as rotary embeddings, which may keep state
         self.made[id(child)] = made

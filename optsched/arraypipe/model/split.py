@@ -51,7 +51,7 @@ def cut_of(model: nn.Module, stages: Stages, sample: Callable[[], Inputs]) -> Cu
     if isinstance(stages, int):
         return cut_at(model, calls, _balanced(model, calls, stages, sample))
     if kinds == {int}:
-        blocks = blocks_of(model, calls, 1)
+        blocks = children_of(model)
         if sorted({*rows}) != rows or not 1 <= rows[0] <= rows[-1] < len(blocks):
             raise InputError(
                 f"stages: expected ascending cut indices in 1..{len(blocks) - 1}, got {rows}"
@@ -70,39 +70,41 @@ def _canonical(model: nn.Module, name: str) -> str:
     return names[id(module)]
 
 
-def blocks_of(model: nn.Module, calls: Calls, least: int) -> list[str]:
-    """Blocks at which a stage may begin, in the order of their calls.
+def children_of(model: nn.Module) -> list[str]:
+    """Names of the blocks that indices count.
 
-    The children of an `nn.Sequential`, else the blocks of the largest list of modules that has
-    `least` of them, else the children of the model (or of the one child that has children).
+    The children of an `nn.Sequential`, else the blocks of the largest list of modules, else the
+    children of the model.
+    """
+    lists = {
+        name: sum(p.numel() for p in module.parameters())
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) > 1
+    }
+    plain = type(model).forward is nn.Sequential.forward or not lists
+    parent = "" if plain else max(lists, key=lambda name: lists[name])
+    children = model.get_submodule(parent)._modules
+    return [f"{parent}.{key}".strip(".") for key, child in children.items() if child is not None]
+
+
+def blocks_of(model: nn.Module, calls: Calls, least: int) -> list[str]:
+    """Blocks at which one of `least` stages may begin, in the order of their calls.
+
+    Those that indices count, if they are called once each, else the children of the model, or of
+    the only child that is called.
     """
     once = [n for n in calls.order if calls.hidden[n] and calls.order.count(n) == 1]
-    lists = [
-        (sum(p.numel() for p in module.parameters()), name)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList)
-    ]
-    names = [name for _, name in sorted(lists, key=lambda row: -row[0])]
-    parent = ""
-    while True:  # into wrappers
-        names.append(parent)
-        children = [f"{parent}.{n}".strip(".") for n, _ in _at(model, parent).named_children()]
-        called = [n for n in children if n in calls.order or n in calls.outputs]
-        if len(called) != 1:
+    names, parent = children_of(model), ""
+    while len(found := [n for n in once if n in names]) < max(least, 2):
+        children = [
+            f"{parent}.{n}".strip(".") for n, _ in model.get_submodule(parent).named_children()
+        ]
+        if children == names or not children:
             break
-        parent = called[0]
-    if type(model).forward is nn.Sequential.forward:
-        names = [""]
-    found: list[str] = []
-    for name in names:
-        found = [n for n in once if n and n.rpartition(".")[0] == name]
-        if len(found) >= max(least, 2):
-            break
+        names = children
+        called = [n for n in children if n in calls.order]
+        parent = called[0] if len(called) == 1 else parent
     return found
-
-
-def _at(model: nn.Module, name: str) -> nn.Module:
-    return model.get_submodule(name) if name else model
 
 
 def _balanced(
