@@ -102,7 +102,7 @@ def blocks_of(model: nn.Module, calls: Calls, least: int) -> list[str]:
         if children == names or not children:
             break
         names = children
-        called = [n for n in children if n in calls.order]
+        called = [n for n in children if any(f"{one}.".startswith(f"{n}.") for one in calls.order)]
         parent = called[0] if len(called) == 1 else parent
     return found
 
