@@ -13,15 +13,18 @@ from arraypipe_models import adamw, sgd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_models import WIDTH, Kind, Model, rows, tokens
+from runs import array_trainer
 from torch import Tensor, nn
 
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, Job
+from optsched.arraypipe import Job
 from optsched.arraypipe.model.calls import at_cut
 from optsched.arraypipe.model.stand_ins import StandIn, shapes_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from optsched.arraypipe import ArrayTrainer
 
 FLAGS = [name for name, kind in Kind.__annotations__.items() if kind == "bool"]
 
@@ -32,7 +35,7 @@ def array(build: Callable[..., Any], stages: Any, data: Any = rows, **options: A
         Job(1, 6, adamw, microbatches=2, **options),
         Job(2, 5, sgd, recompute=True, **options),
     ]
-    return ArrayTrainer(build, data, jobs=jobs, stages=stages, loss=own_models.loss)
+    return array_trainer(build, data, jobs=jobs, stages=stages, loss=own_models.loss)
 
 
 @settings(max_examples=12, deadline=None)
@@ -288,7 +291,7 @@ def test_a_model_of_another_job_is_compared_too() -> None:
 
     jobs = [Job(0, 4, sgd), Job(1, 4, sgd, model={"more": True})]
     with pytest.raises(InputError, match=r"Own.* has the loss nan"):
-        ArrayTrainer(
+        array_trainer(
             lambda more=False: Own(call, more=lambda: more), rows, jobs=jobs, stages=["b"],
             loss=own_models.loss,
         )  # fmt: skip

@@ -83,8 +83,7 @@ def children_of(model: nn.Module) -> list[str]:
     }
     plain = type(model).forward is nn.Sequential.forward or not lists
     parent = "" if plain else max(lists, key=lambda name: lists[name])
-    children = model.get_submodule(parent)._modules
-    return [f"{parent}.{key}".strip(".") for key, child in children.items() if child is not None]
+    return _children(model, parent)
 
 
 def blocks_of(model: nn.Module, calls: Calls, least: int) -> list[str]:
@@ -96,15 +95,24 @@ def blocks_of(model: nn.Module, calls: Calls, least: int) -> list[str]:
     once = [n for n in calls.order if calls.hidden[n] and calls.order.count(n) == 1]
     names, parent = children_of(model), ""
     while len(found := [n for n in once if n in names]) < max(least, 2):
-        children = [
-            f"{parent}.{n}".strip(".") for n, _ in model.get_submodule(parent).named_children()
-        ]
-        if children == names or not children:
+        if not parent and names != _children(model, ""):
+            names = _children(model, "")
+            continue
+        called = [n for n in _children(model, parent) if _calls_within(n, calls)]
+        if len(called) != 1:
             break
-        names = children
-        called = [n for n in children if any(f"{one}.".startswith(f"{n}.") for one in calls.order)]
-        parent = called[0] if len(called) == 1 else parent
+        (parent,) = called
+        names = _children(model, parent)
     return found
+
+
+def _children(model: nn.Module, parent: str) -> list[str]:
+    children = model.get_submodule(parent)._modules
+    return [f"{parent}.{key}".strip(".") for key, child in children.items() if child is not None]
+
+
+def _calls_within(name: str, calls: Calls) -> bool:
+    return any(f"{called}.".startswith(f"{name}.") for called in calls.order)
 
 
 def _balanced(
