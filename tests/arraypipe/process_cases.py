@@ -31,6 +31,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 
 import runs
+import test_arraypipe_losses as loss_tests
 from arraypipe_models import data, loss, sgd
 from process_refusals import absent, concluded, one_rank_cannot, refused, used_up  # noqa: F401
 from process_rows import (
@@ -54,7 +55,7 @@ from streams_model import streams
 from torch import nn
 
 from benchmarks.executor.staged_group import StagedLinks
-from optsched import InputError, OptschedError
+from optsched import InputError, JobArray, OptschedError, pipelines
 from optsched.arraypipe import Job, random_schedule, training_run
 from optsched.arraypipe.distributed import backend, group, wire
 from optsched.arraypipe.distributed import ranks as run_of_ranks
@@ -517,6 +518,29 @@ def ends_badly(ranks: int, how: str) -> str:
     except OptschedError as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def with_losses(ranks: int) -> list[str]:
+    """Differences with a loss that is trained, and with a split backward."""
+    found = []
+    jobs = [
+        Job(0, 9, MAKERS["adamw"], microbatches=4, model={"norm": False}),
+        Job(1, 8, MAKERS["sgd"], microbatches=2, recompute=True, precision="amp-bf16",
+            model={"norm": False}),
+    ]  # fmt: skip
+    times = JobArray([[2] * 2] * 2, [[2] * 2] * 2, weight=[[1] * 2] * 2, micro_batches=[4, 2])
+    whole = random_schedule([4, 2], 2, update=[0, 1], together=[0, 1], seed=3)
+    clipped = [dataclasses.replace(job, clip_norm=0.5) for job in jobs]
+    for row, schedule in ((jobs, pipelines.zb_h1(times)), (clipped, whole)):
+        batches = loss_tests.trainer(loss_tests.Row(loss, True), (8, 2)).data
+        array = runs.array_trainer(
+            loss_tests.build, batches, jobs=row, stages=[3], loss=loss_tests.Centered()
+        )
+        result = runs.run(array, schedule, STEPS, on_error="raise", **PROCESSES)
+        if dist.get_rank() == 0:
+            for j, got in enumerate(result.trained):
+                found += differences(got, array.train_alone(j, STEPS))
+    return found
 
 
 def several(ranks: int, cases: dict[str, list[Any]]) -> dict[str, Any]:

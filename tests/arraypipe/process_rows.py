@@ -49,7 +49,7 @@ class Row(NamedTuple):
     @property
     def waits(self) -> bool:
         """Whether its updates wait for all stages."""
-        return self.clip or self.adapts
+        return self.clip or self.adapts or self.precision == "amp-fp16"
 
     @property
     def job(self) -> Job:
@@ -112,7 +112,7 @@ def random_rows(draw: random.Random, most: int) -> list[Row]:
         Row(
             seed=draw.randrange(3), batch=draw.choice([8, 11]), optimizer=draw.choice(list(MAKERS)),
             microbatches=draw.choice([1, 2, 4]), clip=draw.random() < 0.3,
-            precision=draw.choice(["fp32", "fp32", "fp64", "bf16"]),
+            precision=draw.choice(["fp32", "fp32", "fp64", "bf16", "amp-bf16", "amp-fp16"]),
             adapts=draw.random() < 0.2, recompute=draw.random() < 0.3,
         )
         for _ in range(draw.randint(1, most))

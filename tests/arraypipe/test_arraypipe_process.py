@@ -43,7 +43,7 @@ SOME: tuple[Any, ...] = (
                     "queued": [], "interrupted": [], "longer": [], "refused": [],
                     "first_forwards": [], "unlike": [], "nothing_left": [], "caught": [],
                     "one_rank_cannot": [], "concluded": [], "used_up": [], "carried": [],
-                    "own_stages": [], "streamed": ["exact", 20, 22]}),
+                    "own_stages": [], "with_losses": [], "streamed": ["exact", 20, 22]}),
     (4, "several", {"exact": [100, 102], "replanned": [100, 102], "stopped": [],
                     "streamed": ["replanned", 120, 121]}),
     *((2, "ends_badly", how) for how in TROUBLES),
@@ -82,6 +82,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
 def test_bit_identical_to_training_alone(answers: dict[Any, Any], ranks: int) -> None:
     """Random plans, windows 1 and 2: parameters, buffers, moments and losses; traces verify."""
     assert answers[ranks, "exact"] == []
+
+
+def test_trained_losses_and_split_backwards(answers: dict[Any, Any]) -> None:
+    """Weights of the loss live on the last rank; W blocks of zero-bubble orders."""
+    assert answers[2, "with_losses"] == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan.segments import Change, Segment
     from optsched.arraypipe.plan.types import Copied, Instance, Record
     from optsched.arraypipe.runtime.state import JobRun
-    from optsched.arraypipe.runtime.types import Parcel
+    from optsched.arraypipe.runtime.types import Payload
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class ProcessBackend(Backend):
     capacity: Capacity
     copies: Sequence[Copied] = ()  # of this rank when it is over; then of all, on the first
     homes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of every stage, by job
-    local: dict[int, Parcel] = field(default_factory=dict)  # messages that stay on the device
+    local: dict[int, Payload] = field(default_factory=dict)  # messages that stay on the device
     now: Instance | None = None
 
     def __post_init__(self) -> None:
@@ -121,11 +121,11 @@ class ProcessBackend(Backend):
             began_ns = clock()
             sent = self.worker.execute(segment, now, received)
             ended_ns = clock()
-            for k, parcel in sent.items():
+            for k, payload in sent.items():
                 if channel_of[k] < 0:
-                    self.local[k] = parcel
+                    self.local[k] = payload
                 else:
-                    queues.send(k, iteration, parcel)
+                    queues.send(k, iteration, payload)
             if iteration >= runs[operation].end:
                 self.drop_failed(runs[operation])
                 continue
@@ -156,7 +156,7 @@ class ProcessBackend(Backend):
                     elif stage.away and not self.worker.memory.moves:
                         move(stage, stage.device)
 
-    def _read_loss(self, segment: Segment, now: Instance, received: dict[int, Parcel]) -> None:
+    def _read_loss(self, segment: Segment, now: Instance, received: dict[int, Payload]) -> None:
         """On rank 0: take the loss that comes with a last gradient, and stop the job if wanted."""
         block = segment.plan.blocks[now.operation]
         if self.device or block.kind != "B":
@@ -166,10 +166,10 @@ class ProcessBackend(Backend):
             return
         run = self.runs[segment.seats[block.job]]
         iteration = now.iteration - (self.reads_late and not run.needs_metric)
-        for parcel in received.values():
-            if not math.isnan(parcel.loss) and run.reported < iteration:
+        for payload in received.values():
+            if not math.isnan(payload.loss) and run.reported < iteration:
                 run.reported = iteration
-                self.worker.on_loss(run, iteration, parcel.loss)
+                self.worker.on_loss(run, iteration, payload.loss)
         if run.job.life.stopping:
             run.stop_after(now.iteration)
 

@@ -28,7 +28,7 @@ from optsched.arraypipe.distributed.messages import (
 from optsched.arraypipe.distributed.transport import CHAIN, LONGER
 from optsched.arraypipe.plan.segments import channel_stream, device_stream
 from optsched.arraypipe.plan.types import TOMBSTONE, Transfer
-from optsched.arraypipe.runtime.types import Parcel
+from optsched.arraypipe.runtime.types import Payload
 from optsched.errors import InternalError
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class MessageQueues:
         for k in self.orders:
             self._post(k, self.orders[k].ahead())
 
-    def receive(self, message: int, iteration: int) -> Parcel:
+    def receive(self, message: int, iteration: int) -> Payload:
         """Wait for a message of another device."""
         segment, transfer = self.segment, Transfer(message, iteration)
         channel = segment.routes.channel_of[message]
@@ -204,25 +204,25 @@ class MessageQueues:
         self._post(channel, order.ahead())
         flags = found.flags & ~LONG
         if flags & TOMBSTONE:
-            return Parcel((), flags, found.loss)
+            return Payload((), flags, found.loss)
         tensors, absent = self.inbox.unpack(found, raw, buffer, self.links.apart)
-        return Parcel(tensors, flags, found.loss, absent)
+        return Payload(tensors, flags, found.loss, absent)
 
-    def send(self, message: int, iteration: int, parcel: Parcel) -> None:
+    def send(self, message: int, iteration: int, payload: Payload) -> None:
         """Begin to send a message; its tensors are copied."""
         channel = self.segment.routes.channels[self.segment.routes.channel_of[message]]
         label = self._label(message, iteration)
         # that of the last iteration or segment has been received: this does not wait
         self._retire(message)
-        if parcel.flags & TOMBSTONE:
-            self._begin(message, channel.target, Header(label, parcel.flags, parcel.loss))
+        if payload.flags & TOMBSTONE:
+            self._begin(message, channel.target, Header(label, payload.flags, payload.loss))
             return
         links = self.links
         outbox = self.outboxes.get(message)
         if outbox is None:
             outbox = self.outboxes[message] = Outbox(links.device, links.apart)
-        outbox.pack(parcel.tensors, parcel.absent)
-        header = Header(label, parcel.flags, parcel.loss, outbox.table, outbox.payload)
+        outbox.pack(payload.tensors, payload.absent)
+        header = Header(label, payload.flags, payload.loss, outbox.table, outbox.payload)
         header.pack_into(outbox.raw)
         if not links.apart and header.length > self.capacity.of(self.segment, message):
             self._begin(message, channel.target, header._replace(flags=header.flags | LONG))

@@ -49,6 +49,10 @@ def gather(local: Sequence[LocalJob]) -> list[tuple[nn.Module, Trained]]:
 def _part(run: JobRun, stages: Sequence[int]) -> Part:
     chosen = [run.stages[stage] for stage in stages]
     prefix = {id(module): name for name, module in run.model.named_modules()}
+    if run.loss_module is not None:
+        prefix |= {
+            id(m): ".".join(filter(None, ("loss", n))) for n, m in run.loss_module.named_modules()
+        }
     buffers = {
         ".".join(filter(None, (prefix[id(module)], name))): module._buffers[name]
         for stage in chosen
@@ -81,6 +85,8 @@ def _merged(run: JobRun, parts: Sequence[Part]) -> tuple[nn.Module, Trained]:
         modules[owner]._buffers[attribute] = found.buffers.get(name)
     parameters = {name: p.detach() for name, p in run.model.named_parameters()}
     buffers = dict(run.model.named_buffers())
+    for all_of, rows in ((parameters, found.parameters), (buffers, found.buffers)):
+        all_of.update({n: t for n, t in rows.items() if n.startswith("loss.") and n not in all_of})
     moments = {name: found.optimizer.get(name, {}) for name in parameters}
     return run.model, Trained(parameters, buffers, moments, tuple(run.losses))
 

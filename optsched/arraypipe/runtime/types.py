@@ -1,4 +1,4 @@
-"""What state, blocks, worker and backends share: parcels, norms, what is kept for a backward."""
+"""What state, blocks, worker and backends share: payloads, norms, what is kept for a backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.split_backward import Branches
 
 
-class Parcel(NamedTuple):
+class Payload(NamedTuple):
     """What a message carries: tensors (none in a tombstone), flags, and the loss if it is known.
 
     `absent` are the places of gradients that there are none of, in a vector of their norms.

@@ -17,7 +17,7 @@ from optsched.arraypipe.runtime.blocks import norms_from, total_norm
 from optsched.arraypipe.runtime.losses import Criterion, Weight, factors_of
 from optsched.arraypipe.runtime.stages import move
 from optsched.arraypipe.runtime.state import NotFinite
-from optsched.arraypipe.runtime.types import Norms, Parcel
+from optsched.arraypipe.runtime.types import Norms, Payload
 from optsched.errors import InputError, InternalError, OptschedError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.types import Pause
 
 
-Parcels: TypeAlias = "Mapping[int, Parcel]"  # by message
+Payloads: TypeAlias = "Mapping[int, Payload]"  # by message
 # not the fault of a job, or of a device that does nothing any more: the array cannot go on
 _FATAL = (InternalError, getattr(torch, "AcceleratorError", InternalError))
 
@@ -96,7 +96,7 @@ class Worker:
     excluded_ns: int = 0  # of the last block for batches and callbacks, not its work
     interrupted: bool = False  # every job ends with its iteration
 
-    def execute(self, segment: Segment, now: Instance, received: Parcels) -> dict[int, Parcel]:
+    def execute(self, segment: Segment, now: Instance, received: Payloads) -> dict[int, Payload]:
         """Run a block on what its messages brought; the messages that it sends, by their index.
 
         A block of a job that has ended sends tombstones. One that raises ends its job and no other.
@@ -105,9 +105,9 @@ class Worker:
         block = segment.plan.blocks[operation]
         kind, place, memory = block.kind, block.stage, self.memory
         run = self.runs[segment.seats[block.job]]
-        for parcel in received.values():
-            if parcel.flags:
-                run.receive_flags(parcel.flags, iteration)
+        for payload in received.values():
+            if payload.flags:
+                run.receive_flags(payload.flags, iteration)
         begins = kind == "F" and place == 0 and not block.microbatch
         if begins and (self.interrupted or run.job.life.stopping):
             run.stop_after(iteration - 1)
@@ -128,7 +128,7 @@ class Worker:
                 if memory.moves:
                     memory.leave(run.index, place, kind)
                 return sent
-        tombstone = Parcel((), run.final_flags())
+        tombstone = Payload((), run.final_flags())
         return dict.fromkeys(segment.routes.outputs[operation], tombstone)
 
     def finish(self) -> None:
@@ -158,8 +158,8 @@ class Worker:
         return factors_of(self.loss, self.weight, run.model)
 
     def _run(
-        self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Parcels
-    ) -> dict[int, Parcel]:
+        self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Payloads
+    ) -> dict[int, Payload]:
         block = segment.plan.blocks[now.operation]
         kind = block.kind
         if kind == "F":
@@ -174,23 +174,23 @@ class Worker:
             if kind != "U" and self.memory.moves:  # the rest of the state is needed only now
                 stage = self.memory.enter(run.index, block.stage, "U", now)
             norm, metric = run.total_norm, run.metric
-            for parcel in received.values() if kind == "U" else ():
-                norm, metric = parcel.tensors[0], parcel.loss
+            for payload in received.values() if kind == "U" else ():
+                norm, metric = payload.tensors[0], payload.loss
             blocks.update(stage, run.job.clip_norm, norm, metric)
         return sent
 
     def _forward(
-        self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Parcels
-    ) -> dict[int, Parcel]:
+        self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Payloads
+    ) -> dict[int, Payload]:
         block = segment.plan.blocks[now.operation]
         m, iteration, messages = block.microbatch, now.iteration, segment.routes.messages
         x: Any = ()
-        for k, parcel in received.items():
+        for k, payload in received.items():
             if messages[k].kind == "activation":
-                x = parcel.tensors
+                x = payload.tensors
             else:
                 owner = segment.plan.blocks[messages[k].producer].stage
-                _take_weights(stage, run.lent[owner, stage.index], parcel.tensors)
+                _take_weights(stage, run.lent[owner, stage.index], payload.tensors)
         batch, target = Inputs(), None
         if stage.needs_batch:
             batch, target = self._microbatch(run, stage, m, iteration)
@@ -211,7 +211,7 @@ class Worker:
             if messages[k].kind == "weight":
                 user = segment.plan.blocks[messages[k].consumer].stage
                 tensors = _weights(stage, run.lent[stage.index, user], self.memory.moves)
-            sent[k] = Parcel(tensors, flags)
+            sent[k] = Payload(tensors, flags)
         return sent
 
     def _microbatch(
@@ -226,8 +226,8 @@ class Worker:
         return run.feed.microbatch(m, stage.device)
 
     def _backward(
-        self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Parcels
-    ) -> dict[int, Parcel]:
+        self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Payloads
+    ) -> dict[int, Payload]:
         block = segment.plan.blocks[now.operation]
         m, messages = block.microbatch, segment.routes.messages
         ends = now.operation in segment.plan.last_backwards
@@ -251,12 +251,12 @@ class Worker:
         flags, sent = run.flags(now.iteration) if ends else 0, {}
         for k in segment.routes.outputs[now.operation]:
             if messages[k].kind == "gradient":
-                sent[k] = Parcel(returned, flags, loss, norms.absent)
+                sent[k] = Payload(returned, flags, loss, norms.absent)
             elif messages[k].kind == "tied":
                 names = run.lent[segment.plan.blocks[messages[k].consumer].stage, stage.index]
-                sent[k] = Parcel(tuple(copies[name] for name in names), flags)
+                sent[k] = Payload(tuple(copies[name] for name in names), flags)
             else:
-                sent[k] = Parcel((run.total_norm,), flags, loss)
+                sent[k] = Payload((run.total_norm,), flags, loss)
         return sent
 
     def _report(self, block: Block, run: JobRun, iteration: int) -> None:
@@ -303,7 +303,7 @@ def _weights(stage: JobStage, names: Sequence[str], copied: bool) -> Tensors:
 
 
 def _gradients(
-    segment: Segment, run: JobRun, stage: JobStage, received: Parcels, ends: bool
+    segment: Segment, run: JobRun, stage: JobStage, received: Payloads, ends: bool
 ) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
     """Gradients of the outputs (None on the last stage), and of tied weights of later stages.
 
@@ -312,18 +312,18 @@ def _gradients(
     """
     gradients: Any = None
     tied: list[tuple[Tensor, Tensor]] = []
-    for k, parcel in received.items():
+    for k, payload in received.items():
         message = segment.routes.messages[k]
         if message.kind == "gradient":
-            gradients = parcel.tensors
+            gradients = payload.tensors
             if ends:
-                run.metric = parcel.loss
+                run.metric = payload.loss
                 if run.job.needs_norm:
                     *gradients, vector = gradients
-                    stage.later_norms = Norms(vector, parcel.absent)
+                    stage.later_norms = Norms(vector, payload.absent)
             continue
         names = run.lent[stage.index, segment.plan.blocks[message.producer].stage]
-        pairs = zip(names, parcel.tensors, strict=True)
+        pairs = zip(names, payload.tensors, strict=True)
         tied += [(stage.weight(name), g) for name, g in pairs if g is not None]
     return gradients, tied
 
