@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from runs import array_trainer
 from torch import Tensor, nn
 
 from optsched.arraypipe import ArrayTrainer, Job
@@ -43,17 +39,12 @@ def trainer(
             yield change(job, iteration, x), (x.sum(1) > 0).long()
 
     siblings = [Job(j, 8 * (1 + j), adamw, microbatches=microbatches) for j in range(jobs)]
-    return array_trainer(build, batches, jobs=siblings, stages=[2], loss=loss)
+    return ArrayTrainer(build, batches, [2], loss).with_jobs(siblings)
 
 
 def adamw(named: Any) -> torch.optim.Optimizer:
     """The same for all jobs."""
     return torch.optim.AdamW(named, lr=1e-2)
-
-
-def rank() -> str:
-    """Of this process."""
-    return os.environ.get("RANK", "")
 
 
 def make_trainer() -> ArrayTrainer:
@@ -84,36 +75,6 @@ def not_finite() -> ArrayTrainer:
     return trainer(lambda job, t, x: x * float("nan") if (t, job.seed) == (3, 1) else x)
 
 
-def dies() -> ArrayTrainer:
-    """The process of rank 1 ends in the fourth iteration."""
-    return trainer(lambda job, t, x: os.kill(os.getpid(), 9) if (rank(), t) == ("1", 3) else x)
-
-
-def late_on_rank_1() -> ArrayTrainer:
-    """Raises on one rank when the other has long been waiting for it."""
-    ready = Path("ready")
-    if rank() != "1":
-        ready.touch()
-        return trainer()
-    while not ready.exists():
-        time.sleep(0.05)
-    time.sleep(1)
-    raise ValueError("not here, late")
-
-
-def exits_on_rank_1() -> ArrayTrainer:
-    """Ends the program on one rank when its jobs are made."""
-    built = []
-
-    def build() -> nn.Sequential:
-        built.append(0)
-        if rank() == "1" and len(built) > 1:  # the trainer makes the first
-            raise SystemExit(5)
-        return build_model()
-
-    return trainer(build=build)
-
-
 def raises() -> ArrayTrainer:
     """Raises everywhere."""
     raise KeyError("learning rate")
@@ -141,6 +102,11 @@ def gives_a_number() -> int:
 def leaves() -> ArrayTrainer:
     """Ends the program."""
     raise SystemExit(4)
+
+
+def bare() -> ArrayTrainer:
+    """Has no jobs."""
+    return ArrayTrainer(build_model, [], [2], nn.functional.cross_entropy)
 
 
 number = 5

@@ -29,7 +29,7 @@ def main() -> None:
     torch.set_num_threads(1)
     cuts = {2: [4], 4: [3, 4, 6]}[ranks]
     trainer = ArrayTrainer(build_model, data, cuts, loss)
-    names = ("0", *map(str, cuts))
+    names = tuple(map(str, cuts))
     answer: dict[str, Any] = {"differences": []}
 
     def check(result: SweepResult, make: Any = suggest) -> None:

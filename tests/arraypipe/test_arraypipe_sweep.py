@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 trainer = ArrayTrainer(build_model, data, CUTS, loss)
-NAMES = ("0", "4", "6")
+NAMES = ("4", "6")
 STEPS = 6
 
 
