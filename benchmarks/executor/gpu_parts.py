@@ -27,7 +27,7 @@ from torch.nn import functional
 
 import optsched
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+from optsched.arraypipe import ArrayTrainer, Callback, Job, RunConfig, random_schedule
 from optsched.arraypipe.memory.budget import reserved
 from optsched.arraypipe.memory.cuda_engine import CudaEngine
 from optsched.arraypipe.memory.state import flat_bytes
@@ -133,13 +133,27 @@ def stack(sizes: Sizes, jobs: Sequence[Job], **how: Any) -> ArrayTrainer:
 
 
 def _array(build: Any, data: Any, jobs: Sequence[Job], sizes: Sizes, **how: Any) -> ArrayTrainer:
-    how = {"devices": [sizes.device] * STAGES, **how}
-    return ArrayTrainer(build, data, jobs=jobs, **how)
+    config = RunConfig(
+        backend=how.pop("backend", "inline"), memory=how.pop("memory", None),
+        device=sizes.device, on_error="raise", check=0, verbose=False, timeout=60,
+    )  # fmt: skip
+    return ArrayTrainer(build, data, **how).with_jobs(jobs, config)
+
+
+class Stops(Callback):
+    """Stops the first job when its first loss is known."""
+
+    def on_step(self, job: Job, iteration: int, loss: float) -> None:
+        """Stop it."""
+        if job.seed == 0:
+            job.stop()
 
 
 def run(array: ArrayTrainer, schedule: Any, steps: int, **how: Any) -> RunResult:
-    """Train by a schedule, without measuring or checking."""
-    return array.run(schedule, steps, **{"on_error": "raise", **how})
+    """Train by a schedule; `how` are arguments of `fit` and fields of `RunConfig`."""
+    fields = {key: how.pop(key) for key in ("on_error", "every") if key in how}
+    config = replace(array.config, **fields)
+    return array.fit(array.jobs, steps, schedule=schedule, config=config, **how).gather()
 
 
 def order(jobs: Sequence[Job], seed: int, place: Sequence[int] | None = None) -> Any:
@@ -287,12 +301,8 @@ def stopped(sizes: Sizes) -> Iterator[Row]:
     jobs = [replace(job) for job in JOBS]
     array = trainer(sizes, jobs)
 
-    def on_step(job: Job, iteration: int, value: float) -> None:
-        if job.seed == 0:
-            job.stop()
-
     with sleeping(sizes, 1):
-        result = run(array, order(jobs, 7), 5, on_step=on_step)
+        result = run(array, order(jobs, 7), 5, callbacks=[Stops()])
     found = differing(array, result)
     if len(result.trained[0].losses) != (2 if sizes.cuda else 1):
         found.append(f"the stopped job did {len(result.trained[0].losses)} iterations")
@@ -303,7 +313,7 @@ def resumed(sizes: Sizes) -> Iterator[Row]:
     """Two iterations with checkpoints, and two more from them."""
     jobs = [*JOBS[:2], replace(JOBS[2], precision="bf16")]
     with TemporaryDirectory() as folder, sleeping(sizes, 1):
-        how: dict[str, Any] = {"checkpoint": folder, "checkpoint_every": 1}
+        how: dict[str, Any] = {"checkpoint": folder, "every": 1}
         run(trainer(sizes, jobs), order(jobs, 1), 2, **how)
         array = trainer(sizes, jobs)
         result = run(array, order(jobs, 2), 4, resume=True, **how)
@@ -487,7 +497,7 @@ def started(sizes: Sizes) -> Iterator[Row]:
     for _, name, found in rows:
         yield exact_row(f"2 ranks, {name}", [found] if found else [])
     if done.returncode or not rows:
-        last = (done.stderr.strip() or "no output").splitlines()[-1]
+        last = next((x for x in done.stderr.splitlines() if "Error: " in x), "no output")
         yield Row("2 ranks", f"{done.returncode}: {last:.200}", "ends with 0", False)
 
 
@@ -499,11 +509,9 @@ def on_rank(kind: str) -> None:
     kernels(True)
     for name in ("recompute", "clipping"):
         jobs = [replace(job, **CASES[name]) for job in JOBS]
-        array = _array(partial(images, sizes), partial(pictures, sizes), jobs, sizes,
-                       loss=functional.cross_entropy, stages=[4, 8, 12], devices=None)  # fmt: skip
-        found = []
+        array, found = trainer(sizes, jobs, backend="process"), []
         with sleeping(sizes, 1):
-            result = run(array, order(jobs, 1, [0, 1, 0, 1]), STEPS, backend="process", timeout=60)
+            result = run(array, order(jobs, 1, [0, 1, 0, 1]), STEPS)
         if rank == 0:
             found = differing(array, result)
             print("row", name, found[0] if found else "", sep="\t", flush=True)

@@ -337,14 +337,16 @@ def test_orders_that_change_on_the_way(
         plans = [array.plan(order) for order in orders]
         waits = [draw.randrange(3) for _ in plans]
 
-        def poll(_: Any, segment: Any, plans: Any = plans, waits: Any = waits) -> Any:
+        def improved(_: Any, segment: Any, plans: Any = plans, waits: Any = waits) -> Any:
             if len(plans) > 1 and not waits[0]:
                 waits.pop(0), plans.pop(0)
                 return Change(plans[0], segment.seats)
             waits[0] -= 1
             return None
 
-        monkeypatch.setattr(Rescheduling, "_seated", poll)
+        monkeypatch.setattr(Rescheduling, "_improved", improved)
+        monkeypatch.setattr("optsched.arraypipe.training_run.FIRST_CYCLES", 1)
+        monkeypatch.setattr("optsched.arraypipe.runtime.inline.cycles_for", lambda *given: 1)
         result = run(array, plans[0], 8, on_error="raise")
         assert slots_of(made[-1]) and len(plans) == 1
         assert exact(array, result)

@@ -137,18 +137,20 @@ def test_a_plan_that_needs_more_memory_is_not_adopted(
 
     class Solver(Replanner):
         def submit(self, problem: Any, start: Any, time_limit: float) -> None:
-            self._request["answer"] = in_turn(problem, breadth)
+            self._answer.append(in_turn(problem, breadth))
 
-    honest = Rescheduling.poll
+    honest = Rescheduling._improved
 
-    def poll(planner: Any, segment: Any) -> Any:
+    def improved(planner: Any, segment: Any) -> Any:
         change = honest(planner, segment)
         changed.extend([] if change is None else [change])
         return change
 
     monkeypatch.setattr(changes, "Replanner", Solver)
     monkeypatch.setattr(Rescheduling, "_gain", lambda *given: 1)
-    monkeypatch.setattr(Rescheduling, "poll", poll)
+    monkeypatch.setattr(Rescheduling, "_improved", improved)
+    monkeypatch.setattr("optsched.arraypipe.training_run.FIRST_CYCLES", 1)
+    monkeypatch.setattr("optsched.arraypipe.runtime.inline.cycles_for", lambda *given: 1)
     array = trainer(jobs, memory=room(jobs, 1.0) + beside(jobs, start))
     with caplog.at_level(logging.WARNING, "optsched"):
         result = runs.run(array, 
