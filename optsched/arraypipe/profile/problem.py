@@ -73,7 +73,6 @@ def chosen_jobs(
     if isinstance(jobs, (str, bytes)) or not isinstance(jobs, Sequence) or not len(jobs):
         raise InputError(f"jobs: expected a list of jobs or their numbers, got {jobs!r:.60}")
     found: list[tuple[ProfiledJob, tuple[int, ...]]] = []
-    taken: set[str] = set()
     for k, given in enumerate(jobs):
         if isinstance(given, (int, np.integer)):
             job = like = profile.jobs[integer(f"jobs[{k}]", given, 0, len(profile.jobs) - 1)]
@@ -81,11 +80,8 @@ def chosen_jobs(
             job, like = _described(profile, given, k)
         else:
             raise InputError(f"jobs[{k}]: expected a job or its number, got {given!r:.60}")
-        name, number = job.name, 1
-        while name in taken:
-            number += 1
-            name = f"{job.name[: MAX_NAME - 20]} ({number})"
-        taken.add(name)
+        copies = sum(one.name.partition(" (")[0] == job.name for one, _ in found)
+        name = f"{job.name} ({copies + 1})" if copies else job.name
         j = profile.jobs.index(like)
         state = tuple(stage.state[j] for stage in profile.stages)
         found.append((msgspec.structs.replace(job, name=name), state))
@@ -95,37 +91,28 @@ def chosen_jobs(
 def _described(profile: Profile, given: Any, k: int) -> tuple[ProfiledJob, ProfiledJob]:
     """A job by its settings, and the profiled job whose optimizer and state it is taken to have.
 
-    That is the job of the same name; otherwise, of those in its precision (and with the optimizer
-    that a `ProfiledJob` names), the one with the slowest updates.
+    That is the job of the same name; otherwise the one in its precision with the slowest updates.
     """
-    name = getattr(given, "name", "") or f"job{k}"
+    name, precision = given.name or f"job{k}", getattr(given, "precision", "fp32")
     batch_size = integer(f"jobs[{k}].batch_size", given.batch_size, 1, MAX_INTEGER)
     parts = integer(f"jobs[{k}].microbatches", given.microbatches, 1, batch_size)
-    precision = getattr(given, "precision", "fp32")
     same = [job for job in profile.jobs if job.precision == precision]
-    label = given.optimizer if isinstance(given, ProfiledJob) else ""
-    same = [job for job in same if job.optimizer == label] if label else same
+    if isinstance(given, ProfiledJob) and given.optimizer:
+        same = [job for job in same if job.optimizer == given.optimizer]
     if not same:
         measured = sorted({f"{job.optimizer} in {job.precision}" for job in profile.jobs})
-        raise InputError(
-            f"jobs[{k}]: {label or 'a job'} in {precision} was not measured; measured are "
-            + ", ".join(measured)
-        )
+        raise InputError(f"jobs[{k}]: was not measured; measured are {', '.join(measured)}")
 
     def update_ns(job: ProfiledJob) -> int:
         return sum(profile.update(s, job).median_ns for s in range(profile.n_stages))
 
     like = next((job for job in same if job.name == name), None) or max(same, key=update_ns)
     update = getattr(given, "update", like.update if like.name == name else "fused")
-    job = ProfiledJob(
-        name=name,
-        batch_size=batch_size,
-        microbatches=parts,
+    job = msgspec.structs.replace(
+        like, name=name, batch_size=batch_size, microbatches=parts,
         recompute=bool(getattr(given, "recompute", False)),
-        precision=like.precision,
-        optimizer=like.optimizer,
         update="global" if getattr(given, "needs_norm", False) else update,
-    )
+    )  # fmt: skip
     return job, like
 
 
