@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.arraypipe.options import Request
+    from optsched.arraypipe.profile.document import Profile
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.arraypipe.training_run import RunResult
     from optsched.problems.jobarray.problem import JobArray
@@ -56,7 +57,9 @@ def fit(trainer: ArrayTrainer, given: ExecutionPlan | None, request: Request) ->
 
         if request.config.check:
             _check_same_data(trainer)
-        prepare = partial(_prepared, trainer, given, request, say, dist.get_world_size())
+        count = dist.get_world_size()
+        profile = None if given is not None else _measured(trainer, count, say)
+        prepare = partial(_prepared, trainer, given, request, say, count, profile)
         found, problem = agree(prepare, _PATIENCE_S, of_first=True)
     plan = given or checked_plan(trainer, cast("Schedule", found))
     if given is not None:
@@ -171,6 +174,7 @@ def _prepared(
     request: Request,
     say: Callable[[str], object],
     devices: int | None = None,
+    profile: Profile | None = None,
 ) -> tuple[Schedule | None, JobArray | None]:
     """Validate what needs the disk and models; solve without a plan; compare with training alone.
 
@@ -183,7 +187,7 @@ def _prepared(
     schedule, problem = None, None if isinstance(config.replan, bool) else config.replan
     if plan is None:
         n_stages = trainer.n_stages
-        schedule, solved = _solved(trainer, devices or n_stages, request.steps, say)
+        schedule, solved = _solved(trainer, devices or n_stages, request.steps, say, profile)
         problem = solved if config.replan else None
     if config.check:
         _check_exact(trainer, len(trainer.jobs) if plan is None else plan.n_jobs, request, say)
@@ -216,24 +220,46 @@ def _try_evaluation(trainer: ArrayTrainer, request: Request) -> None:
             raise InputError(f"evaluate: {type(error).__name__}: {error}") from error
 
 
+def _measured(trainer: ArrayTrainer, ranks: int, say: Callable[[str], object]) -> Profile:
+    """Measure every stage on its rank (collective); small models in less than a second."""
+    from optsched.arraypipe.distributed.group import meeting
+    from optsched.arraypipe.profile.measure import measure_on_ranks
+
+    n_stages = trainer.n_stages
+    _check_devices(ranks, n_stages)
+    say(f"measuring {n_stages} stages of {len(trainer.jobs)} jobs, each on its rank")
+    with meeting(_PATIENCE_S) as group, global_state_kept():
+        local = [stage for stage in range(n_stages) if stage * ranks // n_stages == group.rank]
+        return measure_on_ranks(trainer, device_of(trainer.config.device), local, group)
+
+
+def _check_devices(devices: int, n_stages: int) -> None:
+    if not 1 <= devices <= n_stages:
+        raise InputError(
+            f"devices: the model has {n_stages} stages, which cannot fill {devices} devices"
+        )
+
+
 def _solved(
-    trainer: ArrayTrainer, devices: int, steps: int, say: Callable[[str], object]
+    trainer: ArrayTrainer,
+    devices: int,
+    steps: int,
+    say: Callable[[str], object],
+    profile: Profile | None = None,
 ) -> tuple[Schedule, JobArray]:
     """Measure the jobs; solve for a rolling schedule on so many devices; return its problem too."""
     from optsched.solving.solve import solve
     from optsched.solving.stop import Gap
 
     n_stages = trainer.n_stages
-    if not 1 <= devices <= n_stages:
-        raise InputError(
-            f"devices: the model has {n_stages} stages, which cannot fill {devices} devices"
-        )
-    say(f"measuring {n_stages} stages of {len(trainer.jobs)} jobs")
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        profile = trainer.profile()
-    if warned:
-        say("times scatter, the schedule may be off; results do not depend on it")
+    _check_devices(devices, n_stages)
+    if profile is None:
+        say(f"measuring {n_stages} stages of {len(trainer.jobs)} jobs")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            profile = trainer.profile()
+        if warned:
+            say("times scatter, the schedule may be off; results do not depend on it")
     place = [stage * devices // n_stages for stage in range(n_stages)]
     kind = "gpu" if profile.device.kind == "cuda" else "cpu"
     names = tuple(f"{kind}{d}" for d in range(devices))

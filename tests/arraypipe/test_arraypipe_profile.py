@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from functools import partial
 from threading import Barrier
 from typing import TYPE_CHECKING, Any
@@ -206,6 +207,9 @@ def test_ranks_measure_their_stages() -> None:
                 meeting.wait()
                 return [told[0], told[1]]
 
+            def agree(self, make: Any) -> Any:
+                return make()
+
         return measure.measure_on_ranks(given, torch.device("cpu"), local, Group())
 
     with ThreadPoolExecutor(2) as pool:
@@ -215,6 +219,20 @@ def test_ranks_measure_their_stages() -> None:
     for one, other in zip(found.blocks, whole.blocks, strict=True):
         for key in ("stage", "batch", "saved_bytes", "input_bytes", "output_bytes"):
             assert getattr(one, key) == getattr(other, key)
+
+
+def test_a_frozen_base_counts_once() -> None:
+    """Shared bytes of frozen tensors that jobs have in common; states without them."""
+    base = plain()
+    base[0].requires_grad_(False)
+    jobs = [Job(j, 8, sgd) for j in range(3)]
+    frozen = 4 * (6 * 12 + 12)
+    for model, count in ((lambda: deepcopy(base), frozen), (plain, 0)):
+        found = profile_of(jobs, model, [2])
+        whole = profile_of(jobs[:1], model, [2]).stages[0].state[0]
+        first = found.stages[0]
+        assert (first.shared_bytes, first.state) == (count, (whole - count,) * 3)
+        assert found.standing_bytes()[0] == 3 * (whole - count) + count + first.gradients_bytes
 
 
 def test_jobs_of_one_optimizer_are_built_once() -> None:

@@ -58,7 +58,7 @@ MOST_REPEATS: Final = 50  # of blocks whose times scatter
 WARM_UPS: Final = 2
 LONG_NS: Final = 500_000_000  # time after which a case has enough repeats
 NOISY_NS: Final = 20_000_000  # time after which one that scatters is left as it is
-LINK_BYTES: Final = 1 << 24
+LINK_BYTES: Final = 1 << 22
 
 _COST_FREE: Final = (
     "params", "param_names", "lr", "initial_lr", "betas", "eps", "decoupled_weight_decay",
@@ -112,11 +112,11 @@ def measure_on_ranks(
 ) -> Profile:
     """Measure the `local` stages of this rank; all ranks of the `group` get the whole profile.
 
-    Every stage is local on one rank. `group.all(value)` gives the values of all ranks.
+    Every stage is local on one rank. What one rank raises is raised on all.
     """
 
-    def exchange(forms: Any) -> Any:
-        return next(one for one in group.all(forms) if one is not None)
+    def exchange(make: Callable[[], Any]) -> Any:
+        return next((one for one in group.all(group.agree(make)) if one is not None), None)
 
     rows = [*measured_stages(trainer, device, None, REPEATS, False, local, exchange)]
     found = {row.blocks[0].stage: row for part in group.all(rows) for row in part}
@@ -125,10 +125,13 @@ def measure_on_ranks(
 
 
 class RankGroup(Protocol):
-    """Ranks that exchange values."""
+    """Ranks that exchange values; every rank makes the same calls."""
 
     def all(self, value: Any) -> Sequence[Any]:
-        """The values of all ranks; every rank calls it."""
+        """The values of all ranks."""
+
+    def agree(self, make: Callable[[], Any]) -> Any:
+        """Call a function; what it raises on one rank is raised on all."""
 
 
 def check_arguments(sizes: Sequence[int] | None, repeats: int) -> None:
@@ -177,37 +180,81 @@ def measured_stages(
     repeats: int,
     split: bool = False,
     local: Collection[int] | None = None,
-    exchange: Callable[[Any], Any] = lambda forms: forms,
+    exchange: Callable[[Callable[[], Any]], Any] = lambda make: make(),
 ) -> Iterator[StageRows]:
     """Measure the `local` stages (default: all) one after the other, each alone on the device.
 
-    A stage gets random inputs of the form that the stage before it has sent; `exchange` gives the
-    form of a boundary to all ranks (None is passed by the ranks that do not have it).
+    A stage gets random inputs of the form that the stage before it has sent. On ranks `exchange`
+    calls a function on all of them and returns the one value that is not None.
     """
-    own = range(trainer.n_stages) if local is None else local
+    held = range(trainer.n_stages) if local is None else local
     groups: dict[Any, _Group] = {}
-    group_of = []
-    for job, title in zip(trainer.jobs, trainer.titles, strict=True):
-        key = (job.precision, job.clip_norm is None, _probed_label(job) or title)
-        if key not in groups:
-            groups[key] = _Group(job, _stages_of(trainer, job, title, device, own))
-        group_of.append(groups[key])
-    feeds = _feeds(trainer, sizes)
+    group_of: list[_Group] = []
+    feeds: dict[tuple[int, str], Feed] = {}
+    shared: set[str] = set()  # names of frozen parameters that jobs have in common
+    builder = Builder(trainer.build_model)
+
+    def prepare() -> None:
+        for job, title in zip(trainer.jobs, trainer.titles, strict=True):
+            key = (job.precision, job.clip_norm is None, _probed_label(job) or title)
+            if key not in groups:
+                groups[key] = _Group(job, _stages_of(trainer, builder, job, title, device, held))
+            group_of.append(groups[key])
+        shared.update(_shared(trainer, builder, group_of[0].stages))
+        feeds.update(_feeds(trainer, sizes))
+
+    exchange(prepare)
     forms: dict[tuple[int, str], list[_Form]] = {key: [] for key in feeds}
     for s, name in enumerate(["stage0", *trainer.cuts]):
-        made = None
-        if s in own:
-            made = dict[tuple[int, str], list[_Form]]()
-            bench = _StageBench(s, name, device, repeats, split)
-            yield bench.rows(groups.values(), group_of, feeds, forms, made)
-        forms = exchange(made)
+        rows: list[StageRows] = []
+        bench = _StageBench(s, name, device, repeats, split)
+
+        def measure_stage(
+            bench: _StageBench = bench,
+            forms: Mapping[tuple[int, str], list[_Form]] = forms,
+            rows: list[StageRows] = rows,
+        ) -> Any:
+            if bench.index not in held:
+                return None
+            made: dict[tuple[int, str], list[_Form]] = {}
+            row = bench.rows(groups.values(), group_of, feeds, forms, made)
+            rows.append(_with_shared(row, bench.index, group_of, shared))
+            return made
+
+        forms = exchange(measure_stage)
+        yield from rows
+
+
+def _shared(trainer: ArrayTrainer, builder: Builder, stages: Sequence[JobStage]) -> set[str]:
+    """Names of frozen parameters of the first job that the second one has, too."""
+    frozen = {n: p for stage in stages for n, p in stage.parameters if not p.requires_grad}
+    if not frozen or len(trainer.jobs) < 2:
+        return set()
+    with builder.sketch(trainer.jobs[1]) as model:
+        return {name for name, p in model.named_parameters() if frozen.get(name) is p}
+
+
+def _with_shared(
+    row: StageRows, index: int, group_of: Sequence[_Group], shared: Collection[str]
+) -> StageRows:
+    """The row in which shared parameters are no part of the state of a job."""
+    parameters = group_of[0].stages[index].parameters
+    count = sum(p.nbytes for name, p in parameters if name in shared)
+    state = tuple(size - count for size in row.entry.state)
+    entry = msgspec.structs.replace(row.entry, shared_bytes=count, state=state)
+    return row._replace(entry=entry)
 
 
 def _stages_of(
-    trainer: ArrayTrainer, job: Job, title: str, device: torch.device, local: Collection[int]
+    trainer: ArrayTrainer,
+    builder: Builder,
+    job: Job,
+    title: str,
+    device: torch.device,
+    local: Collection[int],
 ) -> list[JobStage]:
     """The stages of a job; those that are not local have no tensors, others are on the host."""
-    with Builder(trainer.build_model).parts(job) as model:
+    with builder.parts(job) as model:
         where = [device] * trainer.n_stages
         stages = fresh_stages(model, trainer.cut, job, 0, title, where, True, trainer.loss)
         for stage in stages:

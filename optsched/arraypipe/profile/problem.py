@@ -14,7 +14,7 @@ from optsched.arraypipe.profile.document import ProfiledJob
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
 from optsched.io.text import NANOSECONDS
-from optsched.io.values import MAX_NAME, bytes_of, integer
+from optsched.io.values import bytes_of, integer
 from optsched.problems.jobarray.checks import row_of
 
 if TYPE_CHECKING:
