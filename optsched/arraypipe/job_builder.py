@@ -39,11 +39,11 @@ class JobBuilder:
         folder: CheckpointFolder | None,
     ) -> None:
         self.trainer, self.device, self.folder = trainer, device, folder
-        self.steps, self.limited = request.steps, request.config.memory is not None
+        self.steps = request.steps
         self.first: tuple[Shapes, str] | None = None  # shapes and title of the first job
         self.owners: Owners = {}
         alike = len({job.precision for job in trainer.jobs}) == 1
-        self.models = Builder(trainer.build_model, share=alike and not self.limited)
+        self.models = Builder(trainer.build_model, share=alike)
         self.precisions: set[str] = set()
 
     def make(
@@ -61,7 +61,7 @@ class JobBuilder:
         trainer, folder = self.trainer, self.folder
         job.life.begin()
         away = away and on_gpu(self.device)
-        if at == 0 and len(local) < trainer.n_stages:
+        if len(local) < trainer.n_stages:
             with self.models.parts(job) as model:
                 stages = self._stages(model, job, index, title, away)
                 for stage in stages:
@@ -82,9 +82,6 @@ class JobBuilder:
             run.feed = Feed(data, job, title, at)
             if refused:
                 run.fail(0, at, refused)
-        for stage in stages:  # only now: a checkpoint is read whole
-            if at and stage.index not in local:
-                drop(stage)
         return run
 
     def _stages(
@@ -101,9 +98,8 @@ class JobBuilder:
 
     def _unshared(self) -> str:
         """Why jobs cannot have trained tensors in common; empty if they can."""
-        if len(self.precisions) > 1:
-            return "which jobs of several precisions cannot share"
-        return "which cannot take turns in slots" if self.limited else ""
+        alike = len(self.precisions) == 1
+        return "" if alike else "which jobs of several precisions cannot share"
 
 
 def warn_of_forgotten(run: JobRun) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optsched.arraypipe.job import PRECISIONS, Job
-from optsched.arraypipe.model.build import build, model_function
+from optsched.arraypipe.job import Job
+from optsched.arraypipe.model.build import Builder, model_function
 from optsched.arraypipe.model.calls import UNCUT
 from optsched.arraypipe.model.compare import check_cut
 from optsched.arraypipe.model.split import Stages, cut_of, split
@@ -291,20 +291,18 @@ class ArrayTrainer:
         if known is not UNCUT and (not known.calls.outputs or repr(job.model) in self.compared):
             return
         with global_state_kept():
-            model = build(self.build_model, job)
-            if job.precision != "fp32":  # as its inputs are
-                model.to(PRECISIONS[job.precision])
             feed = Feed(self.data, job, title, 0)
             sample = cache(lambda: feed.peek(torch.device("cpu")))
             cut = known
-            if known is UNCUT:
-                cut = cut_of(model, self.given_stages, lambda: sample()[0])
-            if cut.calls.outputs:
-                inputs, target = sample()
-                check_cut(model, cut, inputs, Criterion(self.loss, target, 1.0), title)
-            self.compared |= {repr(job.model)}
-            if known is UNCUT:
-                self.cut, self.ties = cut, tuple(sorted(lent(split(model, cut, job, title))))
+            with Builder(self.build_model).sketch(job) as model:
+                if known is UNCUT:
+                    cut = cut_of(model, self.given_stages, lambda: sample()[0])
+                if cut.calls.outputs:
+                    inputs, target = sample()
+                    check_cut(model, cut, inputs, Criterion(self.loss, target, 1.0), title)
+                self.compared |= {repr(job.model)}
+                if known is UNCUT:
+                    self.cut, self.ties = cut, tuple(sorted(lent(split(model, cut, job, title))))
 
 
 def titles_of(jobs: Sequence[Job]) -> list[str]:

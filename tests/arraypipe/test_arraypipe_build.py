@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -184,13 +185,33 @@ def test_parts_derive_from_weights(precision):
     check_equal(model, whole)
 
 
+def test_results_with_tensors_from_outside_are_right():
+    """They are not recorded, so they need the content of recorded inputs."""
+    outside = torch.from_numpy(np.full((100, 300), 2.0, dtype=np.float32))
+    torch.manual_seed(1)
+    expected = torch.randn(100, 300) * 3
+    torch.manual_seed(1)
+    with (recorder := Recorder()):
+        made = torch.randn(100, 300).mul_(3)
+        outside.copy_(outside)
+        product, total = made * outside, made + 0
+        recorder.records = "none"
+        copied, added = made.clone(), total + 1
+        made.mul_(outside)  # now it is not recorded any more
+    recorder.finish()
+    assert torch.equal(product, expected * 2) and torch.equal(copied, expected)
+    assert torch.equal(added, expected + 1) and torch.equal(made, expected * 2)
+
+
 def test_sketch_runs_forward_and_leaves_nothing():
     """The forward of a model whose weights are made while they are read."""
     make, ids = family("GPT2LMHeadModel"), torch.arange(12).reshape(2, 6)
     torch.manual_seed(5)
     expected = make()(input_ids=ids).logits
     with Builder(make).sketch(job()) as model:
-        assert torch.equal(model(input_ids=ids).logits, expected)
+        made = model(input_ids=ids).logits
+        made.sum().backward()
+        assert torch.equal(made, expected) and all(p.grad is not None for p in model.parameters())
     assert all(p.is_meta for p in model.parameters())
 
 

@@ -357,7 +357,7 @@ class CheckpointFolder:
                 f"its name"
             )
         weights = open_weights(place)
-        check_same_model(run.model, weights, train["extra"].keys(), place)
+        check_same_model(run, weights, train["extra"].keys(), place)
         check_same_settings(train["settings"], self.jobs[run.index].settings, place)
         self._warn(train, place)
         shared = {p.data_ptr() for p in run.model.parameters() if id(p) in self.parameters}

@@ -163,17 +163,19 @@ def scheduler_state(scheduler: Any, title: str) -> dict[str, Any]:
     return dict(scheduler.state_dict())
 
 
-def check_same_model(
-    model: nn.Module, weights: Weights, extra: Collection[str], place: Path
-) -> None:
+def check_same_model(run: JobRun, weights: Weights, extra: Collection[str], place: Path) -> None:
     """Refuse the weights of another model; the sentence names the first key that differs."""
-    state, saved = model.state_dict(), weights.shapes
+    state, saved = run.model.state_dict(), weights.shapes
+    remote = {
+        k for s in run.stages if not s.local for k in shard(run.model, run.stages, s.index)[0]
+    }
     for name in [*state, *saved]:
         if name not in state or (name not in saved and name not in extra):
             side = "the checkpoint has no" if name in state else "the model has no"
             raise InputError(f"{place}: {side} {name!r}; it belongs to another model")
         shape = tuple(state[name].shape) if isinstance(state[name], Tensor) else ()
-        if name in saved and isinstance(state[name], Tensor) and shape != saved[name]:
+        compared = name in saved and name not in remote and isinstance(state[name], Tensor)
+        if compared and shape != saved[name]:
             raise InputError(f"{place}: {name!r} has shape {saved[name]}, the model has {shape}")
 
 

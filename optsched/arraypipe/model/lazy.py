@@ -169,14 +169,15 @@ class Recorder(TorchDispatchMode):
             entries = {}
         random = _generator_state(func, kwargs)
         steps = self._written(func, args, kwargs, random) if writes and entries else []
-        result = self._execute(func, args, kwargs, name, list(entries.values()))
+        takes = not foreign and not writes
+        takes &= self.records == "all" or (self.records == "derived" and bool(entries))
+        result = self._execute(func, args, kwargs, name, list(entries.values()), takes)
         self.freed += sum(entry.n_bytes for entry in entries.values())
         for entry, step in steps:
             entry.step = step
         if any(step.depth > _DEPTH for _, step in steps):
             self.restore(tensors)
-        wanted = self.records == "all" or (self.records == "derived" and entries)
-        if wanted and not foreign and not writes:
+        if takes:
             self._take(func, args, kwargs, name, random, result, tensors)
         if self.freed > _FREED:
             self.freed = 0
@@ -184,9 +185,18 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _execute(
-        self, func: Any, args: Any, kwargs: Any, name: str, entries: list[_Recorded]
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        name: str,
+        entries: list[_Recorded],
+        takes: bool,
     ) -> Any:
-        """Run an operation; its recorded inputs have their content if it may depend on that."""
+        """Run an operation; its recorded inputs have their content if its results need that.
+
+        `takes`: large results will be recorded, so that their content does not matter now.
+        """
         if not entries:
             return func(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:
@@ -196,7 +206,7 @@ class Recorder(TorchDispatchMode):
             blind = name in _BLIND and all(self._find(t) is not None for t in targets)
             return _within(entries, not blind, func, args, kwargs)
         views = any(result.alias_info is not None for result in func._schema.returns)
-        if views or name in _BLIND:
+        if views or name in _LIKE or (takes and name in _BLIND):
             result = _within(entries, False, func, args, kwargs)
             if views or name in _LIKE or all(map(_is_whole, tree_leaves(result))):
                 return result  # else it is small and stays, so the content must be right
