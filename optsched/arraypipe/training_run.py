@@ -212,7 +212,7 @@ class ArrayRun:
         trainer, ranks = self.trainer, self.ranks
         begun = self._same(partial(self._latest, trainer.titles), of_first=True)
         n = self.plan.n_jobs
-        away = self.builder.limited or ranks is not None
+        away = self.request.config.memory is not None or ranks is not None
 
         def build() -> list[JobRun]:
             rows = zip(trainer.jobs, trainer.titles, begun, strict=True)
