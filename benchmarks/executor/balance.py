@@ -98,7 +98,7 @@ def measured(given: argparse.Namespace) -> Any:
     adam = partial(torch.optim.AdamW, lr=1e-3)
     jobs = [Job(k, size, adam) for k, size in enumerate(BATCHES)]
     stages = list(range(1, given.blocks + 2))
-    trainer = ArrayTrainer(build_model, data, jobs=jobs, stages=stages, loss=loss)
+    trainer = ArrayTrainer(build_model, data, stages=stages, loss=loss).with_jobs(jobs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a busy machine
         return trainer.profile()

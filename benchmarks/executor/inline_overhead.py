@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+from optsched.arraypipe import ArrayTrainer, Callback, Job, RunConfig, random_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,12 +38,17 @@ def array(width: int, batch: int, steps: int) -> float:
 
     jobs = [Job(k, batch, lambda p: torch.optim.SGD(p, lr=1e-3)) for k in range(JOBS)]
     trainer = ArrayTrainer(
-        lambda: build_model(width), data, jobs=jobs, stages=[1], loss=nn.functional.mse_loss
+        lambda: build_model(width), data, stages=[1], loss=nn.functional.mse_loss
     )
     marks: list[float] = []
-    trainer.run(
-        random_schedule([1] * JOBS, 2, seed=1), steps + 2,
-        on_step=lambda job, iteration, loss: marks.append(time.process_time()),
+
+    class Clock(Callback):
+        def on_step(self, job: Job, iteration: int, loss: float) -> None:
+            marks.append(time.process_time())
+
+    trainer.fit(
+        jobs, steps + 2, schedule=random_schedule([1] * JOBS, 2, seed=1), callbacks=[Clock()],
+        config=RunConfig(check=0, verbose=False),
     )  # fmt: skip
     return (marks[-1] - marks[2 * JOBS - 1]) / steps
 

@@ -46,7 +46,7 @@ def ours(ranks: int, width: int, depth: int, parts: int, steps: int) -> float:
     import torch
 
     from optsched import JobArray, pipelines
-    from optsched.arraypipe import ArrayTrainer, Job
+    from optsched.arraypipe import ArrayTrainer, Job, RunConfig
 
     def data(job: Job, start: int) -> Iterator[tuple[Any, Any]]:
         x = torch.randn(job.batch_size, width)
@@ -55,11 +55,12 @@ def ours(ranks: int, width: int, depth: int, parts: int, steps: int) -> float:
 
     job = Job(0, BATCH * parts, lambda p: torch.optim.SGD(p, lr=1e-3), microbatches=parts)
     trainer = ArrayTrainer(
-        lambda: build_model(ranks, width, depth), data, jobs=[job],
+        lambda: build_model(ranks, width, depth), data,
         stages=[str(s) for s in range(1, ranks)], loss=torch.nn.functional.mse_loss,
     )  # fmt: skip
     schedule = pipelines.one_f_one_b(JobArray([[1] * ranks], [[2] * ranks], micro_batches=[parts]))
-    result = trainer.run(schedule, steps, backend="process")
+    config = RunConfig(backend="process", check=0, verbose=False)
+    result = trainer.fit([job], steps, schedule=schedule, config=config)
     blocks = int(np.isin(result.trace.kind, ("F", "B")).sum()) / ranks
     return float(result.trace.makespan / 1e9 / max(blocks, 1))
 

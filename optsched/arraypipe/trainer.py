@@ -208,7 +208,13 @@ class ArrayTrainer:
         self.last_profile = made.last_profile
         return result
 
-    def profile(self, sizes: Sequence[int] | None = None, repeats: int = 10) -> Profile:
+    def profile(
+        self,
+        sizes: Sequence[int] | None = None,
+        repeats: int = 10,
+        *,
+        split_backward: bool = False,
+    ) -> Profile:
         """Measure the blocks of all stages, and the links (`profile.measure.measure`).
 
         Parameters
@@ -216,14 +222,18 @@ class ArrayTrainer:
         sizes
             Sizes of micro-batches; by default those of the jobs.
         repeats
-            Minimum number of repeats of every block; up to 50 while times scatter.
+            Number of repeats of a block; fewer of long ones, up to 50 while times scatter.
+        split_backward
+            Measure gradients of inputs (I) and of weights (W), too.
         """
         from optsched.arraypipe.profile.measure import measure
 
         checked_jobs(self.jobs)
         with global_state_kept():
             device = device_of(self.config.device)
-            self.last_profile = measure(self, (device,), sizes=sizes, repeats=repeats)
+            self.last_profile = measure(
+                self, (device,), sizes=sizes, repeats=repeats, split_backward=split_backward
+            )
         return self.last_profile
 
     def problem(self, profile: Profile | None = None, **options: Any) -> JobArray:

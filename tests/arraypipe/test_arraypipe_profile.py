@@ -187,7 +187,7 @@ def test_split_backward_is_measured() -> None:
     given = array_trainer(plain, data, jobs=[Job(1, 8, sgd)], stages=[2], loss=loss)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = measure.measure(given, [torch.device("cpu")], split_backward=True)
+        found = given.profile(split_backward=True)
     array = found.problem(split_backward=True)
     assert array.weight is not None and array.weight.min() > 0
     assert {title[0] for title, _ in found.cases()} == set("FBRIWU")
