@@ -37,6 +37,8 @@ def test_code_on_the_page_runs(
     pytest.importorskip("torch")
     if page == "executor-sweeps":
         pytest.importorskip("optuna")
+    if page == "executor-models":
+        pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     Path("instances").symlink_to(ROOT / "instances")
     blocks = re.findall(r"```(python|text)\n(.*?)```", text_of(page), re.S)
