@@ -11,9 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from optsched.arraypipe.checkpoint.files import copied
 from optsched.arraypipe.model.tied_weights import shard
-from optsched.arraypipe.runtime.data import brought, cast
+from optsched.arraypipe.runtime.data import brought, cast, cut_batch, target_of
 from optsched.arraypipe.runtime.datasets import as_tuples
 from optsched.arraypipe.runtime.environment import global_state_kept, on_gpu
+from optsched.arraypipe.runtime.losses import loss_in
 from optsched.arraypipe.runtime.stages import fresh_model
 from optsched.errors import InputError
 from optsched.io.values import format_value
@@ -111,7 +112,7 @@ def measure_of(given: Any, loss: Loss | None) -> Measure:
         return lambda job, model, place: _number(given(model), "the function")
     indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     readable = indexed or isinstance(data, (DataLoader, IterableDataset))
-    if isinstance(data, tuple) or not readable or not callable(metric):
+    if isinstance(data, tuple) or not readable or not (metric is None or callable(metric)):
         raise InputError(
             f"evaluate: expected a function of the model, a dataset, or (dataset, metric), got "
             f"{given!r:.60}"
@@ -129,15 +130,13 @@ def measure_of(given: Any, loss: Loss | None) -> Measure:
         batches = data
         if not isinstance(data, DataLoader):
             batches = DataLoader(data, batch_size=job.batch_size)
-        for pair in batches:
-            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise InputError(
-                    f"evaluate: expected pairs (input, target), got {type(pair).__name__}"
-                )
-            x, target = (brought(part, place) for part in as_tuples(pair))
-            value = _number(metric(model(cast(x, job.precision)), target), "the metric")
-            size = len(x[0] if isinstance(x, tuple) else x)
-            total, samples = total + value * size, samples + size
+        for batch in batches:
+            (inputs,), (whole,) = cut_batch(as_tuples(batch), 1, "evaluate")
+            inputs = brought(cast(inputs, job.precision), place)
+            output, target = inputs.call(model), brought(target_of(whole), place)
+            value = loss_in(output) if metric is None else metric(output, target)
+            size = len(inputs.tensors()[0])
+            total, samples = total + _number(value, "the metric") * size, samples + size
         if not samples:
             raise InputError("evaluate: the dataset is empty")
         return total / samples
