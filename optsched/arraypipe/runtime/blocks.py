@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def norms_from(stage: JobStage, later: Norms) -> Norms:
-    """Norms of the gradients of this stage and all later ones, without the scale of the loss."""
+    """Compute the norms of the gradients of this stage and all later stages, without the scale of the loss."""
     if stage.scaler is not None:
         stage.scaler.unscale(p.grad for _, p in stage.parameters)
     gradients = gradients_of(stage)
@@ -102,8 +102,8 @@ def forward(
         kept.roots, kept.trained = output, trained_now(stage)
     stage.kept[microbatch] = kept
     # the next forward may change a buffer that an output is a view of
-    own = {_memory(buffer) for buffer in stage.buffers()}
-    return tuple(copy_of(t, t.device) if _memory(t) in own else leaf(t) for t in output)
+    buffers = {_memory(buffer) for buffer in stage.buffers()}
+    return tuple(copy_of(t, t.device) if _memory(t) in buffers else leaf(t) for t in output)
 
 
 def recompute(stage: JobStage, microbatch: int) -> None:

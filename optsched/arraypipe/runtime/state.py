@@ -44,11 +44,11 @@ class JobStage(ModelStage):
     scaler: LossScale | None = None  # of an amp-fp16 job
     kept: dict[int, Kept] = field(default_factory=dict)
     later_norms: Norms = field(default_factory=Norms)  # of all later stages (`Job.needs_norm`)
-    # what other jobs have, too: module, name, sentence
+    # tensors of several jobs: module, name, sentence
     shared: list[tuple[nn.Module, str, str]] = field(default_factory=list)
 
     def weight(self, name: str) -> nn.Parameter:
-        """The parameter of this unsplit name here: its own, or a borrowed copy."""
+        """The parameter of this unsplit name in this stage, or the copy of a tied weight."""
         for entry in self.borrowed:
             if entry.name == name:
                 return entry.parameter
@@ -60,7 +60,7 @@ class JobStage(ModelStage):
         return [*dict.fromkeys(part for module in self.modules for part in module.modules())]
 
     def used(self) -> list[nn.Parameter]:
-        """All parameters here: its own, and borrowed copies."""
+        """All parameters of the stage, with copies of tied weights."""
         return [*(p for _, p in self.parameters), *(entry.parameter for entry in self.borrowed)]
 
     def shared_tensors(self) -> list[Tensor]:
@@ -75,7 +75,7 @@ class JobStage(ModelStage):
 
     @property
     def device(self) -> torch.device:
-        """Where its blocks run; if nobody has said, where its tensors are."""
+        """Where its blocks run; without a place, where its tensors are."""
         if self.place is not None:
             return self.place
         for _, parameter in self.parameters:
@@ -123,7 +123,7 @@ class JobRun:
     compare_loss: Callable[..., None] | None = None  # of a batch with its micro-batches
     factors: list[float] = field(default_factory=list)  # of the losses of micro-batches
     weighed: int = -1  # iteration that these are of
-    reported: int = -1  # last iteration whose loss was told to the caller
+    reported: int = -1  # last iteration with a reported loss
     updates: int = 0  # of stages, in this process
     total_norm: Tensor | None = None  # of all gradients of the iteration
     metric: float = math.nan  # the loss, for schedulers that need it
@@ -134,7 +134,7 @@ class JobRun:
         self.lent = lent(self.stages)
         by_stage = [name for stage in self.stages for name, _ in stage.parameters]
         place = {name: k for k, name in enumerate(by_stage)}
-        # where to find the norms of the unsplit model's parameters among those of the stages
+        # positions of the unsplit model's parameters in the rows of norms of the stages
         self.unsplit_order = [place[n] for n, _ in self.named_parameters() if n in place]
 
     @property

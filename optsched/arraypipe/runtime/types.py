@@ -35,7 +35,7 @@ class Payload(NamedTuple):
 class Norms(NamedTuple):
     """Norms of gradients in one vector, and the places of those that there are none of.
 
-    Every host knows the latter of its own stages: nobody has to read the vector for it.
+    The places are known on the host without reading the vector.
     """
 
     vector: Tensor | None = None

@@ -270,7 +270,7 @@ class Worker:
             self.on_update(run, block.stage, iteration)
 
     def report_loss(self, run: JobRun) -> None:
-        """Tell the newest loss that is known, once; the caller may stop the job on it."""
+        """Report the newest known loss once; the caller may stop the job on it."""
         iteration = run.start + len(run.losses) - 1
         if iteration <= run.reported:
             return
