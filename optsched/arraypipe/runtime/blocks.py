@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def norms_from(stage: JobStage, later: Norms) -> Norms:
-    """Compute the norms of the gradients of this stage and all later stages, without the scale of the loss."""
+    """Compute the norms of the unscaled gradients of this stage and all later ones."""
     if stage.scaler is not None:
         stage.scaler.unscale(p.grad for _, p in stage.parameters)
     gradients = gradients_of(stage)

@@ -66,7 +66,11 @@ class Feed:
         """Inputs, in memory that the model may change, and target of a micro-batch."""
         given = cast(self.inputs[number], self.job.precision)  # after the cut, as alone
         inputs = _apart(brought(given, device), self.inputs[number])
-        return inputs, brought(target_of(self.parts[number]), device)
+        return inputs, self.target(number, device)
+
+    def target(self, number: int, device: torch.device) -> Any:
+        """What the loss of a micro-batch compares the output with."""
+        return brought(target_of(self.parts[number]), device)
 
     def peek(self, device: torch.device) -> tuple[Inputs, Any]:
         """Inputs and target of the first micro-batch."""

@@ -223,7 +223,9 @@ class Worker:
             began_ns = time.perf_counter_ns()
             run.feed.draw(iteration)
             self.excluded_ns += time.perf_counter_ns() - began_ns
-        return run.feed.microbatch(m, stage.device)
+        if stage.model.needs_inputs:
+            return run.feed.microbatch(m, stage.device)
+        return Inputs(), run.feed.target(m, stage.device)
 
     def _backward(
         self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Payloads
