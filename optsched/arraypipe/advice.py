@@ -73,7 +73,7 @@ class Advice:
 
     @property
     def best(self) -> Option | None:
-        """The fastest option that fits; of equal ones the simplest. None if none fits."""
+        """The fastest option that fits; of equal times the simplest. None if none fits."""
         return next((option for option in self.options if option.seconds is not None), None)
 
     @property
@@ -241,10 +241,10 @@ def _alone(array: JobArray, job: int, held: int) -> _Run:
 def _pipelined(job: JobArray, held: Sequence[int]) -> _Run:
     """One job through the pipeline, iteration after iteration, by 1F1B."""
     mode = "global" if job.update_mode == "global" else "block"
-    shown = _fewer(job).replace(update_mode=mode)
-    schedule = one_f_one_b(shown)
-    scale = _loads(job).sum(axis=0).max() / _loads(shown).sum(axis=0).max()
-    return _scheduled(schedule, shown, held, scale)
+    fewer = _fewer(job).replace(update_mode=mode)
+    schedule = one_f_one_b(fewer)
+    scale = _loads(job).sum(axis=0).max() / _loads(fewer).sum(axis=0).max()
+    return _scheduled(schedule, fewer, held, scale)
 
 
 def _arrays(
@@ -256,10 +256,10 @@ def _arrays(
     runs = []
     for row in rows:
         array = staged.subset(row)
-        shown = _fewer(array)
-        schedule = solve(shown, "dispatch", iterations=60).schedule
-        scale = _loads(array).sum(axis=0).max() / _loads(shown).sum(axis=0).max()
-        runs.append(_scheduled(schedule, shown, held(row), scale))
+        fewer = _fewer(array)
+        schedule = solve(fewer, "dispatch", iterations=60).schedule
+        scale = _loads(array).sum(axis=0).max() / _loads(fewer).sum(axis=0).max()
+        runs.append(_scheduled(schedule, fewer, held(row), scale))
     side = f"{len(rows)} arrays side by side; " if len(rows) > 1 else ""
     bound = max(loads[row].sum(axis=0).max() for row in rows) / 1e9
     run = _Run(max(one.time_ns for one in runs), max(one.needed for one in runs))

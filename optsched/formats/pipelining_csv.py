@@ -147,11 +147,11 @@ def _check_torch(schedule: Schedule, rows: list[list[Block]], last: int) -> None
             kinds.setdefault((block.stage, block.microbatch), []).append(block.kind)
     most = max(m for _, m in kinds)
     for v, m in product(range(last + 1), range(most + 1)):
-        there = sorted(kinds.get((v, m), []))
-        if there not in _COMPLETE:
+        present = sorted(kinds.get((v, m), []))
+        if present not in _COMPLETE:
             raise InputError(
                 f"stage {v}, micro-batch {m}: expected the blocks F, B or F, I, W, each once, "
-                f"got {', '.join(there) or 'none'}"
+                f"got {', '.join(present) or 'none'}"
             )
 
 
@@ -303,7 +303,7 @@ def from_text(text: str, name: str, job: JobArray) -> Schedule:
 
 
 def _check_messages(rows: list[list[Cell]], name: str) -> None:
-    """Refuse messages that no block needs, doubled ones, and ranks that wait for ever.
+    """Refuse messages that no block needs, doubled messages, and ranks that wait for ever.
 
     A channel delivers in the order of its SENDs, and a block needs its RECV.
     """
@@ -374,10 +374,10 @@ def _check(
             if block in seen:
                 raise InputError(f"{place}: {block} is already at {seen[block]}")
             seen[block] = place
-            if (home := resource[number[block]]) != rank:
+            if (device := resource[number[block]]) != rank:
                 raise InputError(
                     f"{place}: {block}: stage {block.stage} is in row {rank + 1}, but the job has "
-                    f"it on {job.devices[home]} (row {home + 1}){_place_of(rows, job)}"
+                    f"it on {job.devices[device]} (row {device + 1}){_place_of(rows, job)}"
                 )
             before = previous.get((block.kind, block.stage), block)
             if job.microbatch_order == "fixed" and before.microbatch > block.microbatch:

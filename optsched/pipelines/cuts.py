@@ -72,7 +72,7 @@ def partition(
     in_flight: Sequence[int] | None = None,
     place: Sequence[int] | None = None,
 ) -> Partition:
-    """Find the cut of measured layers whose schedule is best.
+    """Find the cut of measured layers with the best schedule.
 
     A dynamic programme gives the cuts with the least bottleneck (load of a stage, or of a link)
     that fit into the memory, exactly; the best few are scheduled, because the best cut of one job
@@ -175,7 +175,7 @@ def best_cuts(
     """The `count` cuts of least bottleneck, exactly, by dynamic programming.
 
     ``best[v][i]`` = the least bottlenecks of v stages over the first i layers = the least over j
-    of max(best[v-1][j], load of j .. i-1, link before j). Of equal ones, less link load first.
+    of max(best[v-1][j], load of j .. i-1, link before j). Ties are broken by less link load.
 
     `links` has the load of the link after every layer, ``fits(stage, first, end)`` says whether
     layers ``first .. end - 1`` fit into the memory of a stage.

@@ -81,7 +81,7 @@ def ordered(
 def fixed(array: JobArray, name: str, rows: Sequence[Sequence[Step]]) -> Schedule:
     """The schedule that runs the given steps on every device, as early as they allow.
 
-    Memory is not looked at: `optsched.verify` says whether the order fits. With
+    Memory is not checked: `optsched.verify` does. With
     ``objective="period"`` the order is repeated for ever with the least period it allows.
 
     Devices without steps may be left out at the end of `rows`. Updates follow the last gradient

@@ -1,11 +1,8 @@
-"""What is said of a plan before it runs, and of jobs while they run."""
+"""The text and the prediction of a plan."""
 
 from __future__ import annotations
 
-import io
 import random
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from arraypipe_plans import random_rolling
@@ -15,8 +12,6 @@ from test_arraypipe_trace import MICRO, course_of, simulate
 
 import optsched
 from optsched.arraypipe import random_schedule
-from optsched.arraypipe.cli import output
-from optsched.arraypipe.cli.output import RunProgress
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile
 from optsched.arraypipe.report.explain import explain, headline, predict
 
@@ -68,50 +63,3 @@ def test_explanation_of_shared_devices() -> None:
     text = explain(plan)
     assert "device0: stages 0, 1, 32 blocks" in text and "... and 8 more" in text and "@1" in text
     assert "of activations" not in text and headline(plan) in text
-    assert "channels: none" in explain(compile(random_schedule([1], 2, place=[0, 0], seed=1)))
-
-
-class Terminal(io.StringIO):
-    """A stream that says whether it is a terminal, and whether anybody takes what it is given."""
-
-    terminal, broken = False, False
-
-    def isatty(self) -> bool:
-        """As it was told."""
-        return self.terminal
-
-    def write(self, text: str) -> int:
-        """`BrokenPipeError` if nobody takes it."""
-        if self.broken:
-            raise BrokenPipeError
-        return super().write(text)
-
-
-def progress(monkeypatch: pytest.MonkeyPatch, n: int, **options: Any) -> tuple[str, RunProgress]:
-    """What is shown of so many iterations of two jobs, 20 ms a cycle by the clock of the test."""
-    stream = Terminal()
-    for name in ("terminal", "broken"):
-        setattr(stream, name, options.pop(name, False))
-    clock = iter(range(10**6))
-    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: next(clock) / 100))
-    jobs: list[Any] = [SimpleNamespace(status="running") for _ in range(2)]
-    options = {"copies": [1, 1], "predicted_ns": 19e6, "serial": False, "stream": stream} | options
-    with RunProgress(jobs, ["slow", "fast"], 1000, **options) as shown:
-        for iteration in range(n):
-            shown(jobs[0], iteration, 2.5)
-            shown(jobs[1], iteration, 1.25)
-    return stream.getvalue(), shown
-
-
-def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first second on a line per job with news and one for the period, every 5 s."""
-    lines = progress(monkeypatch, 400)[0].splitlines()
-    assert len(lines) == 2 * 3
-    assert lines[0] == "    1.0 s  slow  iteration 50 of 1000  loss 2.5000  running"
-    assert lines[2] == "    1.0 s  a cycle: 20 ms, predicted 19 ms"
-    assert lines[3].startswith("    6.0 s")
-    text, shown = progress(monkeypatch, 200, terminal=True)  # a table, taken back at the end
-    assert "fast" in text and "1.2500" in text and "predicted 19 ms" in text
-    assert shown.live is None
-    assert progress(monkeypatch, 400, enabled=False)[0] == ""
-    assert not progress(monkeypatch, 400, broken=True)[1].enabled

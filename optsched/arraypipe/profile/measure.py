@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import torch
@@ -47,6 +47,7 @@ from optsched.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from optsched.arraypipe.distributed.group import Group
     from optsched.arraypipe.job import Job, Tensors
     from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.runtime.state import JobStage
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 REPEATS: Final = 10
 LEAST_REPEATS: Final = 3  # of long blocks
-MOST_REPEATS: Final = 50  # of blocks whose times scatter
+MOST_REPEATS: Final = 50  # while times scatter
 WARM_UPS: Final = 2
 LONG_NS: Final = 500_000_000  # time after which a case has enough repeats
 NOISY_NS: Final = 20_000_000  # time after which one that scatters is left as it is
@@ -90,7 +91,7 @@ def measure(
     sizes
         Micro-batch sizes; by default those of the jobs.
     repeats
-        Repeats of a block, fewer of long ones; more, up to 50, while the times scatter.
+        Repeats of a block, fewer if it is long; more, up to 50, while the times scatter.
     split_backward
         Measure blocks I and W, too.
     """
@@ -108,7 +109,7 @@ def measure(
 
 
 def measure_on_ranks(
-    trainer: ArrayTrainer, device: torch.device, local: Collection[int], group: RankGroup
+    trainer: ArrayTrainer, device: torch.device, local: Collection[int], group: Group
 ) -> Profile:
     """Measure the `local` stages of this rank; all ranks of the `group` get the whole profile.
 
@@ -122,16 +123,6 @@ def measure_on_ranks(
     found = {row.blocks[0].stage: row for part in group.all(rows) for row in part}
     in_order = [found[s] for s in range(trainer.n_stages)]
     return assembled(trainer, in_order, device_entry(device), measured_link([device]))
-
-
-class RankGroup(Protocol):
-    """Ranks that exchange values; every rank makes the same calls."""
-
-    def all(self, value: Any) -> Sequence[Any]:
-        """The values of all ranks."""
-
-    def agree(self, make: Callable[[], Any]) -> Any:
-        """Call a function; what it raises on one rank is raised on all."""
 
 
 def check_arguments(sizes: Sequence[int] | None, repeats: int) -> None:
@@ -279,7 +270,7 @@ class _Form(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Jobs whose optimizers cost the same, by the first of them."""
+    """Jobs with optimizers of equal cost, by the first of them."""
 
     job: Job
     stages: list[JobStage]
@@ -439,7 +430,7 @@ class _Case:
         self.pending.append((start, end))
 
     def times(self) -> Times:
-        """Median and spread; waits for the events."""
+        """Median and spread; synchronizes with the events."""
         for start, end in self.pending:
             end.synchronize()
             self.times_ns.append(round(1e6 * start.elapsed_time(end)))

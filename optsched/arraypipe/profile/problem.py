@@ -89,7 +89,7 @@ def chosen_jobs(
 
 
 def _described(profile: Profile, given: Any, k: int) -> tuple[ProfiledJob, ProfiledJob]:
-    """A job by its settings, and the profiled job whose optimizer and state it is taken to have.
+    """A job by its settings, and the profiled job that gives its optimizer and state.
 
     That is the job of the same name; otherwise the one in its precision with the slowest updates.
     """

@@ -23,7 +23,7 @@ class RunLog:
     """Records of the blocks of a run; arrays are made on first use."""
 
     name: str
-    segments: Sequence[Segment]  # empty ones whose records were dropped
+    segments: Sequence[Segment]  # empty where the records were dropped
     records: Sequence[Record]  # those of one device in its order, of all devices in any
     provenance: Mapping[str, Any] = field(default_factory=dict)
     copies: Sequence[Copied] = ()  # of states

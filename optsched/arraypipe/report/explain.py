@@ -1,4 +1,4 @@
-"""A plan as text: predicted period, orders of the devices, channels."""
+"""A plan as text: predicted period, orders of the devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.arraypipe.memory.budget import budget
-from optsched.arraypipe.plan.plan import routes
 from optsched.io.text import bytes_text, duration, plain
 from optsched.kernels.cycle_ratio import cycle_time
 from optsched.model.schedule import Arcs
@@ -22,7 +21,7 @@ class Prediction(NamedTuple):
 
     period_ns: int  # least one of the plan's orders: what a long run needs by these durations
     load_ns: tuple[int, ...]  # durations of the blocks of every device
-    chain_ns: int  # the job with the longest iterations, if it never waits for a device
+    chain_ns: int  # the job with the longest iterations, if no device delays it
     chain_job: int  # that job; -1 if no job takes any time
 
     @property
@@ -52,7 +51,7 @@ def predict(plan: ExecutionPlan) -> Prediction:
     )
 
 
-_SHOWN: Final = 24  # blocks of a device
+_LISTED: Final = 24  # blocks of a device
 
 
 def headline(plan: ExecutionPlan) -> str:
@@ -68,11 +67,11 @@ def headline(plan: ExecutionPlan) -> str:
 
 
 def explain(plan: ExecutionPlan) -> str:
-    """Describe a plan: predicted period, bounds, devices with their blocks, channels."""
+    """Describe a plan: predicted period, bounds, devices with their blocks."""
     prediction = predict(plan)
     lines = [headline(plan), "", *_period(plan, prediction), ""]
     lines += [line for d in range(len(plan.devices)) for line in _device(plan, prediction, d)]
-    return "\n".join([*lines, "", *_channels(plan)])
+    return "\n".join(lines)
 
 
 def _period(plan: ExecutionPlan, prediction: Prediction) -> Iterator[str]:
@@ -102,11 +101,11 @@ def _device(plan: ExecutionPlan, prediction: Prediction, device: int) -> Iterato
         limit = plan.schedule.resources[device].memory
         most = f" of {bytes_text(limit)}" if limit else ""
         yield f"  up to {bytes_text(held)} of activations{most}"
-    shown = [_label(plan, i) for i in row[:_SHOWN]]
-    if len(row) > _SHOWN:
-        shown.append(f"... and {len(row) - _SHOWN} more")
-    if shown:
-        yield "  " + " ".join(shown)
+    labels = [_label(plan, i) for i in row[:_LISTED]]
+    if len(row) > _LISTED:
+        labels.append(f"... and {len(row) - _LISTED} more")
+    if labels:
+        yield "  " + " ".join(labels)
 
 
 def _label(plan: ExecutionPlan, operation: int) -> str:
@@ -120,19 +119,6 @@ def _label(plan: ExecutionPlan, operation: int) -> str:
     crowded = len({plan.blocks[i].stage for i in plan.sequences[b.device]}) > 1
     text += f"@{b.stage}" if crowded else ""
     return text + ("'" * b.offset if b.offset <= 3 else f"'{b.offset}")
-
-
-def _channels(plan: ExecutionPlan) -> Iterator[str]:
-    channels = routes(plan, (), plan.together).channels
-    if not channels:
-        yield "channels: none, everything stays on its device"
-        return
-    yield "channels, messages in the order in which they are made"
-    for channel in channels:
-        yield (
-            f"  {_name(plan, channel.source)} -> {_name(plan, channel.target)}  "
-            f"{_many(len(channel.messages), 'message')} a cycle"
-        )
 
 
 def _name(plan: ExecutionPlan, device: int) -> str:
