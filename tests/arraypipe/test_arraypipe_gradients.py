@@ -11,15 +11,13 @@ from branching_models import KINDS, Toggled, branching
 from runs import array_trainer, run
 from torch import Tensor, nn
 
-from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, Job, JobFailed, RunConfig, random_schedule
+from optsched.arraypipe import Job, JobFailed, random_schedule
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.arraypipe import RunResult
 
 STEPS = 3
 SEEDS = {"depth": 20}
@@ -41,38 +39,6 @@ def test_every_batch_decides_anew(kind: str) -> None:
     """No bit differs, whatever the first batch has trained, changed or left out."""
     for seed in range(SEEDS.get(kind, 4)):
         assert all_differences(kind, seed) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_batch_decides_anew_often(kind: str) -> None:
-    """The same over more seeds."""
-    for seed in range(20, 80):
-        assert all_differences(kind, seed) == []
-
-
-def run_in_slots(array: ArrayTrainer, steps: int, **options: Any) -> RunResult:
-    """Train on one device in the least memory, so that states take turns."""
-    order = random_schedule([job.microbatches for job in array.jobs], 3, place=[0, 0, 0], seed=1)
-    for memory in range(1_000, 20_000, 500):
-        array.config = RunConfig(memory=memory)
-        try:
-            result = run(array, order, steps, on_error="raise", **options)
-        except InputError as error:
-            assert str(error).startswith("memory")
-            continue
-        break
-    return result
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_states_that_take_turns(kind: str) -> None:
-    """Flags of parameters go along into slots."""
-    array, _ = branching(kind, 1)
-    result = run_in_slots(array, STEPS)
-    assert result.report.exposed_ns > 0
-    for j, trained in enumerate(result.trained):
-        assert differences(trained, array.train_alone(j, STEPS)) == []
 
 
 def noticed(kind: str) -> bool:
@@ -127,8 +93,7 @@ def momentum(named: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("slots", [False, True])
-def test_a_callback_may_unfreeze_layers(recompute: bool, tied: bool, slots: bool) -> None:
+def test_a_callback_may_unfreeze_layers(recompute: bool, tied: bool) -> None:
     """From the iteration after the loss that it was called with, as in a loop by hand."""
 
     def build(seed: int) -> nn.Module:  # jobs share frozen weights that are equal
@@ -165,11 +130,7 @@ def test_a_callback_may_unfreeze_layers(recompute: bool, tied: bool, slots: bool
         models[job.seed].requires_grad_(step >= 1)
         models[job.seed][2].bias.requires_grad_(True)  # type: ignore[index]
 
-    if slots:
-        result = run_in_slots(array, 5, on_step=on_step)
-        assert result.report.exposed_ns > 0 or not recompute  # what is kept stays in its slot
-    else:
-        result = run(array, random_schedule([1] * 4, 3), 5, on_step=on_step, on_error="raise")
+    result = run(array, random_schedule([1] * 4, 3), 5, on_step=on_step, on_error="raise")
     for k, got in enumerate(result.models):
         wanted = by_hand(k)
         assert all(torch.equal(got.state_dict()[name], wanted[name]) for name in wanted)
