@@ -197,6 +197,8 @@ def _prepared(
 def _check_folder(trainer: ArrayTrainer, request: Request) -> None:
     """Refuse checkpoints of another run, or beyond the last iteration."""
     folder = folder_of(trainer, request)
+    if folder is not None and folder.folder.exists() and not folder.folder.is_dir():
+        raise InputError(f"checkpoint: {folder.folder} is a file; choose a folder")
     for title in trainer.titles if folder is not None else ():
         assert folder is not None
         if not request.resume:
