@@ -22,6 +22,7 @@ from optsched.arraypipe.report.explain import predict
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.losses import NotMean
 from optsched.arraypipe.runtime.stages import fresh_model, waits_for_all
+from optsched.arraypipe.shallow import shallow
 from optsched.arraypipe.train_alone import NotIdentical
 from optsched.arraypipe.training_run import folder_of, train
 from optsched.errors import InputError, InternalError
@@ -287,9 +288,13 @@ def _check_exact(
     trainer: ArrayTrainer, n_slots: int, request: Request, say: Callable[[str], object]
 ) -> None:
     """Refuse layers and data with which an array does not reach the bits of training alone."""
-    steps = min(request.config.check, request.steps)
-    config = replace(request.config, memory=None) if request.config.on_ranks else request.config
-    checked = trainer.with_jobs(trainer.jobs[:n_slots], config)
+    steps, jobs, note = min(request.config.check, request.steps), trainer.jobs[:n_slots], ""
+    config = replace(request.config, backend="inline", memory=None)
+    if not request.config.on_ranks:
+        config = request.config
+    elif (small := shallow(trainer)) is not None:
+        trainer, note = small, " of a model with one block per stage"
+    checked = trainer.with_jobs(jobs, config)
     try:
         found = checked.check_exact(steps)
     except (JobFailed, torch.OutOfMemoryError) as error:
@@ -303,7 +308,7 @@ def _check_exact(
             f"RunConfig(check=0) would train it all the same; {len(found)} differences, the "
             f"first: {found[0]}; {_cause(checked, steps)}"
         )
-    say(f"checked: the bits of training alone, over {steps} iterations")
+    say(f"checked: the bits of training alone, over {steps} iterations{note}")
 
 
 def _cause(trainer: ArrayTrainer, steps: int) -> str:

@@ -1,0 +1,52 @@
+"""A trainer of a model with one block per stage, for checks where the whole does not fit."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from optsched.arraypipe.model.calls import UNCUT
+from optsched.arraypipe.model.lazy import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optsched.arraypipe.job import BuildModel
+    from optsched.arraypipe.trainer import ArrayTrainer
+
+
+def shallow(trainer: ArrayTrainer) -> ArrayTrainer | None:
+    """Return a trainer of the same model with the first block of every stage, and no other.
+
+    The other blocks never have memory. None if the cuts are not blocks of one `nn.ModuleList`.
+    """
+    places = [name.rpartition(".") for name in trainer.cuts]
+    owner = places[0][0] if places else ""
+    indices = [last for _, _, last in places]
+    if not owner or any(row[0] != owner for row in places) or not all(map(str.isdigit, indices)):
+        return None
+    made = copy(trainer)
+    made.build_model = _Shallow(trainer.build_model, owner, [0, *map(int, indices)])
+    made.given_stages = [f"{owner}.{k}" for k in range(1, len(indices) + 1)]
+    made.cut, made.compared = UNCUT, frozenset()
+    return made
+
+
+class _Shallow:
+    """Builds a model and removes all but some blocks of one of its lists."""
+
+    def __init__(self, build_model: BuildModel, owner: str, kept: Sequence[int]) -> None:
+        self.build_model, self.owner, self.kept = build_model, owner, kept
+
+    def __call__(self, **arguments: Any) -> nn.Module:
+        recorder = Recorder()
+        with recorder:
+            model = self.build_model(**arguments)
+            parent, _, name = self.owner.rpartition(".")
+            blocks: Any = model.get_submodule(self.owner)
+            setattr(model.get_submodule(parent), name, nn.ModuleList(blocks[k] for k in self.kept))
+            del blocks
+        recorder.finish()
+        return model
