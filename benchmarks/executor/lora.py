@@ -128,9 +128,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = save_base(Path(folder), given.width, given.depth)
         size = (base / "model.safetensors").stat().st_size / 2**20
-        print(
-            f"base {size:.0f} MiB, {given.adapters} adapters of rank 8, batches of {BATCH} x {LENGTH}"
-        )
+        form = f"batches of {BATCH} x {LENGTH}"
+        print(f"base {size:.0f} MiB, {given.adapters} adapters of rank 8, {form}")
         print("mode    adapters  ms an iteration  MiB of all processes")
         for mode in ("alone", "array", "ranks", "copies"):
             for n in (1, given.adapters) if mode in ("alone", "array") else (given.adapters,):
