@@ -282,6 +282,41 @@ def stages_of(one: Job, build: Any = build_model, cuts: Any = (4, 6)) -> list[Jo
     return fresh_stages(model, cut, one, 0, "job0")
 
 
+class Adapter(nn.Module):
+    """A frozen layer with a small trained one beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(64, 64).requires_grad_(False)
+        self.down, self.up = nn.Linear(64, 2, bias=False), nn.Linear(2, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of both."""
+        y: Tensor = torch.tanh(self.base(x) + self.up(self.down(x)))
+        return y
+
+
+@pytest.mark.parametrize("small", [1.0, 8.0])
+def test_a_frozen_base_is_there_once(small: float, made: list[Any]) -> None:
+    """Eight adapters take the bytes of one base and of eight small states, or of a few in slots."""
+    model = nn.Sequential(nn.Linear(6, 64), *(Adapter() for _ in range(4)), nn.Linear(64, 4))
+    for p in (*model[0].parameters(), *model[-1].parameters()):
+        p.requires_grad_(False)
+    jobs = [Job(s, 8, adamw, recompute=True) for s in range(8)]
+    schedule = random_schedule([1] * 8, 2, place=[0, 0], seed=1)
+    base = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
+    state = 3 * sum(p.nbytes for p in model.parameters() if p.requires_grad)  # and two moments
+    table = weigh(jobs, schedule, build_model=model, stages=["3"])[0]
+    limit = base + int(small * state) + table.total + 9000  # alignment
+    assert base > 5 * state
+    array = trainer(jobs, build_model=model, stages=["3"], memory=limit)
+    result = run(array, schedule, STEPS, on_error="raise")
+    memory = made[-1]
+    assert bool(slots_of(memory)) == (small < 8)
+    assert memory.limits.devices[0].shared == base
+    assert exact(array, result)
+
+
 # what happens to jobs
 
 

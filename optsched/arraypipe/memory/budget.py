@@ -80,13 +80,6 @@ class Bytes(NamedTuple):
         return "\n".join(f"{name:38} {size:>16,}" for name, size in rows)
 
 
-def standing(states: IntArray, gradients: IntArray, in_turn: bool) -> IntArray:
-    """Bytes of every device that stay, from bytes by job and device; in turn: one gradient."""
-    held: IntArray = gradients.max(axis=0, initial=0) if in_turn else gradients.sum(axis=0)
-    total: IntArray = states.sum(axis=0) + held
-    return total
-
-
 def budget(
     plan: ExecutionPlan, device: int, beside: Beside, jobs: Collection[int] | None = None
 ) -> Bytes:

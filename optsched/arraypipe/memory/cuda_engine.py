@@ -1,11 +1,9 @@
-"""The copy engine of a GPU: one stream per direction beside that of the blocks; speed of links."""
+"""The copy engine of a GPU: one stream per direction beside that of the blocks."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -91,37 +89,3 @@ class CudaEngine(CopyEngine):
         start_ns = self.clock.time_ns(begin)
         end_ns = max(start_ns, self.clock.time_ns(end))
         self.copies.append(Copy(direction, label, size, start_ns, end_ns))
-
-
-_SMALL: Final = 4 * 2**10
-_LARGE: Final = 16 * 2**20
-_LARGE_GPU: Final = 256 * 2**20  # within a GPU less is over before the host has noticed
-_REPEATS: Final = 20
-
-
-def link_speed(
-    source: torch.device, target: torch.device, most: int | None = None
-) -> tuple[float, float]:
-    """Bytes per second and nanoseconds of latency of copies, from a small and from a large one."""
-    most = most or (_LARGE_GPU if "cuda" in (source.type, target.type) else _LARGE)
-    small_ns, large_ns = (_copy_time_ns(source, target, size) for size in (_SMALL, most))
-    # what a byte costs, from the difference: the latency is in both
-    per_byte_ns = max(large_ns - small_ns, 1.0) / (most - _SMALL)
-    return 1e9 / per_byte_ns, max(0.0, small_ns - _SMALL * per_byte_ns)
-
-
-def _copy_time_ns(source: torch.device, target: torch.device, size: int) -> float:
-    """Median time of a copy, until it is over."""
-    pinned = {source.type, target.type} == {"cpu", "cuda"}
-    origin, copied = (
-        torch.zeros(size, dtype=torch.uint8, device=d, pin_memory=pinned and d.type == "cpu")
-        for d in (source, target)
-    )
-    times_ns = []
-    for _ in range(3 + _REPEATS):
-        began_ns = time.perf_counter_ns()
-        copied.copy_(origin, non_blocking=True)
-        for device in {t.device for t in (origin, copied) if t.is_cuda}:
-            torch.cuda.synchronize(device)
-        times_ns.append(time.perf_counter_ns() - began_ns)
-    return float(median(times_ns[3:]))
