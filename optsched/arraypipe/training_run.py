@@ -230,7 +230,7 @@ class ArrayRun:
         events = self.events
         self.worker = Worker(
             self.runs, Memory(self.runs), trainer.loss, events.on_update, events.on_loss,
-            trainer.weight,
+            trainer.weight, self.request.config.bytes is not None,
         )  # fmt: skip
         self._same(partial(self._first_forward, *self.runs))
         if self.builder.folder is not None and self.request.is_first:
@@ -256,9 +256,7 @@ class ArrayRun:
         ranks, course, runs, worker = self.ranks, self.course, self.runs, self.worker
         share = None if ranks is None else ranks.share(course.now)
         limit = self.request.config.bytes
-        worker.memory = self._same(
-            lambda: memory_of(runs, course.segments, limit, worker.criterion, share)
-        )
+        worker.memory = self._same(lambda: memory_of(runs, course.segments, limit, share))
         self.engine: InlineBackend | ProcessBackend
         if ranks is not None:
             self.engine = ranks.connect(course, runs, worker, self.planner, strict)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-def needs(runs: Any, segment: Any, share: Any, criterion: Any) -> tuple[int, int]:
+def needs(runs: Any, segment: Any, share: Any) -> tuple[int, int]:
     """Bytes of a rank beside its states, and of one slot of each kind."""
     plan, d = segment.plan, share.device
     pairs = sorted({(plan.blocks[i].job, plan.blocks[i].stage) for i in plan.sequences[d]})
@@ -41,7 +41,7 @@ def needs(runs: Any, segment: Any, share: Any, criterion: Any) -> tuple[int, int
     states = [State(j, s, found.bytes) for (j, s), found in zip(pairs, layouts, strict=True)]
     resident = sum(boundary_bytes(found.resident) for found in layouts)
     windows, outboxes = share.bytes(range(plan.n_jobs))
-    beside = bytes_beside(runs, segment, criterion)
+    beside = bytes_beside(runs, segment)
     table = budget(plan, d, beside)
     return table.total + windows + outboxes + resident, sum(slot_bytes(states))
 
@@ -51,12 +51,12 @@ def little(draw: random.Random) -> Iterator[list[Any]]:
     """Every rank has memory for as few slots as its order allows, or a few more; the memories."""
     made: list[Any] = []
 
-    def limited(runs: Any, segments: Any, _: None, criterion: Any, share: Any) -> Any:
-        rest, slot = needs(runs, segments[0], share, criterion)
+    def limited(runs: Any, segments: Any, _: None, share: Any) -> Any:
+        rest, slot = needs(runs, segments[0], share)
         factor = draw.choice([1.0, 1.0, 1.2, 1.6])
         while True:
             try:
-                found = memory_of(runs, segments, int(rest + factor * slot) + 1, criterion, share)
+                found = memory_of(runs, segments, int(rest + factor * slot) + 1, share)
             except InputError:  # more states are between F and B
                 if factor > 50:
                     raise
@@ -112,9 +112,9 @@ def too_small(ranks: int) -> dict[str, Any]:
     schedule = random_schedule([1] * 3, 4, place=[0, 1, 0, 1] if ranks == 2 else [2, 0, 3, 1])
     bytes_of: dict[int, int] = {}
 
-    def weighed(runs: Any, segments: Any, _: int, criterion: Any, share: Any) -> Any:
+    def weighed(runs: Any, segments: Any, _: int, share: Any) -> Any:
         found: list[Any] = [None] * ranks
-        dist.all_gather_object(found, sum(needs(runs, segments[0], share, criterion)))
+        dist.all_gather_object(found, sum(needs(runs, segments[0], share)))
         bytes_of.update(enumerate(found))
         raise InputError("weighed")
 
@@ -195,10 +195,10 @@ def refilled(ranks: int) -> dict[str, Any]:
     rest = [row.job for row in rows[2:]]
     array, made = trainer(rows[:2]), []
 
-    def limited(runs: Any, segments: Any, _: None, criterion: Any, share: Any) -> Any:
-        room = sum(needs(runs, segments[0], share, criterion))  # for one slot of each kind
+    def limited(runs: Any, segments: Any, _: None, share: Any) -> Any:
+        room = sum(needs(runs, segments[0], share))  # for one slot of each kind
         limit = 10**9 if share.device else room
-        made.append(memory_of(runs, segments, limit, criterion, share))
+        made.append(memory_of(runs, segments, limit, share))
         return made[-1]
 
     with patched(training_run, "memory_of", limited):

@@ -50,9 +50,9 @@ def weigh(jobs: list[Job], schedule: Any, queue: bool = False, **changes: Any) -
     """What every device needs beside states in a run that has a memory limit."""
     found: list[Bytes] = []
 
-    def memory_of(runs: Any, segments: Any, limit: int, criterion: Any, share: Any) -> Any:
+    def memory_of(runs: Any, segments: Any, limit: int, share: Any) -> Any:
         plan = segments[0].plan
-        beside = bytes_beside(runs, segments[0], criterion)
+        beside = bytes_beside(runs, segments[0])
         found.extend(budget(plan, d, beside) for d in range(len(plan.sequences)))
         raise Weighed
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
     from optsched.arraypipe.memory.budget import MessageBytes
-    from optsched.arraypipe.memory.stage_bytes import MakeCriterion
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Instance
     from optsched.arraypipe.runtime.state import JobRun, JobStage
@@ -246,18 +245,16 @@ def memory_of(
     runs: Sequence[JobRun],
     segments: Sequence[Segment],
     limit: int | None,
-    criterion: MakeCriterion,
     share: Share | None = None,
 ) -> Memory:
     """The memory of a run: everything resident if it fits, else slots.
 
-    `limit` are the bytes of every device; `criterion` is the loss of a micro-batch, for what it
-    keeps; `share` says which device this process has, in a run on ranks. `InputError`: it does not
-    fit, not even in slots; nothing has been moved.
+    `limit` are the bytes of every device; `share` says which device this process has, in a run on
+    ranks. `InputError`: it does not fit, not even in slots; nothing has been moved.
     """
     if limit is None:
         return Memory(runs)
-    first, beside = segments[0], bytes_beside(runs, segments[0], criterion)
+    first, beside = segments[0], bytes_beside(runs, segments[0])
 
     @cache
     def state_of(job: int, stage: int) -> State:
@@ -267,7 +264,8 @@ def memory_of(
     known = {(first.seats[seat], stage): row for (seat, stage), row in beside.items()}
     limits = Limits(runs, [None] * len(first.plan.sequences), state_of, known)
     devices = range(len(limits.devices)) if share is None else (share.device,)
-    place = runs[first.seats[0]].stages[0].device
+    here = next(b for b in first.plan.blocks if b.device in devices)
+    place = runs[first.seats[here.job]].stages[here.stage].device
     reserve = reserved(place, len(devices), share.taken if share else 0)
     decided, lengths = {}, {}
     for d in devices:

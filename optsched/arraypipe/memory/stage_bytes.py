@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from optsched.arraypipe.memory.budget import StageBytes, has_bytes
+from optsched.arraypipe.memory.budget import StageBytes
 from optsched.arraypipe.memory.state import rows_of
 from optsched.arraypipe.runtime import blocks
-from optsched.arraypipe.runtime.data import brought
-from optsched.arraypipe.runtime.losses import Criterion
-from optsched.arraypipe.runtime.stages import in_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,63 +18,42 @@ if TYPE_CHECKING:
     from optsched.arraypipe.job import Tensors
     from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.plan.segments import Segment
+    from optsched.arraypipe.runtime.losses import Criterion
     from optsched.arraypipe.runtime.state import JobStage
 
 
-MakeCriterion = Callable[[Any, "JobStage", int, Any], Criterion | None]
-"""(run, stage, micro-batch) -> the loss on the last stage (`Worker.criterion`)."""
+def bytes_beside(runs: Sequence[Any], segment: Segment) -> dict[tuple[int, int], StageBytes]:
+    """Bytes in addition to the state, by job and stage of the segment's plan.
 
-
-def bytes_beside(
-    runs: Sequence[Any], segment: Segment, criterion: MakeCriterion
-) -> dict[tuple[int, int], StageBytes]:
-    """Bytes beside the state, by job and stage of the segment's plan; all jobs are rehearsed.
-
-    Activations are measured only if the schedule has no bytes, by a forward of the first
-    micro-batch (no other is larger), which changes nothing of the job. A job whose first forward
-    has failed counts like the largest of the others, as another one may replace it.
+    What is kept from F to B was measured by the first forward, on the stages of this process. A job
+    whose first forward has failed counts like the largest, as another one may replace it.
     """
-    measured = {
-        j: _saved(runs[j], criterion)
-        for j in (() if has_bytes(segment.plan) else segment.seats)
-        if runs[j].feed is not None and runs[j].job.error is None
-    }
-    rows = zip(*measured.values(), strict=True)
-    largest = [tuple(max(column) for column in zip(*row, strict=True)) for row in rows]
+    rows = [runs[j].saved for j in segment.seats]
     found = {}
-    for seat, j in enumerate(segment.seats):
+    for place, j in enumerate(segment.seats):
         run = runs[j]
-        kept = measured.get(j, [(0, 0)] * len(run.stages))
-        if run.job.error is not None and largest:
-            kept = largest
-        for stage, (saved, inputs) in zip(run.stages, kept, strict=True):
+        for stage in run.stages:
+            saved, inputs = run.saved.get(stage.index, (0, 0))
+            if run.job.error is not None:
+                known = [row.get(stage.index, (0, 0)) for row in rows]
+                saved, inputs = max(a for a, _ in known), max(b for _, b in known)
             gradients, tied, masters = map(_trained, rows_of(stage))
-            found[seat, stage.index] = StageBytes(
+            found[place, stage.index] = StageBytes(
                 gradients, tied, masters, saved, inputs, run.job.recompute
             )
     return found
 
 
-def _saved(run: Any, criterion: MakeCriterion) -> list[tuple[int, int]]:
-    """Bytes kept of the first micro-batch on every stage, without and with recomputation."""
-    run.feed.draw(run.start)
-    x: Tensors = ()
-    device, rows = run.stages[0].device, []
-    with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
-        for stage in run.stages:
-            x = tuple(brought(t, stage.device) for t in x)
-            with in_place(stage):
-                before = stage.buffers()
-                stage.set_buffers([buffer.clone() for buffer in before])
-                try:
-                    batch, target = run.feed.microbatch(0, stage.device)
-                    end = criterion(run, stage, 0, target)
-                    saved, inputs, x = saved_bytes(stage, x, batch, end)
-                finally:
-                    stage.set_buffers(before)
-                    stage.kept.clear()
-            rows.append((saved, inputs))
-    return rows
+def measured(stage: JobStage, x: Tensors, batch: Inputs, end: Criterion | None) -> tuple[int, int]:
+    """Bytes kept of a micro-batch, without and with recomputation; nothing of the stage changes."""
+    before, device = stage.buffers(), stage.device
+    stage.set_buffers([buffer.clone() for buffer in before])
+    try:
+        with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
+            return saved_bytes(stage, x, batch, end)[:2]
+    finally:
+        stage.set_buffers(before)
+        stage.kept.clear()
 
 
 def saved_bytes(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from optsched.arraypipe.memory.stage_bytes import measured
 from optsched.arraypipe.model.inputs import mapped, tensors_in
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.data import DataEnded, brought, cast, inputs_of, target_of
@@ -108,6 +109,8 @@ def _rehearsed(run: JobRun, worker: Worker, stage: JobStage, x: Any) -> Any:
         x = blocks.rehearse(stage, x, batch, first)
         if stage.last:
             _compare_last_stage(run, worker, given)
+        if worker.limited:
+            run.saved[stage.index] = measured(stage, given, batch, end)
     return tuple(map(blocks.leaf, x)) if isinstance(x, tuple) else blocks.leaf(x)
 
 

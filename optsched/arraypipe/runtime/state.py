@@ -125,6 +125,8 @@ class JobRun:
     weighed: int = -1  # iteration that these are of
     reported: int = -1  # last iteration with a reported loss
     updates: int = 0  # of stages, in this process
+    # by stage: bytes kept of a micro-batch, without and with recomputation
+    saved: dict[int, tuple[int, int]] = field(default_factory=dict)
     total_norm: Tensor | None = None  # of all gradients of the iteration
     metric: float = math.nan  # the loss, for schedulers that need it
 

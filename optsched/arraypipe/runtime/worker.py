@@ -93,6 +93,7 @@ class Worker:
     # for the next iteration
     on_loss: Callable[[JobRun, int, float], None]
     weight: Weight = None  # of micro-batches
+    limited: bool = False  # the first forward measures what stages keep
     excluded_ns: int = 0  # of the last block for batches and callbacks, not its work
     interrupted: bool = False  # every job ends with its iteration
 
