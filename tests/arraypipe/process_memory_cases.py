@@ -135,7 +135,7 @@ def too_small(ranks: int) -> dict[str, Any]:
     said: list[Any] = [None] * ranks
     dist.all_gather_object(said, (sentence, folder.exists()))
     found = {
-        "said": sentence, "device": f"memory: device{order[-1]} has" in sentence,
+        "said": sentence, "device": f"memory: device{order[-1]} " in sentence,
         "alike": set(said) == {(sentence, False)},
         "others": bytes_of[order[-2]] < bytes_of[order[-1]] - 1,
     }  # fmt: skip
