@@ -58,7 +58,7 @@ def fit(trainer: ArrayTrainer, given: ExecutionPlan | None, request: Request) ->
 
         if request.config.check:
             _check_same_data(trainer)
-        count = dist.get_world_size()
+        count = dist.get_world_size() // request.config.replicas
         profile = None if given is not None else _measured(trainer, count, say)
         prepare = partial(_prepared, trainer, given, request, say, count, profile)
         found, problem = agree(prepare, _PATIENCE_S, of_first=True)
@@ -91,8 +91,8 @@ def validated(
 ) -> ExecutionPlan | None:
     """Refuse arguments that do not fit; return the plan of a given schedule."""
     config = request.config
-    if config.replicas > 1:
-        raise InputError(f"replicas: expected 1 with this backend, got {config.replicas}")
+    if config.replicas > 1 and not config.on_ranks:
+        raise InputError(f"replicas: needs ranks, start with torchrun; got {config.replicas}")
     if request.evaluate is not None:
         measure_of(request.evaluate, trainer.loss)
     if schedule is None:
@@ -103,7 +103,7 @@ def validated(
     if config.on_ranks:
         from optsched.arraypipe.distributed.ranks import check_size
 
-        check_size(len(plan.devices))
+        check_size(len(plan.devices), config.replicas)
     if config.replan is True:
         raise InputError("replan: expected the JobArray that the schedule was made for")
     if config.replan is not False:

@@ -14,6 +14,7 @@ from optsched.arraypipe.runtime.state import JobRun, JobStage
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
+    from optsched.arraypipe.distributed.replicas import Replicas
     from collections.abc import Collection
 
     import torch
@@ -37,8 +38,11 @@ class JobBuilder:
         request: Request,
         device: torch.device,
         folder: CheckpointFolder | None,
+        replicas: Replicas | None = None,
     ) -> None:
         self.trainer, self.device, self.folder = trainer, device, folder
+        self.replicas = replicas
+        self.data = trainer.data if replicas is None else replicas.part_of(trainer.data)
         self.steps = request.steps
         self.first: tuple[Shapes, str] | None = None  # shapes and title of the first job
         self.owners: Owners = {}
@@ -78,7 +82,7 @@ class JobBuilder:
             )
         run.begin_at(at)
         if at < self.steps:
-            data = trainer.data if folder is None else folder.watched(run, trainer.data)
+            data = self.data if folder is None else folder.watched(run, self.data)
             run.feed = Feed(data, job, title, at)
             if refused:
                 run.fail(0, at, refused)
@@ -93,6 +97,8 @@ class JobBuilder:
         self.precisions.add(job.precision)
         check_sibling(shapes, title, *self.first)
         check_apart(model, title, self.owners, self._unshared())
+        if self.replicas is not None:
+            self.replicas.check(model, title)
         devices = [self.device] * trainer.n_stages
         return fresh_stages(model, trainer.cut, job, index, title, devices, away, trainer.loss)
 

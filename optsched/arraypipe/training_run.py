@@ -145,7 +145,7 @@ def train(
                 from optsched.arraypipe.distributed.ranks import Ranks
 
                 devices = None if config.device is None else [config.device]
-                ranks = Ranks(plan, RECEIVED_AHEAD, config.timeout, devices)
+                ranks = Ranks(plan, RECEIVED_AHEAD, config.timeout, devices, config.replicas)
                 ranks.agree(_shared_settings(trainer, plan, request))
             device = device_of(config.device) if ranks is None else ranks.devices[0]
             deterministic([device])
@@ -176,7 +176,7 @@ def _shared_settings(trainer: Trainer, plan: ExecutionPlan, request: Request) ->
         "jobs": list(zip(trainer.titles, rows, strict=True)),
         "checkpoint": "not given" if request.checkpoint is None else "given",
         "resume": request.resume,
-        **{key: getattr(request.config, key) for key in ("on_error", "every", "keep")},
+        **{key: getattr(request.config, key) for key in ("on_error", "every", "keep", "replicas")},
     }
 
 
@@ -197,8 +197,11 @@ class ArrayRun:
         if on_gpu(device):
             torch.cuda.set_device(device)
         folder = folder_of(trainer, request)
-        self.events = Events(trainer, request, folder, ranks and proxy(ranks))
-        self.builder = JobBuilder(trainer, request, device, folder)
+        replicas = None if ranks is None else ranks.replicas
+        self.saves = replicas is None or not replicas.index
+        saved = folder if self.saves else None
+        self.events = Events(trainer, request, saved, ranks and proxy(ranks))
+        self.builder = JobBuilder(trainer, request, device, folder, replicas)
         self.runs: list[JobRun] = []
         try:
             self._build()
@@ -282,7 +285,7 @@ class ArrayRun:
 
     def _prepare(self, folder: CheckpointFolder) -> None:
         if self.ranks is not None:
-            folder.stages_of, folder.is_first = self.ranks.stages_of, self.ranks.is_first
+            folder.stages_of, folder.is_first = self.ranks.saved_by, self.ranks.is_first
         # no rank writes before the first one has removed leftovers
         self._same(lambda: folder.prepare(self.trainer.titles, self.request.resume))
 
@@ -292,7 +295,7 @@ class ArrayRun:
             with on_first_interrupt(self.engine.interrupt):
                 records = self.engine.run()
                 with nullcontext() if ranks is None else ranks.concluding():
-                    if folder is not None:
+                    if folder is not None and self.saves:
                         for run in self.runs:
                             folder.finish(run)
         finally:
@@ -438,7 +441,7 @@ class ArrayRun:
             return RunResult(jobs, losses, log, whole)
         from optsched.arraypipe.distributed.results import LocalJob
 
-        local = tuple(LocalJob(run, ranks.stages_of(run)) for run in self.runs)
+        local = tuple(LocalJob(run, ranks.saved_by(run)) for run in self.runs)
         return RunResult(jobs, losses, log, None, local)
 
 

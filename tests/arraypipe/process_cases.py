@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import runs
 import test_arraypipe_losses as loss_tests
-from arraypipe_models import data, loss, sgd
+from arraypipe_models import adamw, data, loss, sgd
 from process_refusals import absent, concluded, one_rank_cannot, refused, used_up  # noqa: F401
 from process_rows import (
     CHECKPOINTED,
@@ -52,6 +52,7 @@ from process_rows import (
 from runs import array_trainer
 from streams_cases import without
 from streams_model import streams
+from test_arraypipe_settings import plateau
 from torch import nn
 
 from benchmarks.executor.staged_group import StagedLinks
@@ -382,6 +383,74 @@ def own_stages(ranks: int) -> list[int]:
         array.run(random_schedule([1] * 4, 2), 1, **PROCESSES)
     own = 4 * 2 * (width * width + width) * 4
     return [used[0], own, 2 * own]
+
+
+def replicated(ranks: int) -> list[str]:
+    """Two replicas of two stages: everything that differs from DDP on two ranks, and refusals."""
+    rank, steps = dist.get_rank(), 4
+
+    def build() -> nn.Sequential:
+        return nn.Sequential(
+            nn.Linear(6, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 12), nn.Linear(12, 4)
+        )
+
+    jobs = [
+        Job(0, 8, sgd, microbatches=2),
+        Job(1, 12, adamw, clip_norm=0.5),
+        Job(2, 8, adamw, precision="fp64", scheduler=plateau),
+    ]
+    array = ArrayTrainer(build, data, jobs=jobs, stages=[2], loss=loss)
+    schedule = random_schedule([2, 1, 1], 2, update=[0, 1, 2], together=[1, 2], seed=3)
+    folder = f"{sys.argv[1]}/replicas"
+    how: dict[str, Any] = {"replicas": 2, "checkpoint": folder, **PROCESSES}
+    with patched(training_run, "FIRST_CYCLES", 1):
+        runs.run(array, schedule, 2, **how)
+        result = runs.run(array, schedule, steps, resume=True, **how)
+    found: list[str] = []
+    pair = dist.new_group([0, 1])
+    for j, job in enumerate(jobs if rank < 2 else ()):
+        wanted = _in_ddp(build, job, steps, rank, pair)
+        for name, p in wanted.items() if rank == 0 else ():
+            if not torch.equal(result.trained[j].parameters[name], p):
+                found.append(f"job {j}: {name} differs")
+    norm = ArrayTrainer(build_model, data, jobs=[Job(0, 8, sgd)], stages=[5], loss=loss)
+    try:
+        runs.run(norm, random_schedule([1], 2), 1, replicas=2, **PROCESSES)
+    except InputError as error:
+        found += [] if "module '1' of job job0 (BatchNorm1d)" in str(error) else [str(error)]
+    else:
+        found.append("statistics are not refused")
+    return found
+
+
+def _in_ddp(build: Any, job: Job, steps: int, rank: int, group: Any) -> dict[str, torch.Tensor]:
+    """The parameters of a job that two ranks train with torch's DistributedDataParallel."""
+    torch.manual_seed(job.seed)
+    model = build().to(torch.float64 if job.precision == "fp64" else torch.float32)
+    ddp = nn.parallel.DistributedDataParallel(model, process_group=group)
+    optimizer = job.optimizer(list(model.named_parameters()))
+    scheduler = None if job.scheduler is None else job.scheduler(optimizer)
+    batches = data(job, 0)
+    for _ in range(steps):
+        pairs = zip(*(t.tensor_split(2)[rank].tensor_split(job.microbatches)
+                      for t in next(batches)), strict=True)  # fmt: skip
+        optimizer.zero_grad()
+        parts, total = list(pairs), 0.0
+        for m, (x, y) in enumerate(parts):
+            share = len(x) / sum(len(x) for x, _ in parts)
+            x = x.to(torch.float64) if job.precision == "fp64" else x
+            with ddp.no_sync() if m < len(parts) - 1 else nullcontext():
+                value = loss(ddp(x), y) * share
+                value.backward()
+            total += value.item()
+        if job.clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
+        optimizer.step()
+        mean = torch.tensor(total / 2, dtype=torch.float64)
+        dist.all_reduce(mean, group=group)
+        if scheduler is not None:
+            scheduler.step(float(mean))
+    return dict(model.named_parameters())
 
 
 def nothing_left(ranks: int) -> list[int]:

@@ -45,7 +45,7 @@ SOME: tuple[Any, ...] = (
                     "one_rank_cannot": [], "concluded": [], "used_up": [], "carried": [],
                     "own_stages": [], "with_losses": [], "streamed": ["exact", 20, 22]}),
     (4, "several", {"exact": [100, 102], "replanned": [100, 102], "stopped": [],
-                    "streamed": ["replanned", 120, 121]}),
+                    "streamed": ["replanned", 120, 121], "replicated": []}),
     *((2, "ends_badly", how) for how in TROUBLES),
     (2, "absent"),
     (2, "killed"),
@@ -99,6 +99,11 @@ def test_plans_change_on_the_way(answers: dict[Any, Any], ranks: int) -> None:
 def test_links_of_gpus(answers: dict[Any, Any], ranks: int) -> None:
     """Credits, heads and bodies apart, a thread and a stream per channel end, late kernels."""
     assert answers[ranks, "streamed"] == []
+
+
+def test_replicas_have_the_bits_of_ddp(answers: dict[Any, Any]) -> None:
+    """Two stages on two ranks each: accumulation, clipping, plateaus, and a resume between."""
+    assert answers[4, "replicated"] == []
 
 
 def test_states_of_ended_jobs_leave_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

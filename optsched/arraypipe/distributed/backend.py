@@ -170,20 +170,23 @@ class ProcessBackend(Backend):
             if not math.isnan(payload.loss) and run.reported < iteration:
                 run.reported = iteration
                 self.worker.on_loss(run, iteration, payload.loss)
-        if run.job.life.stopping:
+        if self.worker.stops(run):
             run.stop_after(now.iteration)
 
     def following(self, segment: Segment) -> tuple[Change | None, int]:
         """Agree on how the jobs of the segment have ended, and on what the first rank decides."""
         jobs = sorted({job for job in segment.seats if self.runs[job].local})
-        for row in self.group.all([life_of(self.runs[job]) for job in jobs]):
-            for life in row:
-                take_life(self.runs, life)
+        lives = [life_of(self.runs[job]) for job in jobs]
+        rows = self.group.all((self.worker.interrupted, lives))
+        for life in (life for _, row in rows for life in row):
+            take_life(self.runs, life)
         self.course.close()
+        for job in {job for _, row in rows for job, *_, stopping in row if stopping}:
+            self.runs[job].stop_after(self.runs[job].begin - 1)
         made: Decision | None = None
-        if not self.device:
-            cycles = cycles_for(segment, self.seconds)
-            made = self.planner.decide(segment, cycles, self.worker.interrupted)
+        if not self.group.rank:
+            cycles, interrupted = cycles_for(segment, self.seconds), any(row[0] for row in rows)
+            made = self.planner.decide(segment, cycles, interrupted)
         found = self._shared(made)
         change = None if found.plan is None else self.planner.carry_out(found)
         return change, found.cycles
@@ -211,12 +214,12 @@ def life_of(run: JobRun) -> tuple[Any, ...]:
     """How a job stands on this rank."""
     error = run.job.life.error
     failure = None if error is None else (error.stage, error.iteration, str(error))
-    return run.index, run.job.life.status, run.end, failure
+    return run.index, run.job.life.status, run.end, failure, run.job.life.stopping
 
 
 def take_life(runs: Sequence[JobRun], row: tuple[Any, ...]) -> None:
     """Note how a job stands on another rank."""
-    job, status, end, failure = row
+    job, status, end, failure, _ = row
     run, life = runs[job], runs[job].job.life
     if status in ("failed", "stopped") and life.status != "failed":
         life.status, run.end = status, min(run.end, end)

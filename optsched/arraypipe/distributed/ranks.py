@@ -15,7 +15,9 @@ import torch.distributed as dist
 from optsched.arraypipe.distributed.backend import ProcessBackend
 from optsched.arraypipe.distributed.channels import Capacity, Chain
 from optsched.arraypipe.distributed.group import Group
+from optsched.arraypipe.distributed.replicas import Replicas
 from optsched.arraypipe.distributed.transport import (
+    CHAIN,
     CreditedLinks,
     GlooLinks,
     PeerLost,
@@ -42,14 +44,15 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.worker import Worker
 
 Timed = TypeVar("Timed", Record, Copied)
-Remembered: TypeAlias = "tuple[Past, list[Copied], dict[int, list[float]]]"
+Remembered: TypeAlias = "tuple[Past, list[Copied]]"
 _ROUNDS = 5
 
 
 class Ranks:
-    """The ranks of one run, as many as `check_size` wants; rank d is device d. Collective.
+    """The ranks of one run, as many as `check_size` wants. Collective.
 
-    `devices` are CPUs, if those are meant although there are GPUs.
+    Rank ``k * n + d`` is device d of n of replica k. `devices` are CPUs, if those are meant
+    although there are GPUs.
     """
 
     def __init__(
@@ -58,13 +61,23 @@ class Ranks:
         window: int = 2,
         timeout: float = 600.0,
         devices: Sequence[str | torch.device] | None = None,
+        replicas: int = 1,
     ) -> None:
         self.capacity = Capacity(window)
-        self.links = links(timeout, devices)
-        self.group = Group(self.links.group, timeout)
+        self.links = links(timeout, devices, replicas)
+        world = self.links.group
+        self.replicas: Replicas | None = None
+        if replicas > 1:
+            patience = self.links.timeout
+            world = dist.new_group(backend="gloo", timeout=patience)
+            kind = "gloo" if self.links.device.type == "cpu" else "nccl"
+            columns = zip(*self.links.members, strict=True)
+            same = [dist.new_group([*row], patience, kind) for row in columns]
+            self.replicas = Replicas(self.links.replica, replicas, same[self.links.rank])
+        self.group = Group(world, timeout)
         self.all, self.same = self.group.all, self.group.agree
         self.devices = (self.links.device,) * len(plan.devices)
-        self.is_first = self.links.rank == 0
+        self.is_first = self.group.rank == 0
         self.clock_error_ns = 0  # largest error of a rank's clock
 
     def agree(self, what: Mapping[str, object]) -> None:
@@ -81,6 +94,9 @@ class Ranks:
 
     def leave(self) -> None:
         """Leave the links as things are: peers that wait for this rank get an error at once."""
+        if self.replicas is not None:
+            dist.destroy_process_group(self.replicas.group)
+            dist.destroy_process_group(self.group.group)
         self.group.group = None  # a reference would keep its connections open
         self.links.leave()
 
@@ -111,9 +127,11 @@ class Ranks:
         if limits is not None:  # how the others have divided their memory
             limits.devices = self.all(limits.devices[self.links.rank])
         self.before = read_clocks(self.links)
+        worker.replicas = self.replicas
         self.backend = ProcessBackend(
-            course, runs, worker, planner, strict, self.links, self.group, self.capacity
-        )
+            course, runs, worker, planner, strict or self.replicas is not None, self.links,
+            self.group, self.capacity,
+        )  # fmt: skip
         return self.backend
 
     def share_failures(self, runs: Sequence[JobRun]) -> None:
@@ -131,6 +149,10 @@ class Ranks:
             error = run.job.error or run.fail(stage, run.start, "")
             error.args = (f"{sentence} (rank {rank})" if len(failed) < len(rows) else sentence,)
 
+    def saved_by(self, run: JobRun) -> list[int]:
+        """Stages of a job whose states this rank writes: those of the first replica."""
+        return self.stages_of(run) if self.links.replica == 0 else []
+
     def stages_of(self, run: JobRun) -> list[int]:
         """Stages of a job that are trained on this rank."""
         home = self.backend.homes.get(run.index, ())
@@ -142,7 +164,7 @@ class Ranks:
         Rank 0 does if it has a stage of the job, else the rank of the last stage.
         """
         home = self.backend.homes[run.index]
-        return self.links.rank == (0 if 0 in home else home[-1])
+        return self.links.replica == 0 and self.links.rank == (0 if 0 in home else home[-1])
 
     @contextmanager
     def concluding(self) -> Iterator[None]:
@@ -163,64 +185,79 @@ class Ranks:
         remembers it.
         """
         after, backend = read_clocks(self.links), self.backend
-        # they are made on the last stage
-        losses = {r.index: r.losses for r in backend.runs if len(r.stages) - 1 in self.stages_of(r)}
-        everybody = self._gathered((backend.past, [*backend.copies], losses))
+        self._share_losses()
+        everybody = self._gathered((backend.past, [*backend.copies]))
         self.links.close()
         if not everybody:
             return records
         self.clock_error_ns = max(r.error_ns for r in (*self.before, *after))
-        cut = max(past.cut for past, _, _ in everybody)
+        cut = max(past.cut for past, _ in everybody)
         backend.course.forget(cut[0])
         rows: list[list[Record]] = []
         copies: list[Copied] = []
         waited_ns: dict[tuple[int, ...], int] = {}
-        for (past, copied, losses), *readings in zip(everybody, self.before, after, strict=True):
+        for (past, copied), *readings in zip(everybody, self.before, after, strict=True):
             rows.append(on_first_clock(since(cut, past.records), *readings))
             copies += on_first_clock(copied, *readings)
             waited_ns |= dict(zip((row[:3] for row in past.rows), past.exposed_ns, strict=False))
-            for job, values in losses.items():
-                backend.runs[job].losses[:] = values
         ordered = in_topological_order(backend.course, rows, cut)
-        left_out = sum(past.left_out + len(past.rows) for past, _, _ in everybody) - len(ordered)
+        left_out = sum(past.left_out + len(past.rows) for past, _ in everybody) - len(ordered)
         early_ns = min((r.start_ns for r in ordered), default=0)
         backend.copies = [c for c in copies if not left_out or c.end_ns >= early_ns]
         backend.past.left_out = left_out
         backend.past.exposed_ns = [waited_ns.get(r[:3], 0) for r in ordered] if waited_ns else []
         return ordered
 
+    def _share_losses(self) -> None:
+        """Give all ranks the losses of all jobs, which are made on last stages.
+
+        Of replicas their mean, as the gradients are that of theirs.
+        """
+        runs = self.backend.runs
+        rows = self.all({r.index: r.losses for r in runs if len(r.stages) - 1 in self.stages_of(r)})
+        for run in runs:
+            found = [row[run.index] for row in rows if run.index in row]
+            columns = zip(*found, strict=True)
+            run.losses[:] = [sum(x / len(found) for x in column) for column in columns]
+
     def _gathered(self, local: Remembered) -> list[Remembered]:
-        """What all ranks remember, on rank 0; empty on the others."""
+        """What all ranks of the replica remember, on its first one; empty on the others."""
         rows: list[Any] = [None] * self.links.size
         with collective():
-            dist.gather_object(local, None if self.links.rank else rows, 0, self.links.group)
+            first = self.links.members[self.links.replica][0]
+            dist.gather_object(local, None if self.links.rank else rows, first, self.links.group)
         return [] if self.links.rank else rows
 
 
-def links(timeout: float, devices: Sequence[str | torch.device] | None) -> GlooLinks:
+def links(
+    timeout: float, devices: Sequence[str | torch.device] | None, replicas: int = 1
+) -> GlooLinks:
     """Links between CPUs; or between GPUs if every process has one for itself (collective)."""
     device = own_gpu(devices)
     if device is None:
-        return GlooLinks(timeout)
+        return GlooLinks(timeout, replicas)
     if missing := [f"{key}={value}" for key, value in SETTINGS.items() if key not in os.environ]:
         warnings.warn(
             f"streams of this rank may wait for each other: set {' '.join(missing)} before CUDA "
             "starts", stacklevel=2,
         )  # fmt: skip
     torch.cuda.set_device(device)
-    made = CreditedLinks(timeout, device)
+    made = CreditedLinks(timeout, device, replicas)
     torch.cuda.empty_cache()  # or what this process keeps for itself would count as taken
     free, total = torch.cuda.mem_get_info(device)
     made.taken = max(0, total - free - CUDA_CONTEXT)  # kernels that are loaded already, too
     return made
 
 
-def check_size(n_devices: int) -> None:
-    """Refuse a schedule that has not one device for every process."""
-    if dist.get_world_size() != n_devices:
+def check_size(n_devices: int, replicas: int = 1) -> None:
+    """Refuse a schedule that has not one device for every process of a replica."""
+    needed = n_devices * replicas
+    if dist.get_world_size() != needed:
+        more = f" and {replicas} replicas" if replicas > 1 else ""
         raise InputError(
-            f"backend: the schedule has {n_devices} devices, there are {dist.get_world_size()} "
-            f"processes; start one per device (torchrun --nproc-per-node {n_devices} ...)"
+            f"backend: the schedule has {n_devices} devices{more}, there are "
+            f"{dist.get_world_size()} processes; start one per device "
+            f"(torchrun --nproc-per-node {needed} ...)"
         )
 
 
@@ -289,12 +326,12 @@ def _compare(rank: int, links: GlooLinks) -> Reading:
     asked_ns = time.perf_counter_ns()
     with collective():
         if not links.rank:
-            dist.send(word, peer, links.group)
-        dist.recv(word, peer, links.group)
+            links.group.send([word], peer, CHAIN).wait()
+        links.group.recv([word], peer, CHAIN).wait()
         back_ns, there_ns = time.perf_counter_ns(), int(word)
         if links.rank:
             word[0] = back_ns
-            dist.send(word, peer, links.group)
+            links.group.send([word], peer, CHAIN).wait()
     return Reading(there_ns, (asked_ns + back_ns) // 2 - there_ns, (back_ns - asked_ns + 1) // 2)
 
 

@@ -51,17 +51,23 @@ def collective() -> Iterator[None]:
 
 
 class GlooLinks:
-    """Links from this rank to all others; any wait may take `timeout` seconds."""
+    """Links from this rank to all others of its replica; a wait may take `timeout` seconds.
+
+    Ranks count within the replica: they are the devices of the plan.
+    """
 
     device = torch.device("cpu")
     apart = False  # whether headers and tensors travel apart, so that no length need be guessed
     taken = 0  # bytes of the GPU that communicators have, and contexts beyond `CUDA_CONTEXT`
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, replicas: int = 1) -> None:
         self.timeout = timedelta(seconds=timeout)
-        # a group of its own: the tags of its messages meet no other's
-        self.group: Any = dist.new_group(backend="gloo", timeout=self.timeout)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.size = dist.get_world_size() // replicas
+        self.replica, self.rank = divmod(dist.get_rank(), self.size)
+        self.members = [[*range(k * self.size, (k + 1) * self.size)] for k in range(replicas)]
+        # groups of their own: the tags of their messages meet no others
+        groups = [dist.new_group(row, self.timeout, "gloo") for row in self.members]
+        self.group: Any = groups[self.replica]
 
     def post(self, source: int, size: int, tag: int = DATA) -> Any:
         """Post a receive of up to `size` bytes."""
@@ -150,8 +156,8 @@ class CreditedLinks(GlooLinks):
 
     apart = True
 
-    def __init__(self, timeout: float, device: torch.device) -> None:
-        super().__init__(timeout)
+    def __init__(self, timeout: float, device: torch.device, replicas: int = 1) -> None:
+        super().__init__(timeout, replicas)
         self.device = device
         self._cuda = on_gpu(device)
         # or its watchdog would end the process before `abort` and the sentence that says why
@@ -161,8 +167,11 @@ class CreditedLinks(GlooLinks):
         self._queues: dict[Pair, SimpleQueue[Any]] = {}
         self._threads: list[threading.Thread] = []
         pairs = [(s, t) for s in range(self.size) for t in range(self.size) if s != t]
-        every = {pair: self._group(sorted(pair)) for pair in pairs}
-        used = {pair: group for pair, group in every.items() if self.rank in pair}
+        every = [
+            {pair: self._group(sorted(row[rank] for rank in pair)) for pair in pairs}
+            for row in self.members
+        ]
+        used = {pair: group for pair, group in every[self.replica].items() if self.rank in pair}
         for (source, target), group in used.items():
             # communicators are made at their first use: in order
             byte = torch.zeros(1, dtype=torch.uint8, device=device)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from optsched.arraypipe.distributed.replicas import Replicas
     from optsched.arraypipe.job import Loss, Tensors
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Block, Copied, Instance
@@ -96,6 +97,7 @@ class Worker:
     limited: bool = False  # the first forward measures what stages keep
     excluded_ns: int = 0  # of the last block for batches and callbacks, not its work
     interrupted: bool = False  # every job ends with its iteration
+    replicas: Replicas | None = None  # of this process's stages
 
     def execute(self, segment: Segment, now: Instance, received: Payloads) -> dict[int, Payload]:
         """Run a block on what its messages brought; the messages that it sends, by their index.
@@ -110,7 +112,7 @@ class Worker:
             if payload.flags:
                 run.receive_flags(payload.flags, iteration)
         begins = kind == "F" and place == 0 and not block.microbatch
-        if begins and (self.interrupted or run.job.life.stopping):
+        if begins and self.stops(run):
             run.stop_after(iteration - 1)
         if iteration < run.end:
             try:
@@ -131,6 +133,10 @@ class Worker:
                 return sent
         tombstone = Payload((), run.final_flags())
         return dict.fromkeys(segment.routes.outputs[operation], tombstone)
+
+    def stops(self, run: JobRun) -> bool:
+        """Whether a job ends with its iteration; replicas stop together, between segments."""
+        return self.replicas is None and (self.interrupted or run.job.life.stopping)
 
     def finish(self) -> None:
         """Read losses that a device was still computing; put all states back."""
@@ -171,7 +177,11 @@ class Worker:
         if kind == "W":
             blocks.backward_weights(stage, block.microbatch)
         sent = self._backward(segment, now, run, stage, received) if kind == "B" else {}
+        if self.replicas is not None and kind == "W" and _is_last(segment, block):
+            self.replicas.start(run.index, stage)
         if segment.plan.updates[block.operation]:
+            if self.replicas is not None:
+                self.replicas.finish(run.index, stage)
             if kind != "U" and self.memory.moves:  # the rest of the state is needed only now
                 stage = self.memory.enter(run.index, block.stage, "U", now)
             norm, metric = run.total_norm, run.metric
@@ -196,7 +206,8 @@ class Worker:
         if stage.needs_batch:
             batch, target = self._microbatch(run, stage, m, iteration)
         recomputed = run.job.recompute or (block.job, stage.index) in segment.plan.recomputed
-        key = run.job.key(iteration, m, stage.index)
+        first = 0 if self.replicas is None else self.replicas.index * run.job.microbatches
+        key = run.job.key(iteration, first + m, stage.index)
         end = self.criterion(run, stage, m, target)
         if end is not None and run.compare_loss is not None and not m:
             assert run.feed is not None
@@ -236,6 +247,8 @@ class Worker:
         ends = now.operation in segment.plan.last_backwards
         if stage.last and ends:
             run.metric = run.losses[-1] if run.losses else math.nan
+            if self.replicas is not None and run.needs_metric:
+                run.metric = self.replicas.mean(run.metric)
         gradients, tied = _gradients(segment, run, stage, received, ends)
         if stage.kept[m].roots is None:
             blocks.recompute(stage, m)
@@ -244,6 +257,10 @@ class Worker:
         copies = {}  # gradients of the copies of tied weights
         for entry in stage.borrowed:
             copies[entry.name], entry.parameter.grad = entry.parameter.grad, None
+        if self.replicas is not None and ends and not split:
+            self.replicas.start(run.index, stage)
+            if run.job.needs_norm:
+                self.replicas.finish(run.index, stage)
         norms = Norms()
         if ends and run.job.needs_norm:
             norms = norms_from(stage, stage.later_norms)
@@ -279,8 +296,13 @@ class Worker:
             return
         run.reported = iteration
         self.on_loss(run, iteration, run.losses[-1])
-        if run.job.life.stopping:
+        if self.stops(run):
             run.stop_after(iteration + bool(run.unread))  # a loss read late has a successor begun
+
+
+def _is_last(segment: Segment, block: Block) -> bool:
+    """Whether a block is that of the last micro-batch of its iteration."""
+    return block.microbatch == segment.plan.microbatches[block.job] - 1
 
 
 def _take_weights(stage: JobStage, names: Sequence[str], values: Sequence[Tensor | None]) -> None:
