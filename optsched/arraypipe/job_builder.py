@@ -14,13 +14,13 @@ from optsched.arraypipe.runtime.state import JobRun, JobStage
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.arraypipe.distributed.replicas import Replicas
     from collections.abc import Collection
 
     import torch
     from torch import nn
 
     from optsched.arraypipe.checkpoint.folder import CheckpointFolder
+    from optsched.arraypipe.distributed.replicas import Replicas
     from optsched.arraypipe.job import Job
     from optsched.arraypipe.model.checks import Owners, Shapes
     from optsched.arraypipe.options import Request, Trainer

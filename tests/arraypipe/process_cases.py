@@ -101,7 +101,7 @@ def streamed(ranks: int, case: str, first: int, last: int) -> list[str]:
     Finds what that finds, and races.
     """
 
-    def links(timeout: float, devices: object) -> StagedLinks:
+    def links(timeout: float, devices: object, replicas: int) -> StagedLinks:
         return StagedLinks(timeout, torch.device("cpu", 0))
 
     def uploaded(value: Any, device: Any) -> Any:
@@ -364,7 +364,7 @@ def own_stages(ranks: int) -> list[int]:
 
     def counted(self: Any, *arguments: Any) -> Any:
         gc.collect()
-        tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor)]
+        tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter)]
         used.append(
             sum(
                 {
@@ -380,7 +380,7 @@ def own_stages(ranks: int) -> list[int]:
     array = array_trainer(build, batches, jobs=jobs, stages=[2], loss=loss)
     gc.collect()
     with patched(backend.ProcessBackend, "run_segment", counted):
-        array.run(random_schedule([1] * 4, 2), 1, **PROCESSES)
+        runs.run(array, random_schedule([1] * 4, 2), 1, **PROCESSES)
     own = 4 * 2 * (width * width + width) * 4
     return [used[0], own, 2 * own]
 
@@ -399,7 +399,7 @@ def replicated(ranks: int) -> list[str]:
         Job(1, 12, adamw, clip_norm=0.5),
         Job(2, 8, adamw, precision="fp64", scheduler=plateau),
     ]
-    array = ArrayTrainer(build, data, jobs=jobs, stages=[2], loss=loss)
+    array = array_trainer(build, data, jobs=jobs, stages=[2], loss=loss)
     schedule = random_schedule([2, 1, 1], 2, update=[0, 1, 2], together=[1, 2], seed=3)
     folder = f"{sys.argv[1]}/replicas"
     how: dict[str, Any] = {"replicas": 2, "checkpoint": folder, **PROCESSES}
@@ -413,7 +413,7 @@ def replicated(ranks: int) -> list[str]:
         for name, p in wanted.items() if rank == 0 else ():
             if not torch.equal(result.trained[j].parameters[name], p):
                 found.append(f"job {j}: {name} differs")
-    norm = ArrayTrainer(build_model, data, jobs=[Job(0, 8, sgd)], stages=[5], loss=loss)
+    norm = array_trainer(build_model, data, jobs=[Job(0, 8, sgd)], stages=[5], loss=loss)
     try:
         runs.run(norm, random_schedule([1], 2), 1, replicas=2, **PROCESSES)
     except InputError as error:
