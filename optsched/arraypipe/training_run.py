@@ -228,7 +228,8 @@ class ArrayRun:
         if ranks is not None:
             ranks.agree({
                 f"job {run.title}: {key}": value
-                for run in self.runs for key, value in settings_of(run).items()
+                for run in self.runs if not run.start  # others have them from a checkpoint
+                for key, value in settings_of(run).items()
             })  # fmt: skip
         events = self.events
         self.worker = Worker(
