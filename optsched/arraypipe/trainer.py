@@ -14,7 +14,7 @@ from optsched.arraypipe.model.build import Builder, model_function
 from optsched.arraypipe.model.calls import UNCUT
 from optsched.arraypipe.model.compare import check_cut
 from optsched.arraypipe.model.split import Stages, cut_of, split
-from optsched.arraypipe.model.tied_weights import lent
+from optsched.arraypipe.model.tied_weights import tied_pairs
 from optsched.arraypipe.options import Request, RunConfig
 from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import routes
@@ -312,7 +312,10 @@ class ArrayTrainer:
                     check_cut(model, cut, inputs, Criterion(self.loss, target, 1.0), title)
                 self.compared |= {repr(job.model)}
                 if known is UNCUT:
-                    self.cut, self.ties = cut, tuple(sorted(lent(split(model, cut, job, title))))
+                    self.cut, self.ties = (
+                        cut,
+                        tuple(sorted(tied_pairs(split(model, cut, job, title)))),
+                    )
 
 
 def titles_of(jobs: Sequence[Job]) -> list[str]:

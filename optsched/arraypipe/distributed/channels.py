@@ -97,7 +97,7 @@ class Capacity:
 
     def note_weights(self, run: JobRun, local: Collection[int]) -> None:
         """Remember the tied weights of the local stages of a job."""
-        for (owner, user), names in run.lent.items():
+        for (owner, user), names in run.tied_pairs.items():
             stage = run.stages[owner if owner in local else user]
             weights = [stage.weight(name) for name in names]
             self._weights[run.index, owner, user] = capacity(weights)

@@ -95,7 +95,7 @@ def layout_of(stage: JobStage, title: str) -> Layout:
 def rows_of(stage: JobStage) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
     """Parameters of a stage, its copies of tied ones, and float32 masters."""
     masters = [p for _, p in stage.masters or ()]
-    return [p for _, p in stage.parameters], [b.parameter for b in stage.borrowed], masters
+    return [p for _, p in stage.parameters], [b.parameter for b in stage.tied], masters
 
 
 def _check_apart(tensors: Sequence[Tensor], title: str) -> None:

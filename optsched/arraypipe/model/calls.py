@@ -65,7 +65,7 @@ class Cut:
 
 
 UNCUT = Cut((), Calls(()), {}, frozenset())
-"""Of a model that nobody has looked at."""
+"""Of a model that has not been cut yet."""
 
 
 class StageModel:
@@ -109,7 +109,7 @@ def _not_called(name: str, model: nn.Module) -> str:
 
 
 def _is_chain(module: nn.Module) -> bool:
-    """Whether a module calls its children one after the other and does nothing else."""
+    """Whether a module is an `nn.Sequential`, which hands on hidden states only."""
     return type(module).forward is nn.Sequential.forward
 
 
@@ -349,7 +349,7 @@ class _Skeleton:
         return StageModel(self._opened(self.model), self.passage, self.index, self.cut)
 
     def _opened(self, module: nn.Module) -> nn.Module:
-        """A copy of a module whose parts are those of this stage.
+        """A copy of a module with the parts of this stage.
 
         Tensors that it has itself belong to stage 0; the others have parameters as tied weights,
         and copies of buffers.
@@ -372,7 +372,7 @@ class _Skeleton:
         return copy
 
     def _children(self, module: nn.Module) -> list[tuple[str, nn.Module | None]]:
-        """All children; of those that are called one after the other the ones of this stage."""
+        """All children; of those called one after the other only this stage's."""
         rows = list(module._modules.items())
         if not _is_chain(module):
             return rows

@@ -24,7 +24,7 @@ Owners: TypeAlias = "dict[int, tuple[weakref.ref[Tensor], str]]"
 
 
 def check_apart(model: nn.Module, title: str, owners: Owners, why_not: str) -> None:
-    """Refuse a model that trains a tensor of another job's, and note whose its tensors are.
+    """Refuse a model that trains a tensor of another job's, and note the owners of its tensors.
 
     Others may be shared, as a backbone that is loaded once, unless the sentence `why_not` is given.
     """
@@ -79,10 +79,10 @@ def shapes_of(model: nn.Module) -> Shapes:
 def check_sibling(shapes: Shapes, title: str, first: Shapes, first_title: str) -> None:
     """Refuse a job whose tensors differ from those of the first job in name or shape."""
     for name in [*first, *shapes]:
-        here, there = (row.get(name, "missing") for row in (shapes, first))
-        if here != there:
+        one, other = (row.get(name, "missing") for row in (shapes, first))
+        if one != other:
             raise InputError(
-                f"job {title}: {name!r} is {here}, in job {first_title} {there}; profile, slots "
+                f"job {title}: {name!r} is {one}, in job {first_title} {other}; profile, slots "
                 f"and prediction hold for jobs with equal stages: train this one in an array of "
                 f"its own"
             )

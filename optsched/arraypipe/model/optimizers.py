@@ -57,30 +57,30 @@ def stage_optimizers(
             optimizers.append(None)
             continue
         optimizer, here = _made(make, row, unsplit), dict(row).keys()
-        own = _groups_of(optimizer, row, sentence)
+        found_groups = _groups_of(optimizer, row, sentence)
         found = _difference(
             {name: settings for name, settings in whole.items() if name in here},
-            {name: settings for names, settings in own for name in names},
+            {name: settings for names, settings in found_groups for name in names},
         )
         if found is not None:
             name, key, a, b = found
             raise InputError(
-                f"{sentence} {_told(name, key, a, b)}; let it depend on names, not on places in "
-                f"the list"
+                f"{sentence} {_difference_of(name, key, a, b)}; let it depend on names, not on "
+                f"places in the list"
             )
         if job.scheduler is not None and (
-            [set(names) for names, _ in own] != [here & set(names) for names, _ in groups]
+            [set(names) for names, _ in found_groups] != [here & set(names) for names, _ in groups]
         ):
             optimizer = _part_of_whole(make, row, unsplit)
         optimizers.append(optimizer)
     return optimizers
 
 
-def _told(name: str, key: str | None, a: Any, b: Any) -> str:
+def _difference_of(name: str, key: str | None, a: Any, b: Any) -> str:
     if key is not None:
         return f"gives {name!r} {key} {a} in the whole model, and {b} in its stage"
-    here, there = ("the whole model", "its stage")[:: 1 if a else -1]
-    return f"trains {name!r} in {here}, but not in {there}"
+    one, other = ("the whole model", "its stage")[:: 1 if a else -1]
+    return f"trains {name!r} in {one}, but not in {other}"
 
 
 def _check_per_tensor(
@@ -147,11 +147,16 @@ def _part_of_whole(
     make: MakeOptimizer, parameters: NamedParameters, unsplit: NamedParameters
 ) -> optim.Optimizer:
     """An optimizer over stand-ins for all parameters but these, without the stand-ins then."""
-    own = dict(parameters)
-    here = set(map(id, own.values()))
+    given = dict(parameters)
+    here = set(map(id, given.values()))
     optimizer = make(
         [
-            (name, own[name] if name in own else nn.Parameter(torch.empty_like(p), p.requires_grad))
+            (
+                name,
+                given[name]
+                if name in given
+                else nn.Parameter(torch.empty_like(p), p.requires_grad),
+            )
             for name, p in unsplit
         ]
     )

@@ -81,8 +81,8 @@ def children_of(model: nn.Module) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) > 1
     }
-    plain = type(model).forward is nn.Sequential.forward or not lists
-    parent = "" if plain else max(lists, key=lambda name: lists[name])
+    listed = type(model).forward is nn.Sequential.forward or not lists
+    parent = "" if listed else max(lists, key=lambda name: lists[name])
     return _children(model, parent)
 
 
@@ -138,13 +138,13 @@ def split(
     The last stage trains the parameters of `loss`, under names that begin with ``loss.``.
 
     A parameter that several stages use belongs to the earliest; the others get a copy in its
-    place (`ModelStage.borrowed`), so the model is whole again only after `restore_ties`.
+    place (`ModelStage.tied`), so the model is whole again only after `restore_ties`.
     """
     for name in cut.names:
         _canonical(model, name)
     stages = stage_models(model, cut, title)
     skeletons: list[tuple[nn.Module, ...]] = [(stage.skeleton,) for stage in stages]
-    parameters, borrowed = share_out(model, skeletons, title)
+    parameters, tied = share_out(model, skeletons, title)
     named = list(model.named_parameters())
     if loss is not None:
         skeletons[-1] = (*skeletons[-1], loss)
@@ -170,7 +170,7 @@ def split(
             masters=masters[s] if masters else None,
             optimizer=optimizers[s],
             holders=buffer_holders(skeletons[s]),
-            borrowed=borrowed[s],
+            tied=tied[s],
         )
         for s in range(cut.stages)
     ]

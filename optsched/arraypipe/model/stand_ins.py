@@ -48,7 +48,7 @@ class Shape:
 class StandIn(nn.Module):
     """A module of another stage, without its tensors.
 
-    A call computes nothing and returns values of the recorded form that are not a number, so that
+    A call computes nothing. It returns NaN in the recorded form, so that
     no result can depend on them unnoticed; the same holds for tensors that are its attributes.
     """
 
@@ -227,8 +227,8 @@ def _without_objects(value: Any) -> Any:
         for key in value:
             value[key] = _without_objects(value[key])
         return value
-    plain = value is None or isinstance(value, (Shape, bool, int, float, str, tuple))
-    return value if plain else None
+    simple = value is None or isinstance(value, (Shape, bool, int, float, str, tuple))
+    return value if simple else None
 
 
 def unknown(size: Sequence[int | None], dtype: torch.dtype, device: torch.device) -> Tensor:

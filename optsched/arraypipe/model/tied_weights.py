@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from optsched.arraypipe.model.calls import StageModel
 
 
-class Borrowed(NamedTuple):
-    """A stage's own copy of a parameter that an earlier stage owns and updates."""
+class TiedCopy(NamedTuple):
+    """A stage's copy of a parameter that an earlier stage owns and updates."""
 
     name: str
     owner: int
@@ -39,7 +39,7 @@ class ModelStage:
     masters: NamedParameters | None  # float32, what the optimizer of a bf16 job updates
     optimizer: Optimizer | None
     holders: tuple[tuple[nn.Module, str], ...]  # where the buffers hang
-    borrowed: tuple[Borrowed, ...]
+    tied: tuple[TiedCopy, ...]
 
     @property
     def trained(self) -> NamedParameters:
@@ -53,7 +53,7 @@ class ModelStage:
 
 def share_out(
     model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str
-) -> tuple[list[NamedParameters], list[tuple[Borrowed, ...]]]:
+) -> tuple[list[NamedParameters], list[tuple[TiedCopy, ...]]]:
     """Give every parameter to the earliest stage that uses it, and later users a copy.
 
     What every stage owns and what it borrows, in the order of the unsplit model. The copies are put
@@ -61,11 +61,11 @@ def share_out(
     """
     parameters: dict[int, dict[int, list[tuple[nn.Module, str]]]] = {}  # id -> stage -> places
     buffers: dict[int, int] = {}  # the stage of each
-    home: dict[int, int] = {}  # of modules
+    stage_of: dict[int, int] = {}  # of modules
     for s, row in enumerate(modules):
         for module in all_modules(row):
             tensors = (*module._parameters.values(), *module._buffers.values())
-            first = home.setdefault(id(module), s)
+            first = stage_of.setdefault(id(module), s)
             if first != s and any(t is not None for t in tensors):
                 names = (name for name, found in model.named_modules() if found is module)
                 raise InputError(
@@ -88,7 +88,7 @@ def share_out(
             raise InputError(f"stages: {name} of job {title} belongs to no stage")
     _check_storages(model, {id_: set(p) for id_, p in parameters.items()}, title)
     owned: list[NamedParameters] = [[] for _ in modules]
-    borrowed: list[list[Borrowed]] = [[] for _ in modules]
+    tied: list[list[TiedCopy]] = [[] for _ in modules]
     for name, parameter in list(model.named_parameters()):
         places = parameters[id(parameter)]
         owner = min(places)
@@ -99,22 +99,22 @@ def share_out(
             twin = parameter
             if s != owner:
                 twin = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-                borrowed[s].append(Borrowed(name, owner, twin))
+                tied[s].append(TiedCopy(name, owner, twin))
             for module, attribute in places[s]:
                 _put(module, attribute, twin)
-    return owned, [tuple(row) for row in borrowed]
+    return owned, [tuple(row) for row in tied]
 
 
-def lent(stages: Sequence[ModelStage]) -> dict[tuple[int, int], list[str]]:
+def tied_pairs(stages: Sequence[ModelStage]) -> dict[tuple[int, int], list[str]]:
     """Names of the tied weights by pairs (stage, next stage that uses them), in their order.
 
-    Values go down this chain and gradients up: so every stage adds what comes from later ones
+    Values go down this chain and gradients up: so every stage adds what comes from later stages
     first, as the backward of the unsplit model does.
     """
     found: dict[tuple[int, int], list[str]] = {}
     holder: dict[str, int] = {}
     for stage in stages:
-        for entry in stage.borrowed:
+        for entry in stage.tied:
             lender = holder.get(entry.name, entry.owner)
             found.setdefault((lender, stage.index), []).append(entry.name)
             holder[entry.name] = stage.index
@@ -163,8 +163,8 @@ def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 def _originals(stages: Sequence[ModelStage]) -> dict[int, nn.Parameter]:
     """The owner's parameter by the identity of every copy."""
-    own = [dict(stage.parameters) for stage in stages]
-    return {id(b.parameter): own[b.owner][b.name] for stage in stages for b in stage.borrowed}
+    owners = [dict(stage.parameters) for stage in stages]
+    return {id(b.parameter): owners[b.owner][b.name] for stage in stages for b in stage.tied}
 
 
 def _check_storages(model: nn.Module, stages: dict[int, set[int]], title: str) -> None:
@@ -178,10 +178,10 @@ def _check_storages(model: nn.Module, stages: dict[int, set[int]], title: str) -
             )
         if parameter.is_meta or not parameter.numel():
             continue
-        first, home = seen.setdefault(
+        first, stage_of = seen.setdefault(
             parameter.untyped_storage().data_ptr(), (name, min(stages[id(parameter)]))
         )
-        if home != min(stages[id(parameter)]):
+        if stage_of != min(stages[id(parameter)]):
             raise InputError(
                 f"stages: {name!r} and {first!r} of job {title} share their memory and are in "
                 f"different stages; use one Parameter in both places, or make a copy"

@@ -27,14 +27,14 @@ def copied(buffers: Tensors) -> Tensors:
 def buffers_at(
     holders: Sequence[tuple[nn.Module, str]], values: Sequence[Tensor]
 ) -> Iterator[None]:
-    """Point modules at other buffers for a while, and then back at their own."""
-    own = [module._buffers[name] for module, name in holders]
+    """Point modules at other buffers for a while, and then back."""
+    before = [module._buffers[name] for module, name in holders]
     for (module, name), value in zip(holders, values, strict=True):
         module._buffers[name] = value
     try:
         yield
     finally:
-        for (module, name), buffer in zip(holders, own, strict=True):
+        for (module, name), buffer in zip(holders, before, strict=True):
             module._buffers[name] = buffer
 
 

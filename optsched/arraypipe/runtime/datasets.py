@@ -193,7 +193,7 @@ def _as_it_is(batch: Any) -> Any:
 def _of_loader(loader: DataLoader[Any]) -> Data:
     """Its dataset, collate function and workers; the order is ours, by the job's seed."""
     streams = isinstance(loader.dataset, IterableDataset)
-    plain = (
+    simple = (
         type(loader.sampler) in (SequentialSampler, RandomSampler)
         and not getattr(loader.sampler, "replacement", False)
         and getattr(loader.sampler, "_num_samples", None) is None
@@ -204,7 +204,7 @@ def _of_loader(loader: DataLoader[Any]) -> Data:
             "data: every worker of a DataLoader reads an iterable dataset in its own way; give "
             "num_workers=0, a dataset with indices, or data(job, start)"
         )
-    if loader.batch_sampler is None or not (streams or plain):
+    if loader.batch_sampler is None or not (streams or simple):
         name = type(loader.sampler if loader.batch_sampler else loader).__name__
         raise InputError(
             f"data: the samples of the DataLoader are chosen by its {name}, whose batches depend "

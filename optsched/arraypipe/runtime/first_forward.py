@@ -130,7 +130,7 @@ def _first_loss(
     """Compute the loss of the first micro-batch; refuse one that cannot be trained exactly."""
     assert run.feed is not None
     value, parts = end(output), run.feed.parts
-    trained = [p for _, p in stage.parameters] + [entry.parameter for entry in stage.borrowed]
+    trained = [p for _, p in stage.parameters] + [entry.parameter for entry in stage.tied]
     check_trained(value, tensors_in(output), trained)
     if len(parts) > 1 and end.loss is not None:
         loss, device = end.loss, stage.device

@@ -94,9 +94,9 @@ def drop(stage: JobStage) -> None:
     """Give the memory of a stage back that another rank trains; its objects stay."""
     stage.local = False
     masters = stage.masters or []
-    borrowed = [entry.parameter for entry in stage.borrowed]
+    tied = [entry.parameter for entry in stage.tied]
     shared = set(map(id, stage.shared_tensors()))
-    for parameter in [p for _, p in (*stage.parameters, *masters)] + borrowed:
+    for parameter in [p for _, p in (*stage.parameters, *masters)] + tied:
         if id(parameter) not in shared:
             parameter.data = parameter.data.new_empty(0)
     stage.set_buffers([b if id(b) in shared else b.new_empty(0) for b in stage.buffers()])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from optsched.arraypipe.job import JobFailed, Tensors
-from optsched.arraypipe.model.tied_weights import ModelStage, lent
+from optsched.arraypipe.model.tied_weights import ModelStage, tied_pairs
 from optsched.arraypipe.plan.types import FAILED, STOP, TOMBSTONE
 from optsched.arraypipe.runtime.cuda_streams import Late
 from optsched.arraypipe.runtime.types import Kept, Norms
@@ -49,7 +49,7 @@ class JobStage(ModelStage):
 
     def weight(self, name: str) -> nn.Parameter:
         """The parameter of this unsplit name in this stage, or the copy of a tied weight."""
-        for entry in self.borrowed:
+        for entry in self.tied:
             if entry.name == name:
                 return entry.parameter
         return dict(self.parameters)[name]
@@ -61,7 +61,7 @@ class JobStage(ModelStage):
 
     def used(self) -> list[nn.Parameter]:
         """All parameters of the stage, with copies of tied weights."""
-        return [*(p for _, p in self.parameters), *(entry.parameter for entry in self.borrowed)]
+        return [*(p for _, p in self.parameters), *(entry.parameter for entry in self.tied)]
 
     def shared_tensors(self) -> list[Tensor]:
         """Tensors that other jobs have, too."""
@@ -133,7 +133,7 @@ class JobRun:
     def __post_init__(self) -> None:
         self.local = len(self.stages)  # stages in this process
         self.begin_at(self.start)
-        self.lent = lent(self.stages)
+        self.tied_pairs = tied_pairs(self.stages)
         by_stage = [name for stage in self.stages for name, _ in stage.parameters]
         place = {name: k for k, name in enumerate(by_stage)}
         # positions of the unsplit model's parameters in the rows of norms of the stages
@@ -256,6 +256,6 @@ class JobRun:
         self.total_norm = None
         for stage in self.stages:
             stage.later_norms = Norms()
-            borrowed = [b.parameter for b in stage.borrowed]
-            for p in (*borrowed, *(p for _, p in (*stage.parameters, *stage.trained))):
+            tied = [b.parameter for b in stage.tied]
+            for p in (*tied, *(p for _, p in (*stage.parameters, *stage.trained))):
                 p.grad = None

@@ -201,7 +201,7 @@ class Worker:
                 x = payload.tensors
             else:
                 owner = segment.plan.blocks[messages[k].producer].stage
-                _take_weights(stage, run.lent[owner, stage.index], payload.tensors)
+                _take_weights(stage, run.tied_pairs[owner, stage.index], payload.tensors)
         batch, target = Inputs(), None
         if stage.needs_batch:
             batch, target = self._microbatch(run, stage, m, iteration)
@@ -222,7 +222,7 @@ class Worker:
             tensors = output
             if messages[k].kind == "weight":
                 user = segment.plan.blocks[messages[k].consumer].stage
-                tensors = _weights(stage, run.lent[stage.index, user], self.memory.moves)
+                tensors = _weights(stage, run.tied_pairs[stage.index, user], self.memory.moves)
             sent[k] = Payload(tensors, flags)
         return sent
 
@@ -255,7 +255,7 @@ class Worker:
         split = (block.job, stage.index) in segment.plan.split
         returned = blocks.backward(stage, m, gradients, tied, split)
         copies = {}  # gradients of the copies of tied weights
-        for entry in stage.borrowed:
+        for entry in stage.tied:
             copies[entry.name], entry.parameter.grad = entry.parameter.grad, None
         if self.replicas is not None and ends and not split:
             self.replicas.start(run.index, stage)
@@ -273,7 +273,7 @@ class Worker:
             if messages[k].kind == "gradient":
                 sent[k] = Payload(returned, flags, loss, norms.absent)
             elif messages[k].kind == "tied":
-                names = run.lent[segment.plan.blocks[messages[k].consumer].stage, stage.index]
+                names = run.tied_pairs[segment.plan.blocks[messages[k].consumer].stage, stage.index]
                 sent[k] = Payload(tuple(copies[name] for name in names), flags)
             else:
                 sent[k] = Payload((run.total_norm,), flags, loss)
@@ -347,7 +347,7 @@ def _gradients(
                     *gradients, vector = gradients
                     stage.later_norms = Norms(vector, payload.absent)
             continue
-        names = run.lent[stage.index, segment.plan.blocks[message.producer].stage]
+        names = run.tied_pairs[stage.index, segment.plan.blocks[message.producer].stage]
         pairs = zip(names, payload.tensors, strict=True)
         tied += [(stage.weight(name), g) for name, g in pairs if g is not None]
     return gradients, tied
@@ -358,9 +358,11 @@ def _fixed(run: JobRun, stage: JobStage, microbatch: int) -> dict[str, bool]:
 
     It travels with them, once an iteration, behind the forward of the stage that owns them.
     """
-    names = [entry.name for entry in stage.borrowed]
+    names = [entry.name for entry in stage.tied]
     if microbatch:
-        names += [name for pair, row in run.lent.items() if pair[0] == stage.index for name in row]
+        names += [
+            name for pair, row in run.tied_pairs.items() if pair[0] == stage.index for name in row
+        ]
     return {name: stage.weight(name).requires_grad for name in names}
 
 
