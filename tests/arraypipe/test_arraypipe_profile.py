@@ -21,6 +21,7 @@ from optsched import InputError
 from optsched.arraypipe.job import Job
 from optsched.arraypipe.profile import measure
 from optsched.arraypipe.profile.document import Profile, from_tree, to_bytes
+from optsched.pipelines import partition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -219,6 +220,17 @@ def test_ranks_measure_their_stages() -> None:
     for one, other in zip(found.blocks, whole.blocks, strict=True):
         for key in ("stage", "batch", "saved_bytes", "input_bytes", "output_bytes"):
             assert getattr(one, key) == getattr(other, key)
+
+
+def test_measured_cuts_go_back_to_the_trainer() -> None:
+    """A profile with a stage per layer, the best cut of it, and a trainer that is cut there."""
+    jobs = [Job(j, 8, sgd) for j in range(3)]
+    layers = profile_of(jobs, plain, [1, 2, 3])
+    found = partition(layers, 2, memory="1MB")
+    assert found.names in {(stage.name,) for stage in layers.stages[1:]}
+    assert min(value for _, value in found.tried if value) == found.value >= found.lower_bound
+    cut = array_trainer(plain, jobs=jobs, stages=found.names, loss=loss, data=data)
+    assert cut.cuts == found.names
 
 
 def test_a_frozen_base_counts_once() -> None:
