@@ -119,6 +119,7 @@ def too_small(ranks: int) -> dict[str, Any]:
         raise InputError("weighed")
 
     array = trainer(rows)
+    array.config = RunConfig(memory=1)
     try:
         with patched(training_run, "memory_of", weighed):
             run(array, schedule, 3, **PROCESSES)
