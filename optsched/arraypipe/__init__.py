@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.job import Job, JobFailed
     from optsched.arraypipe.options import RunConfig
     from optsched.arraypipe.plan.orders import random_schedule
-    from optsched.arraypipe.plan.plan import ExecutionPlan, compile
+    from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan
     from optsched.arraypipe.profile.document import Profile
     from optsched.arraypipe.report.report import Report
     from optsched.arraypipe.sweep import ArraySweep, SweepResult
@@ -27,14 +27,14 @@ _MODULES = {
     "JobFailed": "job", "Profile": "profile.document", "Report": "report.report",
     "RunConfig": "options", "RunResult": "training_run",
     "SweepResult": "sweep", "advise": "advice",
-    "compile": "plan.plan", "random_schedule": "plan.orders",
+    "compile_plan": "plan.plan", "random_schedule": "plan.orders",
     "read_weights": "checkpoint.weights",
 }  # fmt: skip
 
 __all__ = [
     "Advice", "ArraySweep", "ArrayTrainer", "Callback", "CsvLog", "ExecutionPlan", "Job",
     "JobFailed", "Profile", "Report", "RunConfig", "RunResult", "SweepResult",
-    "advise", "compile", "random_schedule", "read_weights",
+    "advise", "compile_plan", "random_schedule", "read_weights",
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from optsched.arraypipe.evaluation import measure_of
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.life.changes import check_problem, fits_seat
 from optsched.arraypipe.options import RunConfig
-from optsched.arraypipe.plan.plan import ExecutionPlan, compile
+from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan
 from optsched.arraypipe.repeats import cause
 from optsched.arraypipe.report.explain import predict
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
@@ -119,7 +119,7 @@ def checked_plan(trainer: ArrayTrainer, schedule: Schedule | ExecutionPlan) -> E
     elif isinstance(schedule, Schedule):
         n_jobs = int(schedule.job.max()) + 1 if schedule.n_operations else 0
         together = [j for j, job in enumerate(jobs[:n_jobs]) if waits_for_all(job)]
-        plan = compile(schedule, together=together)
+        plan = compile_plan(schedule, together=together)
     else:
         raise InputError(
             f"schedule: expected a Schedule or a plan, got {schedule!r}; read a file by "

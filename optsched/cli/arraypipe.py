@@ -98,14 +98,14 @@ def plan(
     in_full: Annotated[bool, option("Devices, channels, bytes, period.", "--explain")] = False,
 ) -> None:
     """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch."""
-    from optsched.arraypipe.plan.plan import compile
+    from optsched.arraypipe.plan.plan import compile_plan
     from optsched.arraypipe.report.explain import explain, headline
     from optsched.io.strict_json import placed
     from optsched.model.schedule import Schedule
 
     schedule = Schedule.read(file)
     with placed(f"{file}: "):
-        compiled = compile(schedule)
+        compiled = compile_plan(schedule)
         text = explain(compiled) if in_full else headline(compiled)
     print(f"{file}: can be run: {text}")
 

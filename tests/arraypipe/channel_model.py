@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.arraypipe import compile
+from optsched.arraypipe import compile_plan
 from optsched.arraypipe.distributed.channels import ReceiveOrder
 from optsched.arraypipe.plan.plan import routes
 from optsched.arraypipe.plan.segments import Segment, device_stream
@@ -136,7 +136,7 @@ def _random_chain(
 
 def segment_of(shape: Shape, draw: random.Random, first: Sequence[int], most: int) -> Segment:
     """A random plan of this shape, with up to `most` cycles of every job."""
-    plan = compile(random_rolling(shape, draw))
+    plan = compile_plan(random_rolling(shape, draw))
     return Segment(
         plan=plan,
         routes=routes(plan, shape.ties, shape.together),

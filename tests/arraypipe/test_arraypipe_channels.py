@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import InternalError, OptschedError
-from optsched.arraypipe import compile, random_schedule
+from optsched.arraypipe import compile_plan, random_schedule
 from optsched.arraypipe.distributed.channels import Capacity, ReceiveOrder
 from optsched.arraypipe.distributed.messages import (
     SIZE,
@@ -101,7 +101,7 @@ def test_receives_in_the_order_of_the_source() -> None:
 )
 def test_more_small_messages_are_posted_at_once(size: int, window: int, expected: int) -> None:
     """Together up to 256 KiB and 16 messages, never fewer than the window."""
-    plan = compile(random_schedule([1, 1], 2))
+    plan = compile_plan(random_schedule([1, 1], 2))
     segment = Segment(plan, routes(plan), (0, 1), [0, 0], [3, 3])
     found = Capacity(window)
     found._boundary = {(job, stage): size for job in range(2) for stage in range(2)}

@@ -12,7 +12,7 @@ from test_arraypipe_trace import MICRO, course_of, simulate
 
 import optsched
 from optsched.arraypipe import random_schedule
-from optsched.arraypipe.plan.plan import ExecutionPlan, compile
+from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan
 from optsched.arraypipe.report.explain import explain, headline, predict
 
 
@@ -40,7 +40,7 @@ def test_predicted_period_is_that_of_a_long_run(
         multiplicity=[1, 2], objective="period",
     )  # fmt: skip
     once = random_schedule(microbatches, n_stages, seed=seed)
-    plan = compile(random_rolling(array, seed=seed) if rolling else once)
+    plan = compile_plan(random_rolling(array, seed=seed) if rolling else once)
     found = predict(plan)
     claimed = plan.schedule.period
     assert found.bound_ns <= found.period_ns <= (claimed * MICRO if claimed else found.period_ns)
@@ -52,14 +52,14 @@ def test_chain_and_load_of_a_known_plan() -> None:
     array = optsched.JobArray([[3, 5]], [[6, 4]], lag_forward=[[2]], lag_backward=[[1]])
     schedule = optsched.solve(array, time_limit=600).schedule
     assert schedule is not None
-    found = predict(compile(schedule))
+    found = predict(compile_plan(schedule))
     assert (found.period_ns, found.load_ns) == (21 * MICRO, (9 * MICRO, 9 * MICRO))
     assert (found.chain_ns, found.chain_job) == (21 * MICRO, 0)
 
 
 def test_explanation_of_shared_devices() -> None:
     """Stages on one device are named, long lists are cut, nothing is sent on a single device."""
-    plan = compile(random_schedule([4, 4], 4, place=[0, 0, 1, 1], seed=1))
+    plan = compile_plan(random_schedule([4, 4], 4, place=[0, 0, 1, 1], seed=1))
     text = explain(plan)
     assert "device0: stages 0, 1, 32 blocks" in text and "... and 8 more" in text and "@1" in text
     assert "of activations" not in text and headline(plan) in text

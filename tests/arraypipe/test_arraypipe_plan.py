@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import Arcs, CyclicOrder, InputError, JobArray, Resource, Rows, Schedule
-from optsched.arraypipe import compile, random_schedule
+from optsched.arraypipe import compile_plan, random_schedule
 from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.plan import token_free_cycle
 
@@ -63,7 +63,7 @@ def test_every_instance_once_after_all_it_waits_for(
     schedule: Schedule, data: st.DataObject
 ) -> None:
     """Unrolling gives each block of each iteration once, after its producers, in device order."""
-    plan = compile(schedule)
+    plan = compile_plan(schedule)
     lengths = [data.draw(st.integers(0, 3)) for _ in plan.microbatches]
     order = list(walk(plan, lengths))
     expected = Counter({(b.operation, t): 1 for b in plan.blocks for t in range(lengths[b.job])})
@@ -108,10 +108,10 @@ def test_end_marks_and_further_arcs_are_kept() -> None:
         sequences=Rows.of([[0, 1, 2, 3]]),
         start=[0, 2, 6, 8, 6],  # type: ignore[arg-type]
     )
-    plan = compile(marked)
+    plan = compile_plan(marked)
     assert n not in {i.operation for i in walk(plan, [2, 2])}
     with pytest.raises(CyclicOrder, match="end of job 0"):
-        compile(changed(marked, sequences=Rows.of([[0, 2, 1, 3]])))
+        compile_plan(changed(marked, sequences=Rows.of([[0, 2, 1, 3]])))
 
 
 BASE = random_schedule([1, 2], 2, update=[1], seed=1)
@@ -170,7 +170,7 @@ def test_refused_with_a_sentence(case: str) -> None:
     made = make()
     schedule, options = made if isinstance(made, tuple) else (made, {})
     with pytest.raises(InputError, match=sentence):
-        compile(schedule, **options)
+        compile_plan(schedule, **options)
 
 
 def test_cycle_in_words() -> None:
@@ -178,7 +178,7 @@ def test_cycle_in_words() -> None:
     schedule = random_schedule([1, 1], 2)
     crossed = changed(schedule, sequences=Rows.of([[3, 0, 4, 7], [1, 2, 5, 6]]))
     with pytest.raises(CyclicOrder, match="B of job 0, stage 0, micro-batch 0") as caught:
-        compile(crossed)
+        compile_plan(crossed)
     assert caught.value.cycle[0] in (0, 1, 2, 3)
 
 
@@ -190,11 +190,11 @@ def test_memory_of_the_steady_state() -> None:
     resources = (Resource("gpu", 20),)
     kept = changed(base, resources=resources, acquire=forward, free=backward)
     both = changed(kept, sequences=Rows.of([[0, 2, 1, 3]]))
-    compile(both)
+    compile_plan(both)
     with pytest.raises(InputError, match="needs 21 bytes in all, the device has 20"):
-        compile(changed(both, workspace=(base.kind == "B").astype(int)))
+        compile_plan(changed(both, workspace=(base.kind == "B").astype(int)))
     with pytest.raises(InputError, match="gains 20 bytes"):
-        compile(changed(kept, free=backward * 0))
+        compile_plan(changed(kept, free=backward * 0))
 
 
 def test_memory_error_says_how_many_jobs_would_fit() -> None:
@@ -204,10 +204,10 @@ def test_memory_error_says_how_many_jobs_would_fit() -> None:
     schedule = array.scheduled(Rows.of(one_by_one))
     found = r"gpu1.*F of job 2, stage 1.* needs 30 bytes in all, the device has 25; the first 2"
     with pytest.raises(InputError, match=found):
-        compile(schedule)
+        compile_plan(schedule)
     small = array.replace(memory=[40, 5]).scheduled(Rows.of(one_by_one))
     with pytest.raises(InputError, match="job 0 alone does not fit either"):
-        compile(small)
+        compile_plan(small)
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 2), min_size=1, max_size=3))
@@ -219,7 +219,7 @@ def test_held_is_the_peak_of_a_long_run(seed: int, copies: list[int]) -> None:
         multiplicity=copies, place=[0, seed % 2], micro_batches=1 + seed % 3, objective="period",
     )  # fmt: skip
     schedule = random_rolling(array, seed=seed)
-    plan = compile(schedule)
+    plan = compile_plan(schedule)
     peak, level = [0] * len(plan.devices), [0] * len(plan.devices)
     for operation, _, _ in walk(plan, [8 * a for a in copies]):
         device = plan.blocks[operation].device
@@ -234,23 +234,27 @@ def test_held_is_the_peak_of_a_long_run(seed: int, copies: list[int]) -> None:
 def test_together_adds_arcs() -> None:
     """Updates of such a job wait for the gradient of all stages."""
     schedule = random_schedule([1, 1], 2, update=[0])
-    plan = compile(schedule, together=[0])
+    plan = compile_plan(schedule, together=[0])
     assert plan.together == {0}
     last = next(b.operation for b in plan.blocks if b[1:4] == ("B", 0, 0))
     updates = {b.operation for b in plan.blocks if b.kind == "U"}
     assert updates == {a.head for a in plan.arcs if a.tail == last and a.head in updates}
     # operations of a job: F0 F1 B1 B0 U0 U1; the update of stage 1 stands before B1 of job 1
     crossed = changed(schedule, sequences=Rows.of([[0, 6, 9, 3, 4], [1, 2, 5, 7, 8]]))
-    compile(crossed)
+    compile_plan(crossed)
     with pytest.raises(CyclicOrder, match="U of job 0, stage 1"):
-        compile(crossed, together=[0])
+        compile_plan(crossed, together=[0])
 
 
 def test_global_update_mode_runs_together() -> None:
     """What the sentence advises is accepted, whatever the order."""
     array = JobArray(np.full((3, 2), 1), 2, update=1, update_mode="global", objective="period")
     for seed in range(20):
-        assert compile(random_rolling(array, seed=seed), together=range(3)).together == {0, 1, 2}
+        assert compile_plan(random_rolling(array, seed=seed), together=range(3)).together == {
+            0,
+            1,
+            2,
+        }
 
 
 def test_planning_needs_no_torch() -> None:
@@ -258,9 +262,9 @@ def test_planning_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from optsched import MissingExtra\n"
-        "from optsched.arraypipe import Profile, advise, compile, random_schedule\n"
+        "from optsched.arraypipe import Profile, advise, compile_plan, random_schedule\n"
         "import optsched.arraypipe.memory.residency, optsched.arraypipe.memory.budget\n"
-        "compile(random_schedule([1, 2], 3))\n"
+        "compile_plan(random_schedule([1, 2], 3))\n"
         "profile = Profile.read('instances/profiles/gpt2_xl-4.profile.json')\n"
         "assert profile.problem().n_stages == 4 and advise(profile).jobs == 4\n"
         "import optsched.arraypipe as a\n"
@@ -398,7 +402,7 @@ def _agree(seeds: range) -> Counter[str]:
     seen = Counter[str]()
     for schedule, halts in plans(seeds):
         try:
-            plan = compile(schedule)
+            plan = compile_plan(schedule)
         except CyclicOrder as error:
             assert halts, error
             seen["dead"] += 1

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import InputError, JobArray, Rows, Schedule, verify
-from optsched.arraypipe import compile, random_schedule
+from optsched.arraypipe import compile_plan, random_schedule
 from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.orders import topological, without
 from optsched.solving.solution import PeriodicOrders
@@ -35,7 +35,7 @@ def random_document(seed: int) -> tuple[JobArray, Schedule]:
         order = topological(graph.n_operations, arcs, draw)
         rows = [sorted(row, key=order.index) for row in graph.users.to_lists()]
         schedule = array.scheduled(Rows.of(rows))
-    plan, resources = compile(schedule), []
+    plan, resources = compile_plan(schedule), []
     for d, resource in enumerate(schedule.resources):
         held = budget(plan, d, {}).activations
         resources.append(resource._replace(memory=held + draw.choice([0, 5])))
@@ -72,8 +72,8 @@ def test_deletion_keeps_feasible_and_order_and_never_lengthens(seed: int) -> Non
     small = without(schedule, gone)
     assert not verify(small)
     assert length(small) <= length(schedule)
-    before = laps(compile(schedule), list(range(array.n_jobs)), left)
-    assert laps(compile(small), left, left) == before
+    before = laps(compile_plan(schedule), list(range(array.n_jobs)), left)
+    assert laps(compile_plan(small), left, left) == before
     memory = [resource.memory for resource in schedule.resources]
     instance = array.replace(memory=memory).subset(left)
     orders = small.sequences

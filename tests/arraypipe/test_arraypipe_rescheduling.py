@@ -21,7 +21,7 @@ from optsched import InputError, JobArray, verify
 from optsched.arraypipe import Job, random_schedule, training_run
 from optsched.arraypipe.life import changes as rescheduling
 from optsched.arraypipe.life.changes import Rescheduling
-from optsched.arraypipe.plan.plan import compile
+from optsched.arraypipe.plan.plan import compile_plan
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.runtime import inline
 
@@ -83,7 +83,7 @@ def any_plan(jobs: Sequence[int], seed: int) -> ExecutionPlan:
     together = [k for k, j in enumerate(jobs) if j == CLIPPED]
     if draw.random() < 0.5:
         recompute = [k for k in range(len(jobs)) if draw.random() < 0.3]
-        return compile(
+        return compile_plan(
             random_schedule(
                 parts, 3, seed=seed, recompute=recompute, update=range(len(jobs)),
                 together=together,
@@ -99,7 +99,9 @@ def any_plan(jobs: Sequence[int], seed: int) -> ExecutionPlan:
         micro_batches=parts, objective="period",
         multiplicity=[draw.randint(1, 2) for _ in jobs],
     )  # fmt: skip
-    return compile(random_rolling(array, spread=draw.randint(0, 2), seed=seed), together=together)
+    return compile_plan(
+        random_rolling(array, spread=draw.randint(0, 2), seed=seed), together=together
+    )
 
 
 @pytest.fixture(autouse=True)

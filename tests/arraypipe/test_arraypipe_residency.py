@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.executor.memory_engine import Bytes, SimulatedEngine, simulate
 from optsched import InputError, JobArray, solve
-from optsched.arraypipe import compile
+from optsched.arraypipe import compile_plan
 from optsched.arraypipe.memory.accesses import Access, State
 from optsched.arraypipe.memory.budget import DeviceBytes, StageBytes, budget
 from optsched.arraypipe.memory.residency import residency
@@ -218,7 +218,7 @@ def test_refusals_say_how_many_jobs_would_fit() -> None:
 def test_budget_adds_up() -> None:
     """Activations are the peak of a prefix sum; what a device has less of all is for states."""
     problem = JobArray([[2, 2]] * 3, [[4, 4]] * 3, activation=[[100, 50]] * 3)
-    plan = compile(solve(problem, "dispatch").schedule)
+    plan = compile_plan(solve(problem, "dispatch").schedule)
     table = budget(plan, 0, {})
     assert 100 <= table.activations <= 300
     assert table.total == table.activations + table.workspace
@@ -243,7 +243,7 @@ def test_gradients_are_held_from_the_first_backward_to_the_update(
         [[2, 2]] * 3, [[4, 4]] * 3, update=[[1, 1]] * 3, update_mode=mode, micro_batches=parts,
         objective="period",
     )  # fmt: skip
-    plan = compile(random_rolling(problem, seed=seed))
+    plan = compile_plan(random_rolling(problem, seed=seed))
     beside = {(j, s): StageBytes(10**j, 5, 7) for j in range(3) for s in range(2)}
     table = budget(plan, 0, beside)
     held: set[int] = set()
@@ -263,7 +263,7 @@ def test_gradients_are_held_from_the_first_backward_to_the_update(
 
 def test_activations_are_those_measured_if_the_schedule_has_none() -> None:
     """Held counts are those of the order; recomputation keeps inputs and needs the rest once."""
-    plan = compile(solve(JobArray([[2, 2]] * 3, [[4, 4]] * 3), "dispatch").schedule)
+    plan = compile_plan(solve(JobArray([[2, 2]] * 3, [[4, 4]] * 3), "dispatch").schedule)
     kept = {(j, s): StageBytes(saved=100, inputs=10) for j in range(3) for s in range(2)}
     less = {key: row._replace(recompute=True) for key, row in kept.items()}
     whole, small = budget(plan, 0, kept), budget(plan, 0, less)

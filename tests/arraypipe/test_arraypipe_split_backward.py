@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from optsched import InputError, JobArray, pipelines
 from optsched.arraypipe import Job
-from optsched.arraypipe.plan.plan import compile
+from optsched.arraypipe.plan.plan import compile_plan
 from optsched.arraypipe.runtime.split_backward import backward_input
 from optsched.arraypipe.train_alone import differences
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_split() -> None:
     with pytest.raises(InputError, match="together: job 0 has W blocks"):
         run(trainer(jobs), schedule_of(jobs, update_mode="block"), 1)
     with pytest.raises(InputError, match="together: job 0 has W blocks"):
-        compile(schedule_of(jobs, update_mode="global"), together=[0])
+        compile_plan(schedule_of(jobs, update_mode="global"), together=[0])
 
 
 class Tied(nn.Module):

@@ -19,7 +19,7 @@ import optsched
 from optsched import JobArray
 from optsched.arraypipe.plan.checks import blocks_only
 from optsched.arraypipe.plan.orders import random_schedule
-from optsched.arraypipe.plan.plan import ExecutionPlan, compile, routes
+from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, routes
 from optsched.arraypipe.plan.segments import Change, Course, Walk
 from optsched.arraypipe.plan.types import Copied, Record
 from optsched.arraypipe.report.executed import RunLog
@@ -124,7 +124,7 @@ def courses(draw: st.DrawFn) -> tuple[Course, random.Random]:
     parts = draw(st.integers(1, 3))
     if draw(st.booleans()):  # periodic plans, with lags and setups
         array = rolling_array(switch=7, lag_forward=5, lag_backward=5)
-        plans = [compile(random_rolling(array, seed=rng.randrange(99))) for _ in range(parts)]
+        plans = [compile_plan(random_rolling(array, seed=rng.randrange(99))) for _ in range(parts)]
         return course_of(plans, [rng.randint(0, 9) for _ in range(3)], rng), rng
     microbatches = draw(st.lists(st.integers(1, 2), min_size=1, max_size=4))
     n_stages = draw(st.integers(1, 3))
@@ -138,7 +138,7 @@ def courses(draw: st.DrawFn) -> tuple[Course, random.Random]:
             microbatches, n_stages, place=place, update=update, recompute=recompute,
             seed=rng.randrange(99),
         )  # fmt: skip
-        plans.append(compile(schedule))
+        plans.append(compile_plan(schedule))
     return course_of(plans, [rng.randint(0, 6) for _ in microbatches], rng), rng
 
 
@@ -196,7 +196,7 @@ def test_clocks_that_disagree(given_course: tuple[Course, random.Random], apart:
 def test_a_prediction_that_comes_true(seed: int) -> None:
     """Devices that need the predicted times: predicted and measured are the schedule's period."""
     schedule = random_rolling(rolling_array(), seed=seed)
-    plan = compile(schedule)
+    plan = compile_plan(schedule)
     course = course_of([plan], [60, 60, 60], random.Random(seed))
     records = simulate(course, lambda k, i: int(schedule.duration[i]) * MICRO)
     report = compare(log(course, by_device(course, records)))
@@ -217,7 +217,7 @@ def test_a_prediction_that_comes_true(seed: int) -> None:
 
 def test_what_blocks_waited_for() -> None:
     """Messages and copies of states add up; in turn on one device a cycle is the sum of blocks."""
-    plan = compile(random_schedule([1], 2, seed=0))
+    plan = compile_plan(random_schedule([1], 2, seed=0))
     course = course_of([plan], [1], random.Random(0))
     at = {(b.kind, b.stage): b.operation for b in plan.blocks}
     times = {("F", 0): (0, 10), ("F", 1): (16, 30), ("B", 1): (33, 50), ("B", 0): (57, 60)}
@@ -258,7 +258,7 @@ def test_copies_before_the_first_block_and_links_named_as_devices() -> None:
     """They keep their times: the clock starts with them; names of resources stay distinct."""
     schedule = random_schedule([1], 2, seed=0)
     named = (schedule.resources[0], schedule.resources[0]._replace(name="device0 from host"))
-    plan = compile(dataclasses.replace(schedule, resources=named))
+    plan = compile_plan(dataclasses.replace(schedule, resources=named))
     course = course_of([plan], [1], random.Random(0))
     shifted = [r._replace(start_ns=r.start_ns + 100, end_ns=r.end_ns + 100)
                for r in simulate(course, lambda k, i: 5)]  # fmt: skip
@@ -273,7 +273,7 @@ def test_copies_before_the_first_block_and_links_named_as_devices() -> None:
 
 def test_a_run_of_nothing() -> None:
     """All jobs had been done before: empty documents, and a report that says so."""
-    plan = compile(random_schedule([1, 2], 2, seed=0))
+    plan = compile_plan(random_schedule([1, 2], 2, seed=0))
     course = course_of([plan], [0, 0], random.Random(0))
     document, report = measured(log(course, [])), compare(log(course, []))
     assert document.n_operations == 0 and optsched.verify(document) == []
@@ -283,7 +283,7 @@ def test_a_run_of_nothing() -> None:
 
 def test_times_finer_than_the_clock() -> None:
     """Events of one device that overlap by their resolution do not make it do two things."""
-    plan = compile(random_schedule([1, 1], 2, seed=1))
+    plan = compile_plan(random_schedule([1, 1], 2, seed=1))
     course = course_of([plan], [4, 4], random.Random(0))
     records = [
         r._replace(start_ns=max(0, r.start_ns - 2)) for r in simulate(course, lambda k, i: 7)

@@ -11,7 +11,7 @@ from test_arraypipe_profile_document import from_tree, times, tree
 
 import optsched
 from optsched.arraypipe import fit
-from optsched.arraypipe.plan.plan import compile
+from optsched.arraypipe.plan.plan import compile_plan
 from optsched.arraypipe.report.explain import explain, predict
 from optsched.io.text import NANOSECONDS
 
@@ -91,7 +91,7 @@ def test_predictions_of_a_plan(unit: str) -> None:
     """Period, loads and the text."""
     schedule = optsched.solve(known(unit), "dispatch").schedule
     assert schedule is not None
-    plan = compile(schedule)
+    plan = compile_plan(schedule)
     found = predict(plan)
     assert (found.period_ns, found.load_ns, found.chain_ns) == (
         6 * 10**9,

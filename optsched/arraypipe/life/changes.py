@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.arraypipe.life.replanner import Replanner
 from optsched.arraypipe.plan.orders import without
-from optsched.arraypipe.plan.plan import compile
+from optsched.arraypipe.plan.plan import compile_plan
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.errors import InputError, OptschedError
@@ -201,7 +201,7 @@ class Rescheduling:
             return None
         together = [k for k, seat in enumerate(live) if seat in plan.together]
         try:
-            better = compile(answer, together=together)
+            better = compile_plan(answer, together=together)
         except OptschedError as error:
             _warn(f"the solver's plan cannot be run: {error}")
             return None

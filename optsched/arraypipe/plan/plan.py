@@ -178,7 +178,7 @@ class ExecutionPlan:
 _SHOWN = 24  # blocks of a cycle that a message lists
 
 
-def compile(
+def compile_plan(
     schedule: Schedule,
     *,
     together: Collection[int] = (),

@@ -1,0 +1,21 @@
+"""Three learning rates for a GPT-2 of transformers, in one job array (or under torchrun)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch.optim import AdamW
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from optsched import ArrayTrainer, Job
+
+config = GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=256, n_positions=32,
+                    bos_token_id=0, eos_token_id=0)  # fmt: skip
+sums = "".join(f"{a}+{b}={a + b}\n" for a in range(99) for b in range(99))
+text = torch.tensor(list(sums.encode()))
+data = [{"input_ids": row, "labels": row} for row in text.unfold(0, 32, 32)]
+jobs = [Job(seed=0, batch_size=8, optimizer=partial(AdamW, lr=lr)) for lr in (1e-3, 3e-3, 1e-2)]
+trainer = ArrayTrainer((GPT2LMHeadModel, config), data, stages=2)
+result = trainer.fit(jobs, steps=20, checkpoint="ckpt/", resume=True)
+print(result.report, [losses[-1] for losses in result.losses])
