@@ -254,7 +254,7 @@ def test_refused_run_leaves_no_folder(shop: Cli) -> None:
         for out in ("new", "deep/er", "there", "there/o"):
             assert sentence in shop.refused(*run, "--checkpoint", checkpoint, "--out", out)
     demo = ("arraypipe", "demo", "--schedule", "x.schedule.json", "--out", "there/d")
-    assert "3 jobs, the trainer 4" in shop.refused(*demo)
+    assert "the schedule has 2 stages, the model 4" in shop.refused(*demo)
     assert os.listdir("there") == [] and not Path("new").exists() and not Path("deep").exists()
 
 
