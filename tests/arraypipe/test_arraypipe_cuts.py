@@ -297,6 +297,20 @@ def test_a_model_of_another_job_is_compared_too() -> None:
         )  # fmt: skip
 
 
+def test_a_block_that_is_called_twice_later() -> None:
+    """Not on the first batch: with the sentence, when it happens."""
+
+    def call(m: Any, x: Tensor) -> Any:
+        y = m.a(x)
+        z = m.b(y)
+        return m.c(m.b(y) if len(x) == 5 else z)
+
+    jobs = [Job(0, 4, sgd), Job(1, 5, sgd)]
+    array = array_trainer(own(call), rows, jobs=jobs, stages=["b"], loss=own_models.loss)
+    with pytest.raises(InputError, match="'b', at which a stage begins, is called more than once"):
+        array.check_exact(1)
+
+
 # parts
 
 

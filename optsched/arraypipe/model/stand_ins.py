@@ -128,15 +128,17 @@ class First(nn.Module):
         """Call the block on the received hidden states."""
         block, name, passage = self._first
         given = tensors_in(first_of(block, arguments, options))
-        known = next((passage.calls[t] for t in given if t in passage.calls), None)
-        if known is None:
-            if passage.entered or passage.hidden is None:
-                raise InputError(
-                    f"stages: {name!r}, at which a stage begins, is called more than once in a "
-                    f"forward; cut elsewhere"
-                )
+        known = None
+        if passage.hidden is None:  # in the backward, by a checkpoint
+            known = next((passage.calls[t] for t in given if t in passage.calls), None)
+        elif not passage.entered:
             passage.entered, known = True, (passage.hidden, torch.initial_seed())
             passage.calls.update((t, known) for t in given)
+        if known is None:
+            raise InputError(
+                f"stages: {name!r}, at which a stage begins, is called more than once in a "
+                f"forward; cut elsewhere"
+            )
         hidden, seed = known
         seed_generator(seed, tensors_in(hidden)[0].device)
         arguments, options = with_first(block, arguments, options, hidden)
