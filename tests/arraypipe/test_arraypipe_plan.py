@@ -250,11 +250,8 @@ def test_global_update_mode_runs_together() -> None:
     """What the sentence advises is accepted, whatever the order."""
     array = JobArray(np.full((3, 2), 1), 2, update=1, update_mode="global", objective="period")
     for seed in range(20):
-        assert compile_plan(random_rolling(array, seed=seed), together=range(3)).together == {
-            0,
-            1,
-            2,
-        }
+        plan = compile_plan(random_rolling(array, seed=seed), together=range(3))
+        assert plan.together == {0, 1, 2}
 
 
 def test_planning_needs_no_torch() -> None:
@@ -268,7 +265,7 @@ def test_planning_needs_no_torch() -> None:
         "profile = Profile.read('instances/profiles/gpt2_xl-4.profile.json')\n"
         "assert profile.problem().n_stages == 4 and advise(profile).jobs == 4\n"
         "import optsched.arraypipe as a\n"
-        "for name in ('Job', 'ArrayTrainer', 'run_demo'):\n"
+        "for name in ('Job', 'ArrayTrainer', 'RunConfig'):\n"
         "    try:\n"
         "        getattr(a, name)\n"
         "    except MissingExtra as error:\n"
