@@ -24,7 +24,7 @@ from optsched.arraypipe.memory.accesses import State
 from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.memory.manager import SlotMemory, memory_of
 from optsched.arraypipe.memory.residency import slot_bytes
-from optsched.arraypipe.memory.stage_bytes import boundary_bytes, bytes_beside
+from optsched.arraypipe.memory.stage_bytes import boundary_bytes, extra_bytes
 from optsched.arraypipe.memory.state import layout_of
 from optsched.arraypipe.runtime import inline
 from optsched.arraypipe.train_alone import differences
@@ -41,7 +41,7 @@ def needs(runs: Any, segment: Any, share: Any) -> tuple[int, int]:
     states = [State(j, s, found.bytes) for (j, s), found in zip(pairs, layouts, strict=True)]
     resident = sum(boundary_bytes(found.resident) for found in layouts)
     windows, outboxes = share.bytes(range(plan.n_jobs))
-    beside = bytes_beside(runs, segment)
+    beside = extra_bytes(runs, segment)
     table = budget(plan, d, beside)
     return table.total + windows + outboxes + resident, sum(slot_bytes(states))
 

@@ -21,7 +21,7 @@ from optsched.arraypipe.memory.accesses import State
 from optsched.arraypipe.memory.budget import Bytes, budget
 from optsched.arraypipe.memory.manager import SlotMemory
 from optsched.arraypipe.memory.residency import slot_bytes
-from optsched.arraypipe.memory.stage_bytes import boundary_bytes, bytes_beside
+from optsched.arraypipe.memory.stage_bytes import boundary_bytes, extra_bytes
 from optsched.arraypipe.memory.state import layout_of
 from optsched.arraypipe.memory.transfers import CopyEngine
 from optsched.arraypipe.plan.segments import Change
@@ -52,7 +52,7 @@ def weigh(jobs: list[Job], schedule: Any, queue: bool = False, **changes: Any) -
 
     def memory_of(runs: Any, segments: Any, limit: int, share: Any) -> Any:
         plan = segments[0].plan
-        beside = bytes_beside(runs, segments[0])
+        beside = extra_bytes(runs, segments[0])
         found.extend(budget(plan, d, beside) for d in range(len(plan.sequences)))
         raise Weighed
 

@@ -46,7 +46,7 @@ class StageBytes(NamedTuple):
     recompute: bool = False  # whether only that is kept
 
 
-Beside: TypeAlias = "Mapping[tuple[int, int], StageBytes]"
+Extra: TypeAlias = "Mapping[tuple[int, int], StageBytes]"
 """Bytes in addition to the states, by job and stage."""
 
 MessageBytes: TypeAlias = "Callable[[Collection[int]], tuple[int, int]]"
@@ -81,17 +81,17 @@ class Bytes(NamedTuple):
 
 
 def budget(
-    plan: ExecutionPlan, device: int, beside: Beside, jobs: Collection[int] | None = None
+    plan: ExecutionPlan, device: int, extra: Extra, jobs: Collection[int] | None = None
 ) -> Bytes:
     """Gradients, activations and workspace of the blocks of a device, of some jobs or of all.
 
     ``acquire``, ``free`` and ``workspace`` of the schedule are taken as bytes; if nothing is
-    acquired and freed, `beside` has what is kept.
+    acquired and freed, `extra` has what is kept.
     """
     schedule = plan.schedule
     row = [i for i in plan.sequences[device] if jobs is None or plan.blocks[i].job in jobs]
     blocks = [plan.blocks[i] for i in row]
-    known = [beside.get((b.job, b.stage), StageBytes()) for b in blocks]
+    known = [extra.get((b.job, b.stage), StageBytes()) for b in blocks]
     ends = ["W" if (b.job, b.stage) in plan.split else "B" for b in blocks]
     rows = [*zip(blocks, known, ends, strict=True)]
     made, dropped, passing = _columns(_gradients(plan, *each) for each in rows)
@@ -173,26 +173,26 @@ class DeviceBytes(NamedTuple):
         self,
         plan: ExecutionPlan,
         device: int,
-        beside: Beside,
+        extra: Extra,
         messages: MessageBytes | None,
         jobs: Collection[int],
     ) -> Bytes:
         """All but the states, for some jobs of a plan."""
         windows, outboxes = (0, 0) if messages is None else messages(jobs)
         reserve = self.cuda + self.limit // _FRAGMENTS if self.cuda else 0
-        return budget(plan, device, beside, jobs)._replace(
+        return budget(plan, device, extra, jobs)._replace(
             windows=windows, outboxes=outboxes, shared=self.shared, reserve=reserve
         )
 
     def for_states(
-        self, plan: ExecutionPlan, device: int, beside: Beside, messages: MessageBytes | None
+        self, plan: ExecutionPlan, device: int, extra: Extra, messages: MessageBytes | None
     ) -> int:
         """Bytes that are left for states; `InputError` if there are none."""
 
         def total(n: int) -> int:
-            return self.needs(plan, device, beside, messages, range(n)).total
+            return self.needs(plan, device, extra, messages, range(n)).total
 
-        whole = self.needs(plan, device, beside, messages, range(plan.n_jobs))
+        whole = self.needs(plan, device, extra, messages, range(plan.n_jobs))
         left = self.limit - whole.total
         if left > 0 or not plan.sequences[device]:
             return left
@@ -214,7 +214,7 @@ class Limits:
     runs: Sequence[JobRun]  # may grow
     devices: list[DeviceBytes | None]  # None: that of another rank, until ranks have exchanged them
     state_of: Callable[[int, int], State]  # by job and stage
-    known: Beside  # of the jobs of the first plan
+    known: Extra  # of the jobs of the first plan
     like: dict[int, int] = field(default_factory=dict)  # the one that a later job is counted as
 
     def refusal(
@@ -233,7 +233,7 @@ class Limits:
         for job, other in like.items():
             self.like[job] = self.like.get(other, other)
         as_known = replace(segment, seats=tuple(self.like.get(job, job) for job in segment.seats))
-        beside = {
+        extra = {
             (place, stage): row._replace(recompute=self._recomputes(segment, place))
             for place, job in enumerate(as_known.seats)
             for stage in range(segment.plan.n_stages)
@@ -243,7 +243,7 @@ class Limits:
             if device is None:
                 continue
             held = None if messages is None else messages(as_known, number)
-            needed = device.needs(segment.plan, number, beside, held, live).total
+            needed = device.needs(segment.plan, number, extra, held, live).total
             try:
                 if sentence := self._short(segment, live, number, device, needed):
                     return sentence

@@ -16,7 +16,7 @@ from optsched.arraypipe.memory.accesses import (
 from optsched.arraypipe.memory.budget import DeviceBytes, Limits, reserved
 from optsched.arraypipe.memory.cuda_engine import CudaEngine
 from optsched.arraypipe.memory.residency import Residency, residency
-from optsched.arraypipe.memory.stage_bytes import boundary_bytes, bytes_beside
+from optsched.arraypipe.memory.stage_bytes import boundary_bytes, extra_bytes
 from optsched.arraypipe.memory.state import BoundState, flat_bytes, layout_of
 from optsched.arraypipe.memory.transfers import IN, CopyEngine, Transfers
 from optsched.arraypipe.plan.segments import device_stream
@@ -179,7 +179,7 @@ class Share(NamedTuple):
 
 
 class SlotMemory(Memory):
-    """Memory of a process whose states do not all fit; `slotted` are its devices with slots."""
+    """Memory of a process that cannot hold all states; `slotted` are its devices with slots."""
 
     moves = True
 
@@ -254,14 +254,14 @@ def memory_of(
     """
     if limit is None:
         return Memory(runs)
-    first, beside = segments[0], bytes_beside(runs, segments[0])
+    first, extra = segments[0], extra_bytes(runs, segments[0])
 
     @cache
     def state_of(job: int, stage: int) -> State:
         layout = layout_of(runs[job].stages[stage], runs[job].title)
         return State(job, stage, layout.bytes, boundary_bytes(layout.resident))
 
-    known = {(first.seats[seat], stage): row for (seat, stage), row in beside.items()}
+    known = {(first.seats[seat], stage): row for (seat, stage), row in extra.items()}
     limits = Limits(runs, [None] * len(first.plan.sequences), state_of, known)
     devices = range(len(limits.devices)) if share is None else (share.device,)
     here = next(b for b in first.plan.blocks if b.device in devices)
@@ -276,7 +276,7 @@ def memory_of(
             for s in states for t in runs[s.job].stages[s.stage].shared_tensors()
         }  # fmt: skip
         device = DeviceBytes(limit, reserve, sum(shared.values()))
-        left = device.for_states(first.plan, d, beside, share and share.bytes)
+        left = device.for_states(first.plan, d, extra, share and share.bytes)
         decided[d] = residency(states, accesses, left, first.plan.devices[d])
         lengths[d], limits.devices[d] = len(accesses), device._replace(decided=decided[d])
     memory = Memory(runs)  # all devices have been checked: nothing has been moved before

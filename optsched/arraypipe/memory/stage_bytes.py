@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.state import JobStage
 
 
-def bytes_beside(runs: Sequence[Any], segment: Segment) -> dict[tuple[int, int], StageBytes]:
+def extra_bytes(runs: Sequence[Any], segment: Segment) -> dict[tuple[int, int], StageBytes]:
     """Bytes in addition to the state, by job and stage of the segment's plan.
 
     What is kept from F to B was measured by the first forward, on the stages of this process. A job
