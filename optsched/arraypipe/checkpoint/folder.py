@@ -65,7 +65,7 @@ class _JobState:
     """A job of this run."""
 
     settings: dict[str, str]  # of the fresh job; optimizers and schedulers change theirs
-    kept: int  # newest iteration whose stages of this process are copied
+    kept: int  # newest iteration that is copied in this process
     noted: dict[int, dict[int, _Noted]] = field(default_factory=dict)  # by iteration and stage
     pending: list[Future[None]] = field(default_factory=list)
 
@@ -83,7 +83,7 @@ class CheckpointFolder:
     ``.parts-<iteration>``; the one that completes them gives the folder its name. Then older
     checkpoints are removed.
 
-    A thread writes while the run continues. A job waits for its last checkpoint before the next
+    A thread writes while the run continues. A job finishes its last checkpoint before the next
     one is written; errors of writing are raised then, or at the end of the run.
     """
 
@@ -118,7 +118,7 @@ class CheckpointFolder:
                 continue
             with writing(place):
                 sweep(place)
-                self._set_aside(title)
+                self._mark_damaged(title)
                 self._tidy(place)
 
     def check_unused(self, title: str) -> None:
@@ -311,7 +311,7 @@ class CheckpointFolder:
             shutil.copyfile(file, path)
         return checksum
 
-    def _set_aside(self, title: str) -> None:
+    def _mark_damaged(self, title: str) -> None:
         """Let the checkpoint that is gone on from be the newest, and say so."""
         if title not in self.fallen_back:
             return

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.job import Data, Job
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
-_PLAIN: Final = (str, int, float, bool, type(None))
+_SIMPLE: Final = (str, int, float, bool, type(None))
 _AGREE: Final = ("seed", "batch_size", "microbatches", "precision", "clip_norm")
 
 
@@ -45,7 +45,7 @@ def settings_of(run: JobRun) -> dict[str, str]:
     model = {
         name: kept(value, None, lambda tensor: tensor) for name, value in run.job.model.items()
     }
-    rows |= {f"model[{name!r}]": value for name, value in model.items() if _is_plain(value)}
+    rows |= {f"model[{name!r}]": value for name, value in model.items() if _is_simple(value)}
     scheduler = next((s.scheduler for s in run.stages if s.scheduler is not None), None)
     kind = type(scheduler)
     rows["scheduler"] = "none" if scheduler is None else f"{kind.__module__}.{kind.__qualname__}"
@@ -73,18 +73,18 @@ def _text(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(plain))
 
 
-def _is_plain(value: Any) -> bool:
+def _is_simple(value: Any) -> bool:
     if type(value) is dict:
-        return all(_is_plain(part) for pair in value.items() for part in pair)
+        return all(_is_simple(part) for pair in value.items() for part in pair)
     if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    return type(value) in _PLAIN
+        return all(map(_is_simple, value))
+    return type(value) in _SIMPLE
 
 
 def check_same(
     before: Mapping[str, Any], now: Mapping[str, Any], what: str, place: Path | str
 ) -> None:
-    """Refuse a job whose settings are not those of its checkpoint; `what` takes the name of one."""
+    """Refuse a job with other settings than its checkpoint; `what` takes the name of one."""
     if found := first_difference(before, now):
         name, old, new = found
         raise InputError(f"{place}: was written with {what.format(name)} {old}, the job has {new}")
@@ -229,8 +229,8 @@ def _restore_tensor(target: Tensor, value: Tensor, shared: bool, name: str, plac
         target.copy_(value)
     elif not torch.equal(target, value):
         raise InputError(
-            f"{place}: {name!r} is frozen and shared with other jobs, whose values differ from the "
-            f"checkpoint's; resume with the base that it was written with"
+            f"{place}: {name!r} is frozen and shared with other jobs, and differs from the checkpoint; "
+            f"resume with the base that it was written with"
         )
 
 
@@ -252,7 +252,7 @@ def digest(batch: Any) -> str:
     if isinstance(batch, (list, tuple)):
         return " ".join(map(digest, batch))
     if not isinstance(batch, Tensor):
-        return repr(batch) if isinstance(batch, _PLAIN) else type(batch).__name__
+        return repr(batch) if isinstance(batch, _SIMPLE) else type(batch).__name__
     value = batch.detach().cpu().contiguous().reshape(-1)
     data = value.view(torch.uint8).numpy().data if value.numel() else b""
     return f"{value.dtype}{list(batch.shape)}#{zlib.crc32(data):08x}"

@@ -67,7 +67,7 @@ def model_function(model: Any) -> BuildModel:
 
 @dataclass(frozen=True)
 class _Copies:
-    """Copies of a module whose frozen parameters use the memory of the original."""
+    """Copies of a module; frozen parameters use the memory of the original."""
 
     original: nn.Module
 
@@ -300,10 +300,10 @@ def _key_of(keys: Collection[str], model: nn.Module) -> Callable[[str], str]:
     prefix: str = getattr(wrapped(), "base_model_prefix", "")
 
     def key_of(name: str) -> str:
-        plain = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
-        candidates = [name, plain]
+        bare = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        candidates = [name, bare]
         if prefix:
-            candidates += [plain.removeprefix(f"{prefix}."), f"{prefix}.{plain}"]
+            candidates += [bare.removeprefix(f"{prefix}."), f"{prefix}.{bare}"]
         return next((key for key in candidates if key in keys), name)
 
     return key_of

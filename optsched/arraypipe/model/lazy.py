@@ -244,7 +244,7 @@ class Recorder(TorchDispatchMode):
         large = [(k, t) for k, t in enumerate(outputs) if isinstance(t, Tensor) and _is_whole(t)]
         if not large:
             return
-        inputs = {t.untyped_storage()._cdata for t in tensors if _is_plain(t)}
+        inputs = {t.untyped_storage()._cdata for t in tensors if _is_dense(t)}
         for k, tensor in large:
             storage = tensor.untyped_storage()
             if storage._cdata in inputs or storage._cdata in self.table:
@@ -280,7 +280,7 @@ class Recorder(TorchDispatchMode):
         return tree_map(keep, tree)
 
     def _find(self, tensor: Tensor) -> _Recorded | None:
-        if not _is_plain(tensor):
+        if not _is_dense(tensor):
             return None
         return self.table.get(tensor.untyped_storage()._cdata)
 
@@ -321,7 +321,7 @@ def return_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def _is_dense(tensor: Tensor) -> bool:
     kind = type(tensor)
     return (
         (kind is Tensor or kind is nn.Parameter or kind is nn.Buffer)
@@ -331,12 +331,12 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _is_large(tensor: Tensor) -> bool:
-    return _is_plain(tensor) and tensor.numel() * tensor.element_size() >= LARGE
+    return _is_dense(tensor) and tensor.numel() * tensor.element_size() >= LARGE
 
 
 def _is_whole(tensor: Tensor) -> bool:
     """Whether the storage of a result is to be recorded."""
-    if not _is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
+    if not _is_dense(tensor) or tensor.is_conj() or tensor.is_neg():
         return False
     storage = tensor.untyped_storage()
     return storage.nbytes() >= LARGE and storage.resizable()
@@ -401,8 +401,8 @@ def _replay(storage: UntypedStorage, step: _Step) -> None:
     def made(value: Any) -> Any:
         if not isinstance(value, _Place):
             return value.clone() if isinstance(value, Tensor) else value
-        there = storage if value.n_bytes < 0 else _recomputed(value.n_bytes, value.step)
-        return _at(there, value.geometry)
+        found = storage if value.n_bytes < 0 else _recomputed(value.n_bytes, value.step)
+        return _at(found, value.geometry)
 
     args, kwargs = tree_map(made, (step.args, step.kwargs), is_leaf=_is_place)
     before = None
