@@ -309,6 +309,10 @@ def test_frozen_base_exists_once(tmp_path, kind, precision):
     assert shared(models) == frozen
     adapters = [n for n, p in models[0].named_parameters() if p.requires_grad]
     assert len(adapters) == 8
+    storages = {p.untyped_storage().data_ptr(): p for m in models for p in m.parameters()}
+    held = sum(p.untyped_storage().nbytes() for p in storages.values())
+    small = sum(p.nbytes for p in models[0].parameters() if p.requires_grad)
+    assert held <= 3 * small + sum(models[0].get_parameter(name).nbytes for name in frozen)
     if kind != "module":
         assert not torch.equal(
             models[0].get_parameter(adapters[0]), models[1].get_parameter(adapters[0])

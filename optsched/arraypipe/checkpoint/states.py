@@ -229,8 +229,8 @@ def _restore_tensor(target: Tensor, value: Tensor, shared: bool, name: str, plac
         target.copy_(value)
     elif not torch.equal(target, value):
         raise InputError(
-            f"{place}: {name!r} is frozen and shared with other jobs, and differs from the checkpoint; "
-            f"resume with the base that it was written with"
+            f"{place}: {name!r} is frozen and shared with other jobs, and differs from the "
+            f"checkpoint; resume with the base that it was written with"
         )
 
 
