@@ -453,6 +453,24 @@ def _in_ddp(build: Any, job: Job, steps: int, rank: int, group: Any) -> dict[str
     return dict(model.named_parameters())
 
 
+def transformers_models(ranks: int, names: list[str]) -> list[str]:
+    """Everything in which models of transformers differ from the inline backend."""
+    import hf_models
+
+    found = []
+    for name in names:
+        build = hf_models.builder(name, **({"num_hidden_layers": 4} if ranks == 4 else {}))
+        jobs = [Job(1, 4, adamw, microbatches=2), Job(2, 4, sgd, recompute=True)]
+        array = array_trainer(build, hf_models.loader(name), jobs=jobs, stages=ranks)
+        schedule = random_schedule([2, 1], ranks, seed=1)
+        result = runs.run(array, schedule, 2, on_error="raise", **PROCESSES)
+        if dist.get_rank() == 0:
+            inline = runs.run(array, schedule, 2, on_error="raise")
+            pairs = zip(result.trained, inline.trained, strict=True)
+            found += [f"{name}: {line}" for a, b in pairs for line in differences(a, b)]
+    return found
+
+
 def nothing_left(ranks: int) -> list[int]:
     """Models and process groups that are still there after runs: one done, one refused."""
     models: list[Any] = []

@@ -47,6 +47,8 @@ SOME: tuple[Any, ...] = (
     (4, "several", {"exact": [100, 102], "replanned": [100, 102], "stopped": [],
                     "streamed": ["exact", 100, 101], "replicated": []}),
     *((2, "ends_badly", how) for how in TROUBLES),
+    (2, "transformers_models", ["gpt2", "llama tied", "qwen3", "bert"]),
+    (4, "transformers_models", ["gpt2"]),
     (2, "absent"),
     (2, "killed"),
     (4, "resumed"),
@@ -74,7 +76,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
         if name == "several":
             rows |= {(ranks, case): row for case, row in answer.items()}
         else:
-            rows[rest[0] if rest else name] = answer
+            rows[rest[0] if name == "ends_badly" else (ranks, name)] = answer
     return rows
 
 
@@ -99,6 +101,12 @@ def test_plans_change_on_the_way(answers: dict[Any, Any], ranks: int) -> None:
 def test_links_of_gpus(answers: dict[Any, Any], ranks: int) -> None:
     """Credits, heads and bodies apart, a thread and a stream per channel end, late kernels."""
     assert answers[ranks, "streamed"] == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_models_of_transformers(answers: dict[Any, Any], ranks: int) -> None:
+    """Padded batches with labels, tied weights, micro-batches: the bits of the inline backend."""
+    assert answers[ranks, "transformers_models"] == []
 
 
 def test_replicas_have_the_bits_of_ddp(answers: dict[Any, Any]) -> None:
@@ -161,7 +169,7 @@ def test_an_error_after_the_last_block_is_said_on_all_ranks(
 
 def test_a_rank_that_never_comes(answers: dict[Any, Any]) -> None:
     """What a script raises before it calls us cannot be told: the timeout is said in a sentence."""
-    said = answers["absent"]
+    said = answers[2, "absent"]
     assert "not all of the 2 ranks have come to this run within 0.5 s" in said
 
 
@@ -305,9 +313,9 @@ def test_peers_that_go_wrong(answers: dict[Any, Any], how: str) -> None:
 
 def test_killed_and_resumed(answers: dict[Any, Any]) -> None:
     """Rank 1 of 2 is killed; 4 ranks go on from the last whole checkpoints, bit by bit."""
-    assert "rank 1 is lost" in answers["killed"]
-    assert answers["resumed"]["differences"] == []
-    assert [2 <= n <= 5 for n in answers["resumed"]["steps"]] == [True, True]
+    assert "rank 1 is lost" in answers[2, "killed"]
+    assert answers[4, "resumed"]["differences"] == []
+    assert [2 <= n <= 5 for n in answers[4, "resumed"]["steps"]] == [True, True]
 
 
 @pytest.mark.slow

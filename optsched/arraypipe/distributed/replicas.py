@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_map
 
 from optsched.arraypipe.distributed.transport import collective
+from optsched.arraypipe.model.inputs import mapped
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Replicas:
 
         def parts(job: Job, start: int) -> Iterator[Any]:
             for batch in data(job, start):
-                yield tree_map(self._cut, batch)
+                yield mapped(batch, self._cut)
 
         return parts
 
@@ -102,8 +102,8 @@ class Replicas:
                     f"as LayerNorm or GroupNorm, or replicas=1"
                 )
 
-    def _cut(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.dim():
+    def _cut(self, value: Tensor) -> Tensor:
+        if not value.dim():
             return value
         if len(value) < self.count:
             raise InputError(
