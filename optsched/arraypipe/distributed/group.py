@@ -101,19 +101,6 @@ class Group:
             self._store.set(f"end/{self.rank}", sentence)
             self._store.compare_set("over", "", f"rank {self.rank}: {sentence}")
 
-    def speaks(self, lost: bool) -> bool:
-        """Whether this rank prints the sentence with which all end.
-
-        The first one with an error does; `lost`: it is that of another rank, which goes first.
-        """
-        try:
-            if lost:
-                self._read("said", time.monotonic() + _SOON_S)
-            mine = str(self.rank)
-            return bytes(self._store.compare_set("said", "", mine)).decode() == mine
-        except RuntimeError:  # the first rank is gone, and the store with it
-            return True
-
     def why(self, sentence: str) -> str:
         """Why another rank has ended, if it says so soon; else the sentence."""
         return self._read("over", time.monotonic() + _SOON_S) or sentence
