@@ -14,7 +14,7 @@ from optsched.arraypipe.callbacks import Progress
 from optsched.arraypipe.checkpoint.states import digest
 from optsched.arraypipe.evaluation import measure_of
 from optsched.arraypipe.job import JobFailed
-from optsched.arraypipe.life.changes import check_problem, fits_seat
+from optsched.arraypipe.life.changes import check_problem, fits_slot
 from optsched.arraypipe.options import RunConfig
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan
 from optsched.arraypipe.repeats import cause
@@ -141,7 +141,7 @@ def checked_plan(trainer: ArrayTrainer, schedule: Schedule | ExecutionPlan) -> E
                 f"compile the plan with together=[{j}], or by trainer.plan()"
             )
     for job, title in zip(jobs[n_slots:], titles[n_slots:], strict=True):
-        if not any(fits_seat(job, plan, slot) for slot in range(n_slots)):
+        if not any(fits_slot(job, plan, slot) for slot in range(n_slots)):
             raise InputError(
                 f"the schedule has {n_slots} jobs; job {title} waits for a slot with "
                 f"{job.microbatches} micro-batches, and there is none"

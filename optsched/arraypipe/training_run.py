@@ -21,7 +21,7 @@ from optsched.arraypipe.memory.manager import memory_of
 from optsched.arraypipe.model.checks import note_shared
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
-from optsched.arraypipe.plan.segments import FIRST_CYCLES, Course, moved, places
+from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, moved, places
 from optsched.arraypipe.report.executed import RunLog
 from optsched.arraypipe.report.report import compare
 from optsched.arraypipe.report.trace import measured
@@ -249,7 +249,7 @@ class ArrayRun:
     def _connect(self, problem: JobArray | None) -> None:
         """Make what changes slots and orders, the memory, and the backend."""
         strict = self.request.config.strict
-        self.course = Course(self.plan, self.runs, self.trainer.routes, FIRST_CYCLES)
+        self.run_plan = RunPlan(self.plan, self.runs, self.trainer.routes, FIRST_CYCLES)
         self.planner = Rescheduling(
             self.runs, self.plan, _weakly(self._join),
             _weakly(self._refill) if self.events.refills else None,
@@ -257,15 +257,15 @@ class ArrayRun:
         )  # fmt: skip
         if on_gpu(self.device):  # the streams of the blocks cannot use what this one has cached
             torch.cuda.empty_cache()
-        ranks, course, runs, worker = self.ranks, self.course, self.runs, self.worker
-        share = None if ranks is None else ranks.share(course.now)
+        ranks, run_plan, runs, worker = self.ranks, self.run_plan, self.runs, self.worker
+        share = None if ranks is None else ranks.share(run_plan.now)
         limit = self.request.config.bytes
-        worker.memory = self._same(lambda: memory_of(runs, course.segments, limit, share))
+        worker.memory = self._same(lambda: memory_of(runs, run_plan.segments, limit, share))
         self.engine: InlineBackend | ProcessBackend
         if ranks is not None:
-            self.engine = ranks.connect(course, runs, worker, self.planner, strict)
+            self.engine = ranks.connect(run_plan, runs, worker, self.planner, strict)
         else:
-            self.engine = InlineBackend(course, runs, worker, self.planner, strict, self.device)
+            self.engine = InlineBackend(run_plan, runs, worker, self.planner, strict, self.device)
 
     def train(self) -> RunResult:
         """Run to the end, or to the end of all iterations after Ctrl-C; only once."""
@@ -333,7 +333,7 @@ class ArrayRun:
         index = next(run.index for run in self.runs if run.job is ended)
         if self.builder.folder is not None:
             self.builder.folder.settle(index)
-        self.engine.unseat(index)
+        self.engine.unload(index)
         return self.events.next_job(ended, [run.job for run in self.runs])
 
     def _join(self, job: Job) -> JobRun | None:
@@ -404,11 +404,11 @@ class ArrayRun:
 
     def _refusal(self, change: Change, like: Mapping[int, int]) -> str:
         """Return why the devices cannot make a change; ``""`` if they can."""
-        ranks, memory, segment = self.ranks, self.worker.memory, self.course.segment(change)
-        live = [seat for seat, job in enumerate(segment.seats) if not self.runs[job].over]
+        ranks, memory, segment = self.ranks, self.worker.memory, self.run_plan.segment(change)
+        live = [slot for slot, job in enumerate(segment.slots) if not self.runs[job].over]
         if ranks is not None or memory.moves:
             titles = [run.title for run in self.runs]
-            if sentence := moved(self.course.now, segment, live, titles):
+            if sentence := moved(self.run_plan.now, segment, live, titles):
                 return sentence
         if memory.limits is None:
             return ""
@@ -416,7 +416,7 @@ class ArrayRun:
         return str(memory.limits.refusal(segment, live, like, held))
 
     def _result(self, records: list[Record]) -> RunResult:
-        ranks, course, past = self.ranks, self.course, self.engine.past
+        ranks, run_plan, past = self.ranks, self.run_plan, self.engine.past
         provenance: dict[str, Any] = {
             "executor": "inline" if ranks is None else "process",
             "jobs": [run.title for run in self.runs],
@@ -431,7 +431,7 @@ class ArrayRun:
         if past.left_out:
             provenance["blocks_left_out"] = past.left_out
         log = RunLog(
-            course.name, tuple(course.segments), records, provenance, tuple(self.engine.copies),
+            run_plan.name, tuple(run_plan.segments), records, provenance, tuple(self.engine.copies),
             exposed_ns=past.exposed_ns or None,
             parallel=ranks is not None or on_gpu(self.device),
             uncertainty_ns=0 if ranks is None else ranks.clock_error_ns, left_out=past.left_out,

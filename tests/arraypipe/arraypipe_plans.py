@@ -71,8 +71,8 @@ def random_rolling(array: JobArray, *, spread: int = 2, seed: int = 0) -> Schedu
 
 def walk(plan: ExecutionPlan, counts: Sequence[int]) -> Walk:
     """All instances of so many iterations per job, in a topological order."""
-    seats = tuple(range(plan.n_jobs))
-    return Walk(Segment(plan, routes(plan), seats, [0] * len(seats), list(counts)))
+    slots = tuple(range(plan.n_jobs))
+    return Walk(Segment(plan, routes(plan), slots, [0] * len(slots), list(counts)))
 
 
 def in_turn(problem: JobArray, breadth: bool) -> Schedule:

@@ -140,7 +140,7 @@ def segment_of(shape: Shape, draw: random.Random, first: Sequence[int], most: in
     return Segment(
         plan=plan,
         routes=routes(plan, shape.ties, shape.together),
-        seats=tuple(range(plan.n_jobs)),
+        slots=tuple(range(plan.n_jobs)),
         first=list(first),
         count=[draw.randint(0, most * r) for r in plan.copies],
     )

@@ -151,7 +151,7 @@ def replanned(ranks: int, first: int, last: int) -> list[str]:
             if len(plans) > 1 and not waits[0]:
                 waits.pop(0)
                 plans.pop(0)
-                return Change(plans[0], segment.seats)
+                return Change(plans[0], segment.slots)
             waits[0] -= 1
             return None
 
@@ -298,7 +298,7 @@ def unlike(ranks: int) -> dict[str, Any]:
 
 
 def queued(ranks: int) -> dict[str, Any]:
-    """Seven jobs on two seats; one of them is stopped."""
+    """Seven jobs on two slots; one of them is stopped."""
     rows = [Row(j, optimizer=list(MAKERS)[j % 2]) for j in range(7)]
     array = trainer(rows)
 

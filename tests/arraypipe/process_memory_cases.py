@@ -37,7 +37,7 @@ def needs(runs: Any, segment: Any, share: Any) -> tuple[int, int]:
     """Bytes of a rank beside its states, and of one slot of each kind."""
     plan, d = segment.plan, share.device
     pairs = sorted({(plan.blocks[i].job, plan.blocks[i].stage) for i in plan.sequences[d]})
-    layouts = [layout_of(runs[segment.seats[j]].stages[s], "") for j, s in pairs]
+    layouts = [layout_of(runs[segment.slots[j]].stages[s], "") for j, s in pairs]
     states = [State(j, s, found.bytes) for (j, s), found in zip(pairs, layouts, strict=True)]
     resident = sum(boundary_bytes(found.resident) for found in layouts)
     windows, outboxes = share.bytes(range(plan.n_jobs))
@@ -191,7 +191,7 @@ def problem_of(n: int, place: Sequence[int] = (0, 1, 0, 1)) -> JobArray:
 
 
 def refilled(ranks: int) -> dict[str, Any]:
-    """Six jobs on two seats by `refill`; one does not recompute, and is refused by rank 0 alone."""
+    """Six jobs on two slots by `refill`; one does not recompute, and is refused by rank 0 alone."""
     rows = [Row(j, optimizer="adamw", recompute=j != 3) for j in range(6)]
     rest = [row.job for row in rows[2:]]
     array, made = trainer(rows[:2]), []
@@ -242,7 +242,7 @@ def moved(ranks: int) -> dict[str, Any]:
 
 
 def remembered(ranks: int, swaps: bool, most: int) -> dict[str, Any]:
-    """Jobs of which one stops, with others that wait for seats or not; what is left of the run."""
+    """Jobs of which one stops, with others that wait for slots or not; what is left of the run."""
     rows = [Row(j, optimizer=list(MAKERS)[j % 2]) for j in range(5 if swaps else 2)]
     array = trainer(rows)
 

@@ -8,7 +8,7 @@ import pytest
 from arraypipe_plans import random_rolling
 from hypothesis import given
 from hypothesis import strategies as st
-from test_arraypipe_trace import MICRO, course_of, simulate
+from test_arraypipe_trace import MICRO, run_plan_of, simulate
 
 import optsched
 from optsched.arraypipe import random_schedule
@@ -18,10 +18,10 @@ from optsched.arraypipe.report.explain import explain, headline, predict
 
 def slope(plan: ExecutionPlan, iterations: int) -> float:
     """Nanoseconds a cycle of a long run in which every block starts as early as it can."""
-    course = course_of([plan], [iterations * r for r in plan.copies], random.Random(0))
+    run_plan = run_plan_of([plan], [iterations * r for r in plan.copies], random.Random(0))
     duration = plan.schedule.duration.tolist()
     ends: dict[int, int] = {}
-    for record in simulate(course, lambda k, i: duration[i] * MICRO):
+    for record in simulate(run_plan, lambda k, i: duration[i] * MICRO):
         ends[record.cycle] = max(ends.get(record.cycle, 0), record.end_ns)
     first, final = iterations // 2, iterations - 1
     return (ends[final] - ends[first]) / (final - first)

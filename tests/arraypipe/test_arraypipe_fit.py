@@ -180,7 +180,7 @@ def test_evaluation_by_a_dataset() -> None:
 
 
 def test_callbacks_and_queue() -> None:
-    """More jobs than seats: one waits. A job that a callback gives takes a seat."""
+    """More jobs than slots: one waits. A job that a callback gives takes a slot."""
 
     class Gives(Callback):
         given = False

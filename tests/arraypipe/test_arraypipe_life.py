@@ -379,7 +379,7 @@ def test_all_jobs_may_fail() -> None:
     assert max(len(row) for row in result.losses) < 50
 
 
-def test_a_waiting_job_takes_the_seat_of_a_failed_one() -> None:
+def test_a_waiting_job_takes_the_slot_of_a_failed_one() -> None:
     """And reaches the bits that it reaches alone."""
     rows = jobs_of(5)
     rows[1] = Job(1, 9, wild, microbatches=2)

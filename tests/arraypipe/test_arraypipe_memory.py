@@ -375,7 +375,7 @@ def test_orders_that_change_on_the_way(
         def improved(_: Any, segment: Any, plans: Any = plans, waits: Any = waits) -> Any:
             if len(plans) > 1 and not waits[0]:
                 waits.pop(0), plans.pop(0)
-                return Change(plans[0], segment.seats)
+                return Change(plans[0], segment.slots)
             waits[0] -= 1
             return None
 

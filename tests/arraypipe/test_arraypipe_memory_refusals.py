@@ -255,7 +255,7 @@ def test_reserve_of_a_gpu() -> None:
 
 
 def test_a_job_whose_first_forward_fails_is_not_weighed() -> None:
-    """It ends alone, with little memory and with much; its seat counts like the largest."""
+    """It ends alone, with little memory and with much; its slot counts like the largest."""
 
     def bad_data(job: Job, start: int) -> Any:
         for x, y in data(job, start):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import run
 from test_arraypipe_memory import beside, room
-from test_arraypipe_trace import by_device, courses, log, simulate
+from test_arraypipe_trace import by_device, log, run_plans, simulate
 
 from optsched import verify
 from optsched.arraypipe import Job, RunConfig, random_schedule, training_run
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import random
 
     from optsched import Schedule
-    from optsched.arraypipe.plan.segments import Course
+    from optsched.arraypipe.plan.segments import RunPlan
 
 
 def names(trace: Schedule) -> list[tuple[Any, ...]]:
@@ -41,21 +41,21 @@ def arcs(trace: Schedule) -> set[tuple[Any, Any]]:
     return {(row[i], row[j]) for i, j in zip(trace.arcs.tail, trace.arcs.head, strict=True)}
 
 
-@given(courses(), st.integers(0, 99))
-def test_the_end_of_a_run(given_course: tuple[Course, random.Random], place: int) -> None:
+@given(run_plans(), st.integers(0, 99))
+def test_the_end_of_a_run(given_run_plan: tuple[RunPlan, random.Random], place: int) -> None:
     """From any cycle on: verified, with exactly the arcs between what is left, and a report."""
-    course, rng = given_course
-    records = simulate(course, lambda k, i: rng.randint(1, 9))
+    run_plan, rng = given_run_plan
+    records = simulate(run_plan, lambda k, i: rng.randint(1, 9))
     if not records:
         return
     row = records[place * len(records) // 100]
     cut = row.segment, row.cycle
-    whole = measured(log(course, records))
+    whole = measured(log(run_plan, records))
     left = since(cut, records)
-    course.forget(cut[0])
-    ordered = in_topological_order(course, [left], cut)
-    assert by_device(course, ordered) == by_device(course, left)
-    late = log(course, ordered, left_out=len(records) - len(left))
+    run_plan.forget(cut[0])
+    ordered = in_topological_order(run_plan, [left], cut)
+    assert by_device(run_plan, ordered) == by_device(run_plan, left)
+    late = log(run_plan, ordered, left_out=len(records) - len(left))
     trace = measured(late)
     assert verify(trace) == []
     assert trace.n_operations == len(left)
@@ -123,8 +123,8 @@ def test_an_inline_run_remembers_its_end(
         assert 0 < result.trace.n_operations - kept < copies
         assert result.report.exposed_ns > 0
     if case == "queue":
-        course = engines[-1].course
-        assert course.forgotten > 0
-        assert not any(part.seats for part in course.segments[: course.forgotten])
+        run_plan = engines[-1].run_plan
+        assert run_plan.forgotten > 0
+        assert not any(part.slots for part in run_plan.segments[: run_plan.forgotten])
     text = str(result.report)
     assert f"(the last {result.report.cycles} cycles; " in text

@@ -115,7 +115,7 @@ def test_replicas_have_the_bits_of_ddp(answers: dict[Any, Any]) -> None:
 
 
 def test_states_of_ended_jobs_leave_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are on this rank, of jobs that lost their seat; on a CPU and in slots none."""
+    """Those that are on this rank, of jobs that lost their slot; on a CPU and in slots none."""
     off: list[str] = []
     monkeypatch.setattr(process, "take_off", lambda stage: off.append(stage.name))
     runs = [
@@ -131,7 +131,7 @@ def test_states_of_ended_jobs_leave_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         backend.runs, backend.device, backend.homes = runs, 1, dict.fromkeys(range(4), (0, 1))
         assert off == []
         for job in (0, 2, 9):
-            backend.unseat(job)
+            backend.unload(job)
     assert off == ["0b"]
 
 
@@ -267,7 +267,7 @@ def test_an_error_on_one_rank_reaches_all_at_once(answers: dict[Any, Any]) -> No
 
 
 def test_waiting_jobs_take_free_seats(answers: dict[Any, Any]) -> None:
-    """Seven jobs on two seats, decided by rank 0, known to all."""
+    """Seven jobs on two slots, decided by rank 0, known to all."""
     found = answers[2, "queued"]
     assert found["differences"] == []
     assert found["status"] == ["done", "stopped", "done", "done", "done", "done", "done"]

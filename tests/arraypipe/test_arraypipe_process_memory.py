@@ -37,7 +37,7 @@ QUICK: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 }  # fmt: skip
 SLOW: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "four": ((4, "tight", "exact", 100, 102), EXACT),
-    # one that takes a free seat and does not fit says so; the others keep their bits
+    # one that takes a free slot and does not fit says so; the others keep their bits
     "too large": (
         (2, "too_large"),
         {"status": ["done", "done", "failed", "done"], "differences": [],
@@ -55,7 +55,7 @@ SLOW: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     ),
     # states cannot move to another rank: the log says so, and the run goes on
     "moved": ((2, "moved"), {"said": NOT_ADOPTED, "differences": []}),
-    # stops with tombstones, failures, seats that change hands, Ctrl-C, batches that grow
+    # stops with tombstones, failures, slots that change hands, Ctrl-C, batches that grow
     **{case: ((2, "tight", case), EXACT)
        for case in ("stopped", "failed", "queued", "interrupted", "longer")},
     **{f"{ranks} ranks": ((ranks, "tight", "exact", 2000, 2050), EXACT) for ranks in (2, 4)},

@@ -1,4 +1,4 @@
-"""Plans that change while they run: jobs leave or take seats, better orders; no bit changes."""
+"""Plans that change while they run: jobs leave or take slots, better orders; no bit changes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Forced(Rescheduling):
         found = super()._improved(segment)
         type(self).polls += 1
         seed = self.moments.get(self.polls)
-        jobs = [job for job in segment.seats if not (seed and seed % 2 and self.runs[job].over)]
+        jobs = [job for job in segment.slots if not (seed and seed % 2 and self.runs[job].over)]
         if found is not None or seed is None or not jobs:
             return found
         random.Random(seed).shuffle(jobs)
@@ -136,10 +136,10 @@ class Forced(Rescheduling):
 
 
 def swap_and_compare(case: dict[str, Any]) -> int:
-    """Run with forced swaps, stops, a job that takes a free seat; compare all; number of swaps."""
+    """Run with forced swaps, stops, a job that takes a free slot; compare all; number of swaps."""
     jobs, model = jobs_of(), case["model"]
     late = [jobs.pop()] if case["refills"] else []
-    seated = list(range(len(jobs) - case["waiting"]))
+    running = list(range(len(jobs) - case["waiting"]))
     swaps: list[Change] = []
     planner = type("Planner", (Forced,), {"moments": case["moments"], "polls": 0, "swaps": swaps})
     array = array_of(jobs, model)
@@ -154,7 +154,7 @@ def swap_and_compare(case: dict[str, Any]) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_run, "Rescheduling", planner)
         result = run(array, 
-            any_plan(seated, case["seed"]), STEPS, on_step=on_step, queue=True, refill=refill,
+            any_plan(running, case["seed"]), STEPS, on_step=on_step, queue=True, refill=refill,
             on_error="raise",
         )  # fmt: skip
     assert verify(result.trace) == []
@@ -230,7 +230,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
 
     def carried_out(planner: Rescheduling, decision: Any) -> Change:
         change = carry_out(planner, decision)
-        if change != (last[-1].plan, last[-1].seats):
+        if change != (last[-1].plan, last[-1].slots):
             changes.append(change)
         return change
 
@@ -283,7 +283,7 @@ def test_the_rest_is_solved_anew_and_adopted(monkeypatch: pytest.MonkeyPatch) ->
     ((problem, start),) = asked  # at the end nobody is left to plan for
     assert problem.names == PROBLEM.without(0).names
     assert start.period <= SLOW.period
-    assert [change.seats for change in changes][:1] == [(1, 2, 3)]
+    assert [change.slots for change in changes][:1] == [(1, 2, 3)]
     assert changes[0].plan.schedule.period < start.period
     assert [len(row) for row in result.losses] == [3, 30, 30, 30]
     assert [job.status for job in array.jobs] == ["stopped", "done", "done", "done"]
@@ -321,12 +321,12 @@ def test_what_cannot_be_run_is_mentioned(
 
 
 def test_an_heir_needs_no_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as every seat is taken the plan is as good as it was."""
+    """As long as every slot is taken the plan is as good as it was."""
     heirs = [Job(9, 8, adamw)]
     array, asked, changes, result = replanned(
         monkeypatch, lambda *a: "none", steps=6, refill=lambda job: heirs.pop() if heirs else None
     )
-    assert changes[0].seats == (4, 1, 2, 3)
+    assert changes[0].slots == (4, 1, 2, 3)
     assert result.losses[4] == array.train_alone(4, 6).losses
     # when the first of the others have ended, the heir is left
     assert all(problem.n_jobs < 4 for problem, _ in asked)
@@ -375,5 +375,5 @@ def test_the_real_solver_is_asked_and_heard(monkeypatch: pytest.MonkeyPatch) -> 
             job.stop()
 
     result = run(array, SLOW, 10**5, replan=PROBLEM, on_step=on_step)
-    assert changes[0].seats == (1, 2, 3)
+    assert changes[0].slots == (1, 2, 3)
     assert exact(array, result)

@@ -20,7 +20,7 @@ from optsched import JobArray
 from optsched.arraypipe.plan.checks import blocks_only
 from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, routes
-from optsched.arraypipe.plan.segments import Change, Course, Walk
+from optsched.arraypipe.plan.segments import Change, RunPlan, Walk
 from optsched.arraypipe.plan.types import Copied, Record
 from optsched.arraypipe.report.executed import RunLog
 from optsched.arraypipe.report.explain import predict
@@ -37,8 +37,8 @@ MICRO = 1000  # nanoseconds
 
 
 @dataclass
-class Seated:
-    """What a course has to know of a job."""
+class SlotJob:
+    """What a run plan has to know of a job."""
 
     begin: int
     end: int
@@ -48,33 +48,35 @@ class Seated:
         """It has nothing to let go."""
 
 
-def course_of(plans: Sequence[ExecutionPlan], steps: Sequence[int], draw: random.Random) -> Course:
-    """A course of these plans, one after the other, that swaps equal jobs in between."""
-    runs = [Seated(0, n) for n in steps]
-    course = Course(plans[0], runs, routes)
+def run_plan_of(
+    plans: Sequence[ExecutionPlan], steps: Sequence[int], draw: random.Random
+) -> RunPlan:
+    """A run plan of these plans, one after the other, that swaps equal jobs in between."""
+    runs = [SlotJob(0, n) for n in steps]
+    run_plan = RunPlan(plans[0], runs, routes)
     for plan in plans[1:]:
-        for seat, job in enumerate(course.now.seats):
-            begun = draw.randint(0, course.now.count[seat])
-            course.now.count[seat] = begun
+        for slot, job in enumerate(run_plan.now.slots):
+            begun = draw.randint(0, run_plan.now.count[slot])
+            run_plan.now.count[slot] = begun
             runs[job].begin += begun
         alike: dict[int, list[int]] = {}
         for job, n in enumerate(plan.microbatches):
             alike.setdefault(n, []).append(job)
-        seats = list(range(len(runs)))
+        slots = list(range(len(runs)))
         for jobs in alike.values():
-            for seat, job in zip(jobs, draw.sample(jobs, len(jobs)), strict=True):
-                seats[seat] = job
-        course.follow(Change(plan, tuple(seats)))
-    return course
+            for slot, job in zip(jobs, draw.sample(jobs, len(jobs)), strict=True):
+                slots[slot] = job
+        run_plan.follow(Change(plan, tuple(slots)))
+    return run_plan
 
 
-def log(course: Course, records: Sequence[Record], **more: Any) -> RunLog:
+def log(run_plan: RunPlan, records: Sequence[Record], **more: Any) -> RunLog:
     """What such a run leaves."""
-    return RunLog(course.name, tuple(course.segments), records, **more)
+    return RunLog(run_plan.name, tuple(run_plan.segments), records, **more)
 
 
-def simulate(course: Course, time: Callable[[int, int], int]) -> list[Record]:
-    """Run a course on parallel devices; ``time(segment, operation)`` are durations in ns.
+def simulate(run_plan: RunPlan, time: Callable[[int, int], int]) -> list[Record]:
+    """Run a run plan on parallel devices; ``time(segment, operation)`` are durations in ns.
 
     Longest paths by dictionaries, with the lags and setups of the plans.
     """
@@ -83,11 +85,11 @@ def simulate(course: Course, time: Callable[[int, int], int]) -> list[Record]:
     free: dict[int, tuple[int, int]] = {}  # end of a device's last block, its setup
     last_family: dict[int, int] = {}
     records = []
-    for k, part in enumerate(course.segments):
+    for k, part in enumerate(run_plan.segments):
         plan, document = part.plan, part.plan.schedule
         for i, cycle, iteration in Walk(part):
             block = plan.blocks[i]
-            job = part.seats[block.job]
+            job = part.slots[block.job]
             start, before = free.get(block.device, (0, -1))
             if before >= 0:
                 same = last_family[block.device]
@@ -108,24 +110,24 @@ def simulate(course: Course, time: Callable[[int, int], int]) -> list[Record]:
     return records
 
 
-def by_device(course: Course, records: Sequence[Record]) -> list[Record]:
+def by_device(run_plan: RunPlan, records: Sequence[Record]) -> list[Record]:
     """The records as the devices hand them in: one list after the other, the last device first."""
 
     def device(record: Record) -> int:
-        return course.segments[record.segment].plan.blocks[record.operation].device
+        return run_plan.segments[record.segment].plan.blocks[record.operation].device
 
     return sorted(records, key=device, reverse=True)
 
 
 @st.composite
-def courses(draw: st.DrawFn) -> tuple[Course, random.Random]:
+def run_plans(draw: st.DrawFn) -> tuple[RunPlan, random.Random]:
     """One to three segments of random plans of the same jobs, each run for another time."""
     rng = random.Random(draw(st.integers(0, 2**16)))
     parts = draw(st.integers(1, 3))
     if draw(st.booleans()):  # periodic plans, with lags and setups
         array = rolling_array(switch=7, lag_forward=5, lag_backward=5)
         plans = [compile_plan(random_rolling(array, seed=rng.randrange(99))) for _ in range(parts)]
-        return course_of(plans, [rng.randint(0, 9) for _ in range(3)], rng), rng
+        return run_plan_of(plans, [rng.randint(0, 9) for _ in range(3)], rng), rng
     microbatches = draw(st.lists(st.integers(1, 2), min_size=1, max_size=4))
     n_stages = draw(st.integers(1, 3))
     update = [j for j in range(len(microbatches)) if draw(st.booleans())]
@@ -139,7 +141,7 @@ def courses(draw: st.DrawFn) -> tuple[Course, random.Random]:
             seed=rng.randrange(99),
         )  # fmt: skip
         plans.append(compile_plan(schedule))
-    return course_of(plans, [rng.randint(0, 6) for _ in microbatches], rng), rng
+    return run_plan_of(plans, [rng.randint(0, 6) for _ in microbatches], rng), rng
 
 
 def rolling_array(**options: Any) -> JobArray:
@@ -149,40 +151,40 @@ def rolling_array(**options: Any) -> JobArray:
     return JobArray(forward, backward, objective="period", **options)
 
 
-@given(courses(), st.booleans())
-def test_every_run_verifies(given_course: tuple[Course, random.Random], serial: bool) -> None:
+@given(run_plans(), st.booleans())
+def test_every_run_verifies(given_run_plan: tuple[RunPlan, random.Random], serial: bool) -> None:
     """Stops, swapped slots and plans, serial or parallel: all is obeyed."""
-    course, rng = given_course
+    run_plan, rng = given_run_plan
     if serial:
         records, clock = [], 0
-        for k, part in enumerate(course.segments):
+        for k, part in enumerate(run_plan.segments):
             for now in Walk(part):
                 start = clock + rng.randint(0, 5)
                 clock = start + rng.randint(0, 9)
                 records.append(Record(k, *now, start, clock))
     else:
-        records = by_device(course, simulate(course, lambda k, i: rng.randint(1, 9)))
-    found = log(course, records)
+        records = by_device(run_plan, simulate(run_plan, lambda k, i: rng.randint(1, 9)))
+    found = log(run_plan, records)
     trace = measured(found)
     assert optsched.verify(trace) == []
     assert trace.n_operations == len(records)
     assert not len(trace.arcs.lag) or trace.arcs.lag.min() >= 0
     assert trace.duration.tolist() == [r.end_ns - r.start_ns for r in records]
-    for job, run in enumerate(course.runs):
+    for job, run in enumerate(run_plan.runs):
         mine = sorted(set(trace.iteration[trace.job == job].tolist()))
         assert mine == list(range(run.end))
 
 
-@given(courses(), st.integers(0, 30))
-def test_clocks_that_disagree(given_course: tuple[Course, random.Random], apart: int) -> None:
+@given(run_plans(), st.integers(0, 30))
+def test_clocks_that_disagree(given_run_plan: tuple[RunPlan, random.Random], apart: int) -> None:
     """Devices whose clocks are apart: the trace verifies, and says how much it had to bend."""
-    course, rng = given_course
+    run_plan, rng = given_run_plan
     shift = [rng.randint(0, apart) for _ in range(3)]
     records = []
-    for r in by_device(course, simulate(course, lambda k, i: rng.randint(5, 9))):
-        s = shift[course.segments[r.segment].plan.blocks[r.operation].device]
+    for r in by_device(run_plan, simulate(run_plan, lambda k, i: rng.randint(5, 9))):
+        s = shift[run_plan.segments[r.segment].plan.blocks[r.operation].device]
         records.append(r._replace(start_ns=r.start_ns + s, end_ns=r.end_ns + s))
-    trace = measured(log(course, records, uncertainty_ns=apart))
+    trace = measured(log(run_plan, records, uncertainty_ns=apart))
     assert optsched.verify(trace) == []
     said = trace.provenance
     if "clock_uncertainty_ns" in said:
@@ -197,56 +199,56 @@ def test_a_prediction_that_comes_true(seed: int) -> None:
     """Devices that need the predicted times: predicted and measured are the schedule's period."""
     schedule = random_rolling(rolling_array(), seed=seed)
     plan = compile_plan(schedule)
-    course = course_of([plan], [60, 60, 60], random.Random(seed))
-    records = simulate(course, lambda k, i: int(schedule.duration[i]) * MICRO)
-    report = compare(log(course, by_device(course, records)))
+    run_plan = run_plan_of([plan], [60, 60, 60], random.Random(seed))
+    records = simulate(run_plan, lambda k, i: int(schedule.duration[i]) * MICRO)
+    report = compare(log(run_plan, by_device(run_plan, records)))
     assert schedule.period is not None
     assert report.predicted_ns == predict(plan).period_ns <= schedule.period * MICRO
     assert report.measured_ns == pytest.approx(report.predicted_ns, rel=0.01)
     assert not report.serial and report.waited_ns == 0 and report.left_out == 0
-    twice = simulate(course, lambda k, i: 2 * int(schedule.duration[i]) * MICRO)
-    slow = compare(log(course, by_device(course, twice)))
+    twice = simulate(run_plan, lambda k, i: 2 * int(schedule.duration[i]) * MICRO)
+    slow = compare(log(run_plan, by_device(run_plan, twice)))
     assert slow.predicted_ns == report.predicted_ns < slow.measured_ns / 1.5
     # a job that ends early: cycles in which all blocks ran count
-    course = course_of([plan], [60, 60, 60], random.Random(seed))
-    course.now.count[1] = 30
-    records = simulate(course, lambda k, i: int(schedule.duration[i]) * MICRO)
-    early = compare(log(course, by_device(course, records)))
+    run_plan = run_plan_of([plan], [60, 60, 60], random.Random(seed))
+    run_plan.now.count[1] = 30
+    records = simulate(run_plan, lambda k, i: int(schedule.duration[i]) * MICRO)
+    early = compare(log(run_plan, by_device(run_plan, records)))
     assert early.measured_ns == pytest.approx(report.predicted_ns, rel=0.02)
 
 
 def test_what_blocks_waited_for() -> None:
     """Messages and copies of states add up; in turn on one device a cycle is the sum of blocks."""
     plan = compile_plan(random_schedule([1], 2, seed=0))
-    course = course_of([plan], [1], random.Random(0))
+    run_plan = run_plan_of([plan], [1], random.Random(0))
     at = {(b.kind, b.stage): b.operation for b in plan.blocks}
     times = {("F", 0): (0, 10), ("F", 1): (16, 30), ("B", 1): (33, 50), ("B", 0): (57, 60)}
     records = [Record(0, at[key], 0, 0, *when, 2) for key, when in times.items()]
-    report = compare(log(course, records, parallel=True, exposed_ns=[0, 4, 1, 0]))
+    report = compare(log(run_plan, records, parallel=True, exposed_ns=[0, 4, 1, 0]))
     assert [(d.compute_ns, d.waited_ns) for d in report.devices] == [(13, 4), (31, 9)]
     assert (report.waited_ns, report.exposed_ns, report.wall_ns) == (13, 5, 60)
     assert [round(d.idle, 6) for d in report.devices] == [round(47 / 60, 6), round(29 / 60, 6)]
     assert json.loads(json.dumps(report.to_dict()))["wall_ns"] == 60
-    turns = compare(log(course, records))
+    turns = compare(log(run_plan, records))
     assert turns.serial and turns.predicted_ns == sum(predict(plan).load_ns)
     assert "in turn" in str(turns)
 
 
-@given(courses())
-def test_copies_are_operations_of_links(given_course: tuple[Course, random.Random]) -> None:
+@given(run_plans())
+def test_copies_are_operations_of_links(given_run_plan: tuple[RunPlan, random.Random]) -> None:
     """One resource a direction of a device; without them it is what would have been."""
-    course, rng = given_course
-    records = simulate(course, lambda k, i: rng.randint(1, 9))
+    run_plan, rng = given_run_plan
+    records = simulate(run_plan, lambda k, i: rng.randint(1, 9))
     copies = [Copied(0, rng.choice(["in", "out"]), 0, 0, t, t + 5) for t in (0, 3, 9)]
-    trace = measured(log(course, records, copies=copies))
+    trace = measured(log(run_plan, records, copies=copies))
     assert optsched.verify(trace) == []
     assert trace.n_operations == len(records) + len(copies)
     assert set(trace.kind[len(records) :].tolist()) == {f"copy {c.direction}" for c in copies}
     devices = trace.n_resources - len({c.direction for c in copies})
-    assert devices == max(len(part.plan.devices) for part in course.segments)
+    assert devices == max(len(part.plan.devices) for part in run_plan.segments)
     assert trace.single_resource[len(records) :].min() >= devices
     assert perfetto.trace(trace)["traceEvents"]
-    plain, bare = measured(log(course, records)), blocks_only(trace)
+    plain, bare = measured(log(run_plan, records)), blocks_only(trace)
     assert blocks_only(plain) is plain
     assert bare.resources == plain.resources and bare.sequences == plain.sequences
     for key in ("kind", "job", "stage", "microbatch", "iteration", "duration"):
@@ -259,11 +261,11 @@ def test_copies_before_the_first_block_and_links_named_as_devices() -> None:
     schedule = random_schedule([1], 2, seed=0)
     named = (schedule.resources[0], schedule.resources[0]._replace(name="device0 from host"))
     plan = compile_plan(dataclasses.replace(schedule, resources=named))
-    course = course_of([plan], [1], random.Random(0))
+    run_plan = run_plan_of([plan], [1], random.Random(0))
     shifted = [r._replace(start_ns=r.start_ns + 100, end_ns=r.end_ns + 100)
-               for r in simulate(course, lambda k, i: 5)]  # fmt: skip
+               for r in simulate(run_plan, lambda k, i: 5)]  # fmt: skip
     copies = [Copied(0, "in", 0, 0, 40, 70, 512), Copied(0, "in", 0, 0, 70, 100, 64)]
-    trace = measured(log(course, shifted, copies=copies))
+    trace = measured(log(run_plan, shifted, copies=copies))
     assert optsched.verify(trace) == []
     assert trace.start[-2:].tolist() == [0, 30] and trace.duration[-2:].tolist() == [30, 30]
     assert int(trace.start[:-2].min()) == 60
@@ -274,8 +276,8 @@ def test_copies_before_the_first_block_and_links_named_as_devices() -> None:
 def test_a_run_of_nothing() -> None:
     """All jobs had been done before: empty documents, and a report that says so."""
     plan = compile_plan(random_schedule([1, 2], 2, seed=0))
-    course = course_of([plan], [0, 0], random.Random(0))
-    document, report = measured(log(course, [])), compare(log(course, []))
+    run_plan = run_plan_of([plan], [0, 0], random.Random(0))
+    document, report = measured(log(run_plan, [])), compare(log(run_plan, []))
     assert document.n_operations == 0 and optsched.verify(document) == []
     assert (report.wall_ns, report.cycles, report.measured_ns) == (0, 0, None)
     assert "measured -; waited 0 ns" in str(report)
@@ -284,11 +286,11 @@ def test_a_run_of_nothing() -> None:
 def test_times_finer_than_the_clock() -> None:
     """Events of one device that overlap by their resolution do not make it do two things."""
     plan = compile_plan(random_schedule([1, 1], 2, seed=1))
-    course = course_of([plan], [4, 4], random.Random(0))
+    run_plan = run_plan_of([plan], [4, 4], random.Random(0))
     records = [
-        r._replace(start_ns=max(0, r.start_ns - 2)) for r in simulate(course, lambda k, i: 7)
+        r._replace(start_ns=max(0, r.start_ns - 2)) for r in simulate(run_plan, lambda k, i: 7)
     ]
-    assert optsched.verify(measured(log(course, records))) == []
+    assert optsched.verify(measured(log(run_plan, records))) == []
 
 
 def real(n: int, fails: tuple[int, int] = (-1, 0)) -> Any:
@@ -306,7 +308,7 @@ def real(n: int, fails: tuple[int, int] = (-1, 0)) -> Any:
 
 @pytest.mark.parametrize("case", ["stopped", "failed", "queue", "refill"])
 def test_trainer_runs_verify(case: str) -> None:
-    """Real runs that end early, lose a job, or give seats to others: iterations without gaps."""
+    """Real runs that end early, lose a job, or give slots to others: iterations without gaps."""
     array = real(5 if case == "queue" else 3, (1, 3) if case == "failed" else (-1, 0))
     schedule = random_schedule([1] * 3, 3, update=[1], seed=5)
     spare = [dataclasses.replace(array.jobs[0], seed=9)]

@@ -258,7 +258,7 @@ def test_other_shapes_are_refused_before_anything_is_written(tmp_path: Path, que
 
 
 def test_a_refill_of_another_shape_fails_alone() -> None:
-    """The next one takes the seat."""
+    """The next one takes the slot."""
     first, late = Job(0, 8, adamw), [wide(7), Job(8, 8, sgd, name="other")]
     array, (bad, _) = trainer([first]), late
     result = runs.run(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class ProcessBackend(Backend):
-    """Runs the part of a course that one device has; all ranks run the same course.
+    """Runs the part of a run plan that one device has; all ranks run the same run plan.
 
     Device d is rank d. What follows a segment the first rank decides when all have ended it.
     """
@@ -56,7 +56,7 @@ class ProcessBackend(Backend):
         """Whether losses are read, and so travel, one iteration late (`JobRun.note_loss`)."""
         return on_gpu(self.links.device)
 
-    def unseat(self, job: int) -> None:
+    def unload(self, job: int) -> None:
         """On a GPU: the states of a job that has ended go to the host."""
         run = self.runs[job]
         if not on_gpu(self.links.device) or self.worker.memory.moves or not run.over:
@@ -102,7 +102,7 @@ class ProcessBackend(Backend):
         """Run the blocks of this device; those of ended jobs pass tombstones on."""
         queues, memory, clock = self.queues, self.worker.memory, time.perf_counter_ns
         inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
-        runs = [self.runs[segment.seats[block.job]] for block in segment.plan.blocks]
+        runs = [self.runs[segment.slots[block.job]] for block in segment.plan.blocks]
         exposed_ns, cycle = memory.exposed_ns, -1
         self._settle(segment)  # before any message: it takes memory
         queues.open(segment, number, not self.links.apart and memory.limits is None)
@@ -146,9 +146,9 @@ class ProcessBackend(Backend):
 
     def _settle(self, segment: Segment) -> None:
         """Free the stages of other ranks; move local stages to the device."""
-        for seat, job in enumerate(segment.seats):
+        for slot, job in enumerate(segment.slots):
             if job not in self.homes:
-                self.homes[job] = places(segment.plan, seat)
+                self.homes[job] = places(segment.plan, slot)
                 self.runs[job].local = self.homes[job].count(self.device)
                 for stage, home in zip(self.runs[job].stages, self.homes[job], strict=True):
                     if home != self.device:
@@ -164,7 +164,7 @@ class ProcessBackend(Backend):
         messages, last = segment.routes.messages, segment.plan.last_backwards
         if not any(messages[k].producer in last for k in received):
             return
-        run = self.runs[segment.seats[block.job]]
+        run = self.runs[segment.slots[block.job]]
         iteration = now.iteration - (self.reads_late and not run.needs_metric)
         for payload in received.values():
             if not math.isnan(payload.loss) and run.reported < iteration:
@@ -175,12 +175,12 @@ class ProcessBackend(Backend):
 
     def following(self, segment: Segment) -> tuple[Change | None, int]:
         """Agree on how the jobs of the segment have ended, and on what the first rank decides."""
-        jobs = sorted({job for job in segment.seats if self.runs[job].local})
+        jobs = sorted({job for job in segment.slots if self.runs[job].local})
         lives = [life_of(self.runs[job]) for job in jobs]
         rows = self.group.all((self.worker.interrupted, lives))
         for life in (life for _, row in rows for life in row):
             take_life(self.runs, life)
-        self.course.close()
+        self.run_plan.close()
         for job in {job for _, row in rows for job, *_, stopping in row if stopping}:
             self.runs[job].stop_after(self.runs[job].begin - 1)
         made: Decision | None = None
@@ -193,7 +193,7 @@ class ProcessBackend(Backend):
 
     def _shared(self, found: Decision | None) -> Decision:
         """The decision of the first rank; a plan that all know travels as a segment's number."""
-        segments, sent = self.course.segments, found
+        segments, sent = self.run_plan.segments, found
         if found is not None:
             known = [k for k, part in enumerate(segments) if part.plan is found.plan]
             sent = found._replace(plan=None, known=known[-1]) if known else found
@@ -205,7 +205,7 @@ class ProcessBackend(Backend):
     def _whereabouts(self) -> str:
         if self.now is None:
             return "between two segments, or at the end"
-        block = self.course.now.plan.blocks[self.now.operation]
+        block = self.run_plan.now.plan.blocks[self.now.operation]
         missing = self.queues.waiting_for and f", which waits for the {self.queues.waiting_for}"
         return f"in cycle {self.now.cycle} before {block}{missing}"
 

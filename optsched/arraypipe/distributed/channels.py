@@ -107,7 +107,7 @@ class Capacity:
         kind, producer, consumer = segment.routes.messages[message]
         block, other = segment.plan.blocks[producer], segment.plan.blocks[consumer].stage
         low, high = sorted((block.stage, other))
-        job = segment.seats[block.job]
+        job = segment.slots[block.job]
         if kind in ("tied", "weight"):
             return self._weights.get((job, low, high), 0)
         return _FACTOR if kind == "factor" else self._boundary.get((job, low), 0)
@@ -123,13 +123,13 @@ class Capacity:
             found.append(max(self.window, min(_MANY, _LITTLE // most)) if most else self.window)
         return found
 
-    def held(self, segment: Segment, device: int, seats: Collection[int]) -> tuple[int, int]:
+    def held(self, segment: Segment, device: int, slots: Collection[int]) -> tuple[int, int]:
         """Most bytes of posted receives of a device, and of its outboxes, for the jobs of slots."""
         routes, blocks = segment.routes, segment.plan.blocks
 
         def size(message: int) -> int:
-            seat = blocks[routes.messages[message].producer].job
-            return self.of(segment, message) if seat in seats else 0
+            slot = blocks[routes.messages[message].producer].job
+            return self.of(segment, message) if slot in slots else 0
 
         rows = enumerate(routes.channels)
         orders = {
@@ -266,13 +266,13 @@ class MessageQueues:
 
     def _label(self, message: int, iteration: int) -> Label:
         block = self.segment.plan.blocks[self.segment.routes.messages[message].producer]
-        return Label(self.number, message, self.segment.seats[block.job], iteration)
+        return Label(self.number, message, self.segment.slots[block.job], iteration)
 
     def _named(self, message: int) -> str:
         kind, producer, consumer = self.segment.routes.messages[message]
         taker, maker = (self.segment.plan.blocks[i] for i in (consumer, producer))
         return (
-            f"{kind} for job {self.segment.seats[taker.job]}, micro-batch {taker.microbatch}, from "
+            f"{kind} for job {self.segment.slots[taker.job]}, micro-batch {taker.microbatch}, from "
             f"stage {maker.stage} to stage {taker.stage}"
         )
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.life.changes import Rescheduling
     from optsched.arraypipe.memory.budget import MessageBytes
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.segments import Course, Segment
+    from optsched.arraypipe.plan.segments import RunPlan, Segment
     from optsched.arraypipe.runtime.inline import Moment, Past
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
@@ -116,7 +116,7 @@ class Ranks:
 
     def connect(
         self,
-        course: Course,
+        run_plan: RunPlan,
         runs: Sequence[JobRun],
         worker: Worker,
         planner: Rescheduling,
@@ -129,7 +129,7 @@ class Ranks:
         self.before = read_clocks(self.links)
         worker.replicas = self.replicas
         self.backend = ProcessBackend(
-            course, runs, worker, planner, strict or self.replicas is not None, self.links,
+            run_plan, runs, worker, planner, strict or self.replicas is not None, self.links,
             self.group, self.capacity,
         )  # fmt: skip
         return self.backend
@@ -192,7 +192,7 @@ class Ranks:
             return records
         self.clock_error_ns = max(r.error_ns for r in (*self.before, *after))
         cut = max(past.cut for past, _ in everybody)
-        backend.course.forget(cut[0])
+        backend.run_plan.forget(cut[0])
         rows: list[list[Record]] = []
         copies: list[Copied] = []
         waited_ns: dict[tuple[int, ...], int] = {}
@@ -200,7 +200,7 @@ class Ranks:
             rows.append(on_first_clock(since(cut, past.records), *readings))
             copies += on_first_clock(copied, *readings)
             waited_ns |= dict(zip((row[:3] for row in past.rows), past.exposed_ns, strict=False))
-        ordered = in_topological_order(backend.course, rows, cut)
+        ordered = in_topological_order(backend.run_plan, rows, cut)
         left_out = sum(past.left_out + len(past.rows) for past, _ in everybody) - len(ordered)
         early_ns = min((r.start_ns for r in ordered), default=0)
         backend.copies = [c for c in copies if not left_out or c.end_ns >= early_ns]
@@ -351,7 +351,7 @@ def on_first_clock(rows: Sequence[Timed], before: Reading, after: Reading) -> li
 
 
 def in_topological_order(
-    course: Course, records: Sequence[Sequence[Record]], cut: Moment = (0, 0)
+    run_plan: RunPlan, records: Sequence[Sequence[Record]], cut: Moment = (0, 0)
 ) -> list[Record]:
     """Records of all devices in an order in which every block comes after all it has waited for.
 
@@ -361,7 +361,7 @@ def in_topological_order(
     at = {(r.segment, r.operation, r.cycle): r for row in records for r in row}
     return [
         at[key]
-        for number in range(first, len(course.segments))
-        for now in Walk(course.segments[number], cycle if number == first else 0)
+        for number in range(first, len(run_plan.segments))
+        for now in Walk(run_plan.segments[number], cycle if number == first else 0)
         if (key := (number, now.operation, now.cycle)) in at  # others sent tombstones
     ]

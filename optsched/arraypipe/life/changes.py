@@ -41,7 +41,7 @@ class Decision(NamedTuple):
     """
 
     plan: ExecutionPlan | None
-    seats: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
     successors: tuple[tuple[int, int], ...] = ()
     cycles: int = 0
     known: int | None = None  # on its way to other ranks: number of a segment with that plan
@@ -65,15 +65,15 @@ class Rescheduling:
         strict: bool,
         problem: JobArray | None,
     ) -> None:
-        seats = tuple(range(plan.n_jobs))
+        slots = tuple(range(plan.n_jobs))
         self.runs, self.start, self.refill = runs, start, refill
         self.refusal, self.strict, self.problem = refusal, strict, problem
         self.waiting = list(range(plan.n_jobs, len(runs)))
         self.replaced: set[int] = set()  # ended jobs whose slot has been given away, or stays free
         self.given: dict[int, Job] = {}  # by ended job: what `refill` has returned
         self.solver = Replanner()
-        self.rows = {plan: seats}  # job of the problem that a slot is made for
-        self.sought = plan, seats  # live slots that the solver has been given, or need not be
+        self.rows = {plan: slots}  # job of the problem that a slot is made for
+        self.sought = plan, slots  # live slots that the solver has been given, or need not be
         self.present = plan.schedule  # of these
 
     @property
@@ -85,31 +85,31 @@ class Rescheduling:
         """What follows a segment that is over; on the first rank alone."""
         if interrupted:
             return Decision(None)
-        seats, successors = list(segment.seats), []
-        for seat, job in enumerate(segment.seats):
+        slots, successors = list(segment.slots), []
+        for slot, job in enumerate(segment.slots):
             if job in self.replaced or not self.runs[job].over:
                 continue
             self.replaced.add(job)
-            waiting = self._waiting(segment.plan, seat, tuple(seats))
+            waiting = self._waiting(segment.plan, slot, tuple(slots))
             if waiting is not None:
-                seats[seat] = waiting
-            elif self._refills(job, segment.plan, seat):
-                successors.append((seat, job))
+                slots[slot] = waiting
+            elif self._refills(job, segment.plan, slot):
+                successors.append((slot, job))
         plan = segment.plan
-        if tuple(seats) == segment.seats and not successors:
+        if tuple(slots) == segment.slots and not successors:
             better = self._improved(segment)
             if better is not None:
-                plan, seats = better.plan, list(better.seats)
-        if not successors and all(self.runs[job].over for job in seats):
+                plan, slots = better.plan, list(better.slots)
+        if not successors and all(self.runs[job].over for job in slots):
             return Decision(None)
-        return Decision(plan, tuple(seats), tuple(successors), cycles)
+        return Decision(plan, tuple(slots), tuple(successors), cycles)
 
     def carry_out(self, decision: Decision) -> Change:
         """Make the jobs that join, on every rank alike; the change that follows."""
         assert decision.plan is not None
-        seats = list(decision.seats)
-        self.waiting = [job for job in self.waiting if job not in seats]
-        for seat, ended in decision.successors:
+        slots = list(decision.slots)
+        self.waiting = [job for job in self.waiting if job not in slots]
+        for slot, ended in decision.successors:
             following = self.given.pop(ended, None)
             if following is None and self.refill is not None:
                 following = self.refill(self.runs[ended].job)
@@ -122,29 +122,29 @@ class Rescheduling:
             if made is None:  # the next decision calls `refill` again
                 self.replaced.discard(ended)
                 continue
-            change = Change(decision.plan, (*seats[:seat], made.index, *seats[seat + 1 :]))
-            if not made.over and (why := self.refusal(change, {made.index: seats[seat]})):
+            change = Change(decision.plan, (*slots[:slot], made.index, *slots[slot + 1 :]))
+            if not made.over and (why := self.refusal(change, {made.index: slots[slot]})):
                 made.fail(0, made.start, why)
             if self.strict and made.job.error is not None:
                 raise made.job.error
-            seats[seat] = made.index
-        return Change(decision.plan, tuple(seats))
+            slots[slot] = made.index
+        return Change(decision.plan, tuple(slots))
 
     def close(self) -> None:
         """End the solver."""
         self.solver.cancel()
 
-    def _waiting(self, plan: ExecutionPlan, seat: int, seats: tuple[int, ...]) -> int | None:
+    def _waiting(self, plan: ExecutionPlan, slot: int, slots: tuple[int, ...]) -> int | None:
         """The first job in the queue that fits a slot and its devices."""
         for job in list(self.waiting):
             run = self.runs[job]
-            if not fits_seat(run.job, plan, seat):
+            if not fits_slot(run.job, plan, slot):
                 continue
             self.waiting.remove(job)
             if run.over:
                 continue
-            change = Change(plan, (*seats[:seat], job, *seats[seat + 1 :]))
-            why = self.refusal(change, {job: seats[seat]})
+            change = Change(plan, (*slots[:slot], job, *slots[slot + 1 :]))
+            why = self.refusal(change, {job: slots[slot]})
             if not why:
                 return job
             error = run.fail(0, run.start, why)
@@ -152,16 +152,16 @@ class Rescheduling:
                 raise error
         return None
 
-    def _refills(self, ended: int, plan: ExecutionPlan, seat: int) -> bool:
+    def _refills(self, ended: int, plan: ExecutionPlan, slot: int) -> bool:
         """Whether `refill` has a job for the slot of an ended one."""
         following = None if self.refill is None else self.refill(self.runs[ended].job)
         if following is None:
             return False
-        if not fits_seat(following, plan, seat):
+        if not fits_slot(following, plan, slot):
             raise InputError(
                 f"refill: the job needs a slot with {following.microbatches} micro-batches"
                 f"{', and update blocks' if waits_for_all(following) else ''}; the one that "
-                f"has become free has {plan.microbatches[seat]}"
+                f"has become free has {plan.microbatches[slot]}"
             )
         self.given[ended] = following
         return True
@@ -170,7 +170,7 @@ class Rescheduling:
         """A better plan for the jobs that are left, as soon as there is one."""
         if self.problem is None:
             return None
-        live = tuple([s for s, job in enumerate(segment.seats) if not self.runs[job].over])
+        live = tuple([s for s, job in enumerate(segment.slots) if not self.runs[job].over])
         if not live:
             return None
         if self.sought != (segment.plan, live):
@@ -185,13 +185,13 @@ class Rescheduling:
     def _seek(self, segment: Segment, live: tuple[int, ...], problem: JobArray) -> None:
         """Begin to look for a better plan, unless even the best could not pay any more."""
         plan = segment.plan
-        ended = [seat for seat in range(plan.n_jobs) if seat not in live]
+        ended = [slot for slot in range(plan.n_jobs) if slot not in live]
         self.sought = plan, live
         self.present = present = without(plan.schedule, ended) if ended else plan.schedule
         least = max(int(present.duration[row].sum()) for row in present.users.to_lists())
         self.solver.cancel()
         if self._gain(segment, live, least) > 0:
-            left = problem.subset([self.rows[plan][seat] for seat in live])
+            left = problem.subset([self.rows[plan][slot] for slot in live])
             self.solver.submit(left, present, TIME_LIMIT_S)
 
     def _adopted(self, segment: Segment, live: tuple[int, ...], answer: Schedule) -> Change | None:
@@ -199,18 +199,18 @@ class Rescheduling:
         plan = segment.plan
         if self._gain(segment, live, _cycle(answer)) <= 0:
             return None
-        together = [k for k, seat in enumerate(live) if seat in plan.together]
+        together = [k for k, slot in enumerate(live) if slot in plan.together]
         try:
             better = compile_plan(answer, together=together)
         except OptschedError as error:
             _warn(f"the solver's plan cannot be run: {error}")
             return None
-        change = Change(better, tuple(segment.seats[seat] for seat in live))
+        change = Change(better, tuple(segment.slots[slot] for slot in live))
         if why := self.refusal(change, {}):
             _warn(f"the solver's plan is not adopted: {why}")
             return None
         rows = self.rows[plan]
-        self.rows = {plan: rows, better: tuple(rows[seat] for seat in live)}
+        self.rows = {plan: rows, better: tuple(rows[slot] for slot in live)}
         self.sought = better, tuple(range(len(live)))
         return change
 
@@ -219,7 +219,7 @@ class Rescheduling:
 
         Less what is lost while the pipeline runs empty of the old plan and fills with the new one.
         """
-        left = [(segment.plan.copies[seat], self.runs[segment.seats[seat]]) for seat in live]
+        left = [(segment.plan.copies[slot], self.runs[segment.slots[slot]]) for slot in live]
         cycles = max(-(-(run.end - run.begin) // copies) for copies, run in left)
         present, cycle = self.present, _cycle(self.present)
         assert present.start is not None
@@ -238,10 +238,10 @@ def check_problem(problem: JobArray, plan: ExecutionPlan) -> None:
         raise InputError(f"replan: the schedule is not one of this JobArray ({error})") from error
 
 
-def fits_seat(job: Job, plan: ExecutionPlan, seat: int) -> bool:
+def fits_slot(job: Job, plan: ExecutionPlan, slot: int) -> bool:
     """Whether a job can take the place of another: equal micro-batches, and what updates need."""
-    return job.microbatches == plan.microbatches[seat] and (
-        not waits_for_all(job) or seat in plan.together
+    return job.microbatches == plan.microbatches[slot] and (
+        not waits_for_all(job) or slot in plan.together
     )
 
 

@@ -232,10 +232,10 @@ class Limits:
         """
         for job, other in like.items():
             self.like[job] = self.like.get(other, other)
-        as_known = replace(segment, seats=tuple(self.like.get(job, job) for job in segment.seats))
+        as_known = replace(segment, slots=tuple(self.like.get(job, job) for job in segment.slots))
         extra = {
             (place, stage): row._replace(recompute=self._recomputes(segment, place))
-            for place, job in enumerate(as_known.seats)
+            for place, job in enumerate(as_known.slots)
             for stage in range(segment.plan.n_stages)
             if (row := self.known.get((job, stage)))
         }
@@ -258,7 +258,7 @@ class Limits:
         name, slots = segment.plan.devices[number], device.decided.slots[0]
         pairs, accesses = cycle_of(segment.plan, number, partial(self._recomputes, segment))
         states = {
-            k: self.state_of(segment.seats[j], s) for k, (j, s) in enumerate(pairs) if j in live
+            k: self.state_of(segment.slots[j], s) for k, (j, s) in enumerate(pairs) if j in live
         }
         if not slots:
             needed += sum(state.total for state in states.values())
@@ -284,4 +284,4 @@ class Limits:
         return f"memory: {name} would need {needed} bytes and has {device.limit}"
 
     def _recomputes(self, segment: Segment, place: int) -> bool:
-        return self.runs[segment.seats[place]].job.recompute
+        return self.runs[segment.slots[place]].job.recompute

@@ -138,7 +138,7 @@ class DeviceSlots:
         plan = segment.plan
         for instance in dropwhile(now.__ne__, device_stream(segment, self.number, now.cycle)):
             block = plan.blocks[instance.operation]
-            run = self.runs[segment.seats[block.job]]
+            run = self.runs[segment.slots[block.job]]
             if instance.iteration < run.end:
                 yield from accesses_of(
                     plan, block, self.state_of(run.index, block.stage), run.job.recompute,
@@ -198,7 +198,7 @@ class SlotMemory(Memory):
         """Have a state where its blocks run."""
         if (job, stage) not in self.owner:
             now_on = self.segments[-1]
-            blocks = (b for b in now_on.plan.blocks if now_on.seats[b.job] == job)
+            blocks = (b for b in now_on.plan.blocks if now_on.slots[b.job] == job)
             device = next(b.device for b in blocks if b.stage == stage)
             self.owner[job, stage] = self.slotted.get(device)
         owner = self.owner[job, stage]
@@ -261,16 +261,16 @@ def memory_of(
         layout = layout_of(runs[job].stages[stage], runs[job].title)
         return State(job, stage, layout.bytes, boundary_bytes(layout.resident))
 
-    known = {(first.seats[seat], stage): row for (seat, stage), row in extra.items()}
+    known = {(first.slots[slot], stage): row for (slot, stage), row in extra.items()}
     limits = Limits(runs, [None] * len(first.plan.sequences), state_of, known)
     devices = range(len(limits.devices)) if share is None else (share.device,)
     here = next(b for b in first.plan.blocks if b.device in devices)
-    place = runs[first.seats[here.job]].stages[here.stage].device
+    place = runs[first.slots[here.job]].stages[here.stage].device
     reserve = reserved(place, len(devices), share.taken if share else 0)
     decided, lengths = {}, {}
     for d in devices:
-        pairs, accesses = cycle_of(first.plan, d, lambda k: runs[first.seats[k]].job.recompute)
-        states = [state_of(first.seats[k], stage) for k, stage in pairs]
+        pairs, accesses = cycle_of(first.plan, d, lambda k: runs[first.slots[k]].job.recompute)
+        states = [state_of(first.slots[k], stage) for k, stage in pairs]
         shared = {
             t.data_ptr(): t.nbytes
             for s in states for t in runs[s.job].stages[s.stage].shared_tensors()

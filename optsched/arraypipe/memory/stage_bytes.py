@@ -28,9 +28,9 @@ def extra_bytes(runs: Sequence[Any], segment: Segment) -> dict[tuple[int, int], 
     What is kept from F to B was measured by the first forward, on the stages of this process. A job
     whose first forward has failed counts like the largest, as another one may replace it.
     """
-    rows = [runs[j].saved for j in segment.seats]
+    rows = [runs[j].saved for j in segment.slots]
     found = {}
-    for place, j in enumerate(segment.seats):
+    for place, j in enumerate(segment.slots):
         run = runs[j]
         for stage in run.stages:
             saved, inputs = run.saved.get(stage.index, (0, 0))

@@ -29,15 +29,15 @@ class Segment:
 
     plan: ExecutionPlan  # what is repeated
     routes: Routes
-    seats: tuple[int, ...]  # job (its index in the run) of every job of the plan
+    slots: tuple[int, ...]  # job (its index in the run) of every job of the plan
     first: list[int]  # iteration of that job with which the slot begins
     count: list[int]  # iterations of it
 
     def runs(self, operation: int, cycle: int) -> int:
         """The job's iteration that this instance runs, or -1 if it is skipped."""
-        seat, rate, shift = self.plan.turns[operation]
+        slot, rate, shift = self.plan.turns[operation]
         turn = cycle * rate + shift
-        return self.first[seat] + turn if 0 <= turn < self.count[seat] else -1
+        return self.first[slot] + turn if 0 <= turn < self.count[slot] else -1
 
     @property
     def cycles(self) -> int:
@@ -81,20 +81,20 @@ def cycles_for(segment: Segment, seconds: float) -> int:
     return max(1, min(4 * done, int(SEGMENT_S * done / max(seconds, 1e-9))))
 
 
-def places(plan: ExecutionPlan, seat: int) -> tuple[int, ...]:
+def places(plan: ExecutionPlan, slot: int) -> tuple[int, ...]:
     """Device of every stage of the job in a slot."""
     row = [-1] * plan.n_stages
     for block in plan.blocks:
-        if block.kind == "F" and block.job == seat:
+        if block.kind == "F" and block.job == slot:
             row[block.stage] = block.device
     return tuple(row)
 
 
 def moved(now: Segment, then: Segment, live: Collection[int], titles: Sequence[str]) -> str:
     """Why jobs that are trained cannot go on with another plan: they stay on their devices."""
-    homes = {job: places(now.plan, seat) for seat, job in enumerate(now.seats)}
-    for seat in live:
-        job, wanted = then.seats[seat], places(then.plan, seat)
+    homes = {job: places(now.plan, slot) for slot, job in enumerate(now.slots)}
+    for slot in live:
+        job, wanted = then.slots[slot], places(then.plan, slot)
         if homes.get(job, wanted) != wanted:
             return (
                 f"the new plan has the stages of job {titles[job]} on devices {wanted}; they are "
@@ -146,8 +146,8 @@ class Walk:
             self._step(line, operation)
             self._release(self.followers[operation])
             if blocks[operation].device >= 0:
-                seat, rate, shift = turns[operation]
-                yield Instance(operation, cycle, first[seat] + cycle * rate + shift)
+                slot, rate, shift = turns[operation]
+                yield Instance(operation, cycle, first[slot] + cycle * rate + shift)
         if any(cycle < self.cycles for cycle in self.cycle):
             raise InternalError("a plan that passed the liveness check came to a halt")
 
@@ -168,16 +168,16 @@ class Walk:
             row = self.lines[line]
             while (cycle := self.cycle[line]) < self.cycles:
                 operation = row[self.position[line]]
-                seat, rate, shift = turns[operation]
-                if 0 <= cycle * rate + shift < count[seat]:
+                slot, rate, shift = turns[operation]
+                if 0 <= cycle * rate + shift < count[slot]:
                     break
                 self._step(line, operation)
             else:
                 continue
             for tail, _, tokens, _ in waits[operation]:
                 if finished[tail] <= cycle - tokens:
-                    seat, rate, shift = turns[tail]
-                    if 0 <= (cycle - tokens) * rate + shift < count[seat]:
+                    slot, rate, shift = turns[tail]
+                    if 0 <= (cycle - tokens) * rate + shift < count[slot]:
                         break
             else:
                 self.queued[line] = True
@@ -189,10 +189,10 @@ class Change(NamedTuple):
     """Another plan, or other jobs in its slots, for the next segment."""
 
     plan: ExecutionPlan
-    seats: tuple[int, ...]
+    slots: tuple[int, ...]
 
 
-class Course:
+class RunPlan:
     """Makes the segments of a run, of all its jobs (`JobRun`), whose number may grow.
 
     `cycles` are those of the first segment, at most.
@@ -219,10 +219,10 @@ class Course:
     def close(self) -> None:
         """Note that the segment is over: what its jobs have done, without tombstones."""
         now = self.now
-        for seat, job in enumerate(now.seats):
+        for slot, job in enumerate(now.slots):
             run = self.runs[job]
-            now.count[seat] = min(now.count[seat], max(0, run.end - now.first[seat]))
-            run.begin = now.first[seat] + now.count[seat]
+            now.count[slot] = min(now.count[slot], max(0, run.end - now.first[slot]))
+            run.begin = now.first[slot] + now.count[slot]
             if run.begin >= run.end:
                 run.release()
 
@@ -249,10 +249,10 @@ class Course:
     def segment(self, change: Change) -> Segment:
         """All remaining iterations of a plan and its jobs."""
         plan = change.plan
-        runs = [self.runs[job] for job in change.seats]
+        runs = [self.runs[job] for job in change.slots]
         known = [s.routes for s in self.segments[-1:] if s.plan is plan]
         routes = known[0] if known else self.routes_of(plan)
         return Segment(
-            plan, routes, change.seats, [run.begin for run in runs],
+            plan, routes, change.slots, [run.begin for run in runs],
             [max(0, run.end - run.begin) for run in runs],
         )  # fmt: skip

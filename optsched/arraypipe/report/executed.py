@@ -81,7 +81,7 @@ def _executed(segments: Sequence[Segment], records: Sequence[Record]) -> Execute
             continue
         blocks, done = part.plan.blocks, operation[ids]
         by_operation = [
-            (b.device, part.seats[b.job], b.stage, 0 if b.kind == "U" else b.microbatch)
+            (b.device, part.slots[b.job], b.stage, 0 if b.kind == "U" else b.microbatch)
             for b in blocks
         ]
         rows[:, ids] = np.array(by_operation, np.int64)[done].T
@@ -104,7 +104,7 @@ def _arcs(
     found: list[tuple[int, int]] = []
     updated: dict[tuple[int, int, int], int] = {}  # in earlier segments, by the next iteration
     for part, rows in zip(segments, by_segment, strict=True):
-        plan, seats = part.plan, part.seats
+        plan, slots = part.plan, part.slots
         waits = [[(arc.tail, arc.tokens) for arc in row] for row in plan.waits]
         done = table[rows, 1:4].tolist()
         place = {(i, cycle): k for k, (i, cycle, _) in zip(rows, done, strict=True)}
@@ -113,7 +113,7 @@ def _arcs(
             before = (place.get((tail, cycle - tokens)) for tail, tokens in waits[i])
             found += [(tail, k) for tail in before if tail is not None]
             block = plan.blocks[i]
-            key = (seats[block.job], block.stage, iteration)
+            key = (slots[block.job], block.stage, iteration)
             if plan.updates[i]:
                 ends[(*key[:2], iteration + 1)] = k
             if key in updated and block.kind == "F" and not block.microbatch:

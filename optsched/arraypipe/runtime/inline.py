@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from optsched.arraypipe.life.changes import Rescheduling
-    from optsched.arraypipe.plan.segments import Change, Course, Segment
+    from optsched.arraypipe.plan.segments import Change, RunPlan, Segment
     from optsched.arraypipe.plan.types import Copied
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
@@ -88,9 +88,9 @@ def since(cut: Moment, records: Sequence[Record]) -> list[Record]:
 
 @dataclass(eq=False)
 class Backend:
-    """What runs a course: all of it here, or one device."""
+    """What runs a run plan: all of it here, or one device."""
 
-    course: Course
+    run_plan: RunPlan
     runs: Sequence[JobRun]  # all jobs, in the order of the trainer's
     worker: Worker
     planner: Rescheduling  # may change plan and slots between segments
@@ -110,7 +110,7 @@ class Backend:
         if self.times is not None:
             self.times.keep({old: new for new, old in enumerate(kept)})
         self.worker.memory.forget(min((row[4] for row in self.past.rows), default=0))
-        self.course.forget(self.past.cut[0])
+        self.run_plan.forget(self.past.cut[0])
 
     def read_times(self, pending: int = 0) -> None:
         """On a GPU: note the times of its blocks instead of the host's, but for the last few."""
@@ -124,7 +124,7 @@ class Backend:
     def run_segments(self) -> None:
         """Run segments until all jobs have ended."""
         while True:
-            segment, number = self.course.now, len(self.course.segments) - 1
+            segment, number = self.run_plan.now, len(self.run_plan.segments) - 1
             began = time.monotonic()
             self.run_segment(segment, number)
             self.seconds = time.monotonic() - began
@@ -133,9 +133,9 @@ class Backend:
                 for run in self.runs:  # after Ctrl-C
                     run.stop_after(run.begin - 1)
                 return
-            for job in set(segment.seats).difference(change.seats):
-                self.unseat(job)
-            self.course.follow(change, cycles, self.planner.waits)
+            for job in set(segment.slots).difference(change.slots):
+                self.unload(job)
+            self.run_plan.follow(change, cycles, self.planner.waits)
 
     def run_segment(self, segment: Segment, number: int) -> None:
         """Run all blocks of a segment that this process has."""
@@ -145,7 +145,7 @@ class Backend:
         """Close a segment; what follows, None at the end of the run, and for how many cycles."""
         raise NotImplementedError
 
-    def unseat(self, job: int) -> None:
+    def unload(self, job: int) -> None:
         """Take the states of a job that has ended off its devices."""
         raise NotImplementedError
 
@@ -159,7 +159,7 @@ class Backend:
 
 @dataclass(eq=False)
 class InlineBackend(Backend):
-    """Runs a course on the one device of this process; those of the plan are logical."""
+    """Runs a run plan on the one device of this process; those of the plan are logical."""
 
     device: torch.device
 
@@ -188,12 +188,12 @@ class InlineBackend(Backend):
 
     def following(self, segment: Segment) -> tuple[Change | None, int]:
         """As the planner decides."""
-        self.course.close()
+        self.run_plan.close()
         cycles = cycles_for(segment, self.seconds)
         found = self.planner.decide(segment, cycles, self.worker.interrupted)
         return (None if found.plan is None else self.planner.carry_out(found)), cycles
 
-    def unseat(self, job: int) -> None:
+    def unload(self, job: int) -> None:
         """On a GPU: the states of a job that has ended go to the host."""
         run = self.runs[job]
         if self.times is None or self.worker.memory.moves or not run.over:
@@ -206,7 +206,7 @@ class InlineBackend(Backend):
         """Run all blocks in a topological order; those of ended jobs pass tombstones on."""
         messages: dict[int, Any] = {}
         inputs = segment.routes.inputs
-        runs = [self.runs[segment.seats[block.job]] for block in segment.plan.blocks]
+        runs = [self.runs[segment.slots[block.job]] for block in segment.plan.blocks]
         self._settle(segment)
         execute, clock = partial(self.worker.execute, segment), time.perf_counter_ns
         note, note_exposed = self.past.rows.append, self.past.exposed_ns.append
@@ -238,7 +238,7 @@ class InlineBackend(Backend):
 
     def _settle(self, segment: Segment) -> None:
         """On a GPU: the states of jobs that come in now are put there."""
-        for seat, job in enumerate(() if self.worker.memory.moves else segment.seats):
-            for stage in self.runs[job].stages if segment.count[seat] else ():
+        for slot, job in enumerate(() if self.worker.memory.moves else segment.slots):
+            for stage in self.runs[job].stages if segment.count[slot] else ():
                 if stage.away:
                     move(stage, stage.device)

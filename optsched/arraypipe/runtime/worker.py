@@ -107,7 +107,7 @@ class Worker:
         operation, _, iteration = now
         block = segment.plan.blocks[operation]
         kind, place, memory = block.kind, block.stage, self.memory
-        run = self.runs[segment.seats[block.job]]
+        run = self.runs[segment.slots[block.job]]
         for payload in received.values():
             if payload.flags:
                 run.receive_flags(payload.flags, iteration)
