@@ -34,7 +34,7 @@ from optsched.arraypipe.runtime.environment import (
     on_first_interrupt,
     on_gpu,
 )
-from optsched.arraypipe.runtime.first_forward import FirstForward, Whole, pass_over, rehearse
+from optsched.arraypipe.runtime.first_forward import FirstForward, pass_over, rehearse
 from optsched.arraypipe.runtime.inline import InlineBackend
 from optsched.arraypipe.runtime.stages import take_off
 from optsched.arraypipe.runtime.state import JobRun
@@ -399,7 +399,7 @@ class ArrayRun:
 
     def _chain(self, run: JobRun) -> FirstForward:
         if self.ranks is None:
-            return Whole()
+            return FirstForward()
         return self.ranks.chain(run, places(self.plan, min(run.index, self.plan.n_jobs - 1)))
 
     def _refusal(self, change: Change, like: Mapping[int, int]) -> str:

@@ -28,6 +28,7 @@ from optsched.arraypipe.distributed.messages import (
 from optsched.arraypipe.distributed.transport import CHAIN, LONGER
 from optsched.arraypipe.plan.segments import channel_stream, device_stream
 from optsched.arraypipe.plan.types import TOMBSTONE, Transfer
+from optsched.arraypipe.runtime.first_forward import FirstForward
 from optsched.arraypipe.runtime.types import Payload
 from optsched.errors import InternalError
 
@@ -277,7 +278,7 @@ class MessageQueues:
         )
 
 
-class Chain:
+class Chain(FirstForward):
     """The first forward of a job on ranks: each runs its own stages on what the one before sends.
 
     All ranks call it for the same jobs in the same order. `homes` are the devices of the stages.

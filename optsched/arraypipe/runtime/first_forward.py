@@ -1,26 +1,14 @@
-"""The first forward of a job: forms of its boundaries, and a loss that can be trained exactly."""
+"""The first forward of a job: forms of its boundaries, and a loss that stages can train."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from optsched.arraypipe.memory.stage_bytes import measured
-from optsched.arraypipe.model.inputs import mapped, tensors_in
+from optsched.arraypipe.model.inputs import tensors_in
 from optsched.arraypipe.runtime import blocks
-from optsched.arraypipe.runtime.data import DataEnded, brought, cast, inputs_of, target_of
-from optsched.arraypipe.runtime.losses import (
-    Comparison,
-    Criterion,
-    NotMean,
-    check_trained,
-    evaluating,
-    first_comparison,
-    loss_in,
-)
+from optsched.arraypipe.runtime.data import DataEnded, brought
+from optsched.arraypipe.runtime.losses import check_trained
 from optsched.arraypipe.runtime.stages import in_place
 from optsched.arraypipe.runtime.worker import reason
 from optsched.errors import OptschedError
@@ -28,16 +16,16 @@ from optsched.errors import OptschedError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from optsched.arraypipe.job import Tensors
     from optsched.arraypipe.runtime.state import JobRun, JobStage
     from optsched.arraypipe.runtime.worker import Worker
 
 
-class FirstForward(Protocol):
-    """How the first forward of a job passes from rank to rank."""
+class FirstForward:
+    """How the first forward of a job passes on; here all stages are in this process."""
 
     def is_local(self, stage: int) -> bool:
         """Whether a stage is trained here."""
+        return True
 
     def receive(self, stage: int) -> Any:
         """The output of a stage of another rank; None if it has failed."""
@@ -46,24 +34,7 @@ class FirstForward(Protocol):
         """Send the output of a local stage to the next one, if that is on another rank."""
 
     def close(self) -> None:
-        """Wait until everything has left."""
-
-
-class Whole:
-    """All stages are in this process."""
-
-    def is_local(self, stage: int) -> bool:
-        """They are."""
-        return True
-
-    def receive(self, stage: int) -> Any:
-        """Nothing arrives."""
-
-    def send(self, stage: int, output: Any) -> None:
-        """Nothing leaves."""
-
-    def close(self) -> None:
-        """Nothing is under way."""
+        """Wait until everything has been sent."""
 
 
 def rehearse(run: JobRun, worker: Worker, chain: FirstForward) -> None:
@@ -90,8 +61,6 @@ def rehearse(run: JobRun, worker: Worker, chain: FirstForward) -> None:
             chain.send(here, None if failed else x)
     except Exception as error:
         pass_over(run, chain, here)
-        if isinstance(error, NotMean):
-            raise NotMean(f"job {run.title}: {error}") from None
         if isinstance(error, OptschedError) and not (isinstance(error, DataEnded) and run.start):
             raise
         raise run.fail(here, run.start, reason(error)) from error
@@ -104,11 +73,16 @@ def _rehearsed(run: JobRun, worker: Worker, stage: JobStage, x: Any) -> Any:
     with in_place(stage):
         batch, target = run.feed.microbatch(0, stage.device)
         end = worker.criterion(run, stage, 0, target)
-        first = end and partial(_first_loss, run, stage, worker, end)
+
+        def loss(output: Any) -> Tensor:
+            assert end is not None
+            value = end(output)
+            trained = [p for _, p in stage.parameters] + [entry.parameter for entry in stage.tied]
+            check_trained(value, tensors_in(output), trained)
+            return value
+
         given = () if x is None else x if isinstance(x, tuple) else (x,)
-        x = blocks.rehearse(stage, x, batch, first)
-        if stage.last:
-            _compare_last_stage(run, worker, given)
+        x = blocks.rehearse(stage, x, batch, end and loss)
         if worker.limited:
             run.saved[stage.index] = measured(stage, given, batch, end)
     return tuple(map(blocks.leaf, x)) if isinstance(x, tuple) else blocks.leaf(x)
@@ -122,42 +96,3 @@ def pass_over(run: JobRun, chain: FirstForward, failed: int = -1) -> None:
             if here > max(0, failed) and not chain.is_local(here - 1):
                 chain.receive(here - 1)
             chain.send(here, None)
-
-
-def _first_loss(
-    run: JobRun, stage: JobStage, worker: Worker, end: Criterion, output: Any
-) -> Tensor:
-    """Compute the loss of the first micro-batch; refuse one that cannot be trained exactly."""
-    assert run.feed is not None
-    value, parts = end(output), run.feed.parts
-    trained = [p for _, p in stage.parameters] + [entry.parameter for entry in stage.tied]
-    check_trained(value, tensors_in(output), trained)
-    if len(parts) > 1 and end.loss is not None:
-        loss, device = end.loss, stage.device
-        modules = [loss] if isinstance(loss, nn.Module) else []
-
-        def head(inputs: Any, part: Any) -> Tensor:
-            with evaluating(modules):
-                return loss(inputs, brought(target_of(part), device))
-
-        upcast = run.loss_module is None or run.job.precision != "bf16"
-        comparison = Comparison(head, worker.factors(run), upcast)
-        if first_comparison(comparison, parts, mapped(output, torch.Tensor.detach)):
-            run.compare_loss = comparison.check
-    return value
-
-
-def _compare_last_stage(run: JobRun, worker: Worker, hidden: Tensors) -> None:
-    """Compare the first batch with its micro-batches, with the model's own loss."""
-    assert run.feed is not None
-    stage, feed = run.stages[-1], run.feed
-    if len(feed.parts) < 2 or stage.loss is not None or not stage.last:
-        return
-    entries = len(feed.inputs[0].arguments) > 1
-
-    def head(inputs: Any, part: Any) -> Tensor:
-        batch = brought(cast(inputs_of(part, entries), run.job.precision), stage.device)
-        with evaluating(stage.modules):
-            return loss_in(stage.run(inputs, batch))
-
-    first_comparison(Comparison(head, worker.factors(run), False), feed.parts, hidden)

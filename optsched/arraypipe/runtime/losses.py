@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import gc
 import math
-import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from optsched.arraypipe.model.inputs import mapped, tensors_in
+from optsched.arraypipe.model.inputs import tensors_in
 from optsched.arraypipe.model.unchanged import unchanged
 from optsched.errors import InputError
 
@@ -32,7 +30,6 @@ Factors: TypeAlias = "Callable[[Sequence[Any]], list[float]]"
 
 _IGNORED = -100  # default `ignore_index` of torch and transformers
 _SHIFTED = ("ForCausalLM", "ForConditionalGeneration", None)  # loss types of transformers
-_BYTES = 64 * 2**20  # of the outputs in a comparison
 
 
 class NotMean(InputError):
@@ -108,13 +105,12 @@ def _shifts_labels(model: nn.Module) -> bool:
 class Criterion:
     """The loss of a micro-batch from the output of the last stage, times its factor.
 
-    Without `loss` it is that of the model's output. `check` is called with every output.
+    Without `loss` it is that of the model's output.
     """
 
     loss: Loss | None
     target: Any
     factor: float
-    check: Callable[[Any], object] = lambda output: None
 
     def __call__(self, output: Any) -> Tensor:
         """Part of the iteration's loss; 0 if no target counts, where a mean would be 0 / 0."""
@@ -124,7 +120,6 @@ class Criterion:
         value = loss_in(output) if self.loss is None else self.loss(output, self.target)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise InputError("loss: expected a function that returns a tensor with one element")
-        self.check(output)
         return value * self.factor
 
 
@@ -182,144 +177,6 @@ def difference(
         f"{apart / (max(a, b) or 1.0):.2g} of their norm; give ArrayTrainer weight=, a function "
         f'of a micro-batch\'s target (or "sum"), or set microbatches=1'
     )
-
-
-@dataclass(eq=False)
-class Comparison:
-    """Compares a batch with its micro-batches on the end of the model alone.
-
-    The inputs of `head` (outputs of the model, or hidden states) are drawn from those of one
-    micro-batch, so that layers that look across samples make no difference.
-    """
-
-    head: Callable[[Any, Any], Tensor]  # (inputs, micro-batch) -> loss
-    factors: Factors
-    upcast: bool  # whether the head takes half precision as float32
-
-    def check(self, parts: Sequence[Any], iteration: int, inputs: Any) -> None:
-        """Raise `NotMean` for a later batch; looks at iterations 1, 2, 4, 8, ..."""
-        if iteration & (iteration - 1):
-            return
-        try:
-            sentence = self.sentence(parts, inputs)
-        except Exception:  # the training itself raises it
-            return
-        if sentence:
-            raise NotMean(sentence)
-
-    def sentence(self, parts: Sequence[Any], inputs: Any) -> str:
-        """How the batch and its micro-batches differ; ``""``: they do not."""
-        given = samples_of(parts[0])
-        size = sum(t.nbytes for t in tensors_in(inputs)) // given
-        most = max(1, _BYTES // max(1, size) // len(parts))
-        parts = [mapped(part, lambda t: t[:most] if t.dim() else t) for part in parts]
-        sizes = [samples_of(part) for part in parts]
-        ends = list(accumulate(sizes))
-        rows, leaves, layouts = self._drawn(inputs, given, ends[-1])
-
-        def call(first: int, end: int, part: Any) -> Tensor:
-            def cut(t: Tensor) -> Tensor:
-                return _joined_rows(t[first:end], layouts[id(t)]) if id(t) in layouts else t
-
-            return self.head(mapped(rows, cut), mapped(part, Tensor.clone))
-
-        calls = [partial(call, e - n, e, p) for n, e, p in zip(sizes, ends, parts, strict=True)]
-        whole = partial(call, 0, ends[-1], _joined(parts))
-        return difference(whole, calls, self.factors(parts), leaves)
-
-    def _drawn(self, inputs: Any, given: int, total: int) -> tuple[Any, list[Tensor], Any]:
-        """Inputs with `total` rows, no two alike; leaves among them, and the layout of each."""
-        index = torch.randint(given, (total,), generator=torch.Generator().manual_seed(0))
-        scale = 1 - torch.arange(total) / (2 * total)
-        leaves: list[Tensor] = []
-        layouts: dict[int, str] = {}
-
-        def draw(t: Tensor) -> Tensor:
-            layout = _layout(t, given)
-            t = t.detach()
-            if not layout:
-                return t
-            rows = _sample_rows(t, given, layout)[index.to(t.device)]
-            if rows.is_floating_point():
-                rows = rows.float() if self.upcast and rows.element_size() < 4 else rows
-                rows = rows * scale.to(rows).view(-1, *(1,) * (rows.dim() - 1))
-                leaves.append(rows.requires_grad_())
-            layouts[id(rows)] = layout
-            return rows
-
-        return mapped(inputs, draw), leaves, layouts
-
-
-def first_comparison(comparison: Comparison, parts: Sequence[Any], inputs: Any) -> bool:
-    """Compare the first batch; whether later ones can be compared too.
-
-    Raises `NotMean`; warns if the loss cannot be compared.
-    """
-    try:
-        reason = _unrepeatable(comparison, parts[0], inputs)
-        sentence = "" if reason else comparison.sentence(parts, inputs)
-    except Exception as error:
-        reason, sentence = f"{type(error).__name__}: {error}", ""
-    given = samples_of(parts[0])
-    if sentence and any(_layout(t, given) == "rows" for t in tensors_in(inputs)):
-        reason = "its outputs have several rows for a sample, perhaps in another order"
-    elif sentence:
-        raise NotMean(sentence)
-    if reason:
-        warnings.warn(
-            f"loss: cannot be compared between the batch and its micro-batches ({reason:.300})",
-            stacklevel=3,
-        )
-    return not reason
-
-
-def _unrepeatable(comparison: Comparison, part: Any, inputs: Any) -> str:
-    copies = [(mapped(inputs, _copy), mapped(part, Tensor.clone)) for _ in "12"]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        once, again = (float(comparison.head(*pair)) for pair in copies)
-    if _close(once, again, 1e-5):
-        return ""
-    return f"called twice it is {once:.9g} and {again:.9g}: it is random or keeps state"
-
-
-def _copy(t: Tensor) -> Tensor:
-    return t.detach().clone()
-
-
-def _layout(t: Tensor, given: int) -> str:
-    """Where a tensor has its samples: dimension, or rows of all samples; ``""``: nowhere."""
-    if not t.dim() or not t.shape[0]:
-        return ""
-    if t.shape[0] == given:
-        return "first"
-    if t.shape[1:2] == (given,):
-        return "second"
-    return "" if t.shape[0] % given else "rows"
-
-
-def _sample_rows(t: Tensor, given: int, layout: str) -> Tensor:
-    """The tensor with one row per sample."""
-    if layout == "rows":
-        return t.reshape(given, -1, *t.shape[1:])
-    return t.transpose(0, 1) if layout == "second" else t
-
-
-def _joined_rows(t: Tensor, layout: str) -> Tensor:
-    """Undo `_sample_rows`."""
-    if layout == "rows":
-        return t.flatten(0, 1)
-    return (t.transpose(0, 1) if layout == "second" else t).clone()
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    """The batch whose micro-batches these are."""
-    rows = [iter(tensors_in(part)) for part in parts]
-
-    def join(t: Tensor) -> Tensor:
-        pieces = [next(row) for row in rows]
-        return torch.cat(pieces) if t.dim() else t
-
-    return mapped(parts[0], join)
 
 
 @contextmanager

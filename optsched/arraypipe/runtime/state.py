@@ -18,7 +18,7 @@ from optsched.arraypipe.runtime.cuda_streams import Late
 from optsched.arraypipe.runtime.types import Kept, Norms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from optsched.arraypipe.job import Job, Loss, NamedParameters
     from optsched.arraypipe.model.inputs import Inputs
@@ -120,7 +120,6 @@ class JobRun:
     end: int = -1  # first iteration that will not be run
     losses: list[float] = field(default_factory=list)
     unread: list[Tensor | Late] = field(default_factory=list)  # parts of the loss on the device
-    compare_loss: Callable[..., None] | None = None  # of a batch with its micro-batches
     factors: list[float] = field(default_factory=list)  # of the losses of micro-batches
     weighed: int = -1  # iteration that these are of
     reported: int = -1  # last iteration with a reported loss

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from traceback import format_tb
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -209,9 +208,6 @@ class Worker:
         first = 0 if self.replicas is None else self.replicas.index * run.job.microbatches
         key = run.job.key(iteration, first + m, stage.index)
         end = self.criterion(run, stage, m, target)
-        if end is not None and run.compare_loss is not None and not m:
-            assert run.feed is not None
-            end = replace(end, check=partial(run.compare_loss, run.feed.parts, iteration))
         fixed = _fixed(run, stage, m)
         output = blocks.forward(stage, m, x, batch, key, end, recomputed)
         _check_fixed(stage, fixed, m)
