@@ -45,7 +45,7 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     shutil.copytree(ROOT / "instances", tmp_path / "instances")
     monkeypatch.chdir(tmp_path)
     if page == "README.md":  # a profile; the machine may be busy, and its times do not matter
-        monkeypatch.setattr("optsched.arraypipe.profile.measure.NOISY_NS", 0)
+        monkeypatch.setattr("optsched.arraypipe.profile.measure.SHORT_NS", 0)
     write_files(page)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page, "python"):

@@ -158,9 +158,8 @@ def advise(
         for name, run, reason in _compared(known, setting, states, count):
             option = _option(name, run, reason + changed, limit)
             best[name] = min(best.get(name, option), option, key=_rank)
-    spread = max(times.spread for _, times in known.cases())
     ranked = sorted(best.values(), key=lambda option: option.seconds or inf)
-    return Advice(tuple(ranked), len(picked), count, total, spread)
+    return Advice(tuple(ranked), len(picked), count, total, known.spread)
 
 
 def _rank(option: Option) -> tuple[float, int]:

@@ -225,14 +225,15 @@ def _try_evaluation(trainer: ArrayTrainer, request: Request) -> None:
 def _measured(trainer: ArrayTrainer, ranks: int, say: Callable[[str], object]) -> Profile:
     """Measure every stage on its rank (collective); small models in less than a second."""
     from optsched.arraypipe.distributed.group import meeting
-    from optsched.arraypipe.profile.measure import measure_on_ranks
+    from optsched.arraypipe.profile.measure import measure
 
     n_stages = trainer.n_stages
     _check_devices(ranks, n_stages)
     say(f"measuring {n_stages} stages of {len(trainer.jobs)} jobs, each on its rank")
     with meeting(_PATIENCE_S) as group, global_state_kept():
         local = [stage for stage in range(n_stages) if stage * ranks // n_stages == group.rank]
-        return measure_on_ranks(trainer, device_of(trainer.config.device), local, group)
+        device = device_of(trainer.config.device)
+        return measure(trainer, device, local=local, group=group)
 
 
 def _check_devices(devices: int, n_stages: int) -> None:

@@ -215,14 +215,14 @@ class ArrayTrainer:
         *,
         split_backward: bool = False,
     ) -> Profile:
-        """Measure the blocks of all stages, and the links (`profile.measure.measure`).
+        """Measure the blocks of all stages on the device of this process.
 
         Parameters
         ----------
         sizes
             Sizes of micro-batches; by default those of the jobs.
         repeats
-            Number of repeats of a block; fewer of long ones, up to 50 while times scatter.
+            Number of repeats of a block; fewer of long ones, up to 50 of short ones.
         split_backward
             Measure gradients of inputs (I) and of weights (W), too.
         """
@@ -232,7 +232,7 @@ class ArrayTrainer:
         with global_state_kept():
             device = device_of(self.config.device)
             self.last_profile = measure(
-                self, (device,), sizes=sizes, repeats=repeats, split_backward=split_backward
+                self, device, sizes=sizes, repeats=repeats, split_backward=split_backward
             )
         return self.last_profile
 

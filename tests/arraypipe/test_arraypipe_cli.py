@@ -43,7 +43,7 @@ def shop(cli: Cli) -> Cli:
 @pytest.fixture
 def quick_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases that scatter are not repeated: the machine may be busy, and times do not matter."""
-    monkeypatch.setattr("optsched.arraypipe.profile.measure.NOISY_NS", 0)
+    monkeypatch.setattr("optsched.arraypipe.profile.measure.SHORT_NS", 0)
 
 
 # commands that need no PyTorch

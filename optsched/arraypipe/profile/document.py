@@ -24,16 +24,14 @@ from optsched.model.document import Count  # noqa: TC001 (msgspec reads the anno
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from optsched.problems.jobarray.problem import JobArray
 
 
 FORMAT: Final = "optsched.profile/2"
 NOISY: Final = 0.25
-"""IQR over median above which a case is measured more often, and then reported."""
-
-KINDS: Final = {"F": "forward", "B": "backward", "R": "recompute"}
+"""IQR over median above which times are doubtful."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -104,14 +102,6 @@ class Times(Entry, frozen=True, kw_only=True):
         """IQR over median."""
         return self.iqr_ns / self.median_ns
 
-    @property
-    def noisy(self) -> bool:
-        """Whether the spread makes the median doubtful."""
-        return self.spread > NOISY
-
-    def __str__(self) -> str:
-        return f"{duration(self.median_ns)} {self.spread:4.0%}{'!' * self.noisy}"
-
 
 class BlockEntry(Entry, frozen=True, kw_only=True):
     """Times and bytes of the blocks of a stage; `batch` is the micro-batch size.
@@ -135,6 +125,12 @@ class BlockEntry(Entry, frozen=True, kw_only=True):
     weight_bytes: Count = 0
     output_bytes: Count
     gradient_bytes: Count
+
+    @property
+    def times(self) -> list[Times]:
+        """Those of all its kinds that were measured."""
+        rows = self.forward, self.backward, self.recompute, self.input_gradient, self.weight
+        return [times for times in rows if times is not None]
 
 
 class UpdateEntry(Times, frozen=True, kw_only=True):
@@ -174,7 +170,7 @@ class Profile:
     updates
         One entry per (stage, optimizer, dtype).
     link
-        Bandwidth and latency between devices.
+        Bandwidth and latency between devices; None if there was one device.
 
     Raises
     ------
@@ -187,7 +183,7 @@ class Profile:
     jobs: tuple[ProfiledJob, ...]
     blocks: tuple[BlockEntry, ...]
     updates: tuple[UpdateEntry, ...]
-    link: Link
+    link: Link | None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -235,25 +231,11 @@ class Profile:
         """Measured micro-batch sizes, ascending; empty for a precision that was not measured."""
         return sorted({b.batch for b in self.blocks if b.dtype == precision})
 
-    def cases(self) -> Iterator[tuple[str, Times]]:
-        """Everything that was timed: ``F of stage 1 (layer4), micro-batch 8, fp32``."""
-        kinds = KINDS | {"I": "input_gradient", "W": "weight"}
-        for b in self.blocks:
-            stage = f"of stage {b.stage} ({self.stages[b.stage].name}), micro-batch {b.batch}"
-            for kind, key in kinds.items():
-                if getattr(b, key) is not None:
-                    yield f"{kind} {stage}, {b.dtype}", getattr(b, key)
-        for u in self.updates:
-            stage = f"U of stage {u.stage} ({self.stages[u.stage].name})"
-            yield f"{stage}, {u.optimizer or 'no optimizer'}, {u.dtype}", u
-
-    def noisy(self) -> list[str]:
-        """Cases whose IQR is above a quarter of the median, the worst first."""
-        return [
-            f"{title}: IQR {times.spread:.0%} of the median after {times.n} repeats"
-            for title, times in sorted(self.cases(), key=lambda case: -case[1].spread)
-            if times.noisy
-        ]
+    @cached_property
+    def spread(self) -> float:
+        """Largest interquartile range over median of all times."""
+        blocks = (t for b in self.blocks for t in b.times)
+        return max(times.spread for times in (*blocks, *self.updates))
 
     def problem(self, jobs: Sequence[Any] | None = None, **options: Any) -> JobArray:
         """Make the job array of these times and bytes.
@@ -269,7 +251,8 @@ class Profile:
         options
             ``memory``: bytes of a device, ``"80GB"``, ``"device"`` (of the profiled one, less 5 %),
             or a list of bytes per device, from which the states of all jobs, their gradients and
-            shared tensors are subtracted; None = unlimited. ``split_backward``: blocks I and W,
+            shared tensors are subtracted; None = unlimited. ``link``: a `Link` instead of the
+            measured one; without either, messages take no time. ``split_backward``: blocks I and W,
             if measured. Others are those of `JobArray`: ``objective`` (default ``"period"``),
             ``place``, ``recompute_mode`` and ``update_mode`` (default: as the jobs are set),
             ``switch``, ``multiplicity``, ``devices``, ``name``, ...
@@ -290,7 +273,13 @@ class Profile:
         return standing_bytes(self, self.jobs, [stage.state for stage in self.stages])
 
     def __str__(self) -> str:
-        return _table(self)
+        rows = [["stage", "dtype", "size", "F", "B", "R", "kept", "output"]]
+        for b in self.blocks:
+            times = (duration(t.median_ns) for t in (b.forward, b.backward, b.recompute))
+            kept, output = bytes_text(b.saved_bytes), bytes_text(b.output_bytes)
+            rows.append([self.stages[b.stage].name, b.dtype, str(b.batch), *times, kept, output])
+        scatter = f"times scatter by up to {self.spread:.0%} of the median"
+        return "\n".join([repr(self), *aligned(rows, left=2), scatter])
 
     def __repr__(self) -> str:
         size = f"{len(self.jobs)} jobs, {self.n_stages} stages"
@@ -320,12 +309,9 @@ def _check(profile: Profile) -> None:
             )
     for j, job in enumerate(jobs):
         integer(f"jobs[{j}].microbatches", job.microbatches, 1, job.batch_size)
-        if job.batch not in profile.sizes(job.precision):
-            raise InputError(
-                f"blocks: micro-batch {job.batch} in {job.precision} of job {j} is missing"
-            )
     block = "stage {} at micro-batch {} in {}".format
-    sizes = sorted({(b.batch, b.dtype) for b in profile.blocks})
+    sizes = {(b.batch, b.dtype): None for b in profile.blocks}
+    sizes |= {(job.batch, job.precision): None for job in jobs}
     found = [block(b.stage, b.batch, b.dtype) for b in profile.blocks]
     _complete("blocks", found, [block(s, *size) for s in stages for size in sizes])
     update = "stage {} by {} in {}".format
@@ -370,33 +356,3 @@ _Document: Any = msgspec.defstruct(
     "_Document", [("format", str), *get_type_hints(Profile).items()],
     forbid_unknown_fields=True, kw_only=True,
 )  # fmt: skip
-
-
-def _table(profile: Profile) -> str:
-    """Medians with IQR / median behind them, ``!`` where the spread is too large."""
-    device, names = profile.device, [f"{s} {stage.name}" for s, stage in enumerate(profile.stages)]
-    times = [one for _, one in profile.cases()]
-    blocks = [
-        [
-            names[b.stage], b.dtype, str(b.batch), str(b.forward), str(b.backward),
-            str(b.recompute), bytes_text(b.saved_bytes), bytes_text(b.output_bytes),
-        ]
-        for b in sorted(profile.blocks, key=lambda b: (b.stage, b.dtype, b.batch))
-    ]  # fmt: skip
-    updates = [[names[u.stage], u.dtype, u.optimizer or "-", str(u)] for u in profile.updates]
-    lines = [
-        f"{device.name} ({device.kind}), {device.threads} threads, torch {device.torch}, "
-        f"{device.date}",
-        f"medians of {min(t.n for t in times)} to {max(t.n for t in times)} repeats; behind them "
-        "interquartile range / median",
-        "",
-        *aligned([["stage", "dtype", "size", "F", "B", "R", "kept", "output"], *blocks], left=2),
-        "",
-        *aligned([["stage", "dtype", "optimizer", "U"], *updates], left=3),
-        "",
-        f"device to device: {bytes_text(profile.link.bandwidth)}/s + "
-        f"{duration(profile.link.latency_ns)}",
-    ]
-    if noisy := sum(t.noisy for t in times):
-        lines.append(f"! {noisy} of {len(times)} cases scatter by more than {NOISY:.0%}")
-    return "\n".join(lines)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import platform
-import re
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from statistics import median, quantiles
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
 from optsched.arraypipe.memory.stage_bytes import (
     boundary_bytes,
@@ -26,6 +25,7 @@ from optsched.arraypipe.memory.stage_bytes import (
 )
 from optsched.arraypipe.model.build import Builder
 from optsched.arraypipe.profile.document import (
+    NOISY,
     BlockEntry,
     DeviceEntry,
     Link,
@@ -45,88 +45,90 @@ from optsched.io.values import integer
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from torch import Tensor
 
     from optsched.arraypipe.distributed.group import Group
-    from optsched.arraypipe.job import Job, Tensors
-    from optsched.arraypipe.model.inputs import Inputs
+    from optsched.arraypipe.job import Job
     from optsched.arraypipe.runtime.state import JobStage
     from optsched.arraypipe.trainer import ArrayTrainer
 
 REPEATS: Final = 10
 LEAST_REPEATS: Final = 3  # of long blocks
-MOST_REPEATS: Final = 50  # while times scatter
+MOST_REPEATS: Final = 50  # of short ones
 WARM_UPS: Final = 2
-LONG_NS: Final = 500_000_000  # time after which a case has enough repeats
-NOISY_NS: Final = 20_000_000  # time after which one that scatters is left as it is
-LINK_BYTES: Final = 1 << 22
+LONG_NS: Final = 500_000_000  # time after which three repeats are enough
+SHORT_NS: Final = 20_000_000  # time until which blocks are repeated more often than asked for
+LINK_BYTES: Final = 1 << 20
 
 _COST_FREE: Final = (
     "params", "param_names", "lr", "initial_lr", "betas", "eps", "decoupled_weight_decay",
 )  # fmt: skip
 
 
-class StageRows(NamedTuple):
-    """Measurements of one stage; a rank sends them to rank 0."""
+class StageRow(NamedTuple):
+    """Measurements of one stage; a rank sends them to the others."""
 
     entry: StageEntry
     blocks: list[BlockEntry]
-    updates: list[UpdateEntry]  # one per job; its optimizer is "" on a stage without parameters
+    updates: list[UpdateEntry]
+    outputs: dict[tuple[int, str], list[Tensor]]  # on the meta device, by size and precision
 
 
 def measure(
     trainer: ArrayTrainer,
-    devices: Sequence[torch.device],
+    device: torch.device,
     *,
     sizes: Sequence[int] | None = None,
     repeats: int = REPEATS,
     split_backward: bool = False,
+    local: Collection[int] | None = None,
+    group: Group | None = None,
 ) -> Profile:
-    """Measure every stage alone on the first device, and the link between the first two.
-
-    Neither the trainer nor its models change.
+    """Measure every stage alone on its device; neither the trainer nor its models change.
 
     Parameters
     ----------
     sizes
         Micro-batch sizes; by default those of the jobs.
     repeats
-        Repeats of a block, fewer if it is long; more, up to 50, while the times scatter.
+        Repeats of a block, fewer if it is long; more, up to 50, if it is short.
     split_backward
         Measure blocks I and W, too.
+    local, group
+        On ranks: the stages of this rank, and the group of all, which get the whole profile. What
+        one rank raises is raised on all.
     """
-    check_arguments(sizes, repeats)
-    rows = [*measured_stages(trainer, devices[0], sizes, repeats, split_backward)]
-    profile = assembled(trainer, rows, device_entry(devices[0]), measured_link(devices))
-    if noisy := profile.noisy():
-        n = len([*profile.cases()])
+    _check_arguments(sizes, repeats)
+    bench = _Bench(trainer, device, repeats, split_backward, local)
+
+    def everywhere(make: Callable[[], Any]) -> list[Any]:
+        return [make()] if group is None else group.all(group.agree(make))
+
+    everywhere(partial(bench.prepare, sizes))
+    rows: list[StageRow] = []
+    for s in range(trainer.n_stages):
+        rows += [row for row in everywhere(partial(bench.stage, s)) if row is not None]
+        bench.inputs = rows[-1].outputs
+    profile = Profile(
+        _device_entry(device),
+        tuple(row.entry for row in rows),
+        tuple(map(_profiled, trainer.jobs, trainer.titles, bench.labels)),
+        tuple(entry for row in rows for entry in row.blocks),
+        tuple(entry for row in rows for entry in row.updates),
+        None if group is None else _measured_link(group),
+    )
+    if profile.spread > NOISY:
         warnings.warn(
-            f"{len(noisy)} of {n} times scatter; is the machine busy with something else? The "
-            f"worst: {noisy[0]}",
+            f"times scatter by up to {profile.spread:.0%} of the median; is the machine busy with "
+            "something else?",
             stacklevel=3,
         )
     return profile
 
 
-def measure_on_ranks(
-    trainer: ArrayTrainer, device: torch.device, local: Collection[int], group: Group
-) -> Profile:
-    """Measure the `local` stages of this rank; all ranks of the `group` get the whole profile.
-
-    Every stage is local on one rank. What one rank raises is raised on all.
-    """
-
-    def exchange(make: Callable[[], Any]) -> Any:
-        return next((one for one in group.all(group.agree(make)) if one is not None), None)
-
-    rows = [*measured_stages(trainer, device, None, REPEATS, False, local, exchange)]
-    found = {row.blocks[0].stage: row for part in group.all(rows) for row in part}
-    in_order = [found[s] for s in range(trainer.n_stages)]
-    return assembled(trainer, in_order, device_entry(device), measured_link([device]))
-
-
-def check_arguments(sizes: Sequence[int] | None, repeats: int) -> None:
-    """Refuse sizes and repeats that are no positive integers."""
+def _check_arguments(sizes: Sequence[int] | None, repeats: int) -> None:
     integer("repeats", repeats, LEAST_REPEATS)
     if sizes is None:
         return
@@ -136,289 +138,173 @@ def check_arguments(sizes: Sequence[int] | None, repeats: int) -> None:
         integer(f"sizes[{k}]", size, 1)
 
 
-def assembled(
-    trainer: ArrayTrainer, rows: Sequence[StageRows], device: DeviceEntry, link: Link
-) -> Profile:
-    """Make the profile of the rows of all stages."""
-    jobs, updates = [], dict[tuple[int, str, str], UpdateEntry]()
-    for j, (job, title) in enumerate(zip(trainer.jobs, trainer.titles, strict=True)):
-        label = " + ".join(
-            dict.fromkeys(u.optimizer for row in rows if (u := row.updates[j]).optimizer)
-        )
-        precision: Any = job.precision
-        for s, row in enumerate(rows):
-            updates[s, label, precision] = msgspec.structs.replace(row.updates[j], optimizer=label)
-        jobs.append(
-            ProfiledJob(
-                name=title, batch_size=job.batch_size, microbatches=job.microbatches,
-                recompute=job.recompute, precision=precision, optimizer=label,
-                update="global" if waits_for_all(job) else "fused",
-            )
-        )  # fmt: skip
-    return Profile(
-        device, tuple(row.entry for row in rows), tuple(jobs),
-        tuple(entry for row in rows for entry in row.blocks), tuple(updates.values()), link,
+def _profiled(job: Job, title: str, label: str) -> ProfiledJob:
+    precision: Any = job.precision
+    return ProfiledJob(
+        name=title, batch_size=job.batch_size, microbatches=job.microbatches,
+        recompute=job.recompute, precision=precision, optimizer=label,
+        update="global" if waits_for_all(job) else "fused",
     )  # fmt: skip
 
 
-# one stage
+class _Bench:
+    """Measures the local stages on a device, one after the other.
 
-
-def measured_stages(
-    trainer: ArrayTrainer,
-    device: torch.device,
-    sizes: Sequence[int] | None,
-    repeats: int,
-    split: bool = False,
-    local: Collection[int] | None = None,
-    exchange: Callable[[Callable[[], Any]], Any] = lambda make: make(),
-) -> Iterator[StageRows]:
-    """Measure the `local` stages (default: all) one after the other, each alone on the device.
-
-    A stage gets random inputs of the form that the stage before it has sent. On ranks `exchange`
-    calls a function on all of them and returns the one value that is not None.
+    Jobs with optimizers of equal cost are measured once, by the first of them. A stage gets random
+    inputs of the form that the stage before it has made.
     """
-    held = range(trainer.n_stages) if local is None else local
-    groups: dict[Any, _Group] = {}
-    group_of: list[_Group] = []
-    feeds: dict[tuple[int, str], Feed] = {}
-    shared: set[str] = set()  # names of frozen parameters that jobs have in common
-    builder = Builder(trainer.build_model)
 
-    def prepare() -> None:
-        for job, title in zip(trainer.jobs, trainer.titles, strict=True):
-            key = (job.precision, job.clip_norm is None, _probed_label(job) or title)
-            if key not in groups:
-                groups[key] = _Group(job, _stages_of(trainer, builder, job, title, device, held))
-            group_of.append(groups[key])
-        shared.update(_shared(trainer, builder, group_of[0].stages))
-        feeds.update(_feeds(trainer, sizes))
-
-    exchange(prepare)
-    forms: dict[tuple[int, str], list[_Form]] = {key: [] for key in feeds}
-    for s, name in enumerate(["stage0", *trainer.cuts]):
-        rows: list[StageRows] = []
-        bench = _StageBench(s, name, device, repeats, split)
-
-        def measure_stage(
-            bench: _StageBench = bench,
-            forms: Mapping[tuple[int, str], list[_Form]] = forms,
-            rows: list[StageRows] = rows,
-        ) -> Any:
-            if bench.index not in held:
-                return None
-            made: dict[tuple[int, str], list[_Form]] = {}
-            row = bench.rows(groups.values(), group_of, feeds, forms, made)
-            rows.append(_with_shared(row, bench.index, group_of, shared))
-            return made
-
-        forms = exchange(measure_stage)
-        yield from rows
-
-
-def _shared(trainer: ArrayTrainer, builder: Builder, stages: Sequence[JobStage]) -> set[str]:
-    """Names of frozen parameters of the first job that the second one has, too."""
-    frozen = {n: p for stage in stages for n, p in stage.parameters if not p.requires_grad}
-    if not frozen or len(trainer.jobs) < 2:
-        return set()
-    with builder.sketch(trainer.jobs[1]) as model:
-        return {name for name, p in model.named_parameters() if frozen.get(name) is p}
-
-
-def _with_shared(
-    row: StageRows, index: int, group_of: Sequence[_Group], shared: Collection[str]
-) -> StageRows:
-    """The row in which shared parameters are no part of the state of a job."""
-    parameters = group_of[0].stages[index].parameters
-    count = sum(p.nbytes for name, p in parameters if name in shared)
-    state = tuple(size - count for size in row.entry.state)
-    entry = msgspec.structs.replace(row.entry, shared_bytes=count, state=state)
-    return row._replace(entry=entry)
-
-
-def _stages_of(
-    trainer: ArrayTrainer,
-    builder: Builder,
-    job: Job,
-    title: str,
-    device: torch.device,
-    local: Collection[int],
-) -> list[JobStage]:
-    """The stages of a job; those that are not local have no tensors, others are on the host."""
-    with builder.parts(job) as model:
-        where = [device] * trainer.n_stages
-        stages = fresh_stages(model, trainer.cut, job, 0, title, where, True, trainer.loss)
-        for stage in stages:
-            if stage.index not in local:
-                drop(stage)
-    return stages
-
-
-class _Form(NamedTuple):
-    """Shape of a tensor at a boundary."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    needs_gradient: bool
-
-    def filled(self, device: torch.device) -> Tensor:
-        """A tensor of this form with random values, or zeros of integers."""
-        made = torch.zeros(self.shape, dtype=self.dtype, device=device)
-        if made.is_floating_point():
-            made.normal_().requires_grad_(self.needs_gradient)
-        return made
-
-
-class _Group(NamedTuple):
-    """Jobs with optimizers of equal cost, by the first of them."""
-
-    job: Job
-    stages: list[JobStage]
-
-
-def _feeds(trainer: ArrayTrainer, sizes: Sequence[int] | None) -> dict[tuple[int, str], Feed]:
-    """A drawn batch for every micro-batch size and precision."""
-    found: dict[tuple[int, str], Feed] = {}
-    for job, title in zip(trainer.jobs, trainer.titles, strict=True):
-        given = [-(-job.batch_size // job.microbatches)] if sizes is None else sizes
-        for size in given:
-            if (size, job.precision) not in found:
-                one = replace(job, batch_size=size, microbatches=1) if sizes is not None else job
-                feed = found[size, job.precision] = Feed(trainer.data, one, title, 0)
-                feed.draw(0)
-    return found
-
-
-@dataclass(eq=False)
-class _StageBench:
-    """Measures the blocks of one stage on a device."""
-
-    index: int
-    name: str
-    device: torch.device
-    repeats: int
-    split: bool = False
-
-    def rows(
+    def __init__(
         self,
-        groups: Iterable[_Group],
-        group_of: Sequence[_Group],
-        feeds: Mapping[tuple[int, str], Feed],
-        forms: Mapping[tuple[int, str], list[_Form]],
-        made: dict[tuple[int, str], list[_Form]],
-    ) -> StageRows:
-        """Measure all cases on the device; `made` gets the forms of the outputs."""
-        found: list[BlockEntry] = []
-        updates: dict[int, tuple[UpdateEntry, int]] = {}
-        sizes: list[tuple[int, int]] = []
-        place = f"stage {self.index} ({self.name})"
-        for group in groups:
-            stage = group.stages[self.index]
-            with _enough_memory(place), in_place(stage):
-                for key in sorted(feeds):
-                    if key in made or key[1] != group.job.precision:
-                        continue
-                    with _enough_memory(f"{place}, micro-batch {key[0]}"):
-                        x = tuple(form.filled(self.device) for form in forms[key])
-                        block, made[key] = self.block(stage, key[0], feeds[key], x)
-                    found.append(block)
-                updates[id(group)] = self.update(group), state_bytes(stage)
-                sizes.append((parameters_bytes(stage), gradients_bytes(stage)))
-        entry = StageEntry(
-            name=self.name,
-            parameters_bytes=max(size for size, _ in sizes),
-            gradients_bytes=max(size for _, size in sizes),
-            state=tuple(updates[id(group)][1] for group in group_of),
-        )
-        return StageRows(entry, found, [updates[id(group)][0] for group in group_of])
+        trainer: ArrayTrainer,
+        device: torch.device,
+        repeats: int,
+        split: bool,
+        local: Collection[int] | None,
+    ) -> None:
+        self.trainer, self.device, self.repeats, self.split = trainer, device, repeats, split
+        self.local = range(trainer.n_stages) if local is None else local
+        self.labels = [*map(_label, trainer.jobs, trainer.titles)]
+        self.stages: dict[tuple[str, str], list[JobStage]] = {}  # by optimizer and precision
+        self.feeds: dict[tuple[int, str], Feed] = {}  # by micro-batch size and precision
+        self.inputs: dict[tuple[int, str], list[Tensor]] = {}
+        self.shared: set[str] = set()  # names of frozen parameters that jobs have in common
 
-    def block(
-        self, stage: JobStage, size: int, feed: Feed, x: Tensors
-    ) -> tuple[BlockEntry, list[_Form]]:
+    def prepare(self, sizes: Sequence[int] | None) -> None:
+        """Build the local stages on the host, and draw a batch of every size and precision."""
+        trainer, builder = self.trainer, Builder(self.trainer.build_model)
+        where = [self.device] * trainer.n_stages
+        for job, title, label in zip(trainer.jobs, trainer.titles, self.labels, strict=True):
+            if (label, job.precision) not in self.stages:
+                with builder.parts(job) as model:
+                    made = fresh_stages(
+                        model, trainer.cut, job, 0, title, where, True, trainer.loss
+                    )
+                    for stage in made:
+                        if stage.index not in self.local:
+                            drop(stage)
+                self.stages[label, job.precision] = made
+            for size in [-(-job.batch_size // job.microbatches)] if sizes is None else sizes:
+                if (size, job.precision) not in self.feeds:
+                    one = job if sizes is None else replace(job, batch_size=size, microbatches=1)
+                    feed = self.feeds[size, job.precision] = Feed(trainer.data, one, title, 0)
+                    feed.draw(0)
+        first = self.stages[self.labels[0], trainer.jobs[0].precision]
+        frozen = {n: p for stage in first for n, p in stage.parameters if not p.requires_grad}
+        if frozen and len(trainer.jobs) > 1:
+            with builder.sketch(trainer.jobs[1]) as model:
+                self.shared = {n for n, p in model.named_parameters() if frozen.get(n) is p}
+
+    def stage(self, index: int) -> StageRow | None:
+        """Measure all cases of a stage; None if it is not local."""
+        if index not in self.local:
+            return None
+        name = ["stage0", *self.trainer.cuts][index]
+        place = f"stage {index} ({name})"
+        entries: list[BlockEntry] = []
+        updates: dict[tuple[str, str], UpdateEntry] = {}
+        outputs: dict[tuple[int, str], list[Tensor]] = {}
+        sizes: dict[tuple[str, str], tuple[int, int, int]] = {}
+        keys = [
+            (label, j.precision) for label, j in zip(self.labels, self.trainer.jobs, strict=True)
+        ]
+        for key, job in dict(zip(reversed(keys), reversed(self.trainer.jobs), strict=True)).items():
+            stage = self.stages[key][index]
+            with _enough_memory(place), in_place(stage):
+                for case in sorted(self.feeds.keys() - outputs.keys()):
+                    if case[1] == job.precision:
+                        with _enough_memory(f"{place}, micro-batch {case[0]}"):
+                            entry, outputs[case] = self.block(stage, *case)
+                        entries.append(entry)
+                updates[key] = self.update(stage, job, key[0])
+                sizes[key] = parameters_bytes(stage), gradients_bytes(stage), state_bytes(stage)
+        shared = sum(p.nbytes for n, p in stage.parameters if n in self.shared)
+        entry_of_stage = StageEntry(
+            name=name,
+            parameters_bytes=max(size[0] for size in sizes.values()),
+            gradients_bytes=max(size[1] for size in sizes.values()),
+            shared_bytes=shared,
+            state=tuple(sizes[key][2] - shared for key in keys),
+        )
+        return StageRow(entry_of_stage, entries, [*updates.values()], outputs)
+
+    def block(self, stage: JobStage, size: int, precision: Any) -> tuple[BlockEntry, list[Tensor]]:
         """Times and bytes of a micro-batch size, and the form of the output."""
-        precision: Any = feed.job.precision
-        batch, target = feed.microbatch(0, self.device)
+        batch, target = self.feeds[size, precision].microbatch(0, self.device)
         end = Criterion(stage.loss, target, 1.0) if stage.last else None
+        x = tuple(_random(t, self.device) for t in self.inputs.get((size, precision), ()))
         blocks.rehearse(stage, x if len(x) > 1 else x[0] if x else None, batch, end)
         saved, kept, output = saved_bytes(stage, x, batch.copied(), end)
         gradients = None if stage.last else [torch.ones_like(t) for t in output]
         blocks.backward(stage, 0, gradients)
-        cases = self._timed(stage, x, batch, end, gradients)
-        crossing = () if stage.last else output
-        entry = BlockEntry(
-            stage=self.index, batch=size, dtype=precision,
-            forward=cases["F"].times(), backward=cases["B"].times(), recompute=cases["R"].times(),
-            input_gradient=cases["I"].times() if self.split else None,
-            weight=cases["W"].times() if self.split else None,
-            weight_bytes=saved if self.split else 0,  # at most
-            saved_bytes=saved, input_bytes=kept, output_bytes=boundary_bytes(crossing),
-            gradient_bytes=boundary_bytes(t for t in crossing if t.requires_grad),
-        )  # fmt: skip
-        return entry, [_Form(tuple(t.shape), t.dtype, t.requires_grad) for t in crossing]
-
-    def _timed(
-        self, stage: JobStage, x: Tensors, batch: Inputs, end: Criterion | None, gradients: Any
-    ) -> dict[str, _Case]:
-        """Repeat forward, recompute and backward of one micro-batch."""
-        cases = {kind: _Case(self.device) for kind in ("FIWRB" if self.split else "FRB")}
-        kept = stage.kept
+        clock = _Clock(self.device)
 
         def once() -> None:
             given = [tuple(blocks.leaf(t.clone()) for t in x) for _ in range(2)]
             batches = [batch.copied() for _ in range(2)]
-            cases["F"].timed(lambda: blocks.forward(stage, 0, given[0], batches[0], 1, end, False))
+            clock.timed(
+                "forward",
+                lambda: blocks.forward(stage, 0, given[0], batches[0], 1, end, False),
+            )
             if self.split:
-                cases["I"].timed(lambda: blocks.backward(stage, 0, gradients, split=True))
-                cases["W"].timed(lambda: blocks.backward_weights(stage, 0))
-            kept.clear()
+                clock.timed(
+                    "input_gradient", lambda: blocks.backward(stage, 0, gradients, split=True)
+                )
+                clock.timed("weight", lambda: blocks.backward_weights(stage, 0))
+            stage.kept.clear()
             blocks.forward(stage, 0, given[1], batches[1], 1, end, True)
-            cases["R"].timed(lambda: blocks.recompute(stage, 0))
-            cases["B"].timed(lambda: blocks.backward(stage, 0, gradients))
+            clock.timed("recompute", lambda: blocks.recompute(stage, 0))
+            clock.timed("backward", lambda: blocks.backward(stage, 0, gradients))
 
-        _repeat(once, [*cases.values()], self.repeats)
-        return cases
+        times: dict[str, Any] = clock.repeated(once, self.repeats)
+        crossing = () if stage.last else output
+        entry = BlockEntry(
+            stage=stage.index, batch=size, dtype=precision, **times,
+            weight_bytes=saved if self.split else 0,  # at most
+            saved_bytes=saved, input_bytes=kept, output_bytes=boundary_bytes(crossing),
+            gradient_bytes=boundary_bytes(t for t in crossing if t.requires_grad),
+        )  # fmt: skip
+        forms = [
+            torch.empty_like(t, device="meta", requires_grad=t.requires_grad) for t in crossing
+        ]
+        return entry, forms
 
-    def update(self, group: _Group) -> UpdateEntry:
-        """Times of the update of a group of jobs; learning-rate schedulers take no step."""
-        stage, job, case = group.stages[self.index], group.job, _Case(self.device)
-        stage.scheduler = None
+    def update(self, stage: JobStage, job: Job, label: str) -> UpdateEntry:
+        """Times of the update of a stage; learning-rate schedulers take no step."""
+        stage.scheduler, clock = None, _Clock(self.device)
         norm = torch.ones((), device=self.device)
 
         def once() -> None:
             for _, parameter in stage.parameters:
                 if parameter.grad is None and parameter.requires_grad:
                     parameter.grad = torch.full_like(parameter, 1e-3)
-            case.timed(lambda: blocks.update(stage, job.clip_norm, norm, 1.0))
+            clock.timed("update", lambda: blocks.update(stage, job.clip_norm, norm, 1.0))
 
-        _repeat(once, [case], self.repeats)
-        label = "" if stage.optimizer is None else optimizer_label(stage.optimizer)
-        label += " clipped" * (job.clip_norm is not None and bool(label))
+        times = msgspec.structs.asdict(clock.repeated(once, self.repeats)["update"])
         precision: Any = job.precision
-        return UpdateEntry(
-            stage=self.index,
-            optimizer=label,
-            dtype=precision,
-            **msgspec.structs.asdict(case.times()),
-        )
+        return UpdateEntry(stage=stage.index, optimizer=label, dtype=precision, **times)
 
 
-# repeats
+def _random(form: Tensor, device: torch.device) -> Tensor:
+    """A tensor of this form with random values, or zeros of integers."""
+    made = torch.zeros_like(form, device=device, requires_grad=False)
+    return made.normal_().requires_grad_(form.requires_grad) if made.is_floating_point() else made
 
 
-@dataclass(eq=False)
-class _Case:
-    """One block that is timed; on a GPU between two events of its stream."""
+class _Clock:
+    """Times of blocks by their names; on a GPU between two events of its stream."""
 
-    device: torch.device
-    times_ns: list[int] = field(default_factory=list)
-    pending: list[tuple[Any, Any]] = field(default_factory=list)
+    def __init__(self, device: torch.device) -> None:
+        self.gpu = device if on_gpu(device) else None
+        self.rows: dict[str, list[Any]] = {}
 
-    def timed(self, call: Callable[[], object]) -> None:
+    def timed(self, name: str, call: Callable[[], object]) -> None:
         """Call a function and note its time."""
-        if not on_gpu(self.device):
+        row = self.rows.setdefault(name, [])
+        if self.gpu is None:
             began_ns = perf_counter_ns()
             call()
-            self.times_ns.append(perf_counter_ns() - began_ns)
+            row.append(perf_counter_ns() - began_ns)
             return
         start, end = (
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -427,36 +313,32 @@ class _Case:
         start.record()
         call()
         end.record()
-        self.pending.append((start, end))
+        row.append((start, end))
 
-    def times(self) -> Times:
-        """Median and spread; synchronizes with the events."""
-        for start, end in self.pending:
-            end.synchronize()
-            self.times_ns.append(round(1e6 * start.elapsed_time(end)))
-        self.pending.clear()
-        low, _, high = quantiles(self.times_ns, n=4, method="inclusive")
+    def repeated(self, once: Callable[[], None], repeats: int) -> dict[str, Times]:
+        """Warm up and repeat, for a bounded time."""
+        for _ in range(WARM_UPS):
+            once()
+        self.rows.clear()
+        began_ns = perf_counter_ns()
+        for n in range(1, 1 + max(repeats, MOST_REPEATS)):
+            once()
+            if self.gpu is not None:
+                torch.cuda.synchronize(self.gpu)
+            spent_ns = perf_counter_ns() - began_ns
+            if spent_ns > (SHORT_NS if n >= repeats else LONG_NS) and n >= LEAST_REPEATS:
+                break
+        return {name: self._times(row) for name, row in self.rows.items()}
+
+    def _times(self, row: Sequence[Any]) -> Times:
+        """Median and spread."""
+        if self.gpu is not None:
+            row = [round(1e6 * start.elapsed_time(end)) for start, end in row]
+        low, _, high = quantiles(row, n=4, method="inclusive")
         return Times(
-            n=len(self.times_ns), median_ns=max(1, round(median(self.times_ns))),
-            iqr_ns=round(high - low), minimum_ns=min(self.times_ns),
+            n=len(row), median_ns=max(1, round(median(row))), iqr_ns=round(high - low),
+            minimum_ns=min(row),
         )  # fmt: skip
-
-
-def _repeat(once: Callable[[], None], cases: Sequence[_Case], repeats: int) -> None:
-    """Warm up and repeat; again while times scatter, but only for a short while."""
-    for _ in range(WARM_UPS):
-        once()
-    for case in cases:
-        case.times()
-        case.times_ns.clear()
-    began_ns = perf_counter_ns()
-    for n in range(1, MOST_REPEATS + 1):
-        once()
-        spent_ns = perf_counter_ns() - began_ns
-        if n < LEAST_REPEATS or (n < repeats and spent_ns < LONG_NS):
-            continue
-        if spent_ns > NOISY_NS or not any(case.times().noisy for case in cases):
-            return
 
 
 @contextmanager
@@ -471,11 +353,12 @@ def _enough_memory(place: str) -> Iterator[None]:
         ) from error
 
 
-# provenance
-
-
-def optimizer_label(optimizer: torch.optim.Optimizer) -> str:
-    """Class of an optimizer and the settings that change the cost of a step, without numbers."""
+def _label(job: Job, title: str) -> str:
+    """Class of a job's optimizer and the settings that change the cost of a step."""
+    try:
+        optimizer = job.optimizer([("probe", torch.nn.Parameter(torch.zeros(1)))])
+    except Exception:  # of a user's function, for a parameter that is not of its model
+        return f"optimizer of {title}"
     settings = {}
     for group in optimizer.param_groups:
         for key, value in group.items():
@@ -485,49 +368,41 @@ def optimizer_label(optimizer: torch.optim.Optimizer) -> str:
             whole = isinstance(value, int) and not isinstance(value, bool)
             settings[key] = f"{key}={value}" if whole or isinstance(value, str) else key
     inner = ", ".join(settings[key] for key in sorted(settings))
-    return f"{type(optimizer).__name__}({inner})"[:300]
+    clipped = " clipped" * (job.clip_norm is not None)
+    return f"{type(optimizer).__name__}({inner})"[:300] + clipped
 
 
-def _probed_label(job: Job) -> str:
-    """Label of the job's optimizer for one small parameter; empty if it needs others."""
-    try:
-        return optimizer_label(job.optimizer([("probe", torch.nn.Parameter(torch.zeros(1)))]))
-    except Exception:  # whatever a user's function raises for a parameter that is not its own
-        return ""
-
-
-def measured_link(devices: Sequence[torch.device]) -> Link:
-    """Bandwidth and latency of copies between two GPUs, or within the memory of one device."""
-    source, target = devices[0], devices[min(1, len(devices) - 1)]
-    median_ns = {}
+def _measured_link(group: Group) -> Link | None:
+    """Bandwidth and latency of messages of gloo between the first two ranks."""
+    if group.size == 1:
+        return None
+    times_ns = []
     for size in (1, LINK_BYTES):
-        data = torch.ones(size, dtype=torch.uint8, device=source)
-        case, copy = _Case(source), torch.empty_like(data, device=target)
-        _repeat(lambda copy=copy, data=data, case=case: case.timed(  # type: ignore[misc]
-            lambda: copy.copy_(data)), [case], REPEATS)  # fmt: skip
-        median_ns[size] = case.times().median_ns
-    moving_ns = max(1, median_ns[LINK_BYTES] - median_ns[1])
-    return Link(bandwidth=max(1, round(LINK_BYTES * 1e9 / moving_ns)), latency_ns=median_ns[1])
+        data, row = torch.zeros(size, dtype=torch.uint8), []
+        for _ in range(REPEATS):
+            began_ns = perf_counter_ns()
+            for source in (0, 1):
+                if group.rank == source:
+                    dist.send(data, 1 - source, group.group)
+                elif group.rank == 1 - source:
+                    dist.recv(data, source, group.group)
+            row.append((perf_counter_ns() - began_ns) // 2)
+        times_ns.append(round(median(row)))
+    latency_ns, whole_ns = group.from_first(times_ns)
+    bandwidth = LINK_BYTES * 10**9 // max(1, whole_ns - latency_ns)
+    return Link(bandwidth=max(1, bandwidth), latency_ns=latency_ns)
 
 
-def device_entry(device: torch.device) -> DeviceEntry:
+def _device_entry(device: torch.device) -> DeviceEntry:
     """Name, memory and versions of a device."""
     cuda = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if cuda else None
     return DeviceEntry(
-        name=properties.name if properties is not None else _processor(),
+        name=properties.name if properties else platform.processor() or platform.machine() or "CPU",
         kind="cuda" if cuda else "cpu",
-        memory_bytes=properties.total_memory if properties is not None else 0,
+        memory_bytes=properties.total_memory if properties else 0,
         threads=torch.get_num_threads(),
         torch=str(torch.__version__),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         optsched=__version__,
     )
-
-
-def _processor() -> str:
-    """Name of the CPU, if the system has it."""
-    known = Path("/proc/cpuinfo")
-    text = known.read_text(encoding="utf-8", errors="replace") if known.exists() else ""
-    named = re.search(r"(?m)^model name\s*: *(.+)$", text)
-    return (named[1] if named else platform.processor() or platform.machine() or "CPU")[:200]

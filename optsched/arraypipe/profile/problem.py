@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from optsched.analysis.occupancy import jobs_that_fit
-from optsched.arraypipe.profile.document import ProfiledJob
+from optsched.arraypipe.profile.document import Link, ProfiledJob
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
 from optsched.io.text import NANOSECONDS
@@ -36,14 +36,16 @@ def job_array(profile: Profile, jobs: Sequence[Any] | None, options: dict[str, A
     chosen = chosen_jobs(profile, jobs)
     picked = [job for job, _ in chosen]
     memory, split = options.pop("memory", None), options.pop("split_backward", False)
-    devices = _devices(profile, options)
+    link, devices = options.pop("link", profile.link), _devices(profile, options)
+    if link is not None and not isinstance(link, Link):
+        raise InputError(f"link: expected a Link(bandwidth=..., latency_ns=...), got {link!r:.60}")
     table = [[profile.block(s, job.batch, job.precision) for s in range(profile.n_stages)]
              for job in picked]  # fmt: skip
     times = _times(profile, picked, table, split)
     unit = "us" if min(row.min() for row in times.values()) >= 100_000 else "ns"
     size = NANOSECONDS[unit]
     fields: dict[str, Any] = {key: -(-row // size) for key, row in times.items()}
-    fields |= _lags(profile, table, devices, size) | _bytes(table, split)
+    fields |= _lags(link, table, devices, size) | _bytes(table, split)
     for key in options:
         if key in fields or key in _SETTLED:
             raise InputError(f"{key}: settled by the profile; change it with problem().replace")
@@ -165,20 +167,21 @@ def _times(
 
 
 def _lags(
-    profile: Profile, table: Sequence[Sequence[BlockEntry]], devices: Sequence[int], unit_ns: int
+    link: Link | None, table: Sequence[Sequence[BlockEntry]], devices: Sequence[int], unit_ns: int
 ) -> dict[str, IntArray]:
-    """Times of messages between neighbouring stages; 0 on one device."""
-    found = {}
-    for key, source in {"lag_forward": "output_bytes", "lag_backward": "gradient_bytes"}.items():
-        lags = [
+    """Times of messages between neighbouring stages; 0 on one device, and without a link."""
+
+    def lags(size: str) -> IntArray:
+        sent = [
             [
-                ceil(profile.link.time_ns(getattr(b, source)) / unit_ns) * (devices[s] != after)
-                for s, (b, after) in enumerate(zip(row, devices[1:], strict=False))
+                ceil(link.time_ns(getattr(b, size)) / unit_ns) if link and here != after else 0
+                for b, here, after in zip(row, devices, devices[1:], strict=False)
             ]
             for row in table
         ]
-        found[key] = np.array(lags, np.int64).reshape(len(table), -1)
-    return found
+        return np.array(sent, np.int64).reshape(len(table), -1)
+
+    return {"lag_forward": lags("output_bytes"), "lag_backward": lags("gradient_bytes")}
 
 
 def _bytes(table: Sequence[Sequence[BlockEntry]], split: bool) -> dict[str, IntArray]:
