@@ -119,7 +119,7 @@ def measure(
         tuple(entry for row in rows for entry in row.updates),
         None if group is None else _measured_link(group),
     )
-    if profile.spread > NOISY:
+    if profile.spread > NOISY and group is None:
         warnings.warn(
             f"times scatter by up to {profile.spread:.0%} of the median; is the machine busy with "
             "something else?",
@@ -387,7 +387,7 @@ def _measured_link(group: Group) -> Link | None:
                 elif group.rank == 1 - source:
                     dist.recv(data, source, group.group)
             row.append((perf_counter_ns() - began_ns) // 2)
-        times_ns.append(round(median(row)))
+        times_ns.append(min(row))
     latency_ns, whole_ns = group.from_first(times_ns)
     bandwidth = LINK_BYTES * 10**9 // max(1, whole_ns - latency_ns)
     return Link(bandwidth=max(1, bandwidth), latency_ns=latency_ns)
