@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from optsched import Arcs, CyclicOrder, InputError, JobArray, Resource, Rows, Schedule
 from optsched.arraypipe import compile_plan, random_schedule
 from optsched.arraypipe.memory.budget import budget
-from optsched.arraypipe.plan.plan import token_free_cycle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -279,28 +278,6 @@ def test_planning_needs_no_torch() -> None:
 # liveness: against runs of many cycles that know nothing of tokens
 
 CYCLES = 24
-
-
-def test_long_negative_and_zero_cycles_are_found() -> None:
-    """One arc too many in a ring of hundreds, with a debt that a whole ring must pay."""
-    n = 400
-    ring = [(i, (i + 1) % n, 0) for i in range(n)]
-    assert sorted(token_free_cycle(n, ring, [])) == list(range(n))
-    paid = [*ring[:-1], (n - 1, 0, 1)]
-    assert token_free_cycle(n, paid, []) == []
-    for debt in (-1, -2):
-        owing = [*paid[:200], (200, 201, debt), *paid[201:]]
-        assert sorted(token_free_cycle(n, owing, [])) == list(range(n))
-    lent = [(0, 1, 3), *paid[1:200], (200, 201, -3), *paid[201:]]
-    assert token_free_cycle(n, lent, []) == []
-    assert token_free_cycle(n, [*paid, (7, 7, 0)], []) == [7]
-
-
-def test_the_cycle_that_is_told_is_a_short_one() -> None:
-    """Of a long cycle with a chord only the short way is reported."""
-    ring = [(i, (i + 1) % 60, 0) for i in range(60)]
-    found = token_free_cycle(60, [*ring, (2, 0, 0)], [])
-    assert sorted(found) == [0, 1, 2]
 
 
 def plans(seeds: range) -> Iterator[tuple[Schedule, bool]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,17 +18,13 @@ from optsched.arraypipe.plan.checks import (
 from optsched.arraypipe.plan.types import Channel, Message, Routes
 from optsched.errors import CyclicOrder, InputError
 from optsched.io.text import NANOSECONDS
-from optsched.model.cycles import cycle_of
-from optsched.model.graph import check_permutations, shortest_cycle
-from optsched.model.schedule import Schedule
+from optsched.model.graph import check_permutations
+from optsched.model.schedule import Arcs, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    import numpy.typing as npt
-
     from optsched.arraypipe.plan.types import Block
-    from optsched.model.schedule import IntArray
 
 
 class RecurrentArc(NamedTuple):
@@ -125,6 +120,23 @@ class ExecutionPlan:
     def cycle_time(self) -> int:
         """Predicted time of one cycle, in the schedule's unit: the period, or the last end."""
         return self.schedule.period or max(self.schedule.makespan, 1)
+
+    @cached_property
+    def graph(self) -> Schedule:
+        """All arcs between instances, as a periodic graph."""
+        offset = self.schedule.offset.tolist()
+        arcs = Arcs.of(
+            (a.tail, a.head, a.lag, a.tokens - offset[a.head] + offset[a.tail]) for a in self.arcs
+        )
+        period = self.schedule.period or self.cycle_time
+        return replace(self.schedule.graph(), arcs=arcs, period=period, offset=self.schedule.offset)
+
+    @cached_property
+    def least_period(self) -> int:
+        """Least time of a cycle in the long run; `CyclicOrder` if the orders can never be run."""
+        from optsched.kernels.cycle_ratio import cycle_time  # loads a compiler
+
+        return cycle_time(self.graph, self.schedule.sequences, self.schedule.offset).period
 
     @cached_property
     def unit_ns(self) -> int:
@@ -231,14 +243,7 @@ def compile_plan(
     plan = ExecutionPlan(schedule, sequences, frozenset(together), *labels)
     check_permutations(schedule, schedule.sequences)
     check_microbatches(plan.blocks, sequences)
-    if cycle := _stuck(plan):
-        path = " -> ".join(str(plan.blocks[i]) for i in (*cycle[:_SHOWN], cycle[0]))
-        if len(cycle) > _SHOWN:
-            path += f" (the last arrow stands for {len(cycle) - _SHOWN} further blocks)"
-        raise CyclicOrder(
-            f"sequences: the orders can never be run, each block waits for the one before: {path}",
-            cycle,
-        )
+    _check_live(plan)
     check_memory(schedule, plan.blocks, sequences)
     return plan
 
@@ -258,89 +263,19 @@ def _counted_from_zero(schedule: Schedule) -> Schedule:
     return replace(schedule, iteration=schedule.iteration - before) if before.any() else schedule
 
 
-def _stuck(plan: ExecutionPlan) -> list[int]:
-    """Operations that wait for each other for ever: the devices' orders, every mark by itself."""
-    table = np.array(plan.arcs, np.int64).reshape(-1, 4)[:, :3]
-    marks = [(b.operation,) for b in plan.blocks if b.device < 0]
-    return token_free_cycle(len(plan.blocks), table, [*plan.sequences, *marks])
-
-
-def token_free_cycle(
-    n: int,
-    arcs: Sequence[tuple[int, int, int]] | npt.NDArray[np.int64],
-    lines: Sequence[Sequence[int]],
-) -> list[int]:
-    """Operations on a cycle whose tokens add up to less than one, or ``[]`` if the plan is live.
-
-    A marked graph is live iff every directed cycle carries a token (Commoner et al. 1971). Of
-    ``(tail, head, tokens)`` instance c of head waits for instance c - tokens of tail; tokens may be
-    negative. Neighbours in `lines`, the devices' orders, are joined by arcs without token, the last
-    and the first by one with one token.
-    """
-    steps: list[tuple[int, int, int]] = []
-    for line in lines:
-        steps += [(i, j, 0) for i, j in pairwise(line)]
-        steps += [(line[-1], line[0], 1)] if len(line) else []
-    table = np.concatenate([
-        np.asarray(arcs, np.int64).reshape(-1, 3), np.array(steps, np.int64).reshape(-1, 3),
-    ])  # fmt: skip
-    tail, head, tokens = table.T
-    if (tokens < 0).any():
-        late, cycle = _without_debts(n, table)
-        if cycle:
-            return cycle
-        tokens = tokens + late[tail] - late[head]
-    free = tokens == 0
-    cycle = cycle_of(tail[free], head[free])
-    if not cycle:
-        return []
-    after: list[list[int]] = [[] for _ in range(n)]
-    for i, j in zip(tail[free].tolist(), head[free].tolist(), strict=True):
-        after[i].append(j)
-    return shortest_cycle(cycle, after)
-
-
-def _without_debts(n: int, arcs: IntArray) -> tuple[IntArray, list[int]]:
-    """Cycles per operation that leave no arc with negative tokens, or a cycle that owes some.
-
-    Shortest paths over the tokens (Bellman-Ford): moving an operation by so many cycles changes the
-    tokens of arcs, but those of no cycle (retiming; Leiserson & Saxe 1991).
-    """
-    after: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-    for i, j, h in arcs.tolist():
-        after[i].append((j, h))
-    late, before = [0] * n, [-1] * n
-    moved, rounds, look = list(range(n)), 0, 1
-    while moved:
-        changed: dict[int, None] = {}
-        for i in moved:
-            for j, h in after[i]:
-                if late[i] + h < late[j]:
-                    late[j], before[j] = late[i] + h, i
-                    changed[j] = None
-        moved, rounds = list(changed), rounds + 1
-        if rounds == look:  # without such a cycle the paths are final after n rounds
-            look *= 2
-            cycle = _parent_cycle(before)
-            if cycle:
-                return np.zeros(n, np.int64), cycle
-    return np.array(late, np.int64), []
-
-
-def _parent_cycle(before: Sequence[int]) -> list[int]:
-    """A cycle of the predecessor graph, in the direction of the arcs."""
-    seen = [0] * len(before)
-    for root in range(len(before)):
-        node = root
-        while node >= 0 and not seen[node]:
-            seen[node] = root + 1
-            node = before[node]
-        if node >= 0 and seen[node] == root + 1:
-            cycle = [node]
-            while before[cycle[-1]] != node:
-                cycle.append(before[cycle[-1]])
-            return cycle[::-1]
-    return []
+def _check_live(plan: ExecutionPlan) -> None:
+    """Refuse orders with blocks that wait for each other for ever."""
+    try:
+        assert plan.least_period
+    except CyclicOrder as error:
+        cycle = error.cycle
+        path = " -> ".join(str(plan.blocks[i]) for i in (*cycle[:_SHOWN], cycle[0]))
+        if len(cycle) > _SHOWN:
+            path += f" (the last arrow stands for {len(cycle) - _SHOWN} further blocks)"
+        raise CyclicOrder(
+            f"sequences: the orders can never be run, each block waits for the one before: {path}",
+            cycle,
+        ) from None
 
 
 def training_arcs(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.arraypipe.memory.budget import budget
 from optsched.io.text import bytes_text, duration, plain
 from optsched.kernels.cycle_ratio import cycle_time
-from optsched.model.schedule import Arcs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,15 +34,11 @@ def predict(plan: ExecutionPlan) -> Prediction:
     The period is the maximum cycle ratio of the plan's arcs, those between iterations included, and
     device orders (`optsched.kernels.cycle_ratio`).
     """
-    schedule, offset = plan.schedule, plan.schedule.offset.tolist()
-    rows = [(a.tail, a.head, a.lag, a.tokens - offset[a.head] + offset[a.tail]) for a in plan.arcs]
-    period = schedule.period or plan.cycle_time  # distances are for periodic graphs
-    graph = replace(schedule.graph(), arcs=Arcs.of(rows), period=period, offset=schedule.offset)
-    free = cycle_time(graph, None, schedule.offset)
-    unit_ns, duration = plan.unit_ns, schedule.duration.tolist()
+    free = cycle_time(plan.graph, None, plan.schedule.offset)
+    unit_ns, duration = plan.unit_ns, plan.schedule.duration.tolist()
     jobs = [plan.blocks[i].job for i in free.critical]
     return Prediction(
-        period_ns=unit_ns * cycle_time(graph, schedule.sequences, schedule.offset).period,
+        period_ns=unit_ns * plan.least_period,
         load_ns=tuple(unit_ns * sum(duration[i] for i in row) for row in plan.sequences),
         chain_ns=unit_ns * free.period if jobs else 0,
         chain_job=jobs[0] if jobs else -1,
