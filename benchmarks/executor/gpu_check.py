@@ -5,7 +5,7 @@
 Prints a row as soon as it is known and exits with 1 if a criterion fails. ``exact``: arrays against
 training alone, bit by bit, with deterministic kernels and random sleeps, and with waits removed.
 ``memory``: peak memory, bandwidth of copies, copies hidden behind blocks. ``speed``: switches, gaps
-between blocks, the predicted period. ``ranks``: two processes over NCCL, where there are two GPUs.
+between blocks, the predicted period. ``ranks``: two processes, where there are two GPUs.
 ``--cpu`` runs the same checks at small sizes on the CPU, where criteria about GPUs are not judged.
 """
 

@@ -55,14 +55,13 @@ from streams_model import streams
 from test_arraypipe_settings import plateau
 from torch import nn
 
-from benchmarks.executor.staged_group import StagedLinks
 from optsched import InputError, JobArray, OptschedError, pipelines
 from optsched.arraypipe import Job, random_schedule, training_run
 from optsched.arraypipe.distributed import backend, group, wire
 from optsched.arraypipe.distributed import ranks as run_of_ranks
 from optsched.arraypipe.distributed.channels import MessageQueues
 from optsched.arraypipe.distributed.group import Group
-from optsched.arraypipe.distributed.transport import PeerLost
+from optsched.arraypipe.distributed.transport import Links, PeerLost
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.runtime import data as runtime_data
@@ -96,13 +95,13 @@ def exact(ranks: int, first: int, last: int) -> list[str]:
 
 
 def streamed(ranks: int, case: str, first: int, last: int) -> list[str]:
-    """Another case on simulated GPUs, a group with NCCL's rules between them, everything late.
+    """Another case on simulated GPUs, everything late.
 
     Finds what that finds, and races.
     """
 
-    def links(timeout: float, devices: object, replicas: int) -> StagedLinks:
-        return StagedLinks(timeout, torch.device("cpu", 0))
+    def links(timeout: float, devices: object, replicas: int) -> Links:
+        return Links(timeout, torch.device("cpu", 0), replicas)
 
     def uploaded(value: Any, device: Any) -> Any:
         """Keep the alignment of a slice: sums on a CPU depend on it; alone, nothing is uploaded."""

@@ -99,7 +99,7 @@ def test_plans_change_on_the_way(answers: dict[Any, Any], ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_links_of_gpus(answers: dict[Any, Any], ranks: int) -> None:
-    """Credits, heads and bodies apart, a thread and a stream per channel end, late kernels."""
+    """Messages through the host while kernels are late."""
     assert answers[ranks, "streamed"] == []
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.distributed.channels import Capacity
     from optsched.arraypipe.distributed.group import Group
-    from optsched.arraypipe.distributed.transport import GlooLinks
+    from optsched.arraypipe.distributed.transport import Links
     from optsched.arraypipe.life.changes import Decision
     from optsched.arraypipe.plan.segments import Change, Segment
     from optsched.arraypipe.plan.types import Copied, Instance, Record
@@ -37,7 +37,7 @@ class ProcessBackend(Backend):
     Device d is rank d. What follows a segment the first rank decides when all have ended it.
     """
 
-    links: GlooLinks
+    links: Links
     group: Group
     capacity: Capacity
     copies: Sequence[Copied] = ()  # of this rank when it is over; then of all, on the first
@@ -76,11 +76,9 @@ class ProcessBackend(Backend):
             lost = False
             return self.past.records
         except (Stalled, PeerLost) as error:
-            self.links.abort()
             text = self.group.diagnosis(self._whereabouts(), str(error))
             raise type(error)(text) from error
         except BaseException as error:  # the others will only see that this process is gone
-            self.links.abort()
             self.group.abort(f"{type(error).__name__}: {error}")
             raise
         finally:
@@ -105,7 +103,7 @@ class ProcessBackend(Backend):
         runs = [self.runs[segment.slots[block.job]] for block in segment.plan.blocks]
         exposed_ns, cycle = memory.exposed_ns, -1
         self._settle(segment)  # before any message: it takes memory
-        queues.open(segment, number, not self.links.apart and memory.limits is None)
+        queues.open(segment, number, memory.limits is None)
         for now in device_stream(segment, self.device):
             self.now, (operation, _, iteration) = now, now
             if now.cycle != cycle:

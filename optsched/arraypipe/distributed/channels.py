@@ -25,7 +25,7 @@ from optsched.arraypipe.distributed.messages import (
     host_bytes,
     unpack,
 )
-from optsched.arraypipe.distributed.transport import CHAIN, LONGER
+from optsched.arraypipe.distributed.transport import CHAIN, DATA, LONGER
 from optsched.arraypipe.plan.segments import channel_stream, device_stream
 from optsched.arraypipe.plan.types import TOMBSTONE, Transfer
 from optsched.arraypipe.runtime.first_forward import FirstForward
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from optsched.arraypipe.distributed.transport import GlooLinks
+    from optsched.arraypipe.distributed.transport import Links
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.runtime.state import JobRun
 
@@ -156,7 +156,7 @@ class Capacity:
 class MessageQueues:
     """Send and receive queues of one device; they live as long as the run."""
 
-    def __init__(self, links: GlooLinks, capacity: Capacity) -> None:
+    def __init__(self, links: Links, capacity: Capacity) -> None:
         self.links, self.capacity = links, capacity
         self.inbox = Inbox()
         self.outboxes: dict[int, Outbox] = {}  # by message
@@ -185,10 +185,9 @@ class MessageQueues:
         self._post(channel, order.until(transfer))
         self.waiting_for = f"{self._named(message)}, iteration {iteration}"
         began_ns = time.perf_counter_ns()
-        head, buffer = self.links.receive(self.incoming.pop(transfer), source)
+        buffer = self.links.receive(self.incoming.pop(transfer), source)
         self.waited_ns += time.perf_counter_ns() - began_ns
-        raw = host_bytes(head)
-        found = unpack(raw)
+        found = unpack(host_bytes(buffer))
         expected = self._label(message, iteration)
         if found.label != expected:
             raise ProtocolError(
@@ -196,17 +195,16 @@ class MessageQueues:
                 f" received {found.label}"
             )
         if found.flags & LONG:
-            head, buffer = self.links.receive(
+            buffer = self.links.receive(
                 self.links.post(source, found.length, LONGER + message), source
             )
-            raw = host_bytes(head)
         self.waiting_for = ""
         order.posted.discard(transfer)
         self._post(channel, order.ahead())
         flags = found.flags & ~LONG
         if flags & TOMBSTONE:
             return Payload((), flags, found.loss)
-        tensors, absent = self.inbox.unpack(found, raw, buffer, self.links.apart)
+        tensors, absent = self.inbox.unpack(found, buffer, self.links.device)
         return Payload(tensors, flags, found.loss, absent)
 
     def send(self, message: int, iteration: int, payload: Payload) -> None:
@@ -218,18 +216,17 @@ class MessageQueues:
         if payload.flags & TOMBSTONE:
             self._begin(message, channel.target, Header(label, payload.flags, payload.loss))
             return
-        links = self.links
         outbox = self.outboxes.get(message)
         if outbox is None:
-            outbox = self.outboxes[message] = Outbox(links.device, links.apart)
+            outbox = self.outboxes[message] = Outbox(self.links.device)
         outbox.pack(payload.tensors, payload.absent)
         header = Header(label, payload.flags, payload.loss, outbox.table, outbox.payload)
         header.pack_into(outbox.raw)
-        if not links.apart and header.length > self.capacity.of(self.segment, message):
+        if header.length > self.capacity.of(self.segment, message):
             self._begin(message, channel.target, header._replace(flags=header.flags | LONG))
-            self._leave(message, channel.target, outbox.head, None, LONGER + message)
+            self._leave(message, channel.target, outbox.buffer, LONGER + message)
         else:
-            self._leave(message, channel.target, outbox.head, outbox.body if links.apart else None)
+            self._leave(message, channel.target, outbox.buffer)
 
     def close(self) -> None:
         """Make sure that nothing is posted when the device goes on to the next segment."""
@@ -255,10 +252,10 @@ class MessageQueues:
         """Send a header alone."""
         head = torch.empty(SIZE, dtype=torch.uint8)
         header.pack_into(host_bytes(head))
-        self._leave(message, target, head, None)
+        self._leave(message, target, head)
 
-    def _leave(self, message: int, target: int, head: Tensor, *rest: Any) -> None:
-        work = self.links.send(target, head, *rest)
+    def _leave(self, message: int, target: int, data: Tensor, tag: int = DATA) -> None:
+        work = self.links.send(target, data, tag)
         self.leaving.setdefault(message, []).append((work, target))
 
     def _retire(self, message: int) -> None:
@@ -284,7 +281,7 @@ class Chain(FirstForward):
     All ranks call it for the same jobs in the same order. `homes` are the devices of the stages.
     """
 
-    def __init__(self, links: GlooLinks, capacity: Capacity, run: JobRun, homes: Sequence[int]):
+    def __init__(self, links: Links, capacity: Capacity, run: JobRun, homes: Sequence[int]):
         self.links, self.capacity, self.run, self.homes = links, capacity, run, homes
         self.leaving: list[tuple[Any, int, Tensor]] = []
 
@@ -295,13 +292,12 @@ class Chain(FirstForward):
     def receive(self, stage: int) -> Any:
         """The output of a stage of another rank; None if its first forward has failed."""
         links, source = self.links, self.homes[stage]
-        head, _ = links.receive(links.post(source, SIZE, CHAIN), source)
-        header = unpack(host_bytes(head))
+        header = unpack(host_bytes(links.receive(links.post(source, SIZE, CHAIN), source)))
         if header.flags & TOMBSTONE:
             return None
-        head, buffer = links.receive(links.post(source, header.length, CHAIN), source)
-        tensors, (packed,) = Inbox().unpack(header, host_bytes(head), buffer)
-        found = tuple(t.to(links.device) for t in tensors if t is not None)
+        buffer = links.receive(links.post(source, header.length, CHAIN), source)
+        tensors, (packed,) = Inbox().unpack(header, buffer, links.device)
+        found = tuple(t for t in tensors if t is not None)
         self.capacity.note_boundary(self.run, stage, found)
         return found if packed else found[0]
 
@@ -310,17 +306,17 @@ class Chain(FirstForward):
         if stage + 1 == len(self.homes) or self.is_local(stage + 1):
             return
         label, target = Label(0, stage, self.run.index, self.run.start), self.homes[stage + 1]
-        head, outbox = torch.empty(SIZE, dtype=torch.uint8), Outbox()
+        head, outbox = torch.empty(SIZE, dtype=torch.uint8), Outbox(self.links.device)
         header, parts = Header(label, TOMBSTONE), [head]
         if output is not None:
             row = output if isinstance(output, tuple) else (output,)
             self.capacity.note_boundary(self.run, stage, row)
-            outbox.pack([t.cpu() for t in row], (int(isinstance(output, tuple)),))
+            outbox.pack(row, (int(isinstance(output, tuple)),))
             header = Header(label, 0, 0.0, outbox.table, outbox.payload)
-            parts.append(outbox.head)
+            parts.append(outbox.buffer)
         header.pack_into(host_bytes(head))
         for part in parts:
-            self.leaving.append((self.links.send(target, part, None, CHAIN), target, part))
+            self.leaving.append((self.links.send(target, part, CHAIN), target, part))
 
     def close(self) -> None:
         """Wait until everything has left."""

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
 from optsched.arraypipe.distributed.transport import PeerLost, Stalled, collective
-from optsched.arraypipe.runtime.environment import set_queues
 from optsched.arraypipe.runtime.worker import reason
 from optsched.errors import InputError
 
@@ -150,7 +149,6 @@ def agree(make: Callable[[], Made], patience: float = _PATIENCE_S, of_first: boo
 
 def join() -> None:
     """Make the process group of `torchrun`, if there is none."""
-    set_queues()
     if not dist.is_available():
         raise InputError("backend: this torch has no torch.distributed; use the inline backend")
     if dist.is_initialized():

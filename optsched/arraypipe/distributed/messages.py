@@ -12,6 +12,8 @@ from torch import Tensor
 
 from optsched.arraypipe.distributed.wire import ALIGNMENT, shift_of
 from optsched.arraypipe.plan.types import FAILED, STOP, TOMBSTONE
+from optsched.arraypipe.runtime.cuda_streams import staging
+from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.errors import InternalError, OptschedError
 
 if TYPE_CHECKING:
@@ -98,42 +100,37 @@ class _Row(NamedTuple):
 class Outbox:
     """The buffer of one message of a plan, made again only when the shapes change.
 
-    `head` has the header and the table, `body` the tensors; they are one buffer unless they travel
-    `apart`, the head on the host and the body on a GPU.
+    It is on the host, whatever the `device` of the tensors.
     """
 
-    def __init__(self, device: torch.device = _CPU, apart: bool = False) -> None:
-        self.device, self.apart = device, apart
+    def __init__(self, device: torch.device = _CPU) -> None:
+        self.device = device
         self._signature: object = None
         self._views: list[Tensor | None] = []
-        self.head = self.body = torch.empty(0, dtype=torch.uint8)
-        self.raw = memoryview(b"")  # the bytes of `head`
+        self.buffer = torch.empty(0, dtype=torch.uint8)
+        self.raw = memoryview(b"")  # its bytes
         self.table = self.payload = 0
 
     def pack(self, tensors: Sequence[Tensor | None], absent: Sequence[int] = ()) -> None:
-        """Copy the tensors into the body; `absent` goes into the table."""
+        """Copy the tensors, which are complete then; `absent` goes into the table."""
         signature = [t if t is None else _form(t) for t in tensors]
         if (signature, absent) != self._signature:
             self._lay_out(tensors, absent)
             self._signature = signature, absent
         for view, t in zip(self._views, tensors, strict=True):
             if view is not None and t is not None:
-                view.copy_(t.detach())
+                view.copy_(t.detach(), non_blocking=True)
+        if on_gpu(self.device):
+            torch.cuda.current_stream(self.device).synchronize()
 
     def _lay_out(self, tensors: Sequence[Tensor | None], absent: Sequence[int]) -> None:
         table, rows, self.payload = _table(tensors, absent)
         self.table = len(table)
         begin = _begin(self.table)
-        if self.apart:
-            self.head = torch.empty(SIZE + self.table, dtype=torch.uint8)
-            self.body = torch.empty(self.payload, dtype=torch.uint8, device=self.device)
-            payload = self.body
-        else:
-            self.head = self.body = torch.empty(begin + self.payload, dtype=torch.uint8)
-            payload = self.body[begin:]
-        self.raw = host_bytes(self.head)
+        self.buffer = staging(begin + self.payload, self.device)
+        self.raw = host_bytes(self.buffer)
         self.raw[SIZE : SIZE + self.table] = table
-        self._views = [row and row.view(payload) for row in rows]
+        self._views = [row and row.view(self.buffer[begin:]) for row in rows]
 
 
 class Inbox:
@@ -143,12 +140,13 @@ class Inbox:
         self._known: dict[bytes, tuple[list[_Row | None], tuple[int, ...], int]] = {}
 
     def unpack(
-        self, header: Header, raw: memoryview, buffer: Tensor, apart: bool = False
+        self, header: Header, buffer: Tensor, device: torch.device = _CPU
     ) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
         """Views of the tensors of a message that has arrived, and what is absent.
 
-        The views keep `buffer` alive; `raw` are the bytes of the head.
+        On the CPU the views keep `buffer` alive; to a GPU all bytes are copied at once.
         """
+        raw = host_bytes(buffer)
         if header.table > len(raw) - SIZE:
             raise ProtocolError(f"a message of {len(raw)} bytes has a table of {header.table}")
         table = bytes(raw[SIZE : SIZE + header.table])
@@ -156,9 +154,10 @@ class Inbox:
         if known is None:
             known = self._known[table] = _read(table)
         rows, absent, length = known
-        payload = buffer if apart else buffer[_begin(header.table) :]
+        payload = buffer[_begin(header.table) :]
         if length > payload.numel():
             raise ProtocolError(f"a tensor lies beyond the {payload.numel()} bytes of its message")
+        payload = payload[:length].to(device, non_blocking=True)
         found = [row and row.view(payload).requires_grad_(row.trained) for row in rows]
         return tuple(found), absent
 

@@ -18,16 +18,13 @@ from optsched.arraypipe.distributed.group import Group
 from optsched.arraypipe.distributed.replicas import Replicas
 from optsched.arraypipe.distributed.transport import (
     CHAIN,
-    CreditedLinks,
-    GlooLinks,
+    Links,
     PeerLost,
     collective,
 )
-from optsched.arraypipe.memory.budget import CUDA_CONTEXT
 from optsched.arraypipe.memory.manager import Share
 from optsched.arraypipe.plan.segments import Walk
 from optsched.arraypipe.plan.types import Copied, Record
-from optsched.arraypipe.runtime.environment import SETTINGS
 from optsched.arraypipe.runtime.inline import since
 from optsched.arraypipe.runtime.worker import reason
 from optsched.errors import InputError
@@ -102,7 +99,7 @@ class Ranks:
 
     def share(self, segment: Segment) -> Share:
         """What the memory of this rank is for."""
-        return Share(self.links.rank, self.held(segment, self.links.rank), self.links.taken)
+        return Share(self.links.rank, self.held(segment, self.links.rank))
 
     def held(self, segment: Segment, device: int) -> MessageBytes:
         """Posted receives and outboxes of a rank."""
@@ -187,7 +184,7 @@ class Ranks:
         after, backend = read_clocks(self.links), self.backend
         self._share_losses()
         everybody = self._gathered((backend.past, [*backend.copies]))
-        self.links.close()
+        self.links.leave()
         if not everybody:
             return records
         self.clock_error_ns = max(r.error_ns for r in (*self.before, *after))
@@ -229,24 +226,12 @@ class Ranks:
         return [] if self.links.rank else rows
 
 
-def links(
-    timeout: float, devices: Sequence[str | torch.device] | None, replicas: int = 1
-) -> GlooLinks:
+def links(timeout: float, devices: Sequence[str | torch.device] | None, replicas: int = 1) -> Links:
     """Links between CPUs; or between GPUs if every process has one for itself (collective)."""
     device = own_gpu(devices)
-    if device is None:
-        return GlooLinks(timeout, replicas)
-    if missing := [f"{key}={value}" for key, value in SETTINGS.items() if key not in os.environ]:
-        warnings.warn(
-            f"streams of this rank may wait for each other: set {' '.join(missing)} before CUDA "
-            "starts", stacklevel=2,
-        )  # fmt: skip
-    torch.cuda.set_device(device)
-    made = CreditedLinks(timeout, device, replicas)
-    torch.cuda.empty_cache()  # or what this process keeps for itself would count as taken
-    free, total = torch.cuda.mem_get_info(device)
-    made.taken = max(0, total - free - CUDA_CONTEXT)  # kernels that are loaded already, too
-    return made
+    if device is not None:
+        torch.cuda.set_device(device)
+    return Links(timeout, device or torch.device("cpu"), replicas)
 
 
 def check_size(n_devices: int, replicas: int = 1) -> None:
@@ -307,7 +292,7 @@ class Reading(NamedTuple):
     error_ns: int
 
 
-def read_clocks(links: GlooLinks) -> list[Reading]:
+def read_clocks(links: Links) -> list[Reading]:
     """Compare all clocks with that of rank 0; empty on other ranks (collective).
 
     The reply that came back soonest bounds the error by half of its time (Cristian 1989).
@@ -320,7 +305,7 @@ def read_clocks(links: GlooLinks) -> list[Reading]:
     return [] if links.rank else found
 
 
-def _compare(rank: int, links: GlooLinks) -> Reading:
+def _compare(rank: int, links: Links) -> Reading:
     """Rank 0 asks another one for the time, which answers."""
     word, peer = torch.zeros(1, dtype=torch.int64), 0 if links.rank else rank
     asked_ns = time.perf_counter_ns()

@@ -147,12 +147,9 @@ def _gradients(
     return here.gradients * made, here.gradients * updates, passing
 
 
-def reserved(device: torch.device, parts: int, taken: int = 0) -> int:
-    """Bytes for no tensor of a job, of one of so many parts of a GPU; 0 on a CPU.
-
-    The parts share its context, and what communicators and loaded kernels have `taken` beyond that.
-    """
-    return 0 if device.type != "cuda" else (CUDA_CONTEXT + taken + CUDA_STREAM) // parts
+def reserved(device: torch.device, parts: int) -> int:
+    """Bytes for no tensor of a job, of one of so many parts of a GPU; 0 on a CPU."""
+    return 0 if device.type != "cuda" else (CUDA_CONTEXT + CUDA_STREAM) // parts
 
 
 def check_limit(limit: object) -> None:

@@ -175,7 +175,6 @@ class Share(NamedTuple):
 
     device: int
     bytes: MessageBytes  # receive windows and outboxes of some jobs of the plan
-    taken: int = 0  # bytes of its GPU that communicators have taken
 
 
 class SlotMemory(Memory):
@@ -266,7 +265,7 @@ def memory_of(
     devices = range(len(limits.devices)) if share is None else (share.device,)
     here = next(b for b in first.plan.blocks if b.device in devices)
     place = runs[first.slots[here.job]].stages[here.stage].device
-    reserve = reserved(place, len(devices), share.taken if share else 0)
+    reserve = reserved(place, len(devices))
     decided, lengths = {}, {}
     for d in devices:
         pairs, accesses = cycle_of(first.plan, d, lambda k: runs[first.slots[k]].job.recompute)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from optsched.arraypipe.runtime.environment import on_gpu
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -38,6 +40,12 @@ def page_locked_like(value: Tensor) -> Tensor:
             raise
         size = value.numel() * value.element_size()
         raise torch.OutOfMemoryError(f"the host cannot page-lock {size} bytes") from error
+
+
+def staging(size: int, device: torch.device) -> Tensor:
+    """Bytes of the host for messages of a device."""
+    found = torch.empty(size, dtype=torch.uint8)
+    return page_locked_like(found) if on_gpu(device) else found
 
 
 def uploaded(value: Tensor, device: torch.device) -> Tensor:

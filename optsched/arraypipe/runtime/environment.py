@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,20 +19,6 @@ from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-
-SETTINGS: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
-"""A queue for every stream, and no loading of kernels that waits for those that run."""
-
-
-def set_queues() -> None:
-    """Settings of a process that has a GPU of its own; those that are set already stay."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        os.environ.update(SETTINGS | os.environ)
-
-
-if "RANK" in os.environ:  # of `torchrun`: here, because already to ask for GPUs starts CUDA
-    set_queues()
 
 
 def on_gpu(device: torch.device) -> bool:
