@@ -1,0 +1,289 @@
+"""What a trainer refuses, with field and value; what a run leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from arraypipe_models import adamw, build_model, data, loss, sgd, trainer
+from depth import seeds
+from runs import array_trainer, run
+from torch import nn
+
+from optsched import InputError
+from optsched.arraypipe import Job, JobFailed, random_schedule
+from optsched.arraypipe.train_alone import differences
+
+
+def twins() -> nn.Sequential:
+    """Parameters of two stages on one storage."""
+    first, last = nn.Linear(6, 6), nn.Linear(6, 6)
+    last.weight = nn.Parameter(first.weight.data.t())
+    return nn.Sequential(first, last, nn.Linear(6, 4))
+
+
+def layered(named: Any) -> torch.optim.Optimizer:
+    """Settings by place in the list, which differs between a stage and the whole model."""
+    return torch.optim.SGD([{"params": [p], "lr": 0.1 / (k + 1)} for k, (_, p) in enumerate(named)])
+
+
+def first(named: Any) -> torch.optim.Optimizer:
+    """Trains the first tensor alone."""
+    return torch.optim.SGD([{"params": [next(iter(named))[1]]}], lr=0.1)
+
+
+def clipped(named: Any) -> torch.optim.Optimizer:
+    """A known class with a hook that looks across tensors."""
+    rows = [p for _, p in named]
+    optimizer = torch.optim.SGD(rows, lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(rows, 0.1) and None)
+    return optimizer
+
+
+def one(optimizer: Any = sgd, **settings: Any) -> Any:
+    """A trainer of one job."""
+    return trainer([Job(0, 8, optimizer)], **settings)
+
+
+def run_one(**options: Any) -> Any:
+    """Train one job."""
+    return run(one(), **{"schedule": random_schedule([1], 3), "steps": 1, **options})
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (lambda: one(build_model=twins, stages=[1, 2]), "share their memory and are in different st"),
+    (lambda: one(layered), r"gives '\d.weight' lr .* in the whole model"),
+    (lambda: one(first), "in its stage, but not in the whole model"),
+    (lambda: one(clipped), "looks across tensors"),
+    (lambda: run_one(schedule="x.schedule.json"), r"Schedule\.read"),
+    (lambda: run_one(checkpoint=5), "checkpoint: expected a folder"),
+    (lambda: run_one(checkpoint=""), "checkpoint: expected a folder"),
+    (lambda: run_one(timeout=float("nan")), "timeout: expected seconds"),
+    (lambda: run_one(resume="yes"), "resume: expected True or False"),
+    (lambda: one(memory="much"), "memory: expected bytes or a size"),
+    (lambda: one(memory=-5), "memory: expected bytes per device, an integer >= 1, got -5"),
+    (lambda: one(memory=True), "memory: expected bytes per device, an integer >= 1, got True"),
+    (lambda: one(memory=1e9), "memory: expected bytes per device"),
+    (lambda: one(data=7), "data: expected a dataset, a DataLoader or a function"),
+    *((lambda stages=stages: one(stages=stages), "stages") for stages in (2.5, [2.5], [[]], "4")),
+    *((lambda make=make, jobs=jobs: make(jobs), "jobs")
+      for make in (trainer, lambda jobs: one().with_jobs(jobs)) for jobs in (7, [], [3], {})),
+    (lambda: one().problem("p.json"), r"profile: expected a Profile, got 'p\.json'"),
+    (lambda: random_schedule([], 2), "microbatches"),
+    (lambda: random_schedule([0], 2), "microbatches"),
+    (lambda: random_schedule([1], 0), "n_stages"),
+    # whether a GPU is there is seen by the run that needs it
+    (lambda: run(one(device="cuda:77"), random_schedule([1], 3), 1), "cuda:77 does not exist"),
+    *((lambda job=job: one().train_alone(job, 2), r"job: expected 0\.\.0, got")
+      for job in (7, -1, True, "job0")),
+    (lambda: one().train_alone(0, -1), "steps: expected an integer >= 0, got -1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "sentence"), REFUSED, ids=[row[1] for row in REFUSED])
+def test_refusals(call: Any, sentence: str) -> None:
+    """Each with the name of the field and what is wrong."""
+    with pytest.raises(InputError, match=sentence):
+        call()
+
+
+def test_what_build_model_raises_comes_through() -> None:
+    """It is the caller's own error, with its traceback."""
+
+    def broken(width: int = 12) -> nn.Module:
+        if width != 12:
+            raise ZeroDivisionError("mine")
+        return nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        trainer([Job(0, 8, sgd, model={"width": 1})], build_model=broken, stages=[1, 2])
+    array = trainer(
+        [Job(0, 8, sgd), Job(1, 8, sgd, model={"width": 1})], build_model=broken, stages=[1, 2]
+    )
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run(array, random_schedule([1, 1], 3), 1)
+    assert [job.status for job in array.jobs] == ["ready", "ready"]
+
+
+class Counts(nn.Module):
+    """Hands on a view of a buffer that its next forward changes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Any) -> Any:
+        """The input's part, and the live buffer."""
+        self.seen.add_(x.detach().sum(0))
+        return self.linear(x), self.seen[:]
+
+
+class Adds(nn.Module):
+    """Uses both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, pair: Any) -> Any:
+        """Shape (batch, 6) and (6,) to (batch, 4)."""
+        x, seen = pair
+        return self.linear(x * (1 + 0.01 * seen))
+
+
+@seeds(2, 6)
+def test_outputs_that_view_a_live_buffer(seed: int) -> None:
+    """They are copied at the cut, because the next micro-batch changes the buffer."""
+    jobs = [Job(0, 8, sgd, microbatches=4), Job(1, 8, adamw, microbatches=3, recompute=True)]
+    array = array_trainer(
+        lambda: nn.Sequential(Counts(), Adds()), data, jobs=jobs, stages=[1], loss=loss
+    )
+    result = run(array, random_schedule([4, 3], 2, seed=seed), 3, on_error="raise")
+    for j in range(2):
+        assert differences(result.trained[j], array.train_alone(j, 3)) == []
+
+
+class Counting(nn.Module):
+    """Adds what it sees to a buffer, and scales by it."""
+
+    def __init__(self, seen: Any) -> None:
+        super().__init__()
+        self.register_buffer("seen", seen)
+
+    def forward(self, x: Any) -> Any:
+        """The same, scaled."""
+        self.seen.add_(x.detach().mean())
+        return x * (1 + self.seen)
+
+
+def test_one_buffer_in_two_modules_is_one_in_the_recompute_too() -> None:
+    """What the first has added is there when the second looks."""
+
+    def build() -> nn.Module:
+        seen = torch.zeros(())
+        return nn.Sequential(
+            nn.Linear(6, 12), Counting(seen), Counting(seen), nn.Tanh(), nn.Linear(12, 4)
+        )
+
+    array = trainer([Job(0, 8, sgd, recompute=True)], build_model=build, stages=[3])
+    result = run(array, random_schedule([1], 2), 3)
+    assert differences(result.trained[0], array.train_alone(0, 3)) == []
+
+
+class Raises(nn.Module):
+    """Raises in every forward if `fails`."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.fails = fails
+
+    def forward(self, x: Any) -> Any:
+        """The input as it is."""
+        if self.fails:
+            raise RuntimeError("out of luck")
+        return x
+
+
+def test_a_first_forward_that_raises_ends_its_job_alone() -> None:
+    """The others are trained; only if all fail there is nothing to do."""
+
+    def model(fails: bool) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 4), Raises(fails))
+
+    def jobs(*fails: bool) -> list[Job]:
+        return [Job(j, 8, sgd, model={"fails": f}) for j, f in enumerate(fails)]
+
+    array = trainer(jobs(False, True), build_model=model, stages=[1])
+    result = run(array, random_schedule([1, 1], 2), 3)
+    assert [job.status for job in array.jobs] == ["done", "failed"]
+    assert "out of luck" in str(array.jobs[1].error)
+    assert differences(result.trained[0], array.train_alone(0, 3)) == []
+    with pytest.raises(JobFailed, match="out of luck"):
+        run(trainer(jobs(True, True), build_model=model, stages=[1]), random_schedule([1, 1], 2), 3)
+
+
+class Clock:
+    """A microsecond passes at every look; more is added by hand."""
+
+    now = 0
+
+    def __call__(self) -> int:
+        """Nanoseconds."""
+        self.now += 1000
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which blocks are measured: no load of the machine changes it."""
+    found = Clock()
+    monkeypatch.setattr(time, "perf_counter_ns", found)
+    return found
+
+
+def test_waiting_for_data_is_not_the_time_of_a_block(clock: Clock) -> None:
+    """It is the host's: blocks are as long as they would be with quick data."""
+
+    def slow(job: Job, start: int) -> Any:
+        for pair in data(job, start):
+            clock.now += 50_000_000
+            yield pair
+
+    result = run(trainer([Job(0, 8, sgd)], data=slow), random_schedule([1], 3), 4)
+    assert 0 < result.trace.duration.sum() < 50_000_000
+    assert result.report.wall_ns > 2 * 50_000_000  # the first batches are drawn before it begins
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_a_run_stays_alive(fails: bool) -> None:
+    """Models die with the result, without the collector of cycles, although a job has an error."""
+    models: list[Any] = []
+
+    def build() -> nn.Module:
+        model = build_model()
+        models.append(weakref.ref(model))
+        return model
+
+    def bad_data(job: Job, start: int) -> Any:
+        for t, (x, y) in enumerate(data(job, start), start):
+            yield x, y + 100 * (fails and job.seed == 1 and t == 1)
+
+    jobs = [Job(seed, 8, adamw) for seed in range(2)]
+    array = trainer(jobs, build_model=build, data=bad_data)
+    gc.collect()
+    gc.disable()
+    try:
+        run(array, random_schedule([1, 1], 3), 3)
+        assert [model() for model in models] == [None] * len(models)
+    finally:
+        gc.enable()
+    assert [job.error is not None for job in jobs] == [False, fails]
+    if fails:
+        assert jobs[1].error is not None and jobs[1].error.__cause__ is not None
+        (place,) = jobs[1].error.__cause__.__notes__
+        assert "in cross_entropy" in place
+
+
+def test_batches_of_a_job_that_has_ended_are_let_go() -> None:
+    """Iterators may have processes behind them: those of ended jobs do not stay to the end."""
+    open_iterators: set[int] = set()
+    most = 0
+
+    def counted(job: Job, start: int) -> Any:
+        nonlocal most
+        open_iterators.add(job.seed)
+        most = max(most, len(open_iterators))
+        try:
+            yield from data(job, start)
+        finally:
+            open_iterators.discard(job.seed)
+
+    later = [Job(seed, 8, sgd) for seed in range(2, 8)]
+    array = trainer([Job(0, 8, sgd), Job(1, 8, sgd)], data=counted)
+    run(array, random_schedule([1, 1], 3), 2, refill=lambda job: later.pop() if later else None)
+    assert most <= 4
