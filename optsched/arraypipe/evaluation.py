@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,8 +15,8 @@ from optsched.arraypipe.model.tied_weights import shard
 from optsched.arraypipe.runtime.data import brought, cast, cut_batch, target_of
 from optsched.arraypipe.runtime.datasets import as_tuples
 from optsched.arraypipe.runtime.environment import global_state_kept, on_gpu
-from optsched.arraypipe.runtime.losses import loss_in
-from optsched.arraypipe.runtime.stages import fresh_model
+from optsched.arraypipe.runtime.losses import counts_of, loss_in, samples_of
+from optsched.arraypipe.runtime.stages import fresh_model, loss_copy
 from optsched.errors import InputError
 from optsched.io.values import format_value
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.job import BuildModel, Job, Loss
     from optsched.arraypipe.options import Request, Trainer
+    from optsched.arraypipe.runtime.losses import Weight
     from optsched.arraypipe.runtime.state import JobRun
 
 Measure: TypeAlias = "Callable[[Job, nn.Module, torch.device], float]"
@@ -97,14 +99,17 @@ def evaluation_of(
         return None
     config = request.config
     return Evaluation(
-        trainer.build_model, measure_of(request.evaluate, trainer.loss),
+        trainer.build_model, measure_of(request.evaluate, trainer.loss, trainer.weight),
         lambda done: config.every is not None and done % config.every == 0, notify,
         on_host=config.memory is not None,
     )  # fmt: skip
 
 
-def measure_of(given: Any, loss: Loss | None) -> Measure:
-    """What `fit` takes as `evaluate`: a function of the model, a data set, or one with a metric."""
+def measure_of(given: Any, loss: Loss | None, weight: Weight = None) -> Measure:
+    """What `fit` takes as `evaluate`: a function of the model, a data set, or one with a metric.
+
+    Losses of batches are weighted as those of micro-batches are, values of a metric by samples.
+    """
     data, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, loss)
     if isinstance(data, nn.Module):
         raise InputError("evaluate: expected a function of the model, got a model")
@@ -125,28 +130,34 @@ def measure_of(given: Any, loss: Loss | None) -> Measure:
         )
 
     def mean(job: Job, model: nn.Module, place: torch.device) -> float:
-        """Of the metric over all samples."""
-        total, samples = 0.0, 0
+        values, weights = [], []
+        measured = metric is loss
+        count = counts_of(loss, weight, model) if measured else samples_of
+        function = loss_copy(loss, job) if measured else metric
+        if measured and isinstance(function, nn.Module):
+            function.to(place)
         batches = data
         if not isinstance(data, DataLoader):
             batches = DataLoader(data, batch_size=job.batch_size)
         for batch in batches:
             (inputs,), (whole,) = cut_batch(as_tuples(batch), 1, "evaluate")
+            weights.append(count(whole))
             inputs = brought(cast(inputs, job.precision), place)
             output, target = inputs.call(model), brought(target_of(whole), place)
-            value = loss_in(output) if metric is None else metric(output, target)
-            size = len(inputs.tensors()[0])
-            total, samples = total + _number(value, "the metric") * size, samples + size
-        if not samples:
+            value = loss_in(output) if function is None else function(output, target)
+            values.append(_number(value, "the metric") if weights[-1] else 0.0)
+        if not values:
             raise InputError("evaluate: the dataset is empty")
-        return total / samples
+        total = math.fsum(weights)
+        rows = zip(weights, values, strict=True)
+        return math.fsum(n * x for n, x in rows) / total if total else math.nan
 
     return mean
 
 
-def _number(value: Any, whose: str) -> float:
+def _number(value: Any, source: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         shown = format_value(value)
-        raise InputError(f"evaluate: expected a number of {whose}, got {shown}") from None
+        raise InputError(f"evaluate: expected a number of {source}, got {shown}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from dataclasses import replace
@@ -15,12 +16,14 @@ from optsched.arraypipe.checkpoint.states import digest
 from optsched.arraypipe.evaluation import measure_of
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.life.changes import check_problem, fits_slot
+from optsched.arraypipe.model.lazy import return_memory
 from optsched.arraypipe.options import RunConfig
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan
 from optsched.arraypipe.repeats import cause
 from optsched.arraypipe.report.explain import predict
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.stages import fresh_model, waits_for_all
+from optsched.arraypipe.runtime.worker import unbound
 from optsched.arraypipe.shallow import shallow
 from optsched.arraypipe.train_alone import NotIdentical
 from optsched.arraypipe.training_run import folder_of, train
@@ -68,6 +71,8 @@ def fit(trainer: ArrayTrainer, given: ExecutionPlan | None, request: Request) ->
     if request.config.verbose and request.is_first:
         progress = Progress(predict(plan).period_ns)
         request = replace(request, callbacks=(progress, *request.callbacks))
+    gc.collect()  # what measuring and checking have used
+    return_memory()
     return train(trainer, plan, request, problem)
 
 
@@ -93,7 +98,7 @@ def validated(
     if config.replicas > 1 and not config.on_ranks:
         raise InputError(f"replicas: needs ranks, start with torchrun; got {config.replicas}")
     if request.evaluate is not None:
-        measure_of(request.evaluate, trainer.loss)
+        measure_of(request.evaluate, trainer.loss, trainer.weight)
     if schedule is None:
         if not isinstance(config.replan, bool):
             raise InputError("replan: expected True or False without a schedule")
@@ -211,7 +216,7 @@ def _check_folder(trainer: ArrayTrainer, request: Request) -> None:
 
 def _try_evaluation(trainer: ArrayTrainer, request: Request) -> None:
     """Refuse before the training what would raise after it."""
-    measure, host = measure_of(request.evaluate, trainer.loss), torch.device("cpu")
+    measure, host = measure_of(request.evaluate, trainer.loss, trainer.weight), torch.device("cpu")
     with global_state_kept(), torch.no_grad():
         model = fresh_model(trainer.build_model, trainer.jobs[0]).eval()
         try:
@@ -287,26 +292,39 @@ def _predicted(period_ns: float, bound_ns: float) -> str:
 def _check_exact(
     trainer: ArrayTrainer, n_slots: int, request: Request, say: Callable[[str], object]
 ) -> None:
-    """Refuse layers and data with which an array does not reach the bits of training alone."""
-    steps, jobs, note = min(request.config.check, request.steps), trainer.jobs[:n_slots], ""
-    config = replace(request.config, backend="inline", memory=None)
-    if not request.config.on_ranks:
-        config = request.config
-    elif (small := shallow(trainer)) is not None:
-        trainer, note = small, " of a model with one block per stage"
-    checked = trainer.with_jobs(jobs, config)
-    try:
-        found = checked.check_exact(steps)
-    except (JobFailed, torch.OutOfMemoryError) as error:
-        say(f"not checked against training alone: {error}".splitlines()[0])
+    """Refuse layers and data with which an array does not reach the bits of training alone.
+
+    On ranks, and where memory does not suffice, those of a model with one block per stage.
+    """
+    steps, config = min(request.config.check, request.steps), request.config
+    if config.on_ranks:
+        config = replace(config, backend="inline", memory=None)
+    small = shallow(trainer)
+    candidates = [small or trainer] if request.config.on_ranks else [trainer, small or trainer]
+    for checked in candidates:
+        note = " of a model with one block per stage" if checked is small else ""
+        checked = checked.with_jobs(trainer.jobs[:n_slots], config)
+        try:
+            found = checked.check_exact(steps)
+        except (JobFailed, torch.OutOfMemoryError) as error:
+            failure = str(unbound(error))
+            if not _lacks_memory(error):
+                break
+            continue
+        if found:
+            raise NotIdentical(
+                f"an array does not reach the bits of training alone in {steps} iterations, and "
+                f"RunConfig(check=0) would train it all the same; {len(found)} differences, the "
+                f"first: {found[0]}; {_cause(checked, steps)}"
+            )
+        say(f"checked: the bits of training alone, over {steps} iterations{note}")
         return
-    if found:
-        raise NotIdentical(
-            f"an array does not reach the bits of training alone in {steps} iterations, and "
-            f"RunConfig(check=0) would train it all the same; {len(found)} differences, the "
-            f"first: {found[0]}; {_cause(checked, steps)}"
-        )
-    say(f"checked: the bits of training alone, over {steps} iterations{note}")
+    say(f"not checked against training alone: {failure}".splitlines()[0])
+
+
+def _lacks_memory(error: Exception) -> bool:
+    cause = error.__cause__ or error
+    return isinstance(cause, torch.OutOfMemoryError) or "can't allocate memory" in str(cause)
 
 
 def _cause(trainer: ArrayTrainer, steps: int) -> str:

@@ -297,7 +297,7 @@ def test_interrupted(shop: Cli) -> None:
     process = start(*run, "--steps", 10**6, "--out", "o")
     assert process.stderr is not None
     for line in process.stderr:
-        if "iteration" in line:
+        if "  iteration" in line:
             process.send_signal(signal.SIGINT)
             break
     out, err = process.communicate(timeout=PATIENCE)

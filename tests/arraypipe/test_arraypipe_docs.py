@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "executor-batches": 4,
-    "executor": 6, "executor-life": 6, "executor-memory": 2,
+    "executor": 6, "executor-life": 6, "executor-memory": 1,
     "executor-models": 3, "executor-profile": 3, "executor-report": 2, "executor-sweeps": 2,
 }  # fmt: skip
 NUMBER = r"[-+]?[0-9][0-9.]*(e[-+][0-9]+)?( (s|ms|us|ns)\b|%|x)?"

@@ -11,6 +11,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -179,6 +180,60 @@ def test_evaluation_by_a_dataset() -> None:
     assert found[3] == pytest.approx(found[0])
 
 
+def test_evaluation_by_the_loss_of_the_model() -> None:
+    """Weighted by the labels that count, as in training; a batch without any changes nothing."""
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.layers(x)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    x, labels = DATA.tensors[0], DATA.tensors[1].clone()
+    labels[8:16] = labels[::3] = -100
+    rows = [{"x": a, "labels": b} for a, b in zip(x, labels, strict=True)]
+    heard, made = Heard(), ArrayTrainer(Tagger, rows, ["layers.1"])
+    result = made.fit(jobs_of(1), 3, evaluate=rows, callbacks=[heard], config=QUICK)
+    with torch.no_grad():
+        assert heard.values[0][2] == pytest.approx(float(result.models[0](x, labels)["loss"]))
+
+
+def test_a_check_without_memory_uses_a_small_model(capsys: Any) -> None:
+    """One block per stage, if the whole does not fit."""
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(6))
+            self.head = nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(self.blocks) == 6 and checking:
+                raise torch.OutOfMemoryError("too much")
+            for block in self.blocks:
+                x = block(x).tanh()
+            return self.head(x)
+
+    checking: list[int] = []
+    made = ArrayTrainer(Blocks, DATA, 2, loss)
+    how: dict[str, Any] = {"schedule": random_schedule([1], 2)}
+    checked = ArrayTrainer.check_exact
+
+    def check(self: ArrayTrainer, steps: int) -> list[str]:
+        checking.append(1)
+        try:
+            return checked(self, steps)
+        finally:
+            checking.clear()
+
+    with patch.object(ArrayTrainer, "check_exact", check):
+        made.fit(jobs_of(1), 2, config=RunConfig(), **how)
+    assert "over 2 iterations of a model with one block per stage" in capsys.readouterr().err
+
+
 def test_callbacks_and_queue() -> None:
     """More jobs than slots: one waits. A job that a callback gives takes a slot."""
 
@@ -330,7 +385,7 @@ class Dies(Callback):
 
 result = array().fit(jobs_of(), 9, checkpoint=folder, resume=True, evaluate=DATA,
                      callbacks=[Dies(), CsvLog(folder + "/log.csv")],
-                     config=RunConfig(every=1, timeout=60))
+                     config=RunConfig(every=1, timeout=60)).gather()
 if result.trained:
     torch.save([[t.parameters, t.buffers] for t in result.trained], folder + "/end.pt")
 print(result.report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     Gradients = dict[str, Tensor | None]
 
 _SEED = 1 << 20
+_SUMS = 64  # of a gradient
 _WAY_OUT = (
     "cut it at blocks that hand on all they compute as their first argument (a tensor or a tuple "
     "of tensors), or let build_model return an nn.Sequential or a list of stages"
@@ -116,10 +118,26 @@ def _staged(
 def _gradients(
     model: nn.Module, outputs: Sequence[Tensor], given: Sequence[Tensor | None]
 ) -> Gradients:
-    """Gradients of the parameters; by `backward`, as reentrant checkpoints know no other way."""
+    """Sums of the gradients of the parameters, each freed at once.
+
+    By `backward`, as reentrant checkpoints know no other way.
+    """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     before = {name: p.grad for name, p in named.items()}
     model.zero_grad(set_to_none=True)
+    found: Gradients = dict.fromkeys(named)
+
+    def note(name: str, p: Tensor) -> None:
+        if p.grad is not None:
+            rows = p.grad.flatten().tensor_split(_SUMS)
+            sums = torch.stack([row.sum(dtype=torch.float64) for row in rows])
+            known, p.grad = found[name], None
+            found[name] = sums if known is None else known + sums
+
+    parameters: dict[str, Any] = named
+    ends = [
+        p.register_post_accumulate_grad_hook(partial(note, name)) for name, p in parameters.items()
+    ]
     rows = [
         (t, g) for t, g in zip(outputs, given, strict=True)
         if t.requires_grad and (g is not None or len(t.shape) == 0)
@@ -127,14 +145,16 @@ def _gradients(
     try:
         if rows:
             torch.autograd.backward([t for t, _ in rows], [g for _, g in rows])
-        return {name: p.grad for name, p in named.items()}
+        return found
     finally:
+        for end in ends:
+            end.remove()
         for name, p in named.items():
             p.grad = before[name]
 
 
 def _alike(a: Tensor | None, b: Tensor | None, several: bool) -> bool:
-    """Whether gradients are equal; those of several stages are sums in another order."""
+    """Whether sums of gradients are equal; those of several stages are sums in another order."""
     if a is None or b is None:
         return a is b
     close = several and bool((a - b).norm() <= 1e-3 * (a.norm() + b.norm()))

@@ -39,16 +39,38 @@ class NotMean(InputError):
 def factors_of(loss: Loss | None, weight: Weight, model: nn.Module) -> Factors:
     """Choose the weights of micro-batches with which accumulation equals the whole batch.
 
+    The result takes micro-batches: pairs (input, target), or dicts.
+    """
+    if _is_sum(loss, weight):
+        return lambda parts: [1.0] * len(parts)
+    count = counts_of(loss, weight, model)
+
+    def factors(parts: Sequence[Any]) -> list[float]:
+        if len(parts) == 1:
+            return [1.0]
+        counts = [count(part) for part in parts]
+        total = math.fsum(counts)
+        return [n / total if total else math.nan for n in counts]
+
+    return factors
+
+
+def _is_sum(loss: Loss | None, weight: Weight) -> bool:
+    return weight == "sum" or (weight is None and _options(loss).get("reduction") == "sum")
+
+
+def counts_of(loss: Loss | None, weight: Weight, model: nn.Module) -> Callable[[Any], float]:
+    """What the loss of a micro-batch is a mean over.
+
     Targets that count for a loss that ignores some (with their class weights), 1 for
-    ``reduction="sum"``, else samples; `weight` overrides. The result takes micro-batches: pairs
-    (input, target), or dicts.
+    ``reduction="sum"``, else samples; `weight` overrides.
     """
     options = _options(loss)
-    if weight == "sum" or (weight is None and options.get("reduction") == "sum"):
-        return lambda parts: [1.0] * len(parts)
     shift = loss is None and _shifts_labels(model)
 
     def count(part: Any) -> float:
+        if _is_sum(loss, weight):
+            return 1.0
         target = part if isinstance(part, dict) else part[1]
         if callable(weight):
             return _checked(weight(target))
@@ -63,14 +85,7 @@ def factors_of(loss: Loss | None, weight: Weight, model: nn.Module) -> Factors:
             return float(classes.detach().to(target.device)[target[valid]].double().sum())
         return float(valid.sum())
 
-    def factors(parts: Sequence[Any]) -> list[float]:
-        if len(parts) == 1:
-            return [1.0]
-        counts = [count(part) for part in parts]
-        total = math.fsum(counts)
-        return [n / total if total else math.nan for n in counts]
-
-    return factors
+    return count
 
 
 def _checked(given: Any) -> float:
