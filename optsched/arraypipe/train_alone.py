@@ -220,14 +220,13 @@ class _Alone:
 
         Not if the outputs themselves depend on how the batch is cut, or change from call to call.
         """
-        sums: list[float] = []
 
         def value(x: Inputs, part: Any) -> torch.Tensor:
-            output = self.output(x)
-            found = Criterion(self.loss, self.target(part), 1.0)(output)
-            rows = [t.detach() for t in tensors_in(output) if t.is_floating_point() and t.dim()]
-            sums.append(math.fsum(float(t.double().square().sum()) for t in rows))
-            return found
+            return Criterion(self.loss, self.target(part), 1.0)(self.output(x))
+
+        def size(x: Inputs) -> float:
+            tensors = [t for t in tensors_in(self.output(x)) if t.is_floating_point() and t.dim()]
+            return math.fsum(float(t.detach().double().square().sum()) for t in tensors)
 
         calls = [partial(value, *row) for row in rows]
         (x,), (whole,) = cut_batch(batch, 1)
@@ -237,13 +236,14 @@ class _Alone:
                 sentence = difference(
                     partial(value, x, whole), calls, factors, [p for _, p in self.named]
                 )
-                repeats = once == value(x, whole).item()
+                if not sentence or once != value(x, whole).item():
+                    return
+                of_whole, of_parts = size(x), math.fsum(size(part) for part, _ in rows)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             warnings.warn(f"loss: the batch cannot be computed whole ({reason:.300})", stacklevel=4)
             return
-        by_sample = abs(sums[0] - math.fsum(sums[2:-1])) <= 1e-3 * sums[0]
-        if sentence and repeats and by_sample:
+        if abs(of_whole - of_parts) <= 1e-3 * of_whole:
             raise NotMean(sentence)
 
 

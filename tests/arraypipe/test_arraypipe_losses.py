@@ -102,6 +102,13 @@ def masked(draw: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
     return found.clamp(min=0), (found >= 0).float()
 
 
+def masked_late(draw: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
+    """Tokens that count in the first half of the samples."""
+    found, mask = masked(draw, n)
+    mask[n // 2 :] = 0
+    return found, mask
+
+
 def numbers(draw: torch.Generator, n: int) -> Tensor:
     """As many numbers as outputs."""
     return torch.rand(n, 3 * CLASSES, generator=draw)
@@ -167,6 +174,7 @@ LOSSES = {
     "padding": Row(by_token, True, padded, "tokens"),
     "mask": Row(by_mask, False, masked, "tokens"),
     "contrastive": Row(contrastive, False),
+    "no target counts in a micro-batch": Row(by_mask_and_sample, False, masked_late, "tokens"),
 }
 
 
