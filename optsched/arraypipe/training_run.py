@@ -432,7 +432,6 @@ class ArrayRun:
             provenance["blocks_left_out"] = past.left_out
         log = RunLog(
             run_plan.name, tuple(run_plan.segments), records, provenance, tuple(self.engine.copies),
-            exposed_ns=past.exposed_ns or None,
             parallel=ranks is not None or on_gpu(self.device),
             uncertainty_ns=0 if ranks is None else ranks.clock_error_ns, left_out=past.left_out,
         )  # fmt: skip

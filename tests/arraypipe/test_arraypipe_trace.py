@@ -223,8 +223,11 @@ def test_what_blocks_waited_for() -> None:
     run_plan = run_plan_of([plan], [1], random.Random(0))
     at = {(b.kind, b.stage): b.operation for b in plan.blocks}
     times = {("F", 0): (0, 10), ("F", 1): (16, 30), ("B", 1): (33, 50), ("B", 0): (57, 60)}
-    records = [Record(0, at[key], 0, 0, *when, 2) for key, when in times.items()]
-    report = compare(log(run_plan, records, parallel=True, exposed_ns=[0, 4, 1, 0]))
+    records = [
+        Record(0, at[key], 0, 0, *when, 2, exposed_ns)
+        for (key, when), exposed_ns in zip(times.items(), [0, 4, 1, 0], strict=True)
+    ]
+    report = compare(log(run_plan, records, parallel=True))
     assert [(d.compute_ns, d.waited_ns) for d in report.devices] == [(13, 4), (31, 9)]
     assert (report.waited_ns, report.exposed_ns, report.wall_ns) == (13, 5, 60)
     assert [round(d.idle, 6) for d in report.devices] == [round(47 / 60, 6), round(29 / 60, 6)]

@@ -11,7 +11,7 @@ from optsched.arraypipe.distributed.channels import MessageQueues
 from optsched.arraypipe.distributed.transport import PeerLost, Stalled
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.plan.segments import cycles_for, device_stream, places
-from optsched.arraypipe.runtime.cuda_streams import AHEAD, BlockTimes, recorded
+from optsched.arraypipe.runtime.cuda_streams import BlockTimes, recorded
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.inline import Backend
 from optsched.arraypipe.runtime.stages import drop, move, take_off
@@ -71,10 +71,9 @@ class ProcessBackend(Backend):
         try:
             self.run_segments()
             self.queues.flush()
-            self.read_times()
-            self.forget(self.past.close())
+            records = self.close()
             lost = False
-            return self.past.records
+            return records
         except (Stalled, PeerLost) as error:
             text = self.group.diagnosis(self._whereabouts(), str(error))
             raise type(error)(text) from error
@@ -101,14 +100,14 @@ class ProcessBackend(Backend):
         queues, memory, clock = self.queues, self.worker.memory, time.perf_counter_ns
         inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
         runs = [self.runs[segment.slots[block.job]] for block in segment.plan.blocks]
-        exposed_ns, cycle = memory.exposed_ns, -1
+        cycle = -1
         self._settle(segment)  # before any message: it takes memory
         queues.open(segment, number, memory.limits is None)
         for now in device_stream(segment, self.device):
             self.now, (operation, _, iteration) = now, now
             if now.cycle != cycle:
                 cycle = now.cycle
-                self.forget(self.past.trim())
+                self.forget(self.past.limit // 2)
             queues.waited_ns = 0
             received = {
                 k: self.local.pop(k) if channel_of[k] < 0 else queues.receive(k, iteration)
@@ -118,7 +117,8 @@ class ProcessBackend(Backend):
             began = None if self.times is None else recorded()
             began_ns = clock()
             sent = self.worker.execute(segment, now, received)
-            ended_ns = clock()
+            if iteration < runs[operation].end:
+                self.note(number, now, began_ns, began, queues.waited_ns)
             for k, payload in sent.items():
                 if channel_of[k] < 0:
                     self.local[k] = payload
@@ -126,19 +126,6 @@ class ProcessBackend(Backend):
                     queues.send(k, iteration, payload)
             if iteration >= runs[operation].end:
                 self.drop_failed(runs[operation])
-                continue
-            if memory.moves:  # what it waited for its state is not the block's time
-                waited_ns, exposed_ns = memory.exposed_ns - exposed_ns, memory.exposed_ns
-                began_ns = min(began_ns + waited_ns, ended_ns)
-                self.past.exposed_ns.append(waited_ns)  # on a GPU it is known when it is over
-            if self.worker.excluded_ns:  # batches and callbacks are not the block's time
-                began_ns = min(began_ns + self.worker.excluded_ns, ended_ns)
-                self.worker.excluded_ns = 0
-            row = (number, operation, now.cycle, iteration, began_ns, ended_ns, queues.waited_ns)
-            self.past.rows.append(row)
-            if self.times is not None and began is not None:
-                self.times.add(len(self.past.rows) - 1, began, recorded(), memory.pauses())
-                self.read_times(AHEAD)
         self.now = None
         queues.close()
 

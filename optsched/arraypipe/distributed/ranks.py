@@ -7,7 +7,7 @@ import time
 import warnings
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,13 +36,21 @@ if TYPE_CHECKING:
     from optsched.arraypipe.memory.budget import MessageBytes
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import RunPlan, Segment
-    from optsched.arraypipe.runtime.inline import Moment, Past
+    from optsched.arraypipe.runtime.inline import Moment
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
 
 Timed = TypeVar("Timed", Record, Copied)
-Remembered: TypeAlias = "tuple[Past, list[Copied]]"
 _ROUNDS = 5
+
+
+class Remembered(NamedTuple):
+    """What a rank has of the end of a run."""
+
+    cut: Moment
+    left_out: int
+    records: list[Record]
+    copies: list[Copied]
 
 
 class Ranks:
@@ -183,26 +191,25 @@ class Ranks:
         """
         after, backend = read_clocks(self.links), self.backend
         self._share_losses()
-        everybody = self._gathered((backend.past, [*backend.copies]))
+        everybody = self._gathered(
+            Remembered(backend.past.cut, backend.past.left_out, records, [*backend.copies])
+        )
         self.links.leave()
         if not everybody:
             return records
         self.clock_error_ns = max(r.error_ns for r in (*self.before, *after))
-        cut = max(past.cut for past, _ in everybody)
+        cut = max(one.cut for one in everybody)
         backend.run_plan.forget(cut[0])
         rows: list[list[Record]] = []
         copies: list[Copied] = []
-        waited_ns: dict[tuple[int, ...], int] = {}
-        for (past, copied), *readings in zip(everybody, self.before, after, strict=True):
-            rows.append(on_first_clock(since(cut, past.records), *readings))
-            copies += on_first_clock(copied, *readings)
-            waited_ns |= dict(zip((row[:3] for row in past.rows), past.exposed_ns, strict=False))
+        for one, *readings in zip(everybody, self.before, after, strict=True):
+            rows.append(on_first_clock(since(cut, one.records), *readings))
+            copies += on_first_clock(one.copies, *readings)
         ordered = in_topological_order(backend.run_plan, rows, cut)
-        left_out = sum(past.left_out + len(past.rows) for past, _ in everybody) - len(ordered)
+        left_out = sum(one.left_out + len(one.records) for one in everybody) - len(ordered)
         early_ns = min((r.start_ns for r in ordered), default=0)
         backend.copies = [c for c in copies if not left_out or c.end_ns >= early_ns]
         backend.past.left_out = left_out
-        backend.past.exposed_ns = [waited_ns.get(r[:3], 0) for r in ordered] if waited_ns else []
         return ordered
 
     def _share_losses(self) -> None:

@@ -94,6 +94,7 @@ class Record(NamedTuple):
     start_ns: int
     end_ns: int
     waited_ns: int = 0  # for messages, before the start
+    exposed_ns: int = 0  # for copies of its state, before the start
 
 
 class Copied(NamedTuple):

@@ -27,7 +27,6 @@ class RunLog:
     records: Sequence[Record]  # those of one device in its order, of all devices in any
     provenance: Mapping[str, Any] = field(default_factory=dict)
     copies: Sequence[Copied] = ()  # of states
-    exposed_ns: Sequence[int] | None = None  # per record: wait for copies of states
     parallel: bool = False  # devices ran at the same time; implied if blocks overlap
     uncertainty_ns: int = 0  # largest difference between the clocks of two devices
     left_out: int = 0  # earlier blocks without a record
@@ -48,6 +47,7 @@ class Executed:
     start_ns: IntArray
     end_ns: IntArray
     waited_ns: IntArray  # for messages, before the start
+    exposed_ns: IntArray  # for copies of states, before the start
     device: IntArray
     labels: dict[str, Any]  # columns of a schedule; jobs are those of the trainer
     # arcs (tail, head) of the plans, and from a job's last update in one segment to its next F
@@ -71,8 +71,8 @@ class Executed:
 
 
 def _executed(segments: Sequence[Segment], records: Sequence[Record]) -> Executed:
-    table = np.array(records, np.int64).reshape(-1, 7)
-    segment, operation, cycle, iteration, start_ns, end_ns, waited_ns = table.T
+    table = np.array(records, np.int64).reshape(-1, 8)
+    segment, operation, cycle, iteration, start_ns, end_ns, waited_ns, exposed_ns = table.T
     rows = np.zeros((4, len(table)), np.int64)
     kind = np.zeros(len(table), "<U1")
     by_segment = grouped(segment, len(segments)).to_lists()
@@ -93,7 +93,7 @@ def _executed(segments: Sequence[Segment], records: Sequence[Record]) -> Execute
     devices = max((part.plan.devices for part in segments), key=len)
     tail, head = _arcs(segments, table, by_segment)
     return Executed(
-        devices, segment, cycle, start_ns, end_ns, waited_ns, device, labels, tail, head
+        devices, segment, cycle, start_ns, end_ns, waited_ns, exposed_ns, device, labels, tail, head
     )
 
 

@@ -101,8 +101,7 @@ def compare(log: RunLog) -> Report:
     run = log.executed
     serial = run.serial and not log.parallel and len(run.devices) > 1
     wall_ns = int(run.end_ns.max() - run.start_ns.min()) if len(run.start_ns) else 0
-    exposed_ns = np.array(log.exposed_ns or [0] * len(run.start_ns), np.int64)
-    waited_ns = run.waited_ns + exposed_ns
+    waited_ns = run.waited_ns + run.exposed_ns
     devices = []
     for name, row in zip(run.devices, run.sequences.to_lists(), strict=True):
         compute_ns = int(run.duration_ns[row].sum())
@@ -114,7 +113,7 @@ def compare(log: RunLog) -> Report:
         predicted_ns=_predicted_ns(log, longest.segment, serial),
         measured_ns=longest.time_ns,
         waited_ns=int(waited_ns.sum()),
-        exposed_ns=int(exposed_ns.sum()),
+        exposed_ns=int(run.exposed_ns.sum()),
         wall_ns=wall_ns,
         devices=tuple(devices),
         cycles=len({*zip(run.segment.tolist(), run.cycle.tolist(), strict=True)}),

@@ -12,7 +12,7 @@ from torch import Tensor
 from optsched.arraypipe.runtime.environment import on_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from optsched.arraypipe.runtime.types import Pause
 
@@ -57,7 +57,6 @@ def uploaded(value: Tensor, device: torch.device) -> Tensor:
 
 AHEAD: Final = 32
 """Blocks that the host launches ahead: enough to keep the GPU busy."""
-_FORGOTTEN: Final = -1
 _DRIFT_NS: Final = 60 * 10**9  # interval at which the clocks are compared again
 _FRESH_NS: Final = 10**9  # events are compared with one of this second: differences are float32
 
@@ -98,36 +97,31 @@ class BlockTimes:
 
     def __init__(self, device: torch.device) -> None:
         self.clock, self.last_ns = GpuClock(device), 0
-        self.pending: deque[tuple[int, Pause, Sequence[Pause]]] = deque()
-
-    def __len__(self) -> int:
-        """Blocks that have been launched and not read."""
-        return len(self.pending)
+        self.pending: deque[tuple[list[int], Pause, Sequence[Pause]]] = deque()
 
     def add(
-        self, row: int, began: torch.cuda.Event, ended: torch.cuda.Event, pauses: Sequence[Pause]
+        self,
+        row: list[int],
+        began: torch.cuda.Event,
+        ended: torch.cuda.Event,
+        pauses: Sequence[Pause],
     ) -> None:
-        """Note the events around a block and around its pauses, and the row of its record."""
+        """Note the events around a block and around its pauses, and its record (`Past`)."""
         self.pending.append((row, (began, ended), pauses))
 
-    def read(self) -> tuple[int, int, int, int] | None:
-        """Wait for the oldest block: its row, start, end and pauses; None if it is forgotten.
+    def read(self, pending: int = 0) -> None:
+        """Wait for all but the last few blocks; write start, end and pauses into their records.
 
         As on a CPU, pauses count as before the start.
         """
-        row, (began, ended), pauses = self.pending.popleft()
-        self.clock.wait(ended)
-        if row == _FORGOTTEN:
-            return None
-        # a comparison of the clocks may put the time back by what they drifted
-        start_ns = max(self.last_ns, self.clock.time_ns(began))
-        self.last_ns = max(start_ns, self.clock.time_ns(ended))
-        waited_ns = round(sum(begin.elapsed_time(end) for begin, end in pauses) * 1e6)
-        return row, min(start_ns + waited_ns, self.last_ns), self.last_ns, waited_ns
-
-    def keep(self, place: Mapping[int, int]) -> None:
-        """Renumber the rows; forget those that have no new number."""
-        self.pending = deque((place.get(k, _FORGOTTEN), both, p) for k, both, p in self.pending)
+        while len(self.pending) > pending:
+            row, (began, ended), pauses = self.pending.popleft()
+            self.clock.wait(ended)
+            # a comparison of the clocks may put the time back by what they drifted
+            start_ns = max(self.last_ns, self.clock.time_ns(began))
+            self.last_ns = max(start_ns, self.clock.time_ns(ended))
+            row[7] = round(sum(begin.elapsed_time(end) for begin, end in pauses) * 1e6)
+            row[4:6] = min(start_ns + row[7], self.last_ns), self.last_ns
 
 
 def timer() -> torch.cuda.Event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,64 +22,44 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.life.changes import Rescheduling
     from optsched.arraypipe.plan.segments import Change, RunPlan, Segment
-    from optsched.arraypipe.plan.types import Copied
+    from optsched.arraypipe.plan.types import Copied, Instance
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
 
 
 MOST: Final = 200_000
-"""Blocks that a process remembers at most, unless half a cycle has more.
-
-They take some 100 MB; thousands of cycles are enough for medians and slopes.
-"""
+"""Blocks that a process remembers at most, unless three cycles have more; they take 100 MB."""
 
 Moment = tuple[int, int]
 """Segment and cycle."""
 
-Row = tuple[int, int, int, int, int, int, int]
-"""A block as in `Record`; plain, because there are many."""
-
 
 @dataclass(eq=False)
 class Past:
-    """Blocks from a cycle on, in the order in which they were run here.
+    """The last blocks that were run here, in their order, as values of `Record`.
 
-    When there are too many, the older half is left out, whole cycles of all devices, so that a
-    block costs the same however long the run is.
+    Of those that are dropped `cut` is the first segment and cycle that has none.
     """
 
-    rows: list[Row] = field(default_factory=list)
-    exposed_ns: list[int] = field(default_factory=list)  # of every row: waited for copies before
-    cut: Moment = (0, 0)  # everything before it has been left out
-    left_out: int = 0  # blocks
     limit: int = field(default_factory=lambda: MOST)
+    rows: deque[list[int]] = field(default_factory=deque)
+    cut: Moment = (0, 0)
+    left_out: int = 0  # blocks
 
-    def trim(self) -> list[int] | None:
-        """Forget the older half if there are too many; which rows stay, None if all do."""
-        if len(self.rows) < self.limit:
-            return None
-        segment, _, cycle, *_ = self.rows[-(MOST // 2)]
-        self.cut = max(self.cut, (segment, cycle))
-        kept = self.close()
-        self.limit = max(MOST, 2 * len(self.rows))
-        return kept
+    def note(self, row: list[int]) -> None:
+        """Add a block; drop the oldest one if there are too many."""
+        self.rows.append(row)
+        if len(self.rows) > self.limit:
+            segment, _, cycle, *_ = self.rows.popleft()
+            self.cut = max(self.cut, (segment, cycle + 1))
+            self.left_out += 1
 
-    def close(self) -> list[int] | None:
-        """Forget also blocks that came after others of later cycles, and now begin before all."""
-        if self.cut == (0, 0):
-            return None
-        kept = [k for k, row in enumerate(self.rows) if (row[0], row[2]) >= self.cut]
-        self.left_out += len(self.rows) - len(kept)
-        # in place: whoever notes blocks holds these lists
-        self.rows[:] = [self.rows[k] for k in kept]
-        if self.exposed_ns:
-            self.exposed_ns[:] = [self.exposed_ns[k] for k in kept]
-        return kept
-
-    @property
-    def records(self) -> list[Record]:
-        """The blocks that are remembered."""
-        return [*map(Record._make, self.rows)]
+    def close(self) -> list[Record]:
+        """Drop what is left of cycles that are not whole; the records of the others."""
+        found = since(self.cut, [Record(*row) for row in self.rows])
+        self.left_out += len(self.rows) - len(found)
+        self.rows.clear()
+        return found
 
 
 def since(cut: Moment, records: Sequence[Record]) -> list[Record]:
@@ -98,33 +79,50 @@ class Backend:
     past: Past = field(default_factory=Past, kw_only=True)
     seconds: float = field(default=0.0, kw_only=True)  # of the last segment
     times: BlockTimes | None = field(default=None, init=False)  # on a GPU
+    forgotten: int = field(default=0, init=False)  # blocks, by `forget`
+    exposed_ns: int = field(default=0, init=False)  # of all blocks that are noted
 
     def interrupt(self) -> None:
         """Let every job end with the iteration that it is in; `run` returns then."""
         self.worker.interrupted = True
 
-    def forget(self, kept: Sequence[int] | None) -> None:
-        """If blocks are no longer remembered: what else there is of their time goes too."""
-        if kept is None:
-            return
-        if self.times is not None:
-            self.times.keep({old: new for new, old in enumerate(kept)})
-        self.worker.memory.forget(min((row[4] for row in self.past.rows), default=0))
-        self.run_plan.forget(self.past.cut[0])
+    def note(self, number: int, now: Instance, began_ns: int, began: Any, waited_ns: int) -> None:
+        """Note a block that is over; waiting for its state, batches and callbacks is not its time.
 
-    def read_times(self, pending: int = 0) -> None:
-        """On a GPU: note the times of its blocks instead of the host's, but for the last few."""
-        while self.times is not None and len(self.times) > pending:
-            if found := self.times.read():
-                k, start_ns, end_ns, waited_ns = found
-                self.past.rows[k] = (*self.past.rows[k][:4], start_ns, end_ns, self.past.rows[k][6])
-                if self.worker.memory.moves:
-                    self.past.exposed_ns[k] = waited_ns
+        On a GPU its times are those of its events, which are read when they are over.
+        """
+        ended_ns, memory, worker = time.perf_counter_ns(), self.worker.memory, self.worker
+        exposed_ns = 0
+        if memory.moves:
+            exposed_ns, self.exposed_ns = memory.exposed_ns - self.exposed_ns, memory.exposed_ns
+        began_ns = min(began_ns + exposed_ns + worker.excluded_ns, ended_ns)
+        worker.excluded_ns = 0
+        row = [number, *now, began_ns, ended_ns, waited_ns, exposed_ns]
+        self.past.note(row)
+        if self.times is not None:
+            self.times.add(row, began, recorded(), memory.pauses())
+            self.times.read(AHEAD)
+
+    def forget(self, most: int = 1) -> None:
+        """Forget segments and copies of states from before the blocks that are remembered."""
+        if self.past.left_out - self.forgotten >= most:
+            self.forgotten = self.past.left_out
+            self.worker.memory.forget(min((row[4] for row in self.past.rows), default=0))
+            self.run_plan.forget(self.past.cut[0])
+
+    def close(self) -> list[Record]:
+        """The records of the blocks that are remembered, all of them over."""
+        if self.times is not None:
+            self.times.read()
+        self.forget()
+        return self.past.close()
 
     def run_segments(self) -> None:
         """Run segments until all jobs have ended."""
         while True:
             segment, number = self.run_plan.now, len(self.run_plan.segments) - 1
+            self.past.limit = max(self.past.limit, 3 * len(segment.plan.blocks))
+            self.exposed_ns = self.worker.memory.exposed_ns
             began = time.monotonic()
             self.run_segment(segment, number)
             self.seconds = time.monotonic() - began
@@ -176,9 +174,7 @@ class InlineBackend(Backend):
         """Train until all jobs have ended; what was executed, in order, or the end of it."""
         try:
             self.run_segments()
-            self.read_times()
-            self.forget(self.past.close())
-            records = self.past.records
+            records = self.close()
         except BaseException:
             with suppress(Exception):  # a device that is lost raises again, and says less
                 self.worker.finish()
@@ -208,33 +204,20 @@ class InlineBackend(Backend):
         inputs = segment.routes.inputs
         runs = [self.runs[segment.slots[block.job]] for block in segment.plan.blocks]
         self._settle(segment)
-        execute, clock = partial(self.worker.execute, segment), time.perf_counter_ns
-        note, note_exposed = self.past.rows.append, self.past.exposed_ns.append
-        latest, worker, memory, times = -1, self.worker, self.worker.memory, self.times
-        exposed_ns = memory.exposed_ns
+        execute, clock, latest = partial(self.worker.execute, segment), time.perf_counter_ns, -1
         for now in Walk(segment):
             operation, cycle, iteration = now
             if cycle > latest:
                 latest = cycle
-                self.forget(self.past.trim())
+                self.forget(self.past.limit // 2)
             received = {k: messages.pop(k) for k in inputs[operation]}
-            began = None if times is None else recorded()
+            began = None if self.times is None else recorded()
             began_ns = clock()
             messages.update(execute(now, received))
-            ended_ns = clock()
-            if iteration >= runs[operation].end:
+            if iteration < runs[operation].end:
+                self.note(number, now, began_ns, began, 0)
+            else:
                 self.drop_failed(runs[operation])
-                continue
-            if memory.moves:  # what it waited for its state is not the block's time
-                waited_ns, exposed_ns = memory.exposed_ns - exposed_ns, memory.exposed_ns
-                began_ns = min(began_ns + waited_ns, ended_ns)
-                note_exposed(waited_ns)
-            if worker.excluded_ns:
-                began_ns, worker.excluded_ns = min(began_ns + worker.excluded_ns, ended_ns), 0
-            note((number, operation, cycle, iteration, began_ns, ended_ns, 0))
-            if times is not None and began is not None:
-                times.add(len(self.past.rows) - 1, began, recorded(), memory.pauses())
-                self.read_times(AHEAD)
 
     def _settle(self, segment: Segment) -> None:
         """On a GPU: the states of jobs that come in now are put there."""
