@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from optsched.arraypipe.checkpoint.files import copied
 from optsched.arraypipe.model.tied_weights import shard
-from optsched.arraypipe.runtime.data import brought, cast, cut_batch, target_of
-from optsched.arraypipe.runtime.datasets import as_tuples
+from optsched.arraypipe.runtime.data import as_tuples, brought, cast, cut_batch, target_of
 from optsched.arraypipe.runtime.environment import global_state_kept, on_gpu
 from optsched.arraypipe.runtime.losses import counts_of, loss_in, samples_of
 from optsched.arraypipe.runtime.stages import fresh_model, loss_copy

@@ -29,7 +29,7 @@ from optsched.arraypipe.runtime.losses import (
     evaluating,
     factors_of,
 )
-from optsched.arraypipe.runtime.precision import autocast
+from optsched.arraypipe.runtime.types import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,8 +19,7 @@ from optsched.arraypipe.options import Request, RunConfig
 from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import routes
 from optsched.arraypipe.profile.document import Profile
-from optsched.arraypipe.runtime.data import Feed
-from optsched.arraypipe.runtime.datasets import batches_of
+from optsched.arraypipe.runtime.data import Feed, batches_of
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.losses import Criterion
 from optsched.arraypipe.runtime.stages import waits_for_all

@@ -25,7 +25,7 @@ from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, moved, place
 from optsched.arraypipe.report.executed import RunLog
 from optsched.arraypipe.report.report import compare
 from optsched.arraypipe.report.trace import measured
-from optsched.arraypipe.runtime.datasets import check_resumable
+from optsched.arraypipe.runtime.data import check_resumable
 from optsched.arraypipe.runtime.environment import (
     deterministic,
     device_of,

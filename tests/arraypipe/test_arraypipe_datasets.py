@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from optsched import InputError
 from optsched.arraypipe import Job
-from optsched.arraypipe.runtime.datasets import batches_of, check_resumable
+from optsched.arraypipe.runtime.data import batches_of, check_resumable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from runs import array_trainer, run
 
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Callback, Job, random_schedule
-from optsched.arraypipe.runtime.datasets import batches_of
+from optsched.arraypipe.runtime.data import batches_of
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:

@@ -21,8 +21,14 @@ from optsched.arraypipe.model.unchanged import (
     unchanged,
 )
 from optsched.arraypipe.runtime import split_backward
-from optsched.arraypipe.runtime.precision import autocast, is_finite
-from optsched.arraypipe.runtime.types import Kept, Norms, check_form, tensors_of
+from optsched.arraypipe.runtime.types import (
+    Kept,
+    Norms,
+    autocast,
+    check_form,
+    is_finite,
+    tensors_of,
+)
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

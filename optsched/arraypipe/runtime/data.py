@@ -1,24 +1,40 @@
-"""The batches of one job, in order; the batch of iteration t exists while t is trained."""
+"""Batches of a job: of datasets by seed and iteration alone, and cut into micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import random
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Any
+from typing import cast as typed
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
-from optsched.arraypipe.job import PRECISIONS
+from optsched.arraypipe.job import PRECISIONS, Job
 from optsched.arraypipe.model.inputs import Inputs, mapped
 from optsched.arraypipe.runtime.cuda_streams import uploaded
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.errors import InputError
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from optsched.arraypipe.job import Data, Job
+    from optsched.arraypipe.job import Data
 
 
 class DataEnded(InputError):
@@ -175,3 +191,189 @@ def cast(x: Any, precision: str) -> Any:
         return x
     dtype = PRECISIONS[precision]
     return mapped(x, lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+
+def batches_of(data: Any) -> Data:
+    """``data(job, start)`` from what `ArrayTrainer` takes: a function, a dataset, a DataLoader."""
+    if isinstance(data, DataLoader):
+        return _of_loader(data)
+    if isinstance(data, IterableDataset):
+        return Streamed(data)
+    if isinstance(data, tuple) or (
+        isinstance(data, Sequence) and any(isinstance(entry, Job) for entry in data)
+    ):
+        what = "TensorDataset(inputs, targets)" if isinstance(data, tuple) else "jobs=[...], or fit"
+        raise InputError(
+            f"data: expected a dataset, got {format_value(data)}; did you mean {what}?"
+        )
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return Shuffled(data)
+    if not callable(data):
+        raise InputError(
+            f"data: expected a dataset, a DataLoader or a function data(job, start), got "
+            f"{format_value(data)}"
+        )
+    return data  # type: ignore[no-any-return]
+
+
+def check_resumable(data: Data) -> None:
+    """Refuse data that cannot go on from an iteration."""
+    if isinstance(data, Streamed):
+        raise InputError(
+            "checkpoint: an iterable dataset has no batch of a given number, so that training "
+            "could not be resumed exactly; give a dataset with indices or data(job, start)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffled:
+    """Batches of a dataset with indices; epochs follow each other, also in the midst of a batch."""
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any] = default_collate
+    shuffle: bool = True
+    workers: Mapping[str, Any] = field(default_factory=dict)  # arguments of a DataLoader
+
+    def __call__(self, job: Job, start: int) -> Iterator[tuple[Any, Any]]:
+        """The batches of a job from an iteration on, without end."""
+        if len(self.dataset) < 1:
+            raise InputError("data: the dataset is empty")
+        batches = _Batches(self.dataset, self.collate, job.seed)
+        order = _order(len(self.dataset), job.batch_size, job.seed if self.shuffle else None, start)
+        if not self.workers:
+            return map(batches.__getitem__, order)
+        loader: DataLoader[Any] = DataLoader(
+            batches, batch_size=None, sampler=order, collate_fn=_as_it_is,
+            generator=torch.Generator(), **self.workers,
+        )  # fmt: skip
+        return iter(loader)
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed:
+    """Batches of an iterable dataset in its own order; it begins again when it has ended."""
+
+    dataset: Iterable[Any]
+    collate: Callable[[list[Any]], Any] = default_collate
+
+    def __call__(self, job: Job, start: int) -> Iterator[tuple[Any, Any]]:
+        """The batches of a job; those before `start` are read and dropped."""
+        if iter(self.dataset) is self.dataset:
+            raise InputError(
+                "data: the dataset is an iterator that can be read only once; every job reads it "
+                "from its beginning, so its __iter__ has to begin a new one"
+            )
+        return islice(self._batches(job), start, None)
+
+    def _batches(self, job: Job) -> Iterator[Any]:
+        samples = chain.from_iterable(map(self._epoch, count()))
+        for iteration in count():
+            with seeded(job.seed, iteration):
+                batch = as_tuples(self.collate(list(islice(samples, job.batch_size))))
+            yield batch
+
+    def _epoch(self, epoch: int) -> Iterator[Any]:
+        empty = True
+        for sample in self.dataset:
+            empty = False
+            yield sample
+        if empty:
+            raise InputError(f"data: the dataset has no sample in epoch {epoch}")
+
+
+def _order(
+    samples: int, batch_size: int, seed: int | None, start: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Numbers of the samples of every batch, shuffled by a seed; a sampler for a DataLoader."""
+    epoch, order = -1, torch.arange(samples)
+    position = start * batch_size
+    for iteration in count(start):
+        numbers: list[int] = []
+        while len(numbers) < batch_size:
+            if epoch != position // samples:
+                epoch = position // samples
+                if seed is not None:
+                    draw = torch.Generator().manual_seed(_hash(seed, epoch, b"epoch"))
+                    order = torch.randperm(samples, generator=draw)
+            first = position % samples
+            taken = order[first : first + batch_size - len(numbers)].tolist()
+            numbers += taken
+            position += len(taken)
+        yield iteration, numbers
+
+
+@dataclass(frozen=True, eq=False)
+class _Batches(Dataset[Any]):
+    """Whole batches as a dataset: whoever makes one, it has random numbers of its own."""
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+    seed: int
+
+    def __getitem__(self, key: tuple[int, list[int]]) -> Any:
+        iteration, numbers = key
+        with seeded(self.seed, iteration):
+            if hasattr(self.dataset, "__getitems__"):
+                return as_tuples(self.collate(self.dataset.__getitems__(numbers)))
+            return as_tuples(self.collate([self.dataset[k] for k in numbers]))
+
+
+def as_tuples(batch: Any) -> Any:
+    """A batch whose input or target is a list, as `default_collate` makes it of tuples."""
+    if not isinstance(batch, (list, tuple)):
+        return batch
+    return tuple(tuple(part) if isinstance(part, list) else part for part in batch)
+
+
+@contextmanager
+def seeded(seed: int, iteration: int) -> Iterator[None]:
+    """Global random numbers of an iteration (transforms draw them), as before afterwards."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    key = _hash(seed, iteration, b"batch")
+    torch.default_generator.manual_seed(key)
+    random.seed(key)
+    np.random.seed(key % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])  # noqa: NPY002
+
+
+def _hash(seed: int, number: int, what: bytes) -> int:
+    packed = struct.pack("<2q", seed, number)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=7, person=what).digest(), "little")
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _of_loader(loader: DataLoader[Any]) -> Data:
+    """Its dataset, collate function and workers; the order is ours, by the job's seed."""
+    streams = isinstance(loader.dataset, IterableDataset)
+    simple = (
+        type(loader.sampler) in (SequentialSampler, RandomSampler)
+        and not getattr(loader.sampler, "replacement", False)
+        and getattr(loader.sampler, "_num_samples", None) is None
+        and type(loader.batch_sampler) is BatchSampler
+    )
+    if streams and loader.num_workers:
+        raise InputError(
+            "data: every worker of a DataLoader reads an iterable dataset in its own way; give "
+            "num_workers=0, a dataset with indices, or data(job, start)"
+        )
+    if loader.batch_sampler is None or not (streams or simple):
+        name = type(loader.sampler if loader.batch_sampler else loader).__name__
+        raise InputError(
+            f"data: the samples of the DataLoader are chosen by its {name}, whose batches depend "
+            f"on more than the job's seed; give its dataset, or a function data(job, start)"
+        )
+    if streams:
+        return Streamed(typed("Iterable[Any]", loader.dataset), loader.collate_fn)
+    names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
+             "prefetch_factor")  # fmt: skip
+    workers = {name: getattr(loader, name) for name in names} if loader.num_workers else {}
+    shuffle = type(loader.sampler) is RandomSampler
+    return Shuffled(loader.dataset, loader.collate_fn, shuffle, workers)

@@ -17,8 +17,8 @@ from optsched.arraypipe.model.build import Builder
 from optsched.arraypipe.model.split import split
 from optsched.arraypipe.model.stand_ins import buffer_holders
 from optsched.arraypipe.runtime.environment import on_gpu
-from optsched.arraypipe.runtime.precision import LossScale
 from optsched.arraypipe.runtime.state import JobStage
+from optsched.arraypipe.runtime.types import LossScale
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.job import Job, Loss, NamedParameters
     from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.runtime.data import Feed
-    from optsched.arraypipe.runtime.precision import LossScale
+    from optsched.arraypipe.runtime.types import LossScale
 
 
 @dataclass(eq=False)
