@@ -100,7 +100,8 @@ class ProcessBackend(Backend):
         queues, memory, clock = self.queues, self.worker.memory, time.perf_counter_ns
         inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
         runs = [self.runs[segment.slots[block.job]] for block in segment.plan.blocks]
-        cycle = -1
+        cycle, local = -1, [b for b in segment.plan.blocks if b.device == self.device]
+        self.past.limit = max(self.past.limit, 3 * len(local))
         self._settle(segment)  # before any message: it takes memory
         queues.open(segment, number, memory.limits is None)
         for now in device_stream(segment, self.device):

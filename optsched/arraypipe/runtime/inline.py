@@ -121,7 +121,6 @@ class Backend:
         """Run segments until all jobs have ended."""
         while True:
             segment, number = self.run_plan.now, len(self.run_plan.segments) - 1
-            self.past.limit = max(self.past.limit, 3 * len(segment.plan.blocks))
             self.exposed_ns = self.worker.memory.exposed_ns
             began = time.monotonic()
             self.run_segment(segment, number)
@@ -204,6 +203,7 @@ class InlineBackend(Backend):
         inputs = segment.routes.inputs
         runs = [self.runs[segment.slots[block.job]] for block in segment.plan.blocks]
         self._settle(segment)
+        self.past.limit = max(self.past.limit, 3 * len(runs))
         execute, clock, latest = partial(self.worker.execute, segment), time.perf_counter_ns, -1
         for now in Walk(segment):
             operation, cycle, iteration = now
