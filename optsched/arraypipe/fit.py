@@ -15,12 +15,12 @@ from optsched.arraypipe.callbacks import Progress
 from optsched.arraypipe.checkpoint.states import digest
 from optsched.arraypipe.evaluation import measure_of
 from optsched.arraypipe.job import JobFailed
-from optsched.arraypipe.life.changes import check_problem, fits_slot
 from optsched.arraypipe.model.lazy import return_memory
 from optsched.arraypipe.options import RunConfig
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan
 from optsched.arraypipe.repeats import cause
-from optsched.arraypipe.report.explain import predict
+from optsched.arraypipe.report.report import predict
+from optsched.arraypipe.rescheduling import check_problem, fits_slot
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.stages import fresh_model, waits_for_all
 from optsched.arraypipe.runtime.worker import unbound

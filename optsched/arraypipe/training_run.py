@@ -16,15 +16,14 @@ from optsched.arraypipe.checkpoint.states import settings_of
 from optsched.arraypipe.events import Events
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.job_builder import JobBuilder, warn_of_forgotten
-from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.memory.manager import memory_of
 from optsched.arraypipe.model.checks import note_shared
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
 from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, moved, places
-from optsched.arraypipe.report.executed import RunLog
 from optsched.arraypipe.report.report import compare
-from optsched.arraypipe.report.trace import measured
+from optsched.arraypipe.report.trace import RunLog, measured
+from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime.data import check_resumable
 from optsched.arraypipe.runtime.environment import (
     deterministic,

@@ -99,7 +99,7 @@ def plan(
 ) -> None:
     """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch."""
     from optsched.arraypipe.plan.plan import compile_plan
-    from optsched.arraypipe.report.explain import explain, headline
+    from optsched.arraypipe.report.report import explain, headline
     from optsched.io.strict_json import placed
     from optsched.model.schedule import Schedule
 

@@ -62,8 +62,8 @@ from optsched.arraypipe.distributed import ranks as run_of_ranks
 from optsched.arraypipe.distributed.channels import MessageQueues
 from optsched.arraypipe.distributed.group import Group
 from optsched.arraypipe.distributed.transport import Links, PeerLost
-from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.plan.segments import Change
+from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime import data as runtime_data
 from optsched.arraypipe.runtime.cuda_streams import BlockTimes
 from optsched.arraypipe.train_alone import differences

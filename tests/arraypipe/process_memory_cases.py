@@ -16,16 +16,21 @@ from process_cases import MAKERS, PROCESSES, Row, alone, compared, main, patched
 from runs import run
 
 from optsched import InputError, JobArray, verify
-from optsched.arraypipe import ArrayTrainer, Job, RunConfig, random_schedule, training_run
-from optsched.arraypipe.life import changes
-from optsched.arraypipe.life.changes import Rescheduling
-from optsched.arraypipe.life.replanner import Replanner
+from optsched.arraypipe import (
+    ArrayTrainer,
+    Job,
+    RunConfig,
+    random_schedule,
+    rescheduling,
+    training_run,
+)
 from optsched.arraypipe.memory.accesses import State
 from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.memory.manager import SlotMemory, memory_of
 from optsched.arraypipe.memory.residency import slot_bytes
 from optsched.arraypipe.memory.stage_bytes import boundary_bytes, extra_bytes
 from optsched.arraypipe.memory.state import layout_of
+from optsched.arraypipe.rescheduling import Replanner, Rescheduling
 from optsched.arraypipe.runtime import inline
 from optsched.arraypipe.train_alone import differences
 
@@ -228,7 +233,7 @@ def moved(ranks: int) -> dict[str, Any]:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("optsched").addHandler(handler)
     with (
-        patched(changes, "Replanner", Solver),
+        patched(rescheduling, "Replanner", Solver),
         patched(Rescheduling, "_gain", lambda *given: 1),
     ):
         result = run(array, 

@@ -13,7 +13,7 @@ from test_arraypipe_trace import MICRO, run_plan_of, simulate
 import optsched
 from optsched.arraypipe import random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan
-from optsched.arraypipe.report.explain import explain, headline, predict
+from optsched.arraypipe.report.report import explain, headline, predict
 
 
 def slope(plan: ExecutionPlan, iterations: int) -> float:

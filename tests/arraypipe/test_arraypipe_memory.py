@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from optsched import InputError, Rows, Schedule, verify
 from optsched.arraypipe import Job, random_schedule
-from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.memory.accesses import State
 from optsched.arraypipe.memory.budget import Bytes, budget
 from optsched.arraypipe.memory.manager import SlotMemory
@@ -25,6 +24,7 @@ from optsched.arraypipe.memory.stage_bytes import boundary_bytes, extra_bytes
 from optsched.arraypipe.memory.state import layout_of
 from optsched.arraypipe.memory.transfers import CopyEngine
 from optsched.arraypipe.plan.segments import Change
+from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages, waits_for_all
 
 if TYPE_CHECKING:

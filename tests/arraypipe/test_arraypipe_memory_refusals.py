@@ -15,11 +15,8 @@ from test_arraypipe_memory import beside, job, room, slots_of, stages_of, weigh
 from torch import Tensor, nn
 
 from optsched import InputError, InternalError, JobArray
-from optsched.arraypipe import Job, random_schedule
+from optsched.arraypipe import Job, random_schedule, rescheduling
 from optsched.arraypipe.job import JobFailed
-from optsched.arraypipe.life import changes
-from optsched.arraypipe.life.changes import Rescheduling
-from optsched.arraypipe.life.replanner import Replanner
 from optsched.arraypipe.memory import manager
 from optsched.arraypipe.memory.accesses import State
 from optsched.arraypipe.memory.budget import CUDA_CONTEXT, CUDA_STREAM, reserved
@@ -27,6 +24,7 @@ from optsched.arraypipe.memory.manager import DeviceSlots
 from optsched.arraypipe.memory.residency import Residency, slot_bytes
 from optsched.arraypipe.memory.state import layout_of
 from optsched.arraypipe.memory.transfers import CopyEngine
+from optsched.arraypipe.rescheduling import Replanner, Rescheduling
 from optsched.arraypipe.runtime import worker
 from optsched.arraypipe.runtime.types import Kept
 
@@ -146,7 +144,7 @@ def test_a_plan_that_needs_more_memory_is_not_adopted(
         changed.extend([] if change is None else [change])
         return change
 
-    monkeypatch.setattr(changes, "Replanner", Solver)
+    monkeypatch.setattr(rescheduling, "Replanner", Solver)
     monkeypatch.setattr(Rescheduling, "_gain", lambda *given: 1)
     monkeypatch.setattr(Rescheduling, "_improved", improved)
     monkeypatch.setattr("optsched.arraypipe.training_run.FIRST_CYCLES", 1)

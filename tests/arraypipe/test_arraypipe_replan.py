@@ -13,8 +13,8 @@ from arraypipe_plans import random_rolling
 
 import optsched
 from optsched import JobArray, verify
-from optsched.arraypipe.life.replanner import Replanner
 from optsched.arraypipe.plan.orders import without
+from optsched.arraypipe.rescheduling import Replanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def test_a_failing_solver_is_reported_once(replanner: Replanner) -> None:
 def test_exit_is_not_blocked() -> None:
     """A script ends while a solver works."""
     script = textwrap.dedent("""
-        from optsched.arraypipe.life.replanner import Replanner
+        from optsched.arraypipe.rescheduling import Replanner
         from optsched.problems.jobshop import published
         hard = published.instance("ta41")
         Replanner().submit(hard, hard.scheduled(hard.graph().users), 3000)

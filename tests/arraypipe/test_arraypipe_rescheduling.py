@@ -18,11 +18,10 @@ from runs import run
 from torch import nn
 
 from optsched import InputError, JobArray, verify
-from optsched.arraypipe import Job, random_schedule, training_run
-from optsched.arraypipe.life import changes as rescheduling
-from optsched.arraypipe.life.changes import Rescheduling
+from optsched.arraypipe import Job, random_schedule, rescheduling, training_run
 from optsched.arraypipe.plan.plan import compile_plan
 from optsched.arraypipe.plan.segments import Change
+from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime import inline
 
 if TYPE_CHECKING:
@@ -310,7 +309,7 @@ def test_what_cannot_be_run_is_mentioned(
         raise InputError("too large")
 
     def answers(problem: Any, start: Any) -> Any:
-        monkeypatch.setattr(rescheduling, "compile", refuse)
+        monkeypatch.setattr(rescheduling, "compile_plan", refuse)
         return answer or better(problem, start)
 
     with caplog.at_level(logging.WARNING, "optsched"):

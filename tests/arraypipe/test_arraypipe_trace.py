@@ -22,10 +22,8 @@ from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, routes
 from optsched.arraypipe.plan.segments import Change, RunPlan, Walk
 from optsched.arraypipe.plan.types import Copied, Record
-from optsched.arraypipe.report.executed import RunLog
-from optsched.arraypipe.report.explain import predict
-from optsched.arraypipe.report.report import compare
-from optsched.arraypipe.report.trace import measured
+from optsched.arraypipe.report.report import compare, predict
+from optsched.arraypipe.report.trace import RunLog, measured
 from optsched.formats import perfetto
 
 if TYPE_CHECKING:

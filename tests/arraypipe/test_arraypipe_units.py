@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_arraypipe_profile_document import from_tree, times, tree
 
 import optsched
-from optsched.arraypipe import fit
 from optsched.arraypipe.plan.plan import compile_plan
-from optsched.arraypipe.report.explain import explain, predict
+from optsched.arraypipe.report.report import explain, predict
 from optsched.io.text import NANOSECONDS
 
 UNITS = {"ns": 10**9, "us": 10**6, "ms": 1000, "s": 1}  # a second in each
@@ -26,44 +23,7 @@ def known(unit: str) -> optsched.JobArray:
     )
 
 
-def asked(problem: optsched.JobArray, steps: int, patch: pytest.MonkeyPatch) -> tuple[float, str]:
-    """Time limit of the solver in `fit` without a schedule, and what is printed of the result."""
-    limits: list[float] = []
-    solve = optsched.solve
-
-    def noted(problem: Any, **options: Any) -> Any:
-        limits.append(options["time_limit"])
-        return solve(problem, "dispatch")
-
-    patch.setattr("optsched.solving.solve.solve", noted)
-    profile = SimpleNamespace(device=SimpleNamespace(kind="cpu"))
-    trainer: Any = SimpleNamespace(
-        stages=range(problem.n_stages), jobs=range(problem.n_jobs), profile=lambda: profile,
-        problem=lambda profile, **options: problem,
-    )  # fmt: skip
-    lines: list[str] = []
-    fit._solved(trainer, problem.n_stages, None, lines.append, steps)
-    (limit,) = limits
-    assert f"up to {limit:.3g} s" in lines[1]
-    return limit, lines[-1]
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_the_solver_gets_a_hundredth_of_the_training(
-    unit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """100 iterations of 6 s are 600 s, so 6 s; at least 1 s, at most 30 s. The period is 6 s."""
-    limit, said = asked(known(unit), 100, monkeypatch)
-    assert limit == pytest.approx(6.0)
-    assert re.fullmatch(r"predicted: 6 s a cycle, 0\.0% above the bound of 6 s", said)
-    assert asked(known(unit), 1, monkeypatch)[0] == 1.0
-    assert asked(known(unit), 10**4, monkeypatch)[0] == 30.0
-
-
-@pytest.mark.parametrize("longer", [1, 10, 100])
-def test_block_times_of_a_profile_are_predicted(
-    longer: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_times_of_a_profile_are_predicted(longer: int) -> None:
     """Of one job alone the period is the sum of its measured blocks, in every unit."""
     given = tree()
 
@@ -82,8 +42,6 @@ def test_block_times_of_a_profile_are_predicted(
     assert problem.time_unit == ("ns" if longer == 1 else "us") and job.microbatches == 1
     found = problem.lower_bound() * NANOSECONDS[problem.time_unit]
     assert whole <= found <= whole + 12_000  # twelve times are rounded up to a microsecond
-    steps = round(1000e9 / whole)
-    assert asked(problem, steps, monkeypatch)[0] == pytest.approx(10.0, rel=0.01)
 
 
 @pytest.mark.parametrize("unit", UNITS)

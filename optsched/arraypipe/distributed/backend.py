@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from optsched.arraypipe.distributed.channels import Capacity
     from optsched.arraypipe.distributed.group import Group
     from optsched.arraypipe.distributed.transport import Links
-    from optsched.arraypipe.life.changes import Decision
     from optsched.arraypipe.plan.segments import Change, Segment
     from optsched.arraypipe.plan.types import Copied, Instance, Record
+    from optsched.arraypipe.rescheduling import Decision
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.types import Payload
 

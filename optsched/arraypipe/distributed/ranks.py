@@ -32,10 +32,10 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from optsched.arraypipe.life.changes import Rescheduling
     from optsched.arraypipe.memory.budget import MessageBytes
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import RunPlan, Segment
+    from optsched.arraypipe.rescheduling import Rescheduling
     from optsched.arraypipe.runtime.inline import Moment
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker

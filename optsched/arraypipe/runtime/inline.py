@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from optsched.arraypipe.life.changes import Rescheduling
     from optsched.arraypipe.plan.segments import Change, RunPlan, Segment
     from optsched.arraypipe.plan.types import Copied, Instance
+    from optsched.arraypipe.rescheduling import Rescheduling
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
 

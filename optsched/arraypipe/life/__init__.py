@@ -1,1 +1,0 @@
-"""A run that changes: who sits where, and better orders while it goes on."""
