@@ -44,8 +44,7 @@ def profile(
     repeats: Annotated[int, option("Measurements of a block; more if they scatter.")] = 10,
 ) -> None:
     """Measure the blocks of a script's jobs, and what they keep and send."""
-    from optsched.arraypipe.cli.run import plain_warnings
-    from optsched.arraypipe.cli.script import guarded, load_trainer, script_parts
+    from optsched.arraypipe.commands import guarded, load_trainer, plain_warnings, script_parts
 
     path, _ = script_parts(script)
     target = output or Path(f"{path.stem}.profile.json")
@@ -80,7 +79,7 @@ def problem(
     memory: Memory = None,
 ) -> None:
     """Write the instance of profiled jobs, for `optsched solve`; needs no PyTorch."""
-    from optsched.arraypipe.cli.run import plain_warnings
+    from optsched.arraypipe.commands import plain_warnings
     from optsched.arraypipe.profile.document import Profile
 
     name = file.name.removesuffix(".json").removesuffix(".profile")
@@ -127,7 +126,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a script's jobs by a schedule; Ctrl-C lets every job end its iteration and saves."""
-    from optsched.arraypipe.cli.run import run_script
+    from optsched.arraypipe.commands import run_script
 
     if ranks is not None and "RANK" not in os.environ:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -147,7 +146,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """What a run did: jobs and losses, predicted against measured times, devices."""
-    from optsched.arraypipe.cli.output import read_summary
+    from optsched.arraypipe.commands import read_summary
 
     summary = read_summary(path)
     print(json.dumps(msgspec.to_builtins(summary)) if as_json else summary)
@@ -160,8 +159,7 @@ def demo(
     schedule: Annotated[Path | None, option("Train by this schedule of it.")] = None,
 ) -> None:
     """Train four sibling jobs, and prove the weights bit-identical to training each alone."""
-    from optsched.arraypipe.cli.output import check_folder, summary_of, write_results
-    from optsched.arraypipe.cli.script import need_torch
+    from optsched.arraypipe.commands import check_folder, need_torch, summary_of, write_results
     from optsched.model.schedule import Schedule
 
     given = None if schedule is None else Schedule.read(schedule)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.arraypipe.cli.script import imported
+from optsched.arraypipe.commands import imported
 from optsched.cluster.workload.job_checks import ascending, line
 from optsched.elastic.equations import pass_samples
 from optsched.elastic.micro import MicroController

@@ -394,16 +394,16 @@ print(result.report)
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_and_resumed(tmp_path: Path, ranks: int) -> None:
-    """Killed twice, the same call goes on from the checkpoints and ends with the same bits.
+    """Killed, the same call goes on from the checkpoints and ends with the same bits.
 
     The log has every loss, and the values of the models at their iterations: on ranks of those
     checkpoints that were the newest when it was looked at.
     """
     codes = []
-    for moment in (3, 6, 99):
+    for moment in (4, 99):
         done = launched(tmp_path, KILLED, tmp_path / "c", moment, ranks=ranks)
         codes.append(done.returncode)
-    assert codes[0] and codes[1] and not codes[2], done.stderr
+    assert codes[0] and not codes[1], done.stderr
     made = array().with_jobs(jobs_of())
     for j, (parameters, buffers) in enumerate(torch.load(tmp_path / "c" / "end.pt")):
         alone = made.train_alone(j, 9)

@@ -332,16 +332,16 @@ def die(job, iteration, value):
         os.kill(os.getpid(), signal.SIGKILL)
 
 study = study_of(Doomed(4, [1]), storage=f"sqlite:///{folder}/study.db", load_if_exists=True)
-ArraySweep(trainer, study, suggest, 2, 20).run(
+ArraySweep(trainer, study, suggest, 2, 12).run(
     5, schedule=order(), checkpoint=folder / "ckpt", resume=True, callbacks=[Hook(die)],
     config=config(every=4))
 """
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
-    """Killed twice, the same call continues unfinished trials; values and weights are as whole."""
+    """Killed, the same call continues unfinished trials; values and weights are as whole."""
     pytest.importorskip("sqlalchemy")
-    for moment in (6, 13, 99):
+    for moment in (9, 99):
         done = subprocess.run(
             [sys.executable, "-c", KILLED, str(tmp_path), str(moment), str(Path(__file__).parent)],
             capture_output=True, text=True, timeout=300, check=False,
@@ -349,13 +349,13 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
         assert (done.returncode == 0) == (moment == 99), done.stderr
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/study.db")
     whole = study_of(Doomed(4, [1]))
-    ArraySweep(trainer, whole, suggest, 2, 20).run(5, schedule=order(), config=config(every=4))
+    ArraySweep(trainer, whole, suggest, 2, 12).run(5, schedule=order(), config=config(every=4))
     assert states(study) == states(whole)
     for one, other in zip(study.trials, whole.trials, strict=True):
         assert one.value == other.value
         assert one.intermediate_values == other.intermediate_values
     with pytest.raises(InputError, match="a sweep has been written to"):
-        ArraySweep(trainer, study, suggest, 2, 20).run(9, checkpoint=tmp_path / "ckpt")
+        ArraySweep(trainer, study, suggest, 2, 12).run(9, checkpoint=tmp_path / "ckpt")
 
 
 def swept(**changes: Any) -> Any:

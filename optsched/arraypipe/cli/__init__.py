@@ -1,1 +1,0 @@
-"""The command line of the executor and of torchrun: scripts, progress, files."""
