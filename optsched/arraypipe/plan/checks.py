@@ -1,4 +1,4 @@
-"""What a schedule document must be to be run: complete, one device a stage, orders, memory."""
+"""Checks of a schedule document before it is run: complete, one device a stage, orders, memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_CYCLES: Final = 10_000  # largest offset: a run looks at so many cycles mo
 def blocks_only(schedule: Schedule) -> Schedule:
     """A scheduled document without messages and copies of states, and without their links.
 
-    What a message joined is joined by an arc of its own. Documents without links are given back as
+    What a message joined is joined by an arc. Documents without links are given back as
     they are.
     """
     carried = np.isin(schedule.kind, [*MESSAGES, *COPIES.values()])
@@ -71,9 +71,9 @@ def identify(schedule: Schedule) -> Labels:
     for block in work:
         by_job[block.job].append(block)
     microbatches, copies = [], []
-    for job, own in enumerate(by_job):
-        microbatches.append(_count("micro-batch", {b.microbatch for b in own}, f"job {job}: "))
-        copies.append(_count("iteration", {b.copy for b in own}, f"job {job}: "))
+    for job, of_job in enumerate(by_job):
+        microbatches.append(_count("micro-batch", {b.microbatch for b in of_job}, f"job {job}: "))
+        copies.append(_count("iteration", {b.copy for b in of_job}, f"job {job}: "))
     _check_complete(work, n_stages, microbatches, copies)
     _check_split(work, schedule)
     _check_devices(work, schedule)
@@ -178,7 +178,7 @@ def _block(
 
 
 def _count(what: str, seen: set[int], here: str = "") -> int:
-    """Number of distinct labels, which must be 0, 1, 2, ... without a gap."""
+    """Number of distinct labels, refused unless 0, 1, 2, ... without a gap."""
     if max(seen) + 1 == len(seen):
         return len(seen)
     gap = next(k for k in range(len(seen)) if k not in seen)
@@ -236,9 +236,9 @@ def _check_split(work: list[Block], schedule: Schedule) -> None:
 
 
 def _check_devices(work: list[Block], schedule: Schedule) -> None:
-    home: dict[tuple[int, int], Block] = {}
+    first_of: dict[tuple[int, int], Block] = {}
     for block in work:
-        first = home.setdefault((block.job, block.stage), block)
+        first = first_of.setdefault((block.job, block.stage), block)
         if block.device != first.device:
             names = [format_json(schedule.resources[b.device].name) for b in (first, block)]
             raise InputError(

@@ -40,7 +40,7 @@ def random_schedule(
     n_stages
         Stages of every job.
     place
-        Device of every stage; by default each has its own.
+        Device of every stage; by default one each.
     recompute, update
         Jobs whose recompute and whose update are blocks of their own.
     together
@@ -113,12 +113,12 @@ def without(schedule: Schedule, jobs: Collection[int]) -> Schedule:
     """
     if schedule.sequences is None:
         raise InputError("this graph is not scheduled: it has no sequences")
-    there = set(schedule.job.tolist())
+    known = set(schedule.job.tolist())
     for job in jobs:
-        if isinstance(job, bool) or job not in there:
+        if isinstance(job, bool) or job not in known:
             raise InputError(f"jobs: the schedule has no job {job!r}")
-    if there <= set(jobs):
-        raise InputError(f"jobs: none would be left of {len(there)}")
+    if known <= set(jobs):
+        raise InputError(f"jobs: none would be left of {len(known)}")
     kept = schedule.subset(~np.isin(schedule.job, np.array([*jobs], np.int64)))
     number = np.unique(kept.job, return_inverse=True)[1].astype(np.int64)
     family = number if np.array_equal(kept.family, kept.job) else kept.family

@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 
 REPEATS: Final = 10
 LEAST_REPEATS: Final = 3  # of long blocks
-MOST_REPEATS: Final = 50  # of short ones
+MOST_REPEATS: Final = 50  # of short blocks
 WARM_UPS: Final = 2
 LONG_NS: Final = 500_000_000  # time after which three repeats are enough
-SHORT_NS: Final = 20_000_000  # time until which blocks are repeated more often than asked for
+SHORT_NS: Final = 20_000_000  # time until which blocks are repeated more often
 LINK_BYTES: Final = 1 << 20
 
 _COST_FREE: Final = (
