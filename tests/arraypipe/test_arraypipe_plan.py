@@ -399,6 +399,6 @@ def _agree(seeds: range) -> Counter[str]:
 
 def test_compile_refuses_exactly_the_plans_that_halt() -> None:
     """Random periodic plans with offsets and copies: live iff 24 cycles run to their end."""
-    n = depth(800, 2600)
+    n = depth(300, 2600)
     seen = _agree(range(n))
     assert seen["live"] > n / 4 and seen["dead"] > n / 7 and seen["debt"] > n / 20

@@ -183,7 +183,7 @@ def test_swaps_change_no_bit(case: dict[str, Any]) -> None:
     swap_and_compare(case)
 
 
-@seeds(12, 60)
+@seeds(4, 60)
 def test_plans_that_stay(seed: int) -> None:
     """Offsets, copies, blocks of their own, any settings, and a stop: every second plan rolls."""
     case = {"model": "plain", "seed": seed, "stops": {seed % 5: 2}, "refills": False, "waiting": 0}
