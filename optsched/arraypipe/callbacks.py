@@ -80,7 +80,7 @@ class Callback:
         """Called once when a job has ended, at the latest at the end of the run."""
 
     def next_job(self, ended: Job) -> Job | None:
-        """Return a job for the slot of one that has ended; called if no job waits.
+        """Return a job for the slot of one that has ended; called if no other job is queued.
 
         On ranks it is called on the first one, and, if that got a job, with the same ended job on
         the others, where it has to return the same.

@@ -37,8 +37,8 @@ class Evaluation:
 
     build_model: BuildModel
     measure: Measure
-    due: Callable[[int], bool]  # after so many iterations, besides the last one
-    tell: Callable[[Job, int, float, nn.Module], object]
+    due: Callable[[int], bool]  # after so many iterations; the last one always is
+    notify: Callable[[Job, int, float, nn.Module], object]
     on_host: bool = False  # the memory of the devices is counted
     noted: dict[tuple[int, int], dict[int, _Part]] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ class Evaluation:
         buffers: dict[str, Any],
         place: torch.device,
     ) -> float:
-        """Make the model of a state dict, and of buffers that are not in it, and tell its value."""
+        """Make the model of a state dict and of other buffers, and report its value."""
         with global_state_kept():
             model = fresh_model(self.build_model, job)
             model.load_state_dict(states)
@@ -84,7 +84,7 @@ class Evaluation:
             model.to(place).eval()
             with torch.no_grad():
                 value = float(self.measure(job, model, place))
-        self.tell(job, iteration, value, model)
+        self.notify(job, iteration, value, model)
         return value
 
 
@@ -158,5 +158,5 @@ def _number(value: Any, source: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        shown = format_value(value)
-        raise InputError(f"evaluate: expected a number of {source}, got {shown}") from None
+        text = format_value(value)
+        raise InputError(f"evaluate: expected a number of {source}, got {text}") from None

@@ -73,7 +73,7 @@ def train_alone(
     array; the first batch is also computed whole, and `NotMean` is raised unless loss and gradients
     are equal except for rounding. Numbers of NumPy in settings and schedules are taken as Python's.
     The random numbers of a stage are seeded with ``job.key(iteration, microbatch, stage)`` in front
-    of its first block, whose input is made contiguous.
+    of its first block; its input is made contiguous.
 
     Parameters
     ----------

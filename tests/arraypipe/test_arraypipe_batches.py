@@ -96,11 +96,3 @@ def test_a_feed_gives_copies_in_order() -> None:
     feed.draw(0)
     with pytest.raises(DataEnded, match="job a has no batch for iteration 1"):
         feed.draw(1)
-
-
-def test_precisions() -> None:
-    """Floating point inputs are cast, others stay."""
-    job = Job(0, 6, adamw, precision="bf16")
-    feed = Feed(lambda job, start: iter([({"x": X, "k": Y, "n": 2}, Y)]), job, "a", 0)
-    inputs, _ = feed.peek(CPU)
-    assert (inputs.options["x"].dtype, inputs.options["k"].dtype) == (torch.bfloat16, torch.int64)

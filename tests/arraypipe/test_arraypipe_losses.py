@@ -102,11 +102,11 @@ def masked(draw: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
     return found.clamp(min=0), (found >= 0).float()
 
 
-def masked_late(draw: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
-    """Tokens that count in the first half of the samples."""
-    found, mask = masked(draw, n)
-    mask[n // 2 :] = 0
-    return found, mask
+def half_ignored(draw: torch.Generator, n: int) -> Tensor:
+    """Classes that count in the first half of the samples."""
+    found = classes(draw, n)
+    found[n // 2 :] = -100
+    return found
 
 
 def numbers(draw: torch.Generator, n: int) -> Tensor:
@@ -129,6 +129,11 @@ def by_mask_and_sample(output: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
     """Mean over samples of the mean over tokens that count."""
     found = by_token(output, target[0], reduction="none").view_as(target[1]) * target[1]
     return (found.sum(1) / target[1].sum(1)).mean()
+
+
+def by_count(output: Tensor, target: Tensor) -> Tensor:
+    """Not quite the mean over the targets that count."""
+    return F.cross_entropy(output, target, reduction="sum") / ((target != -100).sum() + 1)
 
 
 def contrastive(output: Tensor, target: Tensor) -> Tensor:
@@ -155,8 +160,6 @@ class Row(NamedTuple):
 WEIGHTS = torch.linspace(1, 2, 3 * CLASSES)
 LOSSES = {
     "cross entropy": Row(F.cross_entropy, True),
-    "module": Row(nn.CrossEntropyLoss(label_smoothing=0.1), True),
-    "squares": Row(nn.MSELoss(), True, numbers),
     "batchmean": Row(
         lambda y, t: F.kl_div(y.log_softmax(1), t.softmax(1), reduction="batchmean"), True, numbers
     ),
@@ -169,12 +172,11 @@ LOSSES = {
     "sum": Row(nn.CrossEntropyLoss(reduction="sum"), True),
     "sum of a function": Row(lambda y, t: F.mse_loss(y, t, reduction="sum"), False, numbers),
     "weights by class": Row(nn.CrossEntropyLoss(weight=WEIGHTS), True),
-    "weights in a function": Row(partial(F.cross_entropy, weight=WEIGHTS), True),
     "ignored class": Row(nn.CrossEntropyLoss(ignore_index=2), True),
     "padding": Row(by_token, True, padded, "tokens"),
     "mask": Row(by_mask, False, masked, "tokens"),
     "contrastive": Row(contrastive, False),
-    "no target counts in a micro-batch": Row(by_mask_and_sample, False, masked_late, "tokens"),
+    "no target counts in a micro-batch": Row(by_count, False, half_ignored),
 }
 
 
@@ -231,7 +233,6 @@ WHOLE = {
     "class weights": Row(nn.CrossEntropyLoss(weight=WEIGHTS.double(), ignore_index=1), True),
     "log likelihood": Row(lambda y, t: F.nll_loss(y.log_softmax(1), t), True),
     "sum": Row(nn.MSELoss(reduction="sum"), True, numbers),
-    "mean": Row(F.cross_entropy, True),
 }
 
 
@@ -239,7 +240,7 @@ WHOLE = {
 def test_accumulation_equals_the_whole_batch(name: str) -> None:
     """Weights after one step of SGD, in double precision; the loss, too."""
     ends = []
-    for count in (1, 2, 3, 5):
+    for count in (1, 3):
         made = trainer(WHOLE[name], (11, count), smooth, precision="fp64")
         alone = made.train_alone(0, 1)
         assert differences(run(made, 1).trained[0], alone) == []
@@ -290,15 +291,9 @@ def of_closure(temperature: Tensor) -> Any:
     return lambda y, target: F.cross_entropy(y * temperature, target)
 
 
-def twice(inner: Any, y: Tensor, target: Tensor) -> Tensor:
-    """Another loss, doubled."""
-    return 2 * inner(y, target)
-
-
 FOREIGN = {
     "global": (of_global, "'weight'"),
     "closure": (of_closure(SCALE), "'SCALE'"),
-    "closure of a module": (partial(twice, Angles()), "'weight'"),
     "tensor": (of_closure(torch.ones((), requires_grad=True)), "a tensor"),
 }
 
@@ -331,7 +326,7 @@ class Centered(Angles):
         return super().forward(F.dropout(y - self.center, 0.2, self.training), target)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16", "amp-fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_loss_is_trained(precision: str, tmp_path: Path) -> None:
     """Every job trains a copy with its optimizer; also clipped, recomputed, and resumed."""
     jobs = [
@@ -353,19 +348,6 @@ def test_a_loss_is_trained(precision: str, tmp_path: Path) -> None:
         assert "loss.center" in alone.buffers and "loss.weight" in alone.optimizer
         assert not [name for name, _ in result.models[j].named_parameters() if "loss" in name]
     assert torch.equal(loss.weight, torch.ones_like(loss.weight)) and not loss.center
-
-
-def test_loss_with_frozen_parameters() -> None:
-    """Constants, and modules that are called without gradients, are no obstacle."""
-    teacher = nn.Linear(3 * CLASSES, 3 * CLASSES)
-
-    def distilled(y: Tensor, target: Tensor) -> Tensor:
-        with torch.no_grad():
-            aim = teacher(F.one_hot(target, 3 * CLASSES).float())
-        return F.mse_loss(y, aim)
-
-    for loss in (Angles(trained=False), of_closure(torch.ones(())), distilled):
-        assert trainer(Row(loss, True), (11, 3)).check_exact(2) == []
 
 
 class Language(nn.Module):

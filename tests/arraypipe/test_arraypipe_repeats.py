@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import warnings
 from collections import deque
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,16 +119,10 @@ GLOBAL = "%s depends on the global random numbers of '%s'"
 STATE = "gives other values when called again"
 CAUSES: dict[str, tuple[dict[str, Any], str]] = {
     "dataset with a generator": ({"data": Noise()}, f"data {STATE}"),
-    "data with a counter": ({"data": of_draw(count().__next__)}, f"data {STATE}"),
-    "data, random": (
-        {"data": of_draw(random.random)},
-        GLOBAL % ("data", "random"),
-    ),
     "data, torch": (
         {"data": of_draw(lambda: float(torch.rand(())))},
         GLOBAL % ("data", "torch"),
     ),
-    "loss with a counter": ({"loss": drawing(count().__next__)}, f"loss {STATE}"),
     "loss, numpy": (
         {"loss": drawing(np.random.rand)},
         GLOBAL % ("loss", "numpy"),
@@ -159,7 +152,7 @@ def test_not_identical_names_the_cause(name: str) -> None:
         made.fit(jobs, 3, schedule=order, config=RunConfig(verbose=False))
 
 
-@pytest.mark.parametrize("kind", ["steps", "row", "queue", "stats", "average", "none"])
+@pytest.mark.parametrize("kind", ["row", "stats", "average", "none"])
 def test_checkpoint_warns_of_attributes(kind: str, tmp_path: Path) -> None:
     """Once, by name; not if nothing changes, and not without checkpoints."""
     jobs = [Job(j, 8, sgd) for j in range(2)]

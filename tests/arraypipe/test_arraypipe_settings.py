@@ -58,8 +58,7 @@ def plateau(optimizer: torch.optim.Optimizer) -> Any:
 
 
 @seeds(1, 4)
-@pytest.mark.parametrize("microbatches", [1, 3])
-@pytest.mark.parametrize("clip", [1e-3, 0.3, 1e6])
+@pytest.mark.parametrize(("clip", "microbatches"), [(1e-3, 3), (0.3, 1)])
 def test_clipping_needs_all_norms(clip: float, microbatches: int, seed: int) -> None:
     """The norm is that of all tensors in the order of the unsplit model."""
     jobs = [
@@ -68,14 +67,6 @@ def test_clipping_needs_all_norms(clip: float, microbatches: int, seed: int) -> 
         Job(seed + 2, 8, sgd),
     ]
     assert found(trainer(jobs), seed) == []
-
-
-def test_clipping_changes_the_result() -> None:
-    """A job that clips is not the job that does not: the comparison above can fail."""
-    free, clipped = (
-        trainer([Job(0, 8, sgd, clip_norm=clip)]).train_alone(0, STEPS) for clip in (None, 1e-3)
-    )
-    assert differences(free, clipped) != []
 
 
 @pytest.mark.parametrize("scheduler", [step_down, plateau])
@@ -233,21 +224,6 @@ def test_tied_weights(
     ]  # fmt: skip
     array = array_trainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss)
     assert found(array, seed, place=place) == []
-
-
-def test_model_is_tied_again_after_the_run() -> None:
-    """The trained unsplit models share the weight as they did before."""
-    array = array_trainer(Language, tokens, jobs=[Job(0, 6, sgd)], stages=NAMES, loss=token_loss)
-    result = run(array, random_schedule([1], 4), 2)
-    model = result.models[0]
-    assert model.head.weight is model.embed.table.weight
-    assert set(dict(model.named_parameters())) == set(result.trained[0].parameters)
-
-
-def test_frozen_tied_weight() -> None:
-    """A tied weight that is not trained has no gradient to send."""
-    jobs = [Job(0, 6, sgd, microbatches=2, model={"frozen": True})]
-    assert found(array_trainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss), 0) == []
 
 
 def test_the_device_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def norms_from(stage: JobStage, later: Norms) -> Norms:
-    """Compute the norms of the unscaled gradients of this stage and all later ones."""
+    """Compute the norms of the unscaled gradients of this stage and all later stages."""
     if stage.scaler is not None:
         stage.scaler.unscale(p.grad for _, p in stage.parameters)
     gradients = gradients_of(stage)
@@ -224,7 +224,7 @@ def rehearse(stage: JobStage, x: Any, batch: Inputs, end: Callable[[Any], Tensor
         stage.forgotten = changed_since(before)
     if any(p.grad is not None for p in without):
         raise InputError(
-            f"stages: the forward of stage {stage.index} calls backward(), whose gradients would "
+            f"stages: the forward of stage {stage.index} calls backward(): its gradients would "
             f"be added in another order; use torch.autograd.grad"
         )
     if end is not None:

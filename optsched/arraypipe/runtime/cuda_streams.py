@@ -125,7 +125,7 @@ class BlockTimes:
 
 
 def timer() -> torch.cuda.Event:
-    """An event whose time can be read."""
+    """An event with a time that can be read."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 

@@ -46,7 +46,7 @@ class Feed:
 
     A batch is a mapping, for ``model(**batch)`` (its target is the batch itself); a pair
     ``(input, target)``, for ``model(input)``, or ``model(**input)`` of a mapping; a longer tuple,
-    whose last entry is the target and whose others are arguments of the model; or a tensor, which
+    with the target last and other arguments of the model before it; or a tensor, which
     is input and target.
     """
 
@@ -319,7 +319,7 @@ class _Batches(Dataset[Any]):
 
 
 def as_tuples(batch: Any) -> Any:
-    """A batch whose input or target is a list, as `default_collate` makes it of tuples."""
+    """A batch with tuples for lists, which `default_collate` makes of tuples."""
     if not isinstance(batch, (list, tuple)):
         return batch
     return tuple(tuple(part) if isinstance(part, list) else part for part in batch)
@@ -367,7 +367,7 @@ def _of_loader(loader: DataLoader[Any]) -> Data:
     if loader.batch_sampler is None or not (streams or simple):
         name = type(loader.sampler if loader.batch_sampler else loader).__name__
         raise InputError(
-            f"data: the samples of the DataLoader are chosen by its {name}, whose batches depend "
+            f"data: the samples of the DataLoader are chosen by its {name}: its batches depend "
             f"on more than the job's seed; give its dataset, or a function data(job, start)"
         )
     if streams:

@@ -52,7 +52,7 @@ def deterministic(devices: Sequence[torch.device]) -> None:
     if not torch.are_deterministic_algorithms_enabled():
         warnings.warn(
             "some kernels of GPUs add in any order, so that a job may end with other bits than "
-            "alone; for the same ones call torch.use_deterministic_algorithms(True) and set "
+            "alone; for equal bits call torch.use_deterministic_algorithms(True) and set "
             "torch.utils.deterministic.fill_uninitialized_memory = False",
             stacklevel=2,
         )

@@ -188,7 +188,7 @@ def difference(
     return (
         f"loss: expected that micro-batches add up to their batch, got {values[0]:.6g} for the "
         f"batch and {values[1]:.6g} for {len(parts)} micro-batches weighted by "
-        f"{[round(f, 4) for f in factors][:8]}, whose gradients differ by "
+        f"{[round(f, 4) for f in factors][:8]}; the gradients differ by "
         f"{apart / (max(a, b) or 1.0):.2g} of their norm; give ArrayTrainer weight=, a function "
         f'of a micro-batch\'s target (or "sum"), or set microbatches=1'
     )
@@ -209,7 +209,7 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def check_trained(value: Tensor, outputs: Sequence[Tensor], trained: Iterable[Tensor]) -> None:
-    """Refuse a loss whose gradients reach a tensor that no stage trains.
+    """Refuse a loss with gradients of a tensor that no stage trains.
 
     The graph of the loss ends at the `outputs` of the model.
     """

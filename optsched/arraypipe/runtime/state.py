@@ -208,7 +208,7 @@ class JobRun:
         self.losses.append(total)
 
     def fail(self, stage: int, iteration: int, reason: str) -> JobFailed:
-        """Mark it as failed: nothing of this iteration and later ones is run any more."""
+        """Mark it as failed: nothing of this iteration or a later one is run any more."""
         error = JobFailed(self.title, self.index, stage, iteration, reason)
         if self.job.life.error is None:
             self.job.life.error = error

@@ -83,7 +83,7 @@ class Memory:
 
 @dataclass(eq=False)
 class Worker:
-    """Executes blocks; which ones and in which order is the business of a backend."""
+    """Executes blocks, in an order that a backend chooses."""
 
     runs: Sequence[JobRun]  # all jobs
     memory: Memory  # where their states are
