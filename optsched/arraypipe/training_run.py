@@ -16,7 +16,7 @@ from optsched.arraypipe.checkpoint.states import settings_of
 from optsched.arraypipe.events import Events
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.job_builder import JobBuilder, warn_of_forgotten
-from optsched.arraypipe.memory.manager import memory_of
+from optsched.arraypipe.memory.manager import memory_of, note_states
 from optsched.arraypipe.model.checks import note_shared
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
@@ -365,6 +365,10 @@ class ArrayRun:
         if on_gpu(self.device):  # the stream of the blocks cannot use what this one has cached
             torch.cuda.empty_cache()
         self.runs.append(run)
+        if (limits := self.worker.memory.limits) is not None:
+            note_states(limits, [run])
+            if self.ranks is not None:
+                limits.share(self.ranks.all)
         return run
 
     def _local(self, index: int) -> list[int]:

@@ -130,7 +130,7 @@ class Ranks:
         """Exchange the limits of memory, compare clocks."""
         limits = worker.memory.limits
         if limits is not None:  # how the others have divided their memory
-            limits.devices = self.all(limits.devices[self.links.rank])
+            limits.share(self.all)
         self.before = read_clocks(self.links)
         worker.replicas = self.replicas
         self.backend = ProcessBackend(

@@ -209,10 +209,24 @@ class Limits:
     """
 
     runs: Sequence[JobRun]  # may grow
-    devices: list[DeviceBytes | None]  # None: that of another rank, until ranks have exchanged them
-    state_of: Callable[[int, int], State]  # by job and stage
-    known: Extra  # of the jobs of the first plan
+    devices: dict[int, DeviceBytes]
+    known: dict[tuple[int, int], StageBytes]  # of the jobs of the first plan, by job and stage
+    states: dict[tuple[int, int], State | str] = field(default_factory=dict)  # or why there is none
     like: dict[int, int] = field(default_factory=dict)  # the one that a later job is counted as
+
+    def share(self, gather: Callable[[Limits], list[Limits]]) -> None:
+        """Have what all ranks know of their devices and stages (collective)."""
+        for other in gather(replace(self, runs=())):
+            self.devices |= other.devices
+            self.known |= other.known
+            self.states |= other.states
+
+    def state(self, job: int, stage: int) -> State:
+        """Bytes of a state; `InputError` if it cannot be laid out."""
+        found = self.states[job, stage]
+        if isinstance(found, str):
+            raise InputError(found)
+        return found
 
     def refusal(
         self,
@@ -236,9 +250,7 @@ class Limits:
             for stage in range(segment.plan.n_stages)
             if (row := self.known.get((job, stage)))
         }
-        for number, device in enumerate(self.devices):
-            if device is None:
-                continue
+        for number, device in self.devices.items():
             held = None if messages is None else messages(as_known, number)
             needed = device.needs(segment.plan, number, extra, held, live).total
             try:
@@ -254,9 +266,7 @@ class Limits:
         """What a device has too little of, if it needs so many bytes in addition to the states."""
         name, slots = segment.plan.devices[number], device.decided.slots[0]
         pairs, accesses = cycle_of(segment.plan, number, partial(self._recomputes, segment))
-        states = {
-            k: self.state_of(segment.slots[j], s) for k, (j, s) in enumerate(pairs) if j in live
-        }
+        states = {k: self.state(segment.slots[j], s) for k, (j, s) in enumerate(pairs) if j in live}
         if not slots:
             needed += sum(state.total for state in states.values())
         else:

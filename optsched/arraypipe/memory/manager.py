@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import dropwhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +25,7 @@ from optsched.arraypipe.runtime.worker import Memory
 from optsched.errors import InputError, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import torch
 
@@ -89,6 +88,7 @@ class DeviceSlots:
         index = self.state_of(job, stage)
         if now is not None and len(self.segments) > self.announced:
             self.announced = len(self.segments)
+            self._free()
             self.transfers.announce(self._ahead(now))
         # an access that was not announced is assumed to leave or use a graph
         graph = {"F": 1, "B": -1}.get(kind, 0)
@@ -126,11 +126,17 @@ class DeviceSlots:
         """Bring every state back into host memory, and point its job there."""
         self.leave()
         self.transfers.flush()
-        for index, state in enumerate(self.states):
+        for index in range(len(self.states)):
             for piece in range(len(PIECES)):
                 self.leaves(index, piece)
-            for t in state.layout.resident:
-                t.data = t.data.cpu()
+        self._free(True)
+
+    def _free(self, all_jobs: bool = False) -> None:
+        """Put buffers and copies of tied weights of ended jobs, or of all, on the host."""
+        for state in self.states:
+            if all_jobs or self.runs[state.stage.job].over:
+                for t in state.layout.resident:
+                    t.data = t.data.cpu()
 
     def _ahead(self, now: Instance) -> Iterator[Access]:
         """The accesses to come in the newest segment, from a block on, of jobs that go on."""
@@ -255,21 +261,21 @@ def memory_of(
         return Memory(runs)
     first, extra = segments[0], extra_bytes(runs, segments[0])
 
-    @cache
-    def state_of(job: int, stage: int) -> State:
-        layout = layout_of(runs[job].stages[stage], runs[job].title)
-        return State(job, stage, layout.bytes, boundary_bytes(layout.resident))
-
-    known = {(first.slots[slot], stage): row for (slot, stage), row in extra.items()}
-    limits = Limits(runs, [None] * len(first.plan.sequences), state_of, known)
-    devices = range(len(limits.devices)) if share is None else (share.device,)
+    known = {
+        (job, stage): row
+        for (slot, stage), row in extra.items()
+        if runs[job := first.slots[slot]].stages[stage].local
+    }
+    limits = Limits(runs, {}, known)
+    note_states(limits, runs)
+    devices = range(len(first.plan.sequences)) if share is None else (share.device,)
     here = next(b for b in first.plan.blocks if b.device in devices)
     place = runs[first.slots[here.job]].stages[here.stage].device
     reserve = reserved(place, len(devices))
     decided, lengths = {}, {}
     for d in devices:
         pairs, accesses = cycle_of(first.plan, d, lambda k: runs[first.slots[k]].job.recompute)
-        states = [state_of(first.slots[k], stage) for k, stage in pairs]
+        states = [limits.state(first.slots[k], stage) for k, stage in pairs]
         shared = {
             t.data_ptr(): t.nbytes
             for s in states for t in runs[s.job].stages[s.stage].shared_tensors()
@@ -287,6 +293,20 @@ def memory_of(
         })  # fmt: skip
     memory.limits = limits
     return memory
+
+
+def note_states(limits: Limits, runs: Iterable[JobRun]) -> None:
+    """Note the bytes of the states of jobs that this process trains."""
+    for run in runs:
+        for stage in run.stages:
+            if stage.local:
+                at = run.index, stage.index
+                try:
+                    layout = layout_of(stage, run.title)
+                    resident = boundary_bytes(layout.resident)
+                    limits.states[at] = State(*at, layout.bytes, resident)
+                except InputError as error:
+                    limits.states[at] = str(error)
 
 
 def _graphs(stage: JobStage) -> bool:
