@@ -127,7 +127,9 @@ class Machine(TorchDispatchMode):
         device = kwargs.get("device")
         if device is not None and device.type == "meta":
             return function(*args, **kwargs)
-        goes_to = place if device is None else device.index
+        # a cast in a backward has the device of its input, which has no number in torch
+        casts = place is not None and kwargs.get("dtype") not in (None, given[0].dtype)
+        goes_to = place if device is None or casts else device.index
         view = schema.name in _VIEWS or any(
             r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
         )
@@ -244,7 +246,7 @@ class Machine(TorchDispatchMode):
 
     def _run(self, stream: int) -> None:
         kernel = self.pending[stream].popleft()
-        with _disable_current_modes(), torch.no_grad():
+        with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
             kernel.action()
         self.done[stream] = self.done.get(stream, 0) + 1
 
