@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from runs import run
 from typer.testing import CliRunner
 
@@ -43,12 +41,12 @@ SOME: tuple[Any, ...] = (
                     "queued": [], "interrupted": [], "longer": [], "refused": [],
                     "first_forwards": [], "unlike": [], "nothing_left": [], "caught": [],
                     "one_rank_cannot": [], "concluded": [], "used_up": [], "carried": [],
-                    "own_stages": [], "with_losses": [], "streamed": ["exact", 122, 125]}),
-    (4, "several", {"exact": [100, 102], "replanned": [100, 102], "stopped": [],
-                    "streamed": ["exact", 103, 104], "replicated": []}),
+                    "own_stages": [], "with_losses": [], "streamed": ["exact", 122, 125],
+                    "transformers_models": [["gpt2", "llama tied", "qwen3", "bert"]]}),
+    (4, "several", {"exact": [100, 102], "replanned": [100, 101], "stopped": [],
+                    "streamed": ["exact", 103, 104], "replicated": [],
+                    "transformers_models": [["gpt2"]]}),
     *((2, "ends_badly", how) for how in TROUBLES),
-    (2, "transformers_models", ["gpt2", "llama tied", "qwen3", "bert"]),
-    (4, "transformers_models", ["gpt2"]),
     (2, "absent"),
     (2, "killed"),
     (4, "resumed"),
@@ -320,32 +318,15 @@ def test_killed_and_resumed(answers: dict[Any, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_two_hundred_plans(tmp_path: Path, ranks: int) -> None:
-    """100 random plans on 2 and on 4 processes, windows 1 and 2; changes of plans."""
-    cases = {"exact": [1000, 1100], "replanned": [1000, 1010]}
+def test_a_hundred_plans(tmp_path: Path, ranks: int) -> None:
+    """50 random plans on 2 and on 4 processes, windows 1 and 2; changes of plans."""
+    cases = {"exact": [1000, 1050], "replanned": [1000, 1005]}
     wanted = {name: [] for name in cases}
     assert ask(tmp_path, [(ranks, "several", cases)], 1800) == [wanted]
 
 
-# clocks
-
-
-@given(st.integers(-(10**12), 10**12), st.integers(-1000, 1000), st.integers(0, 10**9))
-def test_times_are_those_of_the_first_rank(offset: int, drift: int, t: int) -> None:
-    """Offsets drift evenly between the readings; one within its error is none."""
-    from optsched.arraypipe.plan.types import Record
-
-    record = Record(0, 1, 2, 3, t, t + 5)
-    before, after = Reading(0, offset, 10), Reading(10**9, offset + drift, 10)
-    (found,) = on_first_clock([record], before, after)
-    if abs(offset) <= 10 and abs(offset + drift) <= 10:
-        assert found == record
-    else:
-        assert abs(found.start_ns - (t + offset + drift * t / 10**9)) <= 1
-        assert found.end_ns >= found.start_ns
-
-
-def test_copies_on_the_clock_of_the_first_rank() -> None:
-    """Both ends are moved, nothing else."""
-    rows, reading = [Copied(1, "out", 0, 0, -900, -800, 8)], Reading(0, 1000, 10)
-    assert on_first_clock(rows, reading, reading) == [Copied(1, "out", 0, 0, 100, 200, 8)]
+def test_times_are_those_of_the_first_rank() -> None:
+    """Both ends are moved, nothing else; an offset within its error is none."""
+    rows = [Copied(1, "out", 0, 0, -900, -800, 8)]
+    assert on_first_clock(rows, Reading(0, 1000, 10)) == [Copied(1, "out", 0, 0, 100, 200, 8)]
+    assert on_first_clock(rows, Reading(0, 10, 10)) == rows

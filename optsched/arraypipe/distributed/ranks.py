@@ -83,7 +83,7 @@ class Ranks:
         self.all, self.same = self.group.all, self.group.agree
         self.devices = (self.links.device,) * len(plan.devices)
         self.is_first = self.group.rank == 0
-        self.clock_error_ns = 0  # largest error of a rank's clock
+        self.clock_error_ns = 0  # largest error of a rank's clock, its drift included
 
     def agree(self, what: Mapping[str, object]) -> None:
         """Refuse, on all ranks, to run if they were given different things."""
@@ -197,14 +197,15 @@ class Ranks:
         self.links.leave()
         if not everybody:
             return records
-        self.clock_error_ns = max(r.error_ns for r in (*self.before, *after))
+        pairs = zip(self.before, after, strict=True)
+        self.clock_error_ns = max(abs(b.offset_ns - a.offset_ns) + a.error_ns for b, a in pairs)
         cut = max(one.cut for one in everybody)
         backend.run_plan.forget(cut[0])
         rows: list[list[Record]] = []
         copies: list[Copied] = []
-        for one, *readings in zip(everybody, self.before, after, strict=True):
-            rows.append(on_first_clock(since(cut, one.records), *readings))
-            copies += on_first_clock(one.copies, *readings)
+        for one, reading in zip(everybody, after, strict=True):
+            rows.append(on_first_clock(since(cut, one.records), reading))
+            copies += on_first_clock(one.copies, reading)
         ordered = in_topological_order(backend.run_plan, rows, cut)
         left_out = sum(one.left_out + len(one.records) for one in everybody) - len(ordered)
         early_ns = min((r.start_ns for r in ordered), default=0)
@@ -327,19 +328,15 @@ def _compare(rank: int, links: Links) -> Reading:
     return Reading(there_ns, (asked_ns + back_ns) // 2 - there_ns, (back_ns - asked_ns + 1) // 2)
 
 
-def on_first_clock(rows: Sequence[Timed], before: Reading, after: Reading) -> list[Timed]:
-    """Records or copies of a rank in the time of rank 0; the offset drifts evenly between readings.
+def on_first_clock(rows: Sequence[Timed], reading: Reading) -> list[Timed]:
+    """Records or copies of a rank in the time of rank 0.
 
     An offset within its error is none: processes of one machine share a clock.
     """
-    if max(abs(r.offset_ns) - r.error_ns for r in (before, after)) <= 0:
+    shift = reading.offset_ns
+    if abs(shift) <= reading.error_ns:
         return list(rows)
-    span_ns, drift_ns = max(1, after.at_ns - before.at_ns), after.offset_ns - before.offset_ns
-
-    def moved(t_ns: int) -> int:
-        return t_ns + before.offset_ns + drift_ns * (t_ns - before.at_ns) // span_ns
-
-    return [row._replace(start_ns=moved(row.start_ns), end_ns=moved(row.end_ns)) for row in rows]
+    return [r._replace(start_ns=r.start_ns + shift, end_ns=r.end_ns + shift) for r in rows]
 
 
 def in_topological_order(
