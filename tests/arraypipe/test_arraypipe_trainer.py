@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "other stages": ({"stages": [4]}, "3 stages, the model 2"),
     "other parts": ({"jobs": [JOBS[0], JOBS[0]]}, "job 1: the schedule has 2 micro-batches"),
     "LBFGS": (second(lambda named: torch.optim.LBFGS([p for _, p in named])),
-              "job job1: optimizer LBFGS looks across tensors"),
+              "job job1: optimizer LBFGS cannot be tried on two"),
     "norm": (second(lambda named: Normed(named, lr=0.1)), "Normed looks across tensors"),
     "no optimizer": (second(lambda named: 3), "no Optimizer|cannot be made"),
     "no data": ({"data": lambda job, start: 3}, "expected an iterator"),

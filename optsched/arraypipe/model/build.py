@@ -159,7 +159,8 @@ class Builder:
                 yield model
         finally:
             for _, places, tensor in distinct(model):
-                _replace(places, _on_meta(tensor))
+                if recorder.recorded(tensor):  # others may be those of the caller
+                    _replace(places, _on_meta(tensor))
 
     def _recorded(self, job: Job) -> tuple[Recorder, nn.Module]:
         recorder = Recorder()

@@ -6,15 +6,18 @@ are the same objects, or stand-ins where another stage has them.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import set_stance
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
 
 from optsched.arraypipe.job import before_calls
 from optsched.arraypipe.model.inputs import Inputs, tensors_in
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
+LARGE: Final = 1 << 27
+"""Bytes of parameters from which on a forward is looked at on the meta device."""
+
+
 @dataclass(frozen=True, eq=False)
 class Calls:
     """The calls of modules in one forward of a model."""
@@ -42,11 +49,17 @@ class Calls:
     order: tuple[str, ...]  # names in the order of the calls
     outputs: Mapping[str, Any] = field(default_factory=dict)  # name -> form, for stand-ins
     hidden: Mapping[str, bool] = field(default_factory=dict)  # whether the first argument can cross
-    changed: frozenset[str] = frozenset()  # modules whose buffers the forward changes
+    changed: frozenset[str] = frozenset()  # modules that have buffers which the forward changes
+    begins: tuple[int, ...] = ()  # floating point operations before each call
+    total: int = 0  # and in the whole forward
 
-    def times(self, name: str) -> list[int]:
-        """Positions of the calls of a module."""
-        return [k for k, called in enumerate(self.order) if called == name]
+    def costs(self, blocks: Sequence[str]) -> list[int]:
+        """Operations from the call of each block to that of the next one, at least 1.
+
+        `blocks` are in the order of their calls; what comes before the first counts with the first.
+        """
+        starts = [self.begins[self.order.index(name)] for name in blocks[1:]]
+        return [b - a + 1 for a, b in pairwise([0, *starts, self.total])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +87,7 @@ class StageModel:
     def __init__(self, skeleton: nn.Module, passage: Passage, index: int, cut: Cut) -> None:
         self.skeleton, self.passage, self.index = skeleton, passage, index
         self.last = index + 1 == cut.stages
-        self.needs_inputs = index == 0 or not _is_chain(skeleton)
+        self.needs_inputs = index == 0 or not is_chain(skeleton)
         self.names = ("", *cut.names, "")[index : index + 2]
 
     def __call__(self, hidden: Any, inputs: Inputs) -> Any:
@@ -108,7 +121,7 @@ def _not_called(name: str, model: nn.Module) -> str:
     )
 
 
-def _is_chain(module: nn.Module) -> bool:
+def is_chain(module: nn.Module) -> bool:
     """Whether a module is an `nn.Sequential`, which hands on hidden states only."""
     return type(module).forward is nn.Sequential.forward
 
@@ -178,29 +191,51 @@ def cut_alone(
     return remove
 
 
-def calls_of(model: nn.Module, sample: Callable[[], Inputs], inside: bool = True) -> Calls:
-    """The calls in a forward; buffers, attributes and random numbers are as before afterwards.
+def chained(model: nn.Sequential) -> Calls:
+    """The calls of an `nn.Sequential`, which are known without a forward."""
+    names = {id(module): name for name, module in model.named_children()}
+    order = tuple(names[id(module)] for module in model)
+    return Calls(order, hidden=dict.fromkeys(order, True))
 
-    Those of an `nn.Sequential` are known without one, unless calls `inside` of its modules are
-    needed.
+
+def calls_of(model: nn.Module, inputs: Inputs) -> Calls:
+    """The calls in a forward; buffers and attributes are as before afterwards.
+
+    Large parameters are on the meta device, so that they need no memory, unless the forward takes a
+    branch by a value that depends on them.
     """
-    if _is_chain(model) and not inside:
-        names = {id(module): name for name, module in model.named_children()}
-        order = tuple(names[id(module)] for module in model)  # type: ignore[attr-defined]
-        return Calls(order, hidden=dict.fromkeys(order, True))
-    inputs = sample()
-    order_: list[str] = []
+    failed: Exception | None = None
+    large = sum(p.numel() * p.element_size() for p in model.parameters()) >= LARGE
+    # the graph needs memory; some forwards take gradients
+    for meta, grad in ((True, False),) * large + ((False, False), (False, True)):
+        with _parameters_on_meta(model) if meta else nullcontext():
+            try:
+                return _recorded(model, inputs, grad)
+            except Exception as error:
+                failed = error
+    raise InputError(
+        f"stages: the forward of {type(model).__name__} raises on the first batch "
+        f"({' '.join(str(failed).split()):.300})"
+    ) from failed
+
+
+def _recorded(model: nn.Module, inputs: Inputs, grad: bool) -> Calls:
+    order: list[str] = []
+    begins: list[int] = []
     outputs: dict[str, Any] = {}
     hidden: dict[str, bool] = {}
     changed: set[str] = set()
-    with unchanged([model]), torch.random.fork_rng(devices=_gpus(model)):
-        versions = {
-            name: [b._version for b in module._buffers.values() if b is not None]
-            for name, module in model.named_modules()
-        }
+    counter = _Operations()  # type: ignore[no-untyped-call]
+
+    def versions(module: nn.Module) -> list[int]:
+        return [b._version for b in module._buffers.values() if b is not None]
+
+    with unchanged([model]):
+        known = {name: versions(module) for name, module in model.named_modules()}
 
         def before(name: str, module: nn.Module, args: Any, options: Any) -> None:
-            order_.append(name)
+            order.append(name)
+            begins.append(counter.total)
             first = first_of(module, args, options)
             row = first if isinstance(first, tuple) else (first,)
             alone = torch._C._functorch.maybe_current_level() is None
@@ -210,30 +245,55 @@ def calls_of(model: nn.Module, sample: Callable[[], Inputs], inside: bool = True
         def after(name: str, module: nn.Module, args: Any, options: Any, output: Any) -> None:
             given = next(iter(tensors_in([*args, *options.values()])), None)
             outputs[name] = (shapes_in(output, given, module),)
-            if versions[name] != [b._version for b in module._buffers.values() if b is not None]:
+            if known[name] != versions(module):
                 changed.add(name)
 
-        failed: Exception | None = None
-        for grad in (False, True):  # the graph needs memory; some forwards take gradients
-            order_.clear()
-            with hooks(model, before, after), set_stance("force_eager"):
-                try:
-                    with torch.set_grad_enabled(grad):
-                        inputs.copied().call(model)
-                    break
-                except Exception as error:
-                    failed = error
-        else:
-            assert failed is not None
-            raise InputError(
-                f"stages: the forward of {type(model).__name__} raises on the first batch "
-                f"({' '.join(str(failed).split()):.300})"
-            ) from failed
-    return Calls(tuple(order_), outputs, hidden, frozenset(changed))
+        # compiled code would hide its operations
+        stance = set_stance("force_eager")
+        with hooks(model, before, after), stance, torch.set_grad_enabled(grad), counter:
+            inputs.copied().call(model)
+    return Calls(tuple(order), outputs, hidden, frozenset(changed), tuple(begins), counter.total)
 
 
-def _gpus(model: nn.Module) -> list[int]:
-    return sorted({p.device.index for p in model.parameters() if p.is_cuda})
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count floating point operations; those with an operand on the meta device run there.
+
+    `FlopCounterMode` also has hooks on modules, which forbid `torch.autograd.grad` inside.
+    """
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given: Any = (args, kwargs or {})
+        if any(isinstance(t, Tensor) and t.is_meta for t in tree_leaves(given)):
+            given = tree_map_only(Tensor, lambda t: t.to("meta"), given)
+        result = func(*given[0], **given[1])
+        counted = flop_registry.get(getattr(func, "_overloadpacket", None))
+        if counted is not None:
+            self.total += int(counted(*given[0], **given[1], out_val=result))
+        return result
+
+
+@contextmanager
+def _parameters_on_meta(model: nn.Module) -> Iterator[None]:
+    """Have parameters without memory in a model for a while."""
+    made = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
+        for p in model.parameters()
+    }
+    places = [
+        (module, name, p)
+        for module in model.modules()
+        for name, p in module._parameters.items()
+        if p is not None
+    ]
+    for module, name, p in places:  # by attribute, as recurrent layers keep a list of them
+        setattr(module, name, made[id(p)])
+    try:
+        yield
+    finally:
+        for module, name, p in places:
+            setattr(module, name, p)
 
 
 @contextmanager
@@ -299,7 +359,7 @@ def _above(name: str) -> list[str]:
 
 def _place(model: nn.Module, calls: Calls, name: str) -> int:
     """Position of the one call of a block at which a stage begins."""
-    times = calls.times(name)
+    times = [k for k, called in enumerate(calls.order) if called == name]
     if len(times) != 1 or not calls.hidden[name]:
         what = {0: "is not called by", 1: "gets no tensor as first argument from"}.get(
             len(times), "is called more than once by"
@@ -374,7 +434,7 @@ class _Skeleton:
     def _children(self, module: nn.Module) -> list[tuple[str, nn.Module | None]]:
         """All children; of those called one after the other only this stage's."""
         rows = list(module._modules.items())
-        if not _is_chain(module):
+        if not is_chain(module):
             return rows
         names = [f"{self.names[id(child)]}." for _, child in rows if child is not None]
         cuts = ["", *self.cut.names, ""][self.index : self.index + 2]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import set_stance
 
 from optsched.arraypipe.job import seed_generator
 from optsched.arraypipe.model.calls import at_cut, cut_alone, hooks, stage_models
@@ -17,7 +18,7 @@ from optsched.arraypipe.model.unchanged import unchanged
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from optsched.arraypipe.model.calls import Cut, StageModel
     from optsched.arraypipe.model.inputs import Inputs
@@ -43,7 +44,8 @@ def check_cut(model: nn.Module, cut: Cut, inputs: Inputs, loss: MakeLoss, title:
         return
     stages = stage_models(model, cut, title)
     kind = type(model).__name__
-    with unchanged([model, *(stage.skeleton for stage in stages)]), _generators(model):
+    # compiled code cannot run while tensors are recorded
+    with unchanged([model, *(stage.skeleton for stage in stages)]), set_stance("force_eager"):
         value, gradients = _whole(model, cut, inputs, loss)
         try:
             loss_here, found, several = _staged(stages, model, inputs, loss)
@@ -67,22 +69,14 @@ def check_cut(model: nn.Module, cut: Cut, inputs: Inputs, loss: MakeLoss, title:
             )
 
 
-@contextmanager
-def _generators(model: nn.Module) -> Iterator[None]:
-    gpus = sorted({p.device.index for p in model.parameters() if p.is_cuda})
-    with torch.random.fork_rng(devices=gpus):
-        yield
-
-
-def _seed(stage: int, inputs: Inputs) -> None:
-    tensors = inputs.tensors()
-    seed_generator(_SEED + stage, tensors[0].device if tensors else torch.device("cpu"))
+def _seed(stage: int) -> None:
+    seed_generator(_SEED + stage, torch.device("cpu"))
 
 
 def _whole(model: nn.Module, cut: Cut, inputs: Inputs, loss: MakeLoss) -> tuple[Tensor, Gradients]:
-    undo = cut_alone(model, cut.names, lambda stage: _seed(stage, inputs))
+    undo = cut_alone(model, cut.names, _seed)
     try:
-        _seed(0, inputs)
+        _seed(0)
         value = loss(inputs.copied().call(model))
         return value.detach(), _gradients(model, [value], [None])
     finally:
@@ -96,7 +90,7 @@ def _staged(
     rows: list[tuple[list[Tensor], list[Tensor]]] = []
     hidden: Any = None
     for stage in stages:
-        _seed(stage.index, inputs)
+        _seed(stage.index)
         received = tensors_in(hidden)
         output = stage(at_cut(hidden), inputs.copied())
         output = loss(output) if stage.last else output

@@ -1,8 +1,7 @@
-"""Optimizers per stage must equal one over all parameters: which do, and how it is found out."""
+"""Optimizers of stages that equal one over all parameters."""
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -32,55 +31,60 @@ def stage_optimizers(
 ) -> list[optim.Optimizer | None]:
     """The optimizer of every stage, None for one without parameters.
 
-    Refuses those that look across tensors, and functions that treat a parameter otherwise in a
-    stage than in the whole model. Where a scheduler may have a value for every group, a stage has
-    all groups of the unsplit optimizer, some of them empty.
+    Each is the optimizer of the whole model without the parameters of other stages, so that places
+    in the list and groups are those of training alone. Refuses one that looks across tensors.
     """
-    sentence = f"job {title}: the optimizer"
 
     def make(named: NamedParameters) -> optim.Optimizer:
         return python_settings(job.optimizer(named))
 
-    apart = [(name, nn.Parameter(p.detach().clone(), p.requires_grad)) for name, p in unsplit]
     try:
-        sample = make(list(apart))
+        made = [_part(make, row, unsplit) if row else None for row in stages]
+    except InputError as error:
+        raise InputError(f"job {title}: {error}") from error
     except Exception as error:
-        raise InputError(f"{sentence} cannot be made ({' '.join(str(error).split())})") from error
-    if not isinstance(sample, optim.Optimizer):
-        raise InputError(f"job {title}: optimizer returned {type(sample).__name__}, no Optimizer")
-    groups = _groups_of(sample, apart, sentence)
-    whole = {name: settings for names, settings in groups for name in names}
-    _check_per_tensor(make, sample, [e for e in unsplit if e[0] in whole], title)
-    optimizers: list[optim.Optimizer | None] = []
-    for row in stages:
-        if not row:
-            optimizers.append(None)
-            continue
-        optimizer, here = _made(make, row, unsplit), dict(row).keys()
-        found_groups = _groups_of(optimizer, row, sentence)
-        found = _difference(
-            {name: settings for name, settings in whole.items() if name in here},
-            {name: settings for names, settings in found_groups for name in names},
-        )
-        if found is not None:
-            name, key, a, b = found
-            raise InputError(
-                f"{sentence} {_difference_of(name, key, a, b)}; let it depend on names, not on "
-                f"places in the list"
-            )
-        if job.scheduler is not None and (
-            [set(names) for names, _ in found_groups] != [here & set(names) for names, _ in groups]
-        ):
-            optimizer = _part_of_whole(make, row, unsplit)
-        optimizers.append(optimizer)
-    return optimizers
+        reason = " ".join(str(error).split())
+        raise InputError(f"job {title}: the optimizer cannot be made ({reason})") from error
+    updated = {id(p) for one in made if one is not None for p in _tensors(one)}
+    trained = [(name, p) for name, p in unsplit if id(p) in updated]
+    for one in made:
+        if one is not None:
+            _check_per_tensor(make, one, trained, title)
+            if job.scheduler is None:  # else it may have a value for every group
+                one.param_groups[:] = [g for g in one.param_groups if g["params"]] or [
+                    one.param_groups[0]
+                ]
+    return made
 
 
-def _difference_of(name: str, key: str | None, a: Any, b: Any) -> str:
-    if key is not None:
-        return f"gives {name!r} {key} {a} in the whole model, and {b} in its stage"
-    one, other = ("the whole model", "its stage")[:: 1 if a else -1]
-    return f"trains {name!r} in {one}, but not in {other}"
+def _part(
+    make: MakeOptimizer, parameters: NamedParameters, unsplit: NamedParameters
+) -> optim.Optimizer:
+    """An optimizer over all parameters, others than these as placeholders, which it then drops."""
+    local = dict(parameters)
+
+    def placeholder(p: nn.Parameter) -> nn.Parameter:
+        value = torch.zeros((), dtype=p.dtype, device=p.device)
+        return nn.Parameter(value.expand(p.shape), p.requires_grad)
+
+    given = [(name, local[name] if name in local else placeholder(p)) for name, p in unsplit]
+    optimizer: Any = make(list(given))
+    if not isinstance(optimizer, optim.Optimizer):
+        raise InputError(f"optimizer returned {type(optimizer).__name__}, no Optimizer")
+    if not {id(p) for p in _tensors(optimizer)} <= {id(p) for _, p in given}:
+        raise InputError("the optimizer holds tensors that it was not given")
+    kept_ids = {id(p) for p in local.values()}
+    for group in optimizer.param_groups:
+        kept = [k for k, parameter in enumerate(group["params"]) if id(parameter) in kept_ids]
+        for key in {"params", "param_names"} & group.keys():
+            group[key] = [group[key][k] for k in kept]
+    for parameter in [p for p in optimizer.state if id(p) not in kept_ids]:
+        del optimizer.state[parameter]
+    return optimizer
+
+
+def _tensors(optimizer: optim.Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _check_per_tensor(
@@ -92,14 +96,9 @@ def _check_per_tensor(
     and gradients, together in one optimizer and apart in two, have to give the same bits.
     """
     hooked = sample._optimizer_step_pre_hooks or sample._optimizer_step_post_hooks
-    if type(sample) in PER_TENSOR and not hooked:
+    if (type(sample) in PER_TENSOR and not hooked) or len(trained) < 2:
         return
     sentence = f"job {title}: optimizer {type(sample).__name__}"
-    if isinstance(sample, optim.LBFGS):
-        raise InputError(f"{sentence} looks across tensors, so stages cannot update one by one")
-    if len(trained) < 2:
-        return
-    # one of the first stage and one of the last: what is tried is what will be apart
     pair = [trained[0], trained[-1]]
     try:
         together, apart = _trial(make, [pair]), _trial(make, [[entry] for entry in pair])
@@ -124,61 +123,13 @@ def _trial(make: MakeOptimizer, groups: Sequence[NamedParameters]) -> list[Tenso
 
     copies = [[(name, nn.Parameter(random(p))) for name, p in group] for group in groups]
     pair = [entry for group in copies for entry in group]
-    optimizers = [_made(make, group, pair) for group in copies]
+    optimizers = [_part(make, group, pair) for group in copies]
     for _ in range(3):
         for _, parameter in pair:
             parameter.grad = random(parameter)
         for optimizer in optimizers:
             optimizer.step()
     return [parameter.detach() for _, parameter in pair]
-
-
-def _made(
-    make: MakeOptimizer, parameters: NamedParameters, unsplit: NamedParameters
-) -> optim.Optimizer:
-    """The optimizer of a stage; where a group would have nothing of it, a part of the whole."""
-    try:
-        return make(list(parameters))
-    except Exception:
-        return _part_of_whole(make, parameters, unsplit)
-
-
-def _part_of_whole(
-    make: MakeOptimizer, parameters: NamedParameters, unsplit: NamedParameters
-) -> optim.Optimizer:
-    """An optimizer over stand-ins for all parameters but these, without the stand-ins then."""
-    given = dict(parameters)
-    here = set(map(id, given.values()))
-    optimizer = make(
-        [
-            (
-                name,
-                given[name]
-                if name in given
-                else nn.Parameter(torch.empty_like(p), p.requires_grad),
-            )
-            for name, p in unsplit
-        ]
-    )
-    for group in optimizer.param_groups:
-        kept = [k for k, parameter in enumerate(group["params"]) if id(parameter) in here]
-        for key in {"params", "param_names"} & group.keys():
-            group[key] = [group[key][k] for k in kept]
-    for parameter in [p for p in optimizer.state if id(p) not in here]:
-        del optimizer.state[parameter]
-    return optimizer
-
-
-def _difference(
-    one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]]
-) -> tuple[str, str | None, Any, Any] | None:
-    """Parameter, setting and both values that differ; no setting: which of the two train it."""
-    for name in dict.fromkeys([*one, *other]):
-        if name not in one or name not in other:
-            return name, None, name in one, name in other
-        if found := first_difference(one[name], other[name]):
-            return name, *found
-    return None
 
 
 def first_difference(
@@ -191,19 +142,6 @@ def first_difference(
             old, new = (" ".join(f"{value!r:.200}".split()) for value in (a, b))
             return key, old, new
     return None
-
-
-def _groups_of(
-    optimizer: optim.Optimizer, parameters: NamedParameters, sentence: str
-) -> list[tuple[list[str], dict[str, Any]]]:
-    """Names and settings of the groups of an optimizer (copies); refuses foreign tensors."""
-    names = {id(p): name for name, p in parameters}
-    if any(id(p) not in names for group in optimizer.param_groups for p in group["params"]):
-        raise InputError(f"{sentence} holds tensors that it was not given")
-    return [
-        ([names[id(p)] for p in group["params"]], copy.deepcopy(_settings(group)))
-        for group in optimizer.param_groups
-    ]
 
 
 def _entries(stage: ModelStage) -> Iterator[tuple[str, nn.Parameter, dict[str, Any]]]:

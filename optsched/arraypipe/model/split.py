@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from torch import nn
-from torch.compiler import set_stance
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
-from optsched.arraypipe.model.calls import Calls, Cut, calls_of, cut_at, stage_models
-from optsched.arraypipe.model.inputs import tensors_in
+from optsched.arraypipe.model.calls import (
+    UNCUT,
+    Calls,
+    Cut,
+    calls_of,
+    chained,
+    cut_at,
+    is_chain,
+    stage_models,
+)
 from optsched.arraypipe.model.optimizers import stage_optimizers
 from optsched.arraypipe.model.stand_ins import buffer_holders
 from optsched.arraypipe.model.tied_weights import ModelStage, share_out
@@ -45,12 +49,20 @@ def cut_of(model: nn.Module, stages: Stages, sample: Callable[[], Inputs]) -> Cu
             f"indices, got {stages!r:.200}"
         )
     if stages == 1:
-        return Cut((), Calls(()), {}, frozenset())
-    inside = any("." in row for row in rows if isinstance(row, str))
-    calls = calls_of(model, sample, inside)
+        return UNCUT
+    chain = is_chain(model) and not any("." in row for row in rows if isinstance(row, str))
+    counted = Calls(()) if chain and listed else calls_of(model, sample())
+    calls = chained(model) if chain else counted  # type: ignore[arg-type]
     if isinstance(stages, int):
-        return cut_at(model, calls, _balanced(model, calls, stages, sample))
-    if kinds == {int}:
+        blocks = blocks_of(model, calls, stages)
+        if not 1 <= stages <= len(blocks):
+            raise InputError(
+                f"stages: expected 1..{max(1, len(blocks))}, the blocks of {type(model).__name__} "
+                f"at which a stage can begin, got {stages}; name the blocks at which stages begin, "
+                f'e.g. ["layers.2"], or let build_model return an nn.Sequential'
+            )
+        rows = [blocks[cut] for cut in balanced(counted.costs(blocks), stages)[1:-1]]
+    elif kinds == {int}:
         blocks = children_of(model)
         if sorted({*rows}) != rows or not 1 <= rows[0] <= rows[-1] < len(blocks):
             raise InputError(
@@ -81,7 +93,7 @@ def children_of(model: nn.Module) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) > 1
     }
-    listed = type(model).forward is nn.Sequential.forward or not lists
+    listed = is_chain(model) or not lists
     parent = "" if listed else max(lists, key=lambda name: lists[name])
     return _children(model, parent)
 
@@ -113,21 +125,6 @@ def _children(model: nn.Module, parent: str) -> list[str]:
 
 def _calls_within(name: str, calls: Calls) -> bool:
     return any(f"{called}.".startswith(f"{name}.") for called in calls.order)
-
-
-def _balanced(
-    model: nn.Module, calls: Calls, stages: int, sample: Callable[[], Inputs]
-) -> list[str]:
-    """Blocks at which stages of about equal work begin."""
-    blocks = blocks_of(model, calls, stages)
-    if not 1 <= stages <= len(blocks):
-        raise InputError(
-            f"stages: expected 1..{max(1, len(blocks))}, the blocks of {type(model).__name__} at "
-            f"which a stage can begin, got {stages}; name the blocks at which stages begin, e.g. "
-            f'["layers.2"], or let build_model return an nn.Sequential'
-        )
-    costs = counted_costs(model, [model.get_submodule(name) for name in blocks], sample())
-    return [blocks[cut] for cut in balanced(costs, stages)[1:-1]]
 
 
 def split(
@@ -174,64 +171,3 @@ def split(
         )
         for s in range(cut.stages)
     ]
-
-
-def counted_costs(model: nn.Module, modules: Sequence[nn.Module], inputs: Inputs) -> list[int]:
-    """Work from the call of each module to the call of the next one, on a sample.
-
-    `modules` are in the order in which the model calls them; what it does before the first call
-    counts with the first. To the operations the size of the module's output is added, so that no
-    module is free.
-    """
-    begins: list[int] = []
-    sizes: list[int] = []
-    counter = _Operations()  # type: ignore[no-untyped-call]
-
-    def before(module: nn.Module, arguments: Any) -> None:
-        begins.append(counter.total)
-
-    def after(module: nn.Module, arguments: Any, output: Any) -> None:
-        sizes.append(sum(t.numel() for t in tensors_in(output)))
-
-    handles = [module.register_forward_pre_hook(before) for module in modules]
-    handles += [module.register_forward_hook(after) for module in modules]
-    try:
-        for grad in (False, True):  # the graph needs memory; some forwards take gradients
-            begins.clear()
-            sizes.clear()
-            counter.total = 0
-            try:
-                # compiled code would hide its operations
-                with set_stance("force_eager"), torch.set_grad_enabled(grad), counter:
-                    inputs.copied().call(model)
-                break
-            except Exception as error:
-                if grad:
-                    raise InputError(
-                        f"stages: the forward of {type(model).__name__} cannot be counted on the "
-                        f"first batch ({' '.join(str(error).split()):.300}); name the blocks at "
-                        f"which stages begin"
-                    ) from error
-        ends = [*begins[1:], counter.total]
-    finally:
-        for handle in handles:
-            handle.remove()
-    begins[0] = 0
-    return [b - a + size for a, b, size in zip(begins, ends, sizes, strict=True)]
-
-
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count floating point operations by torch's formulas.
-
-    `FlopCounterMode` has hooks on modules beside that, which forbid `torch.autograd.grad` inside.
-    """
-
-    total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        counted = flop_registry.get(getattr(func, "_overloadpacket", None))
-        if counted is not None:
-            self.total += int(counted(*args, **kwargs, out_val=result))
-        return result
