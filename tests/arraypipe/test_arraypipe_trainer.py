@@ -295,7 +295,7 @@ def test_jobs_do_not_share_what_changes(shared: nn.Module) -> None:
 
 
 def test_frozen_weights_may_be_shared() -> None:
-    """A backbone that is loaded once; not where states are moved about in slots."""
+    """A backbone that is loaded once, also where states take turns in slots."""
     backbone = nn.Linear(6, 12).requires_grad_(False)
     array = trainer(
         [Job(0, 8, sgd, recompute=True), Job(1, 8, sgd, recompute=True)],
@@ -305,5 +305,4 @@ def test_frozen_weights_may_be_shared() -> None:
     result = runs.run(array, random_schedule([1, 1], 3), 2)
     assert exact(array, result)
     array.config = RunConfig(memory=10**9)
-    with pytest.raises(InputError, match=r"have the same '0\.weight'"):
-        runs.run(array, random_schedule([1, 1], 3), 2)
+    assert exact(array, runs.run(array, random_schedule([1, 1], 3), 2))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.compiler import set_stance
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from optsched.arraypipe.job import before_calls
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 LARGE: Final = 1 << 27
-"""Bytes of parameters from which on a forward is looked at on the meta device."""
+"""Bytes of parameters from which on a forward is looked at without their values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,14 +201,14 @@ def chained(model: nn.Sequential) -> Calls:
 def calls_of(model: nn.Module, inputs: Inputs) -> Calls:
     """The calls in a forward; buffers and attributes are as before afterwards.
 
-    Large parameters are on the meta device, so that they need no memory, unless the forward takes a
+    Large models run with parameters that have no memory and no values, unless the forward takes a
     branch by a value that depends on them.
     """
     failed: Exception | None = None
     large = sum(p.numel() * p.element_size() for p in model.parameters()) >= LARGE
     # the graph needs memory; some forwards take gradients
-    for meta, grad in ((True, False),) * large + ((False, False), (False, True)):
-        with _parameters_on_meta(model) if meta else nullcontext():
+    for fake, grad in ((True, False),) * large + ((False, False), (False, True)):
+        with _fake_parameters(model) if fake else nullcontext():
             try:
                 return _recorded(model, inputs, grad)
             except Exception as error:
@@ -256,7 +256,7 @@ def _recorded(model: nn.Module, inputs: Inputs, grad: bool) -> Calls:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count floating point operations; those with an operand on the meta device run there.
+    """Count floating point operations by torch's formulas.
 
     `FlopCounterMode` also has hooks on modules, which forbid `torch.autograd.grad` inside.
     """
@@ -264,23 +264,26 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given: Any = (args, kwargs or {})
-        if any(isinstance(t, Tensor) and t.is_meta for t in tree_leaves(given)):
-            given = tree_map_only(Tensor, lambda t: t.to("meta"), given)
-        result = func(*given[0], **given[1])
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
         counted = flop_registry.get(getattr(func, "_overloadpacket", None))
         if counted is not None:
-            self.total += int(counted(*given[0], **given[1], out_val=result))
+            self.total += int(counted(*args, **kwargs, out_val=result))
         return result
 
 
 @contextmanager
-def _parameters_on_meta(model: nn.Module) -> Iterator[None]:
-    """Have parameters without memory in a model for a while."""
-    made = {
-        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
-        for p in model.parameters()
-    }
+def _fake_parameters(model: nn.Module) -> Iterator[None]:
+    """Have parameters without memory in a model for a while; what depends on them has none, too.
+
+    The mode is not entered, so that masks and positions have values for conditions.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    made: dict[int, nn.Parameter] = {}
+    for p in model.parameters():
+        with mode:
+            fake = torch.empty(p.shape, dtype=p.dtype, device=p.device)
+        made[id(p)] = nn.Parameter(fake, p.requires_grad)
     places = [
         (module, name, p)
         for module in model.modules()
