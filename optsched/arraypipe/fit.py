@@ -303,7 +303,10 @@ def _check_exact(
     candidates = [small or trainer] if request.config.on_ranks else [trainer, small or trainer]
     for checked in candidates:
         note = " of a model with one block per stage" if checked is small else ""
-        checked = checked.with_jobs(trainer.jobs[:n_slots], config)
+        jobs = trainer.jobs[:n_slots]
+        if checked is small:  # which has other names than the weights in a file
+            jobs = tuple(replace(job, init=None) for job in jobs)
+        checked = checked.with_jobs(jobs, config)
         try:
             found = checked.check_exact(steps)
         except (JobFailed, torch.OutOfMemoryError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ def shallow(trainer: ArrayTrainer) -> ArrayTrainer | None:
     The other blocks never have memory. None if the cuts are not blocks of one `nn.ModuleList`.
     """
     places = [name.rpartition(".") for name in trainer.cuts]
-    owner = places[0][0] if places else ""
+    owner = places[0][0] if places and not isinstance(trainer.build_model, _Shallow) else ""
     indices = [last for _, _, last in places]
     if not owner or any(row[0] != owner for row in places) or not all(map(str.isdigit, indices)):
         return None
@@ -32,6 +33,12 @@ def shallow(trainer: ArrayTrainer) -> ArrayTrainer | None:
     made.given_stages = [f"{owner}.{k}" for k in range(1, len(indices) + 1)]
     made.cut, made.compared = UNCUT, frozenset()
     return made
+
+
+def fits(model: nn.Module) -> bool:
+    """Whether the host has memory for the gradients of a model and what is computed of them."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 4 * sum(p.numel() * p.element_size() for p in model.parameters()) < free
 
 
 class _Shallow:

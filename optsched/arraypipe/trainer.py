@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from optsched.arraypipe.runtime.data import Feed, batches_of
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.losses import Criterion
 from optsched.arraypipe.runtime.stages import waits_for_all
+from optsched.arraypipe.shallow import fits, shallow
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 from optsched.errors import InputError
 from optsched.io.values import integer, is_integer
@@ -302,19 +304,28 @@ class ArrayTrainer:
         with global_state_kept():
             feed = Feed(self.data, job, title, 0)
             sample = cache(lambda: feed.peek(torch.device("cpu")))
-            cut = known
             with Builder(self.build_model).sketch(job) as model:
                 if known is UNCUT:
-                    cut = cut_of(model, self.given_stages, lambda: sample()[0])
-                if cut.calls.outputs:
+                    self.cut = cut_of(model, self.given_stages, lambda: sample()[0])
+                if self.cut.calls.outputs and not self._compared_shallow(job, fits(model)):
                     inputs, target = sample()
-                    check_cut(model, cut, inputs, Criterion(self.loss, target, 1.0), title)
+                    check_cut(model, self.cut, inputs, Criterion(self.loss, target, 1.0), title)
                 self.compared |= {repr(job.model)}
                 if known is UNCUT:
-                    self.cut, self.ties = (
-                        cut,
-                        tuple(sorted(tied_pairs(split(model, cut, job, title)))),
-                    )
+                    self.ties = tuple(sorted(tied_pairs(split(model, self.cut, job, title))))
+
+    def _compared_shallow(self, job: Job, whole_fits: bool) -> bool:
+        """Compare a model of one block per stage where the whole should not be, or cannot be."""
+        small = None if whole_fits and not self.config.on_ranks else shallow(self)
+        if small is None:
+            return False
+        try:
+            small.with_jobs([replace(job, init=None)])
+        except InputError:
+            if not whole_fits:
+                raise
+            return False  # the whole model decides: not every model can do with fewer blocks
+        return True
 
 
 def titles_of(jobs: Sequence[Job]) -> list[str]:

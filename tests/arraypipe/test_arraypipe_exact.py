@@ -165,6 +165,10 @@ PER_TENSOR: dict[str, Any] = {
     "AdamW foreach": lambda p: torch.optim.AdamW(p, foreach=True),
     "RMSprop": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.5),
     "Rprop": lambda p: torch.optim.Rprop(p),
+    "the first parameter": lambda p: torch.optim.SGD([next(iter(p))[1]], lr=0.1),
+    "places": lambda p: torch.optim.SGD(
+        [{"params": [q], "lr": 0.1 / (k + 1)} for k, (_, q) in enumerate(p)]
+    ),
     "groups": lambda p: torch.optim.SGD(
         [{"params": [q], "lr": 0.1 if name.endswith("bias") else 0.01} for name, q in p]
     ),

@@ -26,16 +26,6 @@ def twins() -> nn.Sequential:
     return nn.Sequential(first, last, nn.Linear(6, 4))
 
 
-def layered(named: Any) -> torch.optim.Optimizer:
-    """Settings by place in the list, which differs between a stage and the whole model."""
-    return torch.optim.SGD([{"params": [p], "lr": 0.1 / (k + 1)} for k, (_, p) in enumerate(named)])
-
-
-def first(named: Any) -> torch.optim.Optimizer:
-    """Trains the first tensor alone."""
-    return torch.optim.SGD([{"params": [next(iter(named))[1]]}], lr=0.1)
-
-
 def clipped(named: Any) -> torch.optim.Optimizer:
     """A known class with a hook that looks across tensors."""
     rows = [p for _, p in named]
@@ -56,8 +46,6 @@ def run_one(**options: Any) -> Any:
 
 REFUSED: list[tuple[Any, str]] = [
     (lambda: one(build_model=twins, stages=[1, 2]), "share their memory and are in different st"),
-    (lambda: one(layered), r"gives '\d.weight' lr .* in the whole model"),
-    (lambda: one(first), "in its stage, but not in the whole model"),
     (lambda: one(clipped), "looks across tensors"),
     (lambda: run_one(schedule="x.schedule.json"), r"Schedule\.read"),
     (lambda: run_one(checkpoint=5), "checkpoint: expected a folder"),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from arraypipe_models import sgd, trainer
 from torch import Tensor, nn
 
+from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job
+from optsched.arraypipe import trainer as trainer_module
+from optsched.arraypipe.model import calls
 from optsched.arraypipe.shallow import shallow
 
 
@@ -52,3 +56,37 @@ def test_one_block_per_stage() -> None:
 def test_other_cuts_have_no_small_model() -> None:
     """An `nn.Sequential` has no list of blocks."""
     assert shallow(trainer([Job(0, 8, sgd)])) is None
+
+
+class Skips(Blocks):
+    """The last layer gets what the first one has returned, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A value crosses all cuts."""
+        y: Tensor = self.last(self.first(x)) + super().forward(x)
+        return y
+
+
+@pytest.mark.parametrize("init", [False, True])
+def test_a_model_that_does_not_fit_is_compared_by_few_blocks(
+    init: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """And balanced without values of its parameters."""
+    data = [(torch.randn(4), k % 3) for k in range(32)]
+    compared = []
+    honest = trainer_module.check_cut
+
+    def noted(model: nn.Module, *given: Any) -> None:
+        compared.append(len(model.blocks))  # type: ignore[arg-type]
+        honest(model, *given)
+
+    monkeypatch.setattr(trainer_module, "check_cut", noted)
+    monkeypatch.setattr(trainer_module, "fits", lambda model: False)
+    monkeypatch.setattr(calls, "LARGE", 0)
+    torch.save(Blocks().state_dict(), tmp_path / "weights.pt")
+    job = Job(0, 8, sgd, init=tmp_path / "weights.pt" if init else None)
+    array = ArrayTrainer(Blocks, data, 3, nn.functional.cross_entropy).with_jobs([job])
+    assert (array.cuts, compared) == (("blocks.2", "blocks.4"), [3])
+    assert array.check_exact(2) == []
+    with pytest.raises(InputError, match="has the loss nan"):
+        ArrayTrainer(Skips, data, 3, nn.functional.cross_entropy).with_jobs([Job(0, 8, sgd)])
