@@ -38,13 +38,16 @@ def array(build: Callable[..., Any], stages: Any, data: Any = rows, **options: A
     return array_trainer(build, data, jobs=jobs, stages=stages, loss=own_models.loss)
 
 
-@settings(max_examples=12, deadline=None)
-@given(
-    depth=st.integers(2, 4),
-    flags=st.sets(st.sampled_from(FLAGS), max_size=6),
-    output=st.sampled_from(["tensor", "tuple", "dict"]),
-    stages=st.integers(2, 3),
-)
+KINDS = {
+    "depth": st.integers(2, 4),
+    "flags": st.sets(st.sampled_from(FLAGS)),
+    "output": st.sampled_from(["tensor", "tuple", "dict"]),
+    "stages": st.integers(2, 4),
+}
+
+
+@settings(max_examples=8, deadline=None)
+@given(**KINDS)
 def test_models_of_every_kind(depth: int, flags: set[str], output: str, stages: int) -> None:
     """No bit differs, whatever a model has beside its blocks and however it calls them."""
     kind = replace(Kind(depth, output=output), **dict.fromkeys(flags, True))
@@ -52,17 +55,10 @@ def test_models_of_every_kind(depth: int, flags: set[str], output: str, stages: 
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(
-    depth=st.integers(2, 5),
-    flags=st.sets(st.sampled_from(FLAGS)),
-    output=st.sampled_from(["tensor", "tuple", "dict"]),
-    stages=st.integers(2, 4),
-)
-def test_models_of_every_kind_often(depth: int, flags: set[str], output: str, stages: int) -> None:
+def test_models_of_every_kind_often() -> None:
     """The same with more models."""
-    kind = replace(Kind(depth, output=output), **dict.fromkeys(flags, True))
-    assert array(partial(Model, kind), min(stages, depth), tokens).check_exact(2) == []
+    check: Any = test_models_of_every_kind
+    settings(max_examples=300)(given(**KINDS)(check.hypothesis.inner_test))()
 
 
 class Own(nn.Module):

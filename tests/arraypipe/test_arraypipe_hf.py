@@ -62,6 +62,7 @@ def test_the_bits_of_a_plain_loop(name: str) -> None:
         assert list(trained.losses) == losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", hf_models.MODELS)
 def test_dropout_and_micro_batches(name: str) -> None:
     """With random numbers, parts of a batch with different numbers of targets, and clipping."""
@@ -70,6 +71,7 @@ def test_dropout_and_micro_batches(name: str) -> None:
     assert array.check_exact(STEPS) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["checkpointing", "reentrant", "eager", "compiled", "frozen"])
 def test_settings_of_the_model(kind: str) -> None:
     """Its gradient checkpointing, its attention, compiled blocks, frozen embeddings."""
@@ -137,7 +139,7 @@ def test_evaluation_of_batches_that_are_dicts() -> None:
     assert values[-1] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "bert"])
 def test_resume_and_slots(name: str, tmp_path: Any) -> None:
     """Checkpoints and states that take turns change no bit."""
     jobs = [Job(1, 4, adamw, microbatches=2), Job(2, 4, sgd, recompute=True)]
