@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
@@ -15,24 +15,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.arraypipe.job import BuildModel
-    from optsched.arraypipe.trainer import ArrayTrainer
+
+Trainer = TypeVar("Trainer")  # an ArrayTrainer, which imports this module
 
 
-def shallow(trainer: ArrayTrainer) -> ArrayTrainer | None:
+def shallow(trainer: Trainer) -> Trainer | None:
     """Return a trainer of the same model with the first block of every stage, and no other.
 
     The other blocks never have memory. None if the cuts are not blocks of one `nn.ModuleList`.
     """
-    places = [name.rpartition(".") for name in trainer.cuts]
-    owner = places[0][0] if places and not isinstance(trainer.build_model, _Shallow) else ""
+    made: Any = copy(trainer)
+    places = [name.rpartition(".") for name in made.cuts]
+    owner = places[0][0] if places and not isinstance(made.build_model, _Shallow) else ""
     indices = [last for _, _, last in places]
     if not owner or any(row[0] != owner for row in places) or not all(map(str.isdigit, indices)):
         return None
-    made = copy(trainer)
-    made.build_model = _Shallow(trainer.build_model, owner, [0, *map(int, indices)])
+    made.build_model = _Shallow(made.build_model, owner, [0, *map(int, indices)])
     made.given_stages = [f"{owner}.{k}" for k in range(1, len(indices) + 1)]
     made.cut, made.compared = UNCUT, frozenset()
-    return made
+    return made  # type: ignore[no-any-return]
 
 
 def fits(model: nn.Module) -> bool:
