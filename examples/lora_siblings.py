@@ -80,7 +80,7 @@ def main() -> None:
     for name, loss in last.items():
         print(f"{name:8s} loss {loss:.4f}")
     best = min(last, key=last.__getitem__, default=jobs[0].name)
-    place = folder / best / (folder / best / "latest").read_text().strip()
+    place = max((folder / best).glob("[0-9]*"), key=lambda path: int(path.name))
     model = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(base), place)
     trained = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
     print(f"{place}: {trained} of {sum(p.numel() for p in model.parameters())} numbers trained")

@@ -135,7 +135,7 @@ class Events:
         if self.evaluation is None or self.folder is None:
             return
         title = self.titles[job]
-        done = self.folder.latest(title)
+        done = self.folder.newest(title)
         if done > self.evaluated.get(title, 0):
             self.evaluated[title] = done
             states, buffers = self.folder.read(title, done)

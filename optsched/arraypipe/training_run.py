@@ -18,6 +18,7 @@ from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.job_builder import JobBuilder, warn_of_forgotten
 from optsched.arraypipe.memory.manager import memory_of, note_states
 from optsched.arraypipe.model.checks import note_shared
+from optsched.arraypipe.model.lazy import collect
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
 from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, moved, places
@@ -211,6 +212,7 @@ class ArrayRun:
 
     def _build(self) -> None:
         """Build all jobs and run their first forward; nothing is trained."""
+        collect()  # what measuring and checking have left
         trainer, ranks = self.trainer, self.ranks
         begun = self._same(partial(self._latest, trainer.titles), of_first=True)
         n = self.plan.n_jobs
@@ -236,6 +238,7 @@ class ArrayRun:
             trainer.weight, self.request.config.bytes is not None,
         )  # fmt: skip
         self._same(partial(self._first_forward, *self.runs))
+        collect()
         if self.builder.folder is not None and self.request.is_first:
             warn_of_forgotten(self.runs[0])
         if ranks is not None:

@@ -50,8 +50,7 @@ def same(got: Trained, j: int, steps: int, start: int = 0) -> bool:
 def saved_is_exact(folder: Path, j: int, title: str = "") -> int:
     """Compare the newest checkpoint of a job with the reference; its iteration, 0 without one."""
     place = folder / (title or f"job{j}")
-    pointer = place / "latest"  # a kill right before it is written leaves a whole checkpoint
-    done = int(pointer.read_text()) if pointer.exists() else max(numbered(place), default=0)
+    done = max(numbered(place), default=0)
     if not done:
         return 0
     model, states = read_weights(place / str(done)), {}

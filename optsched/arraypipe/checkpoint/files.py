@@ -15,7 +15,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from optsched.arraypipe.checkpoint.plain import NotKept, kept
+from optsched.arraypipe.checkpoint.plain import kept
 from optsched.arraypipe.runtime.cuda_streams import page_locked_like
 from optsched.errors import InputError
 
@@ -44,7 +44,7 @@ def train_files(checkpoint: Path) -> list[Path]:
 def numbered(place: Path) -> list[int]:
     """Iterations of the checkpoints in a folder, ascending; none if there is no such folder.
 
-    Folders with other names and incomplete ones are left out.
+    Folders with other names, and those without any file of a checkpoint, are left out.
     """
     return sorted(
         int(entry.name)
@@ -53,8 +53,7 @@ def numbered(place: Path) -> list[int]:
         and entry.name == str(int(entry.name))
         and not entry.is_symlink()
         and entry.is_dir()
-        and (entry / INDEX).exists()
-        and train_files(entry)
+        and any(path.name == INDEX or _TRAIN.fullmatch(path.name) for path in entry.iterdir())
     )
 
 
@@ -64,45 +63,34 @@ def damage(checkpoint: Path, sums: dict[tuple[int, int, int], int]) -> str:
     Everything is read and compared with checksums, but no tensor is kept; `sums` has the checksums
     of files that were read before, by inode and time.
     """
-    files = train_files(checkpoint) if checkpoint.is_dir() else []
-    if not files:
-        return "a file train-*.pt is missing"
-    expected: dict[str, int] = {}
-    for path in files:
-        reason, loaded = tried(path)
-        if reason:
-            return reason
-        expected.update(loaded.get("checksums", {}) if isinstance(loaded, dict) else {})
     try:
-        places = json.loads((checkpoint / INDEX).read_text())["weight_map"]
+        files, expected = train_files(checkpoint), dict[str, int]()
+        if not files:
+            return "a file train-*.pt is missing"
+        for path in files:
+            with zipfile.ZipFile(path) as archive:
+                # reads all and compares the checksums, which `torch.load` does not look at
+                if _checked() and archive.testzip():
+                    return f"{path.name} is damaged"
+            loaded = load(path, "meta")
+            expected.update(loaded.get("checksums", {}) if isinstance(loaded, dict) else {})
+        path = checkpoint / INDEX
+        places = json.loads(path.read_text())["weight_map"]
         if missing := {*places.values()} - expected.keys():
             return f"{INDEX} names {min(missing)}, which no stage has written"
         for name, known in expected.items():
-            status = (checkpoint / name).stat()
+            path = checkpoint / name
+            status = path.stat()
             key = status.st_dev, status.st_ino, status.st_mtime_ns
             if key not in sums:
-                sums[key] = checksum(checkpoint / name)
+                sums[key] = _checksum(path)
             if sums[key] != known:
                 return f"{name} is damaged"
-    except FileNotFoundError as error:
-        return f"{os.path.basename(error.filename)}: no such file"
-    except Exception as error:  # a damaged text may raise any
-        return f"{INDEX} cannot be read ({_why(error)})"
-    return ""
-
-
-def tried(path: Path) -> tuple[str, Any]:
-    """Why a file of `torch.save` cannot be read, "" if it can; what is in it, without data."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            # reads all and compares the checksums, which `torch.load` does not look at
-            damaged = archive.testzip() if _checked() else None
-        loaded = torch.load(path, weights_only=True, map_location="meta")
     except FileNotFoundError:
-        return f"{path.name}: no such file", None
-    except Exception as error:  # a damaged list of entries may raise any
-        return f"{path.name} cannot be read ({_why(error)})", None
-    return f"{path.name} is damaged" if damaged else "", loaded
+        return f"{path.name}: no such file"
+    except Exception as error:  # damaged content may raise any
+        return f"{path.name} cannot be read ({_why(error)})"
+    return ""
 
 
 def _checked() -> bool:
@@ -118,7 +106,7 @@ def _why(error: Exception) -> str:
     return f"{type(error).__name__}: {text:.200}"
 
 
-def checksum(path: Path) -> int:
+def _checksum(path: Path) -> int:
     """CRC-32 of a file."""
     value = 0
     with path.open("rb") as stream:
@@ -128,10 +116,7 @@ def checksum(path: Path) -> int:
 
 
 def replace_file(target: Path, value: Any) -> None:
-    """Write one file by way of a temporary neighbor: a string as text, else by `torch.save`.
-
-    `NotKept`: it cannot be read again; the file that was there stays.
-    """
+    """Write one file by way of a temporary neighbor: a string as text, else by `torch.save`."""
     with writing(target.parent):
         temporary = target.parent / f".tmp-{uuid4().hex}"
         try:
@@ -142,19 +127,16 @@ def replace_file(target: Path, value: Any) -> None:
                     torch.save(value, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
-            if not isinstance(value, str) and (reason := tried(temporary)[0]):
-                reason = reason.replace(temporary.name, target.name)
-                raise NotKept(f"{target.parent}: {reason}; what was written before stays")
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(target.parent)
 
 
-def load(path: Path, mmap: bool = False) -> Any:
-    """Read a file of `torch.save` to the CPU; `InputError` with its name if that fails."""
+def load(path: Path, device: str = "cpu", mmap: bool = False) -> Any:
+    """Read a file of `torch.save`; `InputError` with its name if that fails."""
     try:
-        return torch.load(path, weights_only=True, map_location="cpu", mmap=mmap or None)
+        return torch.load(path, weights_only=True, map_location=device, mmap=mmap or None)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except Exception as error:

@@ -30,17 +30,21 @@ from optsched.arraypipe.checkpoint.files import (
     writing,
 )
 from optsched.arraypipe.checkpoint.plain import NotKept
-from optsched.arraypipe.checkpoint.pretrained import write_configs
 from optsched.arraypipe.checkpoint.states import (
     check_keeps,
     check_restart,
+    check_same,
     check_same_model,
-    check_same_settings,
     restore,
     settings_of,
     stage_state,
 )
-from optsched.arraypipe.checkpoint.weights import open_weights, read_weights, write_weights
+from optsched.arraypipe.checkpoint.weights import (
+    open_weights,
+    read_weights,
+    write_configs,
+    write_weights,
+)
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.errors import InputError
 from optsched.io.files import read_text
@@ -56,7 +60,6 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.state import JobRun
 
 _FORMAT: Final = "optsched.train/4"
-_DIGITS: Final = 18  # of an iteration
 _FROZEN: Final = ".frozen-"
 
 
@@ -72,7 +75,7 @@ class _JobState:
 
 @dataclass(eq=False)
 class CheckpointFolder:
-    """``<folder>/<job>/<iteration>/`` with files per stage, ``<job>/latest`` and ``<job>/best``.
+    """``<folder>/<job>/<iteration>/`` with files per stage, and ``<job>/best``.
 
     ``model-*.safetensors`` with ``model.safetensors.index.json`` are the weights under unsplit
     names, as `from_pretrained` reads them; ``frozen-*.safetensors`` those that several jobs have,
@@ -94,7 +97,6 @@ class CheckpointFolder:
     is_first: bool = True  # whether this process removes what a killed run has left
     stages_of: Callable[[JobRun], Collection[int]] | None = None  # trained here; None: all
     jobs: dict[int, _JobState] = field(default_factory=dict)
-    fallen_back: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # by title
     checksums: dict[tuple[int, int, int], int] = field(default_factory=dict)  # of files read
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class CheckpointFolder:
     def prepare(self, titles: Iterable[str], resume: bool) -> None:
         """Make the folders; refuse one that cannot be written, or that has another run in it.
 
-        What a killed run has left half done is removed; a damaged checkpoint is set aside.
+        What a killed run has left half done is removed.
         """
         for file in self.folder.glob(f"{_FROZEN}*") if self.is_first else ():
             file.unlink(missing_ok=True)
@@ -118,35 +120,40 @@ class CheckpointFolder:
                 continue
             with writing(place):
                 sweep(place)
-                self._mark_damaged(title)
                 self._tidy(place)
 
     def check_unused(self, title: str) -> None:
         """Refuse a job that has checkpoints already."""
         place = self.folder / title
-        if _newest(place):
+        if numbered(place):
             raise InputError(
                 f"checkpoint: {place} already has checkpoints; choose another folder, or "
                 f"resume=True to go on from them"
             )
 
+    def newest(self, title: str) -> int:
+        """Iteration of the newest checkpoint of a job, 0 if it has none."""
+        return max(numbered(self.folder / title), default=0)
+
     def latest(self, title: str) -> int:
-        """Iteration of the newest checkpoint of a job that can be read, 0 if it has none.
+        """The newest checkpoint of a job, all of which is read; a damaged one is refused.
 
         In a run of several processes the first one looks it up for all.
         """
-        place = self.folder / title
-        newest = _newest(place)
-        reason = damage(place / str(newest), self.checksums) if newest else ""
+        place, done = self.folder / title, self.newest(title)
+        reason = damage(place / str(done), self.checksums) if done else ""
         if not reason:
-            return newest
-        for at in reversed(numbered(place)):
-            if at < newest and not damage(place / str(at), self.checksums):
-                self.fallen_back[title] = (newest, at, reason)
-                return at
+            return done
+        older = (at for at in reversed(numbered(place)[:-1]))
+        whole = next((at for at in older if not damage(place / str(at), self.checksums)), 0)
         raise InputError(
-            f"{place / str(newest)}: {reason}, and there is no older checkpoint; restore it from a "
-            f"copy, or train in another folder"
+            f"{place / str(done)}: {reason}"
+            + (
+                f"; iteration {whole} is complete: remove the newer folders to go on from it"
+                if whole
+                else ", and there is no older checkpoint; restore it from a copy, or train in "
+                "another folder"
+            )
         )
 
     def begin(self, run: JobRun, at: int) -> str:
@@ -189,10 +196,8 @@ class CheckpointFolder:
     def mark_best(self, run: JobRun, done: int, value: float, highest: bool = False) -> None:
         """Note how good a job is after so many iterations; its lowest value is never removed.
 
-        Or its highest one. Where the other was the best before, the comparison begins anew.
-
-        Called when all stages have been noted, in one process that has them all. An iteration that
-        has no checkpoint, and a value that is no number, are passed over.
+        Or its highest one. Called when all stages have been noted, in one process that has all.
+        An iteration that has no checkpoint, and a value that is no number, are passed over.
         """
         self._submit(run, partial(self._mark, self.folder / run.title, done, float(value), highest))
 
@@ -268,11 +273,9 @@ class CheckpointFolder:
         replace_file(merging / INDEX, json.dumps(index, indent=1))
         write_configs(run.model, merging)
         target = place / str(done)
-        if target.exists():  # of a run that was killed before it changed `latest`
-            shutil.rmtree(target)
         sync_folder(merging)
         merging.rename(target)
-        replace_file(place / "latest", f"{done}\n")
+        sync_folder(place)
         self._tidy(place)
 
     def _write_stage(
@@ -292,7 +295,6 @@ class CheckpointFolder:
             "settings": self.jobs[run.index].settings,
             "cuts": [*self.cuts],
             "threads": torch.get_num_threads(),
-            "torch": str(torch.__version__),
             "checksums": checksums,
             **{key: value for key, value in state.items() if key not in ("model", "frozen")},
         }
@@ -311,34 +313,18 @@ class CheckpointFolder:
             shutil.copyfile(file, path)
         return checksum
 
-    def _mark_damaged(self, title: str) -> None:
-        """Let the checkpoint that is gone on from be the newest, and say so."""
-        if title not in self.fallen_back:
-            return
-        place, (newest, at, reason) = self.folder / title, self.fallen_back.pop(title)
-        warnings.warn(
-            f"{place / str(newest)}: {reason}; job {title} goes on from iteration {at}, "
-            f"and what is left of iteration {newest} becomes {newest}.damaged",
-            stacklevel=2,
-        )
-        if (place / str(newest)).exists():
-            (place / str(newest)).replace(place / f"{newest}.damaged")
-        replace_file(place / "latest", f"{at}\n")
-
     def _mark(self, place: Path, done: int, value: float, highest: bool) -> None:
-        _, best, was_highest = _best(place)
-        better = value > best if highest else value < best
-        if (better or (was_highest != highest and not math.isnan(value))) and done in numbered(
-            place
-        ):
-            replace_file(place / "best", f"{done} {value!r}{' highest' if highest else ''}\n")
+        best = _best(place)
+        better = best is None or (value > best[1] if highest else value < best[1])
+        if better and not math.isnan(value) and done in numbered(place):
+            replace_file(place / "best", f"{done} {value!r}\n")
             self._tidy(place)
 
     def _tidy(self, place: Path) -> None:
         """Remove the checkpoints that are neither the best nor among the newest."""
-        newest, best = _newest(place), _best(place)[0]
-        for done in [done for done in numbered(place) if done <= newest][: -self.keep]:
-            if done != best:  # its name goes at once
+        best = _best(place)
+        for done in numbered(place)[: -self.keep]:
+            if best is None or done != best[0]:  # its name goes at once
                 old = (place / str(done)).rename(place / f".tmp-old-{done}")
                 shutil.rmtree(old)
 
@@ -358,7 +344,7 @@ class CheckpointFolder:
             )
         weights = open_weights(place)
         check_same_model(run, weights, train["extra"].keys(), place)
-        check_same_settings(train["settings"], self.jobs[run.index].settings, place)
+        check_same(train["settings"], self.jobs[run.index].settings, "{}", place)
         self._warn(train, place)
         shared = {p.data_ptr() for p in run.model.parameters() if id(p) in self.parameters}
         here = [stage for stage in run.stages if stage.local]
@@ -416,26 +402,10 @@ def _read_train(place: Path) -> dict[str, Any]:
     return train
 
 
-def _newest(place: Path) -> int:
-    """The iteration that `latest` has; if that is not there, of the newest checkpoint that is."""
-    pointer = place / "latest"
-    if not pointer.exists():
-        return max(numbered(place), default=0)
-    text = read_text(pointer).strip()
-    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
-        raise InputError(
-            f"{pointer}: expected the number of an iteration, got {text[:40]!r}; write that of "
-            f"the checkpoint to go on from ({', '.join(map(str, numbered(place))) or 'none'})"
-        )
-    return int(text)
-
-
-def _best(place: Path) -> tuple[int, float, bool]:
-    """Iteration and value of the best checkpoint so far, whether higher ones are better; or 0."""
+def _best(place: Path) -> tuple[int, float] | None:
+    """Iteration and value of the best checkpoint so far."""
     try:
-        done, value, *highest = read_text(place / "best").split()
-        if (place / done).is_dir():
-            return int(done), float(value), bool(highest)
+        done, value = read_text(place / "best").split()
+        return (int(done), float(value)) if (place / done).is_dir() else None
     except (InputError, ValueError):
-        pass
-    return 0, math.inf, False
+        return None

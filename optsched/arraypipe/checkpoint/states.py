@@ -90,14 +90,6 @@ def check_same(
         raise InputError(f"{place}: was written with {what.format(name)} {old}, the job has {new}")
 
 
-def check_same_settings(before: Mapping[str, str], now: Mapping[str, str], place: Path) -> None:
-    """Refuse a job with other settings than its checkpoint's, naming the first one."""
-    for key in {**before, **now}:
-        old, new = (side.get(key, "(not set)") for side in (before, now))
-        if old != new:
-            raise InputError(f"{place}: was written with {key} {old:.200}, the job has {new:.200}")
-
-
 def stage_state(
     run: JobRun, stage: int, copy: Callable[[Any, str], Any] = copied
 ) -> dict[str, dict[str, Any]]:

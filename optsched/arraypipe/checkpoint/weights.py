@@ -1,17 +1,18 @@
-"""Files of weights: safetensors written tensor by tensor, and any kind read tensor by tensor."""
+"""Files of weights, tensor by tensor, and the configurations next to them."""
 
 from __future__ import annotations
 
 import json
 import os
 import struct
+import warnings
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from optsched.arraypipe.checkpoint.files import INDEX, load
 from optsched.errors import InputError
@@ -156,3 +157,39 @@ def _open_shards(files: Mapping[str, Path], places: Mapping[str, str] | None) ->
         return value.clone()  # not the pages of the file, which may be replaced
 
     return Weights(shapes, read, places is not None or "model.safetensors" in files)
+
+
+def write_configs(model: nn.Module, checkpoint: Path) -> None:
+    """Write ``config.json`` of a model of transformers; of PEFT's models the adapter, merged.
+
+    The adapter's files are those of ``PeftModel.save_pretrained``, for
+    ``PeftModel.from_pretrained(base, checkpoint)``.
+    """
+    adapters: Any = getattr(model, "peft_config", None)
+    if isinstance(adapters, dict):
+        if len(adapters) == 1:
+            _write_adapter(model, checkpoint, *adapters.items())
+        return
+    for name in ("config", "generation_config"):
+        config: Any = getattr(model, name, None)
+        if callable(getattr(config, "save_pretrained", None)):
+            try:
+                config.save_pretrained(checkpoint)
+            except Exception as error:  # a configuration that transformers finds invalid
+                text = " ".join(str(error).split())
+                warnings.warn(f"{checkpoint}: {name} is not written ({text:.200})", stacklevel=2)
+
+
+def _write_adapter(model: nn.Module, checkpoint: Path, adapter: tuple[str, Any]) -> None:
+    from peft import get_peft_model_state_dict
+
+    name, config = adapter
+    weights = open_weights(checkpoint)
+    names = get_peft_model_state_dict(
+        model, state_dict={key: key for key in weights.shapes}, adapter_name=name
+    )
+    write_weights(
+        checkpoint / "adapter_model.safetensors",
+        {key: weights.read(found) for key, found in names.items()},
+    )
+    config.save_pretrained(checkpoint)

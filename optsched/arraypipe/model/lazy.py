@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
@@ -313,6 +314,12 @@ class _Guard(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 self.recorder.restore(t for t in args if isinstance(t, Tensor))
         return func(*args, **(kwargs or {}))
+
+
+def collect() -> None:
+    """Free the tensors of objects that refer to each other, and return their memory."""
+    gc.collect()
+    return_memory()
 
 
 def return_memory() -> None:

@@ -139,7 +139,8 @@ def first_difference(
     for key in {**one, **other}:
         a, b = one.get(key, _UNSET), other.get(key, _UNSET)
         if not same(a, b):
-            old, new = (" ".join(f"{value!r:.200}".split()) for value in (a, b))
+            texts = (value if isinstance(value, str) else repr(value) for value in (a, b))
+            old, new = (" ".join(f"{text:.200}".split()) for text in texts)
             return key, old, new
     return None
 

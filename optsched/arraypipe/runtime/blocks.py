@@ -247,10 +247,12 @@ def shared_unchanged(stage: JobStage) -> Iterator[None]:
     now = stage.shared_tensors()
     for (_, _, sentence), known, t in zip(stage.shared, before, now, strict=True):
         if known != (id(t), t._version) or t.requires_grad:
-            what = "trained" if t.requires_grad else "changed"
+            what, hint = "changed", "freeze these and call eval() of them"
+            if t.requires_grad:
+                what, hint = "trained", "build them with these weights trainable from the start"
             raise InputError(
                 f"{sentence}, which is {what} in stage {stage.index}; make new modules on every "
-                f"call, or freeze these and call eval() of them"
+                f"call, or {hint}"
             )
 
 
