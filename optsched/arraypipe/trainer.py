@@ -23,7 +23,7 @@ from optsched.arraypipe.profile.document import Profile
 from optsched.arraypipe.runtime.data import Feed, batches_of
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.losses import Criterion
-from optsched.arraypipe.runtime.stages import waits_for_all
+from optsched.arraypipe.runtime.stages import loss_copy, waits_for_all
 from optsched.arraypipe.shallow import fits, shallow
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 from optsched.errors import InputError
@@ -309,7 +309,8 @@ class ArrayTrainer:
                     self.cut = cut_of(model, self.given_stages, lambda: sample()[0])
                 if self.cut.calls.outputs and not self._compared_shallow(job, fits(model)):
                     inputs, target = sample()
-                    check_cut(model, self.cut, inputs, Criterion(self.loss, target, 1.0), title)
+                    end = Criterion(loss_copy(self.loss, job), target, 1.0)
+                    check_cut(model, self.cut, inputs, end, title)
                 self.compared |= {repr(job.model)}
                 if known is UNCUT:
                     self.ties = tuple(sorted(tied_pairs(split(model, self.cut, job, title))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 
 from optsched.arraypipe import ArrayTrainer, Job, RunConfig
 from optsched.arraypipe.plan.orders import random_schedule
-from optsched.arraypipe.runtime.losses import NotMean
+from optsched.arraypipe.runtime.losses import NotMean, factors_of
 from optsched.arraypipe.train_alone import differences
 from optsched.errors import InputError
 
@@ -353,9 +354,10 @@ def test_a_loss_is_trained(precision: str, tmp_path: Path) -> None:
 class Language(nn.Module):
     """A language model with a loss of its own, shifted by one like those of transformers."""
 
-    def __init__(self, shifted: bool = True) -> None:
+    def __init__(self, shifted: bool = True, encoder: bool = False) -> None:
         super().__init__()
-        self.loss_type = "ForCausalLM" if shifted else "ForTokenClassification"
+        self.loss_type = "ForCausalLM" if shifted or encoder else "ForTokenClassification"
+        self.config = SimpleNamespace(is_encoder_decoder=encoder)
         self.shifted, self.embed = shifted, nn.Embedding(9, 8)
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
         self.head = nn.Linear(8, 9)
@@ -381,12 +383,13 @@ def language(job: Job, start: int) -> Iterator[dict[str, Tensor]]:
         yield {"ids": ids, "labels": labels}
 
 
-@pytest.mark.parametrize("shifted", [False, True])
-def test_the_loss_of_the_model(shifted: bool) -> None:
+@pytest.mark.parametrize(("shifted", "encoder"), [(False, False), (True, False), (False, True)])
+def test_the_loss_of_the_model(shifted: bool, encoder: bool) -> None:
     """Micro-batches of labels that count, also where a micro-batch has none."""
+    model = {"shifted": shifted, "encoder": encoder}
     ends = []
     for count in (1, 2, 5):
-        job = Job(0, 10, sgd, microbatches=count, precision="fp64", model={"shifted": shifted})
+        job = Job(0, 10, sgd, microbatches=count, precision="fp64", model=model)
         made = array_trainer(Language, language, jobs=[job], stages=3, loss=None)
         alone = made.train_alone(0, 2)
         assert differences(run(made, 2).trained[0], alone) == []
@@ -403,3 +406,31 @@ def test_a_loss_of_the_model_that_does_not_add_up() -> None:
     made = array_trainer(Language, language, jobs=[job], stages=2, loss=None, weight=len)
     with pytest.raises(NotMean, match="micro-batches add up"):
         made.train_alone(0, 1)
+
+
+class Mixed(nn.Linear):
+    """A loss with a layer, of scores and the labels of a batch."""
+
+    def forward(self, output: Answer, batch: Any) -> Tensor:  # type: ignore[override]
+        """Only in the type of the weights."""
+        return F.cross_entropy(super().forward(output.logits).flatten(0, 1), batch["ids"].flatten())
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+def test_a_loss_has_the_precision_of_its_job(precision: str) -> None:
+    """Also where stages are compared with the model."""
+    job = Job(0, 4, sgd, precision=precision)
+    made = array_trainer(Language, language, jobs=[job], stages=2, loss=Mixed(9, 9))
+    assert made.check_exact(1) == []
+
+
+def test_answers_behind_the_sequence() -> None:
+    """Heads for questions ignore them; their starts and ends must be as many."""
+    starts = torch.tensor([0, 7, 2, 3])
+    whole = {"input_ids": torch.zeros(4, 5), "start_positions": starts, "end_positions": starts + 1}
+    parts = [{name: t[rows] for name, t in whole.items()} for rows in (slice(2), slice(2, 4))]
+    factors = factors_of(None, None, nn.Identity())
+    assert factors(parts) == [1 / 3, 2 / 3]
+    parts[0]["end_positions"] = torch.tensor([1, 4])
+    with pytest.raises(InputError, match="behind the sequence"):
+        factors(parts)

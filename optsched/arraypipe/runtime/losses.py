@@ -75,6 +75,8 @@ def counts_of(loss: Loss | None, weight: Weight, model: nn.Module) -> Callable[[
         if callable(weight):
             return _checked(weight(target))
         if isinstance(target, dict) and loss is None:
+            if {"start_positions", "end_positions"} <= target.keys():
+                return _answers(target)
             target = target.get("labels")
         if not isinstance(target, Tensor) or target.is_floating_point():
             return float(samples_of(part))
@@ -95,6 +97,18 @@ def _checked(given: Any) -> float:
     return found
 
 
+def _answers(batch: dict[str, Any]) -> float:
+    """Samples whose answer is inside of the sequence; transformers ignores positions behind it."""
+    length = max(t.shape[1] for t in tensors_in(batch) if t.dim() > 1)
+    starts, ends = (batch[name] < length for name in ("start_positions", "end_positions"))
+    if starts.sum() != ends.sum():
+        raise InputError(
+            "data: start_positions and end_positions of a micro-batch have different numbers of "
+            "positions behind the sequence, so that no weight fits both; set microbatches=1"
+        )
+    return float(starts.sum())
+
+
 def _options(loss: Any) -> dict[str, Any]:
     """Options of a loss that decide what its mean is taken over."""
     found: dict[str, Any] = {}
@@ -111,9 +125,13 @@ def _options(loss: Any) -> dict[str, Any]:
 
 
 def _shifts_labels(model: nn.Module) -> bool:
-    """Whether the model's own loss compares every output with the next label (transformers)."""
-    kinds = [m.__dict__["loss_type"] for m in model.modules() if "loss_type" in m.__dict__]
-    return bool(kinds) and kinds[0] in _SHIFTED
+    """Whether the model's own loss compares every output with the next label (transformers).
+
+    Models with an encoder shift what their decoder reads instead.
+    """
+    found = next((m for m in model.modules() if "loss_type" in m.__dict__), None)
+    encoder = getattr(getattr(found, "config", None), "is_encoder_decoder", False)
+    return found is not None and not encoder and found.__dict__["loss_type"] in _SHIFTED
 
 
 @dataclass(frozen=True, eq=False)
