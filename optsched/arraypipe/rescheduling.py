@@ -37,13 +37,15 @@ class Decision(NamedTuple):
     """What follows a segment, decided on the first rank.
 
     `plan` is None at the end of the run. `successors` are pairs (slot, ended job) of the jobs that
-    `refill` gives: every rank calls it with that job, and makes what it returns.
+    `refill` gives: every rank calls it with that job, and makes what it returns. `refused` are
+    waiting jobs that no slot can take, and why.
     """
 
     plan: ExecutionPlan | None
     slots: tuple[int, ...] = ()
     successors: tuple[tuple[int, int], ...] = ()
     cycles: int = 0
+    refused: tuple[tuple[int, str], ...] = ()
     known: int | None = None  # on its way to other ranks: number of a segment with that plan
 
 
@@ -86,11 +88,12 @@ class Rescheduling:
         if interrupted:
             return Decision(None)
         slots, successors = list(segment.slots), []
+        refused: dict[int, str] = {}
         for slot, job in enumerate(segment.slots):
             if job in self.replaced or not self.runs[job].over:
                 continue
             self.replaced.add(job)
-            waiting = self._waiting(segment.plan, slot, tuple(slots))
+            waiting = self._waiting(segment.plan, slot, tuple(slots), refused)
             if waiting is not None:
                 slots[slot] = waiting
             elif self._refills(job, segment.plan, slot):
@@ -101,12 +104,17 @@ class Rescheduling:
             if better is not None:
                 plan, slots = better.plan, list(better.slots)
         if not successors and all(self.runs[job].over for job in slots):
-            return Decision(None)
-        return Decision(plan, tuple(slots), tuple(successors), cycles)
+            return Decision(None, refused=(*refused.items(),))
+        return Decision(plan, tuple(slots), tuple(successors), cycles, (*refused.items(),))
 
-    def carry_out(self, decision: Decision) -> Change:
-        """Make the jobs that join, on every rank alike; the change that follows."""
-        assert decision.plan is not None
+    def carry_out(self, decision: Decision) -> Change | None:
+        """Make the jobs that join, on every rank alike; the change that follows, None at the end."""
+        for job, why in decision.refused:
+            error = self.runs[job].fail(0, self.runs[job].start, why)
+            if self.strict:
+                raise error
+        if decision.plan is None:
+            return None
         slots = list(decision.slots)
         self.waiting = [job for job in self.waiting if job not in slots]
         for slot, ended in decision.successors:
@@ -134,8 +142,10 @@ class Rescheduling:
         """End the solver."""
         self.solver.cancel()
 
-    def _waiting(self, plan: ExecutionPlan, slot: int, slots: tuple[int, ...]) -> int | None:
-        """The first job in the queue that fits a slot and its devices."""
+    def _waiting(
+        self, plan: ExecutionPlan, slot: int, slots: tuple[int, ...], refused: dict[int, str]
+    ) -> int | None:
+        """The first job in the queue that fits a slot and its devices; notes those that do not."""
         for job in list(self.waiting):
             run = self.runs[job]
             if not fits_slot(run.job, plan, slot):
@@ -147,9 +157,7 @@ class Rescheduling:
             why = self.refusal(change, {job: slots[slot]})
             if not why:
                 return job
-            error = run.fail(0, run.start, why)
-            if self.strict:
-                raise error
+            refused[job] = why
         return None
 
     def _refills(self, ended: int, plan: ExecutionPlan, slot: int) -> bool:

@@ -447,7 +447,15 @@ class ArrayRun:
             return RunResult(jobs, losses, log, whole)
         from optsched.arraypipe.distributed.results import LocalJob
 
-        local = tuple(LocalJob(run, ranks.saved_by(run)) for run in self.runs)
+        homes = ranks.backend.homes  # a job that never had a slot is where it was built
+        local = tuple(
+            LocalJob(
+                run,
+                ranks.saved_by(run) if run.index in homes or not self.saves
+                else self._local(run.index),
+            )
+            for run in self.runs
+        )  # fmt: skip
         return RunResult(jobs, losses, log, None, local)
 
 

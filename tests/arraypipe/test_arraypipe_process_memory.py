@@ -34,15 +34,15 @@ QUICK: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     # shards of states in slots are whole: 4 ranks go on where 2 were killed
     "killed": ((2, "tight", "killed"), {"answer": "rank 1 is lost", "moving": True}),
     "resumed": ((4, "tight", "resumed"), EXACT),
-}  # fmt: skip
-SLOW: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "four": ((4, "tight", "exact", 100, 102), EXACT),
     # one that takes a free slot and does not fit says so; the others keep their bits
     "too large": (
         (2, "too_large"),
         {"status": ["done", "done", "failed", "done"], "differences": [],
          "error": "memory: the moments of job job2, stage"},
     ),
+}  # fmt: skip
+SLOW: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "four": ((4, "tight", "exact", 100, 102), EXACT),
     # waits for copies of all ranks, with which the parts of a device's time add up to the whole
     "reported": (
         (2, "reported"), {"moving": True, "exposed": True, "whole": True, "differences": []},

@@ -227,9 +227,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
         last.append(segment)
         return decide(planner, segment, *rest)
 
-    def carried_out(planner: Rescheduling, decision: Any) -> Change:
+    def carried_out(planner: Rescheduling, decision: Any) -> Any:
         change = carry_out(planner, decision)
-        if change != (last[-1].plan, last[-1].slots):
+        if change not in (None, (last[-1].plan, last[-1].slots)):
             changes.append(change)
         return change
 

@@ -174,8 +174,7 @@ class ProcessBackend(Backend):
             cycles, interrupted = cycles_for(segment, self.seconds), any(row[0] for row in rows)
             made = self.planner.decide(segment, cycles, interrupted)
         found = self._shared(made)
-        change = None if found.plan is None else self.planner.carry_out(found)
-        return change, found.cycles
+        return self.planner.carry_out(found), found.cycles
 
     def _shared(self, found: Decision | None) -> Decision:
         """The decision of the first rank; a plan that all know travels as a segment's number."""

@@ -186,7 +186,7 @@ class InlineBackend(Backend):
         self.run_plan.close()
         cycles = cycles_for(segment, self.seconds)
         found = self.planner.decide(segment, cycles, self.worker.interrupted)
-        return (None if found.plan is None else self.planner.carry_out(found)), cycles
+        return self.planner.carry_out(found), cycles
 
     def unload(self, job: int) -> None:
         """On a GPU: the states of a job that has ended go to the host."""
