@@ -108,7 +108,7 @@ class Rescheduling:
         return Decision(plan, tuple(slots), tuple(successors), cycles, (*refused.items(),))
 
     def carry_out(self, decision: Decision) -> Change | None:
-        """Make the jobs that join, on every rank alike; the change that follows, None at the end."""
+        """Make the jobs that join, on every rank alike; return the change, None at the end."""
         for job, why in decision.refused:
             error = self.runs[job].fail(0, self.runs[job].start, why)
             if self.strict:

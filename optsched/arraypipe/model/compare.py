@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,8 @@ def check_cut(model: nn.Module, cut: Cut, inputs: Inputs, loss: MakeLoss, title:
                 f"batch ({' '.join(str(error).split()):.300}); {_culprit(stages, inputs)}"
                 f"{_WAY_OUT}"
             ) from error
-        differ = (n for n, g in gradients.items() if not _alike(g, found[n], n in several))
+        eps = {n: torch.finfo(p.dtype).eps if n in several else 0 for n, p in trained(model)}
+        differ = (n for n, g in gradients.items() if not _alike(g, found[n], eps[n]))
         what = next((f"another gradient of {name!r}" for name in differ), "")
         if not same(value, loss_here):
             what = f"the loss {loss_here.item():.9g} instead of {value.item():.9g}"
@@ -116,7 +118,7 @@ def _gradients(
 
     By `backward`, as reentrant checkpoints know no other way.
     """
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    named = dict(trained(model))
     before = {name: p.grad for name, p in named.items()}
     model.zero_grad(set_to_none=True)
     found: Gradients = dict.fromkeys(named)
@@ -147,12 +149,20 @@ def _gradients(
             p.grad = before[name]
 
 
-def _alike(a: Tensor | None, b: Tensor | None, several: bool) -> bool:
-    """Whether sums of gradients are equal; those of several stages are sums in another order."""
+def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Parameters that need a gradient, with their names."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def _alike(a: Tensor | None, b: Tensor | None, eps: float) -> bool:
+    """Whether sums of gradients are equal; those of several stages are sums in another order.
+
+    Their additions are rounded by `eps`, which is 0 for a gradient of one stage.
+    """
     if a is None or b is None:
         return a is b
-    close = several and bool((a - b).norm() <= 1e-3 * (a.norm() + b.norm()))
-    return close or same(a, b)
+    share = max(1e-3, math.sqrt(eps)) if eps else 0.0
+    return same(a, b) or bool((a - b).norm() <= share * (a.norm() + b.norm()))
 
 
 def _culprit(stages: Sequence[StageModel], inputs: Inputs) -> str:
