@@ -7,8 +7,9 @@ import os
 import shutil
 import threading
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -26,9 +27,6 @@ from optsched.arraypipe.checkpoint import folder as checkpoint
 from optsched.arraypipe.checkpoint.files import numbered, train_files
 from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.train_alone import Trained, differences
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 JOBS = [
     Job(0, 8, adamw, name="first"),
@@ -574,3 +572,20 @@ def test_configs_let_from_pretrained_read_a_checkpoint(tmp_path: Path) -> None:
     base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
     again = peft.PeftModel.from_pretrained(base, tmp_path / "adapted")
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in adapted.state_dict().items())
+
+
+def test_another_rank_completes_a_checkpoint_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder has its last name before the rank that wrote a file has synced the old one."""
+    parts, replace = tmp_path / ".parts-4", Path.replace
+    parts.mkdir()
+
+    def completed(self: Path, target: Path) -> Path:
+        made = replace(self, target)
+        parts.rename(tmp_path / "4")
+        return made
+
+    monkeypatch.setattr(Path, "replace", completed)
+    checkpoint_files.replace_file(parts / "train", "done")
+    assert (tmp_path / "4" / "train").read_text() == "done"

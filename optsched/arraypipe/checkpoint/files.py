@@ -127,10 +127,14 @@ def replace_file(target: Path, value: Any) -> None:
                     torch.save(value, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
-            temporary.replace(target)
+            handle = os.open(target.parent, os.O_RDONLY)
+            try:
+                temporary.replace(target)  # now another rank may complete and rename the folder
+                os.fsync(handle)
+            finally:
+                os.close(handle)
         finally:
             temporary.unlink(missing_ok=True)
-        sync_folder(target.parent)
 
 
 def load(path: Path, device: str = "cpu", mmap: bool = False) -> Any:
