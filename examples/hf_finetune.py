@@ -17,5 +17,5 @@ text = torch.tensor(list(sums.encode()))
 data = [{"input_ids": row, "labels": row} for row in text.unfold(0, 32, 32)]
 jobs = [Job(seed=0, batch_size=8, optimizer=partial(AdamW, lr=lr)) for lr in (1e-3, 3e-3, 1e-2)]
 trainer = ArrayTrainer((GPT2LMHeadModel, config), data, stages=2)
-result = trainer.fit(jobs, steps=20, checkpoint="ckpt/", resume=True)
+result = trainer.fit(jobs, steps=20, checkpoint="ckpt-gpt/", resume=True)
 print(result.report, [losses[-1] for losses in result.losses])
