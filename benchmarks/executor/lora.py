@@ -4,9 +4,10 @@ python benchmarks/executor/lora.py --adapters 8
 
 Every mode runs in fresh processes with one thread each. `alone` trains the adapters one after the
 other in a loop of PyTorch; `array` trains them as siblings in two stages in one process; `ranks`
-in two processes with a stage each; `copies` is one process per adapter, two at a time. Merged
-batches (one forward of the base for the batches of all adapters) are not measured: PEFT takes
-`adapter_names` only in evaluation mode.
+in two processes with a stage each; `copies` is one process per adapter, two at a time. `merged`
+is one forward of the base for the batches of all adapters, whose matrices are stacked (written
+here, since PEFT takes `adapter_names` only in evaluation mode): losses equal those of `alone` to
+rounding, as sums of float32 are in another order.
 """
 
 from __future__ import annotations
@@ -70,6 +71,47 @@ def alone(base: Path, adapters: int, steps: int) -> float:
     return sorted(spent)[len(spent) // 2]
 
 
+def merged(base: Path, adapters: int, steps: int) -> float:
+    """The same with the adapters' matrices stacked; no dropout, one AdamW for all."""
+    data, spent = rows(Path(__file__).read_text(), LENGTH), []
+    stacks: list[torch.nn.Parameter] = []
+    model: Any = None
+    for k in range(adapters):
+        torch.manual_seed(k)
+        model = adapted(base)
+        trained = [p for _, p in model.named_parameters() if p.requires_grad]
+        if not stacks:
+            stacks = [torch.nn.Parameter(p.new_empty(adapters, *p.shape)) for p in trained]
+        for stack, p in zip(stacks, trained, strict=True):
+            stack.data[k] = p.data
+    pairs = zip(stacks[::2], stacks[1::2], strict=True)  # A and B of every layer, in order
+    base_model = model.unload()
+    layers = [
+        part for name, part in base_model.named_modules() if name.endswith(("q_proj", "v_proj"))
+    ]
+    for layer, (down, up) in zip(layers, pairs, strict=True):
+
+        def add(_: Any, given: Any, out: Any, down: Any = down, up: Any = up) -> Any:
+            hidden = given[0].view(adapters, -1, given[0].shape[-1])
+            change = hidden @ down.transpose(1, 2) @ up.transpose(1, 2)
+            return out + change.view(out.shape)
+
+        layer.register_forward_hook(add)
+    optimizer = torch.optim.AdamW(stacks, lr=1e-3)
+    for t in range(steps):
+        start = time.perf_counter()
+        piece = [data[(t * BATCH + i) % len(data)]["input_ids"] for i in range(BATCH)]
+        tokens = torch.stack(piece).repeat(adapters, 1)
+        logits = base_model(input_ids=tokens).logits[:, :-1].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()) * adapters
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+        spent.append(time.perf_counter() - start)
+    return sorted(spent)[len(spent) // 2] / adapters
+
+
 def array(base: Path, adapters: int, steps: int) -> float:
     """The same of siblings; the first iterations are not counted."""
     jobs, clock = [Job(k, BATCH, adam) for k in range(adapters)], Clock()
@@ -83,7 +125,8 @@ def array(base: Path, adapters: int, steps: int) -> float:
 def child(mode: str, base: Path, adapters: int, steps: int) -> None:
     """Print what one process has measured."""
     torch.set_num_threads(1)
-    seconds = (alone if mode == "alone" else array)(base, adapters, steps)
+    modes = {"alone": alone, "merged": merged}
+    seconds = modes.get(mode, array)(base, adapters, steps)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print("measured", json.dumps([os.environ.get("RANK", "0"), seconds, peak]))
 
@@ -131,7 +174,7 @@ def main() -> None:
         form = f"batches of {BATCH} x {LENGTH}"
         print(f"base {size:.0f} MiB, {given.adapters} adapters of rank 8, {form}")
         print("mode    adapters  ms an iteration  MiB of all processes")
-        for mode in ("alone", "array", "ranks", "copies"):
+        for mode in ("alone", "array", "ranks", "merged", "copies"):
             for n in (1, given.adapters) if mode in ("alone", "array") else (given.adapters,):
                 seconds, peak = run(mode, base, n, given.steps)
                 print(f"{mode:8s}{n:8d}{1e3 * seconds:17.1f}{peak:22.0f}", flush=True)
