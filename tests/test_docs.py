@@ -44,8 +44,6 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     """In order, in one namespace, in a folder with the instances; with less time to solve."""
     shutil.copytree(ROOT / "instances", tmp_path / "instances")
     monkeypatch.chdir(tmp_path)
-    if page == "README.md":  # a profile; the machine may be busy, and its times do not matter
-        monkeypatch.setattr("optsched.arraypipe.profile.measure.SHORT_NS", 0)
     write_files(page)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page, "python"):

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 
-from optsched.arraypipe.profile.document import (
+from optsched.arraypipe.profile import (
     BlockEntry,
     DeviceEntry,
     Link,
     Profile,
     ProfiledJob,
     StageEntry,
-    Times,
     UpdateEntry,
 )
 from optsched.pipelines.models import model_of
@@ -37,32 +36,32 @@ def analytic() -> Profile:
     """Four jobs of GPT-2 XL with AdamW in four stages, times in whole microseconds."""
     fields = job_array_fields("gpt2_xl", STAGES, SIZES)
     parts = stages_of(model_of("gpt2_xl"), STAGES, SIZES[1])
-    jobs = tuple(ProfiledJob(name=f"batch{b}", batch_size=b, optimizer="AdamW") for b in BATCHES)
+    jobs = tuple(
+        ProfiledJob(name=f"batch{b}", batch_size=b, microbatches=b // 4, optimizer="AdamW")
+        for b in BATCHES
+    )
 
-    def times(field: str, k: int, stage: int) -> dict[str, int]:
-        ns = 1000 * int(fields[field][k, stage])
-        return {"n": 1, "median_ns": ns, "iqr_ns": 0, "minimum_ns": ns}
+    def time(field: str, k: int, stage: int) -> int:
+        return 1000 * int(fields[field][k, stage])
 
     return Profile(
-        DeviceEntry(
+        device=DeviceEntry(
             name="A100, by an analytic model", kind="cuda", memory_bytes=80 << 30, threads=1,
             torch="none", date="2026-01-01", optsched="0.1.0",
         ),
-        tuple(
+        stages=tuple(
             StageEntry(
                 name=f"{part.layers[0].name}..{part.layers[-1].name}",
-                parameters_bytes=PARAMETER * part.params,
                 gradients_bytes=PARAMETER * part.params,
                 state=(3 * PARAMETER * part.params,) * len(jobs),
             )
             for part in parts
         ),
-        jobs,
-        tuple(
+        jobs=jobs,
+        blocks=tuple(
             BlockEntry(
-                stage=s, batch=size, dtype="fp32", forward=Times(**times("forward", k, s)),
-                backward=Times(**times("backward", k, s)),
-                recompute=Times(**times("recompute", k, s)),
+                stage=s, batch=size, dtype="fp32", forward=time("forward", k, s),
+                backward=time("backward", k, s), recompute=time("recompute", k, s),
                 saved_bytes=int(fields["activation"][k, s]),
                 input_bytes=int(fields["checkpoint"][k, s]),
                 output_bytes=size * parts[s].out_bytes, gradient_bytes=size * parts[s].out_bytes,
@@ -70,11 +69,11 @@ def analytic() -> Profile:
             for s in range(STAGES)
             for k, size in enumerate(SIZES)
         ),
-        tuple(
-            UpdateEntry(stage=s, optimizer="AdamW", dtype="fp32", **times("update", 0, s))
+        updates=tuple(
+            UpdateEntry(stage=s, optimizer="AdamW", dtype="fp32", time=time("update", 0, s))
             for s in range(STAGES)
         ),
-        Link(bandwidth=BANDWIDTH["nvlink"] * 10**6, latency_ns=1000 * LATENCY),
+        link=Link(bandwidth=BANDWIDTH["nvlink"] * 10**6, latency_ns=1000 * LATENCY),
     )  # fmt: skip
 
 

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from benchmarks.machine import machine
 from optsched import JobArray, solve
-from optsched.arraypipe import ArrayTrainer, Job
-from optsched.arraypipe.profile import measure
+from optsched.arraypipe import ArrayTrainer, Job, measure
 from optsched.pipelines import balanced, one_f_one_b, partition
 from optsched.pipelines.cuts import naive
 from optsched.problems.jobarray.merging import merged

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from optsched.arraypipe.options import RunConfig
     from optsched.arraypipe.plan.orders import random_schedule
     from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan
-    from optsched.arraypipe.profile.document import Profile
-    from optsched.arraypipe.report.report import Report
+    from optsched.arraypipe.profile import Profile
+    from optsched.arraypipe.report import Report
     from optsched.arraypipe.sweep import ArraySweep, SweepResult
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.arraypipe.training_run import RunResult
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Advice": "advice", "ArraySweep": "sweep", "ArrayTrainer": "trainer",
     "Callback": "callbacks", "CsvLog": "callbacks", "ExecutionPlan": "plan.plan", "Job": "job",
-    "JobFailed": "job", "Profile": "profile.document", "Report": "report.report",
+    "JobFailed": "job", "Profile": "profile", "Report": "report",
     "RunConfig": "options", "RunResult": "training_run",
     "SweepResult": "sweep", "advise": "advice",
     "compile_plan": "plan.plan", "random_schedule": "plan.orders",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import warnings
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -19,7 +18,7 @@ from optsched.arraypipe.model.lazy import return_memory
 from optsched.arraypipe.options import RunConfig
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan
 from optsched.arraypipe.repeats import cause
-from optsched.arraypipe.report.report import predict
+from optsched.arraypipe.report import predict
 from optsched.arraypipe.rescheduling import check_problem, fits_slot
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.stages import fresh_model, waits_for_all
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.arraypipe.options import Request
-    from optsched.arraypipe.profile.document import Profile
+    from optsched.arraypipe.profile import Profile
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.arraypipe.training_run import RunResult
     from optsched.problems.jobarray.problem import JobArray
@@ -230,7 +229,7 @@ def _try_evaluation(trainer: ArrayTrainer, request: Request) -> None:
 def _measured(trainer: ArrayTrainer, ranks: int, say: Callable[[str], object]) -> Profile:
     """Measure every stage on its rank (collective); small models in less than a second."""
     from optsched.arraypipe.distributed.group import meeting
-    from optsched.arraypipe.profile.measure import measure
+    from optsched.arraypipe.measure import measure
 
     n_stages = trainer.n_stages
     _check_devices(ranks, n_stages)
@@ -263,11 +262,7 @@ def _solved(
     _check_devices(devices, n_stages)
     if profile is None:
         say(f"measuring {n_stages} stages of {len(trainer.jobs)} jobs")
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            profile = trainer.profile()
-        if warned:
-            say("times scatter, the schedule may be off; results do not depend on it")
+        profile = trainer.profile()
     place = [stage * devices // n_stages for stage in range(n_stages)]
     kind = "gpu" if profile.device.kind == "cuda" else "cpu"
     names = tuple(f"{kind}{d}" for d in range(devices))

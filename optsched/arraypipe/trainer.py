@@ -19,7 +19,7 @@ from optsched.arraypipe.model.tied_weights import tied_pairs
 from optsched.arraypipe.options import Request, RunConfig
 from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import routes
-from optsched.arraypipe.profile.document import Profile
+from optsched.arraypipe.profile import Profile
 from optsched.arraypipe.runtime.data import Feed, batches_of
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.losses import Criterion
@@ -212,7 +212,6 @@ class ArrayTrainer:
     def profile(
         self,
         sizes: Sequence[int] | None = None,
-        repeats: int = 10,
         *,
         split_backward: bool = False,
     ) -> Profile:
@@ -222,19 +221,15 @@ class ArrayTrainer:
         ----------
         sizes
             Sizes of micro-batches; by default those of the jobs.
-        repeats
-            Number of repeats of a block; fewer of long ones, up to 50 of short ones.
         split_backward
             Measure gradients of inputs (I) and of weights (W), too.
         """
-        from optsched.arraypipe.profile.measure import measure
+        from optsched.arraypipe.measure import measure
 
         checked_jobs(self.jobs)
         with global_state_kept():
             device = device_of(self.config.device)
-            self.last_profile = measure(
-                self, device, sizes=sizes, repeats=repeats, split_backward=split_backward
-            )
+            self.last_profile = measure(self, device, sizes=sizes, split_backward=split_backward)
         return self.last_profile
 
     def problem(self, profile: Profile | None = None, **options: Any) -> JobArray:

@@ -22,8 +22,7 @@ from optsched.arraypipe.model.lazy import collect
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
 from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, moved, places
-from optsched.arraypipe.report.report import compare
-from optsched.arraypipe.report.trace import RunLog, measured
+from optsched.arraypipe.report import RunLog, compare, measured
 from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime.data import check_resumable
 from optsched.arraypipe.runtime.environment import (
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Change
     from optsched.arraypipe.plan.types import Record
-    from optsched.arraypipe.report.report import Report
+    from optsched.arraypipe.report import Report
     from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray
 

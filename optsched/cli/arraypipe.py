@@ -41,18 +41,15 @@ def profile(
     sizes: Annotated[
         str | None, option("Micro-batch sizes, such as 1,2,4,8 [default: those of the jobs].")
     ] = None,
-    repeats: Annotated[int, option("Measurements of a block; more if they scatter.")] = 10,
 ) -> None:
     """Measure the blocks of a script's jobs, and what they keep and send."""
-    from optsched.arraypipe.commands import guarded, load_trainer, plain_warnings, script_parts
+    from optsched.arraypipe.commands import guarded, load_trainer
 
-    path, _ = script_parts(script)
+    wanted = None if sizes is None else numbers("sizes", sizes)
+    path, trainer = load_trainer(script)
     target = output or Path(f"{path.stem}.profile.json")
     check_outputs([target], [path])
-    wanted = None if sizes is None else numbers("sizes", sizes)
-    trainer = load_trainer(script)
-    with plain_warnings():
-        found = guarded(path, lambda: trainer.profile(wanted, repeats))
+    found = guarded(path, lambda: trainer.profile(wanted))
     print(found)
     wrote(target, found.write)
 
@@ -79,33 +76,27 @@ def problem(
     memory: Memory = None,
 ) -> None:
     """Write the instance of profiled jobs, for `optsched solve`; needs no PyTorch."""
-    from optsched.arraypipe.commands import plain_warnings
-    from optsched.arraypipe.profile.document import Profile
+    from optsched.arraypipe.profile import Profile
 
     name = file.name.removesuffix(".json").removesuffix(".profile")
     target = output or file.parent / f"{name}.jobarray.json"
     check_outputs([target], [file])
-    with plain_warnings():
-        array = Profile.read(file).problem(objective=objective, memory=memory)
+    array = Profile.read(file).problem(objective=objective, memory=memory)
     size = f"{array.n_jobs} jobs, {array.n_stages} stages on {array.n_devices} devices"
     wrote(target, array.write, f": {size}")
 
 
 @app.command()
-def plan(
-    file: ScheduleFile,
-    in_full: Annotated[bool, option("Devices, channels, bytes, period.", "--explain")] = False,
-) -> None:
+def plan(file: ScheduleFile) -> None:
     """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch."""
     from optsched.arraypipe.plan.plan import compile_plan
-    from optsched.arraypipe.report.report import explain, headline
+    from optsched.arraypipe.report import explain
     from optsched.io.strict_json import placed
     from optsched.model.schedule import Schedule
 
     schedule = Schedule.read(file)
     with placed(f"{file}: "):
-        compiled = compile_plan(schedule)
-        text = explain(compiled) if in_full else headline(compiled)
+        text = explain(compile_plan(schedule))
     print(f"{file}: can be run: {text}")
 
 
@@ -132,11 +123,8 @@ def run(
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         program = ["--no-python", sys.executable, "-c", "from optsched.cli import main; main()"]
         raise typer.Exit(subprocess.call([sys.executable, *launcher, *program, *sys.argv[1:]]))
-    summary = run_script(
-        script, schedule, steps, out, {"every": every, "verbose": not quiet},
-        checkpoint=checkpoint, resume=resume,
-    )  # fmt: skip
-    if summary.failures:
+    settings = {"every": every, "verbose": not quiet}
+    if not run_script(script, schedule, steps, out, settings, checkpoint=checkpoint, resume=resume):
         raise typer.Exit(1)
 
 
@@ -172,4 +160,4 @@ def demo(
     summary = summary_of(result, backend="inline", steps=steps, seconds=seconds)
     print(f"{summary}\n\nevery job is bit-identical to training it alone")
     if out is not None:
-        print(f"wrote {write_results(out, summary, result)} in {out}")
+        write_results(out, summary, result)

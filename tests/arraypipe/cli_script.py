@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,14 +48,6 @@ def adamw(named: Any) -> torch.optim.Optimizer:
 
 def make_trainer() -> ArrayTrainer:
     """The good one."""
-    return trainer()
-
-
-def warns() -> ArrayTrainer:
-    """Warns twice of the same, and once of something else, in two lines."""
-    for text in ("odd", "odd", "even\nso"):
-        warnings.warn(text, stacklevel=1)
-        warnings.warn(text, stacklevel=2)
     return trainer()
 
 
@@ -107,6 +98,3 @@ def leaves() -> ArrayTrainer:
 def bare() -> ArrayTrainer:
     """Has no jobs."""
     return ArrayTrainer(build_model, [], [2], nn.functional.cross_entropy)
-
-
-number = 5

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.arraypipe.advice import Advice, Option, advise
-from optsched.arraypipe.profile.document import Profile, from_tree
+from optsched.arraypipe.profile import Profile, from_tree
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,39 +24,29 @@ GB = 1 << 30
 def profile(
     stages: int = 4, batches: tuple[int, ...] = (8,) * 8, *, microbatches: int = 1,
     base: int = 1_000_000, per: int = 100_000, state: int = GB, kept: int = 1 << 20,
-    memory: int = 80 * GB, iqr: float = 0.0,
+    memory: int = 80 * GB,
 ) -> Profile:  # fmt: skip
     """Equal stages: F takes ``base + per * size`` nanoseconds, B twice that."""
-
-    def times(ns: int) -> dict[str, int]:
-        return {"n": 10, "median_ns": ns, "iqr_ns": int(iqr * ns), "minimum_ns": 1}
-
     names = ("input_bytes", "output_bytes", "gradient_bytes")
     sizes = sorted({-(-b // microbatches) for b in batches})
     return from_tree({
         "format": "optsched.profile/2",
         "device": {"name": "D", "kind": "cuda", "memory_bytes": memory, "threads": 1, "torch": "2",
                    "date": "2026-01-01", "optsched": "0"},
-        "stages": [{"name": f"s{s}", "parameters_bytes": state // 3, "gradients_bytes": state // 3,
-                    "state": [state] * len(batches)} for s in range(stages)],
+        "stages": [{"name": f"s{s}", "gradients_bytes": state // 3, "state": [state] * len(batches)}
+                   for s in range(stages)],
         "jobs": [{"name": f"j{k}", "batch_size": b, "microbatches": microbatches}
                  for k, b in enumerate(batches)],
         "blocks": [
-            {"stage": s, "batch": b, "dtype": "fp32", "forward": times(base + per * b),
-             "backward": times(2 * (base + per * b)), "recompute": times(base + per * b),
+            {"stage": s, "batch": b, "dtype": "fp32", "forward": base + per * b,
+             "backward": 2 * (base + per * b), "recompute": base + per * b,
              "saved_bytes": kept * b, **dict.fromkeys(names, 1024 * b)}
             for s, b in product(range(stages), sizes)
         ],
-        "updates": [{"stage": s, "optimizer": "", "dtype": "fp32", **times(1_000)}
+        "updates": [{"stage": s, "optimizer": "", "dtype": "fp32", "time": 1_000}
                     for s in range(stages)],
         "link": {"bandwidth": 10**10, "latency_ns": 20_000},
     })  # fmt: skip
-
-
-def best(advice: Advice) -> str:
-    """The name of the best option."""
-    assert advice.best is not None
-    return advice.best.name
 
 
 WINNERS: list[tuple[str, dict[str, Any], float]] = [
@@ -74,10 +64,10 @@ WINNERS: list[tuple[str, dict[str, Any], float]] = [
 def test_known_winners(name: str, setting: dict[str, Any], seconds: float) -> None:
     """The rules of the page, each where the winner is known; its time is near a bound."""
     advice = advise(profile(**setting), devices=4)
-    found = advice[name].seconds
-    assert found is not None
+    found, best = advice[name].seconds, advice.best
+    assert found is not None and best is not None and best.seconds is not None
     assert seconds * 0.9999 <= found <= seconds * 1.1
-    assert best(advice) == name or found <= 1.01 * (advice.best or advice[name]).seconds  # type: ignore[operator]
+    assert best.name == name or found <= 1.01 * best.seconds
     assert advice["one job per GPU"].fits is (name == "one job per GPU")
 
 
@@ -101,40 +91,37 @@ def test_nothing_beats_the_sum_of_work(
 
 
 def test_near_times_are_too_close_to_call() -> None:
-    """A lead within the spread of the profile is no lead; what does not fit is never the best."""
-    options = [Option(name, time, 1, True, "") for name, time in
-               (("a", 1.0), ("b", 1.0004), ("c", 1.2))]  # fmt: skip
-    none = Option("d", None, 1, False, "")
+    """A small lead is no lead; what does not fit is never the best."""
+    options = [Option(name, time, 1, True) for name, time in (("a", 1.0), ("b", 1.04), ("c", 1.2))]
+    none = Option("d", None, 1, False)
 
-    def verdict(spread: float, *rows: Option) -> str:
-        return Advice(rows, 1, 1, 0, spread).verdict
+    def verdict(*rows: Option) -> str:
+        return Advice(rows, 1, 1, 0).verdict
 
-    assert verdict(0.0, *options) == "too close to call: a leads b by 0.0%"
-    assert verdict(0.0, *options[1:]) == "best: b, 1.20x as fast as c"
-    assert "too close" in verdict(0.3, *options[1:])
-    assert verdict(0.0, options[2], none) == "best: c"
-    assert "no option fits" in verdict(0.0, none)
+    assert verdict(*options) == "too close to call: a leads b by 4.0%"
+    assert verdict(*options[1:]) == "best: b, 1.15x as fast as c"
+    assert verdict(options[2], none) == "best: c"
+    assert "no option fits" in verdict(none)
 
 
-def test_memory_too_small_and_unknown() -> None:
-    """No option fits, and each names the bytes; or the memory is unknown, and all are taken."""
+def test_memory_that_is_small_smaller_and_unknown() -> None:
+    """Recomputation makes it fit, or nothing does; of unknown memory all is taken."""
+    tight = advise(profile(kept=3 * GB), devices=4)["one job per GPU"]
+    assert tight.fits and tight.recompute and tight.seconds == 2 * (4 * 4 * 1_800_000 + 4_000) / 1e9
     advice = advise(profile(), devices=4, memory="1GB")
-    assert advice.best is None
-    assert all(o.fits is False and o.needed > GB and "GiB" in o.reason for o in advice.options)
+    assert advice.best is None and all(o.fits is False and o.needed > GB for o in advice.options)
     advice = advise(profile(memory=0, state=500 * GB), devices=4)
-    assert best(advice) == "one job per GPU" and "unknown memory" in str(advice)
-    assert all(option.fits is None for option in advice.options)
+    assert advice.best is not None and "unknown memory" in str(advice)
+    assert all(option.fits is None and not option.recompute for option in advice.options)
 
 
 def test_jobs_and_devices() -> None:
-    """One device: the same work in another order. Many devices: arrays side by side."""
+    """One device: the same work in another order. Many: arrays side by side."""
     advice = advise(profile(batches=(4, 8)), devices=1)
     assert advice["job array"].seconds == pytest.approx(advice["one job per GPU"].seconds, rel=0.01)
-    advice = advise(profile(2, (8,) * 8, state=20 * GB, memory=120 * GB), devices=8)
-    assert "4 pipelines" in advice["1F1B"].reason
-    assert "4 arrays side by side" in advice["job array"].reason
-    many = advise(profile(batches=(8,), memory=0), [0] * 300, devices=4)["job array"]
-    assert many.seconds is not None and many.seconds >= 300 * (3 * 1_800_000 + 1_000) / 1e9
+    few, many = (advise(profile(2, memory=0), devices=n) for n in (2, 8))
+    for name in ("1F1B", "job array"):
+        assert many[name].seconds == pytest.approx(few[name].seconds / 4, rel=0.3)  # type: ignore[operator]
     long = advise(profile(batches=(100_000,), microbatches=100_000), devices=4)
     load = 100_000 * 3 * 1_100_000 / 1e9
     assert long["1F1B"].seconds is not None and load <= long["1F1B"].seconds < 1.05 * load
@@ -145,22 +132,12 @@ def test_a_path_is_read_and_the_answer_is_plain(tmp_path: Path) -> None:
     path, known = tmp_path / "x.profile.json", profile()
     known.write(path)
     advice = advise(path)
-    assert advice == advise(str(path)) == advise(known)
+    assert advice == advise(known)
     found = json.loads(json.dumps(advice.as_dict()))
-    assert found["best"] == best(advice)
-    assert [o["name"] for o in found["options"]] == [o.name for o in advice.options]
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"devices": 0}, "devices: "), ({"devices": True}, "devices: "),
-        ({"devices": 10**9}, "devices: "), ({"memory": "much"}, "memory: "),
-        ({"memory": -1}, "memory: "), ({"jobs": []}, "jobs: "), ({"jobs": [99]}, "jobs"),
+    assert advice.best is not None and found["best"] == advice.best.name
+    for changes, sentence in (
+        ({"devices": 0}, "devices: "), ({"memory": "much"}, "memory: "), ({"jobs": []}, "jobs: "),
         ({"profile": 7}, "path: "),
-    ],
-)  # fmt: skip
-def test_bad_arguments_are_named(changes: dict[str, Any], sentence: str) -> None:
-    """Before anything is computed."""
-    with pytest.raises(InputError, match=f"^{sentence}"):
-        advise(**{"profile": profile(batches=(4, 8)), **changes})
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=f"^{sentence}"):
+            advise(**{"profile": known, **changes})  # type: ignore[arg-type]

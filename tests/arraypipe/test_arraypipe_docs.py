@@ -55,9 +55,8 @@ def test_code_on_the_page_runs(
 
 
 @pytest.mark.torch
-def test_commands_on_the_page_run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_on_the_page_run(cli: Cli) -> None:
     """In the order of the page (the demo has a test of its own), with fewer steps."""
-    monkeypatch.setattr("optsched.arraypipe.profile.measure.SHORT_NS", 0)
     (code,) = re.findall(r"```python\n(.*?)```", text_of("executor-cli"), re.S)
     Path("train.py").write_text(code)
     random_schedule([1, 1, 1], 2, seed=0).write("x.schedule.json")

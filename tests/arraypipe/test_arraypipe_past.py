@@ -16,8 +16,7 @@ from optsched import verify
 from optsched.arraypipe import Job, RunConfig, random_schedule, training_run
 from optsched.arraypipe.distributed.ranks import in_topological_order
 from optsched.arraypipe.plan.checks import blocks_only
-from optsched.arraypipe.report.report import compare
-from optsched.arraypipe.report.trace import measured
+from optsched.arraypipe.report import compare, measured
 from optsched.arraypipe.runtime import inline
 from optsched.arraypipe.runtime.inline import InlineBackend, since
 from optsched.arraypipe.train_alone import differences

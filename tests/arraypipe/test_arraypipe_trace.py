@@ -22,8 +22,7 @@ from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, routes
 from optsched.arraypipe.plan.segments import Change, RunPlan, Walk
 from optsched.arraypipe.plan.types import Copied, Record
-from optsched.arraypipe.report.report import compare, predict
-from optsched.arraypipe.report.trace import RunLog, measured
+from optsched.arraypipe.report import RunLog, compare, explain, measured, predict
 from optsched.formats import perfetto
 
 if TYPE_CHECKING:
@@ -292,6 +291,50 @@ def test_times_finer_than_the_clock() -> None:
         r._replace(start_ns=max(0, r.start_ns - 2)) for r in simulate(run_plan, lambda k, i: 7)
     ]
     assert optsched.verify(measured(log(run_plan, records))) == []
+
+
+def slope(plan: ExecutionPlan, iterations: int) -> float:
+    """Nanoseconds a cycle of a long run in which every block starts as early as it can."""
+    run_plan = run_plan_of([plan], [iterations * r for r in plan.copies], random.Random(0))
+    duration = plan.schedule.duration.tolist()
+    ends: dict[int, int] = {}
+    for record in simulate(run_plan, lambda k, i: duration[i] * MICRO):
+        ends[record.cycle] = max(ends.get(record.cycle, 0), record.end_ns)
+    first, final = iterations // 2, iterations - 1
+    return (ends[final] - ends[first]) / (final - first)
+
+
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 3),
+    st.integers(0, 10**6), st.booleans(),
+)  # fmt: skip
+def test_predicted_period_is_that_of_a_long_run(
+    microbatches: list[int], n_stages: int, seed: int, rolling: bool
+) -> None:
+    """Maximum cycle ratio and unrolled run agree, with offsets, copies and lags, and the bound."""
+    array = JobArray(
+        [[3, 5], [4, 2]], [[6, 4], [3, 7]], lag_forward=[[2], [1]], lag_backward=[[1], [3]],
+        multiplicity=[1, 2], objective="period",
+    )  # fmt: skip
+    once = random_schedule(microbatches, n_stages, seed=seed)
+    plan = compile_plan(random_rolling(array, seed=seed) if rolling else once)
+    found = predict(plan)
+    claimed = plan.schedule.period
+    assert found.bound_ns <= found.period_ns <= (claimed * MICRO if claimed else found.period_ns)
+    assert slope(plan, 48) == pytest.approx(found.period_ns, rel=0.05)
+
+
+def test_chain_and_load_of_a_known_plan() -> None:
+    """One job in two stages: the chain is the period; the load is what its devices do."""
+    array = JobArray([[3, 5]], [[6, 4]], lag_forward=[[2]], lag_backward=[[1]])
+    schedule = optsched.solve(array, time_limit=600).schedule
+    assert schedule is not None
+    plan = compile_plan(schedule)
+    assert predict(plan) == (21 * MICRO, (9 * MICRO, 9 * MICRO), 21 * MICRO)
+    lines = explain(plan).splitlines()
+    assert lines[0] == "1 jobs in 2 stages on 2 devices"
+    assert lines[1] == "predicted period  21 us, 0.0% above the bound"
+    assert lines[4].split() == ["gpu0", "0", "2", "9", "us", "43%", "0", "B"]
 
 
 def real(n: int, fails: tuple[int, int] = (-1, 0)) -> Any:

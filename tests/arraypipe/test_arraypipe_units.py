@@ -6,7 +6,7 @@ import pytest
 
 import optsched
 from optsched.arraypipe.plan.plan import compile_plan
-from optsched.arraypipe.report.report import explain, predict
+from optsched.arraypipe.report import explain, predict
 
 UNITS = {"ns": 10**9, "us": 10**6, "ms": 1000, "s": 1}  # a second in each
 

@@ -12,7 +12,7 @@ from program import BAD, SHOP, Cli
 from rolling_arrays import equal_jobs
 
 import optsched
-from optsched.arraypipe.profile.document import Profile
+from optsched.arraypipe.profile import Profile
 from optsched.formats.read_problem import read_problem
 from optsched.model.schedule import Schedule
 from optsched.solving.solver import support_by_name

@@ -1,38 +1,32 @@
-"""Measure the blocks of a trainer's jobs, one stage at a time, and their bytes."""
+"""Measure the blocks of a trainer's jobs, one stage at a time on its device, and their bytes."""
 
 from __future__ import annotations
 
 import platform
-import warnings
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
 import torch
 import torch.distributed as dist
 
 from optsched.arraypipe.memory.stage_bytes import (
     boundary_bytes,
     gradients_bytes,
-    parameters_bytes,
     saved_bytes,
     state_bytes,
 )
 from optsched.arraypipe.model.build import Builder
-from optsched.arraypipe.profile.document import (
-    NOISY,
+from optsched.arraypipe.profile import (
     BlockEntry,
     DeviceEntry,
     Link,
     Profile,
     ProfiledJob,
     StageEntry,
-    Times,
     UpdateEntry,
 )
 from optsched.arraypipe.runtime import blocks
@@ -45,7 +39,7 @@ from optsched.io.values import integer
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from torch import Tensor
 
@@ -54,17 +48,13 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.state import JobStage
     from optsched.arraypipe.trainer import ArrayTrainer
 
-REPEATS: Final = 10
+REPEATS: Final = 20
 LEAST_REPEATS: Final = 3  # of long blocks
-MOST_REPEATS: Final = 50  # of short blocks
+LONG_NS: Final = 500_000_000  # time after which these are enough
 WARM_UPS: Final = 2
-LONG_NS: Final = 500_000_000  # time after which three repeats are enough
-SHORT_NS: Final = 20_000_000  # time until which blocks are repeated more often
 LINK_BYTES: Final = 1 << 20
-
-_COST_FREE: Final = (
-    "params", "param_names", "lr", "initial_lr", "betas", "eps", "decoupled_weight_decay",
-)  # fmt: skip
+COST_FREE: Final = ("params", "param_names", "lr", "initial_lr", "betas", "eps",
+                    "decoupled_weight_decay")  # fmt: skip
 
 
 class StageRow(NamedTuple):
@@ -81,7 +71,6 @@ def measure(
     device: torch.device,
     *,
     sizes: Sequence[int] | None = None,
-    repeats: int = REPEATS,
     split_backward: bool = False,
     local: Collection[int] | None = None,
     group: Group | None = None,
@@ -92,16 +81,17 @@ def measure(
     ----------
     sizes
         Micro-batch sizes; by default those of the jobs.
-    repeats
-        Repeats of a block, fewer if it is long; more, up to 50, if it is short.
     split_backward
         Measure blocks I and W, too.
     local, group
         On ranks: the stages of this rank, and the group of all, which get the whole profile. What
         one rank raises is raised on all.
     """
-    _check_arguments(sizes, repeats)
-    bench = _Bench(trainer, device, repeats, split_backward, local)
+    if sizes is not None:
+        if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__len__") or not len(sizes):
+            raise InputError(f"sizes: expected a list of micro-batch sizes, got {sizes!r:.60}")
+        sizes = [integer(f"sizes[{k}]", size, 1) for k, size in enumerate(sizes)]
+    bench = _Bench(trainer, device, split_backward, local)
 
     def everywhere(make: Callable[[], Any]) -> list[Any]:
         return [make()] if group is None else group.all(group.agree(make))
@@ -111,40 +101,14 @@ def measure(
     for s in range(trainer.n_stages):
         rows += [row for row in everywhere(partial(bench.stage, s)) if row is not None]
         bench.inputs = rows[-1].outputs
-    profile = Profile(
-        _device_entry(device),
-        tuple(row.entry for row in rows),
-        tuple(map(_profiled, trainer.jobs, trainer.titles, bench.labels)),
-        tuple(entry for row in rows for entry in row.blocks),
-        tuple(entry for row in rows for entry in row.updates),
-        None if group is None else _measured_link(group),
+    return Profile(
+        device=_device_entry(device),
+        stages=tuple(row.entry for row in rows),
+        jobs=tuple(map(_profiled, trainer.jobs, trainer.titles, bench.labels)),
+        blocks=tuple(entry for row in rows for entry in row.blocks),
+        updates=tuple(entry for row in rows for entry in row.updates),
+        link=None if group is None or group.size == 1 else _measured_link(group),
     )
-    if profile.spread > NOISY and group is None:
-        warnings.warn(
-            f"times scatter by up to {profile.spread:.0%} of the median; is the machine busy with "
-            "something else?",
-            stacklevel=3,
-        )
-    return profile
-
-
-def _check_arguments(sizes: Sequence[int] | None, repeats: int) -> None:
-    integer("repeats", repeats, LEAST_REPEATS)
-    if sizes is None:
-        return
-    if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__len__") or not len(sizes):
-        raise InputError(f"sizes: expected a list of micro-batch sizes, got {sizes!r:.60}")
-    for k, size in enumerate(sizes):
-        integer(f"sizes[{k}]", size, 1)
-
-
-def _profiled(job: Job, title: str, label: str) -> ProfiledJob:
-    precision: Any = job.precision
-    return ProfiledJob(
-        name=title, batch_size=job.batch_size, microbatches=job.microbatches,
-        recompute=job.recompute, precision=precision, optimizer=label,
-        update="global" if waits_for_all(job) else "fused",
-    )  # fmt: skip
 
 
 class _Bench:
@@ -158,13 +122,15 @@ class _Bench:
         self,
         trainer: ArrayTrainer,
         device: torch.device,
-        repeats: int,
         split: bool,
         local: Collection[int] | None,
     ) -> None:
-        self.trainer, self.device, self.repeats, self.split = trainer, device, repeats, split
+        self.trainer, self.device, self.split = trainer, device, split
         self.local = range(trainer.n_stages) if local is None else local
         self.labels = [*map(_label, trainer.jobs, trainer.titles)]
+        self.keys = [
+            (label, j.precision) for label, j in zip(self.labels, trainer.jobs, strict=True)
+        ]
         self.stages: dict[tuple[str, str], list[JobStage]] = {}  # by optimizer and precision
         self.feeds: dict[tuple[int, str], Feed] = {}  # by micro-batch size and precision
         self.inputs: dict[tuple[int, str], list[Tensor]] = {}
@@ -174,22 +140,21 @@ class _Bench:
         """Build the local stages on the host, and draw a batch of every size and precision."""
         trainer, builder = self.trainer, Builder(self.trainer.build_model)
         where = [self.device] * trainer.n_stages
-        for job, title, label in zip(trainer.jobs, trainer.titles, self.labels, strict=True):
-            if (label, job.precision) not in self.stages:
+        for key, job, title in zip(self.keys, trainer.jobs, trainer.titles, strict=True):
+            if key not in self.stages:
                 with builder.parts(job) as model:
-                    made = fresh_stages(
+                    self.stages[key] = fresh_stages(
                         model, trainer.cut, job, 0, title, where, True, trainer.loss
                     )
-                    for stage in made:
+                    for stage in self.stages[key]:
                         if stage.index not in self.local:
                             drop(stage)
-                self.stages[label, job.precision] = made
             for size in [-(-job.batch_size // job.microbatches)] if sizes is None else sizes:
                 if (size, job.precision) not in self.feeds:
                     one = job if sizes is None else replace(job, batch_size=size, microbatches=1)
                     feed = self.feeds[size, job.precision] = Feed(trainer.data, one, title, 0)
                     feed.draw(0)
-        first = self.stages[self.labels[0], trainer.jobs[0].precision]
+        first = self.stages[self.keys[0]]
         frozen = {n: p for stage in first for n, p in stage.parameters if not p.requires_grad}
         if frozen and len(trainer.jobs) > 1:
             with builder.sketch(trainer.jobs[1]) as model:
@@ -200,33 +165,33 @@ class _Bench:
         if index not in self.local:
             return None
         name = ["stage0", *self.trainer.cuts][index]
-        place = f"stage {index} ({name})"
         entries: list[BlockEntry] = []
-        updates: dict[tuple[str, str], UpdateEntry] = {}
+        updates: list[UpdateEntry] = []
         outputs: dict[tuple[int, str], list[Tensor]] = {}
-        sizes: dict[tuple[str, str], tuple[int, int, int]] = {}
-        keys = [
-            (label, j.precision) for label, j in zip(self.labels, self.trainer.jobs, strict=True)
-        ]
-        for key, job in dict(zip(reversed(keys), reversed(self.trainer.jobs), strict=True)).items():
-            stage = self.stages[key][index]
-            with _enough_memory(place), in_place(stage):
-                for case in sorted(self.feeds.keys() - outputs.keys()):
-                    if case[1] == job.precision:
-                        with _enough_memory(f"{place}, micro-batch {case[0]}"):
+        gradients, states = 0, dict[tuple[str, str], int]()
+        try:
+            for key in dict.fromkeys(self.keys):
+                stage, job = self.stages[key][index], self.trainer.jobs[self.keys.index(key)]
+                with in_place(stage):
+                    for case in sorted(self.feeds.keys() - outputs.keys()):
+                        if case[1] == job.precision:
                             entry, outputs[case] = self.block(stage, *case)
-                        entries.append(entry)
-                updates[key] = self.update(stage, job, key[0])
-                sizes[key] = parameters_bytes(stage), gradients_bytes(stage), state_bytes(stage)
+                            entries.append(entry)
+                    updates.append(self.update(stage, job, key[0]))
+                    gradients = max(gradients, gradients_bytes(stage))
+                    states[key] = state_bytes(stage)
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                f"profile: stage {index} ({name}): does not fit into the memory of the device; use "
+                "more stages, smaller micro-batches, or a lower precision "
+                f"({str(error).splitlines()[0]:.200})"
+            ) from error
         shared = sum(p.nbytes for n, p in stage.parameters if n in self.shared)
-        entry_of_stage = StageEntry(
-            name=name,
-            parameters_bytes=max(size[0] for size in sizes.values()),
-            gradients_bytes=max(size[1] for size in sizes.values()),
-            shared_bytes=shared,
-            state=tuple(sizes[key][2] - shared for key in keys),
+        state = tuple(states[key] - shared for key in self.keys)
+        of_stage = StageEntry(
+            name=name, gradients_bytes=gradients, shared_bytes=shared, state=state
         )
-        return StageRow(entry_of_stage, entries, [*updates.values()], outputs)
+        return StageRow(of_stage, entries, updates, outputs)
 
     def block(self, stage: JobStage, size: int, precision: Any) -> tuple[BlockEntry, list[Tensor]]:
         """Times and bytes of a micro-batch size, and the form of the output."""
@@ -242,25 +207,20 @@ class _Bench:
         def once() -> None:
             given = [tuple(blocks.leaf(t.clone()) for t in x) for _ in range(2)]
             batches = [batch.copied() for _ in range(2)]
-            clock.timed(
-                "forward",
-                lambda: blocks.forward(stage, 0, given[0], batches[0], 1, end, False),
-            )
+            first = (given[0], batches[0], 1, end, False)
+            clock.timed("forward", partial(blocks.forward, stage, 0, *first))
             if self.split:
-                clock.timed(
-                    "input_gradient", lambda: blocks.backward(stage, 0, gradients, split=True)
-                )
-                clock.timed("weight", lambda: blocks.backward_weights(stage, 0))
+                backward = partial(blocks.backward, stage, 0, gradients, split=True)
+                clock.timed("input_gradient", backward)
+                clock.timed("weight", partial(blocks.backward_weights, stage, 0))
             stage.kept.clear()
             blocks.forward(stage, 0, given[1], batches[1], 1, end, True)
-            clock.timed("recompute", lambda: blocks.recompute(stage, 0))
-            clock.timed("backward", lambda: blocks.backward(stage, 0, gradients))
+            clock.timed("recompute", partial(blocks.recompute, stage, 0))
+            clock.timed("backward", partial(blocks.backward, stage, 0, gradients))
 
-        times: dict[str, Any] = clock.repeated(once, self.repeats)
         crossing = () if stage.last else output
         entry = BlockEntry(
-            stage=stage.index, batch=size, dtype=precision, **times,
-            weight_bytes=saved if self.split else 0,  # at most
+            stage=stage.index, batch=size, dtype=precision, **clock.repeated(once),
             saved_bytes=saved, input_bytes=kept, output_bytes=boundary_bytes(crossing),
             gradient_bytes=boundary_bytes(t for t in crossing if t.requires_grad),
         )  # fmt: skip
@@ -270,7 +230,7 @@ class _Bench:
         return entry, forms
 
     def update(self, stage: JobStage, job: Job, label: str) -> UpdateEntry:
-        """Times of the update of a stage; learning-rate schedulers take no step."""
+        """Time of the update of a stage; learning-rate schedulers take no step."""
         stage.scheduler, clock = None, _Clock(self.device)
         norm = torch.ones((), device=self.device)
 
@@ -278,10 +238,10 @@ class _Bench:
             for _, parameter in stage.parameters:
                 if parameter.grad is None and parameter.requires_grad:
                     parameter.grad = torch.full_like(parameter, 1e-3)
-            clock.timed("update", lambda: blocks.update(stage, job.clip_norm, norm, 1.0))
+            clock.timed("time", partial(blocks.update, stage, job.clip_norm, norm, 1.0))
 
-        times = msgspec.structs.asdict(clock.repeated(once, self.repeats)["update"])
         precision: Any = job.precision
+        times = clock.repeated(once)
         return UpdateEntry(stage=stage.index, optimizer=label, dtype=precision, **times)
 
 
@@ -296,61 +256,49 @@ class _Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.gpu = device if on_gpu(device) else None
-        self.rows: dict[str, list[Any]] = {}
+        self.rows: dict[str, list[tuple[Any, Any]]] = {}
 
     def timed(self, name: str, call: Callable[[], object]) -> None:
         """Call a function and note its time."""
-        row = self.rows.setdefault(name, [])
-        if self.gpu is None:
-            began_ns = perf_counter_ns()
-            call()
-            row.append(perf_counter_ns() - began_ns)
-            return
-        start, end = (
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(2)
-        )
-        start.record()
+        began = self._now()
         call()
-        end.record()
-        row.append((start, end))
+        self.rows.setdefault(name, []).append((began, self._now()))
 
-    def repeated(self, once: Callable[[], None], repeats: int) -> dict[str, Times]:
-        """Warm up and repeat, for a bounded time."""
+    def _now(self) -> Any:
+        if self.gpu is None:
+            return perf_counter_ns()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def repeated(self, once: Callable[[], None]) -> dict[str, int]:
+        """Warm up and repeat, for a bounded time; median nanoseconds."""
         for _ in range(WARM_UPS):
             once()
         self.rows.clear()
         began_ns = perf_counter_ns()
-        for n in range(1, 1 + max(repeats, MOST_REPEATS)):
+        for n in range(REPEATS):
+            if n >= LEAST_REPEATS and perf_counter_ns() - began_ns > LONG_NS:
+                break
             once()
             if self.gpu is not None:
                 torch.cuda.synchronize(self.gpu)
-            spent_ns = perf_counter_ns() - began_ns
-            if spent_ns > (SHORT_NS if n >= repeats else LONG_NS) and n >= LEAST_REPEATS:
-                break
-        return {name: self._times(row) for name, row in self.rows.items()}
+        return {
+            name: max(1, round(median(map(self._between, row)))) for name, row in self.rows.items()
+        }
 
-    def _times(self, row: Sequence[Any]) -> Times:
-        """Median and spread."""
-        if self.gpu is not None:
-            row = [round(1e6 * start.elapsed_time(end)) for start, end in row]
-        low, _, high = quantiles(row, n=4, method="inclusive")
-        return Times(
-            n=len(row), median_ns=max(1, round(median(row))), iqr_ns=round(high - low),
-            minimum_ns=min(row),
-        )  # fmt: skip
+    def _between(self, row: tuple[Any, Any]) -> float:
+        began, ended = row
+        return ended - began if self.gpu is None else 1e6 * began.elapsed_time(ended)  # type: ignore[no-any-return]
 
 
-@contextmanager
-def _enough_memory(place: str) -> Iterator[None]:
-    """Turn out-of-memory errors into a sentence."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise InputError(
-            f"profile: {place}: does not fit into the memory of the device; use more stages, "
-            f"smaller micro-batches, or a lower precision ({str(error).splitlines()[0]:.200})"
-        ) from error
+def _profiled(job: Job, title: str, label: str) -> ProfiledJob:
+    precision: Any = job.precision
+    return ProfiledJob(
+        name=title, batch_size=job.batch_size, microbatches=job.microbatches,
+        recompute=job.recompute, precision=precision, optimizer=label,
+        update="global" if waits_for_all(job) else "fused",
+    )  # fmt: skip
 
 
 def _label(job: Job, title: str) -> str:
@@ -359,23 +307,18 @@ def _label(job: Job, title: str) -> str:
         optimizer = job.optimizer([("probe", torch.nn.Parameter(torch.zeros(1)))])
     except Exception:  # of a user's function, for a parameter that is not of its model
         return f"optimizer of {title}"
-    settings = {}
-    for group in optimizer.param_groups:
-        for key, value in group.items():
-            free = key in _COST_FREE or key not in optimizer.defaults
-            if free or value is None or value is False or value == 0:
-                continue
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            settings[key] = f"{key}={value}" if whole or isinstance(value, str) else key
-    inner = ", ".join(settings[key] for key in sorted(settings))
+    settings = {
+        key
+        for group in optimizer.param_groups
+        for key, value in group.items()
+        if key in optimizer.defaults and key not in COST_FREE and bool(value)
+    }
     clipped = " clipped" * (job.clip_norm is not None)
-    return f"{type(optimizer).__name__}({inner})"[:300] + clipped
+    return f"{type(optimizer).__name__}({', '.join(sorted(settings))})" + clipped
 
 
-def _measured_link(group: Group) -> Link | None:
+def _measured_link(group: Group) -> Link:
     """Bandwidth and latency of messages of gloo between the first two ranks."""
-    if group.size == 1:
-        return None
     times_ns = []
     for size in (1, LINK_BYTES):
         data, row = torch.zeros(size, dtype=torch.uint8), []

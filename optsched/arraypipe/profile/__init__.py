@@ -1,1 +1,0 @@
-"""What blocks take: measuring, the document, the problem it makes."""

@@ -1,1 +1,0 @@
-"""What was run: records as arrays, the trace, where the time went."""
