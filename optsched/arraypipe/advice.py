@@ -123,9 +123,9 @@ def advise(
     count = known.n_stages if devices is None else integer("devices", devices, 1, MOST_DEVICES)
     total = known.device.memory_bytes if memory is None else bytes_of(memory)
     limit = total * (1 - RESERVE) if total else inf
-    options = {}
+    options: dict[str, Option] = {}
     for again in (False, True):  # as the jobs are set, and with recomputation if that does not fit
-        array = known.problem(jobs, **{"recompute_mode": "always"} if again else {})
+        array = known.problem(jobs, recompute_mode="always" if again else None)
         for name, (time, needed) in _compared(known, array, picked, states, count).items():
             fits = needed <= limit
             if name not in options or options[name].fits is False:
