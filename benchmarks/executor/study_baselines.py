@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 import optsched
-from benchmarks.executor.study_cases import Case, crossing_bandwidth
 from optsched import JobArray, pipelines
 from optsched.analysis.occupancy import horizon, setup_time
 from optsched.errors import InputError
@@ -17,18 +16,19 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from benchmarks.executor.study_cases import Case
     from optsched.model.schedule import Schedule
 
 PARTS: Final = ("forward", "backward", "recompute", "update", "switch", "bubble")
 
-SINGLE: Final = ("vanilla", "gpipe", "bpipe", "hanayo", "one_f_one_b", "interleaved", "zb_h1")
-"""Jobs one after another; the first four are the paper's."""
+SINGLE: Final = ("vanilla", "gpipe", "hanayo", "one_f_one_b", "interleaved", "zb_h1")
+"""Jobs one after another; the first three are the paper's."""
 
 ROLLING: Final = ("gpipe", "one_f_one_b", "interleaved", "hanayo", "zb_h1", "zb_h2")
 """The same without waiting at the end of an iteration, and what is made for that."""
 
-ARRAYS: Final = ("gpipe", "bpipe", "hanayo", "one_f_one_b")
-"""Fixed orders over the jobs of an array; the first three are the paper's."""
+ARRAYS: Final = ("gpipe", "hanayo", "one_f_one_b")
+"""Fixed orders over the jobs of an array; the first two are the paper's."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def best_single(case: Case, name: str, size: int, objective: str = "makespan") -
         job = job.with_objective(objective)
         if best is not None and _load(job) >= best.time:
             continue
-        schedule = built(case, name, job)
+        schedule = built(name, job)
         if schedule is None or optsched.verify(schedule):  # more memory than there is
             continue
         run = run_of(job, schedule, how)
@@ -122,14 +122,10 @@ def array_in_groups(case: Case, name: str, seed: int) -> Run | None:
     return best
 
 
-def built(case: Case, name: str, job: JobArray) -> Schedule | None:
+def built(name: str, job: JobArray) -> Schedule | None:
     """The fixed order of a job or an array; None where the pipeline does not take it."""
-    options: dict[str, Any] = {}
-    if name == "bpipe":
-        most = max(np.where(job.recomputes, job.checkpoint.max(1), job.activation.max(1)).tolist())
-        options["copy_time"] = -(-most // crossing_bandwidth(case))
     try:
-        schedule: Schedule = getattr(pipelines, name)(job, **options)
+        schedule: Schedule = getattr(pipelines, name)(job)
     except InputError:
         return None
     return schedule
@@ -168,7 +164,7 @@ def _grouped(case: Case, name: str, groups: list[list[int]], mode: str) -> Run |
                 array = case.array(sizes, chunks=chunks, recompute_mode=mode)
             except InputError:  # more chunks than layers
                 return best
-            schedule = built(case, name, array)
+            schedule = built(name, array)
             if schedule is None or optsched.verify(schedule):
                 break
             runs.append(run_of(array, schedule))

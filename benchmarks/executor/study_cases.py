@@ -13,7 +13,7 @@ import numpy as np
 
 from optsched import JobArray
 from optsched.errors import InputError
-from optsched.pipelines import models, profiles
+from optsched.pipelines import models
 from optsched.pipelines.generator import BATCH_SIZES
 
 MODELS: Final = ("vgg19", "resnet152", "bert_large", "gpt2_xl")
@@ -140,8 +140,3 @@ def _from_profile(
 ) -> JobArray:
     given = dict(options)
     return JobArray.from_profile(model, len(given["place"]), sizes, link=link, **given)
-
-
-def crossing_bandwidth(case: Case) -> int:
-    """Bytes per microsecond between a device of the first half and its mirror of the second."""
-    return profiles.BANDWIDTH["infiniband" if case.per_server else case.link]

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 NAMES: Final = {
-    "vanilla": "vanilla", "gpipe": "GPipe", "bpipe": "BPipe", "hanayo": "Hanayo",
+    "vanilla": "vanilla", "gpipe": "GPipe", "hanayo": "Hanayo",
     "one_f_one_b": "1F1B", "interleaved": "interleaved", "zb_h1": "ZB-H1", "zb_h2": "ZB-H2",
     "published": "array as published", "barrier": "array, barrier", "rolling": "array, rolling",
 }  # fmt: skip
 SOLVED: Final = ("published", "barrier", "rolling")
-PAPER: Final = {"gpipe": 48, "bpipe": 50, "hanayo": 32}
+PAPER: Final = {"gpipe": 48, "hanayo": 32}
 """Per cent of the time that the paper's arrays save in the mean."""
 
 

@@ -6,9 +6,8 @@ python -m benchmarks.shop.single_job [--models gpt2_xl,...] [--stages 4,8] [--mi
 For every model and every hand-made schedule that its layout allows: makespan over our bound, most
 bytes on a device, and what `auto` finds on the same graph when every device has (a) the bytes that
 the schedule uses on it, (b) the bytes that it uses on the device where it uses most. Interleaved
-and Hanayo have two chunks a device. Chimera and BPipe bring graphs of their own (two directions;
-copies to other devices); BPipe's is searched from BPipe's own schedule, because rules do not find
-their way through parked bytes. The backward pass is split in halves for ZB-H1 and ZB-H2, and
+and Hanayo have two chunks a device. Chimera brings a graph of its own (two
+directions). The backward pass is split in halves for ZB-H1 and ZB-H2, and
 half of the kept bytes stays until W. Samples per micro-batch: 32, 32, 8, 2. Exit code 1 if a
 schedule is better than ours.
 """
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 SAMPLES = {"vgg19": 32, "resnet152": 32, "bert_large": 8, "gpt2_xl": 2}
 LAYOUTS = {
-    "vanilla": "plain", "gpipe": "plain", "one_f_one_b": "plain", "bpipe": "plain",
+    "vanilla": "plain", "gpipe": "plain", "one_f_one_b": "plain",
     "chimera": "plain", "interleaved": "wrapped", "hanayo": "zigzag", "zb_h1": "split",
     "zb_h2": "split",
 }  # fmt: skip
@@ -122,16 +121,11 @@ def compared(name: str, job: JobArray, seconds: float, workers: int) -> Row:
         problem: JobArray | Schedule
         if job.graph().same_graph(made):
             problem = job.replace(memory=memory)
-        else:  # Chimera and BPipe bring a graph of their own
+        else:  # Chimera brings a graph of its own
             named = zip(made.resources, memory, strict=True)
             rooms = tuple(Resource(resource.name, there) for resource, there in named)
             problem = replace(made.graph(), resources=rooms)
-        start = None
-        if name == "bpipe" and isinstance(problem, optsched.Schedule):
-            start = problem.with_orders(made.sequences, made.start)
-        results.append(
-            optsched.solve(problem, "auto", time_limit=seconds, workers=workers, warm_start=start)
-        )
+        results.append(optsched.solve(problem, "auto", time_limit=seconds, workers=workers))
     return Row(name, made, peaks, *results)
 
 

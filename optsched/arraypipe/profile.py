@@ -184,7 +184,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
         self,
         jobs: Sequence[Any] | None = None,
         *,
-        memory: Any = None,
+        memory: str | int | None = None,
         link: Link | None = None,
         split_backward: bool = False,
         **options: Any,
@@ -200,9 +200,8 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
             Numbers of profiled jobs, or `Job` objects of measured micro-batch sizes. All profiled
             jobs by default.
         memory
-            Bytes of a device, ``"80GB"``, ``"device"`` (of the profiled one, less 5 %), or a list
-            of one for each; the states of all jobs, gradients and shared tensors are subtracted.
-            None = unlimited.
+            Bytes of a device, ``"80GB"``, or ``"device"`` (of the profiled one, less 5 %); the
+            states of all jobs, gradients and shared tensors are subtracted. None = unlimited.
         link
             Instead of the measured one; without either, messages take no time.
         split_backward
@@ -297,9 +296,8 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
             if any(b.weight is None or b.input_gradient is None for row in table for b in row):
                 raise InputError("split_backward: the profile has no times of blocks I and W")
             times |= {"backward": column("input_gradient"), "weight": column("weight")}
-        update = {(u.stage, u.optimizer, u.dtype): u.time for u in self.updates}
         times["update"] = np.array(
-            [[update[s, job.optimizer, job.precision] for s in stages] for job in jobs]
+            [[self._updates[s, job.optimizer, job.precision] for s in stages] for job in jobs]
         )
         unit = "us" if min(row.min() for row in times.values()) >= 100_000 else "ns"
         found: dict[str, Any] = {key: -(-row // NANOSECONDS[unit]) for key, row in times.items()}
@@ -335,35 +333,32 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
 
     def _memory_left(
         self,
-        memory: Any,
+        memory: str | int,
         jobs: Sequence[ProfiledJob],
         states: Sequence[Sequence[int]],
         place: Sequence[int],
     ) -> list[int]:
         """Bytes left for activations on every device; refuses a device that is too small."""
         count, known = 1 + max(place), self.device.memory_bytes
-        listed = [*memory] if isinstance(memory, (list, tuple)) else [memory] * count
-        if len(listed) != count:
-            raise InputError(f"memory: expected bytes of {count} devices, got {memory!r:.60}")
-        if "device" in listed and not known:
+        if memory == "device" and not known:
             raise InputError(
                 f"memory: that of {self.device.name} is unknown; give bytes, or a size such as "
                 '"80GB"'
             )
-        limits = [int(known * (1 - RESERVE)) if m == "device" else bytes_of(m) for m in listed]
+        limit = int(known * (1 - RESERVE)) if memory == "device" else bytes_of(memory)
 
         def held(n: int, device: int) -> int:
             standing = self.standing_bytes(jobs[:n], states[:n])
             return sum(size for size, d in zip(standing, place, strict=True) if d == device)
 
         n = len(jobs)
-        left = [limit - held(n, d) for d, limit in enumerate(limits)]
+        left = [limit - held(n, d) for d in range(count)]
         if min(left) <= 0:  # 0 would read as unlimited
             d = left.index(min(left))
-            fit = jobs_that_fit(n, lambda n: held(n, d) < limits[d])
+            fit = jobs_that_fit(n, lambda n: held(n, d) < limit)
             raise InputError(
-                f"memory: device {d} has {limits[d]} bytes, the states of {n} jobs and their "
-                f"gradients take {limits[d] - left[d]}; at most {fit} jobs would fit"
+                f"memory: device {d} has {limit} bytes, the states of {n} jobs and their "
+                f"gradients take {limit - left[d]}; at most {fit} jobs would fit"
             )
         return left
 
@@ -382,6 +377,10 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _blocks(self) -> dict[tuple[int, int, str], BlockEntry]:
         return {(b.stage, b.batch, b.dtype): b for b in self.blocks}
+
+    @cached_property
+    def _updates(self) -> dict[tuple[int, str, str], int]:
+        return {(u.stage, u.optimizer, u.dtype): u.time for u in self.updates}
 
 
 def _update_mode(jobs: Sequence[ProfiledJob], given: str | None) -> str:
@@ -405,39 +404,32 @@ def from_tree(tree: Any, name: str = "profile") -> Profile:
 
 def _check(profile: Profile) -> None:
     """Refuse entries that contradict each other or are missing; the message names the field."""
-    stages, jobs = range(profile.n_stages), profile.jobs
+    n, jobs = profile.n_stages, profile.jobs
     for key in ("stages", "jobs"):
-        names = [format_json(one.name) for one in getattr(profile, key)]
+        names = [one.name for one in getattr(profile, key)]
         if not names:
             raise InputError(f"{key}: expected at least one, got none")
-        _complete(key, names, names)
+        for k, name in enumerate(names):
+            if name in names[:k]:
+                raise InputError(f"{key}[{k}]: {format_json(name)} is also in {key}")
     for s, stage in enumerate(profile.stages):
-        if (n := len(stage.state)) != len(jobs):
+        if (found := len(stage.state)) != len(jobs):
             raise InputError(
-                f"stages[{s}].state: expected one number per job ({len(jobs)}), got {n}"
+                f"stages[{s}].state: expected one number per job ({len(jobs)}), got {found}"
             )
+    for key, keys in (("blocks", profile._blocks), ("updates", profile._updates)):
+        entries = getattr(profile, key)
+        for k, entry in enumerate(entries):
+            integer(f"{key}[{k}].stage", entry.stage, 0, n - 1)
+        if len(keys) < len(entries):
+            raise InputError(f"{key}: two of a stage and a case")
     for j, job in enumerate(jobs):
         integer(f"jobs[{j}].microbatches", job.microbatches, 1, job.batch_size)
-    block, update = "stage {} at micro-batch {} in {}".format, "stage {} by {} in {}".format
-    found = [block(b.stage, b.batch, b.dtype) for b in profile.blocks]
-    sizes = {(b.batch, b.dtype): None for b in profile.blocks}
-    sizes |= {(job.batch, job.precision): None for job in jobs}
-    _complete("blocks", found, [block(s, *size) for s in stages for size in sizes])
-    found = [update(u.stage, u.optimizer, u.dtype) for u in profile.updates]
-    needed = [update(s, job.optimizer, job.precision) for job in jobs for s in stages]
-    _complete("updates", found, needed)
-
-
-def _complete(key: str, found: Sequence[str], needed: Sequence[str]) -> None:
-    """Refuse entries that are doubled, unknown or missing."""
-    for k, title in enumerate(found):
-        if (first := found.index(title)) != k:
-            raise InputError(f"{key}[{k}]: {title} is also in {key}[{first}]")
-        if title not in needed:
-            raise InputError(f"{key}[{k}]: {title}: no such stage or job")
-    for title in needed:
-        if title not in found:
-            raise InputError(f"{key}: {title} is missing")
+        for s in range(n):
+            with placed(f"jobs[{j}]: "):
+                profile.block(s, job.batch, job.precision)
+            if (s, job.optimizer, job.precision) not in profile._updates:
+                raise InputError(f"jobs[{j}]: no update of stage {s} by {job.optimizer} is there")
 
 
 def to_bytes(profile: Profile) -> bytes:

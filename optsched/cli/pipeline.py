@@ -33,7 +33,7 @@ def pipeline(
     name: Annotated[
         str,
         argument(
-            "vanilla, gpipe, one_f_one_b, interleaved, bpipe, chimera, hanayo, zb_h1, zb_h2, "
+            "vanilla, gpipe, one_f_one_b, interleaved, chimera, hanayo, zb_h1, zb_h2, "
             "or all: a table of them."
         ),
     ],

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from optsched.pipelines.cuts import Partition, balanced, partition
     from optsched.pipelines.equal_stages import NAMES, bubble, idle_share, uniform
     from optsched.pipelines.orders import chimera, gpipe, one_f_one_b, vanilla, zb_h1, zb_h2
-    from optsched.pipelines.parking import bpipe
 
 _MODULES = ("generator", "models", "profiles")
 _HOME = {
@@ -22,11 +21,10 @@ _HOME = {
     **dict.fromkeys(("Partition", "balanced", "partition"), "cuts"),
     **dict.fromkeys(("NAMES", "bubble", "idle_share", "uniform"), "equal_stages"),
     **dict.fromkeys(("chimera", "gpipe", "one_f_one_b", "vanilla", "zb_h1", "zb_h2"), "orders"),
-    "bpipe": "parking",
 }
 
 __all__ = [
-    "NAMES", "Partition", "balanced", "bpipe", "bubble", "chimera", "generator", "gpipe",
+    "NAMES", "Partition", "balanced", "bubble", "chimera", "generator", "gpipe",
     "hanayo", "idle_share", "interleaved", "models", "one_f_one_b", "partition",
     "profiles", "uniform", "vanilla", "wrapped", "zb_h1", "zb_h2", "zigzag",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
 
 NAMES: Final = (
-    "vanilla", "gpipe", "one_f_one_b", "interleaved", "bpipe", "chimera", "hanayo",
+    "vanilla", "gpipe", "one_f_one_b", "interleaved", "chimera", "hanayo",
     "zb_h1", "zb_h2",
 )  # fmt: skip
 """The hand-made pipelines, in the order of tables."""
@@ -29,20 +29,11 @@ CHUNKED: Final = ("interleaved", "hanayo")
 SPLIT: Final = ("zb_h1", "zb_h2")
 """Those that need weight gradients as blocks of their own."""
 
-COPIES: Final = ("evict", "load")
-"""Kinds of operations that move activations over a link instead of computing."""
-
 
 def idle_share(schedule: Schedule) -> Fraction:
-    """Idle share of the makespan (or the period), over all devices that compute.
-
-    Setups count as idle, links that only copy do not count.
-    """
+    """Idle share of the makespan (or the period), over all devices with blocks; setups are idle."""
     span = schedule.makespan if schedule.period is None else schedule.period
-    used = [
-        r for r in range(schedule.n_resources)
-        if len(users := schedule.users[r]) and schedule.kind[users[0]] not in COPIES
-    ]  # fmt: skip
+    used = [r for r in range(schedule.n_resources) if len(schedule.users[r])]
     busy = sum(int(schedule.duration[schedule.users[r]].sum()) for r in used)
     return 1 - Fraction(busy, len(used) * span) if used and span else Fraction(0)
 
@@ -95,7 +86,7 @@ def bubble(
             "hanayo: only a bound is published, (2S - 2) / (3wS + S - 1) for m = S, b = 2f and "
             "w waves; the order here keeps it for w <= 3"
         )
-    return Fraction(s - 1, m + s - 1)  # GPipe, 1F1B, and BPipe with hidden copies
+    return Fraction(s - 1, m + s - 1)  # GPipe and 1F1B
 
 
 def _zero_bubble(name: str, s: int, m: int, f: int, b: int, w: int | None) -> Fraction:

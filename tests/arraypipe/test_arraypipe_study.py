@@ -106,8 +106,8 @@ def test_time_saved() -> None:
     study = study_of({"gpipe": 200, "zb_h1": 100, "barrier": 110, "rolling": 50})
     case = Case("")
     assert study.saved(case, "vgg19", "barrier", ("gpipe",)) == pytest.approx(0.45)
-    assert study.saved(case, "vgg19", "rolling", ("gpipe", "zb_h1", "bpipe")) == 0.5
-    assert study.saved(case, "vgg19", "rolling", ("bpipe",)) is None
+    assert study.saved(case, "vgg19", "rolling", ("gpipe", "zb_h1", "vanilla")) == 0.5
+    assert study.saved(case, "vgg19", "rolling", ("vanilla",)) is None
     lost = study_tables.terms(study)
     assert "| array, barrier | 1 | 1 | vgg19 (ZB-H1, by 10.0%) |" in lost
     assert "| array, rolling | 1 | 0 | - |" in lost and "| array as published | 0 | 0 |" in lost

@@ -14,16 +14,18 @@ if TYPE_CHECKING:
 SMALL = ("--stages", 4, "--micro-batches", 8)
 
 
-@pytest.mark.parametrize("name", pipelines.NAMES)
-def test_one_pipeline(cli: Cli, name: str) -> None:
-    """Headline, devices, and a document that verifies."""
-    done = cli("pipeline", name, *SMALL, "-o", "x.schedule.json")
-    assert done.code == 0, done.err
-    assert "makespan" in done.out
-    assert name in done.out
-    schedule = Schedule.read(cli.folder / "x.schedule.json")
-    assert verify(schedule) == []
-    assert schedule.provenance["pipeline"] == name
+def test_one_pipeline(cli: Cli) -> None:
+    """Headline, devices, and a document that verifies and other commands take."""
+    for name in pipelines.NAMES:
+        done = cli("pipeline", name, *SMALL, "-o", "x.schedule.json")
+        assert done.code == 0, done.err
+        assert "makespan" in done.out and name in done.out
+        schedule = Schedule.read(cli.folder / "x.schedule.json")
+        assert verify(schedule) == []
+        assert schedule.provenance["pipeline"] == name
+    assert cli("pipeline", "gpipe", *SMALL, "-o", "x.schedule.json").code == 0
+    assert cli("convert", "x.schedule.json", "x.csv").code == 0
+    assert "0F0" in (cli.folder / "x.csv").read_text()
 
 
 def test_all_side_by_side(cli: Cli) -> None:
@@ -42,12 +44,9 @@ def test_all_side_by_side(cli: Cli) -> None:
     [
         ({}, [12, 12, 12]),
         ({"forward": 2, "backward": 4}, [2, 2, 2]),
-        ({"forward": 2}, [2, 2, 2]),
-        ({"backward": 4}, [12, 2, 2]),
         ({"backward": 5}, [12, 3, 2]),
         ({"weight": 4}, [12, 20, 4]),
         ({"forward": 2, "backward": 5, "weight": 2}, [2, 3, 2]),
-        ({"forward": 2, "backward": 3, "weight": 0}, [2, 3, 0]),
     ],
     ids=str,
 )
@@ -61,15 +60,6 @@ def test_times_that_are_left_out(cli: Cli, given: dict[str, int], times: list[in
         assert {*schedule.kind.tolist()} == {*kinds}
         for kind, time in zip(kinds, wanted, strict=True):
             assert set(schedule.duration[schedule.kind == kind].tolist()) == {time}
-
-
-def test_drawn_and_exported(cli: Cli) -> None:
-    """What is written, the other commands take: a page, and torch's CSV."""
-    assert cli("pipeline", "gpipe", *SMALL, "-o", "x.schedule.json").code == 0
-    assert cli("plot", "x.schedule.json", "--html", "x.html").code == 0
-    assert (cli.folder / "x.html").read_text().startswith("<!")
-    assert cli("convert", "x.schedule.json", "x.csv").code == 0
-    assert "0F0" in (cli.folder / "x.csv").read_text()
 
 
 def test_a_file(cli: Cli) -> None:
@@ -97,29 +87,24 @@ def test_no_published_bubble_is_no_complaint(cli: Cli) -> None:
     assert " = " in cli("pipeline", "zb_h1", *SMALL, "--weight", 0).out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["dapple"], "name: expected one of"),
-        (["zb_h1", "--backward", 4, "--weight", 5], "error: weight: expected 0..4, a part of"),
-        (["gpipe", "--weight", -1], "error: weight: expected an integer"),
-        (["gpipe", "--stages", 0], "error: stages: expected an integer in 1"),
-        (["hanayo", "--stages", 0], "error: stages: expected an integer in 1"),
-        (["gpipe", "--chunks", 3], "gpipe: has one stage a device, --chunks has no meaning"),
-        (["zb_h1", "--model", "gpt2_xl", "--chunks", 2], "--chunks has no meaning"),
-        (["gpipe", "--forward=-1"], "forward: expected"),
-        (["all", "--forward=-2"], "forward: expected an integer in 0.."),
-        (["interleaved", "--chunks", 5], "multiple of the 5 chunks"),
-        (["hanayo", "--chunks", 3], "even number"),
-        (["chimera", "--stages", 3], "even number of stages"),
-        (["gpipe", "--memory", "80GB"], "--memory has no meaning"),
-        (["gpipe", "--model", "gpt2_xl", "--forward", 3], "--forward has no meaning"),
-        (["gpipe", "nowhere.json"], "nowhere.json"),
-        (["all", "-o", "x.schedule.json"], "name one pipeline"),
-        (["bpipe", "--objective", "period"], "one iteration"),
-        (["gpipe", "--objective", "speed"], "objective: expected one of"),
-    ],
-)
-def test_refusals(cli: Cli, words: list[object], message: str) -> None:
+REFUSED: list[tuple[list[object], str]] = [
+    (["dapple"], "name: expected one of"),
+    (["zb_h1", "--backward", 4, "--weight", 5], "error: weight: expected 0..4, a part of"),
+    (["gpipe", "--stages", 0], "error: stages: expected an integer in 1"),
+    (["gpipe", "--chunks", 3], "gpipe: has one stage a device, --chunks has no meaning"),
+    (["all", "--forward=-2"], "forward: expected an integer in 0.."),
+    (["interleaved", "--chunks", 5], "multiple of the 5 chunks"),
+    (["hanayo", "--chunks", 3], "even number"),
+    (["chimera", "--stages", 3], "even number of stages"),
+    (["gpipe", "--memory", "80GB"], "--memory has no meaning"),
+    (["gpipe", "--model", "gpt2_xl", "--forward", 3], "--forward has no meaning"),
+    (["gpipe", "nowhere.json"], "nowhere.json"),
+    (["all", "-o", "x.schedule.json"], "name one pipeline"),
+    (["gpipe", "--objective", "speed"], "objective: expected one of"),
+]
+
+
+def test_refusals(cli: Cli) -> None:
     """One sentence, exit code 2, no file."""
-    assert message in "error: " + cli.refused("pipeline", *words)
+    for words, message in REFUSED:
+        assert message in "error: " + cli.refused("pipeline", *words)

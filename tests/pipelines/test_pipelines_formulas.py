@@ -10,8 +10,8 @@ from optsched import Schedule, pipelines, verify
 from optsched.analysis.occupancy import peak_memory
 from optsched.errors import InputError
 
-SIZES = [(1, 1), (1, 3), (2, 2), (2, 8), (3, 8), (4, 4), (4, 16), (5, 7), (8, 3), (8, 8), (8, 32)]
-TIMES = [(4, 4, None), (4, 8, None), (8, 4, None), (4, 4, 4), (8, 8, 4), (4, 12, 8)]
+SIZES = [(1, 3), (2, 2), (3, 8), (4, 4), (4, 16), (5, 7), (8, 3)]
+TIMES = [(4, 4, None), (4, 8, None), (4, 4, 4), (8, 8, 4)]
 
 
 def built(name: str, stages: int, m: int, times: tuple[int, int, int | None], c: int) -> Schedule:
@@ -31,7 +31,7 @@ def peaks(schedule: Schedule, chunks: int = 1) -> list[Fraction]:
 
 
 @pytest.mark.parametrize("times", TIMES)
-@pytest.mark.parametrize("name", ["vanilla", "gpipe", "one_f_one_b", "interleaved", "bpipe",
+@pytest.mark.parametrize("name", ["vanilla", "gpipe", "one_f_one_b", "interleaved",
                                   "chimera", "zb_h1"])  # fmt: skip
 def test_simulated_bubbles_are_the_published_ones(
     name: str, times: tuple[int, int, int | None]
@@ -65,11 +65,9 @@ def test_activations(stages: int, m: int) -> None:
             held = [Fraction(min(c * m, 2 * (stages - s - 1) + (c - 1) * stages + 1), c)
                     for s in range_]  # fmt: skip
             assert peaks(built("interleaved", stages, m, times, c), c) == held
-    most = max(peaks(built("bpipe", stages, m, times, 1)))
-    assert most == min(m, stages, (stages + 3) // 2)
 
 
-@pytest.mark.parametrize(("stages", "m"), [(2, 2), (4, 4), (4, 16), (8, 8), (8, 32)])
+@pytest.mark.parametrize(("stages", "m"), [(2, 2), (4, 4), (4, 16)])
 def test_chimera_holds_half_to_all(stages: int, m: int) -> None:
     """S/2 + 1 in the middle or at the ends, never more than S (Chimera, table 2)."""
     held = peaks(built("chimera", stages, m, (4, 4, None), 1))
@@ -78,7 +76,7 @@ def test_chimera_holds_half_to_all(stages: int, m: int) -> None:
     assert held == held[::-1]
 
 
-@pytest.mark.parametrize(("stages", "m"), [(1, 4), (2, 8), (4, 8), (8, 32)])
+@pytest.mark.parametrize(("stages", "m"), [(1, 4), (2, 8), (4, 8)])
 def test_zero_bubble_activations(stages: int, m: int) -> None:
     """S and 2S - 1 until W; what I frees stays S - s and 2(S - s) - 1 times."""
     for name, most, ahead in (
@@ -92,8 +90,8 @@ def test_zero_bubble_activations(stages: int, m: int) -> None:
         assert peaks(build(job)) == [min(m, ahead(s)) for s in range(stages)]
 
 
-@pytest.mark.parametrize("times", [(1, 1, 1), (2, 3, 2), (1, 2, 1), (3, 2, 1), (4, 4, 4)])
-@pytest.mark.parametrize(("stages", "m"), [(1, 4), (2, 8), (4, 7), (4, 16), (8, 32)])
+@pytest.mark.parametrize("times", [(1, 1, 1), (2, 3, 2), (3, 2, 1)])
+@pytest.mark.parametrize(("stages", "m"), [(1, 4), (4, 7), (4, 16)])
 def test_zb_h2_has_no_bubble_as_a_period_only(
     stages: int, m: int, times: tuple[int, int, int]
 ) -> None:
@@ -112,29 +110,14 @@ def test_zb_h2_has_no_bubble_as_a_period_only(
     )
 
 
-@pytest.mark.parametrize(("stages", "waves"), [(2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2),
-                                               (4, 3), (8, 3), (12, 3)])  # fmt: skip
+@pytest.mark.parametrize(("stages", "waves"), [(2, 1), (4, 1), (8, 1), (4, 2), (8, 3), (4, 4)])
 def test_hanayo_keeps_its_bound(stages: int, waves: int) -> None:
-    """At most (2S-2)/(3wS+S-1) for m = S, b = 2f and up to three waves."""
+    """At most (2S-2)/(3wS+S-1) for m = S, b = 2f and up to three waves; a little more with four."""
     chunks = 2 * waves
     schedule = built("hanayo", stages, stages, (chunks, 2 * chunks, None), chunks)
     bound = Fraction(2 * stages - 2, 3 * waves * stages + stages - 1)
-    assert pipelines.idle_share(schedule) <= bound
-    if (stages, waves) == (4, 2):
-        assert pipelines.idle_share(schedule) == Fraction(13, 61)
-
-
-def test_hanayo_of_four_waves_is_above_the_bound() -> None:
-    """As its page says: 0.1193 against 0.1176."""
-    share = pipelines.idle_share(built("hanayo", 4, 4, (8, 16, None), 8))
-    assert Fraction(6, 51) < share < Fraction(12, 100)
-
-
-def test_no_weight_gradient() -> None:
-    """Formula and schedule agree where W takes no time."""
-    sizes = {"stages": 4, "micro_batches": 8, "forward": 3, "backward": 5, "weight": 0}
-    schedule = pipelines.zb_h1(pipelines.uniform("zb_h1", **sizes))
-    assert pipelines.idle_share(schedule) == pipelines.bubble("zb_h1", **sizes)
+    share = pipelines.idle_share(schedule)
+    assert share <= bound if waves < 4 else bound < share < Fraction(12, 100)
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import JobArray, Schedule, pipelines, verify
-from optsched.analysis.occupancy import peak_memory
 from optsched.errors import CyclicOrder, InputError
-from optsched.pipelines.fixed_order import Step, fixed
+from optsched.pipelines.fixed_order import Step, ordered
 from optsched.testing.random_problems import random_array
 
 if TYPE_CHECKING:
     from random import Random
-
-
-ROLLING = [name for name in pipelines.NAMES if name != "bpipe"]
 
 
 def uniform(stages: int, micro_batches: int) -> JobArray:
@@ -34,7 +30,7 @@ def cells(schedule: Schedule) -> list[list[tuple[str, int, int]]]:
     return [[labels[i] for i in row] for row in schedule.sequences.to_lists()]
 
 
-@pytest.mark.parametrize("name", ["vanilla", "gpipe", "one_f_one_b", "bpipe"])
+@pytest.mark.parametrize("name", ["vanilla", "gpipe", "one_f_one_b"])
 def test_jobs_follow_each_other_like_micro_batches(name: str) -> None:
     """Three jobs of two micro-batches take as long as one job of six."""
     array = JobArray([[2] * 4] * 3, [[5] * 4] * 3, micro_batches=2, activation=1)
@@ -42,7 +38,7 @@ def test_jobs_follow_each_other_like_micro_batches(name: str) -> None:
     assert build(array).makespan == build(uniform(4, 6)).makespan
 
 
-@given(st.randoms(use_true_random=False), st.sampled_from(ROLLING), st.integers(1, 3))
+@given(st.randoms(use_true_random=False), st.sampled_from(pipelines.NAMES), st.integers(1, 3))
 def test_iterations_of_a_cycle_follow_each_other(rng: Random, name: str, n: int) -> None:
     """N copies of every job take n times one; of jobs with other numbers the order is right."""
     array = random_array(rng).replace(
@@ -136,30 +132,6 @@ def test_interleaved_is_torchs_order(devices: int, chunks: int, m: int) -> None:
         assert row == order
 
 
-@given(st.integers(2, 8), st.integers(1, 20), st.integers(0, 30), st.integers(2, 12),
-       st.integers(2, 12))  # fmt: skip
-def test_bpipe_copies(stages: int, m: int, copy: int, f: int, b: int) -> None:
-    """All bytes return; short copies cost no time, and nobody holds much more than half."""
-    job = JobArray([[f] * stages], [[b] * stages], micro_batches=m, activation=1)
-    schedule = pipelines.bpipe(job, copy_time=copy)
-    assert verify(schedule) == []
-    assert schedule.acquire.sum() == schedule.free.sum()
-    if 2 * copy <= min(f, b):
-        assert schedule.makespan == (m + stages - 1) * (f + b)
-        held = [peak_memory(schedule, r) for r in range(schedule.n_resources)]
-        room = min(m, stages, (stages + 3) // 2)
-        assert max(held[: stages // 2]) <= room
-        assert max(held) <= room + (copy > 0 or b not in (f, 2 * f))
-
-
-def test_bpipe_holds_one_more_at_odd_ratios() -> None:
-    """The example of its docstring; a device gives back between its blocks only."""
-    job = JobArray([[2] * 6], [[5] * 6], micro_batches=8, activation=1)
-    schedule = pipelines.bpipe(job)
-    assert [peak_memory(schedule, r) for r in range(6)] == [4, 4, 4, 3, 4, 5]
-    assert schedule.makespan == pipelines.one_f_one_b(job).makespan
-
-
 def test_chimera_runs_both_ways() -> None:
     """The first blocks of both ends; weights twice, order of Chimera's figure 3."""
     row = cells(pipelines.chimera(uniform(4, 4)))[0]
@@ -187,7 +159,7 @@ def test_cyclic_orders_are_refused_with_their_cycle() -> None:
     job = uniform(2, 1)
     rows = [[Step("B", 0, 0), Step("F", 0, 0)], [Step("F", 0, 1), Step("B", 0, 1)]]
     with pytest.raises(CyclicOrder, match=r"gpu0: B\(job 0, stage 0\) before F\(job 0, stage 0\)"):
-        fixed(job, "mine", rows)
+        ordered(job, "mine", lambda units: rows)
 
 
 def test_stages_of_one_device_share_links_and_memory() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optsched.solving.monitor import Monitor
 
 NAMES: Final = ("one_f_one_b", "zb_h1", "interleaved", "hanayo", "zb_h2", "gpipe", "vanilla")
-"""Those of any job; Chimera's needs two directions, BPipe's operations that copy."""
+"""Those of any job; Chimera's needs two directions."""
 
 
 def offer(problem: Problem, monitor: Monitor, *, of_many: bool = False) -> None:
