@@ -12,8 +12,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.machine import machine
-from optsched.arraypipe.memory.accesses import Access, State
-from optsched.arraypipe.memory.residency import residency
+from optsched.arraypipe.memory.budget import Access, most_slots
 from optsched.arraypipe.memory.transfers import IN, LEAST_CHUNK, OUT, CopyEngine, Transfers
 
 if TYPE_CHECKING:
@@ -69,27 +68,24 @@ class SimulatedEngine(CopyEngine):
         self.wait(self.free_ns.values())
 
 
-class Bytes:
-    """A carrier that only knows how many bytes every state has, by piece."""
+class Simulated(Transfers):
+    """Slots of which only is known how many bytes every state has, by piece."""
 
-    def __init__(self, rows: Sequence[tuple[int, int]]) -> None:
-        self.rows = rows
-
-    def move(
-        self, direction: str, piece: int, slot: int, state: int, start: int, stop: int
+    def __init__(
+        self,
+        rows: Sequence[tuple[int, int]],
+        slots: Sequence[int],
+        horizon: int,
+        engine: CopyEngine,
+        least_chunk: int = LEAST_CHUNK,
     ) -> None:
-        """Nothing."""
+        sizes = [max(row[piece] for row in rows) for piece in (0, 1)]
+        super().__init__(slots, sizes, horizon, engine, least_chunk)
+        self.rows = rows
 
     def size(self, state: int, piece: int) -> int:
         """Of a piece."""
         return self.rows[state][piece]
-
-    def label(self, state: int) -> int:
-        """Its number."""
-        return state
-
-    def leaves(self, state: int, piece: int) -> None:
-        """Nothing."""
 
 
 class Cycle(NamedTuple):
@@ -111,18 +107,17 @@ def simulate(
 ) -> Cycle:
     """The mean of the later 20 of 40 cycles, from empty slots."""
     engine, cycles = SimulatedEngine(bandwidth, bandwidth, latency_ns), 40
-    sizes = [max(row[piece] for row in rows) for piece in (0, 1)]
     horizon = 2 * len(accesses) + 1
-    transfers = Transfers(slots, sizes, horizon, engine, Bytes(rows), least_chunk)
+    transfers = Simulated(rows, slots, horizon, engine, least_chunk)
     transfers.announce(islice(cycle(accesses), cycles * len(accesses) + horizon))
     middle_ns, middle = 0.0, 0
     for k in range(cycles):
         if k == cycles // 2:
             middle_ns, middle = engine.now_ns, len(engine.queued)
         for access, duration_ns in zip(accesses, durations_ns, strict=True):
-            transfers.enter(access)
+            transfers.take(access)
             engine.block(duration_ns)
-            transfers.leave()
+            transfers.release()
     late = engine.queued[middle:]
     inward, outward = (sum(row[5] - row[4] for row in late if row[0] == way) for way in (IN, OUT))
     half = cycles - cycles // 2
@@ -142,7 +137,6 @@ def orders(jobs: int) -> dict[str, list[tuple[str, int]]]:
 def main() -> None:
     """Efficiency with the bytes of 1 to 4 states, at the speed of a current GPU and at a tenth."""
     jobs, pieces = 16, (2 * PARAMETERS, 12 * PARAMETERS)
-    states = [State(j, 0, pieces) for j in range(jobs)]
     print(machine(), end="\n\n")
     print("| TFLOP/s | order | bytes of | slots | whole states | pieces | copied in, GB |")
     print("|---|---|---|---|---|---|---|")
@@ -159,14 +153,12 @@ def main() -> None:
                     times.append(0.0)
             blocks = [t for t in times if t]
             for n in (1, 2, 4):
-                decided = residency(states, accesses, n * sum(pieces))
-                split = simulate(
-                    [pieces] * jobs, accesses, times, decided.slots, PCIE_5, LATENCY_NS
-                )
+                slots = most_slots(jobs, pieces, n * sum(pieces))
+                split = simulate([pieces] * jobs, accesses, times, slots, PCIE_5, LATENCY_NS)
                 one = simulate([(sum(pieces), 0)] * jobs, whole, blocks, (n, 1), PCIE_5, LATENCY_NS)
                 compute = sum(times)
                 print(
-                    f"| {speed} | {name} | {n} states | {decided.slots[0]} + {decided.slots[1]} "
+                    f"| {speed} | {name} | {n} states | {slots[0]} + {slots[1]} "
                     f"| {compute / one.time_ns:.2f} | {compute / split.time_ns:.2f} "
                     f"| {split.inward / 1e9:.1f} |"
                 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from optsched.arraypipe.memory.stage_bytes import (
+from optsched.arraypipe.memory.state import (
     boundary_bytes,
     gradients_bytes,
     saved_bytes,

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from optsched.arraypipe.callbacks import Callback
-from optsched.arraypipe.memory.budget import check_limit
 from optsched.errors import InputError
 from optsched.io.values import boolean, bytes_of, format_value, integer, number, one_of
 
@@ -87,7 +86,7 @@ class RunConfig:
         number("timeout", self.timeout, 0.0, 1e6, above=True, what="seconds")
         boolean("verbose", self.verbose)
         if self.memory is not None:
-            check_limit(self.bytes)
+            integer("memory", self.bytes, 1)
         try:
             kind = None if self.device is None else torch.device(self.device).type
         except (RuntimeError, TypeError) as error:

@@ -17,7 +17,7 @@ from optsched.problems.jobarray.problem import JobArray
 from optsched.solving.progress import LOGGER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from optsched.arraypipe.job import Job
     from optsched.arraypipe.plan.plan import ExecutionPlan
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from optsched.model.schedule import Problem, Schedule
 
 
-Refusal: TypeAlias = "Callable[[Change, Mapping[int, int]], str]"
-"""(change, new job -> the one whose slot it takes) -> why it cannot be made, or an empty string."""
+Refusal: TypeAlias = "Callable[[Change], str]"
+"""Why a change cannot be made, or an empty string."""
 
 TIME_LIMIT_S: Final = 5.0
 """For the solver."""
@@ -131,7 +131,7 @@ class Rescheduling:
                 self.replaced.discard(ended)
                 continue
             change = Change(decision.plan, (*slots[:slot], made.index, *slots[slot + 1 :]))
-            if not made.over and (why := self.refusal(change, {made.index: slots[slot]})):
+            if not made.over and (why := self.refusal(change)):
                 made.fail(0, made.start, why)
             if self.strict and made.job.error is not None:
                 raise made.job.error
@@ -154,7 +154,7 @@ class Rescheduling:
             if run.over:
                 continue
             change = Change(plan, (*slots[:slot], job, *slots[slot + 1 :]))
-            why = self.refusal(change, {job: slots[slot]})
+            why = self.refusal(change)
             if not why:
                 return job
             refused[job] = why
@@ -214,7 +214,7 @@ class Rescheduling:
             _warn(f"the solver's plan cannot be run: {error}")
             return None
         change = Change(better, tuple(segment.slots[slot] for slot in live))
-        if why := self.refusal(change, {}):
+        if why := self.refusal(change):
             _warn(f"the solver's plan is not adopted: {why}")
             return None
         rows = self.rows[plan]

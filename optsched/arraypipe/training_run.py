@@ -16,7 +16,7 @@ from optsched.arraypipe.checkpoint.states import settings_of
 from optsched.arraypipe.events import Events
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.job_builder import JobBuilder, warn_of_forgotten
-from optsched.arraypipe.memory.manager import memory_of, note_states
+from optsched.arraypipe.memory.manager import memory_of, note_bytes
 from optsched.arraypipe.model.checks import note_shared
 from optsched.arraypipe.model.lazy import collect
 from optsched.arraypipe.model.optimizers import states_by_name
@@ -43,7 +43,7 @@ from optsched.errors import InputError
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -368,7 +368,7 @@ class ArrayRun:
             torch.cuda.empty_cache()
         self.runs.append(run)
         if (limits := self.worker.memory.limits) is not None:
-            note_states(limits, [run])
+            note_bytes(limits, [run])
             if self.ranks is not None:
                 limits.share(self.ranks.all)
         return run
@@ -407,7 +407,7 @@ class ArrayRun:
             return FirstForward()
         return self.ranks.chain(run, places(self.plan, min(run.index, self.plan.n_jobs - 1)))
 
-    def _refusal(self, change: Change, like: Mapping[int, int]) -> str:
+    def _refusal(self, change: Change) -> str:
         """Return why the devices cannot make a change; ``""`` if they can."""
         ranks, memory, segment = self.ranks, self.worker.memory, self.run_plan.segment(change)
         live = [slot for slot, job in enumerate(segment.slots) if not self.runs[job].over]
@@ -417,8 +417,7 @@ class ArrayRun:
                 return sentence
         if memory.limits is None:
             return ""
-        held = None if ranks is None else ranks.held
-        return str(memory.limits.refusal(segment, live, like, held))
+        return str(memory.limits.refusal(segment, live))
 
     def _result(self, records: list[Record]) -> RunResult:
         ranks, run_plan, past = self.ranks, self.run_plan, self.engine.past

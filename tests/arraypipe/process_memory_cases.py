@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import random
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import process_cases
 import torch.distributed as dist
 from arraypipe_plans import in_turn
+from memory_limits import little, moving, needs
 from process_cases import MAKERS, PROCESSES, Row, alone, compared, main, patched, trainer
 from runs import run
 
@@ -21,62 +20,17 @@ from optsched.arraypipe import (
     Job,
     RunConfig,
     random_schedule,
-    rescheduling,
     training_run,
 )
-from optsched.arraypipe.memory.accesses import State
-from optsched.arraypipe.memory.budget import budget
-from optsched.arraypipe.memory.manager import SlotMemory, memory_of
-from optsched.arraypipe.memory.residency import slot_bytes
-from optsched.arraypipe.memory.stage_bytes import boundary_bytes, extra_bytes
-from optsched.arraypipe.memory.state import layout_of
-from optsched.arraypipe.rescheduling import Replanner, Rescheduling
+from optsched.arraypipe.memory.manager import memory_of
 from optsched.arraypipe.runtime import inline
 from optsched.arraypipe.train_alone import differences
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
-
-def needs(runs: Any, segment: Any, share: Any) -> tuple[int, int]:
-    """Bytes of a rank beside its states, and of one slot of each kind."""
-    plan, d = segment.plan, share.device
-    pairs = sorted({(plan.blocks[i].job, plan.blocks[i].stage) for i in plan.sequences[d]})
-    layouts = [layout_of(runs[segment.slots[j]].stages[s], "") for j, s in pairs]
-    states = [State(j, s, found.bytes) for (j, s), found in zip(pairs, layouts, strict=True)]
-    resident = sum(boundary_bytes(found.resident) for found in layouts)
-    windows, outboxes = share.bytes(range(plan.n_jobs))
-    beside = extra_bytes(runs, segment)
-    table = budget(plan, d, beside)
-    return table.total + windows + outboxes + resident, sum(slot_bytes(states))
-
-
-@contextmanager
-def little(draw: random.Random) -> Iterator[list[Any]]:
+def tightly() -> Any:
     """Every rank has memory for as few slots as its order allows, or a few more; the memories."""
-    made: list[Any] = []
-
-    def limited(runs: Any, segments: Any, _: None, share: Any) -> Any:
-        rest, slot = needs(runs, segments[0], share)
-        factor = draw.choice([1.0, 1.0, 1.2, 1.6])
-        while True:
-            try:
-                found = memory_of(runs, segments, int(rest + factor * slot) + 1, share)
-            except InputError:  # more states are between F and B
-                if factor > 50:
-                    raise
-                factor *= 1.3
-            else:
-                made.append(found)
-                return found
-
-    with patched(training_run, "memory_of", limited):
-        yield made
-
-
-def moving(made: list[Any]) -> int:
-    """Runs in which the states of this rank were in slots."""
-    return sum(isinstance(memory, SlotMemory) for memory in made)
+    draw = random.Random(7 + dist.get_rank())
+    return little(lambda: draw.choice([1.0, 1.0, 1.2, 1.6]), grow=True)
 
 
 def tight(ranks: int, case: str, *arguments: Any) -> dict[str, Any]:
@@ -87,7 +41,7 @@ def tight(ranks: int, case: str, *arguments: Any) -> dict[str, Any]:
 
     kept = tuple(row._replace(recompute=True) for row in process_cases.CHECKPOINTED)
     with (
-        little(random.Random(7 + dist.get_rank())) as made,
+        tightly() as made,
         patched(process_cases, "random_rows", rows),
         patched(process_cases, "Row", partial(Row, recompute=True)),
         patched(process_cases, "CHECKPOINTED", kept),
@@ -119,7 +73,7 @@ def too_small(ranks: int) -> dict[str, Any]:
 
     def weighed(runs: Any, segments: Any, _: int, share: Any) -> Any:
         found: list[Any] = [None] * ranks
-        dist.all_gather_object(found, sum(needs(runs, segments[0], share)))
+        dist.all_gather_object(found, sum(needs(runs, segments[0], share.device, share)))
         bytes_of.update(enumerate(found))
         raise InputError("weighed")
 
@@ -153,31 +107,24 @@ def too_small(ranks: int) -> dict[str, Any]:
     return found
 
 
-def reported(ranks: int) -> dict[str, Any]:
-    """Waits for copies of all ranks are in the report, and in no block's time."""
-    rows = [Row(j, optimizer="adamw", recompute=True) for j in range(4)]
-    schedule = random_schedule([1] * 4, 4, place=[0, 1, 0, 1], seed=3)
-    with little(random.Random(0)) as made:
-        result = run(trainer(rows), schedule, 3, **PROCESSES)
-        found = {"moving": moving(made), "differences": compared(result, rows, [3] * 4)}
-    return found | {
-        "exposed": result.report.exposed_ns > 0,
-        "whole": all(d.compute_ns <= result.report.wall_ns for d in result.report.devices),
-    }  # fmt: skip
-
-
 def too_large(ranks: int) -> dict[str, Any]:
     """A waiting job needs more for its moments than any slot has: it fails, the others go on."""
     rows = [Row(0, recompute=True), Row(1, recompute=True), Row(2, optimizer="adamw"), Row(0, 11)]
     rows[2:] = [row._replace(recompute=True) for row in rows[2:]]
     array: ArrayTrainer = trainer(rows)
     schedule = random_schedule([1, 1], 4, place=[1, 0, 1, 0], seed=1)
-    with little(random.Random(0)) as made:
+    with tightly() as made:
         result = run(array, schedule, 4, queue=True, **PROCESSES)
-        found: dict[str, Any] = {"moving": moving(made)}
-    found["status"] = [job.status for job in array.jobs]
-    found["error"] = str(array.jobs[2].error)
-    return found | {"differences": others(result, rows, 2)}
+    report = result.report
+    return {
+        "moving": moving(made),
+        "status": [job.status for job in array.jobs],
+        "error": str(array.jobs[2].error),
+        "differences": others(result, rows, 2),
+        # waits for copies of all ranks are in the report, and in no block's time
+        "exposed": report.exposed_ns > 0,
+        "whole": all(d.compute_ns <= report.wall_ns for d in report.devices),
+    }
 
 
 def others(result: Any, rows: list[Row], failed: int) -> list[str]:
@@ -190,26 +137,22 @@ def others(result: Any, rows: list[Row], failed: int) -> list[str]:
     ]
 
 
-def problem_of(n: int, place: Sequence[int] = (0, 1, 0, 1)) -> JobArray:
-    """So many equal jobs."""
-    return JobArray([[2] * 4] * n, [[2] * 4] * n, place=place, objective="period")
-
-
 def refilled(ranks: int) -> dict[str, Any]:
     """Six jobs on two slots by `refill`; one does not recompute, and is refused by rank 0 alone."""
     rows = [Row(j, optimizer="adamw", recompute=j != 3) for j in range(6)]
     rest = [row.job for row in rows[2:]]
     array, made = trainer(rows[:2]), []
+    problem = JobArray([[2] * 4] * 2, [[2] * 4] * 2, place=[0, 1, 0, 1], objective="period")
 
     def limited(runs: Any, segments: Any, _: None, share: Any) -> Any:
-        room = sum(needs(runs, segments[0], share))  # for one slot of each kind
+        room = sum(needs(runs, segments[0], share.device, share))  # for one slot of each kind
         limit = 10**9 if share.device else room
         made.append(memory_of(runs, segments, limit, share))
         return made[-1]
 
     with patched(training_run, "memory_of", limited):
         result = run(array, 
-            in_turn(problem_of(2), True), 4,
+            in_turn(problem, True), 4,
             refill=lambda job: rest.pop(0) if rest else None, **PROCESSES,
         )  # fmt: skip
     return {
@@ -218,32 +161,6 @@ def refilled(ranks: int) -> dict[str, Any]:
         "error": str(array.jobs[3].error),
         "differences": others(result, rows, 3),
     }
-
-
-def moved(ranks: int) -> dict[str, Any]:
-    """What a solver answers has all stages elsewhere: the run goes on with the plan that it has."""
-    rows = [Row(j) for j in range(3)]
-    array, said = trainer(rows), []
-
-    class Solver(Replanner):
-        def submit(self, problem: Any, start: Any, time_limit: float) -> None:
-            self._request["answer"] = in_turn(problem_of(problem.n_jobs, [1, 0, 1, 0]), True)
-
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("optsched").addHandler(handler)
-    with (
-        patched(rescheduling, "Replanner", Solver),
-        patched(Rescheduling, "_gain", lambda *given: 1),
-    ):
-        result = run(array, 
-            in_turn(problem_of(3), True), 6, on_step=lambda job, t, x: (
-                job.stop() if (job.seed, t) == (0, 1) else None
-            ),
-            replan=problem_of(3), **PROCESSES,
-        )  # fmt: skip
-    logging.getLogger("optsched").removeHandler(handler)
-    return {"said": "; ".join(said), "differences": compared(result, rows, [2, 6, 6])}
 
 
 def remembered(ranks: int, swaps: bool, most: int) -> dict[str, Any]:
@@ -271,7 +188,7 @@ def remembered(ranks: int, swaps: bool, most: int) -> dict[str, Any]:
 
 vars(process_cases).update({
     case.__name__: case for case in (
-        tight, tight_replanned, too_small, reported, too_large, refilled, moved, remembered
+        tight, tight_replanned, too_small, too_large, refilled, remembered
     )
 })  # fmt: skip
 

@@ -259,7 +259,7 @@ def test_planning_needs_no_torch() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "from optsched import MissingExtra\n"
         "from optsched.arraypipe import Profile, advise, compile_plan, random_schedule\n"
-        "import optsched.arraypipe.memory.residency, optsched.arraypipe.memory.budget\n"
+        "import optsched.arraypipe.memory.budget, optsched.arraypipe.memory.transfers\n"
         "compile_plan(random_schedule([1, 2], 3))\n"
         "profile = Profile.read('instances/profiles/gpt2_xl-4.profile.json')\n"
         "assert profile.problem().n_stages == 4 and advise(profile).jobs == 4\n"

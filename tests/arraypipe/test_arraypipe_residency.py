@@ -6,17 +6,22 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from arraypipe_plans import random_rolling
+from arraypipe_plans import in_turn, random_rolling
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.executor.memory_engine import Bytes, SimulatedEngine, simulate
+from benchmarks.executor.memory_engine import Simulated, SimulatedEngine, simulate
 from optsched import InputError, JobArray, solve
 from optsched.arraypipe import compile_plan
-from optsched.arraypipe.memory.accesses import Access, State
-from optsched.arraypipe.memory.budget import DeviceBytes, StageBytes, budget
-from optsched.arraypipe.memory.residency import residency
-from optsched.arraypipe.memory.transfers import IN, OutOfSlots, Transfers
+from optsched.arraypipe.memory.budget import (
+    Access,
+    DeviceBytes,
+    Limits,
+    Residency,
+    StageBytes,
+    budget,
+)
+from optsched.arraypipe.memory.transfers import IN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,11 +35,11 @@ def reads(row: Sequence[int]) -> list[Access]:
 def loaded(accesses: Sequence[Access], slots: int, horizon: int = 30) -> list[int]:
     """States in the order in which they are copied in, from empty slots."""
     engine = SimulatedEngine(1, 1)
-    transfers = Transfers((slots, 1), (1, 1), horizon, engine, Bytes([(1, 1)] * 9), 1)
+    transfers = Simulated([(1, 1)] * 9, (slots, 1), horizon, engine, 1)
     transfers.announce(iter(accesses))
     for access in accesses:
-        transfers.enter(access)
-        transfers.leave()
+        transfers.take(access)
+        transfers.release()
     return [row[3] for row in engine.queued if row[0] == IN]
 
 
@@ -62,23 +67,20 @@ def test_no_order_of_replacement_loads_less(row: list[int], slots: int) -> None:
     assert len(loaded(reads(row), slots)) == fewest_by_search(row, slots)
 
 
-def test_what_may_not_leave() -> None:
-    """A state between F and B stays; with more of them than slots the plan is wrong."""
-    forward = [Access(s, "F", 1, True, s) for s in range(3)]
-    between = [forward[0], *reads([1, 2, 1])[0:3], Access(0, "B", -1, operation=9)]
-    assert loaded(between, 2) == [0, 1, 2, 1]
-    with pytest.raises(OutOfSlots, match="all 2 slots"):
-        loaded([*forward, *(Access(s, "B", -1, operation=9 + s) for s in range(3))], 2)
+def test_a_state_between_forward_and_backward_stays() -> None:
+    """Although another one is needed later."""
+    first, last = Access(0, "F", 1, True, 0), Access(0, "B", -1, operation=9)
+    assert loaded([first, *reads([1, 2, 1]), last], 2) == [0, 1, 2, 1]
 
 
 # copies are in order
 
 
-class Ledger(Bytes):
+class Ledger(Simulated):
     """Version numbers instead of bytes: every byte of a slot or store says whose and how new."""
 
-    def __init__(self, rows: Sequence[tuple[int, int]]) -> None:
-        super().__init__(rows)
+    def __init__(self, rows: Sequence[tuple[int, int]], *given: Any) -> None:
+        super().__init__(rows, *given)
         self.store = {
             (s, p, b): 0 for s, row in enumerate(rows) for p in (0, 1) for b in range(row[p])
         }
@@ -129,23 +131,21 @@ def test_every_block_finds_the_newest_bytes(drawn: Any, data: st.DataObject) -> 
     known = data.draw(st.sampled_from(["all", "some"]))
     announced = [True] * len(accesses) if known == "all" else data.draw(flags)
     done = [True] * len(accesses) if known == "all" else data.draw(flags)
-    ledger, engine = Ledger(rows), SimulatedEngine(1e9, 2e9)
-    sizes = [max(row[piece] for row in rows) for piece in (0, 1)]
-    horizon = data.draw(st.integers(1, 30))
-    transfers = Transfers(slots, sizes, horizon, engine, ledger, 1)
-    transfers.announce(iter([a for a, told in zip(accesses, announced, strict=True) if told]))
+    engine = SimulatedEngine(1e9, 2e9)
+    ledger = Ledger(rows, slots, data.draw(st.integers(1, 30)), engine, 1)
+    ledger.announce(iter([a for a, known in zip(accesses, announced, strict=True) if known]))
     uses: list[tuple[str, int, int, int, int, float, float]] = []
     for access, runs in zip(accesses, done, strict=True):
         if runs:
-            found = transfers.enter(access)
+            found = ledger.take(access)
             ledger.run(access, found)
             began = engine.now_ns
             engine.block(data.draw(st.integers(0, 9)))
-            transfers.leave()
+            ledger.release()
             for piece, slot in enumerate(found):
                 kind = "change" if access.kind == "U" else "use"
                 uses.append((kind, piece, slot, 0, 99, began, engine.now_ns))
-    transfers.flush()
+    ledger.flush()
     assert ledger.store == ledger.latest
     uses += [(*row[:3], *row[4:]) for row in engine.queued]
     for first in [use for use in uses if use[0] in (IN, "change")]:
@@ -179,59 +179,87 @@ def test_chunks_overlap_both_directions_of_an_exchange() -> None:
     assert 6 * 64 <= cut <= 6 * (64 + 11) < whole
 
 
-# residency, refusals and the budget
+# residence, refusals and the budget
 
 
-def states(n: int, weights: int, moments: int) -> list[State]:
-    """Equal states."""
-    return [State(j, 0, (weights, moments)) for j in range(n)]
+def decided(
+    n: int, limit: int, row: StageBytes, breadth: bool = False, **changes: Any
+) -> tuple[Residency, Limits, Any]:
+    """What is decided for so many equal jobs of one stage, to check other plans against."""
+    problem = JobArray([[1]] * n, [[1]] * n, objective="period")
+    plan = compile_plan(in_turn(problem, breadth))
+    known = {(j, 0): row._replace(title=f"job{j}") for j in range(n)}
+    device = DeviceBytes("gpu7", limit, **changes).first(plan, 0, known)
+    assert device.decided is not None
+    return device.decided, Limits({0: device}, known), plan
+
+
+STATE = StageBytes(10, 30, recompute=True)
 
 
 def test_slots_of_a_device() -> None:
     """What fits is never copied; else one slot for moments, and the others for weights."""
-    rows, accesses = states(6, 10, 30), reads(range(6))
-    assert residency(rows, accesses, 240).slots == (0, 0)
-    assert residency(rows, accesses, 239).slots == (6, 5)
-    assert residency(rows, accesses, 100) == ((6, 1), (10, 30))
-    assert residency(rows, accesses, 40).slots == (1, 1)
-    kept = [s._replace(resident=5) for s in rows]  # stays, in no slot
-    assert residency(kept, accesses, 99).slots == (3, 1)
+    assert decided(6, 240, STATE)[0] == Residency()
+    rows = {239: (6, 5), 100: (6, 1), 40: (1, 1)}
+    assert {limit: decided(6, limit, STATE)[0].slots for limit in rows} == rows
+    kept = STATE._replace(resident=5)  # stays, in no slot
+    assert decided(6, 99, kept)[0] == ((3, 1), (10, 30))
+    assert decided(6, 135, kept, windows=20, outboxes=7, shared=9)[0].slots == (3, 1)
 
 
-def test_refusals_say_how_many_jobs_would_fit() -> None:
-    """Too little for one state; more pinned states than slots: device, block, bytes, jobs."""
-    rows = states(4, 10, 30)
-    with pytest.raises(InputError, match=r"gpu7 has 39 bytes .* take 40; 0 jobs would fit"):
-        residency(rows, reads(range(4)), 39, "gpu7")
-    large = [*rows[:2], State(2, 5, (10, 31)), State(3, 5, (10, 0))]
-    with pytest.raises(InputError, match=r"\(job 2, stage 5: 41\) take 41; 2 jobs would fit"):
-        residency(large, reads(range(4)), 40)
-    row = [Access(s, "F", 1, True) for s in range(4)] + [Access(s, "B", -1) for s in range(4)]
-    with pytest.raises(
-        InputError,
-        match=r"at F of job 3, stage 0, 4 states are between a forward and its backward on gpu7 "
-        r"\(40 bytes of weights\), .* 60 bytes .* 3 slots; 3 jobs would fit, or use recompute=True",
-    ):
-        residency(rows, row, 60, "gpu7")
+KEEPS = STATE._replace(recompute=False)
 
 
-def test_budget_adds_up() -> None:
-    """Activations are the peak of a prefix sum; what a device has less of all is for states."""
+@pytest.mark.parametrize(
+    ("row", "limit", "sentence"),
+    [
+        (STATE, 39, r"gpu7 has 39 bytes for states, slots take 40 \(the largest state: job job0, "
+                    r"stage 0\); 0 of 4 jobs would fit\ngradients"),
+        (KEEPS, 60, "at F of job job3, stage 0, 4 states are between a forward and its backward "
+                    "on gpu7, which has 3 slots; use recompute=True; 3 of 4 jobs would fit"),
+        (KEEPS._replace(saved=50), 140, "gpu7 needs 200 bytes in addition to the states and has "
+                                        "140; 1 of 4 jobs would fit"),
+        (STATE._replace(problem="cannot be moved"), 100, "cannot be moved; 0 of 4 jobs"),
+    ],
+)  # fmt: skip
+def test_refusals_say_how_many_jobs_would_fit(row: StageBytes, limit: int, sentence: str) -> None:
+    """Too little for one state, more pinned states than slots, too little beside the states."""
+    with pytest.raises(InputError, match=sentence):
+        decided(4, limit, row, breadth=True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "changed", "sentence"),
+    [
+        (60, STATE, ""),
+        (60, STATE._replace(moments=31), "the moments of job late, stage 0 take 31 bytes, a slot "
+                                         "has 30"),
+        (60, KEEPS, "at F of job late, stage 0, 4 states are between"),
+        (60, STATE._replace(gradients=61), "gpu7 needs 61 bytes in addition to the states"),
+        (60, STATE._replace(resident=1), "gpu7 has 59 bytes for states, slots take 60"),
+        (160, STATE._replace(resident=1), "gpu7 has 160 bytes for states, which take 161"),
+    ],
+)  # fmt: skip
+def test_later_jobs_are_checked(limit: int, changed: StageBytes, sentence: str) -> None:
+    """Against the slots that there are; what has ended does not count."""
+    _, limits, plan = decided(4, limit, STATE, breadth=True)
+    limits.known |= {(j, 0): changed._replace(title="late") for j in range(4, 8)}
+    segment: Any = type("Segment", (), {"plan": plan, "slots": (4, 1, 2, 3)})()
+    if changed == KEEPS:
+        segment.slots = (4, 5, 6, 7)
+    refusal = limits.refusal(segment, range(4))
+    assert sentence in refusal and bool(sentence) == bool(refusal)
+    assert limits.refusal(segment, [1, 2, 3]) == "" or changed == KEEPS
+
+
+def test_activations_of_the_schedule() -> None:
+    """The peak of a prefix sum."""
     problem = JobArray([[2, 2]] * 3, [[4, 4]] * 3, activation=[[100, 50]] * 3)
     plan = compile_plan(solve(problem, "dispatch").schedule)
     table = budget(plan, 0, {})
     assert 100 <= table.activations <= 300
     assert table.total == table.activations + table.workspace
-    assert "receive windows" in table._replace(windows=7).table()
-    device = DeviceBytes(1000)
-    assert device.for_states(plan, 0, {}, None) == 1000 - table.total
-    assert device.for_states(plan, 0, {}, lambda jobs: (7, 5)) == 1000 - table.total - 12
-    assert device._replace(shared=9).for_states(plan, 0, {}, None) == 1000 - table.total - 9
-    gpu = DeviceBytes(10**11, cuda=1)
-    assert gpu.needs(plan, 0, {}, None, range(3)).reserve > 5 * 10**9
-    sentence = r"needs \d+ bytes in addition to .* has 120; 1 of 3 jobs would fit\ngradients"
-    with pytest.raises(InputError, match=sentence):
-        DeviceBytes(120).for_states(plan, 0, {}, None)
+    assert DeviceBytes("", 10**11, cuda=1).needs(plan, 0, {}, range(3)).reserve > 5 * 10**9
 
 
 @given(st.sampled_from(["fused", "block"]), st.integers(1, 3), st.integers(0, 10**6))
@@ -244,8 +272,10 @@ def test_gradients_are_held_from_the_first_backward_to_the_update(
         objective="period",
     )  # fmt: skip
     plan = compile_plan(random_rolling(problem, seed=seed))
-    beside = {(j, s): StageBytes(10**j, 5, 7) for j in range(3) for s in range(2)}
-    table = budget(plan, 0, beside)
+    known = {
+        (j, s): StageBytes(gradients=10**j, tied=5, masters=7) for j in range(3) for s in range(2)
+    }
+    table = budget(plan, 0, known)
     held: set[int] = set()
     peak = 0
     for cycle_number in range(max(plan.latest) + 3):

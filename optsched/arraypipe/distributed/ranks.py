@@ -6,7 +6,6 @@ import os
 import time
 import warnings
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -32,7 +31,6 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from optsched.arraypipe.memory.budget import MessageBytes
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import RunPlan, Segment
     from optsched.arraypipe.rescheduling import Rescheduling
@@ -107,11 +105,8 @@ class Ranks:
 
     def share(self, segment: Segment) -> Share:
         """What the memory of this rank is for."""
-        return Share(self.links.rank, self.held(segment, self.links.rank))
-
-    def held(self, segment: Segment, device: int) -> MessageBytes:
-        """Posted receives and outboxes of a rank."""
-        return partial(self.capacity.held, segment, device)
+        rank, slots = self.links.rank, range(segment.plan.n_jobs)
+        return Share(rank, *self.capacity.held(segment, rank, slots))
 
     def chain(self, run: JobRun, homes: Sequence[int]) -> Chain:
         """The first forward of a job; every rank runs its own stages."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optsched.arraypipe.memory.transfers import IN, OUT, Copy, CopyEngine
+from optsched.arraypipe.memory.transfers import IN, OUT, CopyEngine
+from optsched.arraypipe.plan.types import Copied
 from optsched.arraypipe.runtime.cuda_streams import GpuClock, recorded, timer
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class CudaEngine(CopyEngine):
         size: int,
         action: Callable[[], object],
         after: Iterable[Any],
-        label: Any = None,
+        label: tuple[int, int, int] = (0, 0, 0),
     ) -> Any:
         """Launch a copy on the stream of its direction; the event at its end."""
         stream = self.streams[direction]
@@ -88,4 +89,5 @@ class CudaEngine(CopyEngine):
         direction, label, size, begin, end = self.pending.popleft()
         start_ns = self.clock.time_ns(begin)
         end_ns = max(start_ns, self.clock.time_ns(end))
-        self.copies.append(Copy(direction, label, size, start_ns, end_ns))
+        device, job, stage = label
+        self.copies.append(Copied(device, direction, job, stage, start_ns, end_ns, size))

@@ -1,23 +1,28 @@
-"""Flat memory for the state of a (job, stage), and the tensors of the job that point into it."""
+"""The tensors of a job on a stage: their bytes, and flat memory that they can be pointed into."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from optsched.arraypipe.memory.budget import StageBytes
+from optsched.arraypipe.runtime import blocks
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch.optim import Optimizer
 
-    from optsched.arraypipe.runtime.state import JobStage
+    from optsched.arraypipe.job import Tensors
+    from optsched.arraypipe.model.inputs import Inputs
+    from optsched.arraypipe.runtime.losses import Criterion
+    from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
 _ALIGNMENT: Final = 256  # bytes; as CUDA allocates, so that kernels choose as they would alone
@@ -76,7 +81,13 @@ def layout_of(stage: JobStage, title: str) -> Layout:
     shared = {id(t): t for t in stage.shared_tensors()}
     weights = [p for p in parameters if id(p) not in shared]
     resident = {id(t): t for t in (*tied, *stage.buffers()) if id(t) not in shared}
-    _check_apart([*weights, *masters], title)
+    rows = [(t, Place(t.data_ptr(), tuple(t.shape), tuple(t.stride()), t.dtype)) for t in weights]
+    ends = sorted((p.offset, p.end) for t, p in rows if not t.is_meta and p.end > p.offset)
+    if any(end > start for (_, end), (start, _) in pairwise(ends)):
+        raise InputError(
+            f"job {title}: two parameters share memory, which cannot be moved; run without a "
+            f"memory limit"
+        )
     return Layout(
         tuple((p, place(0, p)) for p in weights),
         tuple((p, place(1, p)) for p in masters),
@@ -96,17 +107,6 @@ def rows_of(stage: JobStage) -> tuple[list[nn.Parameter], list[nn.Parameter], li
     """Parameters of a stage, its copies of tied ones, and float32 masters."""
     masters = [p for _, p in stage.masters or ()]
     return [p for _, p in stage.parameters], [b.parameter for b in stage.tied], masters
-
-
-def _check_apart(tensors: Sequence[Tensor], title: str) -> None:
-    """Refuse tensors that overlap: they would be apart in flat memory."""
-    rows = [(t, Place(t.data_ptr(), tuple(t.shape), tuple(t.stride()), t.dtype)) for t in tensors]
-    ends = sorted((p.offset, p.end) for t, p in rows if not t.is_meta and p.end > p.offset)
-    if any(end > start for (_, end), (start, _) in pairwise(ends)):
-        raise InputError(
-            f"job {title}: two parameters share memory, which cannot be moved; run without a "
-            f"memory limit"
-        )
 
 
 def _moves(value: Any) -> bool:
@@ -153,6 +153,9 @@ def _after_a_step(optimizer: Optimizer, device: str) -> list[dict[str, Any]]:
     return [dict(clone.state.get(p, {})) for p in _trained(clone)]
 
 
+# states that move
+
+
 def flat_bytes(sizes: Sequence[int], device: torch.device, pinned: bool) -> list[Tensor]:
     """A flat tensor of bytes per size."""
     return [torch.empty(n, dtype=torch.uint8, device=device, pin_memory=pinned) for n in sizes]
@@ -192,6 +195,10 @@ class BoundState:
         """A number that a layer changes with the weights."""
         return sum(t._version for t, _ in self.layout.weights)
 
+    def has_graphs(self) -> bool:
+        """Whether a graph that refers to the weights waits for its backward."""
+        return any(kept.roots is not None or kept.branches for kept in self.stage.kept.values())
+
     def absorb(self) -> None:
         """After an update: copy state that the optimizer has made anew into the slot."""
         for at, view in self.views[1, self.slots[1]]:
@@ -228,3 +235,96 @@ class BoundState:
         assert self.stage.optimizer is not None
         found: Tensor | None = self.stage.optimizer.state.get(self.trained[index], {}).get(key)
         return found
+
+
+# bytes
+
+
+def bytes_of_stage(run: JobRun, stage: JobStage) -> StageBytes:
+    """What a job takes on a stage; the first forward has measured what is kept from F to B."""
+    weights = moments = resident = 0
+    problem = ""
+    try:
+        layout = layout_of(stage, run.title)
+    except InputError as error:
+        problem = str(error)
+    else:
+        (weights, moments), resident = layout.bytes, boundary_bytes(layout.resident)
+    gradients, tied, masters = map(_trained_bytes, rows_of(stage))
+    saved, inputs = run.saved.get(stage.index, (0, 0))
+    return StageBytes(
+        weights, moments, resident, gradients, tied, masters, saved, inputs, run.job.recompute,
+        run.title, problem,
+    )  # fmt: skip
+
+
+def measured(stage: JobStage, x: Tensors, batch: Inputs, end: Criterion | None) -> tuple[int, int]:
+    """Bytes kept of a micro-batch, without and with recomputation; nothing of the stage changes."""
+    before, device = stage.buffers(), stage.device
+    stage.set_buffers([buffer.clone() for buffer in before])
+    try:
+        with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
+            return saved_bytes(stage, x, batch, end)[:2]
+    finally:
+        stage.set_buffers(before)
+        stage.kept.clear()
+
+
+def saved_bytes(
+    stage: JobStage, x: Tensors, batch: Inputs, end: Criterion | None
+) -> tuple[int, int, Tensors]:
+    """Run F; bytes kept until B without and with recomputation, and the output.
+
+    Every storage counts once; those of parameters and buffers not at all. The stage keeps the
+    graph, for `blocks.backward`.
+    """
+    states = {t.untyped_storage().data_ptr() for t in (*stage.used(), *stage.buffers())}
+    found: dict[int, int] = {}
+
+    def note(t: Tensor) -> Tensor:
+        _count(t, found, states)
+        return t.detach()  # not the tensor itself, which would keep itself alive
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        output = blocks.forward(stage, 0, x, batch, 1, end, False)
+    inputs: dict[int, int] = {}
+    given = (*x, *(batch.tensors() if stage.model.needs_inputs else ()))
+    for t in given:
+        _count(t, inputs, states)
+    for t in (*given, *output):
+        _count(t, found, states)
+    return sum(found.values()), sum(inputs.values()) + boundary_bytes(stage.buffers()), output
+
+
+def boundary_bytes(tensors: Iterable[Tensor | None]) -> int:
+    """Payload of a message."""
+    return sum(t.nbytes for t in tensors if t is not None)
+
+
+def gradients_bytes(stage: JobStage) -> int:
+    """Gradients of all parameters that are trained."""
+    return _trained_bytes(stage.used())
+
+
+def state_bytes(stage: JobStage) -> int:
+    """Parameters, their masters, buffers, and the state of the optimizer."""
+    tensors = [*chain(*rows_of(stage)), *stage.buffers()]
+    if stage.optimizer is not None:
+        entries = stage.optimizer.state.values()
+        tensors += [t for entry in entries for t in entry.values() if isinstance(t, Tensor)]
+    return boundary_bytes(tensors)
+
+
+def _trained_bytes(parameters: Iterable[Tensor]) -> int:
+    return boundary_bytes(p for p in parameters if p.requires_grad)
+
+
+def _count(t: Tensor, found: dict[int, int], without: set[int]) -> None:
+    """Note the storage of a tensor, unless it has none in plain memory."""
+    try:
+        storage = t.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse and other wrapped tensors
+        found[id(t)] = t.numel() * t.element_size()
+        return
+    if storage.data_ptr() not in without and storage.nbytes():
+        found[storage.data_ptr()] = storage.nbytes()

@@ -8,14 +8,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
+from optsched.arraypipe.plan.types import Copied
 from optsched.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from optsched.arraypipe.memory.accesses import Access
+    from optsched.arraypipe.memory.budget import Access
 
 
 IN, OUT = "in", "out"
@@ -24,20 +25,6 @@ IN, OUT = "in", "out"
 _CHUNKS: Final = 6  # into which the content of a slot is cut
 LEAST_CHUNK: Final = 4 * 2**20
 """Bytes of a chunk at least; less than the latency of a copy takes would be lost otherwise."""
-
-
-class OutOfSlots(InternalError):
-    """Every slot holds a state between a forward and its backward."""
-
-
-class Copy(NamedTuple):
-    """A copy that is over, with the host's times."""
-
-    direction: str
-    label: Any
-    size: int
-    start_ns: int
-    end_ns: int
 
 
 @dataclass
@@ -49,7 +36,7 @@ class CopyEngine:
     """
 
     exposed_ns: float = 0.0  # that blocks have waited for copies, where none has pauses
-    copies: list[Copy] = field(default_factory=list)
+    copies: list[Copied] = field(default_factory=list)  # that are over, with the host's times
     pauses: list[tuple[Any, Any]] = field(default_factory=list)  # events around waits on a GPU
 
     def copy(
@@ -58,14 +45,15 @@ class CopyEngine:
         size: int,
         action: Callable[[], object],
         after: Iterable[Any],
-        label: Any = None,
+        label: tuple[int, int, int] = (0, 0, 0),  # device, job, stage
     ) -> Any:
         """Queue a copy behind those of its direction and the events `after`; its own event."""
         began_ns = time.perf_counter_ns()
         action()
         ended_ns = time.perf_counter_ns()
         self.exposed_ns += ended_ns - began_ns
-        self.copies.append(Copy(direction, label, size, began_ns, ended_ns))
+        device, job, stage = label
+        self.copies.append(Copied(device, direction, job, stage, began_ns, ended_ns, size))
 
     def wait(self, events: Iterable[Any]) -> None:
         """Let blocks that are queued from now on wait for events."""
@@ -77,29 +65,11 @@ class CopyEngine:
         """Return when everything that was queued is over."""
 
 
-class Carrier(Protocol):
-    """Holder of the bytes that are copied."""
-
-    def move(
-        self, direction: str, piece: int, slot: int, state: int, start: int, stop: int
-    ) -> None:
-        """Copy a range of bytes of a piece between its store and a slot."""
-
-    def size(self, state: int, piece: int) -> int:
-        """Bytes to copy of a piece."""
-
-    def label(self, state: int) -> Any:
-        """What a copy of a state is called in the list of copies."""
-
-    def leaves(self, state: int, piece: int) -> None:
-        """A piece is in a slot no more: its blocks have been launched, it is overwritten next."""
-
-
 @dataclass(eq=False)
 class Slot:
     """Memory for one piece of any state."""
 
-    index: int  # in its pool
+    index: int  # among those of its piece
     state: int = -1
     graphs: int = 0  # open autograd graphs that refer to its weights
     dirty: bool = False  # whether it differs from the store
@@ -130,20 +100,39 @@ class Transfers:
 
     def __init__(
         self,
-        slots: Sequence[int],  # per piece, as the other sequences
+        slots: Sequence[int],  # per piece, as the other sequence
         sizes: Sequence[int],
         horizon: int,  # accesses to look ahead; a state that none of them needs is over
         engine: CopyEngine,
-        carrier: Carrier,
         least_chunk: int = LEAST_CHUNK,
     ) -> None:
         self.pools = [
             Pool(piece, n, size, least_chunk)
             for piece, (n, size) in enumerate(zip(slots, sizes, strict=True))
         ]
-        self.horizon, self.engine, self.carrier = horizon, engine, carrier
+        self.horizon, self.engine = horizon, engine
         self.future: Iterator[Access] = iter(())
         self.known: deque[Access] = deque()  # to come; while a block runs, the first is its own
+
+    # what has the bytes
+
+    def move(
+        self, direction: str, piece: int, slot: int, state: int, start: int, stop: int
+    ) -> None:
+        """Copy a range of bytes of a piece between its store and a slot."""
+
+    def size(self, state: int, piece: int) -> int:
+        """Bytes to copy of a piece."""
+        raise NotImplementedError
+
+    def label(self, state: int) -> tuple[int, int, int]:
+        """Device, job and stage of a state, for the list of copies."""
+        return (0, state, 0)
+
+    def leaves(self, state: int, piece: int) -> None:
+        """Note that a piece is in a slot no more: it is overwritten behind the blocks launched."""
+
+    # which slot has which state
 
     def announce(self, future: Iterator[Access]) -> None:
         """Replace the accesses to come, between two segments."""
@@ -152,7 +141,7 @@ class Transfers:
         for slot in self.pools[0].slots:
             slot.graphs = 0
 
-    def enter(self, access: Access) -> list[int]:
+    def take(self, access: Access) -> list[int]:
         """Have the state of an access in slots, one per piece, for blocks launched from now on.
 
         Announced accesses before it are skipped: iterations end whole or with their job.
@@ -170,7 +159,7 @@ class Transfers:
         self.engine.wait(event for slot in slots for event in slot.arrived)
         return [slot.index for slot in slots]
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Note that the block has been launched; issue the copies that had to wait for it."""
         access, event = self.known.popleft(), self.engine.ran()
         for piece in access.pieces:
@@ -206,11 +195,8 @@ class Transfers:
                     self._exchange(pool, slot, access.state)
                 elif before:
                     return
-                else:
-                    raise OutOfSlots(
-                        f"all {len(pool.slots)} slots hold states between a forward and its "
-                        f"backward"
-                    )
+                else:  # the plan was refused for it before
+                    raise InternalError("all slots hold states between a forward and its backward")
             before.append(access)
 
     def _victim(self, pool: Pool, before: Sequence[Access]) -> Slot | None:
@@ -243,17 +229,17 @@ class Transfers:
 
         Chunk by chunk, so that both directions overlap.
         """
-        old, piece, dirty, written = slot.state, pool.piece, slot.dirty, pool.written.get(state)
+        old, dirty, written = slot.state, slot.dirty, pool.written.get(state)
         if old >= 0 and state >= 0:
-            self.carrier.leaves(old, piece)
+            self.leaves(old, pool.piece)
             del pool.where[old]
         left = arrived = None
-        for start, stop in pool.chunks:
+        for chunk in pool.chunks:
             if dirty:
-                left = self._copy(OUT, pool, slot, old, (start, stop), [slot.used]) or left
+                left = self._copy(OUT, pool, slot, old, chunk, [slot.used]) or left
             if state >= 0:
                 after = [slot.used, left, written]
-                arrived = self._copy(IN, pool, slot, state, (start, stop), after) or arrived
+                arrived = self._copy(IN, pool, slot, state, chunk, after) or arrived
         if dirty:
             pool.written[old] = left
         slot.dirty = False
@@ -271,9 +257,8 @@ class Transfers:
         chunk: tuple[int, int],
         after: list[Any],
     ) -> Any:
-        start, stop = chunk[0], min(chunk[1], self.carrier.size(state, pool.piece))
+        start, stop = chunk[0], min(chunk[1], self.size(state, pool.piece))
         if start >= stop:
             return None
-
-        action = partial(self.carrier.move, direction, pool.piece, slot.index, state, start, stop)
-        return self.engine.copy(direction, stop - start, action, after, self.carrier.label(state))
+        action = partial(self.move, direction, pool.piece, slot.index, state, start, stop)
+        return self.engine.copy(direction, stop - start, action, after, self.label(state))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from optsched.arraypipe.memory.stage_bytes import measured
+from optsched.arraypipe.memory.state import measured
 from optsched.arraypipe.model.inputs import tensors_in
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.data import DataEnded, brought

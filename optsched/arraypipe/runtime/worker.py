@@ -64,7 +64,7 @@ class Memory:
         """Events around what blocks have waited for on GPUs since the last call."""
         return ()
 
-    def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
+    def enter(self, job: int, stage: int, kind: str, now: Instance) -> JobStage:
         """Make the state of a job on a stage usable for a block."""
         found = self.runs[job].stages[stage]
         if found.away:  # it is new on its device
