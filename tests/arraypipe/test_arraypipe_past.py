@@ -8,8 +8,8 @@ import pytest
 from arraypipe_models import adamw, sgd, trainer
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_limits import least
 from runs import run
-from test_arraypipe_memory import beside, room
 from test_arraypipe_trace import by_device, log, run_plans, simulate
 
 from optsched import verify
@@ -94,7 +94,7 @@ def test_an_inline_run_remembers_its_end(
     schedule = random_schedule([1] * 3, 3, seed=5)
     blocks = schedule.n_operations
     if case == "memory":
-        array.config = RunConfig(memory=room(array.jobs, 1.0) + beside(array.jobs, schedule))
+        array.config = RunConfig(memory=least(array, schedule))
     whole = run(array, schedule, 12, **options)
     assert "blocks_left_out" not in whole.trace.provenance and whole.report.left_out == 0
     total = len(whole.log.records)
