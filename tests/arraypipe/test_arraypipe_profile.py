@@ -136,19 +136,6 @@ def test_updates_that_wait_for_all_stages() -> None:
     assert found.problem(jobs=[0]).update_mode == "fused"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_is_timed_by_events() -> None:
-    """Same cases, same bytes; memory and name of the device are known."""
-    jobs = [Job(seed=1, batch_size=8, optimizer=sgd)]
-    found = profile_of(jobs, plain, [2], device="cuda")
-    here = profile_of(jobs, plain, [2])
-    assert found.device.kind == "cuda"
-    assert found.device.memory_bytes > 2**30
-    assert found.stages[0].state[0] == here.stages[0].state[0]
-    assert kept(found, 0, 8) == kept(here, 0, 8)
-    assert found.problem(memory="device").memory.min() > 2**29
-
-
 class Large(nn.Module):
     """A layer that runs out of memory in its forward."""
 
