@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from optsched.arraypipe.profile import Profile
     from optsched.arraypipe.report import Report
     from optsched.arraypipe.sweep import ArraySweep, SweepResult
-    from optsched.arraypipe.trainer import ArrayTrainer
-    from optsched.arraypipe.training_run import RunResult
+    from optsched.arraypipe.trainer import ArrayTrainer, RunResult
 
 _MODULES = {
     "Advice": "advice", "ArraySweep": "sweep", "ArrayTrainer": "trainer",
     "Callback": "callbacks", "CsvLog": "callbacks", "ExecutionPlan": "plan.plan", "Job": "job",
     "JobFailed": "job", "Profile": "profile", "Report": "report",
-    "RunConfig": "options", "RunResult": "training_run",
+    "RunConfig": "options", "RunResult": "trainer",
     "SweepResult": "sweep", "advise": "advice",
     "compile_plan": "plan.plan", "random_schedule": "plan.orders",
     "read_weights": "checkpoint.weights",

@@ -2,53 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 import time
-from collections import deque
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
-from optsched.errors import InputError
-from optsched.io.files import write_atomic
+import torch.distributed as dist
+
 from optsched.io.text import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from os import PathLike
+    from collections.abc import Sequence
 
     from torch import nn
 
     from optsched.arraypipe.job import Job
-
-
-@dataclass(frozen=True, eq=False)
-class FitInfo:
-    """Argument of `Callback.on_start`.
-
-    Parameters
-    ----------
-    name
-        Name of a job, also of one that joins later.
-    steps
-        Iterations of every job.
-    evaluates
-        Whether there will be values.
-    start
-        Iteration that a job of this name continues from.
-    resumes
-        Whether jobs continue from their checkpoints.
-    is_first
-        False on ranks above 0.
-    """
-
-    name: Callable[[Job], str]
-    steps: int
-    evaluates: bool
-    start: Callable[[str], int]
-    resumes: bool
-    is_first: bool
 
 
 class Callback:
@@ -63,7 +33,7 @@ class Callback:
     ...             job.stop()
     """
 
-    def on_start(self, fit: FitInfo) -> None:
+    def on_start(self, jobs: Sequence[Job], steps: int, resumes: bool) -> None:
         """Called before the first iteration."""
 
     def on_step(self, job: Job, iteration: int, loss: float) -> None:
@@ -91,73 +61,37 @@ class Callback:
         """Called at the end of the run, also after an exception."""
 
 
-_COLUMNS: Final = ("job", "iteration", "loss", "value")
-
-
 class CsvLog(Callback):
-    """Write losses and values as rows of a file, ``.csv`` or ``.jsonl``.
+    """Append losses and values to a CSV file, in rows ``job,iteration,loss,value``.
 
-    A run that resumes keeps the rows before its checkpoints; another one begins the file anew.
+    A run that resumes repeats rows after its checkpoints: the last one counts. Another run begins
+    the file anew.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.stream: TextIO | None = None
-        if self.path.suffix not in (".csv", ".jsonl"):
-            raise InputError(f"CsvLog: expected a .csv or .jsonl file, got {str(path)!r:.60}")
 
-    def on_start(self, fit: FitInfo) -> None:
-        """Write the head, and the rows before the checkpoints that the jobs continue from."""
-        self.fit = fit
-        lines = [] if self.path.suffix == ".jsonl" else [",".join(_COLUMNS)]
-        try:
-            if fit.resumes and self.path.exists():
-                text = self.path.read_text(encoding="utf-8").splitlines()
-                lines += [line for line in text if self._is_kept(line)]
+    def on_start(self, jobs: Sequence[Job], steps: int, resumes: bool) -> None:
+        """Write the head."""
+        if is_first_rank() and not (resumes and self.path.exists()):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if fit.is_first:
-                write_atomic(self.path, "".join(f"{line}\n" for line in lines).encode())
-        except OSError as error:
-            raise InputError(f"CsvLog: {self.path} cannot be written ({error.strerror})") from None
+            self.path.write_text("job,iteration,loss,value\n", encoding="utf-8")
 
     def on_step(self, job: Job, iteration: int, loss: float) -> None:
         """Write a loss."""
-        self._write(job, iteration, "loss", loss)
+        self._write(f"{job.title},{iteration},{loss!r},\n")
 
     def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
         """Write a value."""
-        self._write(job, iteration, "value", value)
+        self._write(f"{job.title},{iteration},,{value!r}\n")
 
-    def on_finish(self) -> None:
-        """Close the file."""
-        if self.stream is not None:
-            self.stream.close()
-            self.stream = None
-
-    def _write(self, job: Job, iteration: int, kind: str, value: float) -> None:
-        row = {"job": self.fit.name(job), "iteration": iteration, kind: value}
-        line = json.dumps(row)
-        if self.path.suffix == ".csv":
-            line = ",".join(str(row.get(column, "")) for column in _COLUMNS)
-        if self.stream is None:  # the first rank has written the head by now
-            self.stream = self.path.open("a", buffering=1, encoding="utf-8")
-        self.stream.write(f"{line}\n")
-
-    def _is_kept(self, line: str) -> bool:
-        """Whether a row is whole and before the checkpoint of its job."""
-        try:
-            if self.path.suffix == ".jsonl":
-                row = json.loads(line)
-            else:
-                row = dict(zip(_COLUMNS, line.split(","), strict=True))
-            return bool(int(row["iteration"]) < self.fit.start(row["job"]))
-        except (KeyError, TypeError, ValueError):
-            return False
+    def _write(self, row: str) -> None:
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(row)
 
 
 FIRST_AFTER_S: Final = 1.0
 EVERY_S: Final = 5.0
-_RECENT: Final = 33  # iterations that the time of an iteration is taken from
 
 
 class Progress(Callback):
@@ -170,34 +104,41 @@ class Progress(Callback):
     """
 
     def __init__(self, predicted_ns: float) -> None:
-        self.predicted_ns, self.enabled = predicted_ns, True
+        self.predicted_ns = predicted_ns
         self.latest: dict[Job, tuple[int, float]] = {}  # since the last print
-        self.ends: dict[Job, deque[float]] = {}
+        self.ends: dict[Job, tuple[float, int]] = {}  # time and iteration of the last print
 
-    def on_start(self, fit: FitInfo) -> None:
+    def on_start(self, jobs: Sequence[Job], steps: int, resumes: bool) -> None:
         """Start the clock."""
-        self.fit, self.began_s = fit, time.monotonic()
+        self.steps, self.began_s = steps, time.monotonic()
         self.next_s = self.began_s + FIRST_AFTER_S
 
     def on_step(self, job: Job, iteration: int, loss: float) -> None:
         """Note a loss; print if it is time to."""
         now_s = time.monotonic()
         self.latest[job] = iteration, loss
-        self.ends.setdefault(job, deque(maxlen=_RECENT)).append(now_s)
-        if self.enabled and now_s >= self.next_s:
+        self.ends.setdefault(job, (now_s, iteration))
+        if now_s >= self.next_s:
             self.next_s = now_s + EVERY_S
-            try:
+            with suppress(OSError):  # a closed terminal is no reason to end the run
                 print(self._lines(now_s), file=sys.stderr, flush=True)
-            except OSError:  # a closed terminal is no reason to end the run
-                self.enabled = False
             self.latest.clear()
 
     def _lines(self, now_s: float) -> str:
-        rows = [
-            f"{self.fit.name(job)}  iteration {iteration + 1} of {self.fit.steps}  loss {loss:.4f}"
-            for job, (iteration, loss) in self.latest.items()
-        ]
-        seconds = [(s[-1] - s[0]) / (len(s) - 1) for s in self.ends.values() if len(s) > 1]
-        measured = duration(max(seconds) * 1e9) if seconds else "-"
+        rows, seconds = [], 0.0
+        for job, (iteration, loss) in self.latest.items():
+            rows.append(f"{job.title}  iteration {iteration + 1} of {self.steps}  loss {loss:.4f}")
+            before_s, before = self.ends[job]
+            if iteration > before:
+                seconds = max(seconds, (now_s - before_s) / (iteration - before))
+            self.ends[job] = now_s, iteration
+        measured = duration(seconds * 1e9) if seconds else "-"
         rows.append(f"a cycle: {measured}, predicted {duration(self.predicted_ns)}")
         return "\n".join(f"{now_s - self.began_s:7.1f} s  {row}" for row in rows)
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0, or the only one."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank() == 0
+    return os.environ.get("RANK", "0") == "0"

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from optsched.arraypipe.trainer import ArrayTrainer
-    from optsched.arraypipe.training_run import RunResult
+    from optsched.arraypipe.trainer import ArrayTrainer, RunResult
 
 
 FORMAT: Final = "optsched.run/1"
@@ -204,7 +203,7 @@ def run_script(
     given = None if schedule is None else Schedule.read(schedule)
     check_folder(out)
     path, trainer = load_trainer(script)
-    from optsched.arraypipe.options import RunConfig, is_first_rank
+    from optsched.arraypipe.options import RunConfig
 
     config = RunConfig(**{**vars(trainer.config), **settings})
     began = time.perf_counter()
@@ -219,7 +218,7 @@ def run_script(
         seconds=time.perf_counter() - began,
     )  # fmt: skip
     failures = [job.error for job in summary.jobs if job.status == "failed"]
-    if is_first_rank():
+    if config.is_first:
         print(summary, flush=True)
         if out is not None:
             write_results(out, summary, result)

@@ -16,7 +16,7 @@ from optsched.arraypipe.train_alone import NotIdentical, differences
 from optsched.arraypipe.trainer import ArrayTrainer
 
 if TYPE_CHECKING:
-    from optsched.arraypipe.training_run import RunResult
+    from optsched.arraypipe.trainer import RunResult
     from optsched.model.schedule import Schedule
 
 WIDTH, CONTEXT = 64, 48

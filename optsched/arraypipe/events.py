@@ -1,85 +1,112 @@
-"""Events of a run: losses, updates and ends of jobs, for callbacks, checkpoints and evaluation."""
+"""What follows from losses and updates of a run: callbacks, copies of stages, evaluations."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
-from optsched.arraypipe.callbacks import Callback, FitInfo
-from optsched.arraypipe.evaluation import evaluation_of
+from optsched.arraypipe.callbacks import Callback
+from optsched.arraypipe.checkpoint.files import copied
 from optsched.arraypipe.job import Job
+from optsched.arraypipe.model.tied_weights import shard
 from optsched.arraypipe.runtime.blocks import trained_now
+from optsched.arraypipe.runtime.data import as_tuples, brought, cast, cut_batch, target_of
+from optsched.arraypipe.runtime.environment import global_state_kept, on_gpu
+from optsched.arraypipe.runtime.losses import counts_of, loss_in, samples_of
+from optsched.arraypipe.runtime.stages import fresh_model, loss_copy
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import nn
+    from collections.abc import Callable, Sequence
 
     from optsched.arraypipe.checkpoint.folder import CheckpointFolder
     from optsched.arraypipe.distributed.ranks import Ranks
-    from optsched.arraypipe.options import Request, Trainer
+    from optsched.arraypipe.job import Loss
+    from optsched.arraypipe.options import Request
+    from optsched.arraypipe.runtime.losses import Weight
     from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.trainer import ArrayTrainer
+
+Measure: TypeAlias = "Callable[[Job, nn.Module, torch.device], float]"
+_Part: TypeAlias = tuple[dict[str, Any], dict[str, Any]]  # of a stage: state dict, other buffers
 
 
 class Events:
-    """Calls the callbacks of a request; copies stages for checkpoints and evaluation."""
+    """Calls callbacks; copies stages right after their updates for checkpoints and evaluations.
+
+    On ranks the newest checkpoint is evaluated, as no rank has all stages.
+    """
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: ArrayTrainer,
         request: Request,
         folder: CheckpointFolder | None,
         ranks: Ranks | None,
     ) -> None:
-        self.request, self.folder, self.ranks = request, folder, ranks
-        self.callbacks = request.callbacks
-        self.refills = any(type(c).next_job is not Callback.next_job for c in self.callbacks)
-        self.evaluation = evaluation_of(trainer, request, self._on_evaluate)
+        self.trainer, self.request, self.folder, self.ranks = trainer, request, folder, ranks
+        self.refills = any(type(c).next_job is not Callback.next_job for c in request.callbacks)
+        self.measure: Measure | None = None
+        if request.evaluate is not None:
+            self.measure = measure_of(request.evaluate, trainer.loss, trainer.weight)
         self.started: list[Callback] = []
-        self.titles: dict[Job, str] = {}
-        self.starts: dict[str, int] = {}  # iterations of the checkpoints before the run
-        self.evaluated: dict[str, int] = {}  # on ranks: newest checkpoint that was evaluated
+        self.noted: dict[tuple[int, int], dict[int, _Part]] = {}  # by job and iteration: stages
+        self.evaluated: dict[Job, int] = {}  # on ranks: newest checkpoint that was evaluated
         self.ended: set[Job] = set()
 
     def start(self, runs: Sequence[JobRun]) -> None:
         """Call `on_start`."""
-        self.titles = {run.job: run.title for run in runs}
-        self.starts = {run.title: run.start for run in runs}
-        self.evaluated = dict(self.starts)
-        info = FitInfo(
-            self._title, self.request.steps, self.evaluation is not None, self._start,
-            self.request.resume, self.request.is_first,
-        )  # fmt: skip
-        for callback in self.callbacks:
+        self.evaluated = {run.job: run.start for run in runs}
+        for callback in self.request.callbacks:
             self.started.append(callback)
-            callback.on_start(info)
+            callback.on_start([run.job for run in runs], self.request.steps, self.request.resume)
 
     def finish(self) -> None:
         """Call `on_finish` of all callbacks that were started."""
         for callback in self.started:
             callback.on_finish()
+        self.ranks = None  # these refer to this object
 
     def on_update(self, run: JobRun, stage: int, iteration: int) -> None:
         """Copy a stage whose update is done, if a checkpoint or an evaluation needs it."""
         if self.folder is not None:
             self.folder.note(run, stage, iteration)
-        if self.evaluation is None or self.ranks is not None:
+        every, done = self.trainer.config.every, iteration + 1
+        due = done == run.target or (every is not None and done % every == 0)
+        if self.measure is None or self.ranks is not None or not due:
             return
-        value = self.evaluation.note(run, stage, iteration)
-        if value is not None and self.folder is not None:
-            self.folder.mark_best(run, iteration + 1, value, self.request.config.mode == "max")
+        parts = self.noted.setdefault((run.index, iteration), {})
+        state, buffers = shard(run.model, run.stages, stage)
+        parts[stage] = copied(state), copied(buffers)
+        device = run.stages[stage].device
+        if on_gpu(device):
+            torch.cuda.current_stream(device).synchronize()
+        if len(parts) < len(run.stages):
+            return
+        del self.noted[run.index, iteration]
+        states, others = (
+            {name: x for part in row for name, x in part.items()}
+            for row in zip(*parts.values(), strict=True)
+        )
+        host = self.trainer.config.memory is not None  # the bytes of the device are counted
+        place = torch.device("cpu") if host else run.stages[0].device
+        value = self._evaluate(run.job, iteration, states, others, place)
+        if self.folder is not None:
+            self.folder.mark_best(run, done, value, self.trainer.config.mode == "max")
 
     def on_loss(self, run: JobRun, iteration: int, loss: float) -> None:
         """Call `on_step`; on ranks, refuse changes of stages that another rank trains."""
-        ranks = self.ranks
-        if not self.callbacks or not (ranks is None or ranks.reports(run)):
+        ranks, callbacks = self.ranks, self.request.callbacks
+        if not callbacks or not (ranks is None or ranks.reports(run)):
             return
         here = range(len(run.stages)) if ranks is None else ranks.stages_of(run)
         remote = [stage for stage in run.stages if stage.index not in here]
         before = [trained_now(stage) for stage in remote]
-        for callback in self.callbacks:
+        for callback in callbacks:
             callback.on_step(run.job, iteration, loss)
         for stage, trained in zip(remote, before, strict=True):
             if trained_now(stage) != trained:
@@ -92,13 +119,12 @@ class Events:
     def next_job(self, ended: Job, jobs: Sequence[Job]) -> Job | None:
         """Return the first job that a callback gives for the slot of an ended one."""
         self.on_end(ended)
-        for callback in self.callbacks:
+        for callback in self.request.callbacks:
             following = callback.next_job(ended)
             if following is None:
                 continue
             if not isinstance(following, Job) or following in jobs:
                 raise InputError(f"next_job: expected a new Job or None, got {following!r:.60}")
-            self.titles[following] = following.name or f"job{len(jobs)}"
             return following
         return None
 
@@ -106,7 +132,7 @@ class Events:
         """Call `on_end`, once for every job."""
         if job not in self.ended:
             self.ended.add(job)
-            for callback in self.callbacks:
+            for callback in self.request.callbacks:
                 callback.on_end(job)
 
     def end_jobs(self, runs: Sequence[JobRun]) -> None:
@@ -115,28 +141,79 @@ class Events:
             self._evaluate_newest(run.job)
             self.on_end(run.job)
 
-    def _title(self, job: Job) -> str:
-        return self.titles[job]
-
-    def _start(self, title: str) -> int:
-        if title not in self.starts:
-            resumed = self.folder if self.request.resume else None
-            self.starts[title] = 0 if resumed is None else resumed.latest(title)
-        return self.starts[title]
-
-    def _on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
-        for callback in self.callbacks:
-            callback.on_evaluate(job, iteration, value, model)
-
     def _evaluate_newest(self, job: Job) -> None:
         """On the first rank: evaluate the newest checkpoint of a job on the host, once."""
-        if self.ranks is None or not self.request.is_first:
+        if self.ranks is None or self.measure is None or self.folder is None:
             return
-        if self.evaluation is None or self.folder is None:
-            return
-        title = self.titles[job]
-        done = self.folder.newest(title)
-        if done > self.evaluated.get(title, 0):
-            self.evaluated[title] = done
-            states, buffers = self.folder.read(title, done)
-            self.evaluation.evaluate(job, done - 1, states, buffers, torch.device("cpu"))
+        done = self.folder.newest(job.title)
+        if self.ranks.is_first and done > self.evaluated.get(job, 0):
+            self.evaluated[job] = done
+            states, buffers = self.folder.read(job.title, done)
+            self._evaluate(job, done - 1, states, buffers, torch.device("cpu"))
+
+    def _evaluate(
+        self,
+        job: Job,
+        iteration: int,
+        states: dict[str, Any],
+        buffers: dict[str, Any],
+        place: torch.device,
+    ) -> float:
+        """Make the model of a state dict and of other buffers, and report its value."""
+        assert self.measure is not None
+        with global_state_kept():
+            model = fresh_model(self.trainer.build_model, job)
+            model.load_state_dict(states)
+            for name, buffer in buffers.items():
+                owner, _, last = name.rpartition(".")
+                model.get_submodule(owner)._buffers[last] = buffer
+            model.to(place).eval()
+            with torch.no_grad():
+                value = self.measure(job, model, place)
+        for callback in self.request.callbacks:
+            callback.on_evaluate(job, iteration, value, model)
+        return value
+
+
+def measure_of(given: Any, loss: Loss | None, weight: Weight = None) -> Measure:
+    """What `fit` takes as `evaluate`: a function of the model, a data set, or one with a metric.
+
+    Losses of batches are weighted as those of micro-batches are, values of a metric by samples.
+    """
+    if callable(given) and not hasattr(given, "__getitem__") and not isinstance(given, nn.Module):
+        return lambda job, model, place: float(given(model))
+    data, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    readable = indexed or isinstance(data, (DataLoader, IterableDataset))
+    wrong = isinstance(data, (tuple, nn.Module)) or not readable
+    if wrong or (data is not given and not callable(metric)):
+        raise InputError(
+            f"evaluate: expected a function of the model, a dataset, or (dataset, metric), got "
+            f"{given!r:.60}"
+        )
+    if metric is None and isinstance(loss, nn.Module) and [*loss.parameters()]:
+        raise InputError(
+            "evaluate: the loss has parameters, which every job trains for itself; give (dataset, "
+            "metric)"
+        )
+
+    def mean(job: Job, model: nn.Module, place: torch.device) -> float:
+        count = counts_of(loss, weight, model) if metric is None else samples_of
+        function = loss_copy(loss, job) if metric is None else metric
+        if isinstance(function, nn.Module):
+            function.to(place)
+        batches = data if isinstance(data, DataLoader) else DataLoader(data, job.batch_size)
+        values, weights = [], []
+        for batch in batches:
+            (inputs,), (whole,) = cut_batch(as_tuples(batch), 1, "evaluate")
+            output = brought(cast(inputs, job.precision), place).call(model)
+            target = brought(target_of(whole), place)
+            value = loss_in(output) if function is None else function(output, target)
+            weights.append(count(whole))
+            values.append(weights[-1] * float(value) if weights[-1] else 0.0)
+        if not values:
+            raise InputError("evaluate: the dataset is empty")
+        total = math.fsum(weights)
+        return math.fsum(values) / total if total else math.nan
+
+    return mean

@@ -94,7 +94,7 @@ class Job:
     life: JobLife = field(default_factory=lambda: JobLife(), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        own: dict[str, Any] = {  # as Python's numbers, which checkpoints keep
+        values: dict[str, Any] = {  # as Python's numbers, which checkpoints keep
             "seed": integer("seed", self.seed, 0, 2**63 - 1),
             "batch_size": (size := integer("batch_size", self.batch_size, 1)),
             "microbatches": integer("microbatches", self.microbatches, 1, size),
@@ -103,8 +103,8 @@ class Job:
             "name": as_python(self.name),
         }
         if self.clip_norm is not None:
-            own["clip_norm"] = number("clip_norm", self.clip_norm, above=True)
-        self.__dict__.update(own)
+            values["clip_norm"] = number("clip_norm", self.clip_norm, above=True)
+        self.__dict__.update(values)
         if not callable(self.optimizer):
             raise InputError(f"optimizer: expected a function, got {format_value(self.optimizer)}")
         if self.scheduler is not None and not callable(self.scheduler):
@@ -119,17 +119,18 @@ class Job:
             )
 
     @property
+    def title(self) -> str:
+        """Its name; without one ``job0``, ``job1``, ... by position in its run."""
+        return self.name or self.life.title
+
+    @property
     def needs_norm(self) -> bool:
         """Whether updates need the norm of all gradients: to clip, or to find infinities."""
         return self.clip_norm is not None or self.precision == "amp-fp16"
 
     @property
     def status(self) -> str:
-        """``"ready"`` before a run, then ``"running"``; ``"stopped"``, ``"failed"``, ``"done"``.
-
-        After a run that raised no job is running: those that were not done are stopped, and can be
-        resumed; ``"ready"`` again if the run was refused before it began.
-        """
+        """``"ready"``, ``"running"``; after a run ``"stopped"``, ``"failed"`` or ``"done"``."""
         return self.life.status
 
     @property
@@ -145,26 +146,23 @@ class Job:
         self.life.stopping = True
 
     def key(self, iteration: int, microbatch: int, stage: int) -> int:
-        """Seed of the random numbers of one block: a 32-bit hash of all that names it.
-
-        The CPU generator reads only the low 32 bits of a seed, so the fields are hashed, never
-        packed side by side.
-        """
+        """Seed of the random numbers of one block: a hash, of the 32 bits that generators read."""
         fields = struct.pack("<4q", self.seed, iteration, microbatch, stage)
         return int.from_bytes(hashlib.blake2b(fields, digest_size=4).digest(), "little")
 
 
 @dataclass(eq=False)
 class JobLife:
-    """What becomes of a job while it runs."""
+    """What becomes of a job in its latest run."""
 
     status: str = "ready"
     error: JobFailed | None = None
-    stopping: bool = False  # wished by the caller
+    stopping: bool = False  # `Job.stop` was called
+    title: str = ""
 
-    def begin(self) -> None:
-        """A run begins: what became of the job in an earlier one does not count."""
-        self.status, self.error, self.stopping = "ready", None, False
+    def begin(self, title: str) -> None:
+        """Forget an earlier run."""
+        self.status, self.error, self.stopping, self.title = "ready", None, False, title
 
 
 def seed_generator(key: int, device: torch.device) -> None:

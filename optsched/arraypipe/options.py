@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 
-from optsched.arraypipe.callbacks import Callback
+from optsched.arraypipe.callbacks import Callback, is_first_rank
 from optsched.errors import InputError
 from optsched.io.values import boolean, bytes_of, format_value, integer, number, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.arraypipe.job import BuildModel, Data, Job
-    from optsched.arraypipe.model.calls import Cut
-    from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.types import Routes
-    from optsched.arraypipe.runtime.losses import Weight
     from optsched.problems.jobarray.problem import JobArray
 
 
@@ -74,12 +68,10 @@ class RunConfig:
     verbose: bool = True
 
     def __post_init__(self) -> None:
-        if self.backend is not None:
-            one_of("backend", self.backend, ("inline", "process"))
+        one_of("backend", self.backend or "inline", ("inline", "process"))
         one_of("mode", self.mode, ("min", "max"))
         one_of("on_error", self.on_error, ("continue", "raise"))
-        if self.every is not None:
-            integer("every", self.every, 1, None)
+        integer("every", 1 if self.every is None else self.every, 1, None)
         integer("keep", self.keep, 1, None)
         integer("check", self.check, 0, None)
         integer("replicas", self.replicas, 1, None)
@@ -88,10 +80,10 @@ class RunConfig:
         if self.memory is not None:
             integer("memory", self.bytes, 1)
         try:
-            kind = None if self.device is None else torch.device(self.device).type
+            kind = torch.device(self.device or "cpu").type
         except (RuntimeError, TypeError) as error:
             raise InputError(f"device: {self.device!r} is not a valid torch.device") from error
-        if kind not in (None, "cpu", "cuda"):
+        if kind not in ("cpu", "cuda"):
             raise InputError(f"device: expected cpu or cuda, got {self.device!r}")
 
     @property
@@ -107,35 +99,14 @@ class RunConfig:
         return self.backend == "process"
 
     @property
+    def is_first(self) -> bool:
+        """False on ranks above 0."""
+        return not self.on_ranks or is_first_rank()
+
+    @property
     def strict(self) -> bool:
         """Whether the first failure of a job ends the run."""
         return self.on_error == "raise"
-
-
-class Trainer(Protocol):
-    """Part of `ArrayTrainer` that a run reads."""
-
-    build_model: BuildModel
-    data: Data
-    loss: Any
-    weight: Weight
-    cut: Cut
-    jobs: tuple[Job, ...]
-
-    @property
-    def titles(self) -> list[str]:
-        """Names of the jobs."""
-
-    @property
-    def cuts(self) -> tuple[str, ...]:
-        """Names of the blocks at which stages 1, 2, ... begin."""
-
-    @property
-    def n_stages(self) -> int:
-        """Number of stages."""
-
-    def routes(self, plan: ExecutionPlan) -> Routes:
-        """Return the messages of a plan."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,11 +114,10 @@ class Request:
     """Arguments of one call of `ArrayTrainer.fit`, validated."""
 
     steps: int
-    checkpoint: str | os.PathLike[str] | None
-    resume: bool
-    callbacks: Sequence[Callback]
-    evaluate: Any
-    config: RunConfig
+    checkpoint: str | os.PathLike[str] | None = None
+    resume: bool = False
+    callbacks: Sequence[Callback] = ()
+    evaluate: Any = None
 
     def __post_init__(self) -> None:
         integer("steps", self.steps, 1, None)
@@ -162,20 +132,3 @@ class Request:
             raise InputError("checkpoint: expected a folder to resume from")
         if folder is not None and (not isinstance(folder, (str, os.PathLike)) or not str(folder)):
             raise InputError(f"checkpoint: expected a folder, got {format_value(folder)}")
-        if folder is None and self.evaluate is not None and self.config.on_ranks:
-            raise InputError(
-                "evaluate: a rank has only its stages of the model, so that checkpoints are "
-                "evaluated; expected checkpoint=..."
-            )
-
-    @property
-    def is_first(self) -> bool:
-        """False on ranks above 0."""
-        return not self.config.on_ranks or is_first_rank()
-
-
-def is_first_rank() -> bool:
-    """Whether this process is rank 0, or the only one."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank() == 0
-    return os.environ.get("RANK", "0") == "0"

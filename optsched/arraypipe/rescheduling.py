@@ -13,7 +13,6 @@ from optsched.arraypipe.plan.plan import compile_plan
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.errors import InputError, OptschedError
-from optsched.problems.jobarray.problem import JobArray
 from optsched.solving.progress import LOGGER
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.model.schedule import Problem, Schedule
+    from optsched.problems.jobarray.problem import JobArray
 
 
 Refusal: TypeAlias = "Callable[[Change], str]"
@@ -67,15 +67,14 @@ class Rescheduling:
         strict: bool,
         problem: JobArray | None,
     ) -> None:
-        slots = tuple(range(plan.n_jobs))
         self.runs, self.start, self.refill = runs, start, refill
         self.refusal, self.strict, self.problem = refusal, strict, problem
         self.waiting = list(range(plan.n_jobs, len(runs)))
         self.replaced: set[int] = set()  # ended jobs whose slot has been given away, or stays free
         self.given: dict[int, Job] = {}  # by ended job: what `refill` has returned
         self.solver = Replanner()
-        self.rows = {plan: slots}  # job of the problem that a slot is made for
-        self.sought = plan, slots  # live slots that the solver has been given, or need not be
+        self.rows = {plan: tuple(range(plan.n_jobs))}  # job of the problem that a slot is made for
+        self.sought = plan, self.rows[plan]  # live slots that the solver got, or need not get
         self.present = plan.schedule  # of these
 
     @property
@@ -87,18 +86,17 @@ class Rescheduling:
         """What follows a segment that is over; on the first rank alone."""
         if interrupted:
             return Decision(None)
-        slots, successors = list(segment.slots), []
+        plan, slots, successors = segment.plan, list(segment.slots), []
         refused: dict[int, str] = {}
         for slot, job in enumerate(segment.slots):
             if job in self.replaced or not self.runs[job].over:
                 continue
             self.replaced.add(job)
-            waiting = self._waiting(segment.plan, slot, tuple(slots), refused)
+            waiting = self._waiting(plan, slot, tuple(slots), refused)
             if waiting is not None:
                 slots[slot] = waiting
-            elif self._refills(job, segment.plan, slot):
+            elif self._refills(job, plan, slot):
                 successors.append((slot, job))
-        plan = segment.plan
         if tuple(slots) == segment.slots and not successors:
             better = self._improved(segment)
             if better is not None:
@@ -123,8 +121,8 @@ class Rescheduling:
                 following = self.refill(self.runs[ended].job)
             if following is None:
                 raise InputError(
-                    f"refill: gave a job after {self.runs[ended].title} on the first rank and none "
-                    f"on this one; it has to give the same job on all ranks"
+                    f"next_job: gave a job after {self.runs[ended].title} on the first rank and "
+                    f"none on this one; it has to give the same job on all ranks"
                 )
             made = self.start(following)
             if made is None:  # the next decision calls `refill` again
@@ -139,8 +137,9 @@ class Rescheduling:
         return Change(decision.plan, tuple(slots))
 
     def close(self) -> None:
-        """End the solver."""
+        """End the solver; let go of the run, which refers to this object."""
         self.solver.cancel()
+        del self.start, self.refill, self.refusal
 
     def _waiting(
         self, plan: ExecutionPlan, slot: int, slots: tuple[int, ...], refused: dict[int, str]
@@ -148,7 +147,7 @@ class Rescheduling:
         """The first job in the queue that fits a slot and its devices; notes those that do not."""
         for job in list(self.waiting):
             run = self.runs[job]
-            if not fits_slot(run.job, plan, slot):
+            if misfit(run.job, plan, slot):
                 continue
             self.waiting.remove(job)
             if run.over:
@@ -165,61 +164,47 @@ class Rescheduling:
         following = None if self.refill is None else self.refill(self.runs[ended].job)
         if following is None:
             return False
-        if not fits_slot(following, plan, slot):
-            raise InputError(
-                f"refill: the job needs a slot with {following.microbatches} micro-batches"
-                f"{', and update blocks' if waits_for_all(following) else ''}; the one that "
-                f"has become free has {plan.microbatches[slot]}"
-            )
+        if why := misfit(following, plan, slot):
+            raise InputError(f"next_job: the job does not fit the slot that is free: {why}")
         self.given[ended] = following
         return True
 
     def _improved(self, segment: Segment) -> Change | None:
         """A better plan for the jobs that are left, as soon as there is one."""
-        if self.problem is None:
-            return None
+        plan = segment.plan
         live = tuple([s for s, job in enumerate(segment.slots) if not self.runs[job].over])
-        if not live:
+        if self.problem is None or not live:
             return None
-        if self.sought != (segment.plan, live):
-            self._seek(segment, live, self.problem)
+        if self.sought != (plan, live):  # begin to look for one
+            ended = [slot for slot in range(plan.n_jobs) if slot not in live]
+            self.sought = plan, live
+            self.present = without(plan.schedule, ended) if ended else plan.schedule
+            left = self.problem.subset([self.rows[plan][slot] for slot in live])
+            self.solver.submit(left, self.present, TIME_LIMIT_S)
             return None
         answer = self.solver.poll()
+        if answer is None:
+            return None
         if isinstance(answer, str):
             _warn(f"re-planning failed, the present plan stays: {answer}")
             return None
-        return None if answer is None else self._adopted(segment, live, answer)
-
-    def _seek(self, segment: Segment, live: tuple[int, ...], problem: JobArray) -> None:
-        """Begin to look for a better plan, unless even the best could not pay any more."""
-        plan = segment.plan
-        ended = [slot for slot in range(plan.n_jobs) if slot not in live]
-        self.sought = plan, live
-        self.present = present = without(plan.schedule, ended) if ended else plan.schedule
-        least = max(int(present.duration[row].sum()) for row in present.users.to_lists())
-        self.solver.cancel()
-        if self._gain(segment, live, least) > 0:
-            left = problem.subset([self.rows[plan][slot] for slot in live])
-            self.solver.submit(left, present, TIME_LIMIT_S)
-
-    def _adopted(self, segment: Segment, live: tuple[int, ...], answer: Schedule) -> Change | None:
-        """The solver's plan, if the time that it saves is more than changing over costs."""
-        plan = segment.plan
         if self._gain(segment, live, _cycle(answer)) <= 0:
             return None
         together = [k for k, slot in enumerate(live) if slot in plan.together]
         try:
-            better = compile_plan(answer, together=together)
+            change = Change(
+                compile_plan(answer, together=together),
+                tuple(segment.slots[slot] for slot in live),
+            )
+            why = self.refusal(change)
         except OptschedError as error:
-            _warn(f"the solver's plan cannot be run: {error}")
-            return None
-        change = Change(better, tuple(segment.slots[slot] for slot in live))
-        if why := self.refusal(change):
+            why = str(error)
+        if why:
             _warn(f"the solver's plan is not adopted: {why}")
             return None
         rows = self.rows[plan]
-        self.rows = {plan: rows, better: tuple(rows[slot] for slot in live)}
-        self.sought = better, tuple(range(len(live)))
+        self.rows = {plan: rows, change.plan: tuple(rows[slot] for slot in live)}
+        self.sought = change.plan, tuple(range(len(live)))
         return change
 
     def _gain(self, segment: Segment, live: tuple[int, ...], period: int) -> int:
@@ -236,21 +221,17 @@ class Rescheduling:
         return (cycle - period) * max(0, cycles) - drain
 
 
-def check_problem(problem: JobArray, plan: ExecutionPlan) -> None:
-    """Refuse a job array that is not the one of a plan."""
-    if not isinstance(problem, JobArray):
-        raise InputError(f"replan: expected the JobArray of the schedule, got {problem!r:.60}")
-    try:
-        problem.answer(plan.schedule)
-    except OptschedError as error:
-        raise InputError(f"replan: the schedule is not one of this JobArray ({error})") from error
-
-
-def fits_slot(job: Job, plan: ExecutionPlan, slot: int) -> bool:
-    """Whether a job can take the place of another: equal micro-batches, and what updates need."""
-    return job.microbatches == plan.microbatches[slot] and (
-        not waits_for_all(job) or slot in plan.together
-    )
+def misfit(job: Job, plan: ExecutionPlan, slot: int) -> str:
+    """Return why a job cannot take a slot; an empty string if it can."""
+    count = plan.microbatches[slot]
+    if count != job.microbatches:
+        return f"the schedule has {count} micro-batches, the job {job.microbatches}"
+    if waits_for_all(job) and slot not in plan.together:
+        return (
+            f"it clips its gradients or adapts its learning rate to the loss: compile the plan "
+            f"with together=[{slot}], or by trainer.plan()"
+        )
+    return ""
 
 
 def _cycle(schedule: Schedule) -> int:

@@ -11,9 +11,9 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from optsched.arraypipe.callbacks import Callback
+from optsched.arraypipe.callbacks import Callback, is_first_rank
 from optsched.arraypipe.job import Job, JobFailed
-from optsched.arraypipe.options import RunConfig, is_first_rank
+from optsched.arraypipe.options import RunConfig
 from optsched.arraypipe.plan.orders import without
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.errors import InputError, MissingExtra
@@ -23,7 +23,6 @@ from optsched.solving.solve import solve
 
 try:
     import optuna
-    from optuna.samplers import BruteForceSampler, GridSampler
     from optuna.trial import FixedTrial, Trial, TrialState
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "optuna":
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.distributed.group import Group
     from optsched.arraypipe.train_alone import Trained
-    from optsched.arraypipe.trainer import ArrayTrainer
-    from optsched.arraypipe.training_run import RunResult
+    from optsched.arraypipe.trainer import ArrayTrainer, RunResult
     from optsched.model.schedule import Schedule
 
 Suggest: TypeAlias = "Callable[[BaseTrial], Job]"
@@ -108,7 +106,7 @@ class ArraySweep:
     ) -> None:
         if not callable(suggest):
             raise InputError(f"suggest: expected a function, got {suggest!r:.60}")
-        if not isinstance(study, optuna.Study) and not (study is None and not is_first_rank()):
+        if not isinstance(study, optuna.Study) and (study is not None or is_first_rank()):
             raise InputError(f"study: expected an optuna.Study, got {study!r:.60}")
         if study is not None and len(study.directions) > 1:
             raise InputError(f"study: expected one objective, got {len(study.directions)}")
@@ -134,8 +132,7 @@ class ArraySweep:
         Parameters
         ----------
         n_trials
-            Trials to begin; those of a checkpoint folder that is resumed count. Not needed with
-            `GridSampler` or `BruteForceSampler`.
+            Trials to begin; those of a checkpoint folder that is resumed count.
         timeout
             Seconds after which no trial is begun.
         schedule
@@ -148,6 +145,8 @@ class ArraySweep:
             of them run the sweep; those above 0 make the same jobs from the same parameters.
         """
         config = config or RunConfig()
+        if n_trials is None and timeout is None:
+            raise InputError("n_trials: expected a number of trials, or a timeout in seconds")
         if n_trials is not None:
             integer("n_trials", n_trials, 1, None)
         if timeout is not None:
@@ -159,10 +158,6 @@ class ArraySweep:
                 self.study, self.suggest, self.steps, config.every, evaluate is not None, stopped,
                 left=n_trials or math.inf, until_s=time.monotonic() + (timeout or math.inf),
             )  # fmt: skip
-            sampler = getattr(self.study, "sampler", None)
-            ends = isinstance(sampler, (GridSampler, BruteForceSampler))
-            if n_trials is None and timeout is None and not (ends or not is_first_rank()):
-                raise InputError("n_trials: expected a number of trials, or a timeout in seconds")
             if checkpoint is not None:
                 trials.adopt(str(Path(checkpoint).resolve()), resume)
             options = {
@@ -217,7 +212,7 @@ class ArraySweep:
 
 @dataclass(eq=False)
 class _Entry:
-    """A trial of the study (on ranks above 0 a `FixedTrial`), and what is known of its job."""
+    """A trial of the study, and what is known of its job."""
 
     trial: Any
     losses: list[float] = field(default_factory=list)
@@ -228,7 +223,7 @@ class _Entry:
 
 @dataclass(eq=False)
 class _Trials(Callback):
-    """Asks the study for trials, reports their values and tells it how they end.
+    """Asks the study for trials, reports their values and how they end.
 
     On ranks the first one does; the others make the same jobs of the same parameters.
     """
@@ -280,17 +275,18 @@ class _Trials(Callback):
 
         def rows() -> list[tuple[int, dict[str, Any]]]:
             local.extend(self._ask(most))
-            return [(e.trial.number, e.trial.params) for e in map(self.entries.__getitem__, local)]
+            trials = [self.entries[job].trial for job in local]
+            return [(trial.number, trial.params) for trial in trials]
 
         asked = agree(rows, of_first=True)
-        return agree(lambda: local or [self._job(FixedTrial(p, n), n) for n, p in asked])
+        return agree(lambda: local or [self._job(FixedTrial(p, n)) for n, p in asked])
 
     def next_job(self, ended: Job) -> Job | None:
         """Return the job of another trial; other ranks call it only if the first had one."""
         if self.study is None:
             assert self.group is not None
             number, params = self.group.receive()
-            return self._job(FixedTrial(params, number), number)
+            return self._job(FixedTrial(params, number))
         job = next(iter(self._ask(1)), None)
         if job is not None and self.group is not None:
             trial = self.entries[job].trial
@@ -309,25 +305,25 @@ class _Trials(Callback):
             first = max(0, done - _LAST - 2 * (self.every or 0))
             entry.trial.set_user_attr(_LOSSES, (first, entry.losses[first:]))
         if due and not self.evaluates:
-            self._report(job, entry, done, self._value(entry))
+            self._report(job, entry, done)
 
     def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
         """Report a value."""
         entry, done = self.entries[job], iteration + 1
         entry.value = value
         if self.every is not None and done % self.every == 0 and not entry.closed:
-            self._report(job, entry, done, value)
+            self._report(job, entry, done)
 
     def on_end(self, job: Job) -> None:
-        """Tell the study how a trial has ended."""
+        """Write to the study how a trial has ended."""
         entry = self.entries.get(job)
         if entry is None or entry.closed:
             return
         if job.status == "failed":
-            self._fail(entry, str(job.error or "failed on another device"))
+            self._tell(entry, TrialState.FAIL, reason=str(job.error or "failed on another rank"))
         elif job.status == "done" or job.life.stopping:
             if math.isnan(value := self._value(entry)):
-                self._fail(entry, "its value is not a number")
+                self._tell(entry, TrialState.FAIL, reason="its value is not a number")
             else:
                 self._tell(entry, TrialState.COMPLETE, value)
 
@@ -336,15 +332,13 @@ class _Trials(Callback):
         for job, entry in self.entries.items():
             self.on_end(job)
             if not entry.closed and not self.folder:
-                self._fail(entry, reason)
+                self._tell(entry, TrialState.FAIL, reason=reason)
 
     def _ask(self, most: int) -> list[Job]:
         """Return jobs of trials that a former run has left, then of new ones."""
         found, self.waiting = self.waiting[:most], self.waiting[most:]
-        while (
-            self.study and len(found) < most and self.left > 0 and time.monotonic() < self.until_s
-        ):
-            if self._is_over(self.study):
+        while self.study and len(found) < most and self.left > 0 and not self.stopped.is_set():
+            if time.monotonic() >= self.until_s:
                 break
             self.left -= 1
             entry = _Entry(self.study.ask())
@@ -357,59 +351,39 @@ class _Trials(Callback):
                 raise
         return found
 
-    def _is_over(self, study: Study) -> bool:
-        """Whether `study.stop()` was called, or an exhaustive sampler has begun all its points.
-
-        Optuna checks the latter when a trial ends; with several slots some points would be trained
-        twice until then.
-        """
-        sampler = study.sampler
-        if self.stopped.is_set() or not isinstance(sampler, (GridSampler, BruteForceSampler)):
-            return self.stopped.is_set()
-        trials = study.get_trials(deepcopy=False)
-        if isinstance(sampler, GridSampler):
-            numbers = {entry.trial.number for entry in self.entries.values()}
-            begun = {t.system_attrs.get("grid_id") for t in trials if t.number in numbers}
-            return begun.issuperset(sampler._get_unvisited_grid_ids(study))
-        if last := next((t for t in reversed(trials) if t.params), None):
-            sampler.after_trial(study, last, last.state, last.values)
-        return self.stopped.is_set()
-
     def _enter(self, entry: _Entry) -> Job:
-        job = self._job(entry.trial, entry.trial.number)
+        job = self._job(entry.trial)
         self.entries[job] = entry
         if self.folder:
             entry.trial.set_user_attr(_FOLDER, self.folder)
         return job
 
-    def _job(self, trial: BaseTrial, number: int) -> Job:
+    def _job(self, trial: Any) -> Job:
         job: Any = self.suggest(trial)
         if not isinstance(job, Job):
-            raise InputError(f"suggest: expected a Job for trial {number}, got {job!r:.60}")
-        return job if job.name else replace(job, name=f"trial{number}")
+            raise InputError(f"suggest: expected a Job for trial {trial.number}, got {job!r:.60}")
+        return job if job.name else replace(job, name=f"trial{trial.number}")
 
     def _value(self, entry: _Entry) -> float:
         last = entry.losses[-_LAST:]
-        if self.evaluates or not last:
-            return entry.value
-        return math.fsum(last) / len(last)
+        return entry.value if self.evaluates or not last else math.fsum(last) / len(last)
 
-    def _report(self, job: Job, entry: _Entry, done: int, value: float) -> None:
-        """Report a value, and stop the job if the trial is pruned."""
+    def _report(self, job: Job, entry: _Entry, done: int) -> None:
+        """Report the value, and stop the job if the trial is pruned."""
         if done not in entry.reported:  # a resumed job passes some iterations a second time
-            entry.trial.report(value, done)
+            entry.trial.report(self._value(entry), done)
             entry.reported.add(done)
         if done < self.steps and entry.trial.should_prune():
             job.stop()
             self._tell(entry, TrialState.PRUNED)
 
-    def _fail(self, entry: _Entry, reason: str) -> None:
-        entry.trial.set_user_attr("failure", reason)
-        self._tell(entry, TrialState.FAIL)
-
-    def _tell(self, entry: _Entry, state: TrialState, value: float | None = None) -> None:
+    def _tell(
+        self, entry: _Entry, state: TrialState, value: float | None = None, reason: str = ""
+    ) -> None:
         assert self.study is not None
         entry.closed = True
+        if reason:
+            entry.trial.set_user_attr("failure", reason)
         self.study.tell(entry.trial, value, state=state)
 
 

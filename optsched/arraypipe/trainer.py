@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +18,10 @@ from optsched.arraypipe.model.split import Stages, cut_of, split
 from optsched.arraypipe.model.tied_weights import tied_pairs
 from optsched.arraypipe.options import Request, RunConfig
 from optsched.arraypipe.plan.orders import random_schedule
-from optsched.arraypipe.plan.plan import routes
+from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, routes
 from optsched.arraypipe.profile import Profile
+from optsched.arraypipe.report import RunLog, compare, measured
+from optsched.arraypipe.rescheduling import misfit
 from optsched.arraypipe.runtime.data import Feed, batches_of
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.losses import Criterion
@@ -28,6 +30,7 @@ from optsched.arraypipe.shallow import fits, shallow
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 from optsched.errors import InputError
 from optsched.io.values import integer, is_integer
+from optsched.model.schedule import Schedule
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -36,13 +39,76 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
     from optsched.arraypipe.callbacks import Callback
+    from optsched.arraypipe.distributed.results import LocalJob
     from optsched.arraypipe.job import BuildModel, Data, Loss
-    from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.types import Routes
+    from optsched.arraypipe.report import Report
     from optsched.arraypipe.runtime.losses import Weight
-    from optsched.arraypipe.training_run import RunResult
-    from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """Result of a run.
+
+    Parameters
+    ----------
+    jobs
+        All jobs, those that joined later too; `Job.status` says how each has ended.
+    losses
+        Loss of every iteration of this run, per job; on ranks only the first one has all.
+    log
+        Records of the blocks; `trace` and `report` are made of it on first use.
+    whole
+        Model and states of every job; None on ranks, where each has its stages.
+    local
+        On ranks: the jobs and stages of this one.
+    """
+
+    jobs: tuple[Job, ...]
+    losses: tuple[tuple[float, ...], ...]
+    log: RunLog
+    whole: tuple[tuple[nn.Module, Trained], ...] | None = None
+    local: tuple[LocalJob, ...] = ()
+
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The trained unsplit model of every job."""
+        return tuple(model for model, _ in self._whole("models"))
+
+    @property
+    def trained(self) -> tuple[Trained, ...]:
+        """Per job all parameters, buffers and optimizer states by unsplit names, and the losses."""
+        return tuple(trained for _, trained in self._whole("trained"))
+
+    def gather(self) -> RunResult:
+        """Bring the models of a run on ranks to rank 0; all ranks call it (elsewhere no effect).
+
+        Rank 0 holds all jobs whole then; the other ranks get a result without models.
+        """
+        if self.whole is not None:
+            return self
+        from optsched.arraypipe.distributed.results import gather
+
+        return replace(self, whole=tuple(gather(self.local)), local=())
+
+    def _whole(self, name: str) -> tuple[tuple[nn.Module, Trained], ...]:
+        if self.whole is None:
+            raise InputError(
+                f"{name}: every rank has only its stages; call result.gather() on all ranks, or "
+                f"load the checkpoints"
+            )
+        return self.whole
+
+    @cached_property
+    def trace(self) -> Schedule:
+        """The run as it was, a schedule document in nanoseconds."""
+        return measured(self.log)
+
+    @cached_property
+    def report(self) -> Report:
+        """Predicted against measured."""
+        return compare(self.log)
 
 
 class ArrayTrainer:
@@ -107,12 +173,11 @@ class ArrayTrainer:
         self.cut = UNCUT
         self.compared: frozenset[str] = frozenset()  # arguments of models
         self.ties: tuple[tuple[int, int], ...] = ()
-        self.last_profile: Profile | None = None
 
     @property
     def titles(self) -> list[str]:
         """Names of the jobs; ``job0``, ... by position without a name."""
-        return titles_of(self.jobs)
+        return [job.name or f"job{k}" for k, job in enumerate(self.jobs)]
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -133,8 +198,9 @@ class ArrayTrainer:
         """
         if config is not None and not isinstance(config, RunConfig):
             raise InputError(f"config: expected a RunConfig, got {config!r:.60}")
+        _check_jobs(jobs)
         made = copy(self)
-        made.jobs, made.config = checked_jobs(jobs), config or self.config
+        made.jobs, made.config = tuple(jobs), config or self.config
         for job, title in zip(made.jobs, made.titles, strict=True):
             made._cut(job, title)
         return made
@@ -190,23 +256,21 @@ class ArrayTrainer:
         JobFailed
             The first forward of all jobs raised; with ``on_error="raise"`` any block.
         """
-        from optsched.arraypipe.fit import fit, on_all_ranks, validated
+        from optsched.arraypipe.fit import check, fit, on_all_ranks
 
         def prepared() -> tuple[ArrayTrainer, Request, ExecutionPlan | None]:
             made = self.with_jobs(jobs, config)
-            request = Request(
-                integer("steps", steps, 1, None), checkpoint, resume, callbacks, evaluate,
-                made.config,
-            )  # fmt: skip
-            for job in made.jobs:
-                job.life.begin()
-            return made, request, validated(made, schedule, request)
+            for job, title in zip(made.jobs, made.titles, strict=True):
+                job.life.begin(title)
+            request = Request(steps, checkpoint, resume, callbacks, evaluate)
+            plan = None if schedule is None else made.plan(schedule)
+            check(made, request, plan)
+            return made, request, plan
 
         made, request, plan = on_all_ranks(prepared, config or self.config)
-        result = fit(made, plan, request)
+        result = fit(made, request, plan)
         self.jobs, self.cut, self.ties = result.jobs, made.cut, made.ties
         self.compared = made.compared
-        self.last_profile = made.last_profile
         return result
 
     def profile(
@@ -226,11 +290,10 @@ class ArrayTrainer:
         """
         from optsched.arraypipe.measure import measure
 
-        checked_jobs(self.jobs)
+        _check_jobs(self.jobs)
         with global_state_kept():
             device = device_of(self.config.device)
-            self.last_profile = measure(self, device, sizes=sizes, split_backward=split_backward)
-        return self.last_profile
+            return measure(self, device, sizes=sizes, split_backward=split_backward)
 
     def problem(self, profile: Profile | None = None, **options: Any) -> JobArray:
         """Return the scheduling problem of these jobs with measured times (`Profile.problem`).
@@ -246,11 +309,32 @@ class ArrayTrainer:
             raise InputError(f"profile: expected a Profile, got {profile!r:.60}")
         return (profile or self.profile()).problem(self.jobs, **options)
 
-    def plan(self, schedule: Schedule) -> ExecutionPlan:
-        """Compile a schedule and check that it is one of these jobs."""
-        from optsched.arraypipe.fit import checked_plan
+    def plan(self, schedule: Schedule | ExecutionPlan) -> ExecutionPlan:
+        """Compile a schedule and check that it is one of these jobs.
 
-        return checked_plan(self, schedule)
+        Jobs beyond its slots wait for one that fits them.
+        """
+        plan: Any = schedule
+        if isinstance(plan, Schedule):
+            n_jobs = int(plan.job.max()) + 1 if plan.n_operations else 0
+            together = [j for j, job in enumerate(self.jobs[:n_jobs]) if waits_for_all(job)]
+            plan = compile_plan(plan, together=together)
+        if not isinstance(plan, ExecutionPlan):
+            raise InputError(
+                f"schedule: expected a Schedule or a plan, got {schedule!r}; read a file by "
+                f"Schedule.read(path)"
+            )
+        if plan.n_jobs > len(self.jobs):
+            raise InputError(f"the schedule has {plan.n_jobs} jobs, the trainer {len(self.jobs)}")
+        if plan.n_stages != self.n_stages:
+            raise InputError(f"the schedule has {plan.n_stages} stages, the model {self.n_stages}")
+        for j, job in enumerate(self.jobs):
+            slots = [j] if j < plan.n_jobs else range(plan.n_jobs)
+            found = [misfit(job, plan, slot) for slot in slots]
+            if all(found):
+                waits = "" if j < plan.n_jobs else "no slot fits it: "
+                raise InputError(f"job {self.titles[j]}: {waits}{found[0]}")
+        return plan
 
     def routes(self, plan: ExecutionPlan) -> Routes:
         """Return the messages of a plan of these jobs."""
@@ -273,18 +357,19 @@ class ArrayTrainer:
         An empty list: all parameters, buffers, optimizer states and losses are equal bit by bit.
         This finds layers that no rule foresees, such as one with a counter of its calls.
         """
-        from optsched.arraypipe.fit import checked_plan
         from optsched.arraypipe.training_run import train
 
-        checked_jobs(self.jobs)
-        together = [j for j, job in enumerate(self.jobs) if waits_for_all(job)]
+        _check_jobs(self.jobs)
         counts = [job.microbatches for job in self.jobs]
+        together = [j for j, job in enumerate(self.jobs) if waits_for_all(job)]
         schedule = random_schedule(
             counts, self.n_stages, update=together, together=together, seed=seed
         )
-        config = RunConfig("inline", self.config.device, self.config.memory, on_error="raise")
-        request = Request(integer("steps", steps, 1, None), None, False, (), None, config)
-        result = train(self, checked_plan(self, schedule), request)
+        inline = copy(self)
+        inline.config = RunConfig(
+            "inline", self.config.device, self.config.memory, on_error="raise", check=0
+        )
+        result = train(inline, inline.plan(schedule), Request(steps))
         return [
             f"job {title}: {sentence}"
             for j, title in enumerate(self.titles)
@@ -324,22 +409,17 @@ class ArrayTrainer:
         return True
 
 
-def titles_of(jobs: Sequence[Job]) -> list[str]:
-    """Names of jobs; ``job0``, ... by position without a name."""
-    return [job.name or f"job{k}" for k, job in enumerate(jobs)]
-
-
-def checked_jobs(jobs: Sequence[Job]) -> tuple[Job, ...]:
+def _check_jobs(jobs: Sequence[Job]) -> None:
     """Refuse an empty list, one with something else than jobs, and names that occur twice."""
     if not isinstance(jobs, Sequence):
         raise InputError(f"jobs: expected a list, got {jobs!r:.60}")
     if not jobs:
         raise InputError("jobs: expected at least one")
+    titles: set[str] = set()
     for k, job in enumerate(jobs):
         if not isinstance(job, Job):
             raise InputError(f"jobs[{k}]: expected a Job, got {job!r:.60}")
-    titles = titles_of(jobs)
-    for k, title in enumerate(titles):
-        if title in titles[:k]:
+        title = job.name or f"job{k}"
+        if title in titles:
             raise InputError(f"jobs[{k}].name: {title!r} is also the name of another job")
-    return tuple(jobs)
+        titles.add(title)

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakMethod, proxy
 
 import torch
 
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder
-from optsched.arraypipe.checkpoint.states import settings_of
+from optsched.arraypipe.checkpoint.states import digest, settings_of
 from optsched.arraypipe.events import Events
 from optsched.arraypipe.job import Job, JobFailed
-from optsched.arraypipe.job_builder import JobBuilder, warn_of_forgotten
 from optsched.arraypipe.memory.manager import memory_of, note_bytes
-from optsched.arraypipe.model.checks import note_shared
+from optsched.arraypipe.model.build import Builder
+from optsched.arraypipe.model.checks import check_apart, check_sibling, note_shared, shapes_of
 from optsched.arraypipe.model.lazy import collect
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
 from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, moved, places
-from optsched.arraypipe.report import RunLog, compare, measured
+from optsched.arraypipe.report import RunLog
 from optsched.arraypipe.rescheduling import Rescheduling
-from optsched.arraypipe.runtime.data import check_resumable
+from optsched.arraypipe.runtime.data import Feed, check_resumable
 from optsched.arraypipe.runtime.environment import (
     deterministic,
     device_of,
@@ -35,27 +34,28 @@ from optsched.arraypipe.runtime.environment import (
 )
 from optsched.arraypipe.runtime.first_forward import FirstForward, pass_over, rehearse
 from optsched.arraypipe.runtime.inline import InlineBackend
-from optsched.arraypipe.runtime.stages import take_off
-from optsched.arraypipe.runtime.state import JobRun
+from optsched.arraypipe.runtime.stages import drop, fresh_stages, take_off
+from optsched.arraypipe.runtime.state import JobRun, JobStage
 from optsched.arraypipe.runtime.worker import Memory, Worker, reason, unbound
 from optsched.arraypipe.train_alone import Trained
+from optsched.arraypipe.trainer import RunResult
 from optsched.errors import InputError
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from torch import nn
 
     from optsched.arraypipe.distributed.backend import ProcessBackend
     from optsched.arraypipe.distributed.ranks import Ranks
-    from optsched.arraypipe.distributed.results import LocalJob
-    from optsched.arraypipe.options import Request, Trainer
+    from optsched.arraypipe.distributed.replicas import Replicas
+    from optsched.arraypipe.model.checks import Owners, Shapes
+    from optsched.arraypipe.options import Request
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Change
     from optsched.arraypipe.plan.types import Record
-    from optsched.arraypipe.report import Report
-    from optsched.model.schedule import Schedule
+    from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.problems.jobarray.problem import JobArray
 
 Made = TypeVar("Made")
@@ -63,72 +63,8 @@ RECEIVED_AHEAD = 2
 """Messages of a channel whose receives are posted before they are needed."""
 
 
-@dataclass(frozen=True, eq=False)
-class RunResult:
-    """Result of a run.
-
-    Parameters
-    ----------
-    jobs
-        All jobs, those that joined later too; `Job.status` says how each has ended.
-    losses
-        Loss of every iteration of this run, per job; on ranks only the first one has all.
-    log
-        Records of the blocks; `trace` and `report` are made of it on first use.
-    whole
-        Model and states of every job; None on ranks, where each has its stages.
-    local
-        On ranks: the jobs and stages of this one.
-    """
-
-    jobs: tuple[Job, ...]
-    losses: tuple[tuple[float, ...], ...]
-    log: RunLog
-    whole: tuple[tuple[nn.Module, Trained], ...] | None = None
-    local: tuple[LocalJob, ...] = ()
-
-    @property
-    def models(self) -> tuple[nn.Module, ...]:
-        """The trained unsplit model of every job."""
-        return tuple(model for model, _ in self._whole("models"))
-
-    @property
-    def trained(self) -> tuple[Trained, ...]:
-        """Per job all parameters, buffers and optimizer states by unsplit names, and the losses."""
-        return tuple(trained for _, trained in self._whole("trained"))
-
-    def gather(self) -> RunResult:
-        """Bring the models of a run on ranks to rank 0; all ranks call it (elsewhere no effect).
-
-        Rank 0 holds all jobs whole then; the other ranks get a result without models.
-        """
-        if self.whole is not None:
-            return self
-        from optsched.arraypipe.distributed.results import gather
-
-        return replace(self, whole=tuple(gather(self.local)), local=())
-
-    def _whole(self, name: str) -> tuple[tuple[nn.Module, Trained], ...]:
-        if self.whole is None:
-            raise InputError(
-                f"{name}: every rank has its own stages; call result.gather() on all ranks, or "
-                f"load the checkpoints"
-            )
-        return self.whole
-
-    @cached_property
-    def trace(self) -> Schedule:
-        """The run as it was, a schedule document in nanoseconds."""
-        return measured(self.log)
-
-    @cached_property
-    def report(self) -> Report:
-        """Predicted against measured."""
-        return compare(self.log)
-
-
 def train(
-    trainer: Trainer, plan: ExecutionPlan, request: Request, problem: JobArray | None = None
+    trainer: ArrayTrainer, plan: ExecutionPlan, request: Request, problem: JobArray | None = None
 ) -> RunResult:
     """Train the jobs of a trainer by a plan, inline or as one rank; the trainer does not change.
 
@@ -137,7 +73,7 @@ def train(
     problem
         What the plan was made for: better orders are solved for when jobs have ended.
     """
-    config, ranks = request.config, None
+    config, ranks = trainer.config, None
     with global_state_kept():  # the links of a rank choose its GPU
         try:
             if config.on_ranks:
@@ -148,35 +84,120 @@ def train(
                 ranks.agree(_shared_settings(trainer, plan, request))
             device = device_of(config.device) if ranks is None else ranks.devices[0]
             deterministic([device])
-            return ArrayRun(trainer, plan, request, device, ranks, problem).train()
+            if on_gpu(device):
+                torch.cuda.set_device(device)
+            return ArrayRun(trainer, plan, request, device, ranks).train(problem)
         finally:
             if ranks is not None:
                 ranks.leave()
 
 
-def folder_of(trainer: Trainer, request: Request) -> CheckpointFolder | None:
+def folder_of(trainer: ArrayTrainer, request: Request) -> CheckpointFolder | None:
     """Return where checkpoints are written and read, None without ``checkpoint=``."""
     if request.checkpoint is None:
         return None
     check_resumable(trainer.data)
-    config = request.config
+    config = trainer.config
     return CheckpointFolder(Path(request.checkpoint), trainer.cuts, config.every, config.keep)
 
 
-def _shared_settings(trainer: Trainer, plan: ExecutionPlan, request: Request) -> dict[str, object]:
-    """Settings that all ranks of a run must have in common."""
+def _shared_settings(
+    trainer: ArrayTrainer, plan: ExecutionPlan, request: Request
+) -> dict[str, object]:
+    """Settings and data that all ranks of a run must have in common."""
+    config = trainer.config
     of_jobs = ("seed", "batch_size", "microbatches", "precision", "clip_norm", "recompute")
     rows = [[getattr(job, key) for key in of_jobs] for job in trainer.jobs]
-    return {
+    found = {
         "schedule": plan.schedule.sha256,
         "steps": request.steps,
-        "memory": request.config.bytes,
+        "memory": config.bytes,
         "cuts": trainer.cuts,
         "jobs": list(zip(trainer.titles, rows, strict=True)),
         "checkpoint": "not given" if request.checkpoint is None else "given",
         "resume": request.resume,
-        **{key: getattr(request.config, key) for key in ("on_error", "every", "keep", "replicas")},
+        **{key: getattr(config, key) for key in ("on_error", "every", "keep", "replicas")},
     }
+    for job, title in zip(trainer.jobs if config.check else (), trainer.titles, strict=False):
+        found[f"first batch of job {title}"] = digest(next(iter(trainer.data(job, 0)), None))
+    return found
+
+
+class JobBuilder:
+    """Makes the runs of jobs, one after the other; `folder` has the checkpoints to continue from.
+
+    With replicas each gets a part of the data.
+    """
+
+    def __init__(
+        self,
+        trainer: ArrayTrainer,
+        steps: int,
+        device: torch.device,
+        folder: CheckpointFolder | None,
+        replicas: Replicas | None,
+    ) -> None:
+        self.trainer, self.steps, self.device, self.folder = trainer, steps, device, folder
+        self.replicas = replicas
+        self.data = trainer.data if replicas is None else replicas.part_of(trainer.data)
+        self.first: tuple[Shapes, str] | None = None  # shapes and title of the first job
+        self.owners: Owners = {}
+        self.precisions = {job.precision for job in trainer.jobs}
+        self.models = Builder(trainer.build_model, share=len(self.precisions) == 1)
+
+    def make(
+        self, job: Job, index: int, title: str, at: int, local: Collection[int], away: bool
+    ) -> JobRun:
+        """Make job number `index`, ready to continue from iteration `at`.
+
+        Parameters
+        ----------
+        local
+            Stages that this process trains; the others have no tensors.
+        away
+            Leave the tensors on the host if the device is a GPU.
+        """
+        folder = self.folder
+        job.life.begin(title)
+        self.precisions.add(job.precision)
+        if len(local) < self.trainer.n_stages:
+            with self.models.parts(job) as model:
+                stages = self._stages(model, job, index, title, away)
+                for stage in stages:
+                    if stage.index not in local:
+                        drop(stage)
+        else:
+            model = self.models.whole(job)
+            stages = self._stages(model, job, index, title, away)
+        run = JobRun(job, index, title, model, stages, 0, self.steps, None)
+        refused = "" if folder is None else folder.begin(run, at)
+        if at > self.steps:
+            raise InputError(
+                f"steps: job {title} has already done {at} iterations, got {self.steps}"
+            )
+        run.begin_at(at)
+        if at < self.steps:
+            data = self.data if folder is None else folder.watched(run, self.data)
+            run.feed = Feed(data, job, title, at)
+            if refused:
+                run.fail(0, at, refused)
+        return run
+
+    def _stages(
+        self, model: nn.Module, job: Job, index: int, title: str, away: bool
+    ) -> list[JobStage]:
+        """Return the stages of a model, which must be like those of the other jobs."""
+        trainer, shapes = self.trainer, shapes_of(model)
+        self.first = self.first or (shapes, title)
+        check_sibling(shapes, title, *self.first)
+        alike = len(self.precisions) == 1
+        why = "" if alike else "which jobs of several precisions cannot share"
+        check_apart(model, title, self.owners, why)
+        if self.replicas is not None:
+            self.replicas.check(model, title)
+        devices = [self.device] * trainer.n_stages
+        away = away and on_gpu(self.device)
+        return fresh_stages(model, trainer.cut, job, index, title, devices, away, trainer.loss)
 
 
 class ArrayRun:
@@ -184,38 +205,52 @@ class ArrayRun:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: ArrayTrainer,
         plan: ExecutionPlan,
         request: Request,
         device: torch.device,
         ranks: Ranks | None,
-        problem: JobArray | None,
     ) -> None:
-        self.trainer, self.plan, self.request = trainer, plan, request
-        self.device, self.ranks = device, ranks
-        if on_gpu(device):
-            torch.cuda.set_device(device)
+        self.trainer, self.plan, self.request, self.ranks = trainer, plan, request, ranks
         folder = folder_of(trainer, request)
         replicas = None if ranks is None else ranks.replicas
-        self.saves = replicas is None or not replicas.index
-        saved = folder if self.saves else None
-        self.events = Events(trainer, request, saved, ranks and proxy(ranks))
-        self.builder = JobBuilder(trainer, request, device, folder, replicas)
+        self.builder = JobBuilder(trainer, request.steps, device, folder, replicas)
+        # where this process saves: of replicas the first does
+        self.saved = folder if replicas is None or not replicas.index else None
+        self.events = Events(trainer, request, self.saved, ranks)
         self.runs: list[JobRun] = []
+
+    def train(self, problem: JobArray | None) -> RunResult:
+        """Run to the end, or to the end of all iterations after Ctrl-C; only once."""
+        events, begun = self.events, False
         try:
             self._build()
             self._connect(problem)
+            if self.builder.folder is not None:
+                self._prepare(self.builder.folder)
+            events.start(self.runs)
+            begun = True
+            records = self._run_blocks()
+            result = self._result(records)
+            events.end_jobs(self.runs)
         except BaseException:
-            _give_up(trainer.jobs, ())
+            for run in self.runs if begun else ():
+                run.conclude(max(run.begin, run.start + run.updates // max(1, run.local)))
+            for job in self.trainer.jobs:
+                if not begun and job.status == "running":
+                    job.life.status = "ready"
             raise
+        finally:
+            events.finish()
+        return result
 
     def _build(self) -> None:
         """Build all jobs and run their first forward; nothing is trained."""
         collect()  # what measuring and checking have left
-        trainer, ranks = self.trainer, self.ranks
+        trainer, ranks, config = self.trainer, self.ranks, self.trainer.config
         begun = self._same(partial(self._latest, trainer.titles), of_first=True)
         n = self.plan.n_jobs
-        away = self.request.config.memory is not None or ranks is not None
+        away = config.memory is not None or ranks is not None
 
         def build() -> list[JobRun]:
             rows = zip(trainer.jobs, trainer.titles, begun, strict=True)
@@ -234,56 +269,38 @@ class ArrayRun:
         events = self.events
         self.worker = Worker(
             self.runs, Memory(self.runs), trainer.loss, events.on_update, events.on_loss,
-            trainer.weight, self.request.config.bytes is not None,
+            trainer.weight, config.bytes is not None,
         )  # fmt: skip
-        self._same(partial(self._first_forward, *self.runs))
+        self._same(partial(self._first_forward, self.runs))
         collect()
-        if self.builder.folder is not None and self.request.is_first:
-            warn_of_forgotten(self.runs[0])
+        if self.builder.folder is not None and config.is_first:
+            _warn_of_forgotten(self.runs[0])
         if ranks is not None:
             ranks.share_failures(self.runs)
         errors = [run.job.error for run in self.runs]
         found = [error for error in errors if error is not None]
-        if found and (self.request.config.strict or None not in errors):
+        if found and (config.strict or None not in errors):
             raise found[0]
 
     def _connect(self, problem: JobArray | None) -> None:
         """Make what changes slots and orders, the memory, and the backend."""
-        strict = self.request.config.strict
-        self.run_plan = RunPlan(self.plan, self.runs, self.trainer.routes, FIRST_CYCLES)
-        self.planner = Rescheduling(
-            self.runs, self.plan, _weakly(self._join),
-            _weakly(self._refill) if self.events.refills else None,
-            _weakly(self._refusal), strict, problem,
+        config, ranks, runs, worker = self.trainer.config, self.ranks, self.runs, self.worker
+        run_plan = self.run_plan = RunPlan(self.plan, runs, self.trainer.routes, FIRST_CYCLES)
+        planner = self.planner = Rescheduling(
+            runs, self.plan, self._join, self._refill if self.events.refills else None,
+            self._refusal, config.strict, problem,
         )  # fmt: skip
-        if on_gpu(self.device):  # the streams of the blocks cannot use what this one has cached
+        if on_gpu(self.builder.device):  # streams of blocks cannot use what this one has cached
             torch.cuda.empty_cache()
-        ranks, run_plan, runs, worker = self.ranks, self.run_plan, self.runs, self.worker
         share = None if ranks is None else ranks.share(run_plan.now)
-        limit = self.request.config.bytes
-        worker.memory = self._same(lambda: memory_of(runs, run_plan.segments, limit, share))
+        worker.memory = self._same(lambda: memory_of(runs, run_plan.segments, config.bytes, share))
         self.engine: InlineBackend | ProcessBackend
         if ranks is not None:
-            self.engine = ranks.connect(run_plan, runs, worker, self.planner, strict)
+            self.engine = ranks.connect(run_plan, runs, worker, planner, config.strict)
         else:
-            self.engine = InlineBackend(run_plan, runs, worker, self.planner, strict, self.device)
-
-    def train(self) -> RunResult:
-        """Run to the end, or to the end of all iterations after Ctrl-C; only once."""
-        events, folder, trained = self.events, self.builder.folder, list[JobRun]()
-        try:
-            if folder is not None:
-                self._prepare(folder)
-            events.start(self.runs)
-            trained = self.runs
-            result = self._result(self._run_blocks(folder))
-            events.end_jobs(self.runs)
-        except BaseException:
-            _give_up(self.trainer.jobs, trained)
-            raise
-        finally:
-            events.finish()
-        return result
+            self.engine = InlineBackend(
+                run_plan, runs, worker, planner, config.strict, self.builder.device
+            )
 
     def _prepare(self, folder: CheckpointFolder) -> None:
         if self.ranks is not None:
@@ -291,15 +308,14 @@ class ArrayRun:
         # no rank writes before the first one has removed leftovers
         self._same(lambda: folder.prepare(self.trainer.titles, self.request.resume))
 
-    def _run_blocks(self, folder: CheckpointFolder | None) -> list[Record]:
-        ranks = self.ranks
+    def _run_blocks(self) -> list[Record]:
+        ranks, folder = self.ranks, self.builder.folder
         try:
             with on_first_interrupt(self.engine.interrupt):
                 records = self.engine.run()
                 with nullcontext() if ranks is None else ranks.concluding():
-                    if folder is not None and self.saves:
-                        for run in self.runs:
-                            folder.finish(run)
+                    for run in self.runs if self.saved is not None else ():
+                        self.saved.finish(run)  # type: ignore[union-attr]
         finally:
             self.planner.close()
             if folder is not None:
@@ -311,7 +327,7 @@ class ArrayRun:
                 self.worker.report_loss(run)
         for run in self.runs:
             run.conclude(run.begin)
-            for stage in run.stages if on_gpu(self.device) and ranks is None else ():
+            for stage in run.stages if on_gpu(self.builder.device) and ranks is None else ():
                 take_off(stage)
             restore_ties(run.model, run.stages)
             run.model.cpu()
@@ -353,18 +369,18 @@ class ArrayRun:
             if folder is not None and folder.is_first:
                 folder.prepare([title], self.request.resume)
         except Exception as error:
-            if self.request.config.strict:
+            if self.trainer.config.strict:
                 raise
             failed = JobFailed(title, index, 0, begun, reason(error))
             job.life.status, job.life.error = "failed", failed
             return None
         try:
-            self._same(partial(self._first_forward, run))
+            self._same(partial(self._first_forward, [run]))
         except InputError as error:
             run.fail(0, run.start, reason(error)).__cause__ = unbound(error)
         if self.ranks is not None:
             self.ranks.share_failures([run])
-        if on_gpu(self.device):  # the stream of the blocks cannot use what this one has cached
+        if on_gpu(self.builder.device):  # as in `_connect`
             torch.cuda.empty_cache()
         self.runs.append(run)
         if (limits := self.worker.memory.limits) is not None:
@@ -379,7 +395,7 @@ class ArrayRun:
         rank = None if self.ranks is None else self.ranks.links.rank
         return [stage for stage, device in enumerate(devices) if rank in (None, device)]
 
-    def _first_forward(self, *runs: JobRun) -> None:
+    def _first_forward(self, runs: Sequence[JobRun]) -> None:
         """Run one forward of every job, without effects; a job whose forward raises has failed.
 
         On ranks all jobs pass through the chain, also after one that is refused.
@@ -420,7 +436,8 @@ class ArrayRun:
         return str(memory.limits.refusal(segment, live))
 
     def _result(self, records: list[Record]) -> RunResult:
-        ranks, run_plan, past = self.ranks, self.run_plan, self.engine.past
+        ranks, run_plan, left_out = self.ranks, self.run_plan, self.engine.past.left_out
+        uncertainty_ns = 0 if ranks is None else ranks.clock_error_ns
         provenance: dict[str, Any] = {
             "executor": "inline" if ranks is None else "process",
             "jobs": [run.title for run in self.runs],
@@ -428,16 +445,16 @@ class ArrayRun:
             "threads": torch.get_num_threads(),
             "optsched": __version__,
             "plan_sha256": self.plan.schedule.sha256,
-            **gpu_settings([self.device]),
+            **gpu_settings([self.builder.device]),
         }
         if ranks is not None:
-            provenance["clock_error_ns"] = ranks.clock_error_ns
-        if past.left_out:
-            provenance["blocks_left_out"] = past.left_out
+            provenance["clock_error_ns"] = uncertainty_ns
+        if left_out:
+            provenance["blocks_left_out"] = left_out
         log = RunLog(
             run_plan.name, tuple(run_plan.segments), records, provenance, tuple(self.engine.copies),
-            parallel=ranks is not None or on_gpu(self.device),
-            uncertainty_ns=0 if ranks is None else ranks.clock_error_ns, left_out=past.left_out,
+            parallel=ranks is not None or on_gpu(self.builder.device),
+            uncertainty_ns=uncertainty_ns, left_out=left_out,
         )  # fmt: skip
         jobs, losses = zip(*[(run.job, tuple(run.losses)) for run in self.runs], strict=True)
         if ranks is None:
@@ -449,7 +466,7 @@ class ArrayRun:
         local = tuple(
             LocalJob(
                 run,
-                ranks.saved_by(run) if run.index in homes or not self.saves
+                ranks.saved_by(run) if run.index in homes or ranks.links.replica
                 else self._local(run.index),
             )
             for run in self.runs
@@ -457,19 +474,14 @@ class ArrayRun:
         return RunResult(jobs, losses, log, None, local)
 
 
-def _weakly(method: Callable[..., Made]) -> Callable[..., Made]:
-    """Call a method of a run without a reference cycle, which would delay freeing its models."""
-    reference: Any = WeakMethod(method)
-    return lambda *arguments: reference()(*arguments)
-
-
-def _give_up(jobs: Sequence[Job], runs: Sequence[JobRun]) -> None:
-    """Set the status after an exception: stopped if training had begun (`runs`), else ready."""
-    for run in runs:
-        run.conclude(max(run.begin, run.start + run.updates // max(1, run.local)))
-    for job in jobs:
-        if not runs and job.life.status == "running":
-            job.life.status = "ready"
+def _warn_of_forgotten(run: JobRun) -> None:
+    """Warn of attributes that the forward changes and that no checkpoint keeps."""
+    names = {module: name for name, module in run.model.named_modules()}
+    rows = [row for stage in run.stages for row in stage.forgotten]
+    if rows:
+        found = [f"{key!r} of {type(part).__name__} {names.get(part, '')!r}" for part, key in rows]
+        text = "no checkpoint keeps it, so a resumed run begins anew; use a buffer if it is read"
+        warnings.warn(f"checkpoint: the forward changes {', '.join(found)}: {text}", stacklevel=2)
 
 
 def _trained(run: JobRun) -> Trained:

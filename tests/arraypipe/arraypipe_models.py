@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from optsched.arraypipe import ArrayTrainer, Job
-    from optsched.arraypipe.training_run import RunResult
+    from optsched.arraypipe.trainer import RunResult
 
 loss = nn.functional.cross_entropy
 CUTS = [4, 6]

@@ -25,11 +25,9 @@ def main() -> None:
     """Pruned, failed and refilled trials; a grid; then an interrupted sweep and its resume."""
     from arraypipe_models import build_model, data, loss
 
-    rank, ranks, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), sys.argv[1]
+    rank, folder = int(os.environ["RANK"]), sys.argv[1]
     torch.set_num_threads(1)
-    cuts = {2: [4], 4: [3, 4, 6]}[ranks]
-    trainer = ArrayTrainer(build_model, data, cuts, loss)
-    names = tuple(map(str, cuts))
+    trainer, names = ArrayTrainer(build_model, data, [4], loss), ("4",)
     answer: dict[str, Any] = {"differences": []}
 
     def check(result: SweepResult, make: Any = suggest) -> None:
@@ -51,7 +49,7 @@ def main() -> None:
     study = None if rank else study_of()
     if study is not None:
         study.sampler = optuna.samplers.GridSampler({"lr": [1e-3, 1e-2], "size": [6, 8]})
-    result = ArraySweep(trainer, study, suggest, 3, 2).run(config=config())
+    result = ArraySweep(trainer, study, suggest, 3, 2).run(4, config=config())
     answer["grid"] = [len(row.losses) for row in result.trials]
     check(result)
 

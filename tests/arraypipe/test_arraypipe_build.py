@@ -360,7 +360,7 @@ def resident():
     return int(rows["VmRSS"].split()[0]) / 1024
 
 class Start(Callback):
-    def on_start(self, info):
+    def on_start(self, jobs, steps, resumes):
         self.at = resident()
 
 def model(width):

@@ -66,17 +66,15 @@ def test_stopped_jobs_end_and_are_saved(
         assert same(result.trained[j], j, n)
 
 
-@seeds(2, 4)
-def test_an_interrupt_ends_and_saves_all_jobs(tmp_path: Path, seed: int) -> None:
+def test_an_interrupt_ends_and_saves_all_jobs(tmp_path: Path) -> None:
     """Ctrl-C: every job ends the iteration that it is in; the result and the files have it."""
-    jobs, order, folder = jobs_of(), {"seed": seed, "update": [0]}, tmp_path / str(seed)
-    handler = signal.getsignal(signal.SIGINT)
+    jobs, folder, handler = jobs_of(), tmp_path, signal.getsignal(signal.SIGINT)
 
     def on_step(job: Job, t: int, value: float) -> None:
-        if (job.seed, t) == (seed % 3, 1):
+        if (job.seed, t) == (1, 1):
             os.kill(os.getpid(), signal.SIGINT)
 
-    schedule = random_schedule(PARTS, 3, **order)  # type: ignore[arg-type]
+    schedule = random_schedule(PARTS, 3, seed=1, update=[0])
     result = run(trainer(jobs), schedule, 50, checkpoint=folder, on_step=on_step)
     assert signal.getsignal(signal.SIGINT) is handler
     done = [len(row) for row in result.losses]
@@ -205,29 +203,19 @@ def order_of(where: str, seed: int) -> Any:
 @pytest.mark.parametrize("where", half(WHERE))
 def test_a_failure_stays_with_its_job(tmp_path: Path, where: str) -> None:
     """Whatever raises: the job has failed and says why, the others have the bits of alone."""
-    for seed in range(2):
-        when = 1 + seed
-        array = trapped_trainer(where, when)
-        result = run(
-            array, order_of(where, seed), STEPS, checkpoint=tmp_path / str(seed), checkpoint_every=1
-        )
-        bad = array.jobs[1]
-        assert [job.status for job in array.jobs] == ["done", "failed", "done"]
-        assert isinstance(bad.error, JobFailed)
-        assert (bad.error.job, bad.error.iteration) == (1, when)
-        reason = {
-            "nan": "loss is nan",
-            "inf": "loss is",
-            "memory": "RuntimeError",
-            "end": "no batch",
-        }
-        assert reason.get(where, "trapped") in str(bad.error)
-        assert array.jobs[0].error is None
-        assert all(p.grad is None for p in result.models[1].parameters())
-        assert exact(array, result)
-        place = tmp_path / str(seed) / "job1"
-        last = map(str, range(max(1, when - 1), when + 1))
-        assert {p.name for p in place.iterdir()} == {*last}  # complete iterations
+    array = trapped_trainer(where, 2)
+    result = run(array, order_of(where, 1), STEPS, checkpoint=tmp_path, checkpoint_every=1)
+    bad = array.jobs[1]
+    assert [job.status for job in array.jobs] == ["done", "failed", "done"]
+    assert isinstance(bad.error, JobFailed)
+    assert (bad.error.job, bad.error.iteration) == (1, 2)
+    reason = {"nan": "loss is nan", "inf": "loss is", "memory": "RuntimeError", "end": "no batch"}
+    assert reason.get(where, "trapped") in str(bad.error)
+    assert array.jobs[0].error is None
+    assert all(p.grad is None for p in result.models[1].parameters())
+    assert exact(array, result)
+    left = {path.name for path in (tmp_path / "job1").iterdir()}
+    assert left == {"1", "2"}  # complete iterations
 
 
 def ending(ends: dict[int, int]) -> Callable[[Job, int], Iterator[Any]]:
@@ -239,27 +227,17 @@ def ending(ends: dict[int, int]) -> Callable[[Job, int], Iterator[Any]]:
     return batches
 
 
-@pytest.mark.parametrize(("memory", "how"), [(None, "end"), (10**6, "raise")])
-def test_data_that_fail_at_a_checkpoint_stay_with_their_job(
-    tmp_path: Path, memory: int | None, how: str
-) -> None:
-    """Its data raise, or end, where it goes on: as without a break it fails, named, and alone."""
+def test_data_that_end_at_a_checkpoint_stay_with_their_job(tmp_path: Path) -> None:
+    """Where it goes on: as without a break it fails, named, and alone."""
     schedule, short = random_schedule(PARTS, 3, seed=1), STEPS - 1
-    batches = ending({1: short}) if how == "end" else trapped_data("data", short)
+    batches = ending({1: short})
     run(trainer(jobs_of(), data=batches), schedule, short, checkpoint=tmp_path)
-    what = f"data: job job1 has no batch for iteration {short}"
-    sentence = f"iteration {short}: {what if how == 'end' else 'RuntimeError: trapped'}"
+    sentence = f"iteration {short}: data: job job1 has no batch for iteration {short}"
     given: dict[str, Any] = {"checkpoint": tmp_path, "resume": True}
     with pytest.raises(JobFailed, match=sentence):
-        run(
-            trainer(jobs_of(), data=batches, memory=memory),
-            schedule,
-            STEPS,
-            on_error="raise",
-            **given,
-        )
+        run(trainer(jobs_of(), data=batches), schedule, STEPS, on_error="raise", **given)
     jobs = jobs_of()
-    result = run(trainer(jobs, data=batches, memory=memory), schedule, STEPS, **given)
+    result = run(trainer(jobs, data=batches), schedule, STEPS, **given)
     assert [job.status for job in jobs] == ["done", "failed", "done"]
     assert sentence in str(jobs[1].error)
     assert [len(row) for row in result.losses] == [1, 0, 1]
@@ -282,7 +260,7 @@ def test_a_job_without_a_first_batch_is_refused_before_the_run_and_fails_alone_i
         assert same(result.trained[j], j, 2)
 
 
-@pytest.mark.parametrize("where", ["F", "U", "data"])
+@pytest.mark.parametrize("where", ["U", "data"])
 def test_a_failure_can_end_the_run(where: str) -> None:
     """``on_error="raise"``: the error comes out, with what caused it; the others are stopped."""
     array = trapped_trainer(where, 2)
@@ -294,7 +272,7 @@ def test_a_failure_can_end_the_run(where: str) -> None:
     assert {array.jobs[j].status for j in (0, 2)} <= {"stopped", "done"}
 
 
-@seeds(2, 6)
+@seeds(1, 6)
 def test_a_failure_leaves_the_updates_before_it_to_later_stages(seed: int) -> None:
     """Rolling and clipped: stage 0 raises while others still owe the update before."""
     rows = [[3, 5, 4]] * 3
@@ -307,17 +285,16 @@ def test_a_failure_leaves_the_updates_before_it_to_later_stages(seed: int) -> No
     assert exact(built, result)
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_no_job_runs_after_a_run_that_raised(tmp_path: Path, error: type[BaseException]) -> None:
+def test_no_job_runs_after_a_run_that_raised(tmp_path: Path) -> None:
     """Those not done are stopped, none has failed, and they can be resumed to the bits of alone."""
     jobs, order = jobs_of(), random_schedule(PARTS, 3, seed=1)
     array = trainer(jobs)
 
     def on_step(job: Job, t: int, value: float) -> None:
         if job is jobs[0] and t == 1:
-            raise error
+            raise ZeroDivisionError
 
-    with pytest.raises(error):
+    with pytest.raises(ZeroDivisionError):
         run(array, order, 3, on_step=on_step, checkpoint=tmp_path, checkpoint_every=1)
     assert {job.status for job in jobs} <= {"stopped", "done"} and jobs[0].status == "stopped"
     assert [job.error for job in jobs] == [None] * 3
@@ -335,8 +312,4 @@ def test_jobs_of_a_refused_run_are_ready(tmp_path: Path) -> None:
     run(array, random_schedule(PARTS, 3), 2, checkpoint=tmp_path)
     with pytest.raises(InputError, match="already has checkpoints"):
         run(array, random_schedule(PARTS, 3), 2, checkpoint=tmp_path)
-    assert [job.status for job in jobs] == ["ready"] * 3
-    small = trainer(jobs, memory=1000)
-    with pytest.raises(InputError, match="would fit"):
-        run(small, random_schedule(PARTS, 3), 2)
     assert [job.status for job in jobs] == ["ready"] * 3

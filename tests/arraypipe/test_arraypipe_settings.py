@@ -139,48 +139,24 @@ def test_updates_together_need_blocks_of_their_own(job: Job) -> None:
 
 
 class Language(nn.Module):
-    """Embedding and head share one weight; a middle stage may use it too."""
+    """Embedding and head share one weight, which a middle stage may use too."""
 
-    def __init__(self, uses: int = 1, third: bool = False, frozen: bool = False) -> None:
+    def __init__(self, uses: int = 1, third: bool = False) -> None:
         super().__init__()
-        self.embed = Twice(uses)
+        self.embed, self.uses = nn.Embedding(11, 8), uses
         self.middle = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2))
-        self.third = Projection(self.embed.table.weight) if third else nn.Tanh()
-        self.head = Projection(self.embed.table.weight, back=False)
-        if frozen:
-            self.embed.table.weight.requires_grad_(False)
+        back = nn.Sequential(nn.Linear(8, 11, bias=False), nn.Tanh(), nn.Linear(11, 8))
+        self.third, self.head = back if third else nn.Tanh(), nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+        if third:
+            back[0].weight = self.embed.weight
 
     def forward(self, x: Any) -> Any:
-        """Tokens to logits."""
-        return self.head(self.third(self.middle(self.embed(x))))
-
-
-class Twice(nn.Module):
-    """An embedding that is looked up once or twice."""
-
-    def __init__(self, uses: int) -> None:
-        super().__init__()
-        self.table, self.uses = nn.Embedding(11, 8), uses
-
-    def forward(self, x: Any) -> Any:
-        """Sum of lookups of shifted tokens."""
-        y = self.table(x)
+        """Logits of tokens, each of which is looked up once or twice."""
+        y = self.embed(x)
         for k in range(1, self.uses):
-            y = y + self.table((x + k) % 11)
-        return y
-
-
-class Projection(nn.Module):
-    """Logits by a given weight, and back again unless it is the last."""
-
-    def __init__(self, weight: nn.Parameter, back: bool = True) -> None:
-        super().__init__()
-        self.weight, self.back = weight, back
-
-    def forward(self, x: Any) -> Any:
-        """Shape (..., 8) to (..., 11), or to (..., 8)."""
-        y = x @ self.weight.T
-        return torch.tanh(y @ self.weight) if self.back else y
+            y = y + self.embed((x + k) % 11)
+        return self.head(self.third(self.middle(y)))
 
 
 def tokens(job: Job, start: int) -> Iterator[tuple[Any, Any]]:
@@ -191,12 +167,9 @@ def tokens(job: Job, start: int) -> Iterator[tuple[Any, Any]]:
         yield x, (x * 3 + 1) % 11
 
 
-def token_loss(output: Any, target: Any) -> Any:
+def per_token(output: Any, target: Any) -> Any:
     """Mean cross entropy."""
-    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
-
-
-NAMES = ["middle", "third", "head"]
+    return loss(output.flatten(0, 1), target.flatten())
 
 
 @few_examples
@@ -222,7 +195,9 @@ def test_tied_weights(
         )
         for j, m in enumerate(microbatches)
     ]  # fmt: skip
-    array = array_trainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss)
+    array = array_trainer(
+        Language, tokens, jobs=jobs, stages=["middle", "third", "head"], loss=per_token
+    )
     assert found(array, seed, place=place) == []
 
 

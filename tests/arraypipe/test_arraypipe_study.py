@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +15,7 @@ from optsched import pipelines
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.executor import study_arrays, study_baselines, study_cases, study_tables  # noqa: E402
+from benchmarks.executor import study_baselines, study_cases, study_tables  # noqa: E402
 from benchmarks.executor.study_cases import Case  # noqa: E402
 
 SMALL = Case("bert_large", stages=4, jobs=8)
@@ -70,22 +68,6 @@ def test_a_wrong_schedule_ends_the_study() -> None:
         study_baselines.run_of(job, early)
 
 
-@pytest.mark.slow
-def test_rolling_is_at_least_the_repeated_barrier() -> None:
-    """T <= makespan + largest switch, whatever the search finds; groups cost both no less."""
-    search = study_arrays.Search(0.3, 1, 0)
-    found = study_arrays.solved(SMALL, search, ["makespan", "period"])
-    barrier, rolling = found["makespan"], found["period"]
-    assert barrier is not None and rolling is not None
-    array = SMALL.array(SMALL.batch_sizes(0))
-    assert rolling.time <= barrier.time + array.switch.max()
-    assert rolling.bound <= rolling.time and barrier.bound <= barrier.time
-    for run in (barrier, rolling):
-        assert sum(run.parts.values()) == SMALL.stages * run.time
-    halves = study_arrays.in_groups(SMALL, 4, search)
-    assert halves["makespan"] is not None and halves["makespan"].bound <= halves["makespan"].time
-
-
 # tables
 
 
@@ -123,19 +105,3 @@ def test_tables_are_written_between_their_comments() -> None:
         study_tables.written_into(page, {"c": ""})
     whole = (ROOT / "docs" / "arraypipe-study.md").read_text()  # it has a place for every table
     study_tables.written_into(whole, study_tables.tables(study_of({"gpipe": 2, "rolling": 100})))
-
-
-@pytest.mark.slow
-def test_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`run` twice and `report`, as a user types them."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    command = [sys.executable, "-m", "benchmarks.executor.arraypipe_study"]
-    run = [*command, "run", "--json", "r.json", "--quick", "--seconds", "0.2", "--processes", "1"]
-    for count in (5, 0):
-        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True)
-        assert f"# {count} runs to do" in done.stdout
-    done = subprocess.run([*command, "report", "r.json"], cwd=tmp_path,
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    assert "| array, rolling | " in done.stdout and "| array, rolling | 1 | 0 | - |" in done.stdout
-    done = subprocess.run([*run, "--seed", "2"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and "other --seconds or --seed" in done.stderr

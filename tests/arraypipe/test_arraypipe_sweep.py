@@ -165,11 +165,10 @@ def test_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         import_module(module)
 
 
-@pytest.mark.parametrize("direction", ["minimize", "maximize"])
-def test_pruners(direction: str) -> None:
+def test_pruners() -> None:
     """Successive halving stops some trials; the best is the study's, the bits are right."""
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
-    study = study_of(pruner, direction)
+    study = study_of(pruner, "maximize")
     result = ArraySweep(trainer, study, suggest, 3, STEPS).run(
         8, schedule=order(3), config=config(every=1)
     )
@@ -259,8 +258,8 @@ def test_a_refused_combination_is_pruned_and_counts() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["grid", "brute force"])
-def test_an_exhaustive_sampler_ends_the_sweep(sampler: str) -> None:
-    """Every point once, without a number of trials, in more slots than divide it."""
+def test_an_exhaustive_sampler_tries_every_point_once(sampler: str) -> None:
+    """In more slots than divide their number."""
 
     def on_grid(trial: Any) -> Job:
         lr = trial.suggest_categorical("lr", [1e-3, 1e-2, 1e-1])
@@ -271,7 +270,7 @@ def test_an_exhaustive_sampler_ends_the_sweep(sampler: str) -> None:
         "grid": optuna.samplers.GridSampler({"lr": [1e-3, 1e-2, 1e-1], "size": [6, 7]}),
         "brute force": optuna.samplers.BruteForceSampler(),
     }[sampler]
-    result = ArraySweep(trainer, study, on_grid, 4, 2).run(schedule=order(4), config=config())
+    result = ArraySweep(trainer, study, on_grid, 4, 2).run(6, schedule=order(4), config=config())
     points = {(row.trial.params["lr"], row.trial.params["size"]) for row in result.trials}
     assert len(result.trials) == len(points) == 6
     assert set(states(study)) == {"COMPLETE"}
@@ -320,36 +319,30 @@ def test_an_exception_leaves_no_trial_unfinished() -> None:
     assert study.trials[1].user_attrs["failure"] == "RuntimeError: mine"
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[3])
-from test_arraypipe_sweep import *
-folder, moment = Path(sys.argv[1]), int(sys.argv[2])
-
-def die(job, iteration, value):
-    if job.name == "trial2" and iteration == moment:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-study = study_of(Doomed(4, [1]), storage=f"sqlite:///{folder}/study.db", load_if_exists=True)
-ArraySweep(trainer, study, suggest, 2, 12).run(
-    5, schedule=order(), checkpoint=folder / "ckpt", resume=True, callbacks=[Hook(die)],
-    config=config(every=4))
-"""
-
-
 def test_killed_and_resumed(tmp_path: Path) -> None:
     """Killed, the same call continues unfinished trials; values and weights are as whole."""
     pytest.importorskip("sqlalchemy")
-    for moment in (9, 99):
-        done = subprocess.run(
-            [sys.executable, "-c", KILLED, str(tmp_path), str(moment), str(Path(__file__).parent)],
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert (done.returncode == 0) == (moment == 99), done.stderr
-    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/study.db")
-    whole = study_of(Doomed(4, [1]))
-    ArraySweep(trainer, whole, suggest, 2, 12).run(5, schedule=order(), config=config(every=4))
+    how: dict[str, Any] = {"schedule": order(), "config": config(every=4)}
+
+    def call(moment: int) -> Any:
+        def die(job: Job, iteration: int, value: float) -> None:
+            if (job.name, iteration) == ("trial2", moment):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        storage = f"sqlite:///{tmp_path}/study.db"
+        study = study_of(Doomed(4, [1]), storage=storage, load_if_exists=True)
+        sweep = ArraySweep(trainer, study, suggest, 2, 12)
+        sweep.run(5, checkpoint=tmp_path / "ckpt", resume=True, callbacks=[Hook(die)], **how)
+        return study
+
+    if not (child := os.fork()):
+        try:
+            call(9)
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    study, whole = call(99), study_of(Doomed(4, [1]))
+    ArraySweep(trainer, whole, suggest, 2, 12).run(5, **how)
     assert states(study) == states(whole)
     for one, other in zip(study.trials, whole.trials, strict=True):
         assert one.value == other.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from torch import nn
 
 from optsched import InputError
 from optsched.arraypipe import Job, RunConfig, random_schedule
-from optsched.arraypipe.runtime.environment import global_state_kept
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,17 +22,6 @@ if TYPE_CHECKING:
 
 JOBS = [Job(0, 8, adamw), Job(1, 8, sgd, recompute=True, microbatches=2)]
 SCHEDULE = random_schedule([1, 2], 3, seed=2)
-
-
-def test_losses_and_progress() -> None:
-    """Every iteration of every job is reported once, in order, with the loss of the result."""
-    seen: list[tuple[int, int, float]] = []
-    array = trainer(JOBS)
-    result = runs.run(array, SCHEDULE, 4, on_step=lambda job, t, x: seen.append((job.seed, t, x)))
-    for seed in (0, 1):
-        steps = [(t, x) for s, t, x in seen if s == seed]
-        assert steps == list(enumerate(result.losses[seed]))
-    assert len(seen) == 8
 
 
 def test_global_state_is_what_it_was() -> None:
@@ -61,21 +50,6 @@ def test_global_state_is_what_it_was() -> None:
     assert np.random.get_state()[1].tolist() == legacy  # type: ignore[index]  # noqa: NPY002
     assert torch.get_default_dtype() == torch.float32
     assert torch.get_num_threads() == threads
-
-
-@pytest.mark.parametrize("begun", [True, False])
-def test_the_gpu_of_the_process_is_what_it_was(
-    begun: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that chooses one, as ranks do, gives it back, but makes no context on another one."""
-    state = {"begun": begun, "gpu": 2 if begun else 0}
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: state["begun"])
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: state["gpu"])
-    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: state.update(begun=True, gpu=gpu))
-    monkeypatch.setattr(torch.cuda, "get_rng_state_all", list)
-    with global_state_kept():
-        torch.cuda.set_device(3)
-    assert state["gpu"] == (2 if begun else 3)
 
 
 class Normed(torch.optim.SGD):
@@ -129,14 +103,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "twice": ({"stages": ["1", "1"]}, "in this order"),
     "no module": ({"build_model": lambda: 3}, "expected an nn.Module"),
     "lazy": (layers(nn.Tanh, lambda: nn.LazyLinear(6)), r"'1\.weight' of job job0 has no sh"),
-    "no jobs": ({"jobs": []}, "at least one"),
     "names of jobs": ({"jobs": [Job(0, 8, sgd, name="job1"), JOBS[1]]}, "'job1' is also the name"),
     # when it runs
-    **{f"{steps} steps": ({"steps": steps}, "steps") for steps in (0, -1, True, 2.5)},
-    "no folder": ({"resume": True, "checkpoint": None}, "expected a folder"),
+    "steps": ({"steps": True}, "steps: expected an integer"),
     "one job": ({"jobs": JOBS[:1]}, "the schedule has 2 jobs, the trainer 1"),
     "other stages": ({"stages": [4]}, "3 stages, the model 2"),
-    "other parts": ({"jobs": [JOBS[0], JOBS[0]]}, "job 1: the schedule has 2 micro-batches"),
+    "other parts": ({"jobs": [JOBS[0], JOBS[0]]}, "job job1: the schedule has 2 micro-batches"),
     "LBFGS": (second(lambda named: torch.optim.LBFGS([p for _, p in named])),
               "job job1: optimizer LBFGS cannot be tried on two"),
     "norm": (second(lambda named: Normed(named, lr=0.1)), "Normed looks across tensors"),
@@ -157,7 +129,6 @@ def test_refused(case: str, tmp_path: Any) -> None:
     changes, sentence = REFUSED[case]
     given = {"schedule": SCHEDULE, "steps": 2, "checkpoint": tmp_path / "ckpt", **changes}
     run = {key: given.pop(key) for key in ("schedule", "steps", "checkpoint")}
-    run |= {"resume": given.pop("resume", False)}
     with pytest.raises(InputError, match=sentence):
         runs.run(trainer(given.pop("jobs", JOBS), **given), **run)
     assert not list(tmp_path.rglob("*.pt"))
@@ -214,16 +185,12 @@ def wide(seed: int = 1, **more: Any) -> Job:
     return Job(seed, 8, sgd, name="wide", model={"width": 13}, **more)
 
 
-def normed(
-    norm: bool = True, masked: bool = False, lazy: bool = False, frozen: bool = False
-) -> nn.Sequential:
+def normed(norm: bool = True, masked: bool = False, frozen: bool = False) -> nn.Sequential:
     """Three stages of the tiny model; a layer without parameters, or a buffer, may be missing."""
     model = build_model()
     if not norm:
         model[6] = nn.Identity()
     model[3].requires_grad_(not frozen)
-    if lazy:
-        model[8] = nn.LazyLinear(4)
     if masked:
         model[3].register_buffer("mask", torch.ones(3), persistent=False)
     return model
@@ -234,7 +201,6 @@ def normed(
     [
         ({"norm": False}, r"job job1: '6.weight' is missing, in job job0 a parameter of shape"),
         ({"masked": True}, r"'3.mask' is a buffer of shape \(3,\), in job job0 missing"),
-        ({"lazy": True}, r"job job1: '8.weight' is a parameter of a shape not known"),
     ],
 )
 def test_missing_and_more_tensors_are_named(model: dict[str, Any], sentence: str) -> None:
@@ -244,17 +210,12 @@ def test_missing_and_more_tensors_are_named(model: dict[str, Any], sentence: str
         runs.run(array, random_schedule([1, 1], 3), 2)
 
 
-@pytest.mark.parametrize("queue", [False, True])
-def test_other_shapes_are_refused_before_anything_is_written(tmp_path: Path, queue: bool) -> None:
-    """No job has been trained, no folder made."""
-    jobs = [Job(0, 8, adamw), wide()]
-    array = trainer(jobs)
-    schedule = random_schedule([1] * (1 if queue else 2), 3)
+def test_other_shapes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """No job has been trained, no folder made; also of a job that waits for a slot."""
+    array = trainer([Job(0, 8, adamw), wide()])
     with pytest.raises(InputError, match=SENTENCE):
-        runs.run(array, schedule, 2, checkpoint=tmp_path / "ckpt", queue=queue)
+        runs.run(array, random_schedule([1], 3), 2, checkpoint=tmp_path / "ckpt")
     assert not list(tmp_path.iterdir())
-    alone = trainer(jobs[1:])
-    assert exact(alone, runs.run(alone, random_schedule([1], 3), 2))
 
 
 def test_a_refill_of_another_shape_fails_alone() -> None:
@@ -273,13 +234,6 @@ def test_frozen_layers_may_differ() -> None:
     """As everything else that leaves shapes alone."""
     jobs = [Job(0, 8, sgd), Job(1, 8, adamw, model={"frozen": True})]
     assert trainer(jobs, build_model=normed).check_exact(2) == []
-
-
-def test_the_first_job_of_a_run_says_what_is_equal() -> None:
-    """Not an example that another trainer has been made of."""
-    array = trainer([Job(0, 8, sgd)]).with_jobs([wide(1), Job(2, 8, sgd, model={"width": 13})])
-    result = runs.run(array, random_schedule([1, 1], 3), 2)
-    assert exact(array, result)
 
 
 @pytest.mark.parametrize("shared", [nn.Linear(12, 12), nn.BatchNorm1d(12, affine=False)])
@@ -306,3 +260,43 @@ def test_frozen_weights_may_be_shared() -> None:
     assert exact(array, result)
     array.config = RunConfig(memory=10**9)
     assert exact(array, runs.run(array, random_schedule([1, 1], 3), 2))
+
+
+class Remembers(nn.Module):
+    """Goes on with what is no buffer, of a kind; or stores caches that nothing goes on with."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.stats = kind, {"calls": 0}
+        self.average = torch.zeros(())
+        self.table: dict[int, Any] = {}
+
+    def forward(self, x: Any) -> Any:
+        """Use it."""
+        if self.kind == "stats":
+            self.stats["calls"] += 1
+        elif self.kind == "average":
+            self.average = self.average + x.detach().mean() + 1
+        self.table[x.shape[0]] = torch.ones(x.shape[1])
+        return x * (1 + self.stats["calls"] + self.average)
+
+
+@pytest.mark.parametrize("kind", ["stats", "average", "caches"])
+def test_checkpoints_warn_of_attributes(kind: str, tmp_path: Path) -> None:
+    """Once, by name; not of caches, and not without checkpoints."""
+    array = trainer(
+        [Job(j, 8, sgd) for j in range(2)],
+        build_model=lambda: nn.Sequential(nn.Linear(6, 6), Remembers(kind), nn.Linear(6, 4)),
+        stages=[1],
+    )
+    order = random_schedule([1, 1], 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runs.run(array, order, 1)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        result = runs.run(array, order, 2, checkpoint=tmp_path)
+    named = [str(one.message) for one in found if "no checkpoint keeps" in str(one.message)]
+    assert len(named) == (kind != "caches")
+    assert all(f"'{kind}' of Remembers '1'" in sentence for sentence in named)
+    assert exact(array, result)  # the look at the first forward has changed nothing
