@@ -84,18 +84,17 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[InlineBackend]:
     return made
 
 
-@pytest.mark.parametrize("case", ["plain", "queue", "memory"])
+@pytest.mark.parametrize("case", ["queue", "memory"])
 def test_an_inline_run_remembers_its_end(
     case: str, monkeypatch: pytest.MonkeyPatch, engines: list[InlineBackend]
 ) -> None:
     """Whatever it is that grows with a run, it is bounded; training is not touched."""
-    options: dict[str, Any] = {"queue": case == "queue"}
     array = trainer(jobs(7 if case == "queue" else 3))
     schedule = random_schedule([1] * 3, 3, seed=5)
     blocks = schedule.n_operations
     if case == "memory":
         array.config = RunConfig(memory=least(array, schedule))
-    whole = run(array, schedule, 12, **options)
+    whole = run(array, schedule, 12)
     assert "blocks_left_out" not in whole.trace.provenance and whole.report.left_out == 0
     total = len(whole.log.records)
     sizes = []
@@ -106,7 +105,7 @@ def test_an_inline_run_remembers_its_end(
 
     monkeypatch.setattr(inline, "MOST", 3 * blocks)
     array = trainer(jobs(7 if case == "queue" else 3), memory=array.config.memory)
-    result = run(array, schedule, 12, on_step=on_step, **options)
+    result = run(array, schedule, 12, on_step=on_step)
     for one, other in zip(result.trained, whole.trained, strict=True):
         assert differences(one, other) == []
     kept = len(result.log.records)

@@ -282,35 +282,34 @@ def test_the_rest_is_solved_anew_and_adopted(monkeypatch: pytest.MonkeyPatch) ->
     assert [job.status for job in array.jobs] == ["stopped", "done", "done", "done"]
 
 
-def test_a_plan_that_does_not_pay_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No better period, or too few cycles left to gain what changing over costs."""
-    assert replanned(monkeypatch, lambda problem, start: start)[2] == []
-    assert replanned(monkeypatch, better, steps=4)[2] == []
-
-
 @pytest.mark.parametrize(
-    ("answer", "sentence"),
-    [("no time", "re-planning failed, the present plan stays: no time"),
-     (None, "the solver's plan is not adopted: too large")],
-)  # fmt: skip
-def test_what_cannot_be_run_is_mentioned(
-    answer: str | None, sentence: str, monkeypatch: pytest.MonkeyPatch,
+    ("answer", "steps", "sentences"),
+    [
+        (lambda problem, start: start, 12, []),  # no better period
+        (better, 4, []),  # too few cycles left to gain what changing over costs
+        (lambda *given: "no time", 12, ["re-planning failed, the present plan stays: no time"]),
+        (better, 12, ["the solver's plan is not adopted: too large"]),
+    ],
+)
+def test_a_plan_that_does_not_pay_or_cannot_be_run_is_not_adopted(
+    answer: Any, steps: int, sentences: list[str], monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """Once, whether the solver fails or its plan needs too much; the run goes on with its own."""
+    """Whether the solver fails or its plan needs too much is mentioned once; the run goes on."""
 
     def refuse(schedule: Any, **given: Any) -> Any:
         raise InputError("too large")
 
     def answers(problem: Any, start: Any) -> Any:
-        monkeypatch.setattr(rescheduling, "compile_plan", refuse)
-        return answer or better(problem, start)
+        if steps == 12:
+            monkeypatch.setattr(rescheduling, "compile_plan", refuse)
+        return answer(problem, start)
 
     with caplog.at_level(logging.WARNING, "optsched"):
-        _, asked, changes, _ = replanned(monkeypatch, answers)
+        _, asked, changes, _ = replanned(monkeypatch, answers, steps)
     assert changes == []
     assert len(asked) == 1
-    assert [record.getMessage() for record in caplog.records] == [sentence]
+    assert [record.getMessage() for record in caplog.records] == sentences
 
 
 def test_an_heir_needs_no_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:

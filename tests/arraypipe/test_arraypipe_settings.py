@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from arraypipe_models import adamw, loss, sgd, trainer
-from depth import few_examples, seeds
+from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import array_trainer, run
@@ -23,7 +23,7 @@ from optsched.arraypipe.runtime.types import LossScale
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -57,45 +57,32 @@ def plateau(optimizer: torch.optim.Optimizer) -> Any:
     )
 
 
-@seeds(1, 4)
-@pytest.mark.parametrize(("clip", "microbatches"), [(1e-3, 3), (0.3, 1)])
-def test_clipping_needs_all_norms(clip: float, microbatches: int, seed: int) -> None:
-    """The norm is that of all tensors in the order of the unsplit model."""
-    jobs = [
-        Job(seed, 9, adamw, microbatches=microbatches, clip_norm=clip),
-        Job(seed + 1, 8, sgd, clip_norm=clip, recompute=True),
-        Job(seed + 2, 8, sgd),
-    ]
-    assert found(trainer(jobs), seed) == []
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "clipped to little": [{"clip_norm": 1e-3, "microbatches": 3}, {"clip_norm": 1e-3}],
+    "clipped": [{"clip_norm": 0.3}, {"clip_norm": 0.3, "recompute": True}],
+    "step": [{"scheduler": step_down}, {"scheduler": step_down, "microbatches": 2}],
+    "plateau": [{"scheduler": plateau}, {"scheduler": plateau, "microbatches": 2}],
+    **{
+        precision: [
+            {"precision": precision, "clip_norm": 0.1},
+            {"precision": precision, "microbatches": 2, "recompute": True},
+        ]
+        for precision in ("fp64", "bf16", "amp-bf16", "amp-fp16")
+    },
+}
+"""Of two jobs; a third one has none."""
 
 
-@pytest.mark.parametrize("scheduler", [step_down, plateau])
-def test_learning_rate_schedulers(scheduler: Callable[..., Any]) -> None:
-    """They step once an iteration on every stage; one that needs the loss gets it."""
-    jobs = [
-        Job(j, 8, m, scheduler=scheduler, microbatches=j + 1) for j, m in enumerate([sgd, adamw])
-    ]
-    array = trainer(jobs)
-    assert found(array, 3) == []
-    plain = trainer([Job(0, 8, sgd)]).train_alone(0, STEPS)
-    assert differences(plain, array.train_alone(0, STEPS)) != []
-
-
-@pytest.mark.parametrize("precision", ["fp64", "bf16", "amp-bf16", "amp-fp16"])
-def test_precisions(precision: str) -> None:
-    """Weights, gradients and moments in the precision of the job, masters for bfloat16."""
-    jobs = [
-        Job(0, 8, adamw, precision=precision, clip_norm=0.1),
-        Job(1, 8, sgd, precision=precision, microbatches=2, recompute=True),
-        Job(2, 8, adamw),
-    ]
-    array = trainer(jobs)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_jobs(name: str) -> None:
+    """Each as alone, and each changes what is trained."""
+    rows = SETTINGS[name]
+    array = trainer([Job(k, 8, (adamw, sgd)[k % 2], **row) for k, row in enumerate([*rows, {}])])
     assert found(array, 1) == []
-    trained = array.train_alone(0, 1)
-    assert {t.dtype for t in trained.parameters.values()} == {PRECISIONS[precision]}
-    if precision.startswith("amp"):
-        plain = trainer([replace(jobs[0], precision="fp32")]).train_alone(0, 1)
-        assert trained.losses != plain.losses
+    alone = array.train_alone(0, STEPS)
+    assert alone.losses != trainer([Job(0, 8, adamw)]).train_alone(0, STEPS).losses
+    dtype = PRECISIONS[rows[0].get("precision", "fp32")]
+    assert {t.dtype for t in alone.parameters.values()} == {dtype}
 
 
 def test_scaled_jobs_leave_out_steps(tmp_path: Path) -> None:
@@ -167,7 +154,7 @@ def tokens(job: Job, start: int) -> Iterator[tuple[Any, Any]]:
         yield x, (x * 3 + 1) % 11
 
 
-def per_token(output: Any, target: Any) -> Any:
+def token_loss(output: Any, target: Any) -> Any:
     """Mean cross entropy."""
     return loss(output.flatten(0, 1), target.flatten())
 
@@ -196,7 +183,7 @@ def test_tied_weights(
         for j, m in enumerate(microbatches)
     ]  # fmt: skip
     array = array_trainer(
-        Language, tokens, jobs=jobs, stages=["middle", "third", "head"], loss=per_token
+        Language, tokens, jobs=jobs, stages=["middle", "third", "head"], loss=token_loss
     )
     assert found(array, seed, place=place) == []
 

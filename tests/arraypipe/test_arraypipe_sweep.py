@@ -165,18 +165,6 @@ def test_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         import_module(module)
 
 
-def test_pruners() -> None:
-    """Successive halving stops some trials; the best is the study's, the bits are right."""
-    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
-    study = study_of(pruner, "maximize")
-    result = ArraySweep(trainer, study, suggest, 3, STEPS).run(
-        8, schedule=order(3), config=config(every=1)
-    )
-    assert set(states(study)) == {"COMPLETE", "PRUNED"}
-    assert result.best is not None and result.best.trial.number == study.best_trial.number
-    assert_alone(result)
-
-
 def held_out_loss(model: Any) -> float:
     """Loss of one batch that no trial trains on."""
     x, y = next(data(Job(99, 8, lambda named: torch.optim.SGD(named)), 7))
@@ -186,12 +174,13 @@ def held_out_loss(model: Any) -> float:
 
 def test_trials_are_judged_by_an_evaluation() -> None:
     """The study gets the values of the models, and no bit is changed."""
-    study = study_of(Doomed(2, [1, 3]))
+    study = study_of(Doomed(2, [1, 3]), "maximize")
     stop = Hook(lambda job, t, x: job.name == "trial4" and t == 2 and job.stop())
     result = ArraySweep(trainer, study, suggest, 2, STEPS).run(
         6, schedule=order(), evaluate=held_out_loss, callbacks=[stop], config=config(every=2)
     )
     assert "".join(state[0] for state in states(study)) == "CPCPCC"
+    assert result.best is not None and result.best.trial.number == study.best_trial.number
     assert [len(row.losses) for row in result.trials][4:] == [3, 6]
     assert_alone(result)
     for row in result.trials:
