@@ -8,14 +8,13 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from optsched.arraypipe.report import Report  # noqa: TC001 (msgspec reads annotations)
 from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.io.files import read_text, write_atomic
-from optsched.io.strict_json import decode_document, format_json, parse
+from optsched.io.strict_json import format_json
 from optsched.io.text import aligned, duration, plain
 from optsched.model.schedule import Schedule
 
@@ -26,72 +25,58 @@ if TYPE_CHECKING:
     from optsched.arraypipe.trainer import ArrayTrainer, RunResult
 
 
-FORMAT: Final = "optsched.run/1"
+class Summary(NamedTuple):
+    """Short form of a run: as it is printed at its end, and as a document ``optsched.run/1``."""
+
+    text: str
+    document: dict[str, Any]
+    failures: list[str]
 
 
-class JobSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a job ended; `iterations` are those of this run."""
-
-    name: str
-    status: str
-    iterations: int
-    first_loss: float | None
-    last_loss: float | None
-    error: str = ""
-
-
-class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Short form of a run; `str` gives what is printed at its end."""
-
-    format: str = FORMAT
-    backend: str
-    steps: int
-    seconds: float
-    jobs: tuple[JobSummary, ...]
-    report: Report
-
-    def __str__(self) -> str:
-        rows = [["job", "status", "iterations", "first loss", "last loss"]]
-        for job in self.jobs:
-            losses = ["-" if x is None else f"{x:.4f}" for x in (job.first_loss, job.last_loss)]
-            rows.append([plain(job.name), plain(job.status, 7), str(job.iterations), *losses])
-        lines = [*aligned(rows, left=2), *(plain(job.error, 500) for job in self.jobs if job.error)]
-        if any(job.status == "stopped" for job in self.jobs):
-            lines.append("interrupted: jobs ended with whole iterations")
-        backend = f"{self.backend} backend, {duration(self.seconds * 1e9)}"
-        return "\n".join([*lines, backend, "", str(self.report)])
-
-
-def summary_of(result: RunResult, *, backend: str, steps: int, seconds: float) -> RunSummary:
+def summary_of(result: RunResult, *, backend: str, steps: int, seconds: float) -> Summary:
     """Return the summary of a run; without jobs on ranks above 0, which have no losses."""
-    jobs = []
+    rows = [["job", "status", "iterations", "first loss", "last loss"]]
+    jobs: list[dict[str, Any]] = []
     titles = result.log.provenance["jobs"]
     for job, title, losses in zip(result.jobs, titles, result.losses, strict=False):
         first, last = (losses[0], losses[-1]) if losses else (None, None)
         error = "" if job.error is None else str(job.error)
-        jobs.append(JobSummary(title, job.status, len(losses), first, last, error))
-    return RunSummary(
-        backend=backend, steps=steps, seconds=seconds, jobs=tuple(jobs), report=result.report
-    )
+        jobs.append({
+            "name": title, "status": job.status, "iterations": len(losses), "first_loss": first,
+            "last_loss": last, "error": error,
+        })  # fmt: skip
+        shown = ["-" if x is None else f"{x:.4f}" for x in (first, last)]
+        rows.append([plain(title), job.status, str(len(losses)), *shown])
+    errors = [job["error"] for job in jobs if job["error"]]
+    lines = [*aligned(rows, left=2), *(plain(error, 500) for error in errors)]
+    if any(job["status"] == "stopped" for job in jobs):
+        lines.append("interrupted: jobs ended with whole iterations")
+    lines += [f"{backend} backend, {duration(seconds * 1e9)}", "", str(result.report)]
+    document = {
+        "format": "optsched.run/1", "backend": backend, "steps": steps, "seconds": seconds,
+        "jobs": jobs, "report": result.report,
+    }  # fmt: skip
+    failures = [job["error"] for job in jobs if job["status"] == "failed"]
+    return Summary("\n".join(lines), document, failures)
 
 
-def write_results(folder: Path, summary: RunSummary, result: RunResult) -> None:
-    """Write plan, trace and summary of a run, and print the names of the files."""
+def write_results(folder: Path, summary: Summary, result: RunResult) -> None:
+    """Write plan, trace and summary of a run, and print where."""
     folder.mkdir(parents=True, exist_ok=True)
-    plan = result.log.segments[0].plan.schedule
-    for name, document in {"plan": plan, "trace": result.trace}.items():
-        document.write(folder / f"{name}.schedule.json")
-    text = msgspec.json.format(msgspec.json.encode(summary), indent=1)
-    write_atomic(folder / "summary.json", text)
-    print(f"wrote plan.schedule.json, trace.schedule.json, summary.json in {folder}", flush=True)
+    result.log.segments[0].plan.schedule.write(folder / "plan.schedule.json")
+    result.trace.write(folder / "trace.schedule.json")
+    document = msgspec.json.format(msgspec.json.encode(summary.document), indent=1)
+    write_atomic(folder / "summary.json", document)
+    write_atomic(folder / "summary.txt", f"{summary.text}\n".encode())
+    print(f"wrote plan, trace and summary in {folder}", flush=True)
 
 
-def read_summary(path: Path) -> RunSummary:
-    """Read the summary of a run, given as its folder or as the file itself."""
-    file = path / "summary.json" if path.is_dir() else path
-    if file != path and not file.exists():
+def read_summary(folder: Path, as_json: bool) -> str:
+    """The summary of a run, as text or as JSON."""
+    file = folder / ("summary.json" if as_json else "summary.txt")
+    if not file.exists():
         raise InputError(f"{file}: no such file; `optsched arraypipe run --out` writes it")
-    return decode_document(parse(read_text(file), str(file)), RunSummary, FORMAT, str(file))
+    return read_text(file).rstrip()
 
 
 def check_folder(folder: Path | None) -> None:
@@ -217,11 +202,10 @@ def run_script(
         result, backend="process" if config.on_ranks else "inline", steps=steps,
         seconds=time.perf_counter() - began,
     )  # fmt: skip
-    failures = [job.error for job in summary.jobs if job.status == "failed"]
     if config.is_first:
-        print(summary, flush=True)
+        print(summary.text, flush=True)
         if out is not None:
             write_results(out, summary, result)
-        for failure in failures:
+        for failure in summary.failures:
             print(plain(f"failed: {failure}", 10**5), file=sys.stderr, flush=True)
-    return not failures
+    return not summary.failures

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.types import COPIES
-from optsched.io.text import aligned, bytes_text, duration, plain
+from optsched.io.text import aligned, duration, plain
 from optsched.kernels.cycle_ratio import cycle_time
 from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
 
@@ -55,23 +54,15 @@ def predict(plan: ExecutionPlan) -> Prediction:
 
 
 def explain(plan: ExecutionPlan) -> str:
-    """Describe a plan: its size, the predicted period, load and bytes of every device."""
+    """Describe a plan: its size, the predicted period, the loads of the devices."""
     found = predict(plan)
     gap = found.period_ns / found.bound_ns - 1 if found.bound_ns else 0.0
-    lines = [
-        f"{plan.n_jobs} jobs in {plan.n_stages} stages on {len(plan.devices)} devices",
-        f"predicted period  {duration(found.period_ns)}, {gap:.1%} above the bound",
-        f"longest chain     {duration(found.chain_ns)}",
-    ]
-    rows = [["device", "stages", "blocks", "load", "share", "activations"]]
-    for d, row in enumerate(plan.sequences):
-        stages = ",".join(map(str, sorted({plan.blocks[i].stage for i in row})))
-        load_ns, kept = found.load_ns[d], budget(plan, d, {})
-        share = load_ns / found.period_ns if found.period_ns else 0.0
-        held = bytes_text(kept.activations + kept.workspace)
-        rows.append([plain(plan.devices[d], 24), plain(stages, 24), str(len(row)),
-                     duration(load_ns), f"{share:.0%}", held])  # fmt: skip
-    return "\n".join([*lines, *aligned(rows)])
+    loads = ", ".join(f"{load / max(1, found.period_ns):.0%}" for load in found.load_ns)
+    return (
+        f"{plan.n_jobs} jobs in {plan.n_stages} stages on {len(plan.devices)} devices\n"
+        f"predicted period {duration(found.period_ns)}, {gap:.1%} above the bound; longest chain "
+        f"{duration(found.chain_ns)}; devices compute {loads} of it"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,10 +162,6 @@ class Report:
     devices: tuple[DeviceTime, ...]
     cycles: int = 0
     left_out: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for `json.dumps`."""
-        return asdict(self)
 
     def __str__(self) -> str:
         predicted, measured = (

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from optsched.cli.options import (
@@ -130,14 +129,13 @@ def run(
 
 @app.command()
 def report(
-    path: Annotated[Path, argument("What `run --out` wrote.")],
+    folder: Annotated[Path, argument("What `run --out` wrote.")],
     as_json: AsJson = False,
 ) -> None:
     """What a run did: jobs and losses, predicted against measured times, devices."""
     from optsched.arraypipe.commands import read_summary
 
-    summary = read_summary(path)
-    print(json.dumps(msgspec.to_builtins(summary)) if as_json else summary)
+    print(read_summary(folder, as_json))
 
 
 @app.command()
@@ -158,6 +156,6 @@ def demo(
     result = run_demo(steps, given)
     seconds = result.report.wall_ns / 1e9
     summary = summary_of(result, backend="inline", steps=steps, seconds=seconds)
-    print(f"{summary}\n\nevery job is bit-identical to training it alone")
+    print(f"{summary.text}\n\nevery job is bit-identical to training it alone")
     if out is not None:
         write_results(out, summary, result)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -228,7 +227,6 @@ def test_what_blocks_waited_for() -> None:
     assert [(d.compute_ns, d.waited_ns) for d in report.devices] == [(13, 4), (31, 9)]
     assert (report.waited_ns, report.exposed_ns, report.wall_ns) == (13, 5, 60)
     assert [round(d.idle, 6) for d in report.devices] == [round(47 / 60, 6), round(29 / 60, 6)]
-    assert json.loads(json.dumps(report.to_dict()))["wall_ns"] == 60
     turns = compare(log(run_plan, records))
     assert turns.serial and turns.predicted_ns == sum(predict(plan).load_ns)
     assert "in turn" in str(turns)
@@ -321,10 +319,8 @@ def test_chain_and_load_of_a_known_plan() -> None:
     assert schedule is not None
     plan = compile_plan(schedule)
     assert predict(plan) == (21 * MICRO, (9 * MICRO, 9 * MICRO), 21 * MICRO)
-    lines = explain(plan).splitlines()
-    assert lines[0] == "1 jobs in 2 stages on 2 devices"
-    assert lines[1] == "predicted period  21 us, 0.0% above the bound"
-    assert lines[4].split() == ["gpu0", "0", "2", "9", "us", "43%", "0", "B"]
+    assert "1 jobs in 2 stages on 2 devices\npredicted period 21 us, 0.0% above" in explain(plan)
+    assert "devices compute 43%, 43% of it" in explain(plan)
 
 
 def real(n: int, fails: tuple[int, int] = (-1, 0)) -> Any:

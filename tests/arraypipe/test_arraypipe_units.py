@@ -31,4 +31,4 @@ def test_predictions_of_a_plan(unit: str) -> None:
         (6 * 10**9,) * 2,
         6 * 10**9,
     )
-    assert "predicted period  6 s, 0.0% above the bound" in explain(plan)
+    assert "predicted period 6 s, 0.0% above the bound" in explain(plan)
