@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from optsched import InputError
-from optsched.arraypipe import Job, JobFailed, random_schedule
+from optsched.arraypipe import Job, random_schedule
 from optsched.arraypipe.checkpoint import files as checkpoint_files
 from optsched.arraypipe.checkpoint import folder as checkpoint
 from optsched.arraypipe.checkpoint.files import numbered, train_files
@@ -144,12 +144,11 @@ def test_a_gpu_copies_after_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert copy.stride() == value.to("cpu", copy=True).stride()
 
 
-@pytest.mark.parametrize("memory", [None, 16_000])  # of six states on the first device two fit
-def test_every_checkpoint_is_an_iteration_boundary(tmp_path: Path, memory: Any) -> None:
-    """In rolling execution stages run ahead; what is written is still one moment of the job."""
+def test_every_checkpoint_is_an_iteration_boundary(tmp_path: Path) -> None:
+    """Stages run ahead, and states are in slots; what is written is one moment of the job."""
     jobs = [Job(s, 8, adamw, microbatches=1 + s % 2, recompute=True) for s in range(3)]
-    array = trainer(jobs, memory=memory)
-    order = random_schedule(**ORDER, place=[0, 1, 0] if memory else None, seed=3)
+    array = trainer(jobs, memory=16_000)  # of six states on the first device two fit
+    order = random_schedule(**ORDER, place=[0, 1, 0], seed=3)
     run(array, order, 4, checkpoint=tmp_path, checkpoint_every=1, keep=4)
     for steps in (1, 2, 3, 4):
         for j, title in enumerate(array.titles):
@@ -199,42 +198,6 @@ class Ticking(nn.Module):
         return x / self.ticks
 
 
-def ticking() -> nn.Sequential:
-    """A model with one."""
-    return nn.Sequential(nn.Linear(6, 6), Ticking(), nn.Linear(6, 4))
-
-
-def test_resume_keeps_what_is_no_tensor_of_the_state_dict(tmp_path: Path) -> None:
-    """Buffers that `state_dict` leaves out, and extra states."""
-    changes: Any = {"build_model": ticking, "stages": [1, 2]}
-    array, other = trainer(JOBS[:1], **changes), trainer(JOBS[:1], **changes)
-    run(array, ONE, 2, checkpoint=tmp_path)
-    result = run(other, ONE, 4, checkpoint=tmp_path, resume=True)
-    assert same_state(result.trained[0], array.train_alone(0, 4)) == []
-    train = torch.load(train_files(tmp_path / "first" / "2")[1], weights_only=True)
-    assert train["extra"] == {"1._extra_state": {"name": "a"}}
-
-
-def test_failed_job_keeps_earlier_checkpoints(tmp_path: Path) -> None:
-    """A job that diverges stops the run; what was complete before can be resumed."""
-    wild = Job(0, 8, lambda p: torch.optim.SGD(p, lr=1e30))
-    how: Any = {"checkpoint": tmp_path, "checkpoint_every": 1, "on_error": "raise"}
-    with pytest.raises(JobFailed):
-        run(trainer([wild]), ONE, 20, **how)
-    done = numbered(tmp_path / "job0")[-1]
-    assert not checkpoint_files.damage(tmp_path / "job0" / str(done), {})
-    assert not list(tmp_path.rglob(".tmp-*"))
-
-
-class Tied(nn.Sequential):
-    """Linear layers and batch statistics; the last stage uses weights of the first one again."""
-
-    def __init__(self) -> None:
-        first, last = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
-        last.weight = first.weight
-        super().__init__(first, nn.BatchNorm1d(6), nn.Linear(6, 6), last, nn.Linear(6, 4))
-
-
 def grouped(named: Any) -> Any:
     """Momentum SGD with a smaller learning rate for vectors; one or two groups per stage."""
     rows = [(p.dim() == 1, p) for _, p in named]
@@ -262,54 +225,69 @@ def plateau(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
 
 
-TIED: dict[str, Any] = {"build_model": Tied, "stages": [2, 3]}
-RICH: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "scheduler": ({"scheduler": warmed, "optimizer": grouped}, {}),
-    "milestones": ({"scheduler": milestones, "precision": "fp64"}, {}),
-    "plateau": ({"scheduler": plateau}, {}),
-    "fp16": ({"precision": "amp-fp16", "scheduler": warmed}, {}),
-    "clip": ({"clip_norm": 0.1, "microbatches": 2}, TIED),
-    "bf16": ({"precision": "bf16", "scheduler": warmed}, {}),
-    "bf16 tied": ({"precision": "bf16", "recompute": True}, TIED),
+class Model(nn.Sequential):
+    """Of linear layers, a counter, and weights that the first and the last stage have."""
+
+    def __init__(self) -> None:
+        first, last = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        last.weight = first.weight
+        super().__init__(first, nn.BatchNorm1d(6), Ticking(), nn.Linear(6, 6), last)
+        self.append(nn.Linear(6, 4))
+
+
+RICH: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "settings": (
+        [
+            {"scheduler": warmed, "optimizer": grouped},
+            {"scheduler": milestones, "precision": "fp64"},
+            {"scheduler": plateau},
+            {"scheduler": warmed, "precision": "amp-fp16"},
+            {"scheduler": warmed, "precision": "bf16"},
+        ],
+        {},
+    ),
+    "tied": (
+        [{"clip_norm": 0.1}, {"precision": "bf16", "recompute": True}, {"optimizer": sgd}],
+        {"build_model": Model, "stages": [3, 4]},
+    ),
 }
 
 
 @pytest.mark.parametrize("case", RICH)
 def test_every_kind_of_state_is_resumed(tmp_path: Path, case: str) -> None:
-    """Schedulers, masters, scales, tied weights: written, loaded and continued to the same bits."""
-    settings, changes = RICH[case]
-    rows = [{"optimizer": adamw, **settings}, {"optimizer": sgd, **settings}]
-    jobs = [Job(seed, 8, **row) for seed, row in enumerate(rows)]
-    array = trainer(jobs, **changes)
+    """Schedulers, masters, scales, tied weights, counters, objects: to the bits without a break."""
+    rows, changes = RICH[case]
+    jobs = [Job(seed, 8, **{"optimizer": adamw, **row}) for seed, row in enumerate(rows)]
+    array, all_jobs = trainer(jobs, **changes), range(len(jobs))
     order: Any = {
-        "microbatches": [job.microbatches for job in jobs], "n_stages": 3, "update": [0, 1],
-        "together": [0, 1],
+        "microbatches": [1] * len(jobs), "n_stages": 3, "update": all_jobs, "together": all_jobs,
     }  # fmt: skip
     run(array, random_schedule(**order), 2, checkpoint=tmp_path)
     saved = read_weights(tmp_path / "job0" / "2")
-    model = changes.get("build_model", build_model)()
-    model.to(next(iter(saved.values())).dtype).load_state_dict(saved)
+    changes.get("build_model", build_model)().load_state_dict(saved, strict=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         order = random_schedule(**order, seed=3)
         result = run(trainer(jobs, **changes), order, 5, checkpoint=tmp_path, resume=True)
-    for j in range(2):
+    for j in all_jobs:
         assert same_state(result.trained[j], array.train_alone(j, 5)) == []
+    if case == "tied":
+        train = torch.load(train_files(tmp_path / "job0" / "2")[0], weights_only=True)
+        assert train["extra"] == {"2._extra_state": {"name": "a"}}
 
 
-@pytest.mark.parametrize(("case", "stages"), [("scheduler", [4, 6, 8]), ("bf16", [4])])
-def test_resume_with_other_cuts(tmp_path: Path, case: str, stages: list[int]) -> None:
+def test_resume_with_other_cuts(tmp_path: Path) -> None:
     """Without random layers the stages do not matter; a warning names what would."""
 
     def simple() -> nn.Sequential:
         layers = [layer for layer in build_model() if not isinstance(layer, nn.Dropout)]
         return nn.Sequential(*layers, nn.Linear(4, 4), nn.ReLU())
 
-    jobs = [Job(0, 8, **{"optimizer": adamw, **RICH[case][0]})]
+    jobs = [Job(0, 8, adamw, scheduler=warmed, precision="bf16")]
     array = trainer(jobs, build_model=simple, stages=[2, 5])
     run(array, ONE, 2, checkpoint=tmp_path)
-    other = trainer(jobs, build_model=simple, stages=stages)
-    order = random_schedule([1], len(stages) + 1, update=[0], together=[0])
+    other = trainer(jobs, build_model=simple, stages=[4])
+    order = random_schedule([1], 2, update=[0], together=[0])
     with pytest.warns(UserWarning, match="cut at other modules; if the model draws random"):
         result = run(other, order, 5, checkpoint=tmp_path, resume=True)
     assert same_state(result.trained[0], array.train_alone(0, 5)) == []
@@ -349,8 +327,6 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
     ({"resume": False}, "already has checkpoints"),
     ({"steps": 1}, "has already done 2 iterations"),
     ({"seed": 1}, "seed 0, the job has 1"),
-    ({"batch_size": 9}, "batch_size 8, the job has 9"),
-    ({"precision": "fp64"}, "precision 'fp32', the job has 'fp64'"),
     ({"clip_norm": 1.0}, "clip_norm None, the job has 1.0"),
     ({"build_model": wider}, r"'0.weight' has shape \(12, 6\), the model has \(13, 6\)"),
     ({"build_model": without_norm}, "the (model|checkpoint) has no '.*'; it belongs to another"),
@@ -358,11 +334,8 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
     ({"model": {}}, r"model\['p'\] 0.1, the job has \(not set\)"),
     ({"optimizer": sgd}, r"optimizer of '0.bias' .*AdamW', the job has 'torch.optim.sgd.SGD'"),
     ({"optimizer": adamw_of(lr=0.1)}, r"'lr' of '0.bias' 0.005, the job has 0.05"),
-    ({"optimizer": adamw_of(weight_decay=0.0)}, r"'weight_decay' of '0.bias' 0.1, the job has 0"),
-    ({"optimizer": adamw_of(amsgrad=True)}, r"'amsgrad' of '0.bias' False, the job has True"),
     ({"optimizer": without_bias}, "was written with optimizer of '0.bias'"),
     ({"scheduler": None}, "with .*, the job has "),
-    ({"scheduler": milestones}, "SequentialLR', the job has .*MultiStepLR"),
     ({"scheduler": lambda o: warmed(o, 0.6)}, "scheduler setting '_schedulers'"),
 ]
 
@@ -421,11 +394,6 @@ def torn(place: Path) -> None:
 DAMAGE: dict[str, tuple[Any, str]] = {
     "torn": (torn, "model-00001-of-00003.safetensors is damaged"),
     "renamed": (renamed, "was written after iteration 2; a folder must keep its name"),
-    "a list": (damaged(lambda train: []), "names model-00001.*, which no stage has written"),
-    "no settings": (
-        damaged(lambda train: {k: v for k, v in train.items() if k != "parameters"}),
-        "(is damaged, or no checkpoint|there is no optimizer state of parameter '0.weight')",
-    ),
     "format": (damaged(lambda train: {**train, "format": "x"}), "is not a checkpoint of format"),
     "gone": (lambda place: min(place.glob("train*")).unlink(), "a file train.* is missing"),
 }
@@ -468,19 +436,13 @@ def ignoring(job: Job, start: int) -> Any:
     return data(job, 0)
 
 
-def by_the_global_state(job: Job, start: int) -> Any:
-    """Other batches every time."""
-    while True:
-        yield torch.rand(8, 6), torch.randint(4, (8,))
-
-
 def grown(job: Job, start: int) -> Any:
     """One sample more after the second iteration."""
     for x, y in data(job, start):
         yield (x, y) if start < 2 else (x[1:], y[1:])
 
 
-@pytest.mark.parametrize("batches", [ignoring, by_the_global_state, grown])
+@pytest.mark.parametrize("batches", [ignoring, grown])
 def test_data_that_do_not_begin_at_an_iteration_are_refused(tmp_path: Path, batches: Any) -> None:
     """Nothing is trained; the sentence says what data must do."""
     array = trainer([Job(0, 8, sgd)], data=batches)

@@ -10,7 +10,8 @@ import pytest
 import runs
 from arraypipe_lives import Halves, jobs_of, killed_before, same, saved_is_exact, use_folder
 from arraypipe_models import trainer
-from hypothesis import given
+from depth import few_examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optsched import InputError
@@ -64,8 +65,7 @@ def check_foreign(made: list[Path]) -> None:
     assert all(path.read_text() == str(path).split("job0/")[1] for path in made)
 
 
-@pytest.mark.parametrize("halves", [False, True])
-@pytest.mark.parametrize("keep", [1, 2, 4])
+@pytest.mark.parametrize(("keep", "halves"), [(1, False), (2, True), (4, False)])
 def test_the_newest_and_the_best_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int, halves: bool
 ) -> None:
@@ -94,16 +94,6 @@ def test_only_a_checkpoint_can_be_the_best(tmp_path: Path, monkeypatch: pytest.M
 # kills
 
 
-def kill(moment: int, place: Path, keep: int, values: list[float], halves: bool) -> bool:
-    """Train in a child that is killed before its n-th change of files; whether it came to that."""
-
-    def run() -> None:
-        use_folder(pytest.MonkeyPatch(), marked(values, halves))
-        train(place, keep=keep)
-
-    return killed_before(moment, run)
-
-
 def check_killed(place: Path, before: int) -> int:
     """The newest checkpoint is whole and no older than before, and so is the best; its number."""
     done = saved_is_exact(place, 0)
@@ -113,8 +103,9 @@ def check_killed(place: Path, before: int) -> int:
     return done
 
 
+@settings(max_examples=settings().max_examples // 3)
 @given(
-    moments=st.lists(st.integers(3, 130), min_size=1, max_size=3),
+    moments=st.lists(st.integers(3, 130), min_size=1, max_size=2),
     keep=st.integers(1, 3),
     values=st.permutations([float(k) for k in range(STEPS)]),
     halves=st.booleans(),
@@ -129,8 +120,13 @@ def test_any_kills_leave_a_whole_checkpoint(
     """Kills while older ones are removed too, one after the other; the rest is trained exactly."""
     place, done = tmp_path_factory.mktemp("kills"), 0
     made = foreign(place)
+
+    def run() -> None:
+        use_folder(pytest.MonkeyPatch(), marked(values, halves))
+        train(place, keep=keep)
+
     for moment in moments:
-        kill(moment, place, keep, values, halves)
+        killed_before(moment, run)
         done = check_killed(place, done)
         check_foreign(made)
     with warnings.catch_warnings():
@@ -156,6 +152,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@few_examples
 @given(
     name=st.sampled_from(["model-00002-of-00003.safetensors", "train-00001-of-00003.pt"]),
     cut=st.floats(0, 0.999),

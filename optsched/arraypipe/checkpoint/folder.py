@@ -167,15 +167,8 @@ class CheckpointFolder:
         except NotKept as error:
             self.jobs[run.index] = _JobState({}, at)
             return str(error)
-        place = self.folder / run.title / str(at)
-        try:
-            if at:
-                self._restore(run, at, place)
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, (InputError, torch.OutOfMemoryError)):
-                raise
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise InputError(f"{place}: is damaged, or no checkpoint ({reason})") from error
+        if at:
+            self._restore(run, at, self.folder / run.title / str(at))
         self.parameters.update((id(p), p) for p in run.model.parameters())
         return ""
 
@@ -294,7 +287,6 @@ class CheckpointFolder:
             "iteration": done,
             "settings": self.jobs[run.index].settings,
             "cuts": [*self.cuts],
-            "threads": torch.get_num_threads(),
             "checksums": checksums,
             **{key: value for key, value in state.items() if key not in ("model", "frozen")},
         }
@@ -345,25 +337,15 @@ class CheckpointFolder:
         weights = open_weights(place)
         check_same_model(run, weights, train["extra"].keys(), place)
         check_same(train["settings"], self.jobs[run.index].settings, "{}", place)
-        self._warn(train, place)
-        shared = {p.data_ptr() for p in run.model.parameters() if id(p) in self.parameters}
-        here = [stage for stage in run.stages if stage.local]
-        restore(run, here, weights, train, shared, place)
-
-    def _warn(self, train: Mapping[str, Any], place: Path) -> None:
-        """What need not change the bits, but can."""
         if train["cuts"] != [*self.cuts]:
             warnings.warn(
                 f"{place}: was written with stages cut at other modules; if the model draws random "
                 f"numbers (dropout), they are others from here on: {train['cuts']}",
                 stacklevel=2,
             )
-        if train["threads"] != torch.get_num_threads():
-            warnings.warn(
-                f"{place}: was written with {train['threads']} threads, there are "
-                f"{torch.get_num_threads()} now; the last bits may differ",
-                stacklevel=2,
-            )
+        shared = {p.data_ptr() for p in run.model.parameters() if id(p) in self.parameters}
+        here = [stage for stage in run.stages if stage.local]
+        restore(run, here, weights, train, shared, place)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class Weights:
 
     shapes: dict[str, tuple[int, ...]]  # by key
     read: Callable[[str], Tensor]
-    folder: bool
+    folder: bool  # they are those of `from_pretrained`
 
 
 def open_weights(path: Path) -> Weights:
@@ -88,18 +88,30 @@ def open_weights(path: Path) -> Weights:
     InputError
         There is no such file, or it cannot be read.
     """
-    if path.is_dir():
-        return _open_folder(path)
+    folder, places = path.is_dir(), None
+    if folder:
+        names = (INDEX, "model.safetensors", "pytorch_model.bin", "model.pt")
+        there = [path / name for name in names if (path / name).exists()]
+        if not there:
+            raise InputError(f"{path}: has neither {', '.join(names[:-1])}")
+        path = there[0]
     if not path.exists():
         raise InputError(f"{path}: no such file")
-    if path.suffix == ".safetensors":
-        return _open_shards({path.name: path}, None)
-    found = load(path, mmap=True)
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: is not a dictionary of tensors")
-    tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
-    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
-    return Weights(shapes, tensors.__getitem__, False)
+    files = {path.name: path}
+    if path.name == INDEX:
+        try:
+            places = json.loads(path.read_text())["weight_map"]
+            files = {name: path.with_name(name) for name in set(places.values())}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path}: cannot be read ({error})") from error
+    elif path.suffix != ".safetensors":
+        found = load(path, mmap=True)
+        if not isinstance(found, dict):
+            raise InputError(f"{path}: is not a dictionary of tensors")
+        tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
+        shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+        return Weights(shapes, tensors.__getitem__, folder)
+    return Weights(*_open_shards(files, places), folder or path.name == "model.safetensors")
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -113,26 +125,9 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return {key: weights.read(key) for key in weights.shapes}
 
 
-def _open_folder(path: Path) -> Weights:
-    index = path / INDEX
-    if index.exists():
-        try:
-            places: dict[str, str] = json.loads(index.read_text())["weight_map"]
-            files = {name: path / name for name in set(places.values())}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{index}: cannot be read ({error})") from error
-        return _open_shards(files, places)
-    if (path / "model.safetensors").exists():
-        return _open_shards({"model.safetensors": path / "model.safetensors"}, None)
-    for name in ("pytorch_model.bin", "model.pt"):
-        if (path / name).exists():
-            found = open_weights(path / name)
-            found.folder = True
-            return found
-    raise InputError(f"{path}: has neither {INDEX} nor model.safetensors, nor pytorch_model.bin")
-
-
-def _open_shards(files: Mapping[str, Path], places: Mapping[str, str] | None) -> Weights:
+def _open_shards(
+    files: Mapping[str, Path], places: Mapping[str, str] | None
+) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     shards: dict[str, Any] = {}
@@ -156,7 +151,7 @@ def _open_shards(files: Mapping[str, Path], places: Mapping[str, str] | None) ->
         value: Tensor = shards[shard_of[key]].get_tensor(key)
         return value.clone()  # not the pages of the file, which may be replaced
 
-    return Weights(shapes, read, places is not None or "model.safetensors" in files)
+    return shapes, read
 
 
 def write_configs(model: nn.Module, checkpoint: Path) -> None:
