@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from optsched.arraypipe.callbacks import Callback
 from optsched.arraypipe.checkpoint.files import copied
 from optsched.arraypipe.job import Job
-from optsched.arraypipe.model.tied_weights import shard
+from optsched.arraypipe.model.split import shard
 from optsched.arraypipe.runtime.blocks import trained_now
 from optsched.arraypipe.runtime.data import as_tuples, brought, cast, cut_batch, target_of
 from optsched.arraypipe.runtime.environment import global_state_kept, on_gpu

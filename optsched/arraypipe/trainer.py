@@ -13,9 +13,8 @@ import torch
 from optsched.arraypipe.job import Job
 from optsched.arraypipe.model.build import Builder, model_function
 from optsched.arraypipe.model.calls import UNCUT
-from optsched.arraypipe.model.compare import check_cut
-from optsched.arraypipe.model.split import Stages, cut_of, split
-from optsched.arraypipe.model.tied_weights import tied_pairs
+from optsched.arraypipe.model.cuts import Stages, check_cut, cut_of
+from optsched.arraypipe.model.split import split, tied_pairs
 from optsched.arraypipe.options import Request, RunConfig
 from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, routes

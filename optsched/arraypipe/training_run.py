@@ -16,10 +16,15 @@ from optsched.arraypipe.events import Events
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.memory.manager import memory_of, note_bytes
 from optsched.arraypipe.model.build import Builder
-from optsched.arraypipe.model.checks import check_apart, check_sibling, note_shared, shapes_of
 from optsched.arraypipe.model.lazy import collect
-from optsched.arraypipe.model.optimizers import states_by_name
-from optsched.arraypipe.model.tied_weights import restore_ties
+from optsched.arraypipe.model.split import (
+    check_apart,
+    check_sibling,
+    note_shared,
+    restore_ties,
+    shapes_of,
+    states_by_name,
+)
 from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, moved, places
 from optsched.arraypipe.report import RunLog
 from optsched.arraypipe.rescheduling import Rescheduling
@@ -50,7 +55,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.distributed.backend import ProcessBackend
     from optsched.arraypipe.distributed.ranks import Ranks
     from optsched.arraypipe.distributed.replicas import Replicas
-    from optsched.arraypipe.model.checks import Owners, Shapes
+    from optsched.arraypipe.model.split import Owners
     from optsched.arraypipe.options import Request
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Change
@@ -140,7 +145,7 @@ class JobBuilder:
         self.trainer, self.steps, self.device, self.folder = trainer, steps, device, folder
         self.replicas = replicas
         self.data = trainer.data if replicas is None else replicas.part_of(trainer.data)
-        self.first: tuple[Shapes, str] | None = None  # shapes and title of the first job
+        self.first: tuple[dict[str, str], str] | None = None  # shapes and title of the first job
         self.owners: Owners = {}
         self.precisions = {job.precision for job in trainer.jobs}
         self.models = Builder(trainer.build_model, share=len(self.precisions) == 1)

@@ -31,7 +31,7 @@ try:
         reread,
     )
     from optsched.arraypipe.checkpoint.states import check_same, scheduler_state
-    from optsched.arraypipe.model.optimizers import same
+    from optsched.arraypipe.model.inputs import same
 except ImportError:
     raise MissingExtra("elastic training", "torch") from None
 

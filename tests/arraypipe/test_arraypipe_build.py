@@ -300,7 +300,7 @@ def test_frozen_base_exists_once(tmp_path, kind, precision):
     make = family("LlamaForCausalLM")
     make().save_pretrained(tmp_path)
     if kind == "from_pretrained":
-        make = family("LlamaForCausalLM").kind.from_pretrained
+        make = family("LlamaForCausalLM").args[0].from_pretrained
         build_model = lora(lambda: make(tmp_path))
     else:
         build_model = lora(make)

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from optsched import InputError
 from optsched.arraypipe import Job
-from optsched.arraypipe.model.calls import at_cut
-from optsched.arraypipe.model.stand_ins import StandIn, shapes_in
+from optsched.arraypipe.model.calls import at_cut, form_of, stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -330,16 +329,16 @@ def test_stand_ins_give_nothing_away() -> None:
     """Right shapes, types and attributes, no numbers and no memory."""
     layer = nn.Embedding(10, 4)
     x = torch.ones(2, 3, dtype=torch.long)
-    stand_in = StandIn(layer, "embed", (shapes_in({"y": layer(x), "n": 1}, x, layer),))
-    found = stand_in(torch.ones(5, 7, dtype=torch.long))
-    assert isinstance(stand_in, nn.Embedding)
+    made = stand_in(layer, "embed", (form_of({"y": layer(x), "n": 1}, [x]),))
+    found = made(torch.ones(5, 7, dtype=torch.long))
+    assert isinstance(made, nn.Embedding)
     assert found["n"] == 1
     assert found["y"].shape == (5, 7, 4)
     assert found["y"].isnan().all()
-    assert stand_in.weight.isnan().all()
-    assert stand_in.num_embeddings == 10
-    assert (stand_in.weight.shape, stand_in.weight.dtype) == (layer.weight.shape, torch.float32)
-    assert found["y"].untyped_storage().nbytes() == stand_in.weight.untyped_storage().nbytes() == 4
-    assert list(stand_in.parameters()) == list(stand_in.buffers()) == []
+    assert made.weight.isnan().all()
+    assert made.num_embeddings == 10
+    assert (made.weight.shape, made.weight.dtype) == (layer.weight.shape, torch.float32)
+    assert found["y"].untyped_storage().nbytes() == made.weight.untyped_storage().nbytes() == 4
+    assert list(made.parameters()) == list(made.buffers()) == []
     layer.double()
-    assert stand_in(x)["y"].dtype == torch.float64
+    assert made(x)["y"].dtype == torch.float64

@@ -1,19 +1,21 @@
-"""Models with one block per stage, which ranks are checked with."""
+"""Models with few blocks per stage, which ranks are checked with."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from arraypipe_models import sgd, trainer
+from arraypipe_models import sgd
 from torch import Tensor, nn
 
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job
 from optsched.arraypipe import trainer as trainer_module
-from optsched.arraypipe.model import calls
 from optsched.arraypipe.shallow import shallow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Blocks(nn.Module):
@@ -33,29 +35,63 @@ class Blocks(nn.Module):
         return y
 
 
-def test_one_block_per_stage() -> None:
-    """The first of every stage, with the weights that it has in the whole model; it is exact."""
+def chain() -> nn.Sequential:
+    """Widths 4, 8, 8, 8, 8, 6, 6, 6, 3."""
+    rows = [nn.Linear(4, 8), *(nn.Linear(8, 8) for _ in range(3))]
+    return nn.Sequential(*rows, nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
+
+
+def array(build: Callable[[], nn.Module], stages: Any, *jobs: Job) -> ArrayTrainer:
+    """Of random rows."""
     data = [(torch.randn(4), k % 3) for k in range(32)]
-    array = ArrayTrainer(Blocks, data, [2, 5], nn.functional.cross_entropy)
-    whole = array.with_jobs([Job(0, 8, sgd), Job(1, 8, sgd, microbatches=2)])
+    return ArrayTrainer(build, data, stages, nn.functional.cross_entropy).with_jobs(jobs)
+
+
+KEPT: dict[str, tuple[Callable[[], Any], Any, dict[str, str]]] = {
+    "list": (
+        Blocks, [2, 5], {"blocks.0": "blocks.0", "blocks.1": "blocks.2", "blocks.2": "blocks.5"},
+    ),
+    "last block": (Blocks, [3], {f"blocks.{k}": f"blocks.{n}" for k, n in enumerate((0, 3, 5))}),
+    "chain": (chain, [2], {name: name for name in "02467"}),
+    "in a module": (
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Sequential(*chain()[1:4]), nn.Linear(8, 3)),
+        ["1.1"], {"1.0": "1.0", "1.1": "1.1", "1.2": "1.2"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_blocks_that_are_kept(name: str) -> None:
+    """The first of every stage and what shapes need, with the weights of the whole model."""
+    build, stages, kept = KEPT[name]
+    whole = array(build, stages, Job(0, 8, sgd), Job(1, 8, sgd, microbatches=2))
     small = shallow(whole)
+    if name == "in a module":  # no block can be left out
+        assert small is None
+        return
     assert small is not None
     made = small.with_jobs(whole.jobs)
-    assert made.cuts == ("blocks.1", "blocks.2")
     torch.manual_seed(0)
-    expected: Any = Blocks()
+    expected = build()
     torch.manual_seed(0)
     got: Any = made.build_model()
-    assert len(got.blocks) == 3
-    for k, block in enumerate((0, 2, 5)):
-        assert torch.equal(got.blocks[k].weight, expected.blocks[block].weight)
-    assert torch.equal(got.last.weight, expected.last.weight)
+    for new, known in kept.items():
+        one, other = got.get_submodule(new), expected.get_submodule(known)
+        assert all(map(torch.equal, one.parameters(), other.parameters()))
+    assert len(list(got.parameters())) == len(
+        {id(p) for k in kept.values() for p in expected.get_submodule(k).parameters()}
+    ) + 4 * (build is Blocks)
+    assert made.n_stages == whole.n_stages
     assert made.check_exact(2) == []
+    assert shallow(made) is None
 
 
-def test_other_cuts_have_no_small_model() -> None:
-    """An `nn.Sequential` has no list of blocks."""
-    assert shallow(trainer([Job(0, 8, sgd)])) is None
+def test_nothing_can_be_left_out() -> None:
+    """Of cuts in several lists, or where every block gets another shape."""
+    build = lambda: nn.Sequential(*(nn.Linear(k, k - 1) for k in (4, 3, 2)))  # noqa: E731
+    assert shallow(array(build, [1], Job(0, 8, sgd))) is None
+    one = lambda: nn.Sequential(nn.Linear(4, 8), nn.Sequential(*chain()[1:4]), nn.Linear(8, 3))  # noqa: E731
+    assert shallow(array(one, ["1.1", "2"], Job(0, 8, sgd))) is None
 
 
 class Skips(Blocks):
@@ -67,12 +103,10 @@ class Skips(Blocks):
         return y
 
 
-@pytest.mark.parametrize("init", [False, True])
 def test_a_model_that_does_not_fit_is_compared_by_few_blocks(
-    init: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """And balanced without values of its parameters."""
-    data = [(torch.randn(4), k % 3) for k in range(32)]
+    """Also with weights of a file, which has other names; what does not fit is refused."""
     compared = []
     honest = trainer_module.check_cut
 
@@ -82,11 +116,9 @@ def test_a_model_that_does_not_fit_is_compared_by_few_blocks(
 
     monkeypatch.setattr(trainer_module, "check_cut", noted)
     monkeypatch.setattr(trainer_module, "fits", lambda model: False)
-    monkeypatch.setattr(calls, "LARGE", 0)
     torch.save(Blocks().state_dict(), tmp_path / "weights.pt")
-    job = Job(0, 8, sgd, init=tmp_path / "weights.pt" if init else None)
-    array = ArrayTrainer(Blocks, data, 3, nn.functional.cross_entropy).with_jobs([job])
-    assert (array.cuts, compared) == (("blocks.2", "blocks.4"), [3])
-    assert array.check_exact(2) == []
+    made = array(Blocks, 3, Job(0, 8, sgd, init=tmp_path / "weights.pt"))
+    assert (made.cuts, compared) == (("blocks.2", "blocks.4"), [4])
+    assert made.check_exact(2) == []
     with pytest.raises(InputError, match="has the loss nan"):
-        ArrayTrainer(Skips, data, 3, nn.functional.cross_entropy).with_jobs([Job(0, 8, sgd)])
+        array(Skips, 3, Job(0, 8, sgd))

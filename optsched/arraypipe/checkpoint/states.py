@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from optsched.arraypipe.checkpoint.files import copied
 from optsched.arraypipe.checkpoint.plain import NotKept, check_kept, empty, kept
 from optsched.arraypipe.checkpoint.weights import keeps
-from optsched.arraypipe.model.optimizers import (
+from optsched.arraypipe.model.split import (
     first_difference,
     makers_by_name,
     restore_states,
+    shard,
     states_by_name,
 )
-from optsched.arraypipe.model.tied_weights import shard
 from optsched.errors import InputError, OptschedError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from optsched.arraypipe.distributed.group import meeting
 from optsched.arraypipe.distributed.transport import collective
-from optsched.arraypipe.model.optimizers import states_by_name
+from optsched.arraypipe.model.split import states_by_name
 from optsched.arraypipe.train_alone import Trained
 
 if TYPE_CHECKING:

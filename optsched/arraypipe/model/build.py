@@ -21,8 +21,9 @@ from optsched.arraypipe.model.lazy import Recorder
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Iterator
 
+    from optsched.arraypipe.checkpoint.weights import Weights
     from optsched.arraypipe.job import BuildModel, Job
 
 _ADAPTER: Final = re.compile(r"(^|\.)(lora_|modules_to_save\.|ia3_|prompt_|trainable_tokens_)")
@@ -34,7 +35,11 @@ def build(build_model: BuildModel, job: Job) -> nn.Module:
     A list of modules (also an `nn.ModuleList`) becomes an `nn.Sequential` of them.
     """
     torch.manual_seed(job.seed)
-    model: Any = build_model(**job.model)
+    return module_of(build_model(**job.model))
+
+
+def module_of(model: Any) -> nn.Module:
+    """What `build_model` has returned as one module."""
     if isinstance(model, (list, tuple, nn.ModuleList)):
         if not model or not all(isinstance(module, nn.Module) for module in model):
             raise InputError("build_model: expected a list of nn.Modules, the stages")
@@ -54,9 +59,9 @@ def model_function(model: Any) -> BuildModel:
     the copies share its frozen parameters.
     """
     if isinstance(model, nn.Module):
-        return _Copies(model)
+        return partial(_copy_of, model)
     if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
-        return _Configured(*model)
+        return partial(_configured, *model)
     if callable(model):
         return model  # type: ignore[no-any-return]
     raise InputError(
@@ -65,43 +70,32 @@ def model_function(model: Any) -> BuildModel:
     )
 
 
-@dataclass(frozen=True)
-class _Copies:
-    """Copies of a module; frozen parameters use the memory of the original."""
+def _copy_of(original: nn.Module, /, **arguments: Any) -> nn.Module:
+    """A copy of a module; frozen parameters use the memory of the original."""
+    if arguments:
+        raise InputError(
+            f"model: a module is copied for every job, so Job.model must be empty, got "
+            f"{', '.join(map(repr, arguments))}; pass a function that makes the model"
+        )
+    frozen = {
+        id(p): nn.Parameter(p.detach(), requires_grad=False)
+        for p in original.parameters()
+        if not p.requires_grad
+    }
+    return copy.deepcopy(original, dict(frozen))
 
-    original: nn.Module
 
-    def __call__(self, **arguments: Any) -> nn.Module:
-        if arguments:
+def _configured(kind: Any, config: Any, /, **arguments: Any) -> nn.Module:
+    """Call a class, also an Auto class of transformers, with a configuration."""
+    config = copy.deepcopy(config)
+    for name, value in arguments.items():
+        if not hasattr(config, name):
             raise InputError(
-                f"model: a module is copied for every job, so Job.model must be empty, got "
-                f"{', '.join(map(repr, arguments))}; pass a function that makes the model"
+                f"model: {type(config).__name__} has no attribute {name!r} for Job.model to set"
             )
-        frozen = {
-            id(p): nn.Parameter(p.detach(), requires_grad=False)
-            for p in self.original.parameters()
-            if not p.requires_grad
-        }
-        return copy.deepcopy(self.original, dict(frozen))
-
-
-@dataclass(frozen=True)
-class _Configured:
-    """Calls of a class with a configuration; those of transformers' Auto classes."""
-
-    kind: Any
-    config: Any
-
-    def __call__(self, **arguments: Any) -> nn.Module:
-        config = copy.deepcopy(self.config)
-        for name, value in arguments.items():
-            if not hasattr(config, name):
-                raise InputError(
-                    f"model: {type(config).__name__} has no attribute {name!r} for Job.model to set"
-                )
-            setattr(config, name, value)
-        model: nn.Module = getattr(self.kind, "from_config", self.kind)(config)
-        return model
+        setattr(config, name, value)
+    model: nn.Module = getattr(kind, "from_config", kind)(config)
+    return model
 
 
 @dataclass(eq=False)
@@ -140,7 +134,7 @@ class Builder:
         built instead, with a warning.
         """
         recorder, model = self._recorded(job)
-        recorder.records = "derived"
+        recorder.records = "copies"
         with recorder:
             yield model
         recorder.finish()
@@ -158,7 +152,7 @@ class Builder:
             with recorder:
                 yield model
         finally:
-            for _, places, tensor in distinct(model):
+            for _, places, tensor in _distinct(model):
                 if recorder.recorded(tensor):  # others may be those of the caller
                     _replace(places, _on_meta(tensor))
 
@@ -184,30 +178,28 @@ class Builder:
 
     def _share(self, recorder: Recorder, model: nn.Module) -> None:
         """Replace frozen parameters that an earlier job has by those of that job."""
-        for names, places, tensor in distinct(model):
+        for names, places, tensor in _distinct(model):
             known = self._known(names[0], tensor)
             if known is None or known is tensor or known.shape != tensor.shape:
                 continue
             value = recorder.value(tensor)
-            if _memory(value) == _memory(known) or same_bits(value.to(known.device), known):
+            same_memory = value.data_ptr() == known.data_ptr() and value.stride() == known.stride()
+            if (same_memory and value.device == known.device) or _same_bits(value, known):
                 _replace(places, known)
 
     def _register(self, model: nn.Module) -> None:
-        for names, _, tensor in distinct(model):
+        for names, _, tensor in _distinct(model):
             frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
             if frozen and tensor.numel() and self._known(names[0], tensor) is None:
-                self.frozen[_key(names[0], tensor)] = weakref.ref(tensor)  # type: ignore[arg-type]
+                key = f"{names[0]} {tensor.dtype}"
+                self.frozen[key] = weakref.ref(tensor)  # type: ignore[arg-type]
 
     def _known(self, name: str, tensor: Tensor) -> nn.Parameter | None:
-        if not isinstance(tensor, nn.Parameter) or tensor.requires_grad:
+        if not self.share or not isinstance(tensor, nn.Parameter) or tensor.requires_grad:
             return None
-        known = self.frozen.get(_key(name, tensor)) if self.share else None
+        known = self.frozen.get(f"{name} {tensor.dtype}")
         parameter = None if known is None else known()
         return parameter if parameter is not None and parameter.numel() else None
-
-
-def _key(name: str, tensor: Tensor) -> str:
-    return f"{name} {tensor.dtype}"
 
 
 def _typed(model: nn.Module, job: Job) -> nn.Module:
@@ -216,7 +208,7 @@ def _typed(model: nn.Module, job: Job) -> nn.Module:
     return model if dtype == torch.float32 else model.to(dtype)
 
 
-def distinct(model: nn.Module) -> Iterator[tuple[list[str], list[tuple[nn.Module, str]], Tensor]]:
+def _distinct(model: nn.Module) -> Iterator[tuple[list[str], list[tuple[nn.Module, str]], Tensor]]:
     """All unsplit names, all places and the tensor of every parameter and buffer, once each."""
     found: dict[int, tuple[list[str], list[tuple[nn.Module, str]], Tensor]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -229,14 +221,9 @@ def distinct(model: nn.Module) -> Iterator[tuple[list[str], list[tuple[nn.Module
     yield from found.values()
 
 
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape and type are equal bit by bit."""
-    left, right = (t.detach().reshape(-1).view(torch.uint8) for t in (a, b))
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    left, right = (t.detach().reshape(-1).view(torch.uint8) for t in (a.to(b.device), b))
     return torch.equal(left, right)
-
-
-def _memory(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.device, tensor.data_ptr(), tensor.stride()
 
 
 def _on_meta(tensor: Tensor) -> Tensor:
@@ -263,13 +250,12 @@ def _load(recorder: Recorder, model: nn.Module, path: Path) -> None:
         weights = open_weights(path)
     except InputError as error:
         raise InputError(f"init: {error}") from error
-    kept = {name for name, value in model.state_dict(keep_vars=True).items() if _is_tensor(value)}
-    key_of = _key_of(weights.shapes, model) if weights.folder else lambda name: name
-    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    state = model.state_dict(keep_vars=True).items()
+    kept = {name for name, value in state if isinstance(value, Tensor)}
     used = set[str]()
-    for names, _, tensor in distinct(model):
+    for names, _, tensor in _distinct(model):
         here = [name for name in names if name in kept]
-        keys = [key for name in here if (key := key_of(name)) in weights.shapes]
+        keys = [key for name in here if (key := _key_of(name, model, weights)) in weights.shapes]
         used.update(keys)
         if not here or (not keys and weights.folder and all(map(_ADAPTER.search, here))):
             continue  # adapters begin as `build_model` makes them
@@ -283,28 +269,23 @@ def _load(recorder: Recorder, model: nn.Module, path: Path) -> None:
                 f"init: {path}: {here[0]!r} has shape {shape}, in the model {tuple(tensor.shape)}"
             )
         recorder.assign(tensor, partial(weights.read, keys[0]))
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     for key in weights.shapes.keys() - used:
         if not any(re.search(pattern, key) for pattern in ignored):
             raise InputError(f"init: {path} has {key!r}, which the model does not have")
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
-
-
-def _key_of(keys: Collection[str], model: nn.Module) -> Callable[[str], str]:
-    """How the names of a model are found in a file, as `from_pretrained` does.
+def _key_of(name: str, model: nn.Module, weights: Weights) -> str:
+    """How the name of a tensor is found in a folder, as `from_pretrained` does.
 
     With or without the prefix of the base model of transformers, and without what PEFT wraps.
     """
+    if not weights.folder:
+        return name
     wrapped: Any = getattr(model, "get_base_model", lambda: model)
     prefix: str = getattr(wrapped(), "base_model_prefix", "")
-
-    def key_of(name: str) -> str:
-        bare = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
-        candidates = [name, bare]
-        if prefix:
-            candidates += [bare.removeprefix(f"{prefix}."), f"{prefix}.{bare}"]
-        return next((key for key in candidates if key in keys), name)
-
-    return key_of
+    bare = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+    candidates = [name, bare]
+    if prefix:
+        candidates += [bare.removeprefix(f"{prefix}."), f"{prefix}.{bare}"]
+    return next((key for key in candidates if key in weights.shapes), name)

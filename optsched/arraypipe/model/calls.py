@@ -1,45 +1,30 @@
-"""Cut a model at the calls of named modules: every stage runs the model's own forward.
+"""Run the stages of a model by its own forward, each on a skeleton of the model.
 
-A stage has a skeleton of the model: shallow copies of the modules that contain a cut. All others
-are the same objects, or stand-ins where another stage has them.
+A skeleton has shallow copies of the modules that contain a cut. All others are the same objects,
+or stand-ins where another stage has them.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+import math
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from functools import cache
+from inspect import signature
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.compiler import set_stance
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from optsched.arraypipe.job import before_calls
-from optsched.arraypipe.model.inputs import Inputs, tensors_in
-from optsched.arraypipe.model.stand_ins import (
-    First,
-    Last,
-    Left,
-    Passage,
-    StandIn,
-    first_of,
-    shapes_in,
-    with_first,
-)
-from optsched.arraypipe.model.unchanged import unchanged
+from optsched.arraypipe.job import before_calls, seed_generator
+from optsched.arraypipe.model.inputs import mapped, tensors_in
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-
-LARGE: Final = 1 << 27
-"""Bytes of parameters from which on a forward is looked at without their values."""
+    from optsched.arraypipe.model.inputs import Inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +33,11 @@ class Calls:
 
     order: tuple[str, ...]  # names in the order of the calls
     outputs: Mapping[str, Any] = field(default_factory=dict)  # name -> form, for stand-ins
-    hidden: Mapping[str, bool] = field(default_factory=dict)  # whether the first argument can cross
+    # name -> sizes and types of the first argument, None if it cannot cross a cut
+    hidden: Mapping[str, Any] = field(default_factory=dict)
     changed: frozenset[str] = frozenset()  # modules that have buffers which the forward changes
     begins: tuple[int, ...] = ()  # floating point operations before each call
     total: int = 0  # and in the whole forward
-
-    def costs(self, blocks: Sequence[str]) -> list[int]:
-        """Operations from the call of each block to that of the next one, at least 1.
-
-        `blocks` are in the order of their calls; what comes before the first counts with the first.
-        """
-        starts = [self.begins[self.order.index(name)] for name in blocks[1:]]
-        return [b - a + 1 for a, b in pairwise([0, *starts, self.total])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +59,20 @@ UNCUT = Cut((), Calls(()), {}, frozenset())
 """Of a model that has not been cut yet."""
 
 
+class Left(BaseException):  # passes `except Exception` in a model's forward
+    """The forward of a stage is over, with these hidden states for the next stage."""
+
+
+@dataclass(eq=False)
+class Passage:
+    """Hidden states on their way through one forward of a stage."""
+
+    hidden: Any = None
+    entered: bool = False
+    # hidden states and seed by what the first block was given: a checkpoint calls it again
+    calls: Any = field(default_factory=WeakTensorKeyDictionary)
+
+
 class StageModel:
     """One stage of a model; its skeleton has the tensors of the stage under unsplit names."""
 
@@ -96,29 +88,22 @@ class StageModel:
         `hidden` are those of the stage before, None in the first. When the first block is called,
         the random state is as it was seeded before this call.
         """
-        passage = self.passage
-        passage.hidden, passage.entered, passage.left, passage.sent = hidden, False, False, None
+        passage, left, output = self.passage, False, None
+        passage.hidden, passage.entered = hidden, False
         try:
             output = inputs.call(self.skeleton) if self.needs_inputs else self.skeleton(None)
-        except Left:
-            output = None
+        except Left as end:
+            left, (output,) = True, end.args
         finally:
             passage.hidden = None
-        if self.index and not passage.entered:
-            raise InputError(_not_called(self.names[0], self.skeleton))
-        if self.last:
-            return output
-        if not passage.left:
-            raise InputError(_not_called(self.names[1], self.skeleton))
-        sent, passage.sent = passage.sent, None
-        return at_cut(sent)
-
-
-def _not_called(name: str, model: nn.Module) -> str:
-    return (
-        f"stages: the forward of {type(model).__name__} does not call {name!r} as a module of its "
-        f"own tree in this batch, so that no stage can begin there; cut elsewhere"
-    )
+        if (self.index and not passage.entered) or not (left or self.last):
+            name = self.names[passage.entered or not self.index]
+            raise InputError(
+                f"stages: the forward of {type(self.skeleton).__name__} does not call {name!r} as "
+                f"a module of its own tree in this batch, so that no stage can begin there; cut "
+                f"elsewhere"
+            )
+        return at_cut(output) if left else output
 
 
 def is_chain(module: nn.Module) -> bool:
@@ -143,25 +128,17 @@ class _AtCut(torch.autograd.Function):
 
 def at_cut(hidden: Any) -> Any:
     """Hidden states as they cross a cut: contiguous, no two of them in the same memory."""
-    if not isinstance(hidden, tuple):
-        return _crossing(hidden)
     seen: set[int] = set()
-    made = []
-    for value in hidden:
-        if isinstance(value, Tensor):
-            memory = value.untyped_storage().data_ptr()
-            value = _crossing(value.clone() if memory in seen and memory else value)
-            seen.add(memory)
-        made.append(value)
-    return tuple(made)
 
+    def crossing(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value  # refused where stages are run
+        memory = value.untyped_storage().data_ptr()
+        value = value.clone() if memory in seen and memory else value
+        seen.add(memory)
+        return _AtCut.apply(value) if value.requires_grad else value.contiguous()  # type: ignore[no-untyped-call]
 
-def _crossing(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value  # refused where stages are run
-    if not value.requires_grad:
-        return value.contiguous()
-    return _AtCut.apply(value)  # type: ignore[no-untyped-call]
+    return tuple(map(crossing, hidden)) if isinstance(hidden, tuple) else crossing(hidden)
 
 
 def cut_alone(
@@ -178,7 +155,7 @@ def cut_alone(
         def action(arguments: Any, options: Any) -> tuple[Any, Any]:
             hidden = at_cut(first_of(block, arguments, options))
             seed(stage)
-            return with_first(block, arguments, options, hidden)
+            return _with_first(block, arguments, options, hidden)
 
         return before_calls(block, action)
 
@@ -191,187 +168,156 @@ def cut_alone(
     return remove
 
 
-def chained(model: nn.Sequential) -> Calls:
-    """The calls of an `nn.Sequential`, which are known without a forward."""
-    names = {id(module): name for name, module in model.named_children()}
-    order = tuple(names[id(module)] for module in model)
-    return Calls(order, hidden=dict.fromkeys(order, True))
+def first_of(block: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """The first argument of a call, given by position or by name."""
+    return arguments[0] if arguments else options.get(_first_name(block, options))
 
 
-def calls_of(model: nn.Module, inputs: Inputs) -> Calls:
-    """The calls in a forward; buffers and attributes are as before afterwards.
-
-    Large models run with parameters that have no memory and no values, unless the forward takes a
-    branch by a value that depends on them.
-    """
-    failed: Exception | None = None
-    large = sum(p.numel() * p.element_size() for p in model.parameters()) >= LARGE
-    # the graph needs memory; some forwards take gradients
-    for fake, grad in ((True, False),) * large + ((False, False), (False, True)):
-        with _fake_parameters(model) if fake else nullcontext():
-            try:
-                return _recorded(model, inputs, grad)
-            except Exception as error:
-                failed = error
-    raise InputError(
-        f"stages: the forward of {type(model).__name__} raises on the first batch "
-        f"({' '.join(str(failed).split()):.300})"
-    ) from failed
+def _with_first(
+    block: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any], value: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if arguments:
+        return (value, *arguments[1:]), dict(options)
+    return (), {**options, _first_name(block, options): value}
 
 
-def _recorded(model: nn.Module, inputs: Inputs, grad: bool) -> Calls:
-    order: list[str] = []
-    begins: list[int] = []
-    outputs: dict[str, Any] = {}
-    hidden: dict[str, bool] = {}
-    changed: set[str] = set()
-    counter = _Operations()  # type: ignore[no-untyped-call]
-
-    def versions(module: nn.Module) -> list[int]:
-        return [b._version for b in module._buffers.values() if b is not None]
-
-    with unchanged([model]):
-        known = {name: versions(module) for name, module in model.named_modules()}
-
-        def before(name: str, module: nn.Module, args: Any, options: Any) -> None:
-            order.append(name)
-            begins.append(counter.total)
-            first = first_of(module, args, options)
-            row = first if isinstance(first, tuple) else (first,)
-            alone = torch._C._functorch.maybe_current_level() is None
-            can = bool(row) and all(isinstance(t, Tensor) for t in row) and alone
-            hidden[name] = can and hidden.get(name, True)
-
-        def after(name: str, module: nn.Module, args: Any, options: Any, output: Any) -> None:
-            given = next(iter(tensors_in([*args, *options.values()])), None)
-            outputs[name] = (shapes_in(output, given, module),)
-            if known[name] != versions(module):
-                changed.add(name)
-
-        # compiled code would hide its operations
-        stance = set_stance("force_eager")
-        with hooks(model, before, after), stance, torch.set_grad_enabled(grad), counter:
-            inputs.copied().call(model)
-    return Calls(tuple(order), outputs, hidden, frozenset(changed), tuple(begins), counter.total)
+def _first_name(block: nn.Module, options: Mapping[str, Any]) -> str:
+    known = signature(block.forward).parameters
+    return next((name for name in known if name in options), next(iter(options), ""))
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count floating point operations by torch's formulas.
+class Form(NamedTuple):
+    """A tensor of an output, relative to the first tensor among the arguments."""
 
-    `FlopCounterMode` also has hooks on modules, which forbid `torch.autograd.grad` inside.
+    dims: tuple[int | None, ...]  # None: as the argument has it
+    dtype: torch.dtype
+
+
+def form_of(output: Any, arguments: Sequence[Any]) -> Any:
+    """The form of an output, to be returned by a stand-in; objects of other classes are None."""
+    given = next(iter(tensors_in(arguments)), None)
+    known = () if given is None else given.shape
+
+    def form(t: Tensor) -> Form:
+        same = (k < len(known) and known[k] == size for k, size in enumerate(t.shape))
+        dims = (None if alike else size for alike, size in zip(same, t.shape, strict=True))
+        return Form(tuple(dims), t.dtype)
+
+    return _without_objects(mapped(output, form))
+
+
+def _without_objects(value: Any) -> Any:
+    """Containers, forms and plain values; None for all else, such as caches."""
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(map(_without_objects, value))
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = _without_objects(value[key])
+        return value
+    simple = value is None or isinstance(value, (bool, int, float, str, tuple))
+    return value if simple else None
+
+
+def unknown(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of no memory whose values are not a number (0 if it has integers)."""
+    numbers = dtype.is_floating_point or dtype.is_complex
+    value = torch.full((), math.nan if numbers else 0, dtype=dtype, device=device)
+    return value.expand(size)
+
+
+@cache
+def _replacing(kind: Any, hides: bool) -> Any:
+    """A class of modules that pass for those of `kind`, and call a function in place of them.
+
+    `hides`: their tensors are not a number, those of their children too.
     """
 
-    total = 0
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        return self._stage_call(arguments, options)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        counted = flop_registry.get(getattr(func, "_overloadpacket", None))
-        if counted is not None:
-            self.total += int(counted(*args, **kwargs, out_val=result))
-        return result
+    def attribute(self: Any, name: str) -> Any:
+        value = getattr(self._stage_module, name)
+        if isinstance(value, Tensor):
+            return unknown(value.shape, value.dtype, value.device)
+        return stand_in(value, name) if isinstance(value, nn.Module) else value
+
+    content: dict[str, Any] = {"__call__": call, "__module__": kind.__module__}
+    if hides:
+        content |= {"__slots__": ("_stage_call", "_stage_module"), "__getattr__": attribute}
+    else:
+        content |= {"__slots__": ("_stage_call", "_stage_block")}
+    return type(kind)(kind.__name__, (kind,), content)
 
 
-@contextmanager
-def _fake_parameters(model: nn.Module) -> Iterator[None]:
-    """Have parameters without memory in a model for a while; what depends on them has none, too.
+def stand_in(module: nn.Module, name: str, output: Any = None, leaves: bool = False) -> nn.Module:
+    """A module of another stage, without its tensors.
 
-    The mode is not entered, so that masks and positions have values for conditions.
+    A call computes nothing. It returns NaN in the recorded form `output`, so that no result can
+    depend on them unnoticed; or it ends the forward, if it `leaves`.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    made: dict[int, nn.Parameter] = {}
-    for p in model.parameters():
-        with mode:
-            fake = torch.empty(p.shape, dtype=p.dtype, device=p.device)
-        made[id(p)] = nn.Parameter(fake, p.requires_grad)
-    places = [
-        (module, name, p)
-        for module in model.modules()
-        for name, p in module._parameters.items()
-        if p is not None
-    ]
-    for module, name, p in places:  # by attribute, as recurrent layers keep a list of them
-        setattr(module, name, made[id(p)])
-    try:
-        yield
-    finally:
-        for module, name, p in places:
-            setattr(module, name, p)
+
+    def call(arguments: Any, options: Any) -> Any:
+        if leaves:
+            raise Left(first_of(module, arguments, options))
+        if output is None:
+            raise InputError(
+                f"stages: the forward calls {name!r} in another stage than on the first batch"
+            )
+        given = next(iter(tensors_in([*arguments, *options.values()])), None)
+        weight = next((p for p in module.parameters() if p.is_floating_point()), None)
+        sources = [t for t in (given, weight) if t is not None]
+        device = sources[0].device if sources else torch.device("cpu")
+        floating = next((t.dtype for t in sources if t.is_floating_point()), None)
+
+        def made(form: Form) -> Tensor:
+            dtype = floating if floating and form.dtype.is_floating_point else form.dtype
+            known = given.shape if given is not None else ()
+            size = [known[k] if d is None else d for k, d in enumerate(form.dims)]
+            return unknown(size, dtype, device)
+
+        return mapped(output[0], made, Form)
+
+    kind: Any = type(module)
+    made: Any = object.__new__(_replacing(kind, True))
+    made.__dict__.update(module.__dict__, _parameters={}, _buffers={}, _modules={})
+    object.__setattr__(made, "_stage_call", call)
+    object.__setattr__(made, "_stage_module", module)
+    return made  # type: ignore[no-any-return]
 
 
-@contextmanager
-def hooks(
-    model: nn.Module,
-    before: Callable[[str, nn.Module, Any, Any], None],
-    after: Callable[[str, nn.Module, Any, Any, Any], None] = lambda *given: None,
-) -> Iterator[None]:
-    """Call functions before and after the call of every module."""
-    handles: list[Any] = []
-    for name, module in model.named_modules():
-        handles += [
-            module.register_forward_pre_hook(
-                lambda m, a, k, name=name: before(name, m, a, k), with_kwargs=True
-            ),
-            module.register_forward_hook(
-                lambda m, a, k, o, name=name: after(name, m, a, k, o), with_kwargs=True
-            ),
-        ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def first_block(block: nn.Module, name: str, passage: Passage) -> nn.Module:
+    """The first block of a stage: it gets what the stage before has sent, and random numbers.
 
+    It has the attributes of the block, tensors included, and calls the block itself.
+    """
 
-def cut_at(model: nn.Module, calls: Calls, names: Sequence[str]) -> Cut:
-    """Assign the modules of a model to stages; refuses blocks at which no stage can begin."""
-    places = [_place(model, calls, name) for name in names]
-    if any(b <= a for a, b in pairwise(places)):
-        raise InputError(
-            f"stages: the forward of {type(model).__name__} does not call {list(names)} in this "
-            f"order"
-        )
-    opened = {"", *(above for name in names for above in _above(name))}
-    if both := opened & {*names}:
-        raise InputError(
-            f"stages: {min(both)!r} contains a module at which another stage begins; name blocks "
-            f"beside each other"
-        )
-    called = {*calls.order}
-    for name in called:  # a list of modules is not called, but its modules are
-        opened.update(above for above in _above(name) if above not in called)
-    spans: dict[str, tuple[int, int]] = {}
-    for time, name in enumerate(calls.order):
-        stage = sum(time >= place for place in places)
-        for path in (name, *_above(name)):
-            low, high = spans.get(path, (stage, stage))
-            spans[path] = min(low, stage), max(high, stage)
-    if places and not any(name not in opened for name in calls.order[: places[0]]):
-        raise InputError(
-            f"stages: nothing is called before {names[0]!r}, so stage 0 has nothing to do; cut "
-            f"elsewhere"
-        )
-    return Cut(tuple(names), calls, spans, frozenset(opened))
+    def call(arguments: Any, options: Any) -> Any:
+        given = tensors_in(first_of(block, arguments, options))
+        known = None
+        if passage.hidden is None:  # in the backward, by a checkpoint
+            known = next((passage.calls[t] for t in given if t in passage.calls), None)
+        elif not passage.entered:
+            passage.entered, known = True, (passage.hidden, torch.initial_seed())
+            passage.calls.update((t, known) for t in given)
+        if known is None:
+            raise InputError(
+                f"stages: {name!r}, at which a stage begins, is called more than once in a "
+                f"forward; cut elsewhere"
+            )
+        hidden, seed = known
+        seed_generator(seed, tensors_in(hidden)[0].device)
+        arguments, options = _with_first(block, arguments, options, hidden)
+        return block(*arguments, **options)
 
-
-def _above(name: str) -> list[str]:
-    """Names of the modules that contain a module, but for the model itself."""
-    parts = name.split(".")
-    return [".".join(parts[:k]) for k in range(1, len(parts))]
-
-
-def _place(model: nn.Module, calls: Calls, name: str) -> int:
-    """Position of the one call of a block at which a stage begins."""
-    times = [k for k, called in enumerate(calls.order) if called == name]
-    if len(times) != 1 or not calls.hidden[name]:
-        what = {0: "is not called by", 1: "gets no tensor as first argument from"}.get(
-            len(times), "is called more than once by"
-        )
-        raise InputError(
-            f"stages: {name!r} {what} the forward of {type(model).__name__} on the first batch, so "
-            f"that no stage can begin there; cut elsewhere"
-        )
-    return times[0]
+    kind: Any = type(block)
+    made: Any = object.__new__(_replacing(kind, False))
+    for key, value in (
+        ("__dict__", block.__dict__),
+        ("_stage_call", call),
+        ("_stage_block", block),
+    ):
+        object.__setattr__(made, key, value)
+    return made  # type: ignore[no-any-return]
 
 
 def stage_models(model: nn.Module, cut: Cut, title: str) -> list[StageModel]:
@@ -379,23 +325,19 @@ def stage_models(model: nn.Module, cut: Cut, title: str) -> list[StageModel]:
     if not cut.names:
         return [StageModel(model, Passage(), 0, cut)]
     for name in cut.opened:
-        _check_opened(model.get_submodule(name), name, title)
+        module = model.get_submodule(name)
+        whole = f"stages: {name or 'the model itself'!r} of job {title}"
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise InputError(
+                f"{whole} has backward hooks, and no stage calls it as a whole; put them on "
+                f"modules inside of a stage"
+            )
+        if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+            raise InputError(
+                f"{whole} is compiled, and no stage calls it as a whole; compile modules inside "
+                f"of a stage instead (module.compile(), torch.compile)"
+            )
     return [_Skeleton(model, cut, s, title).stage() for s in range(cut.stages)]
-
-
-def _check_opened(module: nn.Module, name: str, title: str) -> None:
-    """Refuse what would have no effect on a module that no stage calls as a whole."""
-    whole = f"stages: {name or 'the model itself'!r} of job {title}"
-    if module._backward_hooks or module._backward_pre_hooks:
-        raise InputError(
-            f"{whole} has backward hooks, and no stage calls it as a whole; put them on modules "
-            f"inside of a stage"
-        )
-    if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
-        raise InputError(
-            f"{whole} is compiled, and no stage calls it as a whole; compile modules inside of a "
-            f"stage instead (module.compile(), torch.compile)"
-        )
 
 
 class _Skeleton:
@@ -449,26 +391,23 @@ class _Skeleton:
 
     def _part(self, child: nn.Module) -> nn.Module:
         """What this stage has in the place of a module."""
-        name = self.names[id(child)]
+        name, cut, index = self.names[id(child)], self.cut, self.index
         if id(child) in self.made:
             return self.made[id(child)]
-        cut, index = self.cut, self.index
         low, high = cut.spans.get(name, (0, 0))
-        output = cut.calls.outputs.get(name)
+        here, output = low <= index <= high, cut.calls.outputs.get(name)
         if name in cut.opened:
-            if output is not None and not low <= index <= high:
-                return StandIn(child, name, output)
-            return self._opened(child)
+            away = output is not None and not here
+            return stand_in(child, name, output) if away else self._opened(child)
         if index and name == cut.names[index - 1]:
-            return First(child, name, self.passage)
+            return first_block(child, name, self.passage)
         if cut.names[index : index + 1] == (name,):
-            return Last(child, name, self.passage)
-        trained = any(True for _ in child.parameters())
-        inner = [n for n in cut.calls.changed if n == name or n.startswith(f"{name}.")]
-        if low <= index <= high and (index == low or trained or inner):
+            return stand_in(child, name, leaves=True)
+        held = any(n == name or n.startswith(f"{name}.") for n in cut.calls.changed)
+        held |= any(True for _ in child.parameters())
+        if here and (index == low or held):
             return child
-        if not low <= index <= high and (output is None or inner or trained or low > index):
-            return StandIn(child, name, output)
-        made = deepcopy(child)  # it really runs, as rotary embeddings, which may keep state
-        self.made[id(child)] = made
-        return made
+        if not here and (output is None or held or low > index):
+            return stand_in(child, name, output)
+        # it really runs, as rotary embeddings, which may keep state
+        return self.made.setdefault(id(child), deepcopy(child))

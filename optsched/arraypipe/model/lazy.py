@@ -1,4 +1,4 @@
-"""Run code that makes large tensors without keeping them: recorded, and recomputed on demand."""
+"""Build large tensors without keeping them: initialisation is recorded, and repeated on demand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import gc
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,34 +15,19 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import UntypedStorage
 
 LARGE: Final = 1 << 16
 """Bytes of a storage from which on it is recorded."""
-_DEPTH: Final = 64  # steps after which a storage stays in memory: recomputing it would be slow
-_FREED: Final = 1 << 25  # bytes
-_EMPTY: Final = frozenset(
-    {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
-)
-_FILLS: Final = frozenset(
-    {
-        "zero_", "fill_", "copy_", "normal_", "uniform_", "random_", "exponential_", "log_normal_",
-        "cauchy_", "geometric_",
-    }
-)  # fmt: skip
-# results that do not depend on the content of the inputs
-_LIKE: Final = _EMPTY | {
-    "zeros_like", "ones_like", "full_like", "randn_like", "rand_like", "new_zeros", "new_ones",
-    "new_full",
-}  # fmt: skip
-# operations that neither fail nor change the shape of a result by the content of the inputs
-_BLIND: Final = (
-    _FILLS
-    | _LIKE
-    | {"clone", "_to_copy", "mul_", "add_", "sub_", "div_", "clamp_", "erfinv_", "neg_"}
-    | {"mul", "add", "sub", "div"}
+_STEPS: Final = 64  # after which a storage keeps its memory: repeating them would be slow
+_FREED: Final = 1 << 25  # bytes after which memory is returned to the system
+_FILLS: Final = frozenset({"zero_", "fill_", "copy_", "normal_", "uniform_"})
+_IN_PLACE: Final = _FILLS | {"mul_", "add_", "sub_", "div_", "clamp_", "erfinv_", "neg_"}
+_COPIES: Final = frozenset({"clone", "_to_copy"})
+_BY_SHAPE: Final = frozenset(
+    {"empty_like", "new_empty", "new_empty_strided", "zeros_like", "new_zeros", "new_ones"}
 )
 _RAW: Final = frozenset(
     {
@@ -53,25 +38,50 @@ _RAW: Final = frozenset(
 )  # fmt: skip
 
 
-class _Place(NamedTuple):
-    """Where a tensor lies in a recorded storage."""
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where a tensor lies in a recorded storage; no steps: in the one that is recomputed."""
 
-    step: _Step | None  # its last step; None: of the storage that is being recomputed
-    n_bytes: int  # -1 with no step
+    n_bytes: int
+    steps: tuple[_Step, ...] | None
     geometry: tuple[Any, ...]  # dtype, offset, size, strides
+
+    def tensor(self, storage: UntypedStorage) -> Tensor:
+        """The tensor with its content."""
+        if self.steps is not None:
+            storage = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
+            _recompute(storage, self.n_bytes, self.steps)
+        dtype, *rest = self.geometry
+        return torch.empty(0, dtype=dtype, device="cpu").set_(storage, *rest)
 
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """One operation that changed a storage; steps form a chain back to its creation."""
+    """One operation on a storage: it makes the content, or changes it in place."""
 
-    before: _Step | None
     func: Any
-    args: Any
-    kwargs: Any
-    output: int | None  # position of the result that is the new content; None: works in place
-    random: Tensor | None  # state of the generator before the operation
-    depth: int
+    args: Any  # with places of recorded tensors
+    kwargs: dict[str, Any]
+    makes: bool
+    random: Tensor | None = None  # state of the generator before the operation
+
+    def run(self, storage: UntypedStorage) -> None:
+        """Repeat the operation, with the random numbers that it had."""
+
+        def given(value: Any) -> Any:
+            return value.tensor(storage) if isinstance(value, _Place) else value
+
+        args, kwargs = tree_map(given, (self.args, self.kwargs))
+        if self.random is None:
+            result = self.func(*args, **kwargs)
+        else:
+            generator = kwargs.get("generator") or torch.default_generator
+            before = generator.get_state()
+            generator.set_state(self.random)
+            result = self.func(*args, **kwargs)
+            generator.set_state(before)
+        if self.makes:
+            storage.copy_(result.untyped_storage())
 
 
 @dataclass(eq=False)
@@ -80,26 +90,27 @@ class _Recorded:
 
     storage: UntypedStorage  # held, so that no other storage gets its address
     n_bytes: int
-    step: _Step | None = None
+    steps: tuple[_Step, ...]
 
 
 class Recorder(TorchDispatchMode):
-    """Record the operations on large CPU tensors instead of keeping their content.
+    """Record how large CPU tensors are initialised instead of keeping their content.
 
-    Within ``with recorder:`` a tensor of `LARGE` bytes or more that an operation makes keeps its
-    type, shape, strides, device and sharing of memory, but its storage is emptied after every
-    operation. Random operations run once as they come, so the generators advance exactly as
-    without recording, and again from the noted state of their generator when the content is
-    needed: when it is read (``item()``, conditions, linear algebra) or by `restore`.
+    Within ``with recorder:`` a tensor of `LARGE` bytes or more that is made from no other tensor
+    keeps its type, shape, strides, device and sharing of memory, but its storage is emptied after
+    every operation. Its creation is recorded, its copies, and what initialisation does in place
+    (`_IN_PLACE`, also through views). Random operations run once as they come, so the generators
+    advance exactly as without recording, and again from the noted state when the content is needed:
+    while an operation reads it, or by `restore`. Any other operation that writes to it gives it its
+    memory for good.
 
-    Storages that were made outside (files, NumPy) are left alone, and so is what is computed from
-    large ones of them. `records` limits what is recorded: ``"derived"``, only results that have a
-    recorded input; ``"none"``, no more results, so that a forward keeps its activations.
+    `records` limits what is recorded: ``"copies"``, only copies of recorded tensors; ``"none"``,
+    no more tensors.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.records: Literal["all", "derived", "none"] = "all"
+        self.records: Literal["all", "copies", "none"] = "all"
         self.table: dict[int, _Recorded] = {}
         self.freed = 0  # bytes since memory was returned to the system
         self.guard = _Guard(self)
@@ -122,7 +133,7 @@ class Recorder(TorchDispatchMode):
         for tensor in tensors:
             if (entry := self._find(tensor)) is not None:
                 del self.table[entry.storage._cdata]
-                _recompute(entry.storage, entry.n_bytes, entry.step)
+                _recompute(entry.storage, entry.n_bytes, entry.steps)
 
     def finish(self) -> None:
         """Recompute all storages that are still in use, and forget the others."""
@@ -130,14 +141,14 @@ class Recorder(TorchDispatchMode):
             _, entry = self.table.popitem()
             # more than the storage of the entry refers to it
             if torch._C._storage_Use_Count(entry.storage._cdata) > 1:
-                _recompute(entry.storage, entry.n_bytes, entry.step)
+                _recompute(entry.storage, entry.n_bytes, entry.steps)
         return_memory()
 
     def value(self, tensor: Tensor) -> Tensor:
         """A tensor with the content; the given one stays as it is."""
         if (entry := self._find(tensor)) is None:
             return tensor.detach()
-        return _at(_recomputed(entry.n_bytes, entry.step), _geometry(tensor))
+        return _Place(entry.n_bytes, entry.steps, _geometry(tensor)).tensor(entry.storage)
 
     def assign(self, tensor: Tensor, read: Callable[[], Tensor]) -> None:
         """Give a tensor another content, which is read when it is needed."""
@@ -150,120 +161,105 @@ class Recorder(TorchDispatchMode):
             with _disable_current_modes(), torch.no_grad():
                 copy(tensor)
             return
-        before = None if _covers(tensor, entry) else entry.step
-        depth = 1 + (0 if before is None else before.depth)
-        place = _Place(None, -1, _geometry(tensor))
-        entry.step = _Step(before, copy, (place,), {}, None, None, depth)
+        step = _Step(copy, (_Place(0, None, _geometry(tensor)),), {}, False)
+        entry.steps = (step,) if _covers(tensor, entry) else (*entry.steps, step)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
             return self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        name = func._overloadpacket.__name__
+        name, tags = func._overloadpacket.__name__, func.tags
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        entries = {id(e): e for t in tensors if (e := self._find(t)) is not None}
-        foreign = any(self._find(t) is None and _is_large(t) for t in tensors)
-        writes = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
-        if entries and (name in ("resize_", "set_") or (foreign and writes)):
-            self.restore(tensors)
-            entries = {}
-        random = _generator_state(func, kwargs)
-        steps = self._written(func, args, kwargs, random) if writes and entries else []
-        takes = not foreign and not writes
-        takes &= self.records == "all" or (self.records == "derived" and bool(entries))
-        result = self._execute(func, args, kwargs, name, list(entries.values()), takes)
-        self.freed += sum(entry.n_bytes for entry in entries.values())
-        for entry, step in steps:
-            entry.step = step
-        if any(step.depth > _DEPTH for _, step in steps):
-            self.restore(tensors)
-        if takes:
-            self._take(func, args, kwargs, name, random, result, tensors)
-        if self.freed > _FREED:
-            self.freed = 0
-            return_memory()
-        return result
+        entries = [*{id(e): e for t in tensors if (e := self._find(t)) is not None}.values()]
+        if not entries and (tensors or self.records != "all"):
+            return func(*args, **kwargs)
+        if func._schema.is_mutable and name not in ("set_", "resize_"):
+            by_geometry = torch.Tag.inplace_view in tags
+        else:
+            by_geometry = any(result.alias_info is not None for result in func._schema.returns)
+            by_geometry = by_geometry or name in _BY_SHAPE
+        if entries and by_geometry:
+            return self._within(entries, False, func, args, kwargs)
+        random = None
+        if torch.Tag.nondeterministic_seeded in tags:
+            random = (kwargs.get("generator") or torch.default_generator).get_state()
+        if func._schema.is_mutable:
+            return self._write(func, args, kwargs, random, tensors, entries)
+        if not tensors or (name in _COPIES and self.records != "none"):
+            result = self._within(entries, False, func, args, kwargs)
+            if self._take(func, args, kwargs, random, result) or not entries:
+                return result
+        return self._within(entries, True, func, args, kwargs)
 
-    def _execute(
+    def _write(
         self,
         func: Any,
         args: Any,
-        kwargs: Any,
-        name: str,
+        kwargs: dict[str, Any],
+        random: Tensor | None,
+        tensors: Sequence[Tensor],
         entries: list[_Recorded],
-        takes: bool,
     ) -> Any:
-        """Run an operation; its recorded inputs have their content if its results need that.
-
-        `takes`: large results will be recorded, so that their content does not matter now.
-        """
-        if not entries:
-            return func(*args, **kwargs)
-        if torch.Tag.inplace_view in func.tags:
-            return _within(entries, False, func, args, kwargs)
-        if func._schema.is_mutable:
-            targets = _written_tensors(func, args, kwargs)
-            blind = name in _BLIND and all(self._find(t) is not None for t in targets)
-            return _within(entries, not blind, func, args, kwargs)
-        views = any(result.alias_info is not None for result in func._schema.returns)
-        if views or name in _LIKE or (takes and name in _BLIND):
-            result = _within(entries, False, func, args, kwargs)
-            if views or name in _LIKE or all(map(_is_whole, tree_leaves(result))):
-                return result  # else it is small and stays, so the content must be right
-        return _within(entries, True, func, args, kwargs)
-
-    def _written(
-        self, func: Any, args: Any, kwargs: Any, random: Tensor | None
-    ) -> list[tuple[_Recorded, _Step]]:
-        """The step that an operation adds to every recorded storage that it writes to."""
-        found = []
-        targets = _written_tensors(func, args, kwargs)
+        """Run an operation in place, and record it if it is of the kind that initialises."""
         name = func._overloadpacket.__name__
-        for key in {t.untyped_storage()._cdata for t in targets if self._find(t) is not None}:
-            entry = self.table[key]
-            target = next(t for t in targets if t.untyped_storage()._cdata == key)
-            others = [
-                t
-                for t in tree_leaves((args, kwargs))
-                if isinstance(t, Tensor) and t is not target and self._find(t) is entry
-            ]
-            whole = name in _FILLS and not others and _covers(target, entry)
-            before = None if whole else entry.step
-            depth = 1 + (0 if before is None else before.depth)
-            kept_args, kept_kwargs = self._kept((args, kwargs), entry)
-            step = _Step(before, func, kept_args, kept_kwargs, None, random, depth)
-            found.append((entry, step))
-        return found
+        target = self._find(args[0]) if args and isinstance(args[0], Tensor) else None
+        outside = any(self._find(t) is None and t.nbytes >= LARGE for t in tensors)
+        if target is None and name in _IN_PLACE:
+            return self._within(entries, True, func, args, kwargs)
+        if target is None or outside or name not in _IN_PLACE or len(target.steps) > _STEPS:
+            self.restore(tensors)
+            return func(*args, **kwargs)
+        kept, options = self._kept((args, kwargs), target)
+        step = _Step(func, kept, options, False, random)
+        others = [t for t in tensors[1:] if self._find(t) is target]
+        fills = name in _FILLS and not others and _covers(args[0], target)
+        result = self._within(entries, False, func, args, kwargs)
+        target.steps = (step,) if fills else (*target.steps, step)
+        return result
 
     def _take(
-        self, func: Any, args: Any, kwargs: Any, name: str, random: Tensor | None, result: Any,
-        tensors: list[Tensor],
-    ) -> None:  # fmt: skip
-        """Record the large results of an operation and empty them."""
-        outputs = tree_leaves(result)
-        large = [(k, t) for k, t in enumerate(outputs) if isinstance(t, Tensor) and _is_whole(t)]
-        if not large:
-            return
-        inputs = {t.untyped_storage()._cdata for t in tensors if _is_dense(t)}
-        for k, tensor in large:
-            storage = tensor.untyped_storage()
-            if storage._cdata in inputs or storage._cdata in self.table:
-                continue
-            entry = _Recorded(storage, storage.nbytes())
-            if name not in _EMPTY:
-                kept_args, kept_kwargs = self._kept((args, kwargs), None)
-                named = {argument.name for argument in func._schema.arguments}
-                defaults = {"dtype": tensor.dtype, "device": tensor.device}
-                for key, value in defaults.items():  # the defaults may be others later
-                    if not tensors and key in named and kept_kwargs.get(key) is None:
-                        kept_kwargs[key] = value
-                entry.step = _Step(None, func, kept_args, kept_kwargs, k, random, 1)
-            self.table[storage._cdata] = entry
-        for _, tensor in large:
-            if (recorded := self._find(tensor)) is not None:
-                recorded.storage.resize_(0)
-                self.freed += recorded.n_bytes
+        self, func: Any, args: Any, kwargs: dict[str, Any], random: Tensor | None, result: Any
+    ) -> bool:
+        """Record a large result, a factory's or a copy, and empty it."""
+        if not _is_dense(result) or result.is_conj() or result.is_neg():
+            return False
+        storage = result.untyped_storage()
+        if storage.nbytes() < LARGE or not storage.resizable():
+            return False
+        kept, options = self._kept((args, kwargs), None)
+        named = {argument.name for argument in func._schema.arguments}
+        for key, value in (("dtype", result.dtype), ("device", result.device)):
+            if key in named and options.get(key) is None:  # the defaults may be others later
+                options[key] = value
+        step = _Step(func, kept, options, True, random)
+        empty = func._overloadpacket.__name__.startswith("empty")
+        entry = _Recorded(storage, storage.nbytes(), () if empty else (step,))
+        self.table[storage._cdata] = entry
+        self._empty([entry])
+        return True
+
+    def _within(
+        self, entries: list[_Recorded], content: bool, func: Any, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operation while recorded storages have memory, and their content if needed."""
+        try:
+            for entry in entries:
+                if content:
+                    _recompute(entry.storage, entry.n_bytes, entry.steps)
+                else:
+                    entry.storage.resize_(entry.n_bytes)
+            return func(*args, **kwargs)
+        finally:
+            self._empty(entries)
+
+    def _empty(self, entries: list[_Recorded]) -> None:
+        for entry in entries:
+            entry.storage.resize_(0)
+            self.freed += entry.n_bytes
+        if self.freed > _FREED:
+            self.freed = 0
+            return_memory()
 
     def _kept(self, tree: Any, target: _Recorded | None) -> Any:
         """Arguments with places for recorded tensors and copies of the others."""
@@ -274,32 +270,12 @@ class Recorder(TorchDispatchMode):
             entry = self._find(value)
             if entry is None:
                 return value.detach().clone()
-            if entry is target:
-                return _Place(None, -1, _geometry(value))
-            return _Place(entry.step, entry.n_bytes, _geometry(value))
+            return _Place(entry.n_bytes, None if entry is target else entry.steps, _geometry(value))
 
         return tree_map(keep, tree)
 
     def _find(self, tensor: Tensor) -> _Recorded | None:
-        if not _is_dense(tensor):
-            return None
-        return self.table.get(tensor.untyped_storage()._cdata)
-
-
-def _within(
-    entries: list[_Recorded], content: bool, func: Any, args: Any, kwargs: dict[str, Any]
-) -> Any:
-    """Run an operation while recorded storages have memory, and their content if needed."""
-    try:
-        for entry in entries:
-            if content:
-                _recompute(entry.storage, entry.n_bytes, entry.step)
-            else:
-                entry.storage.resize_(entry.n_bytes)
-        return func(*args, **kwargs)
-    finally:
-        for entry in entries:
-            entry.storage.resize_(0)
+        return self.table.get(tensor.untyped_storage()._cdata) if _is_dense(tensor) else None
 
 
 class _Guard(TorchFunctionMode):
@@ -328,25 +304,12 @@ def return_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    kind = type(tensor)
+def _is_dense(tensor: Any) -> bool:
     return (
-        (kind is Tensor or kind is nn.Parameter or kind is nn.Buffer)
+        type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
     )
-
-
-def _is_large(tensor: Tensor) -> bool:
-    return _is_dense(tensor) and tensor.numel() * tensor.element_size() >= LARGE
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    """Whether the storage of a result is to be recorded."""
-    if not _is_dense(tensor) or tensor.is_conj() or tensor.is_neg():
-        return False
-    storage = tensor.untyped_storage()
-    return storage.nbytes() >= LARGE and storage.resizable()
 
 
 def _covers(tensor: Tensor, entry: _Recorded) -> bool:
@@ -355,79 +318,13 @@ def _covers(tensor: Tensor, entry: _Recorded) -> bool:
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
-    return (
-        tensor.dtype,
-        tensor.storage_offset(),
-        tuple(tensor.size()),
-        tuple(tensor.stride()),
-    )
+    size, stride = tuple(tensor.size()), tuple(tensor.stride())
+    return tensor.dtype, tensor.storage_offset(), size, stride
 
 
-def _at(storage: UntypedStorage, geometry: tuple[Any, ...]) -> Tensor:
-    dtype, offset, size, stride = geometry
-    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, size, stride)
-
-
-def _written_tensors(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    found = []
-    for k, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[k] if k < len(args) else kwargs.get(argument.name)
-            found += [t for t in tree_leaves(value) if isinstance(t, Tensor)]
-    return found
-
-
-def _generator_state(func: Any, kwargs: Any) -> Tensor | None:
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return None
-    generator = kwargs.get("generator")
-    return (torch.default_generator if generator is None else generator).get_state()
-
-
-def _recompute(storage: UntypedStorage, n_bytes: int, step: _Step | None) -> None:
-    """Give a storage the content after a step."""
+def _recompute(storage: UntypedStorage, n_bytes: int, steps: Sequence[_Step]) -> None:
+    """Give a storage the content after these steps."""
     storage.resize_(n_bytes)
-    chain = []
-    while step is not None:
-        chain.append(step)
-        step = step.before
     with _disable_current_modes(), torch.no_grad():
-        for step in reversed(chain):
-            _replay(storage, step)
-
-
-def _recomputed(n_bytes: int, step: _Step | None) -> UntypedStorage:
-    storage = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
-    _recompute(storage, n_bytes, step)
-    return storage
-
-
-def _replay(storage: UntypedStorage, step: _Step) -> None:
-    """Run the operation of a step again, with the random numbers that it had."""
-
-    def made(value: Any) -> Any:
-        if not isinstance(value, _Place):
-            return value.clone() if isinstance(value, Tensor) else value
-        found = storage if value.n_bytes < 0 else _recomputed(value.n_bytes, value.step)
-        return _at(found, value.geometry)
-
-    args, kwargs = tree_map(made, (step.args, step.kwargs), is_leaf=_is_place)
-    before = None
-    if step.random is not None:
-        if kwargs.get("generator") is not None:
-            kwargs["generator"] = torch.Generator()
-            kwargs["generator"].set_state(step.random)
-        else:
-            before = torch.default_generator.get_state()
-            torch.default_generator.set_state(step.random)
-    try:
-        result = step.func(*args, **kwargs)
-    finally:
-        if before is not None:
-            torch.default_generator.set_state(before)
-    if step.output is not None:
-        storage.copy_(tree_leaves(result)[step.output].untyped_storage())
-
-
-def _is_place(value: Any) -> bool:
-    return isinstance(value, _Place)
+        for step in steps:
+            step.run(storage)

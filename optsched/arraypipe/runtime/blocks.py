@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from optsched.arraypipe.checkpoint.plain import python_numbers
 from optsched.arraypipe.distributed.wire import copied as copy_of
 from optsched.arraypipe.job import Tensors, seed_generator
-from optsched.arraypipe.model.stand_ins import buffer_holders
-from optsched.arraypipe.model.unchanged import (
+from optsched.arraypipe.model.inputs import (
+    buffer_holders,
     buffers_at,
     changed_since,
     copied,

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from optsched.arraypipe.model.inputs import tensors_in
-from optsched.arraypipe.model.unchanged import unchanged
+from optsched.arraypipe.model.inputs import tensors_in, unchanged
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from optsched.arraypipe.checkpoint.plain import python_numbers
 from optsched.arraypipe.job import PRECISIONS
 from optsched.arraypipe.model.build import Builder
+from optsched.arraypipe.model.inputs import buffer_holders
 from optsched.arraypipe.model.split import split
-from optsched.arraypipe.model.stand_ins import buffer_holders
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.state import JobStage
 from optsched.arraypipe.runtime.types import LossScale

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from optsched.arraypipe.job import JobFailed, Tensors
-from optsched.arraypipe.model.tied_weights import ModelStage, tied_pairs
+from optsched.arraypipe.model.split import ModelStage, tied_pairs
 from optsched.arraypipe.plan.types import FAILED, STOP, TOMBSTONE
 from optsched.arraypipe.runtime.cuda_streams import Late
 from optsched.arraypipe.runtime.types import Kept, Norms
