@@ -52,18 +52,6 @@ def test_global_state_is_what_it_was() -> None:
     assert torch.get_num_threads() == threads
 
 
-class Normed(torch.optim.SGD):
-    """Scales all gradients by their common norm: looks across tensors."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step."""
-        rows = [p for g in self.param_groups for p in g["params"] if p.grad is not None]
-        norm = torch.sqrt(sum((p.grad**2).sum() for p in rows))  # type: ignore[misc,arg-type]
-        for p in rows:
-            p.grad = p.grad / norm
-        super().step()
-
-
 class Dictionary(nn.Module):
     """Returns what cannot be sent."""
 
@@ -109,9 +97,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one job": ({"jobs": JOBS[:1]}, "the schedule has 2 jobs, the trainer 1"),
     "other stages": ({"stages": [4]}, "3 stages, the model 2"),
     "other parts": ({"jobs": [JOBS[0], JOBS[0]]}, "job job1: the schedule has 2 micro-batches"),
-    "LBFGS": (second(lambda named: torch.optim.LBFGS([p for _, p in named])),
-              "job job1: optimizer LBFGS cannot be tried on two"),
-    "norm": (second(lambda named: Normed(named, lr=0.1)), "Normed looks across tensors"),
     "no optimizer": (second(lambda named: 3), "no Optimizer|cannot be made"),
     "no data": ({"data": lambda job, start: 3}, "expected an iterator"),
     "no pair": ({"data": always(7)}, "expected a pair"),
