@@ -202,7 +202,9 @@ class JobBuilder:
             self.replicas.check(model, title)
         devices = [self.device] * trainer.n_stages
         away = away and on_gpu(self.device)
-        return fresh_stages(model, trainer.cut, job, index, title, devices, away, trainer.loss)
+        stages = fresh_stages(model, trainer.cut, job, index, title, devices, away, trainer.loss)
+        self.models.share_copies(stages)
+        return stages
 
 
 class ArrayRun:

@@ -21,10 +21,11 @@ from optsched.arraypipe.model.lazy import Recorder
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from optsched.arraypipe.checkpoint.weights import Weights
     from optsched.arraypipe.job import BuildModel, Job
+    from optsched.arraypipe.model.split import ModelStage
 
 _ADAPTER: Final = re.compile(r"(^|\.)(lora_|modules_to_save\.|ia3_|prompt_|trainable_tokens_)")
 
@@ -187,12 +188,25 @@ class Builder:
             if (same_memory and value.device == known.device) or _same_bits(value, known):
                 _replace(places, known)
 
+    def share_copies(self, stages: Sequence[ModelStage]) -> None:
+        """Have frozen copies of tied weights in later stages once for all jobs, too."""
+        for stage in stages:
+            for entry in stage.tied:
+                name, copied = f"{entry.name} in stage {stage.index}", entry.parameter
+                known = self._known(name, copied)
+                if known is None:
+                    self._note(name, copied)
+                elif known.shape == copied.shape and _same_bits(copied, known):
+                    stage.replace_tied(copied, known)
+
     def _register(self, model: nn.Module) -> None:
         for names, _, tensor in _distinct(model):
-            frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-            if frozen and tensor.numel() and self._known(names[0], tensor) is None:
-                key = f"{names[0]} {tensor.dtype}"
-                self.frozen[key] = weakref.ref(tensor)  # type: ignore[arg-type]
+            if self._known(names[0], tensor) is None:
+                self._note(names[0], tensor)
+
+    def _note(self, name: str, tensor: Tensor) -> None:
+        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.numel():
+            self.frozen[f"{name} {tensor.dtype}"] = weakref.ref(tensor)
 
     def _known(self, name: str, tensor: Tensor) -> nn.Parameter | None:
         if not self.share or not isinstance(tensor, nn.Parameter) or tensor.requires_grad:

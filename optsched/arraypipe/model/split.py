@@ -58,6 +58,17 @@ class ModelStage:
         """The buffers in the order of `holders`."""
         return tuple(module._buffers[name] for module, name in self.holders)  # type: ignore[misc]
 
+    def replace_tied(self, copied: nn.Parameter, other: nn.Parameter) -> None:
+        """Use another copy of a tied weight, which jobs may have in common."""
+        rows = (
+            (part, n) for part in all_modules(self.modules) for n in part._parameters
+        )
+        _put([(part, n) for part, n in rows if part._parameters[n] is copied], other)
+        self.tied = tuple(
+            entry._replace(parameter=other) if entry.parameter is copied else entry
+            for entry in self.tied
+        )
+
 
 def split(
     model: nn.Module, cut: Cut, job: Job, title: str, loss: nn.Module | None = None

@@ -303,10 +303,12 @@ def _is_last(segment: Segment, block: Block) -> bool:
 
 def _take_weights(stage: JobStage, names: Sequence[str], values: Sequence[Tensor | None]) -> None:
     """Copy tied weights of an earlier stage into this stage's."""
+    shared = set(map(id, stage.shared_tensors()))
     with torch.no_grad():
         for name, value in zip(names, values, strict=True):
             assert value is not None
-            stage.weight(name).copy_(value).requires_grad_(value.requires_grad)
+            if id(weight := stage.weight(name)) not in shared:  # else it is frozen, and has them
+                weight.copy_(value).requires_grad_(value.requires_grad)
 
 
 def _weights(stage: JobStage, names: Sequence[str], copied: bool) -> Tensors:
