@@ -53,13 +53,6 @@ def test_models_of_every_kind(depth: int, flags: set[str], output: str, stages: 
     assert array(partial(Model, kind), min(stages, depth), tokens).check_exact(2) == []
 
 
-@pytest.mark.slow
-def test_models_of_every_kind_often() -> None:
-    """The same with more models."""
-    check: Any = test_models_of_every_kind
-    settings(max_examples=300)(given(**KINDS)(check.hypothesis.inner_test))()
-
-
 class Own(nn.Module):
     """Three layers, by a function that calls them."""
 
@@ -317,12 +310,10 @@ def test_hidden_states_at_a_cut() -> None:
     assert all(t.is_contiguous() for t in (a, b, c))
     assert len({t.untyped_storage().data_ptr() for t in (a, b, c)}) == 3
     assert torch.equal(a, y.t())
-    grads = []
-    z = at_cut(x * 1)
-    z.register_hook(lambda g: grads.append(g.is_contiguous()))
-    (x * 1).register_hook(grads.append)
-    z.t().contiguous().sum().backward()
-    assert torch.equal(x.grad, torch.ones(4, 6))
+    x.register_hook(lambda g: grads.append(g.is_contiguous()))
+    grads: list[bool] = []
+    at_cut(x).t().contiguous().sum().backward()
+    assert grads == [True]
 
 
 def test_stand_ins_give_nothing_away() -> None:

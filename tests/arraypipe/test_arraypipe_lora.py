@@ -58,7 +58,7 @@ def jobs_of(**settings: Any) -> list[Job]:
 
 @pytest.mark.parametrize(
     ("settings", "options"),
-    [({}, {}), ({"precision": "bf16"}, {}), ({"recompute": True}, {"memory": 230_000})],
+    [({"precision": "bf16"}, {}), ({"recompute": True}, {"memory": 230_000})],
 )
 def test_siblings_share_the_base(base: Path, settings: Any, options: Any) -> None:
     """Cut into stages, with dropout, tied weights and padding: exact, and one base in the end."""

@@ -117,24 +117,13 @@ def _indexed(model: nn.Module) -> list[str]:
 def _blocks(model: nn.Module, calls: Calls, least: int) -> list[str]:
     """Blocks at which one of `least` stages may begin, in the order of their calls.
 
-    Those that indices count, if they are called once each, else the children of the model, or of
-    the only child that is called.
+    Those that indices count, if they are called once each, else the children of the model.
     """
     once = [n for n in calls.order if calls.hidden[n] is not None and calls.order.count(n) == 1]
-    names, parent = _indexed(model), ""
-    while len(found := [n for n in once if n in names]) < max(least, 2):
-        if not parent and names != _children(model, ""):
-            names = _children(model, "")
-            continue
-        called = [
-            name
-            for name in _children(model, parent)
-            if any(f"{other}.".startswith(f"{name}.") for other in calls.order)
-        ]
-        if len(called) != 1:
-            break
-        (parent,) = called
-        names = _children(model, parent)
+    indexed, children = _indexed(model), _children(model, "")
+    found = [name for name in once if name in indexed]
+    if len(found) < max(least, 2):
+        found = [name for name in once if name in children]
     return found
 
 
@@ -191,9 +180,9 @@ def _place(model: nn.Module, calls: Calls, name: str) -> int:
     """Position of the one call of a block at which a stage begins."""
     times = [k for k, called in enumerate(calls.order) if called == name]
     if len(times) != 1 or calls.hidden[name] is None:
-        what = ("is not called by", "gets no tensor as first argument from")[len(times) > 0]
-        if len(times) > 1:
-            what = "is called more than once by"
+        what = "is called more than once by" if times[1:] else "is not called by"
+        if len(times) == 1:
+            what = "gets no tensor as first argument from"
         raise InputError(
             f"stages: {name!r} {what} the forward of {type(model).__name__} on the first batch, so "
             f"that no stage can begin there; cut elsewhere"

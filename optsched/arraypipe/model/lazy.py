@@ -174,11 +174,10 @@ class Recorder(TorchDispatchMode):
         entries = [*{id(e): e for t in tensors if (e := self._find(t)) is not None}.values()]
         if not entries and (tensors or self.records != "all"):
             return func(*args, **kwargs)
-        if func._schema.is_mutable and name not in ("set_", "resize_"):
-            by_geometry = torch.Tag.inplace_view in tags
-        else:
-            by_geometry = any(result.alias_info is not None for result in func._schema.returns)
-            by_geometry = by_geometry or name in _BY_SHAPE
+        by_geometry = torch.Tag.inplace_view in tags and name not in ("set_", "resize_")
+        if not func._schema.is_mutable:
+            views = any(result.alias_info is not None for result in func._schema.returns)
+            by_geometry = views or name in _BY_SHAPE
         if entries and by_geometry:
             return self._within(entries, False, func, args, kwargs)
         random = None

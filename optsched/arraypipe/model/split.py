@@ -60,9 +60,7 @@ class ModelStage:
 
     def replace_tied(self, copied: nn.Parameter, other: nn.Parameter) -> None:
         """Use another copy of a tied weight, which jobs may have in common."""
-        rows = (
-            (part, n) for part in all_modules(self.modules) for n in part._parameters
-        )
+        rows = ((part, n) for part in all_modules(self.modules) for n in part._parameters)
         _put([(part, n) for part, n in rows if part._parameters[n] is copied], other)
         self.tied = tuple(
             entry._replace(parameter=other) if entry.parameter is copied else entry
