@@ -12,8 +12,9 @@ from runs import array_trainer, run
 from torch import Tensor, nn
 
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, Job, NotIdentical, RunConfig, random_schedule
+from optsched.arraypipe import ArrayTrainer, Job, RunConfig, random_schedule
 from optsched.arraypipe.model.inputs import tensors_in
+from optsched.arraypipe.train_alone import NotIdentical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
