@@ -274,7 +274,8 @@ class Recorder(TorchDispatchMode):
         return tree_map(keep, tree)
 
     def _find(self, tensor: Tensor) -> _Recorded | None:
-        return self.table.get(tensor.untyped_storage()._cdata) if _is_dense(tensor) else None
+        with torch._C.DisableTorchFunction():  # the guard would restore it
+            return self.table.get(tensor.untyped_storage()._cdata) if _is_dense(tensor) else None
 
 
 class _Guard(TorchFunctionMode):
