@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
     from optsched.arraypipe.callbacks import Callback
-    from optsched.arraypipe.distributed.results import LocalJob
     from optsched.arraypipe.job import BuildModel, Data, Loss
     from optsched.arraypipe.plan.types import Routes
     from optsched.arraypipe.report import Report
     from optsched.arraypipe.runtime.losses import Weight
+    from optsched.arraypipe.runtime.state import JobRun
     from optsched.problems.jobarray.problem import JobArray
 
 
@@ -68,7 +68,7 @@ class RunResult:
     losses: tuple[tuple[float, ...], ...]
     log: RunLog
     whole: tuple[tuple[nn.Module, Trained], ...] | None = None
-    local: tuple[LocalJob, ...] = ()
+    local: tuple[tuple[JobRun, Sequence[int]], ...] = ()
 
     @property
     def models(self) -> tuple[nn.Module, ...]:
@@ -87,7 +87,7 @@ class RunResult:
         """
         if self.whole is not None:
             return self
-        from optsched.arraypipe.distributed.results import gather
+        from optsched.arraypipe.distributed.ranks import gather
 
         return replace(self, whole=tuple(gather(self.local)), local=())
 

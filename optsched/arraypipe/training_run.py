@@ -25,7 +25,7 @@ from optsched.arraypipe.model.split import (
     shapes_of,
     states_by_name,
 )
-from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, moved, places
+from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, moved
 from optsched.arraypipe.report import RunLog
 from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime.data import Feed, check_resumable
@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from optsched.problems.jobarray.problem import JobArray
 
 Made = TypeVar("Made")
-RECEIVED_AHEAD = 2
-"""Messages of a channel whose receives are posted before they are needed."""
 
 
 def train(
@@ -84,10 +82,9 @@ def train(
             if config.on_ranks:
                 from optsched.arraypipe.distributed.ranks import Ranks
 
-                devices = None if config.device is None else [config.device]
-                ranks = Ranks(plan, RECEIVED_AHEAD, config.timeout, devices, config.replicas)
+                ranks = Ranks(plan, config.timeout, config.device, config.replicas)
                 ranks.agree(_shared_settings(trainer, plan, request))
-            device = device_of(config.device) if ranks is None else ranks.devices[0]
+            device = device_of(config.device) if ranks is None else ranks.device
             deterministic([device])
             if on_gpu(device):
                 torch.cuda.set_device(device)
@@ -114,6 +111,7 @@ def _shared_settings(
     of_jobs = ("seed", "batch_size", "microbatches", "precision", "clip_norm", "recompute")
     rows = [[getattr(job, key) for key in of_jobs] for job in trainer.jobs]
     found = {
+        "optsched": __version__,
         "schedule": plan.schedule.sha256,
         "steps": request.steps,
         "memory": config.bytes,
@@ -320,7 +318,7 @@ class ArrayRun:
         try:
             with on_first_interrupt(self.engine.interrupt):
                 records = self.engine.run()
-                with nullcontext() if ranks is None else ranks.concluding():
+                with nullcontext() if ranks is None else ranks.explained():
                     for run in self.runs if self.saved is not None else ():
                         self.saved.finish(run)  # type: ignore[union-attr]
         finally:
@@ -328,7 +326,7 @@ class ArrayRun:
             if folder is not None:
                 folder.close()
         if ranks is not None:
-            with ranks.concluding():
+            with ranks.explained():
                 records = ranks.collect(records)
             for run in self.runs:  # a last loss that was read late is in no message
                 self.worker.report_loss(run)
@@ -398,9 +396,10 @@ class ArrayRun:
 
     def _local(self, index: int) -> list[int]:
         """Return the stages of a job that this process trains."""
-        devices = places(self.plan, min(index, self.plan.n_jobs - 1))
-        rank = None if self.ranks is None else self.ranks.links.rank
-        return [stage for stage, device in enumerate(devices) if rank in (None, device)]
+        if self.ranks is None:
+            return [*range(self.plan.n_stages)]
+        home, rank = self.ranks.home(index), self.ranks.links.rank
+        return [stage for stage, device in enumerate(home) if device == rank]
 
     def _first_forward(self, runs: Sequence[JobRun]) -> None:
         """Run one forward of every job, without effects; a job whose forward raises has failed.
@@ -409,8 +408,8 @@ class ArrayRun:
         """
         note_shared(list(dict.fromkeys([*self.runs, *runs])))
         refused: InputError | None = None
-        chains = [self._chain(run) for run in runs]
-        for run, chain in zip(runs, chains, strict=True):
+        for run in runs:
+            chain = self._chain(run)
             try:
                 if refused is None and run.job.error is None:
                     rehearse(run, self.worker, chain)
@@ -420,15 +419,15 @@ class ArrayRun:
                 unbound(error)
             except InputError as error:
                 refused = error
-        for chain in chains:
-            chain.close()
         if refused is not None:
             raise refused
 
     def _chain(self, run: JobRun) -> FirstForward:
         if self.ranks is None:
             return FirstForward()
-        return self.ranks.chain(run, places(self.plan, min(run.index, self.plan.n_jobs - 1)))
+        from optsched.arraypipe.distributed.ranks import Chain
+
+        return Chain(self.ranks, run)
 
     def _refusal(self, change: Change) -> str:
         """Return why the devices cannot make a change; ``""`` if they can."""
@@ -436,7 +435,8 @@ class ArrayRun:
         live = [slot for slot, job in enumerate(segment.slots) if not self.runs[job].over]
         if ranks is not None or memory.moves:
             titles = [run.title for run in self.runs]
-            if sentence := moved(self.run_plan.now, segment, live, titles):
+            home = None if ranks is None else ranks.home
+            if sentence := moved(self.run_plan.now, segment, live, titles, home):
                 return sentence
         if memory.limits is None:
             return ""
@@ -467,17 +467,7 @@ class ArrayRun:
         if ranks is None:
             whole = tuple((run.model, _trained(run)) for run in self.runs)
             return RunResult(jobs, losses, log, whole)
-        from optsched.arraypipe.distributed.results import LocalJob
-
-        homes = ranks.backend.homes  # a job that never had a slot is where it was built
-        local = tuple(
-            LocalJob(
-                run,
-                ranks.saved_by(run) if run.index in homes or ranks.links.replica
-                else self._local(run.index),
-            )
-            for run in self.runs
-        )  # fmt: skip
+        local = tuple((run, ranks.saved_by(run)) for run in self.runs)
         return RunResult(jobs, losses, log, None, local)
 
 

@@ -57,11 +57,9 @@ from torch import nn
 
 from optsched import InputError, JobArray, OptschedError, pipelines
 from optsched.arraypipe import Job, random_schedule, training_run
-from optsched.arraypipe.distributed import backend, group
+from optsched.arraypipe.distributed import backend, messages
 from optsched.arraypipe.distributed import ranks as run_of_ranks
-from optsched.arraypipe.distributed.channels import MessageQueues
-from optsched.arraypipe.distributed.group import Group
-from optsched.arraypipe.distributed.transport import Links, PeerLost
+from optsched.arraypipe.distributed.group import PeerLost
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime.cuda_streams import BlockTimes
@@ -70,7 +68,6 @@ from optsched.arraypipe.train_alone import differences
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.arraypipe.distributed.messages import Label
     from optsched.arraypipe.plan.segments import Segment
 
 
@@ -78,15 +75,14 @@ if TYPE_CHECKING:
 
 
 def exact(ranks: int, first: int, last: int) -> list[str]:
-    """Differences over random plans, with windows 1 and 2."""
+    """Differences over random plans, with 1 to 4 receives ahead."""
     found = []
     for seed in range(first, last):
         draw = random.Random(seed)
         rows, tied = random_rows(draw, 4), draw.random() < 0.3
         schedule = random_plan(shape_of(rows, ranks, draw), draw)
-        result = runs.run(
-            trainer(rows, tied), schedule, STEPS, window=1 + seed % 2, on_error="raise", **PROCESSES
-        )
+        with patched(messages, "AHEAD", 1 + seed % 4):
+            result = runs.run(trainer(rows, tied), schedule, STEPS, on_error="raise", **PROCESSES)
         if dist.get_rank() == 0:
             lines = compared(result, rows, [STEPS] * len(rows), tied)
             found += [f"seed {seed}: {line}" for line in lines]
@@ -98,15 +94,11 @@ def streamed(ranks: int, case: str, first: int, last: int) -> list[str]:
 
     Finds what that finds, and races.
     """
-
-    def links(timeout: float, devices: object, replicas: int) -> Links:
-        return Links(timeout, torch.device("cpu", 0), replicas)
-
     found, landed = [], []
     read = BlockTimes.read
     for seed in range(first, last):
         with pytest.MonkeyPatch.context() as patch, streams(patch, ranks * seed) as machine:
-            patch.setattr(run_of_ranks, "links", links)
+            patch.setattr(run_of_ranks, "gpu_or_cpu", lambda given: torch.device("cpu", 0))
             patch.setattr(BlockTimes, "read", lambda *given: landed.append(1) or read(*given))
             found += globals()[case](ranks, seed, seed + 1)
         found += machine.races
@@ -148,7 +140,7 @@ def replanned(ranks: int, first: int, last: int) -> list[str]:
             patched(training_run, "FIRST_CYCLES", 1),
             patched(backend, "cycles_for", lambda segment, seconds: 1),
         ):
-            result = runs.run(array, plans[0], 12, window=draw.choice([1, 2, 5]), **PROCESSES)
+            result = runs.run(array, plans[0], 12, **PROCESSES)
         if dist.get_rank() == 0:
             found += [f"seed {seed}: {d}" for d in compared(result, rows, [12] * len(rows))]
             changes += 3 - len(plans)
@@ -551,48 +543,34 @@ def resumed(ranks: int) -> dict[str, Any]:
     return found
 
 
-def ends_badly(ranks: int, how: str) -> str:
-    """The error of rank 0 when rank 1 dies, sleeps, or sends what nobody expects."""
-    rows = [Row(0), Row(1)]
+def ends_badly(ranks: int, how: str) -> list[str]:
+    """The errors of the ranks that are left when rank 1 dies or sleeps."""
     rank = dist.get_rank()
     noticed = Path(sys.argv[1]) / f"{how}.noticed"
 
-    def asks(notices: Group, *words: str) -> str:
-        noticed.touch()
-        return diagnosis(notices, *words)
-
     def troubled(job: Job, start: int) -> Any:
         for t, pair in enumerate(data(job, start), start):
-            if rank == 1 and t == 2:
-                if how == "dies":
-                    os._exit(0)
-                elif how == "sleeps":
-                    while not noticed.exists():
-                        time.sleep(0.01)
+            if rank == 1 and t == 2 and how == "dies":
+                os._exit(0)
+            while rank == 1 and t == 2 and not noticed.exists():
+                time.sleep(0.01)
             yield pair
 
-    def wrong(queues: MessageQueues, message: int, iteration: int) -> Label:
-        found = label(queues, message, iteration)
-        maker = queues.segment.plan.blocks[queues.segment.routes.messages[message].producer]
-        lies = maker.device == rank == 1 and iteration == 2
-        return found._replace(iteration=found.iteration + 7 * lies)
-
-    array = array_trainer(
-        build_model, troubled, jobs=[row.job for row in rows], stages=CUTS, loss=loss
-    )
+    jobs = [Row(0).job, Row(1).job]
+    array = array_trainer(build_model, troubled, jobs=jobs, stages=CUTS, loss=loss)
     schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=4)
     timeout = 5.0 if how == "sleeps" else 30.0  # how long rank 1 may be late by accident
-    diagnosis, label = Group.diagnosis, MessageQueues._label
+    said = "no error"
     try:
-        with (
-            patched(MessageQueues, "_label", wrong if how == "lies" else label),
-            patched(Group, "diagnosis", asks if how == "sleeps" else diagnosis),
-            patched(group, "_SOON_S", 60.0 if how == "sleeps" else group._SOON_S),
-        ):
-            runs.run(array, schedule, 5, backend="process", timeout=timeout)
+        runs.run(array, schedule, 5, backend="process", timeout=timeout)
     except OptschedError as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
+        said = f"{type(error).__name__}: {error}"
+    if how == "dies":
+        return [said]
+    noticed.touch()
+    everywhere = [""] * ranks
+    dist.all_gather_object(everywhere, said)
+    return everywhere
 
 
 def with_losses(ranks: int) -> list[str]:

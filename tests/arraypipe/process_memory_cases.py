@@ -55,11 +55,9 @@ def tight(ranks: int, case: str, *arguments: Any) -> dict[str, Any]:
 def tight_replanned(ranks: int, first: int, last: int) -> dict[str, Any]:
     """The plan changes on the way; all jobs recompute in B, so that no order needs more slots."""
 
-    def shape(*given: Any, honest: Any = process_cases.shape_of) -> Any:
-        rows, count, draw = given
+    def shape(rows: Any, *given: Any, honest: Any = process_cases.shape_of) -> Any:
         rows[:] = [row._replace(recompute=True) for row in rows]
-        found = honest(rows, count, draw)
-        return found._replace(recomputed=(False,) * len(rows))
+        return honest(rows, *given, blocks=False)
 
     with patched(process_cases, "shape_of", shape):
         return tight(ranks, "replanned", first, last)

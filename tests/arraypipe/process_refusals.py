@@ -26,7 +26,7 @@ from torch import nn
 from optsched import InputError
 from optsched.arraypipe import Job, random_schedule
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder
-from optsched.arraypipe.distributed.transport import Stalled
+from optsched.arraypipe.distributed.group import Stalled
 from optsched.arraypipe.runtime.worker import Worker
 from optsched.arraypipe.train_alone import differences
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 
 from arraypipe_models import adamw, data, loss, sgd
-from channel_model import Shape, random_rolling
+from arraypipe_plans import random_rolling
 from runs import array_trainer
 from test_arraypipe_settings import Language, plateau, token_loss, tokens
 from torch import Tensor, nn
 
-from optsched import verify
+from optsched import JobArray, verify
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 
@@ -119,28 +119,31 @@ def random_rows(draw: random.Random, most: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def shape_of(rows: Sequence[Row], ranks: int, draw: random.Random) -> Shape:
-    """Stages in random places, and blocks of their own for some recomputes and updates."""
+def shape_of(rows: Sequence[Row], ranks: int, draw: random.Random, blocks: bool = True) -> JobArray:
+    """Stages in random places, and `blocks` of their own for some recomputes and updates."""
     place = [*range(ranks), *(draw.randrange(ranks) for _ in range(4 - ranks))]
     draw.shuffle(place)
-    return Shape(
-        n_stages=4, n_devices=ranks, microbatches=tuple(row.microbatches for row in rows),
-        places=(tuple(place),) * len(rows), recomputed=tuple(draw.random() < 0.3 for _ in rows),
-        updated=tuple(row.waits or draw.random() < 0.3 for row in rows),
-        together=tuple(j for j, row in enumerate(rows) if row.waits), ties=(),
+    waits = any(row.waits for row in rows)
+    times = [[2] * 4 for _ in rows]
+    return JobArray(
+        times, times, recompute=times, update=1, place=place, objective="period",
+        recompute_mode=[blocks and draw.random() < 0.3 for _ in rows], recompute_as_block=True,
+        update_mode="global" if waits else draw.choice(["fused", "block"]),
+        micro_batches=[row.microbatches for row in rows],
+        multiplicity=[draw.choice([1, 1, 1, 2]) for _ in rows],
     )  # fmt: skip
 
 
-def random_plan(shape: Shape, draw: random.Random) -> Schedule:
+def random_plan(array: JobArray, draw: random.Random) -> Schedule:
     """One iteration in a random order, or rolling with offsets and copies."""
     if draw.random() < 0.7:
-        return random_rolling(shape, draw)
-    jobs = range(len(shape.microbatches))
+        return random_rolling(array, spread=draw.randint(0, 2), seed=draw.randrange(10**6))
+    jobs = range(array.n_jobs)
+    updated = [] if array.update_mode == "fused" else jobs
     return random_schedule(
-        shape.microbatches, 4, place=shape.places[0],
-        recompute={j for j in jobs if shape.recomputed[j]},
-        update={j for j in jobs if shape.updated[j]}, together=shape.together,
-        seed=draw.randrange(10**6),
+        array.micro_batches, 4, place=array.place,
+        recompute={j for j in jobs if array.recompute_mode[j]}, update=updated,
+        together=jobs if array.update_mode == "global" else [], seed=draw.randrange(10**6),
     )  # fmt: skip
 
 

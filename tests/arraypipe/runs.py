@@ -60,11 +60,11 @@ def run(
     ----------
     options
         ``checkpoint``, ``resume``, ``evaluate``, ``callbacks`` of `fit`; ``on_step(job, iteration,
-        loss)``, ``refill(ended job)``, ``window``; ``checkpoint_every`` (``every``) and fields of
+        loss)``, ``refill(ended job)``; ``checkpoint_every`` (``every``) and fields of
         `RunConfig`. ``queue`` is accepted: more jobs than slots always wait.
     """
     options.pop("queue", None)
-    window, on_step = options.pop("window", 2), options.pop("on_step", None)
+    on_step = options.pop("on_step", None)
     if "checkpoint_every" in options:
         options["every"] = options.pop("checkpoint_every")
     refill = options.pop("refill", None)
@@ -76,10 +76,7 @@ def run(
     given.setdefault("backend", "inline")
     config = replace(trainer.config, **{"check": 0, "verbose": False, **given})
     inside = {"RANK": "", "WORLD_SIZE": ""} if given["backend"] == "inline" else {}
-    with (
-        mock.patch("optsched.arraypipe.training_run.RECEIVED_AHEAD", window),
-        mock.patch.dict(os.environ, {}),
-    ):
+    with mock.patch.dict(os.environ, {}):
         for name in inside:
             os.environ.pop(name, None)
         result = trainer.fit(

@@ -158,9 +158,9 @@ def test_the_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         events[-1].record()
     events[-1].synchronize()
     # those of another stream may be read late: before the origin
-    times = {k: clock.time_ns(events[k]) for k in (0, 2, 1, 5, 3, 4)}
-    assert times[0] > 0
-    assert [times[k] for k in range(6)] == sorted(times.values())
+    times = {k: clock.times_ns(*events[k : k + 2]) for k in (0, 2, 1, 4, 3)}
+    assert times[0][0] > 0
+    assert all(times[k][1] <= times[k + 1][1] for k in range(4))
 
 
 class At:
@@ -186,7 +186,7 @@ class At:
 
 
 def test_the_clock_follows_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's timer that gains 100 us a second is put right once a minute; no block overlaps."""
+    """A GPU's timer that gains 100 us a second is put right every second; no block overlaps."""
     now = 0.0  # seconds
     monkeypatch.setattr(cuda_streams.time, "perf_counter_ns", lambda: round(now * 1e9))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
@@ -201,7 +201,7 @@ def test_the_clock_follows_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         times.read()
     for (*_, end, _, _), (second, *_, start, _, _, _) in pairwise(found):
         assert start >= end
-        assert abs(end - (second - 1) * 10**9) < 7_000_000  # a minute of drift
+        assert abs(end - (second - 1) * 10**9) < 300_000  # of two seconds
     begin = 600 * 1000.1
     row = [0] * 8
     times.add(row, At(begin), At(begin + 10), [(At(begin + 1), At(begin + 4))])

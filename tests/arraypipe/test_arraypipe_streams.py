@@ -78,8 +78,8 @@ MUTANTS = [
 """What removes one wait of the product."""
 
 ON_RANKS = (
-    "optsched.arraypipe.distributed.messages.Outbox", "pack",
-    "torch.cuda.current_stream(self.device).synchronize()", "pass",
+    "optsched.arraypipe.distributed.messages", "pack",
+    "torch.cuda.current_stream(device).synchronize()", "pass",
 )  # fmt: skip
 
 

@@ -7,22 +7,18 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from optsched.arraypipe.distributed.channels import MessageQueues
-from optsched.arraypipe.distributed.transport import PeerLost, Stalled
+from optsched.arraypipe.distributed.messages import MessageQueues
 from optsched.arraypipe.job import JobFailed
-from optsched.arraypipe.plan.segments import cycles_for, device_stream, places
+from optsched.arraypipe.plan.segments import cycles_for, device_stream
 from optsched.arraypipe.runtime.cuda_streams import BlockTimes, recorded
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.inline import Backend
-from optsched.arraypipe.runtime.stages import drop, move, take_off
-from optsched.arraypipe.runtime.worker import reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.arraypipe.distributed.channels import Capacity
     from optsched.arraypipe.distributed.group import Group
-    from optsched.arraypipe.distributed.transport import Links
+    from optsched.arraypipe.distributed.messages import Capacity, Links
     from optsched.arraypipe.plan.segments import Change, Segment
     from optsched.arraypipe.plan.types import Copied, Instance, Record
     from optsched.arraypipe.rescheduling import Decision
@@ -41,7 +37,6 @@ class ProcessBackend(Backend):
     group: Group
     capacity: Capacity
     copies: Sequence[Copied] = ()  # of this rank when it is over; then of all, on the first
-    homes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of every stage, by job
     local: dict[int, Payload] = field(default_factory=dict)  # messages that stay on the device
     now: Instance | None = None
 
@@ -51,59 +46,34 @@ class ProcessBackend(Backend):
         if on_gpu(self.links.device):
             self.times = BlockTimes(self.links.device)
 
-    @property
-    def reads_late(self) -> bool:
-        """Whether losses are read, and so travel, one iteration late (`JobRun.note_loss`)."""
-        return on_gpu(self.links.device)
-
-    def unload(self, job: int) -> None:
-        """On a GPU: the states of a job that has ended go to the host."""
-        run = self.runs[job]
-        if not on_gpu(self.links.device) or self.worker.memory.moves or not run.over:
-            return
-        for stage, home in zip(run.stages, self.homes.get(job, ()), strict=False):
-            if home == self.device and not stage.away:
-                take_off(stage)
-
     def run(self) -> list[Record]:
         """Train until all jobs have ended; what was executed here, in order, or the end of it."""
-        lost = True
-        try:
-            self.run_segments()
-            self.queues.flush()
-            records = self.close()
-            lost = False
+        finished = False
+        with self.group.explained(self._whereabouts):
+            try:
+                self.run_segments()
+                self.queues.flush()
+                records = self.close()
+                finished = True
+            finally:
+                self.queues.abandon()
+                try:
+                    self.worker.finish()  # what was launched
+                except Exception:
+                    if finished:  # else the first error says more
+                        raise
+            self.copies = self.worker.memory.copies
             return records
-        except (Stalled, PeerLost) as error:
-            text = self.group.diagnosis(self._whereabouts(), str(error))
-            raise type(error)(text) from error
-        except BaseException as error:  # the others will only see that this process is gone
-            self.group.abort(f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            self.queues.abandon()
-            self._finish(lost)
-
-    def _finish(self, lost: bool) -> None:
-        """Wait for what was launched; an error of a run that is lost already hides the first."""
-        try:
-            self.worker.finish()
-        except Exception as error:
-            if lost:
-                return
-            self.group.abort(reason(error))
-            raise
-        self.copies = self.worker.memory.copies
 
     def run_segment(self, segment: Segment, number: int) -> None:
         """Run the blocks of this device; those of ended jobs pass tombstones on."""
-        queues, memory, clock = self.queues, self.worker.memory, time.perf_counter_ns
+        queues, clock = self.queues, time.perf_counter_ns
         inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
         runs = [self.runs[segment.slots[block.job]] for block in segment.plan.blocks]
         cycle, local = -1, [b for b in segment.plan.blocks if b.device == self.device]
         self.past.limit = max(self.past.limit, 3 * len(local))
-        self._settle(segment)  # before any message: it takes memory
-        queues.open(segment, number, memory.limits is None)
+        self.settle(segment)  # before any message: it takes memory
+        queues.open(segment, number)
         for now in device_stream(segment, self.device):
             self.now, (operation, _, iteration) = now, now
             if now.cycle != cycle:
@@ -128,22 +98,12 @@ class ProcessBackend(Backend):
             if iteration >= runs[operation].end:
                 self.drop_failed(runs[operation])
         self.now = None
-        queues.close()
-
-    def _settle(self, segment: Segment) -> None:
-        """Free the stages of other ranks; move local stages to the device."""
-        for slot, job in enumerate(segment.slots):
-            if job not in self.homes:
-                self.homes[job] = places(segment.plan, slot)
-                self.runs[job].local = self.homes[job].count(self.device)
-                for stage, home in zip(self.runs[job].stages, self.homes[job], strict=True):
-                    if home != self.device:
-                        drop(stage)
-                    elif stage.away and not self.worker.memory.moves:
-                        move(stage, stage.device)
 
     def _read_loss(self, segment: Segment, now: Instance, received: dict[int, Payload]) -> None:
-        """On rank 0: take the loss that comes with a last gradient, and stop the job if wanted."""
+        """On rank 0: take the loss that comes with a last gradient, and stop the job if wanted.
+
+        On a GPU losses are read, and so travel, one iteration late (`JobRun.note_loss`).
+        """
         block = segment.plan.blocks[now.operation]
         if self.device or block.kind != "B":
             return
@@ -151,7 +111,7 @@ class ProcessBackend(Backend):
         if not any(messages[k].producer in last for k in received):
             return
         run = self.runs[segment.slots[block.job]]
-        iteration = now.iteration - (self.reads_late and not run.needs_metric)
+        iteration = now.iteration - (self.times is not None and not run.needs_metric)
         for payload in received.values():
             if not math.isnan(payload.loss) and run.reported < iteration:
                 run.reported = iteration
@@ -161,31 +121,27 @@ class ProcessBackend(Backend):
 
     def following(self, segment: Segment) -> tuple[Change | None, int]:
         """Agree on how the jobs of the segment have ended, and on what the first rank decides."""
-        jobs = sorted({job for job in segment.slots if self.runs[job].local})
-        lives = [life_of(self.runs[job]) for job in jobs]
-        rows = self.group.all((self.worker.interrupted, lives))
-        for life in (life for _, row in rows for life in row):
-            take_life(self.runs, life)
+        interrupted = any(self.group.all(self.worker.interrupted))
+        stopping = share_lives(self.group, [self.runs[job] for job in segment.slots])
         self.run_plan.close()
-        for job in {job for _, row in rows for job, *_, stopping in row if stopping}:
-            self.runs[job].stop_after(self.runs[job].begin - 1)
+        for run in stopping:
+            run.stop_after(run.begin - 1)
         made: Decision | None = None
+        segments = self.run_plan.segments
         if not self.group.rank:
-            cycles, interrupted = cycles_for(segment, self.seconds), any(row[0] for row in rows)
+            cycles = cycles_for(segment, self.seconds)
             made = self.planner.decide(segment, cycles, interrupted)
-        found = self._shared(made)
-        return self.planner.carry_out(found), found.cycles
-
-    def _shared(self, found: Decision | None) -> Decision:
-        """The decision of the first rank; a plan that all know travels as a segment's number."""
-        segments, sent = self.run_plan.segments, found
-        if found is not None:
-            known = [k for k, part in enumerate(segments) if part.plan is found.plan]
-            sent = found._replace(plan=None, known=known[-1]) if known else found
-        received: Decision = self.group.from_first(sent)  # type: ignore[assignment]
-        if found is not None or received.known is None:
-            return found or received
-        return received._replace(plan=segments[received.known].plan, known=None)
+        sent = made
+        if made is not None:  # a plan that all know travels as the number of a segment
+            known = {part.plan: k for k, part in enumerate(segments)}
+            if made.plan in known:
+                sent = made._replace(plan=None, known=known[made.plan])
+        received = self.group.from_first(sent)
+        assert received is not None
+        if received.known is not None:
+            received = received._replace(plan=segments[received.known].plan)
+        decision = made or received
+        return self.planner.carry_out(decision), decision.cycles
 
     def _whereabouts(self) -> str:
         if self.now is None:
@@ -195,20 +151,29 @@ class ProcessBackend(Backend):
         return f"in cycle {self.now.cycle} before {block}{missing}"
 
 
-def life_of(run: JobRun) -> tuple[Any, ...]:
-    """How a job stands on this rank."""
-    error = run.job.life.error
-    failure = None if error is None else (error.stage, error.iteration, str(error))
-    return run.index, run.job.life.status, run.end, failure, run.job.life.stopping
+def share_lives(group: Group, runs: Sequence[JobRun]) -> list[JobRun]:
+    """Agree on how jobs stand: one that has failed or stopped on a rank has on all (collective).
+
+    Its error names the rank that has one. Returns those that a callback of some rank has stopped.
+    """
+    by_index = {run.index: run for run in runs}
+    stopping = []
+    for rank, row in enumerate(group.all([_life(run) for run in by_index.values()])):
+        for job, status, end, failure, stops in row:
+            run, life = by_index[job], by_index[job].job.life
+            if status in ("failed", "stopped") and life.status != "failed":
+                life.status, run.end = status, min(run.end, end)
+            if failure is not None and life.error is None:
+                stage, iteration, sentence = failure
+                life.error = JobFailed(run.title, job, stage, iteration, "")
+                life.error.args = (f"{sentence} (rank {rank})",)
+            if stops:
+                stopping.append(run)
+    return stopping
 
 
-def take_life(runs: Sequence[JobRun], row: tuple[Any, ...]) -> None:
-    """Note how a job stands on another rank."""
-    job, status, end, failure, _ = row
-    run, life = runs[job], runs[job].job.life
-    if status in ("failed", "stopped") and life.status != "failed":
-        life.status, run.end = status, min(run.end, end)
-    if failure is not None and life.error is None:
-        stage, iteration, sentence = failure
-        life.error = JobFailed(run.title, job, stage, iteration, "")
-        life.error.args = (sentence,)
+def _life(run: JobRun) -> tuple[Any, ...]:
+    life, failure = run.job.life, None
+    if life.error is not None:
+        failure = life.error.stage, life.error.iteration, str(life.error)
+    return run.index, life.status, run.end, failure, life.stopping

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,9 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import torch.distributed as dist
 from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
-from optsched.arraypipe.distributed.transport import PeerLost, Stalled, collective
-from optsched.arraypipe.runtime.worker import reason
-from optsched.errors import InputError
+from optsched.errors import InputError, OptschedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,16 +21,41 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 _PATIENCE_S: Final = 600.0  # for all ranks to come
-_SOON_S: Final = 3.0  # for the sentences of ranks that may have ended
+_SOON_S: Final = 2.0  # for the sentence of a rank that has ended
+
+
+class PeerLost(OptschedError):
+    """Another process has ended or cannot be reached any more."""
+
+
+class Stalled(OptschedError):
+    """Nothing has arrived for longer than the timeout."""
+
+
+@contextmanager
+def collective() -> Iterator[None]:
+    """Turn what gloo raises in a collective call into `PeerLost`."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise lost("another rank", error) from error
+
+
+def lost(peer: str, error: RuntimeError) -> PeerLost:
+    """The error of a connection, with the first sentence of gloo."""
+    # gloo: "[/where/file.cc:537] Read error [address]: what. A hint for its own developers."
+    first = str(error).strip().splitlines()[0]
+    line = (first.partition("] ")[2] or first).partition(". ")[0]
+    return PeerLost(f"the connection to {peer} is lost, its run has ended ({line})")
 
 
 @dataclass(eq=False)
 class Group:
-    """All ranks: collective calls, and sentences in the store of the process group."""
+    """All ranks: collective calls, and a store in which the first rank to fail says why."""
 
     group: Any = None  # of gloo; None: the default one
     timeout: float = _PATIENCE_S  # of collective calls, in seconds
-    name: str = ""  # keeps the sentences of groups apart; by default that of `group`
+    name: str = ""  # keeps the entries of groups apart; by default that of `group`
 
     def __post_init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -82,7 +104,7 @@ class Group:
         except (Exception, SystemExit) as error:  # also what would end this process alone
             failure = error
         refused = isinstance(failure, InputError)
-        row = None if failure is None else (refused, reason(failure))
+        row = None if failure is None else (refused, _sentence(failure))
         rows = self.all((row, made if of_first else None))
         failed = [(rank, *row) for rank, (row, _) in enumerate(rows) if row is not None]
         if not failed:
@@ -94,31 +116,30 @@ class Group:
             sentence = f"rank {rank}: {sentence}"
         raise (InputError if refused else PeerLost)(sentence) from failure
 
-    def abort(self, sentence: str) -> None:
-        """Leave word why this rank ends, or what it has waited for."""
-        with suppress(RuntimeError):  # the store may have died with rank 0
-            self._store.set(f"end/{self.rank}", sentence)
-            self._store.compare_set("over", "", f"rank {self.rank}: {sentence}")
+    @contextmanager
+    def explained(self, where: Callable[[], str] | None = None) -> Iterator[None]:
+        """Have an error of one rank end the others with its sentence.
 
-    def why(self, sentence: str) -> str:
-        """Why another rank has ended, if it says so soon; else the sentence."""
-        return self._read("over", time.monotonic() + _SOON_S) or sentence
+        A lost connection is explained by the first rank that ended, if it has said why; else by
+        `where` this rank was.
+        """
+        try:
+            yield
+        except (PeerLost, Stalled) as error:
+            with suppress(RuntimeError):  # no sentence; or the store has died with rank 0
+                self._store.wait(["ended"], timedelta(seconds=_SOON_S))
+                raise type(error)(self._store.get("ended").decode()) from error
+            found = str(error) if where is None else f"{error}; {where()}"
+            self._end(found)
+            raise type(error)(found) from error
+        except BaseException as error:  # the others will only see that this process is gone
+            self._end(_sentence(error))
+            raise
 
-    def diagnosis(self, whereabouts: str, sentence: str) -> str:
-        """The sentence, and what every rank is waiting for, as far as it says so soon."""
-        until = time.monotonic() + _SOON_S
-        self.abort(whereabouts)
-        found = [self._read(f"end/{rank}", until) for rank in range(self.size)]
-        lines = [f"device {rank}: {row or 'no word from it'}" for rank, row in enumerate(found)]
-        return "\n".join([sentence, *lines])
-
-    def _read(self, key: str, until: float) -> str | None:
-        """The value of a key, if it comes until then."""
+    def _end(self, sentence: str) -> None:
+        """Leave the sentence, unless another rank has ended before."""
         with suppress(RuntimeError):
-            left = max(0.01, until - time.monotonic())
-            self._store.wait([key], timedelta(seconds=left))
-            return bytes(self._store.get(key)).decode()
-        return None
+            self._store.compare_set("ended", "", f"rank {self.rank}: {sentence}")
 
 
 @contextmanager
@@ -165,3 +186,7 @@ def join() -> None:
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _sentence(error: BaseException) -> str:
+    return str(error) if isinstance(error, OptschedError) else f"{type(error).__name__}: {error}"

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from optsched.arraypipe.distributed.backend import ProcessBackend
-from optsched.arraypipe.distributed.channels import Capacity, Chain
-from optsched.arraypipe.distributed.group import Group
+from optsched.arraypipe.distributed.backend import ProcessBackend, share_lives
+from optsched.arraypipe.distributed.group import Group, collective, meeting
+from optsched.arraypipe.distributed.messages import Capacity, Links
 from optsched.arraypipe.distributed.replicas import Replicas
-from optsched.arraypipe.distributed.transport import (
-    CHAIN,
-    Links,
-    PeerLost,
-    collective,
-)
 from optsched.arraypipe.memory.manager import Share
-from optsched.arraypipe.plan.segments import Walk
+from optsched.arraypipe.model.split import states_by_name
+from optsched.arraypipe.plan.segments import places
 from optsched.arraypipe.plan.types import Copied, Record
+from optsched.arraypipe.runtime.environment import device_of
+from optsched.arraypipe.runtime.first_forward import FirstForward
 from optsched.arraypipe.runtime.inline import since
-from optsched.arraypipe.runtime.worker import reason
+from optsched.arraypipe.train_alone import Trained
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import RunPlan, Segment
     from optsched.arraypipe.rescheduling import Rescheduling
-    from optsched.arraypipe.runtime.inline import Moment
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
 
@@ -42,44 +39,36 @@ Timed = TypeVar("Timed", Record, Copied)
 _ROUNDS = 5
 
 
-class Remembered(NamedTuple):
-    """What a rank has of the end of a run."""
-
-    cut: Moment
-    left_out: int
-    records: list[Record]
-    copies: list[Copied]
-
-
 class Ranks:
     """The ranks of one run, as many as `check_size` wants. Collective.
 
-    Rank ``k * n + d`` is device d of n of replica k. `devices` are CPUs, if those are meant
-    although there are GPUs.
+    Rank ``k * n + d`` is device d of n of replica k. `device` is that of this process, or None.
     """
 
     def __init__(
         self,
         plan: ExecutionPlan,
-        window: int = 2,
         timeout: float = 600.0,
-        devices: Sequence[str | torch.device] | None = None,
+        device: str | torch.device | None = None,
         replicas: int = 1,
     ) -> None:
-        self.capacity = Capacity(window)
-        self.links = links(timeout, devices, replicas)
+        self.plan, self.capacity = plan, Capacity()
+        self.device = gpu_or_cpu(device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.links = Links(timeout, self.device, replicas)
         world = self.links.group
         self.replicas: Replicas | None = None
         if replicas > 1:
             patience = self.links.timeout
             world = dist.new_group(backend="gloo", timeout=patience)
-            kind = "gloo" if self.links.device.type == "cpu" else "nccl"
+            kind = "gloo" if self.device.type == "cpu" else "nccl"
             columns = zip(*self.links.members, strict=True)
             same = [dist.new_group([*row], patience, kind) for row in columns]
             self.replicas = Replicas(self.links.replica, replicas, same[self.links.rank])
         self.group = Group(world, timeout)
-        self.all, self.same = self.group.all, self.group.agree
-        self.devices = (self.links.device,) * len(plan.devices)
+        self.all, self.same, self.explained = self.group.all, self.group.agree, self.group.explained
+        self.share_failures = partial(share_lives, self.group)
         self.is_first = self.group.rank == 0
         self.clock_error_ns = 0  # largest error of a rank's clock, its drift included
 
@@ -103,16 +92,29 @@ class Ranks:
         self.group.group = None  # a reference would keep its connections open
         self.links.leave()
 
+    def home(self, job: int) -> tuple[int, ...]:
+        """Device of every stage of a job; one that waits is built for the last slot of the plan."""
+        return places(self.plan, min(job, self.plan.n_jobs - 1))
+
+    def stages_of(self, run: JobRun) -> list[int]:
+        """Stages of a job that are trained on this rank."""
+        return [stage.index for stage in run.stages if stage.local]
+
+    def saved_by(self, run: JobRun) -> list[int]:
+        """Stages of a job whose states this rank writes: those of the first replica."""
+        return self.stages_of(run) if self.links.replica == 0 else []
+
+    def reports(self, run: JobRun) -> bool:
+        """Whether this rank calls back with the losses of a job.
+
+        Rank 0 does if it has a stage of the job, else the rank of the last stage.
+        """
+        home = self.home(run.index)
+        return self.links.replica == 0 and self.links.rank == (0 if 0 in home else home[-1])
+
     def share(self, segment: Segment) -> Share:
         """What the memory of this rank is for."""
-        rank, slots = self.links.rank, range(segment.plan.n_jobs)
-        return Share(rank, *self.capacity.held(segment, rank, slots))
-
-    def chain(self, run: JobRun, homes: Sequence[int]) -> Chain:
-        """The first forward of a job; every rank runs its own stages."""
-        local = [stage for stage, home in enumerate(homes) if home == self.links.rank]
-        self.capacity.note_weights(run, local)
-        return Chain(self.links, self.capacity, run, homes)
+        return Share(self.links.rank, *self.capacity.held(segment, self.links.rank))
 
     def connect(
         self,
@@ -134,51 +136,8 @@ class Ranks:
         )  # fmt: skip
         return self.backend
 
-    def share_failures(self, runs: Sequence[JobRun]) -> None:
-        """A job whose first forward has failed on one rank has failed on all (collective).
-
-        All have the sentence of the first of these ranks, which is named if others had no error.
-        """
-        errors = {run.index: (error.stage, str(error)) for run in runs if (error := run.job.error)}
-        rows = self.all(errors)
-        for run in runs:
-            failed = [(rank, *row[run.index]) for rank, row in enumerate(rows) if run.index in row]
-            if not failed:
-                continue
-            rank, stage, sentence = failed[0]
-            error = run.job.error or run.fail(stage, run.start, "")
-            error.args = (f"{sentence} (rank {rank})" if len(failed) < len(rows) else sentence,)
-
-    def saved_by(self, run: JobRun) -> list[int]:
-        """Stages of a job whose states this rank writes: those of the first replica."""
-        return self.stages_of(run) if self.links.replica == 0 else []
-
-    def stages_of(self, run: JobRun) -> list[int]:
-        """Stages of a job that are trained on this rank."""
-        home = self.backend.homes.get(run.index, ())
-        return [stage for stage, device in enumerate(home) if device == self.links.rank]
-
-    def reports(self, run: JobRun) -> bool:
-        """Whether this rank calls back with the losses of a job.
-
-        Rank 0 does if it has a stage of the job, else the rank of the last stage.
-        """
-        home = self.backend.homes[run.index]
-        return self.links.replica == 0 and self.links.rank == (0 if 0 in home else home[-1])
-
-    @contextmanager
-    def concluding(self) -> Iterator[None]:
-        """After the last block: what is raised on one rank the others hear, and end with it."""
-        try:
-            yield
-        except PeerLost as error:
-            raise PeerLost(self.group.why(str(error))) from error
-        except Exception as error:
-            self.group.abort(reason(error))
-            raise
-
     def collect(self, records: list[Record]) -> list[Record]:
-        """Losses of all jobs and all records in a topological order, on rank 0.
+        """Losses of all jobs, and all records in the order of their starts, on rank 0.
 
         Its backend gets the copies of all ranks, and what is remembered beside the records. Other
         ranks keep their own. Of a long run all that is from the cycle on from which every rank
@@ -186,27 +145,28 @@ class Ranks:
         """
         after, backend = read_clocks(self.links), self.backend
         self._share_losses()
-        everybody = self._gathered(
-            Remembered(backend.past.cut, backend.past.left_out, records, [*backend.copies])
-        )
+        past, rows = backend.past, list[Any]([None] * self.links.size)
+        local = (past.cut, past.left_out, records, [*backend.copies])
+        with collective():
+            first = self.links.members[self.links.replica][0]
+            dist.gather_object(local, None if self.links.rank else rows, first, self.links.group)
         self.links.leave()
-        if not everybody:
+        if self.links.rank:
             return records
-        pairs = zip(self.before, after, strict=True)
-        self.clock_error_ns = max(abs(b.offset_ns - a.offset_ns) + a.error_ns for b, a in pairs)
-        cut = max(one.cut for one in everybody)
-        backend.run_plan.forget(cut[0])
-        rows: list[list[Record]] = []
+        cuts, left_out, *_ = zip(*rows, strict=True)
+        backend.run_plan.forget(max(cuts)[0])
+        found: list[Record] = []
         copies: list[Copied] = []
-        for one, reading in zip(everybody, after, strict=True):
-            rows.append(on_first_clock(since(cut, one.records), reading))
-            copies += on_first_clock(one.copies, reading)
-        ordered = in_topological_order(backend.run_plan, rows, cut)
-        left_out = sum(one.left_out + len(one.records) for one in everybody) - len(ordered)
-        early_ns = min((r.start_ns for r in ordered), default=0)
-        backend.copies = [c for c in copies if not left_out or c.end_ns >= early_ns]
-        backend.past.left_out = left_out
-        return ordered
+        for (_, _, blocks, moves), begun, ended in zip(rows, self.before, after, strict=True):
+            found += on_first_clock(since(max(cuts), blocks), ended)
+            copies += on_first_clock(moves, ended)
+            error_ns = abs(begun.offset_ns - ended.offset_ns) + ended.error_ns
+            self.clock_error_ns = max(self.clock_error_ns, error_ns)
+        found.sort(key=lambda r: (r.segment, r.start_ns))
+        past.left_out = sum(left_out) + sum(len(row[2]) for row in rows) - len(found)
+        early_ns = min((r.start_ns for r in found), default=0)
+        backend.copies = [c for c in copies if not past.left_out or c.end_ns >= early_ns]
+        return found
 
     def _share_losses(self) -> None:
         """Give all ranks the losses of all jobs, which are made on last stages.
@@ -214,27 +174,45 @@ class Ranks:
         Of replicas their mean, as the gradients are that of theirs.
         """
         runs = self.backend.runs
-        rows = self.all({r.index: r.losses for r in runs if len(r.stages) - 1 in self.stages_of(r)})
+        rows = self.all({run.index: run.losses for run in runs if run.stages[-1].local})
         for run in runs:
             found = [row[run.index] for row in rows if run.index in row]
             columns = zip(*found, strict=True)
             run.losses[:] = [sum(x / len(found) for x in column) for column in columns]
 
-    def _gathered(self, local: Remembered) -> list[Remembered]:
-        """What all ranks of the replica remember, on its first one; empty on the others."""
-        rows: list[Any] = [None] * self.links.size
+
+class Chain(FirstForward):
+    """The first forward of a job on ranks: each runs its stages on what the one before sends.
+
+    All ranks call it for the same jobs in the same order, so that every send is awaited next.
+    """
+
+    def __init__(self, ranks: Ranks, run: JobRun) -> None:
+        self.links, self.capacity, self.run = ranks.links, ranks.capacity, run
+        self.ranks = [self.links.members[self.links.replica][d] for d in ranks.home(run.index)]
+
+    def is_local(self, stage: int) -> bool:
+        """Whether a stage is trained here."""
+        return self.run.stages[stage].local
+
+    def receive(self, stage: int) -> Any:
+        """The output of a stage of another rank, on the host; None if that has failed."""
+        row = [None]
         with collective():
-            first = self.links.members[self.links.replica][0]
-            dist.gather_object(local, None if self.links.rank else rows, first, self.links.group)
-        return [] if self.links.rank else rows
+            dist.recv_object_list(row, self.ranks[stage], self.links.group)
+        if row[0] is not None:
+            self.capacity.note(self.run, stage, row[0])
+        return row[0]
 
-
-def links(timeout: float, devices: Sequence[str | torch.device] | None, replicas: int = 1) -> Links:
-    """Links between CPUs; or between GPUs if every process has one for itself (collective)."""
-    device = own_gpu(devices)
-    if device is not None:
-        torch.cuda.set_device(device)
-    return Links(timeout, device or torch.device("cpu"), replicas)
+    def send(self, stage: int, output: Any) -> None:
+        """Send the output of a local stage to the next one; None if there is none."""
+        if stage + 1 == len(self.ranks) or self.is_local(stage + 1):
+            return
+        if output is not None:
+            self.capacity.note(self.run, stage, output)
+        row = [tree_map_only(Tensor, lambda t: _compact(t).requires_grad_(t.requires_grad), output)]
+        with collective():
+            dist.send_object_list(row, self.ranks[stage + 1], self.links.group)
 
 
 def check_size(n_devices: int, replicas: int = 1) -> None:
@@ -249,42 +227,26 @@ def check_size(n_devices: int, replicas: int = 1) -> None:
         )
 
 
-def own_gpu(devices: Sequence[str | torch.device] | None) -> torch.device | None:
-    """The GPU of this process, by name or by LOCAL_RANK; None: CPUs. All ranks decide alike."""
-    rank = dist.get_rank()
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    named = None if devices is None else torch.device(devices[rank % len(devices)])
-    index = None
-    if named is None or named.type == "cuda":
-        index = None if named is None else named.index
-        if index is None:  # a launcher may show every process its own alone
-            index = 0 if there == 1 else int(os.environ.get("LOCAL_RANK", rank % local))
-    found = index is not None and index < there
-    uuid = str(torch.cuda.get_device_properties(index).uuid) if found else ""
-    group = dist.new_group(backend="gloo")
-    rows = Group(group).all((there, uuid, named and named.type))
-    dist.destroy_process_group(group)
-    uuids = [uuid for _, uuid, _ in rows]
-    if all(uuids) and len(set(uuids)) == len(rows):
-        assert index is not None
-        return torch.device("cuda", index)
-    kinds = [kind for _, _, kind in rows]
-    if "cuda" in kinds:
-        found_there = [
-            f"rank {r} sees {n} and takes {f'GPU {u}' if u else 'none'}"
-            for r, (n, u, _) in enumerate(rows)
-        ]
+def gpu_or_cpu(given: str | torch.device | None) -> torch.device:
+    """The GPU that this process alone has, or the CPU; all ranks decide alike (collective)."""
+    device = device_of(given)
+    name = "CPU"
+    if device.type == "cuda":
+        name = f"GPU {torch.cuda.get_device_properties(device).uuid}"
+    with meeting() as group:
+        rows = group.all((name, given is not None))
+    names = [row[0] for row in rows]
+    if set(names) == {"CPU"} or ("CPU" not in names and len(set(names)) == len(names)):
+        return device
+    if any(row[1] for row in rows):
         raise InputError(
-            f"devices: every process needs a GPU of its own; {'; '.join(found_there)} "
-            f"(devices=None uses the CPU then)"
+            f"device: every process needs a GPU of its own, the ranks have {', '.join(names)} "
+            f'(device="cpu" uses the CPU)'
         )
-    if there and "cpu" not in kinds:
-        warnings.warn(
-            f"trains on CPUs: this host has {there} GPUs and {local} processes; start one per GPU",
-            stacklevel=2,
-        )
-    return None
+    warnings.warn(
+        f"trains on CPUs: the ranks have {', '.join(names)}; start one per GPU", stacklevel=2
+    )
+    return torch.device("cpu")
 
 
 class Reading(NamedTuple):
@@ -296,31 +258,25 @@ class Reading(NamedTuple):
 
 
 def read_clocks(links: Links) -> list[Reading]:
-    """Compare all clocks with that of rank 0; empty on other ranks (collective).
+    """Compare the clocks of all ranks with that of rank 0, which alone can use them (collective).
 
-    The reply that came back soonest bounds the error by half of its time (Cristian 1989).
+    Every rank looks at its clock between a broadcast of rank 0 and a gathering; the quickest of a
+    few rounds bounds the error by half of its time (Cristian 1989).
     """
-    found = [Reading(time.perf_counter_ns(), 0, 0)]
-    for rank in range(1, links.size):
-        if links.rank in (0, rank):
-            rows = [_compare(rank, links) for _ in range(_ROUNDS)]
-            found.append(min(rows, key=lambda r: r.error_ns))
-    return [] if links.rank else found
-
-
-def _compare(rank: int, links: Links) -> Reading:
-    """Rank 0 asks another one for the time, which answers."""
-    word, peer = torch.zeros(1, dtype=torch.int64), 0 if links.rank else rank
-    asked_ns = time.perf_counter_ns()
-    with collective():
-        if not links.rank:
-            links.group.send([word], peer, CHAIN).wait()
-        links.group.recv([word], peer, CHAIN).wait()
-        back_ns, there_ns = time.perf_counter_ns(), int(word)
-        if links.rank:
-            word[0] = back_ns
-            links.group.send([word], peer, CHAIN).wait()
-    return Reading(there_ns, (asked_ns + back_ns) // 2 - there_ns, (back_ns - asked_ns + 1) // 2)
+    rounds = []
+    first = links.members[links.replica][0]
+    for _ in range(_ROUNDS):
+        now = torch.zeros(1, dtype=torch.int64)
+        times = [torch.zeros_like(now) for _ in range(links.size)]
+        began_ns = time.perf_counter_ns()
+        with collective():
+            dist.broadcast(now, first, links.group)
+            now[0] = time.perf_counter_ns()
+            dist.all_gather(times, now, links.group)
+        rounds.append((time.perf_counter_ns() - began_ns, began_ns, times))
+    took_ns, began_ns, times = min(rounds)
+    middle_ns, error_ns = began_ns + took_ns // 2, (took_ns + 1) // 2
+    return [Reading(int(t), middle_ns - int(t), error_ns) for t in times]
 
 
 def on_first_clock(rows: Sequence[Timed], reading: Reading) -> list[Timed]:
@@ -334,18 +290,73 @@ def on_first_clock(rows: Sequence[Timed], reading: Reading) -> list[Timed]:
     return [r._replace(start_ns=r.start_ns + shift, end_ns=r.end_ns + shift) for r in rows]
 
 
-def in_topological_order(
-    run_plan: RunPlan, records: Sequence[Sequence[Record]], cut: Moment = (0, 0)
-) -> list[Record]:
-    """Records of all devices in an order in which every block comes after all it has waited for.
+class Part(NamedTuple):
+    """Tensors of some stages under the names of the unsplit model."""
 
-    Those from a segment and cycle on.
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    optimizer: dict[str, dict[str, Any]]
+
+
+def gather(local: Sequence[tuple[JobRun, Sequence[int]]]) -> list[tuple[nn.Module, Trained]]:
+    """Bring the stages of all jobs, of which a rank has some, to rank 0 (collective).
+
+    Empty on the other ranks.
     """
-    first, cycle = cut
-    at = {(r.segment, r.operation, r.cycle): r for row in records for r in row}
-    return [
-        at[key]
-        for number in range(first, len(run_plan.segments))
-        for now in Walk(run_plan.segments[number], cycle if number == first else 0)
-        if (key := (number, now.operation, now.cycle)) in at  # others sent tombstones
-    ]
+    with meeting() as group:
+        parts = group.agree(lambda: [_part(*row) for row in local])
+        rows: list[Any] = [None] * group.size
+        with collective():
+            dist.gather_object(parts, None if group.rank else rows, 0, group.group)
+    if group.rank:
+        return []
+    return [_merged(run, [parts[k] for parts in rows]) for k, (run, _) in enumerate(local)]
+
+
+def _part(run: JobRun, stages: Sequence[int]) -> Part:
+    chosen = [run.stages[stage] for stage in stages]
+    holders = {(id(module), name) for stage in chosen for module, name in stage.holders}
+    roots = {"": run.model} if run.loss_module is None else {"": run.model, "loss": run.loss_module}
+    buffers = {
+        ".".join(filter(None, (root, prefix, name))): buffer
+        for root, model in roots.items()
+        for prefix, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if (id(module), name) in holders
+    }
+    parameters = {name: p.detach() for stage in chosen for name, p in stage.parameters}
+    states = states_by_name(chosen)
+    moments = {name: states[name]["state"] if name in states else {} for name in parameters}
+    return Part(*tree_map_only(Tensor, _compact, (parameters, buffers, moments)))
+
+
+def _merged(run: JobRun, parts: Sequence[Part]) -> tuple[nn.Module, Trained]:
+    """The unsplit model of a job with all its tensors."""
+    found = Part({}, {}, {})
+    for part in parts:
+        found.parameters.update(part.parameters)
+        found.buffers.update(part.buffers)
+        found.optimizer.update(part.optimizer)
+    made: dict[int, nn.Parameter] = {}
+    modules = dict(run.model.named_modules())
+    for name, p in list(run.model.named_parameters(remove_duplicate=False)):
+        value = found.parameters.get(name)
+        owner, _, attribute = name.rpartition(".")
+        if id(p) not in made and value is not None:
+            made[id(p)] = nn.Parameter(value, p.requires_grad)
+        modules[owner]._parameters[attribute] = made[id(p)]
+    for name in [name for name, _ in run.model.named_buffers()]:
+        owner, _, attribute = name.rpartition(".")
+        modules[owner]._buffers[attribute] = found.buffers.get(name)
+    parameters = {name: p.detach() for name, p in run.model.named_parameters()}
+    buffers = dict(run.model.named_buffers())
+    for all_of, rows in ((parameters, found.parameters), (buffers, found.buffers)):
+        all_of.update({n: t for n, t in rows.items() if n.startswith("loss.") and n not in all_of})
+    moments = {name: found.optimizer.get(name, {}) for name in parameters}
+    return run.model, Trained(parameters, buffers, moments, tuple(run.losses))
+
+
+def _compact(t: Tensor) -> Tensor:
+    """On the host, and by itself: a view would be sent with all of its storage."""
+    t = t.detach().cpu()
+    return t.clone() if t.untyped_storage().nbytes() > t.nbytes else t

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from optsched.arraypipe.distributed.transport import collective
+from optsched.arraypipe.distributed.group import collective
 from optsched.arraypipe.model.inputs import mapped
 from optsched.errors import InputError
 

@@ -9,7 +9,7 @@ import torch
 
 from optsched.arraypipe.memory.transfers import IN, OUT, CopyEngine
 from optsched.arraypipe.plan.types import Copied
-from optsched.arraypipe.runtime.cuda_streams import GpuClock, recorded, timer
+from optsched.arraypipe.runtime.cuda_streams import GpuClock, recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -67,13 +67,10 @@ class CudaEngine(CopyEngine):
         row = [event for event in events if event is not None and not event.query()]
         if not row:
             return
-        stream = torch.cuda.current_stream(self.device)
-        begin, end = timer(), timer()
-        begin.record(stream)
+        begin = recorded()
         for event in row:
-            stream.wait_event(event)
-        end.record(stream)
-        self.pauses.append((begin, end))
+            torch.cuda.current_stream(self.device).wait_event(event)
+        self.pauses.append((begin, recorded()))
 
     def ran(self) -> Any:
         """The event after all blocks launched so far."""
@@ -87,7 +84,6 @@ class CudaEngine(CopyEngine):
 
     def _read(self) -> None:
         direction, label, size, begin, end = self.pending.popleft()
-        start_ns = self.clock.time_ns(begin)
-        end_ns = max(start_ns, self.clock.time_ns(end))
         device, job, stage = label
-        self.copies.append(Copied(device, direction, job, stage, start_ns, end_ns, size))
+        times_ns = self.clock.times_ns(begin, end)
+        self.copies.append(Copied(device, direction, job, stage, *times_ns, size))

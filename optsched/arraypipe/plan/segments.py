@@ -90,15 +90,25 @@ def places(plan: ExecutionPlan, slot: int) -> tuple[int, ...]:
     return tuple(row)
 
 
-def moved(now: Segment, then: Segment, live: Collection[int], titles: Sequence[str]) -> str:
-    """Why jobs that are trained cannot go on with another plan: they stay on their devices."""
+def moved(
+    now: Segment,
+    then: Segment,
+    live: Collection[int],
+    titles: Sequence[str],
+    home: Callable[[int], tuple[int, ...]] | None = None,
+) -> str:
+    """Why jobs cannot go on with another plan: they stay on their devices.
+
+    On ranks `home` has the devices of a job, where it was built.
+    """
     homes = {job: places(now.plan, slot) for slot, job in enumerate(now.slots)}
     for slot in live:
         job, wanted = then.slots[slot], places(then.plan, slot)
-        if homes.get(job, wanted) != wanted:
+        found = homes.get(job, wanted) if home is None else home(job)
+        if found != wanted:
             return (
                 f"the new plan has the stages of job {titles[job]} on devices {wanted}; they are "
-                f"on {homes[job]} and cannot move while it is trained"
+                f"on {found} and cannot move while it is trained"
             )
     return ""
 

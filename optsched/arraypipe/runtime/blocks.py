@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from optsched.arraypipe.checkpoint.plain import python_numbers
-from optsched.arraypipe.distributed.wire import copied as copy_of
 from optsched.arraypipe.job import Tensors, seed_generator
 from optsched.arraypipe.model.inputs import (
     buffer_holders,
@@ -21,6 +20,7 @@ from optsched.arraypipe.model.inputs import (
     unchanged,
 )
 from optsched.arraypipe.runtime import split_backward
+from optsched.arraypipe.runtime.cuda_streams import aligned_copy
 from optsched.arraypipe.runtime.types import (
     Kept,
     Norms,
@@ -109,7 +109,7 @@ def forward(
     stage.kept[microbatch] = kept
     # the next forward may change a buffer that an output is a view of
     buffers = {_memory(buffer) for buffer in stage.buffers()}
-    return tuple(copy_of(t, t.device) if _memory(t) in buffers else leaf(t) for t in output)
+    return tuple(aligned_copy(t) if _memory(t) in buffers else leaf(t) for t in output)
 
 
 def recompute(stage: JobStage, microbatch: int) -> None:
@@ -271,7 +271,7 @@ def _check_buffers(stage: JobStage) -> None:
 def _run(stage: JobStage, kept: Kept, survive: bool) -> Tensors:
     """Run the modules of a stage on the inputs, or on copies of inputs that must `survive`."""
     seed_generator(kept.key, stage.place or stage.device)
-    row = [copy_of(t, t.device) for t in kept.inputs] if survive else kept.inputs
+    row = [aligned_copy(t) for t in kept.inputs] if survive else kept.inputs
     inputs = tuple(
         _Entry.apply(t, kept.gradients, k) if t.requires_grad else t.detach()  # type: ignore[no-untyped-call]
         for k, t in enumerate(row)

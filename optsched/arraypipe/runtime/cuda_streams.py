@@ -1,4 +1,4 @@
-"""Blocks on a GPU: their times by events, page-locked memory, numbers that are read late."""
+"""Tensors and times of a GPU: page-locked and aligned memory, numbers read late, events."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.arraypipe.runtime.types import Pause
+
+ALIGNMENT: Final = 256  # cuBLASLt looks at up to so many bytes
+_OF_HOST: Final = 64  # where torch's memory begins on a CPU
 
 
 class Late:
@@ -38,8 +41,7 @@ def page_locked_like(value: Tensor) -> Tensor:
     except RuntimeError as error:  # torch takes it for an error of the GPU
         if "out of memory" not in str(error).lower():
             raise
-        size = value.numel() * value.element_size()
-        raise torch.OutOfMemoryError(f"the host cannot page-lock {size} bytes") from error
+        raise torch.OutOfMemoryError(f"the host cannot page-lock {value.nbytes} bytes") from error
 
 
 def staging(size: int, device: torch.device) -> Tensor:
@@ -55,9 +57,21 @@ def uploaded(value: Tensor, device: torch.device) -> Tensor:
     return page_locked_like(value).copy_(value).to(device, non_blocking=True)
 
 
+def shift_of(t: Tensor) -> int:
+    """Bytes from where memory of the device may begin to the tensor; 0 unless it is a slice."""
+    shift = t.data_ptr() % (ALIGNMENT if t.is_cuda else _OF_HOST)
+    return shift - shift % t.dtype.itemsize
+
+
+def aligned_copy(t: Tensor) -> Tensor:
+    """A contiguous copy as aligned as the tensor, on which the bits of kernels may depend."""
+    begin = shift_of(t) // t.dtype.itemsize
+    made = t.new_empty(begin + t.numel())[begin:].view(t.shape)
+    return made.copy_(t.detach(), non_blocking=True).requires_grad_(t.requires_grad)
+
+
 AHEAD: Final = 32
 """Blocks that the host launches ahead: enough to keep the GPU busy."""
-_DRIFT_NS: Final = 60 * 10**9  # interval at which the clocks are compared again
 _FRESH_NS: Final = 10**9  # events are compared with one of this second: differences are float32
 
 
@@ -72,24 +86,22 @@ class GpuClock:
         self.origin = timer()
         self.origin.record(torch.cuda.current_stream(device))
         self.origin.synchronize()
-        self.passed_ns = self.compared_ns = time.perf_counter_ns()
+        self.origin_ns = time.perf_counter_ns()
 
-    def wait(self, event: torch.cuda.Event) -> None:
-        """Wait for an event; once a minute the clocks are compared at its end."""
-        before_ns = time.perf_counter_ns()
-        over = event.query()  # type: ignore[no-untyped-call]
-        event.synchronize()
-        if not over and before_ns - self.compared_ns > _DRIFT_NS:
-            self.origin, self.passed_ns = event, time.perf_counter_ns()
-            self.compared_ns = self.passed_ns
+    def times_ns(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> tuple[int, int]:
+        """Wait for the second of two events; when they were.
 
-    def time_ns(self, event: torch.cuda.Event) -> int:
-        """When an event was that is over."""
-        since_ns: int = round(self.origin.elapsed_time(event) * 1e6)
-        now_ns = self.passed_ns + since_ns
+        Once a second the clocks are compared, if the host had to wait.
+        """
+        over = ended.query()  # type: ignore[no-untyped-call]
+        ended.synchronize()
+        now_ns = time.perf_counter_ns()
+        since_ns = round(self.origin.elapsed_time(ended) * 1e6)
+        ended_ns = self.origin_ns + since_ns
         if since_ns > _FRESH_NS:
-            self.origin, self.passed_ns = event, now_ns
-        return now_ns
+            ended_ns = ended_ns if over else now_ns
+            self.origin, self.origin_ns = ended, ended_ns
+        return ended_ns - round(began.elapsed_time(ended) * 1e6), ended_ns
 
 
 class BlockTimes:
@@ -115,11 +127,11 @@ class BlockTimes:
         As on a CPU, pauses count as before the start.
         """
         while len(self.pending) > pending:
-            row, (began, ended), pauses = self.pending.popleft()
-            self.clock.wait(ended)
+            row, events, pauses = self.pending.popleft()
+            start_ns, end_ns = self.clock.times_ns(*events)
             # a comparison of the clocks may put the time back by what they drifted
-            start_ns = max(self.last_ns, self.clock.time_ns(began))
-            self.last_ns = max(start_ns, self.clock.time_ns(ended))
+            start_ns = max(self.last_ns, start_ns)
+            self.last_ns = max(start_ns, end_ns)
             row[7] = round(sum(begin.elapsed_time(end) for begin, end in pauses) * 1e6)
             row[4:6] = min(start_ns + row[7], self.last_ns), self.last_ns
 
@@ -129,8 +141,8 @@ def timer() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def recorded() -> torch.cuda.Event:
-    """The time at which the current stream arrives here."""
+def recorded(stream: torch.cuda.Stream | None = None) -> torch.cuda.Event:
+    """The time at which a stream, by default the current one, arrives here."""
     event = timer()
-    event.record()
+    event.record(stream)
     return event

@@ -33,9 +33,6 @@ class FirstForward:
     def send(self, stage: int, output: Any) -> None:
         """Send the output of a local stage to the next one, if that is on another rank."""
 
-    def close(self) -> None:
-        """Wait until everything has been sent."""
-
 
 def rehearse(run: JobRun, worker: Worker, chain: FirstForward) -> None:
     """Run the first micro-batch through the local stages.

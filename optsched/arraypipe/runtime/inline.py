@@ -143,8 +143,19 @@ class Backend:
         raise NotImplementedError
 
     def unload(self, job: int) -> None:
-        """Take the states of a job that has ended off its devices."""
-        raise NotImplementedError
+        """On a GPU: the states of a job that has ended go to the host."""
+        run = self.runs[job]
+        if self.times is not None and not self.worker.memory.moves and run.over:
+            for stage in run.stages:
+                if stage.local and not stage.away:
+                    take_off(stage)
+
+    def settle(self, segment: Segment) -> None:
+        """On a GPU: the states of jobs that come in now are put there."""
+        for slot, job in enumerate(() if self.worker.memory.moves else segment.slots):
+            for stage in self.runs[job].stages if segment.count[slot] else ():
+                if stage.local and stage.away:
+                    move(stage, stage.device)
 
     def drop_failed(self, run: JobRun) -> None:
         """Forget what a failed job has kept; raise its error if the run is strict."""
@@ -188,21 +199,12 @@ class InlineBackend(Backend):
         found = self.planner.decide(segment, cycles, self.worker.interrupted)
         return self.planner.carry_out(found), cycles
 
-    def unload(self, job: int) -> None:
-        """On a GPU: the states of a job that has ended go to the host."""
-        run = self.runs[job]
-        if self.times is None or self.worker.memory.moves or not run.over:
-            return
-        for stage in run.stages:
-            if not stage.away:
-                take_off(stage)
-
     def run_segment(self, segment: Segment, number: int) -> None:
         """Run all blocks in a topological order; those of ended jobs pass tombstones on."""
         messages: dict[int, Any] = {}
         inputs = segment.routes.inputs
         runs = [self.runs[segment.slots[block.job]] for block in segment.plan.blocks]
-        self._settle(segment)
+        self.settle(segment)
         self.past.limit = max(self.past.limit, 3 * len(runs))
         execute, clock, latest = partial(self.worker.execute, segment), time.perf_counter_ns, -1
         for now in Walk(segment):
@@ -218,10 +220,3 @@ class InlineBackend(Backend):
                 self.note(number, now, began_ns, began, 0)
             else:
                 self.drop_failed(runs[operation])
-
-    def _settle(self, segment: Segment) -> None:
-        """On a GPU: the states of jobs that come in now are put there."""
-        for slot, job in enumerate(() if self.worker.memory.moves else segment.slots):
-            for stage in self.runs[job].stages if segment.count[slot] else ():
-                if stage.away:
-                    move(stage, stage.device)

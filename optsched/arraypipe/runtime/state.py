@@ -130,7 +130,7 @@ class JobRun:
     metric: float = math.nan  # the loss, for schedulers that need it
 
     def __post_init__(self) -> None:
-        self.local = len(self.stages)  # stages in this process
+        self.local = sum(stage.local for stage in self.stages)  # stages in this process
         self.begin_at(self.start)
         self.tied_pairs = tied_pairs(self.stages)
         by_stage = [name for stage in self.stages for name, _ in stage.parameters]
