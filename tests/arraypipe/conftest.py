@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-OWN = r"(arraypipe_models|arraypipe_lives|streams_cases)"
+OWN = r"(arraypipe_models|arraypipe_lives)"
 NEED = {
     name: [
         path.name

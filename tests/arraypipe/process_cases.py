@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import importlib
 import json
 import os
 import random
@@ -50,8 +49,7 @@ from process_rows import (
     trainer,
 )
 from runs import array_trainer
-from streams_cases import without
-from streams_model import streams
+from streams_model import GPU, streams
 from test_arraypipe_settings import plateau
 from torch import nn
 
@@ -90,30 +88,13 @@ def exact(ranks: int, first: int, last: int) -> list[str]:
 
 
 def streamed(ranks: int, case: str, first: int, last: int) -> list[str]:
-    """Another case on simulated GPUs, everything late.
-
-    Finds what that finds, and races.
-    """
-    found, landed = [], []
-    read = BlockTimes.read
-    for seed in range(first, last):
-        with pytest.MonkeyPatch.context() as patch, streams(patch, ranks * seed) as machine:
-            patch.setattr(run_of_ranks, "gpu_or_cpu", lambda given: torch.device("cpu", 0))
-            patch.setattr(BlockTimes, "read", lambda *given: landed.append(1) or read(*given))
-            found += globals()[case](ranks, seed, seed + 1)
-        found += machine.races
+    """Another case on simulated GPUs: finds what that finds, and races."""
+    landed, read = [], BlockTimes.read
+    with pytest.MonkeyPatch.context() as patch, streams(patch) as machine:
+        patch.setattr(run_of_ranks, "gpu_or_cpu", lambda given: GPU)
+        patch.setattr(BlockTimes, "read", lambda *given: landed.append(1) or read(*given))
+        found = globals()[case](ranks, first, last) + machine.races
     return found if landed else [*found, "blocks have the times of the host"]
-
-
-def streamed_without(ranks: int, owner: str, *change: str) -> list[str]:
-    """`streamed` with a wait less (`without`)."""
-    module, _, name = owner.rpartition(".")
-    whose = getattr(importlib.import_module(module), name)
-    with patched(whose, change[0], without(whose, *change)):
-        try:
-            return streamed(ranks, "exact", 0, 2)
-        except Exception as error:
-            return [f"{type(error).__name__}: {error}"]
 
 
 def replanned(ranks: int, first: int, last: int) -> list[str]:

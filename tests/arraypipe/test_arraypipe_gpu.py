@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from streams_model import streams
+from streams_model import GPU, streams
 
 from benchmarks.executor import gpu_check, gpu_parts
 from optsched.arraypipe.memory import state
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-GPU = torch.device("cpu", 0)  # as `streams_model` has it
 
 
 @pytest.fixture
@@ -107,7 +106,7 @@ QUICK = ("recompute", "slots", "no wait for states")
 def test_on_a_simulated_gpu(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only runs on GPUs is run: all bits are equal, and a missing wait is found."""
     slept: set[int] = set()
-    with streams(monkeypatch, 1) as machine:
+    with streams(monkeypatch) as machine:
         monkeypatch.setattr(
             torch.cuda, "_sleep", lambda cycles: slept.add(machine.current.index), raising=False
         )

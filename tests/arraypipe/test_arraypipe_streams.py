@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import textwrap
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +14,7 @@ import runs
 import torch
 from arraypipe_models import adamw, sgd
 from depth import depth
-from streams_cases import GPU, STEPS, jobs, run, slotted, trainer, without
-from streams_model import streams
-from test_arraypipe_process import ask
+from streams_model import GPU, streams
 
 from optsched import verify
 from optsched.arraypipe import Job, JobFailed, random_schedule
@@ -28,29 +28,52 @@ from optsched.arraypipe.train_alone import differences
 if TYPE_CHECKING:
     from pathlib import Path
 
+STEPS = 3
+JOBS = [
+    Job(0, 8, adamw, microbatches=2),
+    Job(1, 11, sgd, recompute=True),
+    Job(2, 8, adamw, precision="bf16"),
+]
+
 
 @cache
 def alone(recompute: bool) -> Any:
     """Every job trained without streams."""
-    rows = [dataclasses.replace(job, recompute=recompute or job.recompute) for job in jobs()]
-    array = arraypipe_models.trainer(rows)
-    return [array.train_alone(j, STEPS) for j in range(len(rows))]
+    array = arraypipe_models.trainer(jobs(recompute))
+    return [array.train_alone(j, STEPS) for j in range(len(JOBS))]
 
 
-def train(case: str, place: Path, seed: int, delays: int | None) -> list[str]:
+def jobs(recompute: bool = False) -> list[Job]:
+    """Micro-batches, recomputation and two optimizers."""
+    return [dataclasses.replace(job, recompute=recompute or job.recompute) for job in JOBS]
+
+
+def run(jobs: list[Job], seed: int = 1, steps: int = STEPS, **how: Any) -> Any:
+    """Train on the GPU in a random order that all jobs' settings allow."""
+    memory = how.pop("memory", None)
+    array = arraypipe_models.trainer(jobs, device=GPU, memory=memory)
+    clipping = [j for j, job in enumerate(jobs) if job.clip_norm is not None]
+    parts = [job.microbatches for job in jobs]
+    slots = how.pop("slots", len(parts))
+    schedule = random_schedule(
+        parts[:slots], array.n_stages, update=clipping, together=clipping, seed=seed
+    )
+    return runs.run(array, schedule, steps, on_error="raise", **how)
+
+
+def train(case: str, place: Path, seed: int) -> list[str]:
     """Races and differing tensors of a training on a simulated GPU."""
-    expected = alone(case == "slots")
-    with pytest.MonkeyPatch.context() as patch, streams(patch, delays) as machine:
-        if case == "slots":
-            result = slotted(seed)
-        elif case == "queue":  # the third job trains when the first two have ended
-            schedule = random_schedule([2, 1], 3, recompute=[1], seed=seed)
-            result = runs.run(trainer(jobs()), schedule, STEPS, queue=True, on_error="raise")
-        else:
-            how: Any = {"checkpoint": place, "checkpoint_every": 1} if case == "checkpoints" else {}
-            result = run(trainer(jobs()), seed, **how)
+    expected, how = alone(case == "slots"), dict[str, Any]()
+    if case == "slots":
+        how["memory"] = 16_000  # a small part of all states, so that slots are few
+    if case == "queue":  # the third job trains when the first two have ended
+        how["slots"] = 2
+    if case == "checkpoints":
+        how |= {"checkpoint": place, "checkpoint_every": 1}
+    with pytest.MonkeyPatch.context() as patch, streams(patch) as machine:
+        result = run(jobs(case == "slots"), seed, **how)
     found = [*machine.races, *map(str, verify(result.trace))]
-    if case == "slots" and not result.report.exposed_ns > 0:
+    if case == "slots" and not (result.log.copies and result.report.exposed_ns > 0):
         found.append("no block has waited for a copy")
     for j, model in enumerate(expected):
         found += [f"job {j}: {row}" for row in differences(result.trained[j], model)]
@@ -62,53 +85,49 @@ def train(case: str, place: Path, seed: int, delays: int | None) -> list[str]:
 
 
 @pytest.mark.parametrize("case", ["inline", "slots", "queue", "checkpoints"])
-def test_delays_change_no_bit(case: str, tmp_path: Path) -> None:
-    """Whatever stream or copy is late; without delays the clocks of the streams decide."""
-    for seed in range(depth(3, 40)):
-        delays = seed or None
-        assert train(case, tmp_path / str(seed), seed, delays) == [], f"seed {seed}"
+def test_no_access_races_another(case: str, tmp_path: Path) -> None:
+    """Whatever stream or copy may be late."""
+    for seed in range(depth(2, 40)):
+        assert train(case, tmp_path / str(seed), seed) == [], f"seed {seed}"
+
+
+def without(owner: Any, name: str, line: str, instead: str = "pass") -> Any:
+    """A function of the product in which something is missing: a wait."""
+    function = getattr(owner, name)
+    text = textwrap.dedent(inspect.getsource(function))
+    assert text.count(line) == 1
+    text = text.replace(line, instead)
+    made: dict[str, Any] = {}
+    exec(f"from __future__ import annotations\n{text}", function.__globals__, made)
+    return made[name]
 
 
 MUTANTS = [
-    ("slots", cuda_engine.CudaEngine, "wait", "stream.wait_event("),
-    ("slots", cuda_engine.CudaEngine, "copy", "stream.wait_event("),
-    ("slots", cuda_engine.CudaEngine, "finish", "torch.cuda.synchronize("),
-    ("checkpoints", folder._Noted, "wait", "self.copied.synchronize()", "pass"),
-]
+    ("slots", cuda_engine.CudaEngine, "wait",
+     "torch.cuda.current_stream(self.device).wait_event(event)"),
+    ("slots", cuda_engine.CudaEngine, "copy", "stream.wait_event(", "id("),
+    ("slots", cuda_engine.CudaEngine, "finish", "torch.cuda.synchronize(self.device)"),
+    ("checkpoints", folder._Noted, "wait", "self.copied.synchronize()"),
+]  # fmt: skip
 """What removes one wait of the product."""
-
-ON_RANKS = (
-    "optsched.arraypipe.distributed.messages", "pack",
-    "torch.cuda.current_stream(device).synchronize()", "pass",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda row: f"{row[2]}-{row[3]}")
 def test_a_missing_wait_is_found(
     mutant: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a wrong bit or by the clocks of the streams."""
+    """By the clocks of the streams."""
     case, owner, name, *change = mutant
     alone(case == "slots")
     monkeypatch.setattr(owner, name, without(owner, name, *change))
-    for delays in range(4):
-        try:
-            found = train(case, tmp_path / str(delays), 1, delays)
-        except (JobFailed, AssertionError):  # by a loss that is no number; times not known yet
-            return
-        if found:
-            return
-    pytest.fail("nothing was found")
+    try:
+        assert train(case, tmp_path, 1)
+    except JobFailed:  # a loss that is not known yet
+        pass
 
 
-@pytest.mark.slow
-def test_a_missing_wait_on_ranks_is_found(tmp_path: Path) -> None:
-    """... and by the messages between ranks."""
-    assert all(ask(tmp_path, [(2, "streamed_without", *ON_RANKS)], 300))
-
-
-def test_an_upload_keeps_strides_and_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of several layouts, page-locked or not."""
+def test_uploads_and_late_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of several layouts, page-locked or not, do not block; a number waits for its copy."""
     with streams(monkeypatch) as machine:
         x, whole = (torch.randn(4, n) for n in (3, 6))
         locked = machine.lock_pages(torch.randn(4, 3))
@@ -119,20 +138,12 @@ def test_an_upload_keeps_strides_and_does_not_block(monkeypatch: pytest.MonkeyPa
             found.add_(1)
         assert machine.waits == 0
         torch.cuda.synchronize()  # as torch's page-locked memory does before it is used again
+        total = torch.ones(3).to(GPU).sum()
+        assert Late(total).item() == 3.0
         assert machine.races == []
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_late_number(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
-    """It is read when its copy is over; without that wait it would be none."""
-    if not waits:
-        change = "self.copied.synchronize()", "pass"
-        monkeypatch.setattr(Late, "item", without(Late, "item", *change))
-    found = []
-    for delays in range(1, 9):
-        with streams(monkeypatch, delays):
-            found.append(Late(torch.ones(3).to(GPU).sum()).item())
-    assert (found == [3.0] * 8) == waits
+        monkeypatch.setattr(Late, "item", without(Late, "item", "self.copied.synchronize()"))
+        Late(total).item()
+        assert machine.races
 
 
 def test_losses_are_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,15 +156,15 @@ def test_losses_are_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
         job.stop()
 
     with streams(monkeypatch) as machine:
-        array = trainer([Job(0, 8, adamw), Job(1, 8, sgd), Job(2, 8, sgd, clip_norm=0.1)])
         waits = []
         for steps in (2, 12):
             machine.waits = 0
-            run(array, steps=steps)
+            rows = [Job(0, 8, adamw), Job(1, 8, sgd), Job(2, 8, sgd, clip_norm=0.1)]
+            run(rows, steps=steps)
             waits.append(machine.waits)
         # a block's end is waited for once, a loss has its copy and a number on the host
         assert waits[1] - waits[0] <= 10 * (3 * 6 + 3 + 2 * 3)
-        run(trainer([Job(0, 8, adamw)]), steps=6, on_step=on_step)
+        run([Job(0, 8, adamw)], steps=6, on_step=on_step)
         assert machine.races == []
     assert known == [0, 1]
 
@@ -162,7 +173,7 @@ def test_a_long_run_remembers_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times stay with their blocks when others are forgotten, also those not read yet."""
     monkeypatch.setattr(inline, "MOST", 40)
     with streams(monkeypatch) as machine:
-        result = run(trainer(jobs()), steps=8)
+        result = run(jobs(), steps=8)
         assert machine.races == []
     trace, blocks = result.trace, len(result.log.records)
     assert verify(trace) == []
