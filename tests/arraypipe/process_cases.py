@@ -32,7 +32,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import runs
 import test_arraypipe_losses as loss_tests
 from arraypipe_models import adamw, data, loss, sgd
-from process_refusals import absent, concluded, one_rank_cannot, refused, used_up  # noqa: F401
+from process_refusals import (  # noqa: F401
+    absent,
+    concluded,
+    one_rank_cannot,
+    refused,
+    said,
+    used_up,
+)
 from process_rows import (
     CHECKPOINTED,
     CUTS,
@@ -129,24 +136,22 @@ def replanned(ranks: int, first: int, last: int) -> list[str]:
 
 
 def stopped(ranks: int) -> dict[str, Any]:
-    """Jobs 0 and 1 are stopped early; of 400 iterations almost none is filled with tombstones."""
+    """All jobs are stopped early; of 400 iterations almost none is filled with tombstones."""
     rows = [Row(0), Row(1, microbatches=2, optimizer="adamw"), Row(2)]
-    told: list[tuple[int, int]] = []
+    known: list[tuple[int, int]] = []
 
     def on_step(job: Job, step: int, loss: float) -> None:
-        told.append((job.seed, step))
+        known.append((job.seed, step))
         if (job.seed, step) in ((0, 2), (1, 4), (2, 9)):
             job.stop()
 
     array = trainer(rows)
-    schedule = random_schedule([1, 2, 1], 4, place=[1, 0, 1, 0][:4], seed=3) if ranks == 2 else (
-        random_schedule([1, 2, 1], 4, place=[2, 0, 3, 1], seed=3)
-    )  # fmt: skip
+    schedule = random_schedule([1, 2, 1], 4, place=[1, 0, 1, 0], seed=3)
     result = runs.run(array, schedule, 400, on_step=on_step, **PROCESSES)
     return {
         "differences": compared(result, rows, [3, 5, 10]),
         "status": [job.status for job in array.jobs],
-        "told": sorted(told) == sorted((j, t) for j, n in enumerate([3, 5, 10]) for t in range(n)),
+        "known": sorted(known) == [(j, t) for j, n in enumerate([3, 5, 10]) for t in range(n)],
         "blocks": int(np.isin(result.trace.kind, ("F", "B")).sum()),
     }
 
@@ -178,8 +183,8 @@ def failed(ranks: int) -> dict[str, Any]:
     array = array_trainer(
         build_model, bad_data, jobs=[row.job for row in rows], stages=CUTS, loss=loss
     )
-    place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
-    result = runs.run(array, random_schedule([1, 1, 1], 4, place=place, seed=8), 12, **PROCESSES)
+    schedule = random_schedule([1, 1, 1], 4, place=[1, 0, 1, 0], seed=8)
+    result = runs.run(array, schedule, 12, **PROCESSES)
     found = []
     if dist.get_rank() == 0:
         found = differences(result.trained[2], alone(rows[2], 12))
@@ -222,40 +227,16 @@ def first_forwards(ranks: int) -> dict[str, Any]:
     return {"differences": found, "status": [job.status for job in array.jobs]}
 
 
-def unlike(ranks: int) -> dict[str, Any]:
-    """Jobs with other shapes: at the beginning all ranks refuse, one that joins fails alone."""
+def unlike(ranks: int) -> list[str]:
+    """Jobs of other shapes: what all ranks say."""
 
     def build(width: int = 12) -> nn.Sequential:
-        return nn.Sequential(
-            nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 12), nn.ReLU(), nn.Linear(12, 4)
-        )
+        return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 4))
 
-    def job(seed: int, width: int) -> Job:
-        return Job(seed, 8, sgd, name=f"j{seed}", model={"width": width})
-
-    stages = [1, 2, 4]
-    schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=8)
-    said = "nothing"
-    try:
-        runs.run(
-            array_trainer(build, data, jobs=[job(0, 12), job(1, 13)], stages=stages, loss=loss),
-            schedule,
-            2,
-            **PROCESSES,
-        )
-    except InputError as error:
-        said = str(error)
-    everywhere = [""] * ranks
-    dist.all_gather_object(everywhere, said)
-    array = array_trainer(build, data, jobs=[job(0, 12), job(1, 12)], stages=stages, loss=loss)
-    late = [job(2, 13), job(3, 12)]
-    result = runs.run(array, 
-        schedule, 3, refill=lambda job: late.pop(0) if late else None, **PROCESSES
-    )  # fmt: skip
-    found = []
-    for j, trained in enumerate(result.trained):
-        found += differences(trained, array.train_alone(j, 3))
-    return {"said": everywhere, "titles": array.titles, "differences": found}
+    jobs = [Job(j, 8, sgd, name=f"j{j}", model={"width": 12 + j}) for j in range(2)]
+    array = array_trainer(build, data, jobs=jobs, stages=2, loss=loss)
+    rows = said(ranks, lambda: runs.run(array, random_schedule([1, 1], 2), 2, **PROCESSES))
+    return [sentence for sentence, _ in rows]
 
 
 def queued(ranks: int) -> dict[str, Any]:
@@ -267,8 +248,7 @@ def queued(ranks: int) -> dict[str, Any]:
         if (job.seed, step) == (1, 1):
             job.stop()
 
-    place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
-    schedule = random_schedule([1, 1], 4, place=place, seed=1)
+    schedule = random_schedule([1, 1], 4, place=[1, 0, 1, 0], seed=1)
     result = runs.run(array, schedule, 4, queue=True, on_step=on_step, **PROCESSES)
     return {
         "differences": compared(result, rows, [4, 2, 4, 4, 4, 4, 4]),
@@ -285,10 +265,8 @@ def interrupted(ranks: int) -> dict[str, Any]:
         if (job.seed, step) == (1, 5):
             os.kill(os.getpid(), signal.SIGINT)
 
-    place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
-    result = runs.run(
-        array, random_schedule([1, 1], 4, place=place, seed=1), 500, on_step=on_step, **PROCESSES
-    )
+    schedule = random_schedule([1, 1], 4, place=[1, 0, 1, 0], seed=1)
+    result = runs.run(array, schedule, 500, on_step=on_step, **PROCESSES)
     steps = [len(losses) for losses in result.losses]
     return {"differences": compared(result, rows, steps), "steps": steps}
 
@@ -304,8 +282,7 @@ def longer(ranks: int) -> list[str]:
     array = array_trainer(
         build_model, growing, jobs=[row.job for row in rows], stages=CUTS, loss=loss
     )
-    place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
-    schedule = random_schedule([2, 1], 4, place=place, seed=2, update=[1], together=[1])
+    schedule = random_schedule([2, 1], 4, place=[1, 0, 1, 0], seed=2, update=[1], together=[1])
     result = runs.run(array, schedule, 4, **PROCESSES)
     return [
         d for j, t in enumerate(result.trained) for d in differences(t, array.train_alone(j, 4))
@@ -375,13 +352,37 @@ def replicated(ranks: int) -> list[str]:
             if not torch.equal(result.trained[j].parameters[name], p):
                 found.append(f"job {j}: {name} differs")
     norm = array_trainer(build_model, data, jobs=[Job(0, 8, sgd)], stages=[5], loss=loss)
-    try:
-        runs.run(norm, random_schedule([1], 2), 1, replicas=2, **PROCESSES)
-    except InputError as error:
-        found += [] if "module '1' of job job0 (BatchNorm1d)" in str(error) else [str(error)]
-    else:
-        found.append("statistics are not refused")
-    return found
+    rows = said(ranks, lambda: runs.run(norm, random_schedule([1], 2), 1, replicas=2, **PROCESSES))
+    wanted = "module '1' of job job0 (BatchNorm1d)"
+    return found + [sentence for sentence, _ in rows if wanted not in sentence]
+
+
+def replicas_end(ranks: int) -> dict[str, Any]:
+    """Two replicas: a job that is stopped by a callback, and one that fails on one rank."""
+
+    def batches(job: Job, start: int) -> Any:
+        for t, (x, y) in enumerate(data(job, start), start):
+            yield x, y + 100 * (job.seed == 9 and t == 2 and dist.get_rank() == 3)
+
+    def on_step(job: Job, step: int, loss: float) -> None:
+        if (job.seed, step) == (0, 2):
+            job.stop()
+
+    def build() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 4))
+
+    array = array_trainer(
+        build, batches, jobs=[Job(0, 8, sgd), Job(1, 8, adamw)], stages=[2], loss=loss
+    )
+    schedule, how = random_schedule([1, 1], 2, seed=3), {"replicas": 2, **PROCESSES}
+    with patched(training_run, "FIRST_CYCLES", 1):
+        result = runs.run(array, schedule, 9, on_step=on_step, **how)
+    bad = array.with_jobs([Job(0, 8, sgd), Job(9, 8, sgd)])
+    return {
+        "steps": [len(losses) for losses in result.losses],
+        "status": [job.status for job in array.jobs],
+        "failed": [words for words, _ in said(ranks, lambda: runs.run(bad, schedule, 9, **how))],
+    }
 
 
 def _in_ddp(build: Any, job: Job, steps: int, rank: int, group: Any) -> dict[str, torch.Tensor]:
@@ -524,34 +525,26 @@ def resumed(ranks: int) -> dict[str, Any]:
     return found
 
 
-def ends_badly(ranks: int, how: str) -> list[str]:
-    """The errors of the ranks that are left when rank 1 dies or sleeps."""
-    rank = dist.get_rank()
-    noticed = Path(sys.argv[1]) / f"{how}.noticed"
+def sleeps(ranks: int) -> list[str]:
+    """The errors of all ranks when rank 1 sleeps for longer than the timeout."""
+    noticed = Path(sys.argv[1]) / "noticed"
 
-    def troubled(job: Job, start: int) -> Any:
+    def sleepy(job: Job, start: int) -> Any:
         for t, pair in enumerate(data(job, start), start):
-            if rank == 1 and t == 2 and how == "dies":
-                os._exit(0)
-            while rank == 1 and t == 2 and not noticed.exists():
+            while dist.get_rank() == 1 and t == 2 and not noticed.exists():
                 time.sleep(0.01)
             yield pair
 
-    jobs = [Row(0).job, Row(1).job]
-    array = array_trainer(build_model, troubled, jobs=jobs, stages=CUTS, loss=loss)
-    schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=4)
-    timeout = 5.0 if how == "sleeps" else 30.0  # how long rank 1 may be late by accident
-    said = "no error"
-    try:
-        runs.run(array, schedule, 5, backend="process", timeout=timeout)
-    except OptschedError as error:
-        said = f"{type(error).__name__}: {error}"
-    if how == "dies":
-        return [said]
-    noticed.touch()
-    everywhere = [""] * ranks
-    dist.all_gather_object(everywhere, said)
-    return everywhere
+    array = array_trainer(build_model, sleepy, jobs=[Row(0).job], stages=CUTS, loss=loss)
+    schedule = random_schedule([1], 4, place=[0, 1, 0, 1])
+
+    def train() -> None:
+        try:
+            runs.run(array, schedule, 5, backend="process", timeout=5.0)
+        finally:
+            noticed.touch()
+
+    return [sentence for sentence, _ in said(ranks, train)]
 
 
 def with_losses(ranks: int) -> list[str]:

@@ -107,7 +107,7 @@ class Machine(TorchDispatchMode):
         result = function(*args, **kwargs)
         if not (here or there) or function.namespace == "c10d":
             for t in given if not view else ():
-                self._check_host(t, function, any(t is c for c in changed))
+                self.check_host(t, function, any(t is c for c in changed))
             return result
         asked = schema.name in _READS_ON_HOST
         old = {key(t) for t in given}
@@ -137,12 +137,13 @@ class Machine(TorchDispatchMode):
         free = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
         return bool(ours) and not (free and self.locked.issuperset(ours))
 
-    def _check_host(self, t: Tensor, function: Any, changes: bool) -> None:
+    def check_host(self, t: Tensor, what: object, changes: bool) -> None:
+        """An access of the host, which must have waited for the streams that use the memory."""
         place = key(t)
         uses = [self.writes[place]] if place in self.writes else []
         uses += self.reads[place].items() if changes and place in self.reads else ()
         if any(self.host.get(stream, 0) < tick for stream, tick in uses):
-            self.races.append(f"host: {function} uses what a stream still copies")
+            self.races.append(f"host: {what} uses what a stream still copies")
 
     def _ordered(self, stream: Stream, t: Tensor, what: str, reads: Any = None) -> None:
         """An access that must come after the last write, and one that writes after all reads."""
@@ -304,7 +305,14 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         made = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
         return [machine.lock_pages(t) for t in made] if pinned else made
 
+    plain_numpy = Tensor.numpy
+
+    def numpy(t: Tensor) -> Any:  # for files and messages
+        machine.check_host(t, "numpy", False)
+        return plain_numpy(t)
+
     of_tensors = {
+        "numpy": numpy,
         "record_stream": lambda t, stream: machine.recorded[key(t)].add(stream.index),
         "is_cuda": property(lambda t: key(t) in machine.gpu),
         "is_pinned": lambda t: key(t) in machine.locked,

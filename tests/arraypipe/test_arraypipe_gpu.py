@@ -168,9 +168,6 @@ class At:
     def __init__(self, at: float, over: bool = False) -> None:
         self.at, self.over = at, over
 
-    def record(self, stream: Any = None) -> None:
-        """Nothing to do."""
-
     def query(self) -> bool:
         """Whether the host would not have to wait."""
         return self.over
@@ -189,8 +186,7 @@ def test_the_clock_follows_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0  # seconds
     monkeypatch.setattr(cuda_streams.time, "perf_counter_ns", lambda: round(now * 1e9))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr(cuda_streams, "timer", lambda: At(0.0))
+    monkeypatch.setattr(cuda_streams, "recorded", lambda: At(0.0))
     times = cuda_streams.BlockTimes(torch.device("cpu"))
     found = []
     for second in range(1, 600):

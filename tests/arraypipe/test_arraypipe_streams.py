@@ -19,7 +19,6 @@ from streams_model import GPU, streams
 
 from optsched import verify
 from optsched.arraypipe import Job, JobFailed, random_schedule
-from optsched.arraypipe.checkpoint import folder
 from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.memory import cuda_engine
 from optsched.arraypipe.runtime import inline
@@ -107,8 +106,6 @@ MUTANTS = [
     ("slots", cuda_engine.CudaEngine, "wait",
      "torch.cuda.current_stream(self.device).wait_event(event)"),
     ("slots", cuda_engine.CudaEngine, "copy", "stream.wait_event(", "id("),
-    ("slots", cuda_engine.CudaEngine, "finish", "torch.cuda.synchronize(self.device)"),
-    ("checkpoints", folder._Noted, "wait", "self.copied.synchronize()"),
 ]  # fmt: skip
 """What removes one wait of the product."""
 

@@ -83,8 +83,7 @@ class GpuClock:
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
-        self.origin = timer()
-        self.origin.record(torch.cuda.current_stream(device))
+        self.origin = recorded()
         self.origin.synchronize()
         self.origin_ns = time.perf_counter_ns()
 
@@ -136,13 +135,8 @@ class BlockTimes:
             row[4:6] = min(start_ns + row[7], self.last_ns), self.last_ns
 
 
-def timer() -> torch.cuda.Event:
-    """An event with a time that can be read."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def recorded(stream: torch.cuda.Stream | None = None) -> torch.cuda.Event:
-    """The time at which a stream, by default the current one, arrives here."""
-    event = timer()
-    event.record(stream)
+def recorded() -> torch.cuda.Event:
+    """The time at which the current stream arrives here."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
     return event
