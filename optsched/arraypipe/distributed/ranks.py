@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -158,10 +158,9 @@ class Ranks:
         found: list[Record] = []
         copies: list[Copied] = []
         for (_, _, blocks, moves), begun, ended in zip(rows, self.before, after, strict=True):
-            found += on_first_clock(since(max(cuts), blocks), ended)
-            copies += on_first_clock(moves, ended)
-            error_ns = abs(begun.offset_ns - ended.offset_ns) + ended.error_ns
-            self.clock_error_ns = max(self.clock_error_ns, error_ns)
+            found += on_first_clock(since(max(cuts), blocks), *ended)
+            copies += on_first_clock(moves, *ended)
+            self.clock_error_ns = max(self.clock_error_ns, abs(begun[0] - ended[0]) + ended[1])
         found.sort(key=lambda r: (r.segment, r.start_ns))
         past.left_out = sum(left_out) + sum(len(row[2]) for row in rows) - len(found)
         early_ns = min((r.start_ns for r in found), default=0)
@@ -249,16 +248,8 @@ def gpu_or_cpu(given: str | torch.device | None) -> torch.device:
     return torch.device("cpu")
 
 
-class Reading(NamedTuple):
-    """Rank 0 showed ``at_ns + offset_ns`` at `at_ns` on a rank's clock, within `error_ns`."""
-
-    at_ns: int
-    offset_ns: int
-    error_ns: int
-
-
-def read_clocks(links: Links) -> list[Reading]:
-    """Compare the clocks of all ranks with that of rank 0, which alone can use them (collective).
+def read_clocks(links: Links) -> list[tuple[int, int]]:
+    """By how much the clock of rank 0 is ahead of each, and the error; only rank 0 can use it.
 
     Every rank looks at its clock between a broadcast of rank 0 and a gathering; the quickest of a
     few rounds bounds the error by half of its time (Cristian 1989).
@@ -276,26 +267,17 @@ def read_clocks(links: Links) -> list[Reading]:
         rounds.append((time.perf_counter_ns() - began_ns, began_ns, times))
     took_ns, began_ns, times = min(rounds)
     middle_ns, error_ns = began_ns + took_ns // 2, (took_ns + 1) // 2
-    return [Reading(int(t), middle_ns - int(t), error_ns) for t in times]
+    return [(middle_ns - int(t), error_ns) for t in times]
 
 
-def on_first_clock(rows: Sequence[Timed], reading: Reading) -> list[Timed]:
+def on_first_clock(rows: Sequence[Timed], shift: int, error: int) -> list[Timed]:
     """Records or copies of a rank in the time of rank 0.
 
     An offset within its error is none: processes of one machine share a clock.
     """
-    shift = reading.offset_ns
-    if abs(shift) <= reading.error_ns:
+    if abs(shift) <= error:
         return list(rows)
     return [r._replace(start_ns=r.start_ns + shift, end_ns=r.end_ns + shift) for r in rows]
-
-
-class Part(NamedTuple):
-    """Tensors of some stages under the names of the unsplit model."""
-
-    parameters: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    optimizer: dict[str, dict[str, Any]]
 
 
 def gather(local: Sequence[tuple[JobRun, Sequence[int]]]) -> list[tuple[nn.Module, Trained]]:
@@ -313,47 +295,40 @@ def gather(local: Sequence[tuple[JobRun, Sequence[int]]]) -> list[tuple[nn.Modul
     return [_merged(run, [parts[k] for parts in rows]) for k, (run, _) in enumerate(local)]
 
 
-def _part(run: JobRun, stages: Sequence[int]) -> Part:
+def _part(run: JobRun, stages: Sequence[int]) -> Sequence[dict[str, Any]]:
+    """Parameters, buffers and moments of some stages under the names of the unsplit model."""
     chosen = [run.stages[stage] for stage in stages]
-    holders = {(id(module), name) for stage in chosen for module, name in stage.holders}
-    roots = {"": run.model} if run.loss_module is None else {"": run.model, "loss": run.loss_module}
-    buffers = {
-        ".".join(filter(None, (root, prefix, name))): buffer
-        for root, model in roots.items()
-        for prefix, module in model.named_modules()
-        for name, buffer in module._buffers.items()
-        if (id(module), name) in holders
-    }
-    parameters = {name: p.detach() for stage in chosen for name, p in stage.parameters}
+    held = {id(module._buffers[name]) for stage in chosen for module, name in stage.holders}
+    buffers = {name: b for name, b in run.named_buffers().items() if id(b) in held}
+    parameters = {name: p for stage in chosen for name, p in stage.parameters}
     states = states_by_name(chosen)
     moments = {name: states[name]["state"] if name in states else {} for name in parameters}
-    return Part(*tree_map_only(Tensor, _compact, (parameters, buffers, moments)))
+    return tuple(tree_map_only(Tensor, _compact, (parameters, buffers, moments)))
 
 
-def _merged(run: JobRun, parts: Sequence[Part]) -> tuple[nn.Module, Trained]:
+def _merged(run: JobRun, parts: Sequence[Any]) -> tuple[nn.Module, Trained]:
     """The unsplit model of a job with all its tensors."""
-    found = Part({}, {}, {})
-    for part in parts:
-        found.parameters.update(part.parameters)
-        found.buffers.update(part.buffers)
-        found.optimizer.update(part.optimizer)
+    parameters, buffers, moments = (
+        {name: value for part in parts for name, value in part[k].items()} for k in range(3)
+    )
     made: dict[int, nn.Parameter] = {}
     modules = dict(run.model.named_modules())
     for name, p in list(run.model.named_parameters(remove_duplicate=False)):
-        value = found.parameters.get(name)
         owner, _, attribute = name.rpartition(".")
-        if id(p) not in made and value is not None:
-            made[id(p)] = nn.Parameter(value, p.requires_grad)
+        if id(p) not in made:
+            made[id(p)] = nn.Parameter(parameters[name], p.requires_grad)
         modules[owner]._parameters[attribute] = made[id(p)]
-    for name in [name for name, _ in run.model.named_buffers()]:
+    for name, _ in list(run.model.named_buffers()):
         owner, _, attribute = name.rpartition(".")
-        modules[owner]._buffers[attribute] = found.buffers.get(name)
-    parameters = {name: p.detach() for name, p in run.model.named_parameters()}
-    buffers = dict(run.model.named_buffers())
-    for all_of, rows in ((parameters, found.parameters), (buffers, found.buffers)):
-        all_of.update({n: t for n, t in rows.items() if n.startswith("loss.") and n not in all_of})
-    moments = {name: found.optimizer.get(name, {}) for name in parameters}
-    return run.model, Trained(parameters, buffers, moments, tuple(run.losses))
+        modules[owner]._buffers[attribute] = buffers.get(name)
+    names = [name for name, _ in run.named_parameters()]
+    trained = Trained(
+        {name: parameters[name] for name in names},
+        {name: buffers.get(name, b) for name, b in run.named_buffers().items()},
+        {name: moments.get(name, {}) for name in names},
+        tuple(run.losses),
+    )
+    return run.model, trained
 
 
 def _compact(t: Tensor) -> Tensor:
