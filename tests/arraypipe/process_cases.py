@@ -64,10 +64,10 @@ from optsched import InputError, JobArray, OptschedError, pipelines
 from optsched.arraypipe import Job, random_schedule, training_run
 from optsched.arraypipe.distributed import backend, messages
 from optsched.arraypipe.distributed import ranks as run_of_ranks
-from optsched.arraypipe.distributed.group import PeerLost
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime.cuda_streams import BlockTimes
+from optsched.arraypipe.runtime.types import PeerLost
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
@@ -540,7 +540,7 @@ def sleeps(ranks: int) -> list[str]:
 
     def train() -> None:
         try:
-            runs.run(array, schedule, 5, backend="process", timeout=5.0)
+            runs.run(array, schedule, 5, backend="process", timeout=3.0)
         finally:
             noticed.touch()
 

@@ -100,11 +100,8 @@ def test_bad_arguments(
     assert sentence in capsys.readouterr().err
 
 
-QUICK = ("recompute", "slots", "no wait for states")
-
-
 def test_on_a_simulated_gpu(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only runs on GPUs is run: all bits are equal, and a missing wait is found."""
+    """What only runs on GPUs is run: all bits are equal, no access races another."""
     slept: set[int] = set()
     with streams(monkeypatch) as machine:
         monkeypatch.setattr(
@@ -112,13 +109,13 @@ def test_on_a_simulated_gpu(check: Any, monkeypatch: pytest.MonkeyPatch) -> None
         )
         monkeypatch.setattr(gpu_parts, "flat_bytes", state.flat_bytes)
         sizes = gpu_parts.Sizes(GPU, 1, tiny=True)
-        chosen = [row for row in gpu_parts.exactness(sizes) if row[0] in QUICK]
+        chosen = [row for row in gpu_parts.exactness(sizes) if row[0] == "slots"]
         monkeypatch.setitem(check.PARTS, "exact", lambda sizes: chosen)
         table = check.Table(None, {})
         check.run(table, ["exact"], sizes)
-    assert [row["holds"] for row in table.rows] == [True] * 4, table.rows
+    assert [row["holds"] for row in table.rows] == [True] * 2, table.rows
     assert len(slept) > 2  # blocks, copies in, copies out
-    assert machine.races  # of the mutant
+    assert machine.races == []
 
 
 @pytest.mark.gpu
@@ -197,7 +194,7 @@ def test_the_clock_follows_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     for (*_, end, _, _), (second, *_, start, _, _, _) in pairwise(found):
         assert start >= end
         assert abs(end - (second - 1) * 10**9) < 300_000  # of two seconds
-    begin = 600 * 1000.1
+    begin, now = 600 * 1000.1, 600.07
     row = [0] * 8
     times.add(row, At(begin), At(begin + 10), [(At(begin + 1), At(begin + 4))])
     times.read()

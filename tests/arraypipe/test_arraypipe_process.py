@@ -34,8 +34,8 @@ SOME: dict[int, dict[str, list[Any]]] = {
         "interrupted": [], "longer": [], "refused": [], "first_forwards": [], "unlike": [],
         "nothing_left": [], "caught": [], "one_rank_cannot": [], "concluded": [], "used_up": [],
         "carried": [], "own_stages": [], "with_losses": [], "streamed": ["exact", 122, 124],
-        "transformers_models": [["gpt2", "llama tied"]], "sleeps": [], "absent": []},
-    4: {"exact": [100, 102], "replicated": [], "replicas_end": []},
+        "transformers_models": [["llama tied"]], "sleeps": [], "absent": []},
+    4: {"exact": [100, 101], "replicated": [], "replicas_end": []},
 }  # fmt: skip
 
 
@@ -89,7 +89,8 @@ def test_replicas_stop_and_fail_together(answers: dict[Any, Any]) -> None:
     found = answers[4, "replicas_end"]
     assert found["status"] == ["stopped", "done"] and 3 <= found["steps"][0] < found["steps"][1]
     assert found["steps"][1] == 9
-    assert all("job job1, stage 1, iteration 2" in words for words in found["failed"])
+    for words in found["failed"]:
+        assert "job job1, stage 1, iteration 2: IndexError" in words
 
 
 CANNOT = {

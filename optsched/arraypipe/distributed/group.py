@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import torch.distributed as dist
 from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
+from optsched.arraypipe.runtime.types import PeerLost
 from optsched.errors import InputError, OptschedError
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 _PATIENCE_S: Final = 600.0  # for all ranks to come
 _SOON_S: Final = 2.0  # for the sentence of a rank that has ended
-
-
-class PeerLost(OptschedError):
-    """Another process has ended or cannot be reached any more."""
 
 
 class Stalled(OptschedError):

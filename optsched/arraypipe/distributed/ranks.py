@@ -87,7 +87,7 @@ class Ranks:
     def leave(self) -> None:
         """Leave the links as things are: peers that wait for this rank get an error at once."""
         if self.replicas is not None:
-            dist.destroy_process_group(self.replicas.group)
+            self.replicas.leave()
             dist.destroy_process_group(self.group.group)
         self.group.group = None  # a reference would keep its connections open
         self.links.leave()

@@ -76,6 +76,12 @@ class Replicas:
                     p.grad = found.clone()
                 begin, k = begin + p.numel(), k + 1
 
+    def leave(self) -> None:
+        """Close the connections, also those of sums that have been started."""
+        self._pending.clear()
+        dist.destroy_process_group(self.group)
+        self.group = None
+
     def mean(self, value: float) -> float:
         """The mean of a number over the replicas."""
         found = torch.tensor(value / self.count, dtype=torch.float64)

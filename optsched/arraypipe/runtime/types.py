@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from optsched.errors import InputError
+from optsched.errors import InputError, OptschedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from optsched.arraypipe.job import Tensors
     from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.runtime.split_backward import Branches
+
+
+class PeerLost(OptschedError):
+    """Another process has ended or cannot be reached any more."""
 
 
 class Payload(NamedTuple):

@@ -16,7 +16,7 @@ from optsched.arraypipe.runtime.blocks import norms_from, total_norm
 from optsched.arraypipe.runtime.losses import Criterion, Weight, factors_of
 from optsched.arraypipe.runtime.stages import move
 from optsched.arraypipe.runtime.state import NotFinite
-from optsched.arraypipe.runtime.types import Norms, Payload
+from optsched.arraypipe.runtime.types import Norms, Payload, PeerLost
 from optsched.errors import InputError, InternalError, OptschedError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Payloads: TypeAlias = "Mapping[int, Payload]"  # by message
 # not the fault of a job, or of a device that does nothing any more: the array cannot go on
-_FATAL = (InternalError, getattr(torch, "AcceleratorError", InternalError))
+_FATAL = (InternalError, PeerLost, getattr(torch, "AcceleratorError", InternalError))
 
 
 class Memory:
