@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import sys
 from dataclasses import replace
@@ -15,7 +14,6 @@ from optsched.arraypipe.callbacks import Progress
 from optsched.arraypipe.checkpoint.states import digest
 from optsched.arraypipe.events import measure_of
 from optsched.arraypipe.job import JobFailed
-from optsched.arraypipe.model.lazy import return_memory
 from optsched.arraypipe.report import predict
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.stages import fresh_model
@@ -75,8 +73,6 @@ def fit(trainer: ArrayTrainer, request: Request, given: ExecutionPlan | None) ->
     if config.verbose and config.is_first:
         callbacks = (Progress(predicted.period_ns), *request.callbacks)
         request = replace(request, callbacks=callbacks)
-    gc.collect()  # what measuring and checking have used
-    return_memory()
     return train(trainer, plan, request, problem)
 
 

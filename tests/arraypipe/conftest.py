@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +45,7 @@ def one_thread() -> Iterator[None]:
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    gc.freeze()  # every run collects garbage: what is imported need not be looked at
     yield
     torch.set_num_threads(before)
 

@@ -590,6 +590,7 @@ def main() -> None:
     """Run all groups; ends with 1 if a rank did."""
     folder, groups = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
+    gc.freeze()
     for number, (ranks, name, *arguments) in enumerate(groups):
         children = []
         for rank in range(ranks):
