@@ -39,7 +39,7 @@ from optsched.io.values import integer
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from torch import Tensor
 
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from optsched.arraypipe.job import Job
     from optsched.arraypipe.runtime.state import JobStage
     from optsched.arraypipe.trainer import ArrayTrainer
+
+    Calls = Iterator[tuple[str, Callable[[], object]]]
 
 REPEATS: Final = 20
 LEAST_REPEATS: Final = 3  # of long blocks
@@ -104,7 +106,7 @@ def measure(
     return Profile(
         device=_device_entry(device),
         stages=tuple(row.entry for row in rows),
-        jobs=tuple(map(_profiled, trainer.jobs, trainer.titles, bench.labels)),
+        jobs=tuple(bench.jobs),
         blocks=tuple(entry for row in rows for entry in row.blocks),
         updates=tuple(entry for row in rows for entry in row.updates),
         link=None if group is None or group.size == 1 else _measured_link(group),
@@ -127,10 +129,8 @@ class _Bench:
     ) -> None:
         self.trainer, self.device, self.split = trainer, device, split
         self.local = range(trainer.n_stages) if local is None else local
-        self.labels = [*map(_label, trainer.jobs, trainer.titles)]
-        self.keys = [
-            (label, j.precision) for label, j in zip(self.labels, trainer.jobs, strict=True)
-        ]
+        self.jobs = [*map(_profiled, trainer.jobs, trainer.titles)]
+        self.keys = [(job.optimizer, job.precision) for job in self.jobs]
         self.stages: dict[tuple[str, str], list[JobStage]] = {}  # by optimizer and precision
         self.feeds: dict[tuple[int, str], Feed] = {}  # by micro-batch size and precision
         self.inputs: dict[tuple[int, str], list[Tensor]] = {}
@@ -202,25 +202,23 @@ class _Bench:
         saved, kept, output = saved_bytes(stage, x, batch.copied(), end)
         gradients = None if stage.last else [torch.ones_like(t) for t in output]
         blocks.backward(stage, 0, gradients)
-        clock = _Clock(self.device)
 
-        def once() -> None:
+        def once() -> Calls:
             given = [tuple(blocks.leaf(t.clone()) for t in x) for _ in range(2)]
             batches = [batch.copied() for _ in range(2)]
             first = (given[0], batches[0], 1, end, False)
-            clock.timed("forward", partial(blocks.forward, stage, 0, *first))
+            yield "forward", partial(blocks.forward, stage, 0, *first)
             if self.split:
-                backward = partial(blocks.backward, stage, 0, gradients, split=True)
-                clock.timed("input_gradient", backward)
-                clock.timed("weight", partial(blocks.backward_weights, stage, 0))
+                yield "input_gradient", partial(blocks.backward, stage, 0, gradients, split=True)
+                yield "weight", partial(blocks.backward_weights, stage, 0)
             stage.kept.clear()
             blocks.forward(stage, 0, given[1], batches[1], 1, end, True)
-            clock.timed("recompute", partial(blocks.recompute, stage, 0))
-            clock.timed("backward", partial(blocks.backward, stage, 0, gradients))
+            yield "recompute", partial(blocks.recompute, stage, 0)
+            yield "backward", partial(blocks.backward, stage, 0, gradients)
 
         crossing = () if stage.last else output
         entry = BlockEntry(
-            stage=stage.index, batch=size, dtype=precision, **clock.repeated(once),
+            stage=stage.index, batch=size, dtype=precision, **_medians(self.device, once),
             saved_bytes=saved, input_bytes=kept, output_bytes=boundary_bytes(crossing),
             gradient_bytes=boundary_bytes(t for t in crossing if t.requires_grad),
         )  # fmt: skip
@@ -231,17 +229,16 @@ class _Bench:
 
     def update(self, stage: JobStage, job: Job, label: str) -> UpdateEntry:
         """Time of the update of a stage; learning-rate schedulers take no step."""
-        stage.scheduler, clock = None, _Clock(self.device)
-        norm = torch.ones((), device=self.device)
+        stage.scheduler, norm = None, torch.ones((), device=self.device)
 
-        def once() -> None:
+        def once() -> Calls:
             for _, parameter in stage.parameters:
                 if parameter.grad is None and parameter.requires_grad:
                     parameter.grad = torch.full_like(parameter, 1e-3)
-            clock.timed("time", partial(blocks.update, stage, job.clip_norm, norm, 1.0))
+            yield "time", partial(blocks.update, stage, job.clip_norm, norm, 1.0)
 
         precision: Any = job.precision
-        times = clock.repeated(once)
+        times = _medians(self.device, once)
         return UpdateEntry(stage=stage.index, optimizer=label, dtype=precision, **times)
 
 
@@ -251,52 +248,42 @@ def _random(form: Tensor, device: torch.device) -> Tensor:
     return made.normal_().requires_grad_(form.requires_grad) if made.is_floating_point() else made
 
 
-class _Clock:
-    """Times of blocks by their names; on a GPU between two events of its stream."""
+def _medians(device: torch.device, once: Callable[[], Calls]) -> dict[str, int]:
+    """Median nanoseconds of calls by name; on a GPU between two events of its stream."""
+    gpu = on_gpu(device)
 
-    def __init__(self, device: torch.device) -> None:
-        self.gpu = device if on_gpu(device) else None
-        self.rows: dict[str, list[tuple[Any, Any]]] = {}
-
-    def timed(self, name: str, call: Callable[[], object]) -> None:
-        """Call a function and note its time."""
-        began = self._now()
-        call()
-        self.rows.setdefault(name, []).append((began, self._now()))
-
-    def _now(self) -> Any:
-        if self.gpu is None:
+    def mark() -> Any:
+        if not gpu:
             return perf_counter_ns()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def repeated(self, once: Callable[[], None]) -> dict[str, int]:
-        """Warm up and repeat, for a bounded time; median nanoseconds."""
-        for _ in range(WARM_UPS):
-            once()
-        self.rows.clear()
-        began_ns = perf_counter_ns()
-        for n in range(REPEATS):
-            if n >= LEAST_REPEATS and perf_counter_ns() - began_ns > LONG_NS:
-                break
-            once()
-            if self.gpu is not None:
-                torch.cuda.synchronize(self.gpu)
-        return {
-            name: max(1, round(median(map(self._between, row)))) for name, row in self.rows.items()
-        }
+    rows: dict[str, list[tuple[Any, Any]]] = {}
+    began_ns = perf_counter_ns()
+    for n in range(-WARM_UPS, REPEATS):
+        if n == 0:
+            rows, began_ns = {}, perf_counter_ns()
+        if n >= LEAST_REPEATS and perf_counter_ns() - began_ns > LONG_NS:
+            break
+        for name, call in once():
+            began = mark()
+            call()
+            rows.setdefault(name, []).append((began, mark()))
+        if gpu:
+            torch.cuda.synchronize(device)
+    times = {
+        name: [1e6 * began.elapsed_time(end) if gpu else end - began for began, end in row]
+        for name, row in rows.items()
+    }
+    return {name: max(1, round(median(row))) for name, row in times.items()}
 
-    def _between(self, row: tuple[Any, Any]) -> float:
-        began, ended = row
-        return ended - began if self.gpu is None else 1e6 * began.elapsed_time(ended)  # type: ignore[no-any-return]
 
-
-def _profiled(job: Job, title: str, label: str) -> ProfiledJob:
+def _profiled(job: Job, title: str) -> ProfiledJob:
     precision: Any = job.precision
     return ProfiledJob(
         name=title, batch_size=job.batch_size, microbatches=job.microbatches,
-        recompute=job.recompute, precision=precision, optimizer=label,
+        recompute=job.recompute, precision=precision, optimizer=_label(job, title),
         update="global" if waits_for_all(job) else "fused",
     )  # fmt: skip
 
