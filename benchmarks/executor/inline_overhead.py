@@ -44,13 +44,14 @@ def array(width: int, batch: int, steps: int) -> float:
 
     class Clock(Callback):
         def on_step(self, job: Job, iteration: int, loss: float) -> None:
-            marks.append(time.process_time())
+            if iteration in (1, steps + 1):  # looking at this clock costs as much as a block
+                marks.append(time.process_time())
 
     trainer.fit(
         jobs, steps + 2, schedule=random_schedule([1] * JOBS, 2, seed=1), callbacks=[Clock()],
         config=RunConfig(check=0, verbose=False),
     )  # fmt: skip
-    return (marks[-1] - marks[2 * JOBS - 1]) / steps
+    return (marks[-1] - marks[JOBS - 1]) / steps
 
 
 def bare(width: int, batch: int, steps: int) -> float:

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.checkpoint.weights import read_weights
     from optsched.arraypipe.job import Job, JobFailed
     from optsched.arraypipe.options import RunConfig
-    from optsched.arraypipe.plan.orders import random_schedule
-    from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan
+    from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, random_schedule
     from optsched.arraypipe.profile import Profile
     from optsched.arraypipe.report import Report
     from optsched.arraypipe.sweep import ArraySweep, SweepResult
@@ -26,7 +25,7 @@ _MODULES = {
     "JobFailed": "job", "Profile": "profile", "Report": "report",
     "RunConfig": "options", "RunResult": "trainer",
     "SweepResult": "sweep", "advise": "advice",
-    "compile_plan": "plan.plan", "random_schedule": "plan.orders",
+    "compile_plan": "plan.plan", "random_schedule": "plan.plan",
     "read_weights": "checkpoint.weights",
 }  # fmt: skip
 

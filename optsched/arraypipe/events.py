@@ -13,7 +13,6 @@ from optsched.arraypipe.callbacks import Callback
 from optsched.arraypipe.checkpoint.files import copied
 from optsched.arraypipe.job import Job
 from optsched.arraypipe.model.split import shard
-from optsched.arraypipe.runtime.blocks import trained_now
 from optsched.arraypipe.runtime.data import as_tuples, brought, cast, cut_batch, target_of
 from optsched.arraypipe.runtime.environment import global_state_kept, on_gpu
 from optsched.arraypipe.runtime.losses import counts_of, loss_in, samples_of
@@ -99,21 +98,12 @@ class Events:
             self.folder.mark_best(run, done, value, self.trainer.config.mode == "max")
 
     def on_loss(self, run: JobRun, iteration: int, loss: float) -> None:
-        """Call `on_step`; on ranks, refuse changes of stages that another rank trains."""
+        """Call `on_step`."""
         ranks, callbacks = self.ranks, self.request.callbacks
         if not callbacks or not (ranks is None or ranks.reports(run)):
             return
-        here = range(len(run.stages)) if ranks is None else ranks.stages_of(run)
-        remote = [stage for stage in run.stages if stage.index not in here]
-        before = [trained_now(stage) for stage in remote]
         for callback in callbacks:
             callback.on_step(run.job, iteration, loss)
-        for stage, trained in zip(remote, before, strict=True):
-            if trained_now(stage) != trained:
-                raise InputError(
-                    f"on_step: changes requires_grad of job {run.title}, stage {stage.index}, "
-                    f"which another rank trains; let the forward of the model change it"
-                )
         self._evaluate_newest(run.job)
 
     def next_job(self, ended: Job, jobs: Sequence[Job]) -> Job | None:

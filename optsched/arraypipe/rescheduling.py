@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from optsched.arraypipe.plan.orders import without
-from optsched.arraypipe.plan.plan import compile_plan
+from optsched.arraypipe.plan.plan import compile_plan, without
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.errors import InputError, OptschedError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from optsched.arraypipe.callbacks import Callback, is_first_rank
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.options import RunConfig
-from optsched.arraypipe.plan.orders import without
+from optsched.arraypipe.plan.plan import without
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.errors import InputError, MissingExtra
 from optsched.io.values import integer, number

@@ -19,17 +19,16 @@ except ModuleNotFoundError:
     raise MissingExtra("train_alone", "torch") from None
 
 from optsched.arraypipe.model.calls import cut_alone
-from optsched.arraypipe.model.inputs import mapped, tensors_in
+from optsched.arraypipe.model.inputs import mapped, tensors_in, unchanged
 from optsched.arraypipe.runtime.data import cut_batch, target_of
 from optsched.arraypipe.runtime.losses import (
     Criterion,
     NotMean,
     check_trained,
     difference,
-    evaluating,
     factors_of,
 )
-from optsched.arraypipe.runtime.types import autocast
+from optsched.arraypipe.runtime.state import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,38 +81,29 @@ def train_alone(
         in an `nn.Sequential`.
     steps
         Number of iterations, from the initial weights.
-    device
-        Where to train.
     weight
         Weight of a micro-batch, as `ArrayTrainer` takes it.
-
-    Returns
-    -------
-    Trained
-        Final parameters, buffers and optimizer states, and the losses.
     """
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
-        alone = _Alone(_model(build_model, job), job, loss, weight, torch.device(device))
-        cut_alone(alone.model, _names(alone.model, cuts), alone.reseed)
+        torch.manual_seed(job.seed)
+        model = build_model(**job.model)
+        if isinstance(model, (list, tuple, torch.nn.ModuleList)):
+            model = torch.nn.Sequential(*model)
+        if job.init is not None:
+            model.load_state_dict(torch.load(job.init, weights_only=True))
+        alone = _Alone(model, job, loss, weight, torch.device(device))
+        children = list(model._modules)
+        names = [children[cut] if isinstance(cut, int) else cut for cut in cuts]
+        cut_alone(model, names, alone.reseed)
         batches = iter(data(job, 0))
         losses = [alone.step(iteration, next(batches)) for iteration in range(steps)]
     optimizer = alone.optimizer
     return Trained(
         {name: p.detach() for name, p in alone.named},
-        alone.buffers(),
+        {key + name: b for key, part in alone.parts for name, b in part.named_buffers()},
         {n: dict(optimizer.state[p]) if p in optimizer.state else {} for n, p in alone.masters},
         tuple(losses),
     )
-
-
-def _model(build_model: Callable[..., torch.nn.Module], job: Job) -> torch.nn.Module:
-    torch.manual_seed(job.seed)
-    model = build_model(**job.model)
-    if isinstance(model, (list, tuple, torch.nn.ModuleList)):
-        model = torch.nn.Sequential(*model)
-    if job.init is not None:
-        model.load_state_dict(torch.load(job.init, weights_only=True))
-    return model
 
 
 class _Alone:
@@ -129,13 +119,13 @@ class _Alone:
     ) -> None:
         self.model, self.job, self.place = model, job, place
         self.loss = deepcopy(loss) if isinstance(loss, torch.nn.Module) else loss
-        self.modules = [m for m in (model, self.loss) if isinstance(m, torch.nn.Module)]
-        self.dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(job.precision)
-        for module in self.modules:
-            module.to(place, self.dtype)
-        self.named = list(model.named_parameters())
+        self.parts = [("", model)]
         if isinstance(self.loss, torch.nn.Module):
-            self.named += [(f"loss.{n}", p) for n, p in self.loss.named_parameters()]
+            self.parts.append(("loss.", self.loss))
+        self.dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(job.precision)
+        for _, part in self.parts:
+            part.to(place, self.dtype)
+        self.named = [(key + n, p) for key, part in self.parts for n, p in part.named_parameters()]
         self.masters = self.named
         if job.precision == "bf16":  # the optimizer works on a float32 copy
             self.masters = [
@@ -147,13 +137,6 @@ class _Alone:
         self.scaler = torch.amp.GradScaler(place.type, enabled=job.precision == "amp-fp16")
         self.factors = factors_of(loss, weight, model)
         self.now = 0, 0  # iteration, micro-batch
-
-    def buffers(self) -> dict[str, torch.Tensor]:
-        """Buffers of the model and of the loss."""
-        rows = dict(self.model.named_buffers())
-        if isinstance(self.loss, torch.nn.Module):
-            rows |= {f"loss.{name}": b for name, b in self.loss.named_buffers()}
-        return rows
 
     def reseed(self, stage: int) -> None:
         """Seed the random numbers of a stage."""
@@ -168,10 +151,12 @@ class _Alone:
         self.reseed(0)
         return x.copied().call(self.model)
 
-    def target(self, part: Any) -> Any:
-        """What the loss compares the output with."""
+    def loss_of(self, output: Any, part: Any, factor: float) -> torch.Tensor:
+        """The loss of a micro-batch, times its factor."""
         target = target_of(part)
-        return mapped(target, lambda t: t.to(self.place)) if tensors_in(target) else target
+        if tensors_in(target):
+            target = mapped(target, lambda t: t.to(self.place))
+        return Criterion(self.loss, target, factor)(output)
 
     def step(self, iteration: int, batch: Any) -> float:
         """Train one iteration; its loss."""
@@ -185,7 +170,7 @@ class _Alone:
             self.now = iteration, m
             with autocast(self.job.precision, self.place):
                 output = self.output(x)
-                weighted = Criterion(self.loss, self.target(part), factor)(output)
+                weighted = self.loss_of(output, part, factor)
             if not iteration and not m:
                 check_trained(weighted, tensors_in(output), [p for _, p in self.named])
             torch.autograd.backward(self.scaler.scale(weighted))
@@ -195,9 +180,10 @@ class _Alone:
 
     def _update(self, value: float) -> None:
         copies = list(zip(self.masters, self.named, strict=True))
-        if self.masters is not self.named:
-            for (_, master), (_, p) in copies:
-                master.grad = None if p.grad is None else p.grad.float()
+        if self.masters is self.named:
+            copies = []
+        for (_, master), (_, p) in copies:
+            master.grad = None if p.grad is None else p.grad.float()
         self.scaler.unscale_(self.optimizer)
         if self.job.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_([p for _, p in self.masters], self.job.clip_norm)
@@ -208,12 +194,11 @@ class _Alone:
         elif self.scheduler is not None:
             self.scheduler.step()
         python_numbers(self.optimizer, self.scheduler)
-        if self.masters is not self.named:
-            with torch.no_grad():
-                for (_, master), (_, p) in copies:
-                    p.copy_(master)
-        for module in self.modules:
-            module.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for (_, master), (_, p) in copies:
+                p.copy_(master)
+        for _, part in self.parts:
+            part.zero_grad(set_to_none=True)
 
     def _compare(self, batch: Any, rows: Sequence[Any], factors: Sequence[float]) -> None:
         """Refuse weights with which micro-batches do not add up to the batch.
@@ -222,7 +207,7 @@ class _Alone:
         """
 
         def value(x: Inputs, part: Any) -> torch.Tensor:
-            return Criterion(self.loss, self.target(part), 1.0)(self.output(x))
+            return self.loss_of(self.output(x), part, 1.0)
 
         def size(x: Inputs) -> float:
             tensors = [t for t in tensors_in(self.output(x)) if t.is_floating_point() and t.dim()]
@@ -230,12 +215,14 @@ class _Alone:
 
         calls = [partial(value, *row) for row in rows]
         (x,), (whole,) = cut_batch(batch, 1)
+        modules = [part for _, part in self.parts]
         try:
-            with evaluating(self.modules):
+            with unchanged(modules):  # attributes such as `training`, too
+                for part in modules:
+                    part.eval()
                 once = value(x, whole).item()
-                sentence = difference(
-                    partial(value, x, whole), calls, factors, [p for _, p in self.named]
-                )
+                trained = [p for _, p in self.named if p.requires_grad]
+                sentence = difference(partial(value, x, whole), calls, factors, trained)
                 if not sentence or once != value(x, whole).item():
                     return
                 of_whole, of_parts = size(x), math.fsum(size(part) for part, _ in rows)
@@ -245,12 +232,6 @@ class _Alone:
             return
         if abs(of_whole - of_parts) <= 1e-3 * of_whole:
             raise NotMean(sentence)
-
-
-def _names(model: torch.nn.Module, cuts: Sequence[str | int]) -> list[str]:
-    """Names of the blocks at which stages begin."""
-    children = list(model._modules)
-    return [children[cut] if isinstance(cut, int) else cut for cut in cuts]
 
 
 def differences(got: Trained, alone: Trained) -> list[str]:

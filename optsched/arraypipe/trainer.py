@@ -16,8 +16,7 @@ from optsched.arraypipe.model.calls import UNCUT
 from optsched.arraypipe.model.cuts import Stages, check_cut, cut_of
 from optsched.arraypipe.model.split import split, tied_pairs
 from optsched.arraypipe.options import Request, RunConfig
-from optsched.arraypipe.plan.orders import random_schedule
-from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, routes
+from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, random_schedule, routes
 from optsched.arraypipe.profile import Profile
 from optsched.arraypipe.report import RunLog, compare, measured
 from optsched.arraypipe.rescheduling import misfit

@@ -28,7 +28,7 @@ from optsched.arraypipe.model.split import (
 from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, moved
 from optsched.arraypipe.report import RunLog
 from optsched.arraypipe.rescheduling import Rescheduling
-from optsched.arraypipe.runtime.data import Feed, check_resumable
+from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import (
     deterministic,
     device_of,
@@ -37,8 +37,7 @@ from optsched.arraypipe.runtime.environment import (
     on_first_interrupt,
     on_gpu,
 )
-from optsched.arraypipe.runtime.first_forward import FirstForward, pass_over, rehearse
-from optsched.arraypipe.runtime.inline import InlineBackend
+from optsched.arraypipe.runtime.inline import FirstForward, InlineBackend, pass_over, rehearse
 from optsched.arraypipe.runtime.stages import drop, fresh_stages, take_off
 from optsched.arraypipe.runtime.state import JobRun, JobStage
 from optsched.arraypipe.runtime.worker import Memory, Worker, reason, unbound
@@ -85,7 +84,7 @@ def train(
                 ranks = Ranks(plan, config.timeout, config.device, config.replicas)
                 ranks.agree(_shared_settings(trainer, plan, request))
             device = device_of(config.device) if ranks is None else ranks.device
-            deterministic([device])
+            deterministic(device)
             if on_gpu(device):
                 torch.cuda.set_device(device)
             return ArrayRun(trainer, plan, request, device, ranks).train(problem)
@@ -98,7 +97,6 @@ def folder_of(trainer: ArrayTrainer, request: Request) -> CheckpointFolder | Non
     """Return where checkpoints are written and read, None without ``checkpoint=``."""
     if request.checkpoint is None:
         return None
-    check_resumable(trainer.data)
     config = trainer.config
     return CheckpointFolder(Path(request.checkpoint), trainer.cuts, config.every, config.keep)
 
@@ -452,7 +450,7 @@ class ArrayRun:
             "threads": torch.get_num_threads(),
             "optsched": __version__,
             "plan_sha256": self.plan.schedule.sha256,
-            **gpu_settings([self.builder.device]),
+            **gpu_settings(self.builder.device),
         }
         if ranks is not None:
             provenance["clock_error_ns"] = uncertainty_ns

@@ -9,8 +9,7 @@ import numpy as np
 
 from optsched import JobArray
 from optsched.analysis.rolling import rolling
-from optsched.arraypipe.plan.orders import topological
-from optsched.arraypipe.plan.plan import routes
+from optsched.arraypipe.plan.plan import routes, topological
 from optsched.arraypipe.plan.segments import Segment, Walk
 from optsched.model.schedule import Rows
 from optsched.solving.solution import PeriodicOrders

@@ -70,20 +70,6 @@ class InPlace(nn.Module):
         return self.inner(x.add_(1)) if k == 2 else self.inner(x)
 
 
-class Unfrozen(nn.Module):
-    """A backbone that is frozen, or not, by what the batch is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(_WIDTH, _WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Every parameter by itself."""
-        self.inner.weight.requires_grad_(bool(_drawn(2)))
-        self.inner.bias.requires_grad_(bool(_drawn(2)))
-        return torch.tanh(self.inner(x))
-
-
 class Pair(nn.Module):
     """Two tensors of which each needs a gradient now and then; in between halves of one."""
 
@@ -121,21 +107,6 @@ class Toggled(nn.Linear):
         return super().forward(x)
 
 
-class Tied(nn.Module):
-    """An embedding and its decoder; the first decides whether their weight is trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.middle = Toggled(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
-        self.second, self.last = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 4)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores."""
-        found: Tensor = self.last(self.second(self.middle(self.first(x))))
-        return found
-
-
 def _chain(kind: Callable[[], nn.Module], *end: Callable[[], nn.Module]) -> nn.Sequential:
     return nn.Sequential(*(kind() for _ in range(3)), *(made() for made in end), nn.Linear(6, 4))
 
@@ -144,9 +115,7 @@ KINDS: Final[dict[str, tuple[Callable[[], nn.Module], Any]]] = {
     "depth": (partial(_chain, Depth), [1, 2]),
     "experts": (partial(_chain, Expert), [1, 2]),
     "in place": (partial(_chain, InPlace), [1, 2]),
-    "unfrozen": (partial(_chain, Unfrozen), [1, 2]),
     "pairs": (partial(_chain, Pair, Joined), [1, 2]),
-    "tied": (Tied, ["middle", "second"]),
 }
 """Model of three stages, and how to cut it."""
 
@@ -154,7 +123,7 @@ KINDS: Final[dict[str, tuple[Callable[[], nn.Module], Any]]] = {
 def branching(kind: str, seed: int, **options: Any) -> tuple[ArrayTrainer, Schedule]:
     """Two jobs, one of which recomputes, and an order; the seed says when branches are taken."""
     build, stages = KINDS[kind]
-    parts = (1, 1) if kind == "tied" else (2, 1 + seed % 3)
+    parts = (2, 1 + seed % 3)
     jobs = [
         Job(2 * seed, 6, sgd, microbatches=parts[0], recompute=bool(seed % 2)),
         Job(2 * seed + 1, 7, adamw, microbatches=parts[1], recompute=not seed % 2),

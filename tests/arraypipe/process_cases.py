@@ -67,7 +67,7 @@ from optsched.arraypipe.distributed import ranks as run_of_ranks
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime.cuda_streams import BlockTimes
-from optsched.arraypipe.runtime.types import PeerLost
+from optsched.arraypipe.runtime.state import PeerLost
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from optsched.arraypipe.distributed.messages import (
 )
 from optsched.arraypipe.plan.plan import routes
 from optsched.arraypipe.plan.segments import Segment, device_stream
-from optsched.arraypipe.runtime.types import Payload
+from optsched.arraypipe.runtime.state import Payload
 
 CPU = torch.device("cpu")
 

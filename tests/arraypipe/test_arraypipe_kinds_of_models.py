@@ -246,7 +246,7 @@ def test_a_shared_base_that_changes_is_refused() -> None:
     )  # fmt: skip
     assert [job.status for job in jobs] == ["failed", "failed"]
     for job in jobs:
-        assert "have the same '0.inner.weight', which is trained in stage 0" in str(job.error)
+        assert "requires_grad of '0.inner.weight' (stage 0) has changed" in str(job.error)
 
 
 class Normed(torch.optim.SGD):

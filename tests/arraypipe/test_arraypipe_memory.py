@@ -27,7 +27,7 @@ from optsched.arraypipe.plan.types import Instance
 from optsched.arraypipe.rescheduling import Replanner, Rescheduling
 from optsched.arraypipe.runtime import worker
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages
-from optsched.arraypipe.runtime.types import Kept
+from optsched.arraypipe.runtime.state import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from optsched import InputError, JobArray, Rows, Schedule, verify
 from optsched.arraypipe import compile_plan, random_schedule
 from optsched.arraypipe.memory.budget import budget
-from optsched.arraypipe.plan.orders import topological, without
+from optsched.arraypipe.plan.plan import topological, without
 from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from torch import nn
 
 from optsched import InputError, JobArray, JobShop, verify
 from optsched.arraypipe import Job, random_schedule, rescheduling, training_run
-from optsched.arraypipe.plan.orders import without
-from optsched.arraypipe.plan.plan import compile_plan
+from optsched.arraypipe.plan.plan import compile_plan, without
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime import inline

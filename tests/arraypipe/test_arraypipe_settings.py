@@ -19,7 +19,7 @@ from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.job import PRECISIONS
 from optsched.arraypipe.runtime import environment
-from optsched.arraypipe.runtime.types import LossScale
+from optsched.arraypipe.runtime.state import LossScale
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_the_scale_is_that_of_torch(found: list[bool]) -> None:
             weight.grad = torch.tensor([float("inf")])
         theirs.step(torch.optim.SGD([weight], lr=0.1))
         theirs.update()
-        with patch("optsched.arraypipe.runtime.types._INTERVAL", 3):
+        with patch("optsched.arraypipe.runtime.state._INTERVAL", 3):
             ours.update(not infinite)
         assert ours.scale == theirs.get_scale()
 

@@ -18,7 +18,7 @@ from strategies import periodic_schedules, schedules, spoilt
 
 from optsched import JobArray, pipelines
 from optsched.analysis.occupancy import bars, setups
-from optsched.arraypipe.plan.orders import random_schedule
+from optsched.arraypipe.plan.plan import random_schedule
 from optsched.errors import InputError, MissingExtra
 from optsched.model.schedule import Resource, Rows, Schedule
 from optsched.plots import gantt

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan.segments import Change, Segment
     from optsched.arraypipe.plan.types import Copied, Instance, Record
     from optsched.arraypipe.rescheduling import Decision
-    from optsched.arraypipe.runtime.state import JobRun
-    from optsched.arraypipe.runtime.types import Payload
+    from optsched.arraypipe.runtime.state import JobRun, Payload
 
 
 @dataclass(eq=False)
@@ -70,15 +69,10 @@ class ProcessBackend(Backend):
         queues, clock = self.queues, time.perf_counter_ns
         inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
         runs = [self.runs[segment.slots[block.job]] for block in segment.plan.blocks]
-        cycle, local = -1, [b for b in segment.plan.blocks if b.device == self.device]
-        self.past.limit = max(self.past.limit, 3 * len(local))
         self.settle(segment)  # before any message: it takes memory
         queues.open(segment, number)
         for now in device_stream(segment, self.device):
             self.now, (operation, _, iteration) = now, now
-            if now.cycle != cycle:
-                cycle = now.cycle
-                self.forget(self.past.limit // 2)
             queues.waited_ns = 0
             received = {
                 k: self.local.pop(k) if channel_of[k] < 0 else queues.receive(k, iteration)

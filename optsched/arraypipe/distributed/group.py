@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import torch.distributed as dist
 from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
-from optsched.arraypipe.runtime.types import PeerLost
+from optsched.arraypipe.runtime.state import PeerLost
 from optsched.errors import InputError, OptschedError
 
 if TYPE_CHECKING:

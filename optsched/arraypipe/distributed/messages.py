@@ -23,7 +23,7 @@ from optsched.arraypipe.distributed.group import Stalled, lost
 from optsched.arraypipe.plan.segments import device_stream
 from optsched.arraypipe.runtime.cuda_streams import ALIGNMENT, shift_of, staging
 from optsched.arraypipe.runtime.environment import on_gpu
-from optsched.arraypipe.runtime.types import Payload
+from optsched.arraypipe.runtime.state import Payload
 from optsched.errors import InternalError, OptschedError
 
 if TYPE_CHECKING:

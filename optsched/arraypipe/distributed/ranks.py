@@ -21,8 +21,7 @@ from optsched.arraypipe.model.split import states_by_name
 from optsched.arraypipe.plan.segments import places
 from optsched.arraypipe.plan.types import Copied, Record
 from optsched.arraypipe.runtime.environment import device_of
-from optsched.arraypipe.runtime.first_forward import FirstForward
-from optsched.arraypipe.runtime.inline import since
+from optsched.arraypipe.runtime.inline import FirstForward, since
 from optsched.arraypipe.train_alone import Trained
 from optsched.errors import InputError
 
@@ -154,7 +153,6 @@ class Ranks:
         if self.links.rank:
             return records
         cuts, left_out, *_ = zip(*rows, strict=True)
-        backend.run_plan.forget(max(cuts)[0])
         found: list[Record] = []
         copies: list[Copied] = []
         for (_, _, blocks, moves), begun, ended in zip(rows, self.before, after, strict=True):

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Copied, Instance
+    from optsched.arraypipe.runtime.cuda_streams import Pause
     from optsched.arraypipe.runtime.state import JobRun, JobStage
-    from optsched.arraypipe.runtime.types import Pause
 
 
 class DeviceSlots(Transfers):

@@ -1,30 +1,34 @@
-"""A schedule compiled for execution: block lists, recurrent arcs, messages, proof of liveness."""
+"""A schedule compiled for execution: block lists, recurrent arcs, messages, proof of liveness.
+
+Also orders that no solver has made: drawn at random, or what is left of one without some jobs.
+"""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.arraypipe.plan.checks import (
-    blocks_only,
+from optsched.arraypipe.plan.types import (
+    Block,
+    Channel,
+    Message,
+    Routes,
     check_memory,
     check_microbatches,
     check_together,
     identify,
 )
-from optsched.arraypipe.plan.types import Channel, Message, Routes
 from optsched.errors import CyclicOrder, InputError
 from optsched.io.text import NANOSECONDS
-from optsched.model.graph import check_permutations
-from optsched.model.schedule import Arcs, Schedule
+from optsched.model.graph import check_permutations, evaluate, scheduled
+from optsched.model.schedule import Arcs, Resource, Rows, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from optsched.arraypipe.plan.types import Block
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 
 class RecurrentArc(NamedTuple):
@@ -38,33 +42,20 @@ class RecurrentArc(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ExecutionPlan:
-    """What the executor runs: made by `compile`, which has checked that it is complete and live.
+    """What the executor runs: made by `compile_plan`, which has checked that it is live.
 
     Device d repeats ``sequences[d]`` for cycles c = 0, 1, 2, ...; an operation with offset o, copy
     a, of a job with r copies a cycle, then runs iteration ``(c - o) * r + a`` of its job and is
     skipped where the job has no such iteration.
-
-    Parameters
-    ----------
-    schedule
-        The document it was compiled from.
-    sequences
-        Operations per device in their binding order.
-    together
-        As given to `compile`.
-    blocks
-        One per operation; a mark (kind ``"end"``) has device -1.
-    n_stages, microbatches, copies
-        Stages of every job; micro-batches and iterations a cycle per job.
     """
 
-    schedule: Schedule
-    sequences: tuple[tuple[int, ...], ...]
+    schedule: Schedule  # the document it was compiled from
+    sequences: tuple[tuple[int, ...], ...]  # operations per device in their binding order
     together: frozenset[int]
-    blocks: tuple[Block, ...]
-    n_stages: int
-    microbatches: tuple[int, ...]
-    copies: tuple[int, ...]
+    blocks: tuple[Block, ...]  # one per operation; a mark (kind ``"end"``) has device -1
+    n_stages: int  # of every job
+    microbatches: tuple[int, ...]  # per job,
+    copies: tuple[int, ...]  # and its iterations a cycle
 
     @cached_property
     def arcs(self) -> tuple[RecurrentArc, ...]:
@@ -103,12 +94,12 @@ class ExecutionPlan:
 
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
-        """Pairs (job, stage) whose recompute is an operation of its own."""
+        """Pairs (job, stage) with blocks for recomputation."""
         return frozenset((b.job, b.stage) for b in self.blocks if b.kind == "R")
 
     @cached_property
     def split(self) -> frozenset[tuple[int, int]]:
-        """Pairs (job, stage) whose gradients of weights have blocks of their own."""
+        """Pairs (job, stage) with blocks for the gradients of weights."""
         return frozenset((b.job, b.stage) for b in self.blocks if b.kind == "W")
 
     @cached_property
@@ -146,10 +137,7 @@ class ExecutionPlan:
     @cached_property
     def latest(self) -> tuple[int, ...]:
         """Largest offset of every job."""
-        rows = [0] * self.n_jobs
-        for block in self.blocks:
-            rows[block.job] = max(rows[block.job], block.offset)
-        return tuple(rows)
+        return tuple(max(b.offset for b in self.blocks if b.job == j) for j in range(self.n_jobs))
 
     @cached_property
     def turns(self) -> tuple[tuple[int, int, int], ...]:
@@ -171,14 +159,6 @@ class ExecutionPlan:
         )
 
     @cached_property
-    def reported(self) -> tuple[bool, ...]:
-        """Per operation whether callbacks follow it: forwards of the last stage, and updates."""
-        last = self.n_stages - 1
-        return tuple(
-            self.updates[b.operation] or (b.kind == "F" and b.stage == last) for b in self.blocks
-        )
-
-    @cached_property
     def waits(self) -> tuple[tuple[RecurrentArc, ...], ...]:
         """Arcs by head."""
         rows: list[list[RecurrentArc]] = [[] for _ in self.blocks]
@@ -187,37 +167,24 @@ class ExecutionPlan:
         return tuple(map(tuple, rows))
 
 
-_SHOWN = 24  # blocks of a cycle that a message lists
+_LISTED = 24  # blocks of a cycle that a message lists
 
 
-def compile_plan(
-    schedule: Schedule,
-    *,
-    together: Collection[int] = (),
-) -> ExecutionPlan:
+def compile_plan(schedule: Schedule, *, together: Collection[int] = ()) -> ExecutionPlan:
     """Turn a schedule document into a plan, or say in one sentence why it cannot be run.
 
     Dependencies follow from the labels of the blocks; further arcs of the document are kept.
     ``sequences`` are binding, ``starts`` only predict. A document without period is repeated for
     ever with offsets 0, every job starting its next iteration when its own update is done.
 
-    Parameters
-    ----------
-    schedule
-        A scheduled document with operations of the kinds F, B, R, U, or I and W instead of B (and
-        end marks). Messages and
-        copies of states, which a trace has, are left out together with their links, and its
-        iterations are counted from the first one of each job.
-    together
-        Jobs whose updates wait for the last gradient of all stages, as gradient clipping and
-        schedulers that need a metric do; they need update blocks.
+    Updates of the jobs in `together` wait for the last gradient of all stages, as gradient clipping
+    and schedulers that need a metric do; they need update blocks.
 
     Raises
     ------
     InputError
-        A block is missing, doubled or foreign, holds no or several resources, is of another kind;
-        a job has one stage on two devices, or micro-batches out of order (sums of gradients depend
-        on it); memory is exceeded; a job of `together` has no update blocks.
+        Blocks are missing, doubled, of another kind or on several devices, micro-batches out of
+        order (sums of gradients depend on it), or memory is exceeded.
     CyclicOrder
         Orders and dependencies contradict each other; the message has the blocks on the cycle.
     """
@@ -225,19 +192,7 @@ def compile_plan(
         raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
     if schedule.sequences is None:
         raise InputError("this graph is not scheduled: it has no sequences")
-    schedule = _counted_from_zero(blocks_only(schedule))
-    assert schedule.sequences is not None
-    try:
-        labels = identify(schedule)
-    except InputError as error:
-        if "executor" not in schedule.provenance:
-            raise
-        raise InputError(
-            f"{error}; a trace can be run again if every job of the run has blocks in it (a job "
-            f"that was complete before has none) and only whole iterations (a job that has failed, "
-            f"or whose beginning was left out of a long trace, may have others); here iterations "
-            f"count from each job's first"
-        ) from error
+    labels = identify(schedule)
     check_together(together, labels[0], len(labels[2]))
     sequences = tuple(map(tuple, schedule.sequences.to_lists()))
     plan = ExecutionPlan(schedule, sequences, frozenset(together), *labels)
@@ -248,34 +203,17 @@ def compile_plan(
     return plan
 
 
-def _counted_from_zero(schedule: Schedule) -> Schedule:
-    """A document whose jobs all begin with iteration 0; periodic ones are given back as they are.
-
-    Iterations of a trace count from the job's seed: those of a run that went on from checkpoints
-    begin where each job did, those of a long run where its memory does.
-    """
-    if schedule.period or not schedule.n_operations:
-        return schedule
-    jobs, place = np.unique(schedule.job, return_inverse=True)
-    first = np.full(len(jobs), np.iinfo(np.int64).max)
-    np.minimum.at(first, place, schedule.iteration)
-    before = first[place]
-    return replace(schedule, iteration=schedule.iteration - before) if before.any() else schedule
-
-
 def _check_live(plan: ExecutionPlan) -> None:
     """Refuse orders with blocks that wait for each other for ever."""
     try:
         assert plan.least_period
     except CyclicOrder as error:
         cycle = error.cycle
-        path = " -> ".join(str(plan.blocks[i]) for i in (*cycle[:_SHOWN], cycle[0]))
-        if len(cycle) > _SHOWN:
-            path += f" (the last arrow stands for {len(cycle) - _SHOWN} further blocks)"
-        raise CyclicOrder(
-            f"sequences: the orders can never be run, each block waits for the one before: {path}",
-            cycle,
-        ) from None
+        path = " -> ".join(str(plan.blocks[i]) for i in (*cycle[:_LISTED], cycle[0]))
+        if len(cycle) > _LISTED:
+            path += f" (the last arrow stands for {len(cycle) - _LISTED} further blocks)"
+        text = "sequences: the orders can never be run, each block waits for the one before"
+        raise CyclicOrder(f"{text}: {path}", cycle) from None
 
 
 def training_arcs(
@@ -336,13 +274,14 @@ def routes(
         source, target = (plan.blocks[i].device for i in (message.producer, message.consumer))
         if source != target:
             by_channel.setdefault((source, target), []).append(k)
-    channels: list[Channel] = []
+    channels = [
+        Channel(*ends, tuple(sorted(row, key=lambda k: (place[messages[k].producer], k))))
+        for ends, row in sorted(by_channel.items())
+    ]
     channel_of = [-1] * len(messages)
-    for key in sorted(by_channel):
-        row = sorted(by_channel[key], key=lambda k: (place[messages[k].producer], k))
-        for k in row:
-            channel_of[k] = len(channels)
-        channels.append(Channel(*key, tuple(row)))
+    for number, channel in enumerate(channels):
+        for k in channel.messages:
+            channel_of[k] = number
     return Routes(
         messages, tuple(map(tuple, inputs)), tuple(map(tuple, outputs)), tuple(channels),
         tuple(channel_of),
@@ -370,3 +309,101 @@ def _messages(
             if s == 0 and j in together and i in plan.last_backwards:
                 for other in range(1, plan.n_stages):
                     yield Message("factor", i, at["U", j, other, 0, a])
+
+
+_DURATION = {"F": 2, "R": 2, "B": 4, "U": 1}
+
+
+def random_schedule(
+    microbatches: Sequence[int],
+    n_stages: int,
+    *,
+    place: Sequence[int] | None = None,
+    recompute: Collection[int] = (),
+    update: Collection[int] = (),
+    together: Collection[int] = (),
+    seed: int = 0,
+) -> Schedule:
+    """One iteration of a job array in an order that is feasible and otherwise arbitrary.
+
+    `microbatches` are those of every job, `place` the device of every stage (by default one each).
+    Jobs in `recompute` and `update` have blocks for these; those in `together` update when the
+    gradients of all stages are there. Durations are made up (F 2, R 2, B 4, U 1).
+    """
+    if len(microbatches) == 0 or min(microbatches) < 1:
+        raise InputError(f"microbatches: expected a number >= 1 for every job, got {microbatches}")
+    if n_stages < 1:
+        raise InputError(f"n_stages: expected a number >= 1, got {n_stages}")
+    devices = list(range(n_stages)) if place is None else list(place)
+    labels: list[tuple[str, int, int, int]] = []
+    for job, n_micro in enumerate(microbatches):
+        for m in range(n_micro):
+            labels += [("F", job, s, m) for s in range(n_stages)]
+            for s in reversed(range(n_stages)):
+                labels += [("R", job, s, m)] * (job in recompute) + [("B", job, s, m)]
+        labels += [("U", job, s, 0) for s in range(n_stages)] * (job in update)
+    kind, job_of, stage, microbatch = zip(*labels, strict=True)
+    blocks = [Block(i, *label, 0, devices[label[2]], 0) for i, label in enumerate(labels)]
+    rows = training_arcs(blocks, microbatches, [1] * len(microbatches), together)
+    arcs = {(tail, head) for tail, head, distance in rows if not distance}
+    sequences: list[list[int]] = [[] for _ in range(max(devices) + 1)]
+    for i in topological(len(labels), arcs, random.Random(seed)):
+        sequences[blocks[i].device].append(i)
+    graph = Schedule(
+        name=f"random order {seed}",
+        resources=tuple(Resource(f"device{d}") for d in range(len(sequences))),
+        duration=[_DURATION[k] for k in kind],  # type: ignore[arg-type]
+        op_resources=Rows.of([[b.device] for b in blocks]),
+        arcs=Arcs.of(sorted(arcs)),
+        kind=kind, job=job_of, stage=stage, microbatch=microbatch,  # type: ignore[arg-type]
+    )  # fmt: skip
+    orders = Rows.of(sequences)
+    provenance = {"order": "random", "seed": seed}
+    return graph.with_orders(orders, evaluate(graph, orders).head, None, provenance)
+
+
+def topological(n: int, arcs: Iterable[tuple[int, int]], draw: random.Random) -> list[int]:
+    """A random topological order of 0..n-1."""
+    after: list[list[int]] = [[] for _ in range(n)]
+    waiting = [0] * n
+    for i, j in sorted(arcs):
+        after[i].append(j)
+        waiting[j] += 1
+    ready = [i for i in range(n) if not waiting[i]]
+    order = []
+    while ready:
+        i = ready.pop(draw.randrange(len(ready)))
+        order.append(i)
+        for j in after[i]:
+            waiting[j] -= 1
+            if not waiting[j]:
+                ready.append(j)
+    return order
+
+
+def without(schedule: Schedule, jobs: Collection[int]) -> Schedule:
+    """The schedule without some jobs: the others keep their order, and start as early as it allows.
+
+    It is feasible if the schedule was, and its period (or makespan) is no longer, as long as no
+    family of setups spans two jobs. Jobs, and families if they are jobs, are numbered anew.
+    `InputError` if there is no such job, or none would be left.
+    """
+    if schedule.sequences is None:
+        raise InputError("this graph is not scheduled: it has no sequences")
+    known = set(schedule.job.tolist())
+    for job in jobs:
+        if isinstance(job, bool) or job not in known:
+            raise InputError(f"jobs: the schedule has no job {job!r}")
+    if known <= set(jobs):
+        raise InputError(f"jobs: none would be left of {len(known)}")
+    kept = schedule.subset(~np.isin(schedule.job, np.array([*jobs], np.int64)))
+    number = np.unique(kept.job, return_inverse=True)[1].astype(np.int64)
+    family = number if np.array_equal(kept.family, kept.job) else kept.family
+    kept = replace(kept, job=number, family=family)
+    assert kept.sequences is not None
+    provenance = {"order": "jobs deleted", "jobs": sorted(set(jobs))}
+    if kept.period is None:
+        return scheduled(kept.graph(), kept.sequences, provenance)
+    from optsched.analysis.rolling import rolling  # compiled
+
+    return rolling(kept.graph(), kept.sequences, kept.offset, provenance)

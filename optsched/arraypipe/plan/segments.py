@@ -6,8 +6,6 @@ import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-
 from optsched.arraypipe.plan.types import Instance, Transfer
 from optsched.errors import InternalError
 
@@ -83,11 +81,8 @@ def cycles_for(segment: Segment, seconds: float) -> int:
 
 def places(plan: ExecutionPlan, slot: int) -> tuple[int, ...]:
     """Device of every stage of the job in a slot."""
-    row = [-1] * plan.n_stages
-    for block in plan.blocks:
-        if block.kind == "F" and block.job == slot:
-            row[block.stage] = block.device
-    return tuple(row)
+    found = {b.stage: b.device for b in plan.blocks if b.job == slot and b.kind == "F"}
+    return tuple(found[stage] for stage in range(plan.n_stages))
 
 
 def moved(
@@ -133,10 +128,8 @@ class Walk:
         self.followers = [  # whose head may be free once an operation is over, its own line first
             (line_of[i], *sorted(lines - {line_of[i]})) for i, lines in enumerate(followers)
         ]
-        start = np.asarray(plan.schedule.start).tolist()
-        self.predicted = [
-            s + b.offset * plan.cycle_time for s, b in zip(start, plan.blocks, strict=True)
-        ]
+        start: Any = plan.schedule.start
+        self.predicted = (start + plan.schedule.offset * plan.cycle_time).tolist()
         self.cycles = segment.cycles
         self.finished = [cycle] * len(plan.blocks)  # cycles of every operation that are over
         self.position = [0] * len(self.lines)
@@ -146,18 +139,15 @@ class Walk:
         self._release(range(len(self.lines)))
 
     def __iter__(self) -> Iterator[Instance]:
-        lines, first, blocks = self.lines, self.segment.first, self.plan.blocks
-        turns = self.plan.turns
         while self.ready:
             line = heapq.heappop(self.ready)[1]
             self.queued[line] = False
-            operation, cycle = lines[line][self.position[line]], self.cycle[line]
+            operation, cycle = self.lines[line][self.position[line]], self.cycle[line]
             # what follows is released before this block is run: it comes later all the same
             self._step(line, operation)
             self._release(self.followers[operation])
-            if blocks[operation].device >= 0:
-                slot, rate, shift = turns[operation]
-                yield Instance(operation, cycle, first[slot] + cycle * rate + shift)
+            if self.plan.blocks[operation].device >= 0:
+                yield Instance(operation, cycle, self.segment.runs(operation, cycle))
         if any(cycle < self.cycles for cycle in self.cycle):
             raise InternalError("a plan that passed the liveness check came to a halt")
 
@@ -170,26 +160,22 @@ class Walk:
 
     def _release(self, lines: Sequence[int]) -> None:
         """Pass skipped blocks and queue the head of a line if it has to wait for nothing."""
-        turns, waits = self.plan.turns, self.plan.waits
-        count, finished = self.segment.count, self.finished
+        runs, finished = self.segment.runs, self.finished
         for line in lines:
             if self.queued[line]:
                 continue
             row = self.lines[line]
             while (cycle := self.cycle[line]) < self.cycles:
                 operation = row[self.position[line]]
-                slot, rate, shift = turns[operation]
-                if 0 <= cycle * rate + shift < count[slot]:
+                if runs(operation, cycle) >= 0:
                     break
                 self._step(line, operation)
             else:
                 continue
-            for tail, _, tokens, _ in waits[operation]:
-                if finished[tail] <= cycle - tokens:
-                    slot, rate, shift = turns[tail]
-                    if 0 <= (cycle - tokens) * rate + shift < count[slot]:
-                        break
-            else:
+            if not any(
+                finished[tail] <= cycle - tokens and runs(tail, cycle - tokens) >= 0
+                for tail, _, tokens, _ in self.plan.waits[operation]
+            ):
                 self.queued[line] = True
                 predicted = self.predicted[operation] + cycle * self.plan.cycle_time
                 heapq.heappush(self.ready, (predicted, line))
@@ -218,7 +204,6 @@ class RunPlan:
         self.runs, self.routes_of = runs, routes_of
         self.segments: list[Segment] = []
         self.name = plan.schedule.name
-        self.forgotten = 0  # segments of which only the number is left
         self.follow(Change(plan, tuple(range(plan.n_jobs))), cycles)
 
     @property
@@ -234,7 +219,7 @@ class RunPlan:
             now.count[slot] = min(now.count[slot], max(0, run.end - now.first[slot]))
             run.begin = now.first[slot] + now.count[slot]
             if run.begin >= run.end:
-                run.release()
+                run.feed = None  # and with it the processes that may load its batches
 
     def follow(self, change: Change, cycles: int = 10**9, until_first_end: bool = False) -> Segment:
         """Begin another segment of at most so many cycles; jobs go on where they are.
@@ -242,27 +227,19 @@ class RunPlan:
         With `until_first_end` it is over when the first of its jobs has reached its target.
         """
         made = self.segment(change)
-        left = [-(-n // rate) for n, rate in zip(made.count, change.plan.copies, strict=True) if n]
-        cycles = min([cycles, *left] if until_first_end else [cycles])
-        made.count = [min(n, cycles * r) for n, r in zip(made.count, made.plan.copies, strict=True)]
+        copies = change.plan.copies
+        if until_first_end:
+            left = [-(-n // rate) for n, rate in zip(made.count, copies, strict=True) if n]
+            cycles = min([cycles, *left])
+        made.count = [min(n, cycles * rate) for n, rate in zip(made.count, copies, strict=True)]
         self.segments.append(made)
         return made
 
-    def forget(self, number: int) -> None:
-        """Keep nothing of the segments before this one: no block of theirs is remembered."""
-        if number > self.forgotten:
-            here = self.segments[number]
-            empty = Segment(here.plan, here.routes, (), [], [])
-            self.segments[self.forgotten : number] = [empty] * (number - self.forgotten)
-            self.forgotten = number
-
     def segment(self, change: Change) -> Segment:
         """All remaining iterations of a plan and its jobs."""
-        plan = change.plan
-        runs = [self.runs[job] for job in change.slots]
+        plan, runs = change.plan, [self.runs[job] for job in change.slots]
         known = [s.routes for s in self.segments[-1:] if s.plan is plan]
+        first = [run.begin for run in runs]
+        count = [max(0, run.end - run.begin) for run in runs]
         routes = known[0] if known else self.routes_of(plan)
-        return Segment(
-            plan, routes, change.slots, [run.begin for run in runs],
-            [max(0, run.end - run.begin) for run in runs],
-        )  # fmt: skip
+        return Segment(plan, routes, change.slots, first, count)

@@ -1,13 +1,21 @@
-"""The four blocks of training on one stage, its first forward, and norms of gradients."""
+"""The blocks of training on one stage, its first forward, and norms of gradients.
+
+Backward may be two blocks: gradients of a stage's inputs (I) first, of its weights (W) later. A
+weight's gradient needs the gradients that arrive at the nodes where its branch of the autograd
+graph leaves the paths to the inputs. I notes these gradients, W runs the branches with them.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from optsched.arraypipe.checkpoint.plain import python_numbers
 from optsched.arraypipe.job import Tensors, seed_generator
@@ -19,20 +27,12 @@ from optsched.arraypipe.model.inputs import (
     counts_of,
     unchanged,
 )
-from optsched.arraypipe.runtime import split_backward
 from optsched.arraypipe.runtime.cuda_streams import aligned_copy
-from optsched.arraypipe.runtime.types import (
-    Kept,
-    Norms,
-    autocast,
-    check_form,
-    is_finite,
-    tensors_of,
-)
+from optsched.arraypipe.runtime.state import Kept, Norms, autocast
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.runtime.losses import Criterion
@@ -71,8 +71,8 @@ def total_norm(run: JobRun, norms: Norms) -> Tensor:
     """
     if norms.vector is None:
         return torch.tensor(0.0)
-    rows, absent = norms.vector.unbind(), frozenset(norms.absent)
-    present = [rows[k] for k in run.unsplit_order if k not in absent]
+    rows = norms.vector.unbind()
+    present = [rows[k] for k in run.unsplit_order if k not in norms.absent]
     return torch.linalg.vector_norm(torch.stack(present)) if present else torch.tensor(0.0)
 
 
@@ -101,11 +101,11 @@ def forward(
     """
     kept = Kept(tuple(map(leaf, x)), batch, key, end)
     if recompute:
-        kept.buffers, kept.trained = copied(stage.buffers()), trained_now(stage)
+        kept.buffers = copied(stage.buffers())
     # with a graph even if it is thrown away: kernels may depend on whether there is one
     output = _run(stage, kept, survive=recompute)
     if not recompute:
-        kept.roots, kept.trained = output, trained_now(stage)
+        kept.roots = output
     stage.kept[microbatch] = kept
     # the next forward may change a buffer that an output is a view of
     buffers = {_memory(buffer) for buffer in stage.buffers()}
@@ -113,14 +113,13 @@ def forward(
 
 
 def recompute(stage: JobStage, microbatch: int) -> None:
-    """Run the forward again, with random numbers, buffers and flags it had, and keep its graph.
+    """Run the forward again, with the random numbers and buffers it had, and keep its graph.
 
     The statistics of normalisation layers were updated by F: here the modules point at copies.
     """
     kept = stage.kept[microbatch]
-    with buffers_at(stage.holders, kept.buffers), _trained_as(stage, kept.trained):
+    with buffers_at(stage.holders, kept.buffers):
         kept.roots = _run(stage, kept, survive=False)
-        kept.trained = trained_now(stage)
     kept.buffers = ()
 
 
@@ -134,8 +133,7 @@ def backward(
     """Backward of one micro-batch; parameters accumulate, gradients of the inputs are returned.
 
     `gradients` are those of the outputs, None on the last stage; `tied` those of weights that later
-    stages borrow. Those of the inputs are `_Entry`'s. With `split` parameters are left to
-    `backward_weights`.
+    stages use too. With `split` parameters are left to `backward_weights`.
     """
     kept = stage.kept[microbatch] if split else stage.kept.pop(microbatch)
     assert kept.roots is not None, "backward before recompute"
@@ -148,27 +146,19 @@ def backward(
             if gradient is not None and root.requires_grad:
                 roots.append(root)
                 given.append(gradient)
-    with _flags_of(stage, kept):
-        if split:
-            kept.branches = split_backward.backward_input(roots, given, kept.inputs)
-        elif roots:
-            torch.autograd.backward(roots, given)
+    if split:
+        kept.branches = backward_input(roots, given, kept.inputs)
+    elif roots:
+        torch.autograd.backward(roots, given)
     return tuple(map(kept.gradients.get, range(len(kept.inputs))))
 
 
 def backward_weights(stage: JobStage, microbatch: int) -> None:
     """Accumulate the gradients of the parameters that a split backward has left out."""
-    kept = stage.kept.pop(microbatch)
-    assert kept.branches is not None, "gradients of weights before those of inputs"
-    with _flags_of(stage, kept):
-        for branch in kept.branches:
-            branch.run()
-
-
-def _flags_of(stage: JobStage, kept: Kept) -> AbstractContextManager[None]:
-    """Train what F has trained: autograd drops the gradient of a parameter that is not."""
-    same = trained_now(stage) == kept.trained
-    return nullcontext() if same else _trained_as(stage, kept.trained)
+    branches = stage.kept.pop(microbatch).branches
+    assert branches is not None, "gradients of weights before those of inputs"
+    for branch in branches:
+        branch.run()
 
 
 def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: float) -> None:
@@ -177,12 +167,10 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
     Gradients are clipped to `clip_norm` by the `norm` that all of the job have; `loss` is for a
     scheduler that looks at it. Without finite gradients a scaled job makes no step.
     """
-    finite = stage.scaler is None or is_finite(norm)
+    _check_flags(stage)
+    finite = stage.scaler is None or norm is None or bool(norm.isfinite())
     if stage.scaler is not None:
         stage.scaler.update(finite)
-    buffers = [b for part in stage.parts for b in part._buffers.values() if b is not None]
-    if len(buffers) != len(stage.holders):
-        _check_buffers(stage)
     if stage.optimizer is not None:
         if stage.masters is not None:
             for (_, master), gradient in zip(stage.masters, gradients_of(stage), strict=True):
@@ -197,11 +185,9 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
         python_numbers(stage.optimizer, stage.scheduler)
         if stage.masters is not None:
             with torch.no_grad():
-                for (_, parameter), (_, master) in zip(
-                    stage.parameters, stage.masters, strict=True
-                ):
-                    if parameter.requires_grad or master.grad is not None:  # else it may be shared
-                        parameter.copy_(master)
+                for (_, p), (_, master) in zip(stage.parameters, stage.masters, strict=True):
+                    if p.requires_grad:  # else it may be shared
+                        p.copy_(master)
                     master.grad = None
     for _, parameter in stage.parameters:
         parameter.grad = None
@@ -210,18 +196,25 @@ def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: 
 def rehearse(stage: JobStage, x: Any, batch: Inputs, end: Callable[[Any], Tensor] | None) -> Any:
     """Run one forward of a stage that changes nothing of it, to see the form of its boundary.
 
-    Only that is noted: whether hidden states are tuples. The output is still on the graph.
+    Only that is noted: whether hidden states are tuples, and what is trained. The output is still
+    on the graph.
     """
-    stage.packed = isinstance(x, tuple)
-    given = () if x is None else tensors_of(x, f"stages: the input of stage {stage.index}")
+    stage.packed, stage.flags = isinstance(x, tuple), trained_now(stage)
+    given = () if x is None else _tensors_of(x, f"stages: the input of stage {stage.index}")
     without = [p for p in stage.used() if p.grad is None]
-    with unchanged(stage.modules), _trained_as(stage, trained_now(stage)):
-        copies = tuple(leaf(t).clone() for t in given)
+    with unchanged(stage.modules):
         before = counts_of(stage.modules)
         with shared_unchanged(stage), autocast(stage.precision, stage.device):
-            output = stage.run(copies, batch.copied())
-        _check_buffers(stage)
+            output = stage.run(tuple(leaf(t).clone() for t in given), batch.copied())
+        for module, name in buffer_holders(stage.modules):
+            if (module, name) not in stage.holders:  # it would be in no checkpoint
+                module._buffers[name] = None
+                raise InputError(
+                    f"stages: the forward of stage {stage.index} makes the buffer {name!r} of a "
+                    f"{type(module).__name__}; register it as a tensor when the model is built"
+                )
         stage.forgotten = changed_since(before)
+    _check_flags(stage)
     if any(p.grad is not None for p in without):
         raise InputError(
             f"stages: the forward of stage {stage.index} calls backward(): its gradients would "
@@ -230,42 +223,33 @@ def rehearse(stage: JobStage, x: Any, batch: Inputs, end: Callable[[Any], Tensor
     if end is not None:
         with unchanged(stage.modules), autocast(stage.precision, stage.device):
             return end(output)
-    tensors_of(output, f"stages: the output of stage {stage.index}")
     stage.packs = isinstance(output, tuple)
+    _tensors_of(output, f"stages: the output of stage {stage.index}")
     return output
-
-
-def _memory(t: Tensor) -> int:
-    return t.untyped_storage().data_ptr()
 
 
 @contextmanager
 def shared_unchanged(stage: JobStage) -> Iterator[None]:
-    """Refuse a forward that changes or trains a tensor which other jobs have, too."""
+    """Refuse a forward that changes a tensor which other jobs have, too."""
     before = [(id(t), t._version) for t in stage.shared_tensors()]
     yield
-    now = stage.shared_tensors()
-    for (_, _, sentence), known, t in zip(stage.shared, before, now, strict=True):
-        if known != (id(t), t._version) or t.requires_grad:
-            what, hint = "changed", "freeze these and call eval() of them"
-            if t.requires_grad:
-                what, hint = "trained", "build them with these weights trainable from the start"
+    now = [(id(t), t._version) for t in stage.shared_tensors()]
+    for (_, _, sentence), known, found in zip(stage.shared, before, now, strict=True):
+        if known != found:
             raise InputError(
-                f"{sentence}, which is {what} in stage {stage.index}; make new modules on every "
-                f"call, or {hint}"
+                f"{sentence}, which is changed in stage {stage.index}; make new modules on every "
+                f"call, or freeze these and call eval() of them"
             )
 
 
-def _check_buffers(stage: JobStage) -> None:
-    """Refuse buffers that come into being in a forward: they would be in no checkpoint."""
-    known = {(id(module), name) for module, name in stage.holders}
-    for module, name in buffer_holders(stage.modules):
-        if (id(module), name) not in known:
-            module._buffers[name] = None
-            raise InputError(
-                f"stages: the forward of stage {stage.index} makes the buffer {name!r} of a "
-                f"{type(module).__name__}; register it as a tensor when the model is built"
-            )
+def trained_now(stage: JobStage) -> tuple[bool, ...]:
+    """`requires_grad` of all parameters that the stage uses."""
+    return tuple([p.requires_grad for p in stage.used()])
+
+
+def leaf(t: Tensor) -> Tensor:
+    """The tensor cut off its graph; it still needs a gradient if it did."""
+    return t.detach().requires_grad_(t.requires_grad)
 
 
 def _run(stage: JobStage, kept: Kept, survive: bool) -> Tensors:
@@ -280,37 +264,45 @@ def _run(stage: JobStage, kept: Kept, survive: bool) -> Tensors:
     with autocast(stage.precision, stage.device):
         with shared_unchanged(stage) if stage.shared else nullcontext():
             output = stage.run(inputs, batch)
+            _check_flags(stage)
         if kept.end is not None:
             return (kept.end(output),)
-    check_form(output, stage.packs, f"stages: the output of stage {stage.index}")
-    return tensors_of(output, f"stages: the output of stage {stage.index}")
+    place = f"stages: the output of stage {stage.index}"
+    if isinstance(output, tuple) != stage.packs:
+        forms = ("a tuple", "a tensor")
+        raise InputError(
+            f"{place} is {forms[stage.packs]}, in the first batch {forms[not stage.packs]}"
+        )
+    return _tensors_of(output, place)
 
 
-def trained_now(stage: JobStage) -> tuple[bool, ...]:
-    """`requires_grad` of all parameters that the stage uses."""
-    return tuple([p.requires_grad for p in stage.used()])
+def _check_flags(stage: JobStage) -> None:
+    """Refuse `requires_grad` that has changed: other micro-batches would be trained by it, too."""
+    if trained_now(stage) != stage.flags:
+        names = [n for n, _ in stage.parameters] + [entry.name for entry in stage.tied]
+        rows = zip(names, trained_now(stage), stage.flags, strict=True)
+        name = next(name for name, now, then in rows if now != then)
+        raise InputError(
+            f"stages: requires_grad of {name!r} (stage {stage.index}) has changed since the model "
+            f"was built; a job trains the same parameters from its first to its last iteration"
+        )
 
 
-@contextmanager
-def _trained_as(stage: JobStage, flags: tuple[bool, ...]) -> Iterator[None]:
-    """Set `requires_grad` of the parameters for a while; a forward or a callback may change it."""
-    now = trained_now(stage)
-    _train(stage, now, flags)
-    try:
-        yield
-    finally:
-        _train(stage, trained_now(stage), now)
+def _tensors_of(x: Any, place: str) -> Tensors:
+    """A tensor or tuple of tensors as a tuple; `InputError` for anything else."""
+    row = x if isinstance(x, tuple) else (x,)
+    for t in row:
+        if not isinstance(t, Tensor):
+            raise InputError(
+                f"{place} is a {type(x).__name__}"
+                + (f" with a {type(t).__name__} in it" if isinstance(x, tuple) else "")
+                + ", expected a tensor or a tuple of tensors"
+            )
+    return row
 
 
-def _train(stage: JobStage, now: tuple[bool, ...], flags: tuple[bool, ...]) -> None:
-    if now != flags:
-        for p, flag in zip(stage.used(), flags, strict=True):
-            p.requires_grad_(flag)
-
-
-def leaf(t: Tensor) -> Tensor:
-    """The tensor cut off its graph; it still needs a gradient if it did."""
-    return t.detach().requires_grad_(t.requires_grad)
+def _memory(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()
 
 
 class _Entry(torch.autograd.Function):
@@ -330,3 +322,113 @@ class _Entry(torch.autograd.Function):
         if gradient is not None:
             ctx.found[ctx.index] = gradient.contiguous()  # as alone, see `calls.at_cut`
         return None, None, None
+
+
+@dataclass(eq=False)
+class Branches:
+    """Nodes with common weights below them, and those weights."""
+
+    nodes: list[Node]  # on paths to inputs
+    weights: dict[int, Tensor]  # by identity
+    arrived: dict[Node, tuple[Tensor | None, ...]] = field(default_factory=dict)  # at the nodes
+    outputs: list[tuple[GradientEdge, Tensor]] = field(default_factory=list)
+    """Outputs of the stage that depend on no input, with their gradients."""
+
+    def run(self) -> None:
+        """Accumulate the gradients of the weights."""
+        pairs = list(self.outputs)
+        for node, row in self.arrived.items():
+            pairs += [(GradientEdge(node, k), g) for k, g in enumerate(row) if g is not None]
+        if not pairs:
+            return
+        # a path from one node to another would add its gradient a second time
+        handles = [
+            node.register_prehook(partial(_replaced, row)) for node, row in self.arrived.items()
+        ]
+        edges, given = zip(*pairs, strict=True)
+        try:
+            torch.autograd.backward(
+                edges, given, retain_graph=True, inputs=list(self.weights.values())
+            )
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _replaced(row: Any, gradients: Any) -> Any:
+    return row
+
+
+def backward_input(
+    roots: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> list[Branches]:
+    """Run the backward of some outputs down to the inputs only.
+
+    Returns the branches that are to be run for the gradients of the weights.
+    """
+    leaves = [t for t in inputs if t.requires_grad]
+    edges = [get_gradient_edge(root) for root in roots]
+    reaches, weights = _below([edge.node for edge in edges], {id(t) for t in leaves})
+    branches: list[Branches] = []
+    for node, found in weights.items():
+        if reaches[node] and found:
+            branches = _joined(branches, Branches([node], dict(found)))
+    for edge, gradient in zip(edges, given, strict=True):
+        if weights[edge.node] and not reaches[edge.node]:
+            part = Branches([], dict(weights[edge.node]), outputs=[(edge, gradient)])
+            branches = _joined(branches, part)
+    handles = [
+        node.register_prehook(partial(part.arrived.__setitem__, node))
+        for part in branches
+        for node in part.nodes
+    ]
+    inner = [k for k, edge in enumerate(edges) if reaches[edge.node]]
+    try:
+        if inner:
+            torch.autograd.backward(
+                [roots[k] for k in inner], [given[k] for k in inner], retain_graph=True,
+                inputs=leaves,
+            )  # fmt: skip
+    finally:
+        for handle in handles:
+            handle.remove()
+    return branches
+
+
+def _joined(groups: Sequence[Branches], part: Branches) -> list[Branches]:
+    """The groups with one more, joined to those with which it has weights in common."""
+    apart = []
+    for group in groups:
+        if group.weights.keys() & part.weights.keys():
+            part.nodes += group.nodes
+            part.weights |= group.weights
+            part.outputs += group.outputs
+        else:
+            apart.append(group)
+    return [*apart, part]
+
+
+def _below(
+    roots: Iterable[Node], targets: set[int]
+) -> tuple[dict[Node, bool], dict[Node, dict[int, Tensor]]]:
+    """By node of a graph whether it leads to the targets, and the weights of branches off that."""
+    reaches: dict[Node, bool] = {}
+    weights: dict[Node, dict[int, Tensor]] = {}
+    stack = list(roots)
+    while stack:
+        node = stack[-1]
+        children = [child for child, _ in node.next_functions if child is not None]
+        below = [child for child in children if child not in reaches]
+        if below:
+            stack += below
+            continue
+        leaf: Any = getattr(stack.pop(), "variable", None)
+        reaches[node] = id(leaf) in targets or any(reaches[child] for child in children)
+        found: dict[int, Tensor] = {}
+        if leaf is not None and not reaches[node]:
+            found = {id(leaf): leaf}
+        for child in children:
+            if not reaches[child]:
+                found |= weights[child]
+        weights[node] = found
+    return reaches, weights

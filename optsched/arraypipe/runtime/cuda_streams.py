@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from optsched.arraypipe.runtime.environment import on_gpu
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.arraypipe.runtime.types import Pause
+Pause: TypeAlias = tuple[torch.cuda.Event, torch.cuda.Event]
 
 ALIGNMENT: Final = 256  # cuBLASLt looks at up to so many bytes
 _OF_HOST: Final = 64  # where torch's memory begins on a CPU

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count, islice
+from itertools import count
 from typing import TYPE_CHECKING, Any
-from typing import cast as typed
 
 import numpy as np
 import torch
@@ -61,6 +60,8 @@ class Feed:
         self.iteration = start - 1
         self.parts: list[Any] = []  # micro-batches: dicts, or pairs (input, target)
         self.inputs: list[Inputs] = []
+        self.factors: list[float] = []  # of their losses, once known
+        self.weigh: Callable[[list[Any]], list[float]] | None = None  # what makes these
 
     def draw(self, iteration: int) -> None:
         """Make the batch of an iteration the current one (nothing happens if it is)."""
@@ -73,15 +74,16 @@ class Feed:
             raise DataEnded(
                 f"data: job {self.title} has no batch for iteration {iteration}"
             ) from None
-        count = self.job.microbatches
         place = f"data: job {self.title}, iteration {iteration}"
-        self.inputs, self.parts = cut_batch(batch, count, place)
-        self.iteration = iteration
+        self.inputs, self.parts = cut_batch(batch, self.job.microbatches, place)
+        self.iteration, self.factors = iteration, []
 
     def microbatch(self, number: int, device: torch.device) -> tuple[Inputs, Any]:
         """Inputs, in memory that the model may change, and target of a micro-batch."""
-        given = cast(self.inputs[number], self.job.precision)  # after the cut, as alone
-        inputs = _apart(brought(given, device), self.inputs[number])
+        given = self.inputs[number]
+        known = {id(t) for t in given.tensors()}  # of the batch, which the data may use again
+        inputs = brought(cast(given, self.job.precision), device)  # after the cut, as alone
+        inputs = mapped(inputs, lambda t: t.clone() if id(t) in known else t)
         return inputs, self.target(number, device)
 
     def target(self, number: int, device: torch.device) -> Any:
@@ -94,13 +96,6 @@ class Feed:
         return self.microbatch(0, device)
 
 
-def _apart(inputs: Inputs, given: Inputs) -> Inputs:
-    """Copies of tensors that are still those of the batch, which the data may use again."""
-    known = {id(t) for t in given.tensors()}
-    made: Inputs = mapped(inputs, lambda t: t.clone() if id(t) in known else t)
-    return made
-
-
 def target_of(part: Any) -> Any:
     """What a loss function gets beside the output; of a dict the whole of it."""
     return part if isinstance(part, dict) else part[1]
@@ -109,31 +104,33 @@ def target_of(part: Any) -> Any:
 def cut_batch(batch: Any, count: int, place: str = "data") -> tuple[list[Inputs], list[Any]]:
     """Inputs of the micro-batches of a batch, and the micro-batches: dicts or pairs."""
     whole, entries = _formed(batch, place)
-    if count == 1:
-        return [inputs_of(whole, entries)], [whole]
-    names = list(_named(whole, ""))
-    sizes = {name: t.shape[0] for name, t in names if isinstance(t, Tensor) and t.dim()}
-    if not sizes:
-        raise InputError(f"{place}: no tensor that could be cut into {count} micro-batches")
-    first, size = next(iter(sizes.items()))
-    for name, value in names:
-        if sizes.get(name, size) != size:
-            raise InputError(
-                f"{place}: {name} has {sizes[name]} rows and {first} {size}, so it cannot be cut "
-                f"into micro-batches; give tensors with samples first, or set microbatches=1"
-            )
-        if not isinstance(value, (Tensor, bool, int, float, str, type(None))):
-            raise InputError(
-                f"{place}: {name} is a {type(value).__name__}, which cannot be cut into "
-                f"micro-batches; give a tensor, or set microbatches=1"
-            )
-    if size < count:
-        raise InputError(f"{place}: {size} samples cannot be cut into {count} micro-batches")
-    parts = []
-    for rows in torch.arange(size).tensor_split(count):
-        here = slice(int(rows[0]), int(rows[-1]) + 1)
-        parts.append(mapped(whole, partial(_rows, rows=here)))
-    return [inputs_of(part, entries) for part in parts], parts
+    parts = [whole]
+    if count > 1:
+        names = list(_named(whole, ""))
+        sizes = {name: t.shape[0] for name, t in names if isinstance(t, Tensor) and t.dim()}
+        if not sizes:
+            raise InputError(f"{place}: no tensor that could be cut into {count} micro-batches")
+        first, size = next(iter(sizes.items()))
+        for name, value in names:
+            if sizes.get(name, size) != size:
+                raise InputError(
+                    f"{place}: {name} has {sizes[name]} rows and {first} {size}, so it cannot be "
+                    f"cut into micro-batches; give tensors with samples first, or set "
+                    f"microbatches=1"
+                )
+            if not isinstance(value, (Tensor, bool, int, float, str, type(None))):
+                raise InputError(
+                    f"{place}: {name} is a {type(value).__name__}, which cannot be cut into "
+                    f"micro-batches; give a tensor, or set microbatches=1"
+                )
+        if size < count:
+            raise InputError(f"{place}: {size} samples cannot be cut into {count} micro-batches")
+        ends = [int(rows[-1]) + 1 for rows in torch.arange(size).tensor_split(count)]
+        parts = [
+            mapped(whole, partial(_rows, rows=slice(begin, end)))
+            for begin, end in zip([0, *ends], ends, strict=False)
+        ]
+    return [_inputs_of(part, entries) for part in parts], parts
 
 
 def _rows(t: Tensor, rows: slice) -> Tensor:
@@ -158,11 +155,9 @@ def _formed(batch: Any, place: str) -> tuple[Any, bool]:
     return (dict(x) if isinstance(x, Mapping) else x, target), len(given) > 1
 
 
-def inputs_of(part: Any, entries: bool) -> Inputs:
+def _inputs_of(part: Any, entries: bool) -> Inputs:
     """Arguments of the model; `entries`: those of the input are several."""
-    if isinstance(part, dict):
-        return Inputs((), part)
-    x = part[0]
+    x = part if isinstance(part, dict) else part[0]
     if isinstance(x, dict):
         return Inputs((), x)
     return Inputs(x if entries else (x,), {})
@@ -198,7 +193,10 @@ def batches_of(data: Any) -> Data:
     if isinstance(data, DataLoader):
         return _of_loader(data)
     if isinstance(data, IterableDataset):
-        return Streamed(data)
+        raise InputError(
+            "data: an iterable dataset has no batch of a given number; give a dataset with "
+            "indices, or a function data(job, start) that skips the first batches"
+        )
     if isinstance(data, tuple) or (
         isinstance(data, Sequence) and any(isinstance(entry, Job) for entry in data)
     ):
@@ -216,15 +214,6 @@ def batches_of(data: Any) -> Data:
     return data  # type: ignore[no-any-return]
 
 
-def check_resumable(data: Data) -> None:
-    """Refuse data that cannot go on from an iteration."""
-    if isinstance(data, Streamed):
-        raise InputError(
-            "checkpoint: an iterable dataset has no batch of a given number, so that training "
-            "could not be resumed exactly; give a dataset with indices or data(job, start)"
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Shuffled:
     """Batches of a dataset with indices; epochs follow each other, also in the midst of a batch."""
@@ -234,59 +223,39 @@ class Shuffled:
     shuffle: bool = True
     workers: Mapping[str, Any] = field(default_factory=dict)  # arguments of a DataLoader
 
-    def __call__(self, job: Job, start: int) -> Iterator[tuple[Any, Any]]:
+    def __call__(self, job: Job, start: int) -> Iterator[Any]:
         """The batches of a job from an iteration on, without end."""
         if len(self.dataset) < 1:
             raise InputError("data: the dataset is empty")
-        batches = _Batches(self.dataset, self.collate, job.seed)
         order = _order(len(self.dataset), job.batch_size, job.seed if self.shuffle else None, start)
-        if not self.workers:
-            return map(batches.__getitem__, order)
         loader: DataLoader[Any] = DataLoader(
-            batches, batch_size=None, sampler=order, collate_fn=_as_it_is,
-            generator=torch.Generator(), **self.workers,
+            _Batches(self.dataset, self.collate, job.seed), batch_size=None, sampler=order,
+            collate_fn=as_tuples, generator=torch.Generator(), **self.workers,
         )  # fmt: skip
         return iter(loader)
 
 
 @dataclass(frozen=True, eq=False)
-class Streamed:
-    """Batches of an iterable dataset in its own order; it begins again when it has ended."""
+class _Batches(Dataset[Any]):
+    """Whole batches as a dataset: in every process they have the random numbers of their number."""
 
-    dataset: Iterable[Any]
-    collate: Callable[[list[Any]], Any] = default_collate
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+    seed: int
 
-    def __call__(self, job: Job, start: int) -> Iterator[tuple[Any, Any]]:
-        """The batches of a job; those before `start` are read and dropped."""
-        if iter(self.dataset) is self.dataset:
-            raise InputError(
-                "data: the dataset is an iterator that can be read only once; every job reads it "
-                "from its beginning, so its __iter__ has to begin a new one"
-            )
-        return islice(self._batches(job), start, None)
-
-    def _batches(self, job: Job) -> Iterator[Any]:
-        samples = chain.from_iterable(map(self._epoch, count()))
-        for iteration in count():
-            with seeded(job.seed, iteration):
-                batch = as_tuples(self.collate(list(islice(samples, job.batch_size))))
-            yield batch
-
-    def _epoch(self, epoch: int) -> Iterator[Any]:
-        empty = True
-        for sample in self.dataset:
-            empty = False
-            yield sample
-        if empty:
-            raise InputError(f"data: the dataset has no sample in epoch {epoch}")
+    def __getitem__(self, key: tuple[int, list[int]]) -> Any:
+        iteration, numbers = key
+        with _seeded(self.seed, iteration):
+            if hasattr(self.dataset, "__getitems__"):
+                return self.collate(self.dataset.__getitems__(numbers))
+            return self.collate([self.dataset[k] for k in numbers])
 
 
 def _order(
     samples: int, batch_size: int, seed: int | None, start: int
 ) -> Iterator[tuple[int, list[int]]]:
     """Numbers of the samples of every batch, shuffled by a seed; a sampler for a DataLoader."""
-    epoch, order = -1, torch.arange(samples)
-    position = start * batch_size
+    epoch, order, position = -1, torch.arange(samples), start * batch_size
     for iteration in count(start):
         numbers: list[int] = []
         while len(numbers) < batch_size:
@@ -302,22 +271,6 @@ def _order(
         yield iteration, numbers
 
 
-@dataclass(frozen=True, eq=False)
-class _Batches(Dataset[Any]):
-    """Whole batches as a dataset: whoever makes one, it has random numbers of its own."""
-
-    dataset: Any
-    collate: Callable[[list[Any]], Any]
-    seed: int
-
-    def __getitem__(self, key: tuple[int, list[int]]) -> Any:
-        iteration, numbers = key
-        with seeded(self.seed, iteration):
-            if hasattr(self.dataset, "__getitems__"):
-                return as_tuples(self.collate(self.dataset.__getitems__(numbers)))
-            return as_tuples(self.collate([self.dataset[k] for k in numbers]))
-
-
 def as_tuples(batch: Any) -> Any:
     """A batch with tuples for lists, which `default_collate` makes of tuples."""
     if not isinstance(batch, (list, tuple)):
@@ -326,7 +279,7 @@ def as_tuples(batch: Any) -> Any:
 
 
 @contextmanager
-def seeded(seed: int, iteration: int) -> Iterator[None]:
+def _seeded(seed: int, iteration: int) -> Iterator[None]:
     """Global random numbers of an iteration (transforms draw them), as before afterwards."""
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     key = _hash(seed, iteration, b"batch")
@@ -346,34 +299,23 @@ def _hash(seed: int, number: int, what: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=7, person=what).digest(), "little")
 
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
 def _of_loader(loader: DataLoader[Any]) -> Data:
     """Its dataset, collate function and workers; the order is ours, by the job's seed."""
-    streams = isinstance(loader.dataset, IterableDataset)
-    simple = (
-        type(loader.sampler) in (SequentialSampler, RandomSampler)
-        and not getattr(loader.sampler, "replacement", False)
-        and getattr(loader.sampler, "_num_samples", None) is None
-        and type(loader.batch_sampler) is BatchSampler
-    )
-    if streams and loader.num_workers:
-        raise InputError(
-            "data: every worker of a DataLoader reads an iterable dataset in its own way; give "
-            "num_workers=0, a dataset with indices, or data(job, start)"
-        )
-    if loader.batch_sampler is None or not (streams or simple):
-        name = type(loader.sampler if loader.batch_sampler else loader).__name__
+    if isinstance(loader.dataset, IterableDataset):
+        return batches_of(loader.dataset)
+    sampler = loader.sampler
+    if (
+        type(loader.batch_sampler) is not BatchSampler
+        or type(sampler) not in (SequentialSampler, RandomSampler)
+        or getattr(sampler, "replacement", False)
+        or getattr(sampler, "_num_samples", None) is not None
+    ):
+        name = type(sampler if loader.batch_sampler else loader).__name__
         raise InputError(
             f"data: the samples of the DataLoader are chosen by its {name}: its batches depend "
             f"on more than the job's seed; give its dataset, or a function data(job, start)"
         )
-    if streams:
-        return Streamed(typed("Iterable[Any]", loader.dataset), loader.collate_fn)
     names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
              "prefetch_factor")  # fmt: skip
     workers = {name: getattr(loader, name) for name in names} if loader.num_workers else {}
-    shuffle = type(loader.sampler) is RandomSampler
-    return Shuffled(loader.dataset, loader.collate_fn, shuffle, workers)
+    return Shuffled(loader.dataset, loader.collate_fn, type(sampler) is RandomSampler, workers)

@@ -18,7 +18,7 @@ import torch
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 
 def on_gpu(device: torch.device) -> bool:
@@ -29,7 +29,7 @@ def on_gpu(device: torch.device) -> bool:
 def device_of(given: str | torch.device | None) -> torch.device:
     """Return the device of this process; None: its GPU by LOCAL_RANK if there is one, else CPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    device = torch.device("cuda" if count else "cpu") if given is None else torch.device(given)
+    device = torch.device(given or ("cuda" if count else "cpu"))
     if device.type != "cuda":
         return device
     index = device.index
@@ -40,10 +40,9 @@ def device_of(given: str | torch.device | None) -> torch.device:
     return torch.device("cuda", index)
 
 
-def deterministic(devices: Sequence[torch.device]) -> None:
+def deterministic(device: torch.device) -> None:
     """Refuse settings with which a GPU does not give the same bits twice, and warn of others."""
-    gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
-    if not gpus:
+    if device.type != "cuda":
         return
     if torch.backends.cudnn.benchmark:
         raise InputError(
@@ -56,33 +55,21 @@ def deterministic(devices: Sequence[torch.device]) -> None:
             "torch.utils.deterministic.fill_uninitialized_memory = False",
             stacklevel=2,
         )
-    kinds = _kinds(gpus)
-    if len(kinds) > 1:
-        warnings.warn(
-            f"devices: GPUs of several kinds ({', '.join(kinds)}) choose other kernels "
-            "and draw other random numbers; a job alone on one of them may end with other bits",
-            stacklevel=2,
-        )
 
 
-def gpu_settings(devices: Sequence[torch.device]) -> dict[str, Any]:
-    """What the bits of GPUs depend on beside the program, for the record; empty on CPUs."""
-    gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
-    if not gpus:
+def gpu_settings(device: torch.device) -> dict[str, Any]:
+    """What the bits of a GPU depend on beside the program, for the record; empty on a CPU."""
+    if device.type != "cuda":
         return {}
     matmul = torch.backends.cuda.matmul
     legacy = not hasattr(matmul, "fp32_precision")  # before torch 2.9; later one may raise
     return {
-        "gpus": _kinds(gpus),
+        "gpus": [torch.cuda.get_device_properties(device).name],
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "matmul_tf32": matmul.allow_tf32 if legacy else matmul.fp32_precision == "tf32",
     }
-
-
-def _kinds(gpus: Sequence[torch.device]) -> list[str]:
-    return sorted({torch.cuda.get_device_properties(device).name for device in gpus})
 
 
 @contextmanager
@@ -111,13 +98,9 @@ def global_state_kept() -> Iterator[None]:
 def on_first_interrupt(note: Callable[[], object]) -> Iterator[None]:
     """Call `note` at the first Ctrl-C; another one, a second later, raises `KeyboardInterrupt`.
 
-    Outside of the main thread, where Python takes no signals, nothing is changed.
+    Only in the main thread, where Python takes signals, and without another handler.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    first = math.inf
+    before, first = signal.getsignal(signal.SIGINT), math.inf
 
     def once(number: int, frame: Any) -> None:
         nonlocal first
@@ -128,7 +111,8 @@ def on_first_interrupt(note: Callable[[], object]) -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
             signal.default_int_handler(number, frame)
 
-    if before is signal.default_int_handler:
+    main = threading.current_thread() is threading.main_thread()
+    if main and before is signal.default_int_handler:
         signal.signal(signal.SIGINT, once)
     try:
         yield

@@ -17,8 +17,7 @@ from optsched.arraypipe.model.build import Builder
 from optsched.arraypipe.model.inputs import buffer_holders
 from optsched.arraypipe.model.split import split
 from optsched.arraypipe.runtime.environment import on_gpu
-from optsched.arraypipe.runtime.state import JobStage
-from optsched.arraypipe.runtime.types import LossScale
+from optsched.arraypipe.runtime.state import JobStage, LossScale
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -93,10 +92,8 @@ def take_off(stage: JobStage) -> None:
 def drop(stage: JobStage) -> None:
     """Give the memory of a stage back that another rank trains; its objects stay."""
     stage.local = False
-    masters = stage.masters or []
-    tied = [entry.parameter for entry in stage.tied]
     shared = set(map(id, stage.shared_tensors()))
-    for parameter in [p for _, p in (*stage.parameters, *masters)] + tied:
+    for parameter in (*stage.used(), *(p for _, p in stage.trained)):
         if id(parameter) not in shared:
             parameter.data = parameter.data.new_empty(0)
     stage.set_buffers([b if id(b) in shared else b.new_empty(0) for b in stage.buffers()])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +16,96 @@ from optsched.arraypipe.job import JobFailed, Tensors
 from optsched.arraypipe.model.split import ModelStage, tied_pairs
 from optsched.arraypipe.plan.types import FAILED, STOP, TOMBSTONE
 from optsched.arraypipe.runtime.cuda_streams import Late
-from optsched.arraypipe.runtime.types import Kept, Norms
+from optsched.errors import OptschedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from optsched.arraypipe.job import Job, Loss, NamedParameters
     from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.runtime.data import Feed
-    from optsched.arraypipe.runtime.types import LossScale
+
+
+class PeerLost(OptschedError):
+    """Another process has ended or cannot be reached any more."""
+
+
+class Payload(NamedTuple):
+    """What a message carries: tensors (none in a tombstone), flags, and the loss if it is known.
+
+    `absent` are the places of gradients that there are none of, in a vector of their norms.
+    Activations are leaves that require a gradient or not.
+    """
+
+    tensors: tuple[Tensor | None, ...]
+    flags: int = 0
+    loss: float = math.nan
+    absent: tuple[int, ...] = ()
+
+
+class Norms(NamedTuple):
+    """Norms of gradients in one vector, and the places of those that there are none of.
+
+    The places are known on the host without reading the vector.
+    """
+
+    vector: Tensor | None = None
+    absent: tuple[int, ...] = ()
+
+
+@dataclass(eq=False)
+class Kept:
+    """What a stage keeps of one micro-batch from F to B."""
+
+    inputs: Tensors  # hidden states
+    batch: Inputs
+    key: int
+    end: Callable[[Any], Tensor] | None  # output -> loss, on the last stage
+    roots: Tensors | None = None  # of the autograd graph; None until recomputed
+    buffers: Tensors = ()  # values that F started from, for the recompute
+    gradients: dict[int, Tensor] = field(default_factory=dict)  # of the inputs
+    branches: list[Any] | None = None  # after a B that has left the weights to W
+
+
+AUTOCAST: Final = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+"""Type of the operations that autocast lowers, by precision."""
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Context of a forward in the precision of a job."""
+    if precision not in AUTOCAST:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=AUTOCAST[precision])
+
+
+_INTERVAL: Final = 2000  # updates until a scale grows, as in `torch.amp.GradScaler`
+
+
+@dataclass
+class LossScale:
+    """The scale of an ``"amp-fp16"`` job's losses, with the values of `torch.amp.GradScaler`.
+
+    Every stage has one; all get the same updates.
+    """
+
+    scale: float = 2.0**16
+    growth_tracker: int = 0  # updates since the scale has changed
+
+    def unscale(self, gradients: Iterable[Tensor | None]) -> None:
+        """Divide gradients by the scale, in place."""
+        present = [g for g in gradients if g is not None]
+        if present:
+            torch._foreach_mul_(present, 1.0 / self.scale)
+
+    def update(self, finite: bool) -> None:
+        """Grow after many updates with finite gradients, shrink after one without."""
+        self.growth_tracker += 1
+        if not finite:
+            self.scale, self.growth_tracker = self.scale / 2, 0
+        elif self.growth_tracker == _INTERVAL:
+            if math.isfinite(torch.tensor(2 * self.scale).item()):
+                self.scale *= 2
+            self.growth_tracker = 0
 
 
 @dataclass(eq=False)
@@ -39,6 +121,7 @@ class JobStage(ModelStage):
     away: bool = False  # its tensors are on the host, not in their place
     packed: bool = False  # whether the hidden states that it gets are a tuple
     packs: bool = False  # whether those that it sends are a tuple
+    flags: tuple[bool, ...] = ()  # `requires_grad` of all that it uses
     forgotten: list[tuple[nn.Module, str]] = field(default_factory=list)  # in no checkpoint
     precision: str = "fp32"
     scaler: LossScale | None = None  # of an amp-fp16 job
@@ -49,10 +132,7 @@ class JobStage(ModelStage):
 
     def weight(self, name: str) -> nn.Parameter:
         """The parameter of this unsplit name in this stage, or the copy of a tied weight."""
-        for entry in self.tied:
-            if entry.name == name:
-                return entry.parameter
-        return dict(self.parameters)[name]
+        return dict([*self.parameters, *((copy.name, copy.parameter) for copy in self.tied)])[name]
 
     @cached_property
     def parts(self) -> list[nn.Module]:
@@ -78,16 +158,8 @@ class JobStage(ModelStage):
         """Where its blocks run; without a place, where its tensors are."""
         if self.place is not None:
             return self.place
-        for _, parameter in self.parameters:
-            return parameter.device
-        for buffer in self.buffers():
-            return buffer.device
-        return torch.device("cpu")
-
-    @property
-    def needs_batch(self) -> bool:
-        """Whether its blocks need the batch: for the model, or for the loss."""
-        return self.last or self.model.needs_inputs
+        tensors = [*(p for _, p in self.parameters), *self.buffers()]
+        return tensors[0].device if tensors else torch.device("cpu")
 
     def run(self, hidden: Tensors, batch: Inputs) -> Any:
         """The forward of the stage: hidden states for the next one, or the model's output."""
@@ -115,13 +187,11 @@ class JobRun:
     stages: list[JobStage]  # all; in a run on ranks those of other devices have no tensors
     start: int  # iterations that it had at the beginning
     target: int  # and is to have at the end
-    feed: Feed | None  # its batches
+    feed: Feed | None  # its batches; None when it has ended
     begin: int = -1  # first iteration that no segment has run yet
     end: int = -1  # first iteration that will not be run
     losses: list[float] = field(default_factory=list)
     unread: list[Tensor | Late] = field(default_factory=list)  # parts of the loss on the device
-    factors: list[float] = field(default_factory=list)  # of the losses of micro-batches
-    weighed: int = -1  # iteration that these are of
     reported: int = -1  # last iteration with a reported loss
     updates: int = 0  # of stages, in this process
     # by stage: bytes kept of a micro-batch, without and with recomputation
@@ -139,24 +209,18 @@ class JobRun:
         self.unsplit_order = [place[n] for n, _ in self.named_parameters() if n in place]
 
     @property
-    def loss_module(self) -> nn.Module | None:
-        """The job's loss if it is a module."""
+    def modules(self) -> list[tuple[str, nn.Module]]:
+        """The unsplit model, and the loss if it is a module, with what their names begin with."""
         loss = self.stages[-1].loss
-        return loss if isinstance(loss, nn.Module) else None
+        return [("", self.model), *([("loss.", loss)] if isinstance(loss, nn.Module) else [])]
 
     def named_parameters(self) -> NamedParameters:
         """Parameters of the unsplit model, and those of the loss behind them."""
-        rows = list(self.model.named_parameters())
-        if self.loss_module is not None:
-            rows += [(f"loss.{name}", p) for name, p in self.loss_module.named_parameters()]
-        return rows
+        return [(key + name, p) for key, m in self.modules for name, p in m.named_parameters()]
 
     def named_buffers(self) -> dict[str, Tensor]:
         """Buffers of the unsplit model, and those of the loss."""
-        rows = dict(self.model.named_buffers())
-        if self.loss_module is not None:
-            rows |= {f"loss.{name}": b for name, b in self.loss_module.named_buffers()}
-        return rows
+        return {key + name: b for key, m in self.modules for name, b in m.named_buffers()}
 
     def begin_at(self, iteration: int) -> None:
         """Go on from an iteration that a checkpoint has."""
@@ -186,21 +250,17 @@ class JobRun:
         A GPU's is read when the next iteration has its loss, so that the host need not wait for
         the device; unless a scheduler needs it at once.
         """
-        if value.is_cuda and not self.needs_metric:
-            if len(self.unread) == self.job.microbatches:
-                self.read_loss()
-            self.unread.append(Late(value))
-            return
-        self.unread.append(value)
-        if not math.isfinite(value.item()):
-            raise NotFinite(f"the loss is {value.item()}")
-        if len(self.unread) == self.job.microbatches:
+        whole, late = self.job.microbatches, value.is_cuda and not self.needs_metric
+        if late and len(self.unread) == whole:
+            self.read_loss()
+        self.unread.append(Late(value) if late else value)
+        if not late and (len(self.unread) == whole or not math.isfinite(value.item())):
             self.read_loss()
 
     def read_loss(self) -> None:
         """Add up the parts of an iteration's loss; `NotFinite` if that is no number."""
         total = 0.0
-        for value in self.unread:
+        for value in self.unread:  # `sum` would round in another way than a loop
             total += value.item()
         self.unread.clear()
         if not math.isfinite(total):
@@ -233,18 +293,11 @@ class JobRun:
 
     def flags(self, iteration: int) -> int:
         """Flags of a message of this iteration that has a payload."""
-        if iteration + 1 >= self.end and self.job.life.status == "stopped":
-            return STOP
-        return 0
+        return STOP if iteration + 1 >= self.end and self.job.life.status == "stopped" else 0
 
     def final_flags(self) -> int:
         """Flags of a message that has none."""
-        failed = self.job.life.status == "failed"
-        return TOMBSTONE | (FAILED if failed else STOP)
-
-    def release(self) -> None:
-        """It has ended: its batches are let go, and with them the processes that may load them."""
-        self.feed = None
+        return TOMBSTONE | (FAILED if self.job.life.status == "failed" else STOP)
 
     def drop_kept(self) -> None:
         """Forget activations of blocks that will never run, and gradients that no update needs."""
@@ -255,6 +308,5 @@ class JobRun:
         self.total_norm = None
         for stage in self.stages:
             stage.later_norms = Norms()
-            tied = [b.parameter for b in stage.tied]
-            for p in (*tied, *(p for _, p in (*stage.parameters, *stage.trained))):
+            for p in (*stage.used(), *(p for _, p in stage.trained)):
                 p.grad = None

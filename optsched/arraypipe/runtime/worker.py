@@ -12,12 +12,10 @@ import torch
 
 from optsched.arraypipe.model.inputs import Inputs
 from optsched.arraypipe.runtime import blocks
-from optsched.arraypipe.runtime.blocks import norms_from, total_norm
 from optsched.arraypipe.runtime.losses import Criterion, Weight, factors_of
 from optsched.arraypipe.runtime.stages import move
-from optsched.arraypipe.runtime.state import NotFinite
-from optsched.arraypipe.runtime.types import Norms, Payload, PeerLost
-from optsched.errors import InputError, InternalError, OptschedError
+from optsched.arraypipe.runtime.state import Norms, NotFinite, Payload, PeerLost
+from optsched.errors import InternalError, OptschedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +23,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from optsched.arraypipe.distributed.replicas import Replicas
-    from optsched.arraypipe.job import Loss, Tensors
+    from optsched.arraypipe.job import Loss
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Block, Copied, Instance
-    from optsched.arraypipe.runtime.losses import Factors
+    from optsched.arraypipe.runtime.cuda_streams import Pause
     from optsched.arraypipe.runtime.state import JobRun, JobStage
-    from optsched.arraypipe.runtime.types import Pause
 
 
 Payloads: TypeAlias = "Mapping[int, Payload]"  # by message
@@ -104,31 +101,27 @@ class Worker:
         A block of a job that has ended sends tombstones. One that raises ends its job and no other.
         """
         operation, _, iteration = now
-        block = segment.plan.blocks[operation]
-        kind, place, memory = block.kind, block.stage, self.memory
+        block, memory = segment.plan.blocks[operation], self.memory
         run = self.runs[segment.slots[block.job]]
         for payload in received.values():
             if payload.flags:
                 run.receive_flags(payload.flags, iteration)
-        begins = kind == "F" and place == 0 and not block.microbatch
+        begins = block.kind == "F" and block.stage == 0 and not block.microbatch
         if begins and self.stops(run):
             run.stop_after(iteration - 1)
         if iteration < run.end:
             try:
-                stage = memory.enter(run.index, place, kind, now)
+                stage = memory.enter(run.index, block.stage, block.kind, now)
                 sent = self._run(segment, now, run, stage, received)
             except _FATAL:
                 raise
             except Exception as error:
-                run.fail(place, iteration, reason(error)).__cause__ = unbound(error)
-                memory.leave(run.index, place, kind)
+                run.fail(block.stage, iteration, reason(error)).__cause__ = unbound(error)
+                memory.leave(run.index, block.stage, block.kind)
             else:
-                if segment.plan.reported[operation]:
-                    began_ns = time.perf_counter_ns()
-                    self._report(block, run, iteration)
-                    self.excluded_ns += time.perf_counter_ns() - began_ns
+                self._report(block, run, iteration, segment.plan.updates[operation], stage.last)
                 if memory.moves:
-                    memory.leave(run.index, place, kind)
+                    memory.leave(run.index, block.stage, block.kind)
                 return sent
         tombstone = Payload((), run.final_flags())
         return dict.fromkeys(segment.routes.outputs[operation], tombstone)
@@ -153,34 +146,31 @@ class Worker:
         """The loss of a micro-batch, on the last stage."""
         if not stage.last:
             return None
-        assert run.feed is not None
-        if run.weighed != run.feed.iteration:
-            run.weighed, factors = run.feed.iteration, self.factors(run)
-            run.factors = factors(run.feed.parts)
-        return Criterion(stage.loss, target, run.factors[m])
-
-    def factors(self, run: JobRun) -> Factors:
-        """The weights of a job's micro-batches."""
-        return factors_of(self.loss, self.weight, run.model)
+        feed = run.feed
+        assert feed is not None
+        if feed.weigh is None:
+            feed.weigh = factors_of(self.loss, self.weight, run.model)
+        feed.factors = feed.factors or feed.weigh(feed.parts)
+        return Criterion(stage.loss, target, feed.factors[m])
 
     def _run(
         self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Payloads
     ) -> dict[int, Payload]:
-        block = segment.plan.blocks[now.operation]
-        kind = block.kind
+        block, plan, replicas = segment.plan.blocks[now.operation], segment.plan, self.replicas
+        kind, sent = block.kind, dict[int, Payload]()
         if kind == "F":
             return self._forward(segment, now, run, stage, received)
         if kind == "R":
             blocks.recompute(stage, block.microbatch)
-            return {}
-        if kind == "W":
+        elif kind == "B":
+            sent = self._backward(segment, now, run, stage, received)
+        elif kind == "W":
             blocks.backward_weights(stage, block.microbatch)
-        sent = self._backward(segment, now, run, stage, received) if kind == "B" else {}
-        if self.replicas is not None and kind == "W" and _is_last(segment, block):
-            self.replicas.start(run.index, stage)
-        if segment.plan.updates[block.operation]:
-            if self.replicas is not None:
-                self.replicas.finish(run.index, stage)
+            if replicas is not None and block.microbatch == plan.microbatches[block.job] - 1:
+                replicas.start(run.index, stage)
+        if plan.updates[block.operation]:
+            if replicas is not None:
+                replicas.finish(run.index, stage)
             if kind != "U" and self.memory.moves:  # the rest of the state is needed only now
                 stage = self.memory.enter(run.index, block.stage, "U", now)
             norm, metric = run.total_norm, run.metric
@@ -192,33 +182,31 @@ class Worker:
     def _forward(
         self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Payloads
     ) -> dict[int, Payload]:
-        block = segment.plan.blocks[now.operation]
-        m, iteration, messages = block.microbatch, now.iteration, segment.routes.messages
-        x: Any = ()
+        block, messages = segment.plan.blocks[now.operation], segment.routes.messages
+        m, x = block.microbatch, tuple[Any, ...]()
         for k, payload in received.items():
             if messages[k].kind == "activation":
                 x = payload.tensors
-            else:
-                owner = segment.plan.blocks[messages[k].producer].stage
-                _take_weights(stage, run.tied_pairs[owner, stage.index], payload.tensors)
-        batch, target = Inputs(), None
-        if stage.needs_batch:
-            batch, target = self._microbatch(run, stage, m, iteration)
+                continue
+            names = run.tied_pairs[segment.plan.blocks[messages[k].producer].stage, stage.index]
+            _take_weights(stage, names, payload.tensors)
+        batch, target = self._microbatch(run, stage, m, now.iteration)
         recomputed = run.job.recompute or (block.job, stage.index) in segment.plan.recomputed
         first = 0 if self.replicas is None else self.replicas.index * run.job.microbatches
-        key = run.job.key(iteration, first + m, stage.index)
+        key = run.job.key(now.iteration, first + m, stage.index)
         end = self.criterion(run, stage, m, target)
-        fixed = _fixed(run, stage, m)
         output = blocks.forward(stage, m, x, batch, key, end, recomputed)
-        _check_fixed(stage, fixed, m)
         if stage.last:
             run.note_loss(output[0])
-        flags, sent = run.flags(iteration), {}
+        flags, sent = run.flags(now.iteration), {}
         for k in segment.routes.outputs[now.operation]:
             tensors = output
-            if messages[k].kind == "weight":
+            if messages[k].kind == "weight":  # it does not change before that stage's B is back
                 user = segment.plan.blocks[messages[k].consumer].stage
-                tensors = _weights(stage, run.tied_pairs[stage.index, user], self.memory.moves)
+                names = run.tied_pairs[stage.index, user]
+                tensors = tuple(stage.weight(name).detach() for name in names)
+                if self.memory.moves:
+                    tensors = tuple(t.clone() for t in tensors)
             sent[k] = Payload(tensors, flags)
         return sent
 
@@ -226,6 +214,8 @@ class Worker:
         self, run: JobRun, stage: JobStage, m: int, iteration: int
     ) -> tuple[Inputs, Any]:
         """Inputs and target of a micro-batch; drawing the batch is no time of the block."""
+        if not (stage.last or stage.model.needs_inputs):
+            return Inputs(), None
         assert run.feed is not None
         if run.feed.iteration != iteration:
             began_ns = time.perf_counter_ns()
@@ -238,9 +228,8 @@ class Worker:
     def _backward(
         self, segment: Segment, now: Instance, run: JobRun, stage: JobStage, received: Payloads
     ) -> dict[int, Payload]:
-        block = segment.plan.blocks[now.operation]
-        m, messages = block.microbatch, segment.routes.messages
-        ends = now.operation in segment.plan.last_backwards
+        block, messages = segment.plan.blocks[now.operation], segment.routes.messages
+        m, ends = block.microbatch, now.operation in segment.plan.last_backwards
         if stage.last and ends:
             run.metric = run.losses[-1] if run.losses else math.nan
             if self.replicas is not None and run.needs_metric:
@@ -259,10 +248,10 @@ class Worker:
                 self.replicas.finish(run.index, stage)
         norms = Norms()
         if ends and run.job.needs_norm:
-            norms = norms_from(stage, stage.later_norms)
+            norms = blocks.norms_from(stage, stage.later_norms)
             returned = (*returned, norms.vector)
             if stage.index == 0:
-                run.total_norm = total_norm(run, norms)
+                run.total_norm = blocks.total_norm(run, norms)
         loss = run.metric if ends else math.nan
         flags, sent = run.flags(now.iteration) if ends else 0, {}
         for k in segment.routes.outputs[now.operation]:
@@ -275,15 +264,17 @@ class Worker:
                 sent[k] = Payload((run.total_norm,), flags, loss)
         return sent
 
-    def _report(self, block: Block, run: JobRun, iteration: int) -> None:
+    def _report(self, block: Block, run: JobRun, iteration: int, updated: bool, last: bool) -> None:
         """Callbacks after a last forward or an update, outside of what may fail a job."""
-        if block.kind == "F":
+        began_ns = time.perf_counter_ns()
+        if block.kind == "F" and last:
             self.report_loss(run)
-        else:
+        elif updated:
             run.updates += 1
             if run.job.life.status == "failed":
                 run.drop_kept()
             self.on_update(run, block.stage, iteration)
+        self.excluded_ns += time.perf_counter_ns() - began_ns
 
     def report_loss(self, run: JobRun) -> None:
         """Report the newest known loss once; the caller may stop the job on it."""
@@ -296,11 +287,6 @@ class Worker:
             run.stop_after(iteration + bool(run.unread))  # a loss read late has a successor begun
 
 
-def _is_last(segment: Segment, block: Block) -> bool:
-    """Whether a block is that of the last micro-batch of its iteration."""
-    return block.microbatch == segment.plan.microbatches[block.job] - 1
-
-
 def _take_weights(stage: JobStage, names: Sequence[str], values: Sequence[Tensor | None]) -> None:
     """Copy tied weights of an earlier stage into this stage's."""
     shared = set(map(id, stage.shared_tensors()))
@@ -308,21 +294,7 @@ def _take_weights(stage: JobStage, names: Sequence[str], values: Sequence[Tensor
         for name, value in zip(names, values, strict=True):
             assert value is not None
             if id(weight := stage.weight(name)) not in shared:  # else it is frozen, and has them
-                weight.copy_(value).requires_grad_(value.requires_grad)
-
-
-def _weights(stage: JobStage, names: Sequence[str], copied: bool) -> Tensors:
-    """Tied weights for a later stage.
-
-    They do not change before that stage's backward has come back, so they may be read late; unless
-    states move.
-    """
-    found = []
-    for name in names:
-        weight = stage.weight(name)
-        value = weight.detach().clone() if copied else weight.detach()
-        found.append(value.requires_grad_(weight.requires_grad))
-    return tuple(found)
+                weight.copy_(value)
 
 
 def _gradients(
@@ -351,38 +323,15 @@ def _gradients(
     return gradients, tied
 
 
-def _fixed(run: JobRun, stage: JobStage, microbatch: int) -> dict[str, bool]:
-    """`requires_grad` of the tied weights for which a forward may not change it.
-
-    It travels with them, once an iteration, behind the forward of the stage that owns them.
-    """
-    names = [entry.name for entry in stage.tied]
-    if microbatch:
-        names += [
-            name for pair, row in run.tied_pairs.items() if pair[0] == stage.index for name in row
-        ]
-    return {name: stage.weight(name).requires_grad for name in names}
-
-
-def _check_fixed(stage: JobStage, fixed: Mapping[str, bool], microbatch: int) -> None:
-    for name, trained in fixed.items():
-        if stage.weight(name).requires_grad != trained:
-            raise InputError(
-                f"stages: the forward of stage {stage.index} changes requires_grad of {name!r}, "
-                f"which stages share, in micro-batch {microbatch}; change it between iterations"
-            )
-
-
 def unbound(error: BaseException) -> BaseException:
     """Remove the frames of an error, which keep tensors alive; the traceback becomes a note."""
     pending: list[BaseException | None] = [error]
     while pending:
         found = pending.pop()
-        if found is None or found.__traceback__ is None:
-            continue
-        found.add_note("".join(format_tb(found.__traceback__)).rstrip())
-        found.__traceback__ = None
-        pending += [found.__cause__, found.__context__]
+        if found is not None and found.__traceback__ is not None:
+            found.add_note("".join(format_tb(found.__traceback__)).rstrip())
+            found.__traceback__ = None
+            pending += [found.__cause__, found.__context__]
     return error
 
 
