@@ -229,7 +229,8 @@ class _Bench:
 
     def update(self, stage: JobStage, job: Job, label: str) -> UpdateEntry:
         """Time of the update of a stage; learning-rate schedulers take no step."""
-        stage.scheduler, norm = None, torch.ones((), device=self.device)
+        stage.scheduler, stage.flags = None, blocks.trained_now(stage)
+        norm = torch.ones((), device=self.device)
 
         def once() -> Calls:
             for _, parameter in stage.parameters:

@@ -163,7 +163,7 @@ def test_predictions_keep_their_size_in_any_unit() -> None:
         plan, second = compile_plan(schedule), 10**9
         found = predict(plan)
         assert (found.period_ns, found.load_ns) == (6 * second, (6 * second, 6 * second))
-        assert "predicted period  6 s, 0.0% above the bound" in explain(plan)
+        assert "predicted period 6 s, 0.0% above the bound" in explain(plan)
 
 
 def test_cycle_in_words() -> None:
