@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 UNBORN, PENDING, JOINING = "unborn", "pending", "joining"
 RUNNING, ENDED, FAILED = "running", "ended", "failed"
 
-UNMEASURED: Final = Amdahl(0.1)  # believed of sizes of which nothing is known
+UNMEASURED: Final = Amdahl(0.1)  # assumed for sizes that are not measured
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ class LiveJob:
 
     @property
     def expected(self) -> int:
-        """Passes to its end, as believed at the start."""
+        """Passes to its end, as estimated at the start."""
         spec, most = self.spec, self.spec.passes
         if spec.target is not None:
             return min(spec.expected_passes or most, most)
@@ -156,7 +156,7 @@ def workload(jobs: Sequence[LiveJob], times: PassTimes, signal: str) -> Workload
     return made.changed(
         passes=passes, pass_work=made.pass_work, work=made.pass_work * passes,
         target=1.0 - np.array([job.spec.target or np.nan for job in jobs]),
-        observed_ptr=ptr, observed=observed, believed=made.believed,
+        observed_ptr=ptr, observed=observed,
     )  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def view(
     } | {
         "job": ids, "gpus": held, "running": held > 0, "done": done, "passes": passes,
         "attained": each(lambda job: job.attained) + held * (now - each(lambda job: job.stay)),
-        "remaining": np.maximum(work.believed[ids] - done, 1), "at_pass_end": ends,
+        "remaining": np.maximum(work.estimate[ids] - done, 1), "at_pass_end": ends,
         "size_ptr": size_ptr, "size": work.size[at], "rate": work.rate[at],
         "preemptible": work.preemptible[ids] & ends,
         "restart_cost": np.full(len(ids), settings.restart_cost, np.int64),

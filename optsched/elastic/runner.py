@@ -99,7 +99,8 @@ class LiveRun(Run):
         cost = self.settings.restart_cost
         first = [int(self.log.gpus[self.log.job == job.number][0]) for job in ended]
         speed = [int(work.rates_of(i)[work.sizes_of(i) == g][0]) for i, g in enumerate(first)]
-        work = work.changed(work=work.work + cost * np.array(speed, np.int64))
+        extra = cost * np.array(speed, np.int64)
+        work = work.changed(work=work.work + extra, estimate=work.estimate + extra)
         settings: Any = {"restart_cost": cost, "checkpoint": "pass", "engine": "generic"}
         return simulate(work, AsLive(chosen, ended, self.times), self.nodes, **settings)
 

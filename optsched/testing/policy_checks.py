@@ -47,10 +47,10 @@ def check_policy(
     the same whatever is true behind the same view (below); compiled, it returns the same log;
     the work done is the work to do; and the history passes `optsched.verify`.
 
-    Unknown before a job has ended are its `Workload.work`, `nominal` and `estimate`, its reports
+    Unknown before a job has ended are its `Workload.work`, its reports
     after the present pass, its curve, and, if it ends at a target, how many passes it takes. They
     are drawn anew for every job, so that also their order changes. Known are the view's columns,
-    what is believed, templates, targets, initial uncertainties, and the passes of other jobs.
+    estimates, templates, targets, initial uncertainties, and the passes of other jobs.
 
     Parameters
     ----------
@@ -171,7 +171,6 @@ def _drawn(view: ClusterView, ended: Any, growth: float, dice: np.random.Generat
     work = np.maximum(np.rint(jobs.work * factor).astype(np.int64), done + 1)
     work = np.where(to_target, jobs.pass_work * passes, work)
     work = np.where(ended | (to_target & (passes == jobs.passes)), jobs.work, work)
-    nominal = np.maximum(np.rint(work / jobs.micro_factor), 1).astype(np.int64)
     observed_ptr, observed = _reports(jobs, passed, passes, ended, dice)
     curves = {
         j: curve if ended[j] else replace(
@@ -180,9 +179,7 @@ def _drawn(view: ClusterView, ended: Any, growth: float, dice: np.random.Generat
         for j, curve in jobs.curves.items()
     }  # fmt: skip
     return jobs.changed(
-        work=work, passes=passes, pass_work=jobs.pass_work, believed=jobs.believed,
-        estimate=np.where(ended, jobs.estimate, jobs.believed / work),
-        nominal=np.where(ended, jobs.nominal, nominal),
+        work=work, passes=passes, pass_work=jobs.pass_work,
         observed_ptr=observed_ptr, observed=observed, curves=curves,
     )  # fmt: skip
 

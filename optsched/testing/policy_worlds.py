@@ -75,19 +75,20 @@ def _job(dice: random.Random, i: int, rows: Any, total: int, non_preemptible: bo
         to_target = i % 2 == 0
         target = 0.3 if to_target else None
         curve = Curve(0.9, 0.1, dice.uniform(0.2, 0.6), target=target, noise=0.02)
+    submit = dice.choice((0, dice.randint(0, 50)))
+    work = passes * pass_time * WORK * dice.randint(1, 3) + dice.randint(0, WORK)
     return Job(
         name=f"j{i}",
-        submit=dice.choice((0, dice.randint(0, 50))),
+        submit=submit,
         sizes=row,
-        work=passes * pass_time * WORK * dice.randint(1, 3) + dice.randint(0, WORK),
+        work=work,
         speedup=Amdahl(dice.choice((0.0, 0.1, 0.5))),
         passes=passes,
-        completion="target" if to_target else "epochs",
         curve=curve,
         priority=dice.randint(1, 99),
         weight=dice.choice((0.5, 1.0, 2.0)),
         group=dice.choice(("a", "b")),
         preemptible=not (non_preemptible and dice.random() < 0.2),
         template=template,
-        estimate=dice.choice((0.5, 1.0, 1.7)),
+        estimate=int(dice.choice((0.5, 1.0, 1.7)) * work),
     )

@@ -37,14 +37,13 @@ def workload(seed: int, jobs: int = 12, choices: Any = SIZES, **fixed: Any) -> W
             "speedup": Amdahl(float(random.choice([0.1, 0.5]))) if i % 2 else Linear(),
             "passes": passes,
             "curve": curve,
-            "completion": "target" if kind == 0 else "epochs",
             "weight": float(random.choice([1.0, 1.0, 2.0])),
             "preemptible": bool(random.random() < 0.85),
             "template": str(random.choice(["", "a", "b"])),
-            "estimate": float(np.exp(random.normal(0, 0.5))),
             "restart_cost": [None, 0, 3][int(random.integers(3))],
             "group": f"g{int(random.integers(2))}",
         }
+        fields["estimate"] = max(1, round(fields["work"] * float(np.exp(random.normal(0, 0.5)))))
         made.append(Job(**(fields | fixed)))
     limit = None if random.random() < 0.5 else int(random.integers(1, 5))
     groups = [Group("g0", max_concurrent=limit), Group("g1")]

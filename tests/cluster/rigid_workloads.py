@@ -50,12 +50,13 @@ def clusters(draw: st.DrawFn, most: int = 25) -> tuple[Workload, Nodes, dict[str
         if draw(st.integers(0, 4)) == 0:
             sizes |= {min(draw(gang), total)}
         odd = draw(st.sampled_from([0, 0, 1, 999_999]))
+        work = draw(st.integers(1, longest)) * max(sizes) * SECOND + odd
+        factor = 1.0 if plain else draw(st.sampled_from([1.0, 0.01, 0.5, 2.0]))
         jobs.append(Job(
             name=f"j{i}", submit=draw(st.integers(0, horizon)), sizes=tuple(sorted(sizes)),
-            work=draw(st.integers(1, longest)) * max(sizes) * SECOND + odd,
+            work=work, estimate=int(work * factor),
             speedup=draw(st.sampled_from([Linear(), Amdahl(0.3)])),
             passes=1 if plain else draw(st.sampled_from([1, 3])),
-            estimate=1.0 if plain else draw(st.sampled_from([1.0, 0.01, 0.5, 2.0])),
             restart_cost=draw(st.sampled_from([None, None, 0, 7])),
             preemptible=plain or draw(st.integers(0, 5)) > 0,
             group=draw(st.sampled_from(["", "", "g"])),

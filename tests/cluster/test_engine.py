@@ -41,7 +41,7 @@ def random_world(seed: int) -> tuple[Workload, Nodes, Settings]:
             Job(
                 name=f"j{i}", submit=dice.randint(0, 25), sizes=sizes,
                 work=dice.randint(8, 60 * 10**6), passes=dice.randint(1, 8), speedup=Slow(),
-                preemptible=dice.random() < 0.8, estimate=dice.uniform(0.5, 2),
+                preemptible=dice.random() < 0.8, estimate=dice.randint(8, 60 * 10**6),
                 restart_cost=dice.choice([None, 0, 3]), template=dice.choice("xy"),
                 group=dice.choice(["", "g"]),
             )

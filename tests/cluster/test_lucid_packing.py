@@ -54,7 +54,14 @@ def packed_jobs(draw: st.DrawFn) -> list[tuple[int, int, int, str, float]]:
 def workload(rows: list[tuple[int, int, int, str, float]]) -> Workload:
     """Rows as jobs; the type is the template."""
     return Workload.of(
-        Job(name=f"j{i}", submit=s, sizes=(g,), work=d * g * SECOND, template=kind, estimate=e)
+        Job(
+            name=f"j{i}",
+            submit=s,
+            sizes=(g,),
+            work=d * g * SECOND,
+            template=kind,
+            estimate=int(e * d * g * SECOND),
+        )
         for i, (s, g, d, kind, e) in enumerate(rows)
     )
 
@@ -65,7 +72,7 @@ def test_events_equal_ticks(rows, table, nodes):
     table, speeds = table
     jobs = workload(rows)
     run = simulate(jobs, get("lucid", table=table), Nodes(nodes), timing="lucid")
-    cost = -(-jobs.believed // jobs.rate) * jobs.size
+    cost = -(-jobs.estimate // jobs.rate) * jobs.size
     slow = [
         Packed(s, g, kind, int(c), d * SECOND)
         for (s, g, d, kind, _), c in zip(rows, cost, strict=True)

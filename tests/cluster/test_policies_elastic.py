@@ -65,10 +65,10 @@ def test_drained_nodes(name, options):
 def test_twice_as_slow(name, options):
     """Doubling all times doubles all completion times: no policy has a constant of time."""
     for seed in range(3):
-        fixed = {"sizes": (1,), "passes": 1, "curve": None, "completion": "samples"}
+        fixed = {"sizes": (1,), "passes": 1, "curve": None}
         jobs = cases.workload(seed, 16, restart_cost=0, **fixed)
         fast = jobs.changed(work=(1 + jobs.work // WORK) * WORK)
-        slow = fast.changed(submit=2 * fast.submit, work=2 * fast.work)
+        slow = fast.changed(submit=2 * fast.submit, work=2 * fast.work, estimate=2 * fast.estimate)
         ends = [simulate(w, get(name, **options), Nodes(1, 3)).log.finished for w in (fast, slow)]
         assert (2 * ends[0]).tolist() == ends[1].tolist()
 
@@ -156,8 +156,8 @@ def starts(jobs, name, engine="auto"):
 def test_no_gang_waits_for_a_job_that_cannot_shrink(name):
     """A job of one pass, or in its last: whoever fits beside it starts."""
     for engine in ("auto", "generic"):
-        for estimate in (1.0, 3.0):  # the number of passes is known, whatever is believed of work
-            alone = gang_between(estimate=estimate)
+        for estimate in (1.0, 3.0):  # the number of passes is known, whatever the estimate
+            alone = gang_between(estimate=int(estimate * 800 * HOUR * WORK))
             assert starts(alone, name, engine) == [360_000, 20]
 
 
@@ -173,7 +173,7 @@ def test_gang_is_kept_room_until_the_pass_ends(name):
 def test_last_pass_of_a_job_with_a_target_is_believed(name, estimate, second):
     """Four passes in truth; who believes in one keeps no room."""
     curve = Curve(1.0, 0.0, 0.5, float(np.exp(-1.75)), 0.0)
-    jobs = gang_between(passes=4, curve=curve, completion="target", estimate=estimate)
+    jobs = gang_between(passes=4, curve=curve, estimate=int(estimate * 800 * HOUR * WORK))
     assert jobs.passes[0] == 4
     for engine in ("auto", "generic"):
         assert (starts(jobs, name, engine)[1] == 20) == second

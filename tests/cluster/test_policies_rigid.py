@@ -91,7 +91,12 @@ def test_wrong_options_are_named(name, options, field):
 def scaled(jobs: Workload, unit: str) -> Workload:
     """The same jobs in a finer unit of time."""
     more = PER_SECOND[unit]
-    return jobs.changed(submit=jobs.submit * more, work=jobs.work * more, time_unit=unit)
+    return jobs.changed(
+        submit=jobs.submit * more,
+        work=jobs.work * more,
+        estimate=jobs.estimate * more,
+        time_unit=unit,
+    )
 
 
 @pytest.mark.parametrize("unit", ["ms", "us"])

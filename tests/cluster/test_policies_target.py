@@ -212,8 +212,8 @@ def test_a_template_corrects_a_wrong_estimate():
     """Seven right estimates outvote the eighth, that claims to be short."""
     curve = Curve(1.0, 0.1, 0.1, 0.3, 0.0)
     jobs = [
-        Job(name=f"j{i}", sizes=(1,), work=16 * WORK, passes=16, curve=curve, completion="target",
-            template="a", estimate=0.2 if i == 7 else 1.0)
+        Job(name=f"j{i}", sizes=(1,), work=16 * WORK, passes=16, curve=curve,
+            template="a", estimate=int(0.2 * 16 * WORK) if i == 7 else None)
         for i in range(8)
     ]  # fmt: skip
     other = Job(name="other", sizes=(1,), work=10 * WORK)

@@ -59,13 +59,13 @@ class Peeps(Greedy):
 
     def decide(self, view: Any) -> Decision:  # noqa: D102
         decision = super().decide(view)
-        short = view.workload.work[view.job] <= np.median(view.workload.believed[view.job])
+        short = view.workload.work[view.job] <= np.median(view.workload.estimate[view.job])
         keep = view.running | (short | ~short.any())
         return Decision(np.where(keep, decision.quota, 0))
 
 
 class Sorts(Greedy):
-    """Starts in the order of a key: what is true of a job, or what is believed."""
+    """Starts in the order of a key: what is true of a job, or what is estimated."""
 
     def __init__(self, key: Any) -> None:
         self.key = key
@@ -86,11 +86,10 @@ def kappa(jobs: Any) -> Any:
 
 CHEATS = {
     "work": lambda jobs: jobs.work,
-    "nominal": lambda jobs: jobs.nominal,
     "passes": lambda jobs: jobs.passes,
     "reports": lambda jobs: np.diff(jobs.observed_ptr),
     "last report": lambda jobs: np.append(jobs.observed, 0)[jobs.observed_ptr[1:] - 1],
-    "estimate": lambda jobs: jobs.believed / jobs.estimate,
+    "estimate": lambda jobs: jobs.estimate / jobs.work,
     "curve": kappa,
 }
 
@@ -104,7 +103,7 @@ def test_a_cheat_that_only_sorts_is_caught(key: str) -> None:
 
 @seeds(5, 20)
 def test_the_other_truth_is_not_seen(seed: int) -> None:
-    """Believed work, pass work, known passes and past reports stay; all else is another, legal."""
+    """Estimates, pass work, known passes and past reports stay; all else is another, legal."""
     world = policy_worlds(1, seed=seed)[0]
     known = []
 
@@ -129,7 +128,7 @@ def test_the_other_truth_is_not_seen(seed: int) -> None:
     for jobs in others:
         fixed = np.isnan(jobs.target)
         assert (jobs.passes == world.workload.passes)[fixed].all()
-        for key in ("believed", "pass_work", "submit", "size", "rate", "initial", "template"):
+        for key in ("estimate", "pass_work", "submit", "size", "rate", "initial", "template"):
             assert (getattr(jobs, key) == getattr(world.workload, key))[
                 ~np.isnan(getattr(jobs, key))
             ].all()
@@ -144,7 +143,7 @@ def test_a_truth_near_the_limits() -> None:
     world = policy_worlds(1)[0]._replace(
         workload=Workload.of(jobs), nodes=Nodes(1, 1), settings=Settings()
     )
-    check_policy(Sorts(lambda jobs: jobs.believed), worlds=[world])
+    check_policy(Sorts(lambda jobs: jobs.estimate), worlds=[world])
     with pytest.raises(AssertionError, match="not known yet"):
         check_policy(Sorts(CHEATS["work"]), worlds=[world])
 

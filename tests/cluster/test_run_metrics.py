@@ -132,8 +132,8 @@ def test_policies_without_time_constants_scale(name: str) -> None:
     # fine ticks, and work that all sizes divide evenly: what is rounded up to a tick is no matter
     fine, unit = 2**12, 5 * 64 * WORK
     work = (jobs.work // unit + 1) * unit * fine
-    once = jobs.changed(rate=jobs.size * WORK, work=work, submit=jobs.submit * fine)
-    twice = once.changed(submit=2 * once.submit, work=2 * once.work)
+    once = jobs.changed(rate=jobs.size * WORK, work=work, estimate=work, submit=jobs.submit * fine)
+    twice = once.changed(submit=2 * once.submit, work=2 * work, estimate=2 * work)
     one, two = (
         simulate(w, name, Nodes(1, gpus=8), restart_cost=k * 10 * fine).metrics.summary()
         for k, w in ((1, once), (2, twice))

@@ -24,9 +24,9 @@ SPEEDUPS = (Linear(), Amdahl(0.522), Table({1: 1, 2: 1.9, 3: 2.7, 4: 3.1, 8: 5})
 def jobs(draw: st.DrawFn, name: str) -> Job:
     """Any legal job."""
     curve = None
-    completion = draw(st.sampled_from(["samples", "epochs", "target"]))
-    if completion == "target" or draw(st.booleans()):
-        curve = Curve(0.9, 0.1, draw(st.floats(0.05, 1)), 0.3, draw(st.sampled_from([0, 0.05])))
+    target = draw(st.sampled_from([None, 0.3]))
+    if target is not None or draw(st.booleans()):
+        curve = Curve(0.9, 0.1, draw(st.floats(0.05, 1)), target, draw(st.sampled_from([0, 0.05])))
     return Job(
         name=name,
         submit=draw(st.integers(0, 20)),
@@ -34,7 +34,6 @@ def jobs(draw: st.DrawFn, name: str) -> Job:
         work=draw(st.integers(100, 10**12)),
         speedup=draw(st.sampled_from(SPEEDUPS)),
         passes=draw(st.integers(1, 60)),
-        completion=completion,  # type: ignore[arg-type]
         curve=curve,
         priority=draw(st.integers(1, 99)),
         weight=draw(st.floats(0.1, 10)),
@@ -42,8 +41,7 @@ def jobs(draw: st.DrawFn, name: str) -> Job:
         preemptible=draw(st.booleans()),
         restart_cost=draw(st.sampled_from([None, 0, 7])),
         template=draw(st.sampled_from(["", "m1", "m2"])),
-        estimate=draw(st.floats(0.1, 10)),
-        micro_factor=draw(st.sampled_from([1.0, 0.79, 1.5])),
+        estimate=draw(st.one_of(st.none(), st.integers(1, 10**12))),
         speeds=draw(st.dictionaries(st.sampled_from(["A100", "V100"]), st.floats(0.5, 2))),
         cpus_per_gpu=draw(st.sampled_from([0.0, 2.5])),
     )
@@ -69,17 +67,18 @@ def test_columns_hold_the_jobs(given_jobs: list[Job], seed: int) -> None:
         for size, rate in zip(job.sizes, w.rates_of(row).tolist(), strict=True):
             assert rate == (round(WORK * job.speedup.of(size)) if size else WORK)
         reports = w.observed[w.observed_ptr[row] : w.observed_ptr[row + 1]]
-        passes = len(reports) if job.completion == "target" else job.passes
+        by_target = job.curve is not None and job.curve.target is not None
+        passes = len(reports) if by_target else job.passes
         assert w.passes[row] == passes and len(reports) == (passes if job.curve else 0)
-        if job.completion == "target":
+        if by_target:
             assert reports[-1] <= 0.3 and (reports[:-1] > 0.3).all() and w.target[row] == 0.3
-            nominal = math.ceil(Fraction(job.work, job.passes)) * passes
+            work = math.ceil(Fraction(job.work, job.passes)) * passes
+            work = job.work if passes == job.passes else work
         else:
             assert math.isnan(w.target[row])
-            nominal = job.work
-        assert w.nominal[row] == nominal
-        assert w.work[row] == pytest.approx(nominal * job.micro_factor, rel=1e-12, abs=0.6)
-        assert w.believed[row] == pytest.approx(w.work[row] * job.estimate, rel=1e-12, abs=1)
+            work = job.work
+        assert w.work[row] == work
+        assert w.estimate[row] == (work if job.estimate is None else job.estimate)
         assert w.pass_work[row] == math.ceil(Fraction(int(w.work[row]), passes))
         assert w.groups[w.group[row]].name == job.group
         assert (w.templates[w.template[row]] if w.template[row] >= 0 else "") == job.template
@@ -159,8 +158,6 @@ def plain(**changes: Any) -> Job:
         ({"speedup": Linear}, "speedup: expected Linear"),
         ({"passes": 0}, "passes: expected an integer in 1"),
         ({"passes": 10**7}, "less than one unit of work"),
-        ({"completion": "accuracy"}, "expected one of samples, epochs, target"),
-        ({"completion": "target"}, "a target needs a curve"),
         ({"curve": 1}, "expected a Curve"),
         ({"priority": 0}, r"priority: expected an integer in 1\.\.99"),
         ({"priority": 100}, r"1\.\.99"),
@@ -171,8 +168,7 @@ def plain(**changes: Any) -> Job:
         ({"group": None}, "group: expected a string"),
         ({"preemptible": 1}, "expected True or False"),
         ({"restart_cost": -1}, "restart_cost"),
-        ({"estimate": 0.0}, "estimate"),
-        ({"micro_factor": -1}, "micro_factor"),
+        ({"estimate": 0.5}, r"estimate \(work\): expected an integer"),
         ({"cpus_per_gpu": -1}, "cpus_per_gpu: expected a number >= 0"),
         ({"memory_per_gpu_gb": math.nan}, "memory_per_gpu_gb"),
         ({"speeds": {"A100": 1001}}, 'job "a": speeds."A100".: expected a number .*1000'),
@@ -210,18 +206,15 @@ def three() -> Workload:
             "one after the other",
         ),
         (lambda: Workload.of([plain(submit=2**53)]), 'job "a": .* would end beyond 2\\^53'),
-        (lambda: Workload.of([plain(work=2**62, estimate=2.0)]), 'job "a": work .* above 2\\^62'),
         (lambda: Workload.of([plain(speedup=Table({4: 2.0}))]), 'job "a": .*no speed for 1 GPUs'),
-        (lambda: Workload.of([plain()]).changed(colour=1), "no column .* believed, completion"),
+        (lambda: Workload.of([plain()]).changed(colour=1), "no column .* cpus_per_gpu, curves"),
         (lambda: three().changed(work=three().work[:2]), "work: expected 3 values, one per job"),
         (lambda: three().changed(work=[[10**6]] * 3), "work: expected a flat array"),
         (lambda: three().changed(passes=[1, 2]), "passes: expected 3 values"),
-        (lambda: three().changed(believed=[1, 2]), "believed: expected 3 values"),
+        (lambda: three().changed(estimate=[1, 2]), "estimate: expected 3 values"),
         (lambda: Workload.of([plain()]).changed(work=np.array([[1]])), "work: expected a flat"),
         (lambda: Workload.of([plain()]).changed(work=3), "work: expected a flat array"),
         (lambda: Workload.of([plain()]).changed(passes=[1, 2]), "passes: expected 1 values"),
-        (lambda: Workload.of([plain()]).changed(estimate=[1, 2]), "estimate: expected 1 values"),
-        (lambda: Workload.of([plain()]).changed(believed=[1, 2]), "believed: expected 1 values"),
         (lambda: Workload.of([plain()]).changed(work=[0]), "work: expected 1"),
         (lambda: Workload.of([plain()]).changed(names=("",)), "name: empty"),
         (lambda: Workload.of([plain()]).changed(names=("a\r",)), "control characters"),
@@ -268,35 +261,22 @@ def test_columns_are_read_only_and_their_own() -> None:
 
 
 def test_what_follows_a_change() -> None:
-    """Work, estimates and beliefs stay consistent."""
-    w = Workload.of([plain(passes=7, estimate=2.0)])
+    """The work of a pass follows the work; the estimate stays."""
+    w = Workload.of([plain(passes=7, estimate=2 * 10**6)])
     more = w.changed(work=np.array([10**6 + 1]))
-    assert more.pass_work[0] == math.ceil((10**6 + 1) / 7) and more.believed[0] == 2 * (10**6 + 1)
-    assert w.changed(believed=np.array([10**6 // 2])).estimate[0] == 0.5
+    assert more.pass_work[0] == math.ceil((10**6 + 1) / 7) and more.estimate[0] == 2 * 10**6
     assert w.changed(passes=np.array([3])).pass_work[0] == 333_334
 
 
 def test_estimate_errors() -> None:
-    """Seeded, lognormal, and on top of what was believed before."""
+    """Seeded, lognormal, and on top of earlier estimates."""
     w = Workload.of([plain(name=str(i), work=10**9) for i in range(4000)])
     one = w.with_estimate_error(0.5, 1)
     assert one == w.with_estimate_error(0.5, 1) != w.with_estimate_error(0.5, 2)
-    logs = np.log(one.believed / one.work)
+    logs = np.log(one.estimate / one.work)
     assert abs(logs.mean()) < 0.03 and abs(logs.std() - 0.5) < 0.02
     assert w.with_estimate_error(0.0, 1) == w
     assert (one.work == w.work).all()
-
-
-def test_micro_factors() -> None:
-    """They multiply the nominal work, on top of each other, and are reported."""
-    w = Workload.of([plain(work=10**9, passes=4), plain(name="b", work=10**9, micro_factor=0.5)])
-    half = w.with_micro_factor(0.8)
-    assert half.work.tolist() == [8 * 10**8, 4 * 10**8]
-    assert half.micro_factor.tolist() == [0.8, 0.4] and half.nominal.tolist() == [10**9] * 2
-    assert half.believed.tolist() == half.work.tolist() and half.pass_work[0] == 2 * 10**8
-    assert w.with_micro_factor(1.0) == w
-    with pytest.raises(InputError, match="micro_factor"):
-        w.with_micro_factor(0.0)
 
 
 def test_groups_are_given_or_found() -> None:
@@ -424,9 +404,7 @@ def test_passes_to_a_target() -> None:
         (lambda: Curve(1, 0.5, 1).reached(0, "x"), "missing"),
         (lambda: Curve(1, 0.5, 1e-9, 0.6).reached(0, "x"), "not reached in 10000 passes"),
         (
-            lambda: Workload.of(
-                [plain(completion="target", curve=Curve(1, 0.5, 1e-9, 0.6), name="slow")]
-            ),
+            lambda: Workload.of([plain(curve=Curve(1, 0.5, 1e-9, 0.6), name="slow")]),
             'job "slow": curve.target',
         ),
     ],

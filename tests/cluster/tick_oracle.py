@@ -214,7 +214,7 @@ def _view(
         attained=ints(x.attained + x.gpus * (t - x.since) * bool(x.on) for x in active),
         done=ints(x.done for x in active),
         remaining=ints(
-            x.work - x.done if true else max(1, int(work.believed[x.j]) - x.done) for x in active
+            x.work - x.done if true else max(1, int(work.estimate[x.j]) - x.done) for x in active
         ),
         passes=ints(x.passes for x in active), pass_work=work.pass_work[job],
         at_pass_end=np.array([not x.on or x.passed == t for x in active], bool),

@@ -67,7 +67,7 @@ class ElasticSjf:
 
     def decide(self, view: ClusterView) -> Decision:
         """Quotas now."""
-        column = view.workload.work if self.clairvoyant else view.workload.believed
+        column = view.workload.work if self.clairvoyant else view.workload.estimate
         key = column[view.job].astype(np.float64)
         return in_order(view, key, _NEVER, _ROUND, view.remaining.astype(np.float64))
 
@@ -76,7 +76,7 @@ class ElasticSjf:
         from optsched.cluster.policies.elastic_loops import GIVEN_KEY, Rule, simulate_by_rule
 
         rule = Rule(GIVEN_KEY, 0, int(self.clairvoyant), _NEVER, _ROUND)
-        key = workload.work if self.clairvoyant else workload.believed
+        key = workload.work if self.clairvoyant else workload.estimate
         return simulate_by_rule(workload, nodes, settings, rule, self.name, key)
 
 

@@ -44,7 +44,7 @@ def columns(
     if bool((workload.size == 0).any()):
         return None
     own = workload.restart_cost
-    work = workload.work if clairvoyant else workload.believed
+    work = workload.work if clairvoyant else workload.estimate
     passes = np.where(np.isnan(workload.target), workload.passes, -(-work // workload.pass_work))
     return columns_of(
         len(workload), 0, nodes.total,

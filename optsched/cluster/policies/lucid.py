@@ -66,8 +66,8 @@ class Lucid:
     def decide(self, view: ClusterView) -> Decision:
         """Start, and pair, what may start."""
         size, rate = gangs_in_view(view, self.gang)
-        believed = np.maximum(view.workload.believed[view.job], 1)
-        cost = -(-believed // rate) * size
+        estimate = np.maximum(view.workload.estimate[view.job], 1)
+        cost = -(-estimate // rate) * size
         zero_slot = np.diff(view.size_ptr) == 0
         quota = np.where(zero_slot, -1, np.where(view.running, view.gpus, 0))
         pending = np.flatnonzero(~view.running & ~zero_slot)

@@ -111,7 +111,7 @@ def beliefs(workload: Workload, sigma: float, pooling: bool, rows: int | None = 
         ("target", workload.target), ("gap", workload.initial - workload.target),
     ):  # fmt: skip
         job[name] = values
-    job["centre"] = job["mean"] = job["pooled"] = np.log(workload.believed / units)
+    job["centre"] = job["mean"] = job["pooled"] = np.log(workload.estimate / units)
     pools["first"] = np.cumsum(size) - size
     return Beliefs(
         np.empty((max(rows, 1), STATE)), np.append(rows, np.arange(rows)[::-1]), job, pools,

@@ -115,7 +115,7 @@ def rigid(
         return None
     job = np.zeros(len(workload), JOB)
     job["gang"], job["rate"] = size, rate
-    job["estimate"] = -(-np.maximum(workload.believed, 1) // rate)
+    job["estimate"] = -(-np.maximum(workload.estimate, 1) // rate)
     once = min(len(workload), total) + 1
     return Rigid(
         job, waiting(size), np.zeros(once, RUN), np.array([0, 0, 0, 0, 0, NEVER, NEVER]),

@@ -63,8 +63,6 @@ class Metrics:
     """Times that a removed or failed node took a running job with it."""
     lost_time: int
     """GPU-time since their last end of a pass or stop that these jobs had to do again."""
-    micro_factor: float
-    """Work of all jobs over what it would be without their micro factors."""
     jct: IntArray
     queueing: IntArray
     service: IntArray
@@ -174,7 +172,6 @@ class Metrics:
             "lost_time": self.lost_time,
             "rho_mean": self.rho_mean,
             "rho_max": self.rho_max,
-            "micro_factor": self.micro_factor,
         }
 
     def _mean(self, values: IntArray) -> float:
@@ -234,7 +231,6 @@ def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) 
         restart_time=int((np.minimum(log.restart, lasts) * log.gpus).sum()),
         interruptions=len(hit),
         lost_time=_lost_time(w, nodes, log, hit),
-        micro_factor=float(w.work.sum(dtype=np.float64) / w.nominal.sum(dtype=np.float64)),
         jct=jct,
         queueing=queueing,
         service=np.where(ended, jct - queueing, -1),

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from optsched.cluster.workload.job import COMPLETIONS
 from optsched.cluster.workload.job_checks import (
     AMOUNTS,
     CONTROL,
@@ -34,9 +33,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound=np.generic)
 
 _DERIVED = {
-    "believed": (1, MOST_WORK), "pass_work": (1, MOST_WORK), "nominal": (1, MOST_WORK),
+    "estimate": (1, MOST_WORK), "pass_work": (1, MOST_WORK),
     "group": (0, MAX_INTEGER), "template": (-1, MAX_INTEGER), "speedup": (0, MAX_INTEGER),
-    "completion": (0, len(COMPLETIONS) - 1),
 }  # fmt: skip
 
 
@@ -58,7 +56,7 @@ def checked(w: Workload) -> dict[str, Any]:
         columns[key] = ints(key, getattr(w, key), n, names, least, most)
     for key in ("size_ptr", "size", "rate", "observed_ptr"):
         columns[key] = ints(key, getattr(w, key))
-    for key in ("weight", "target", "initial", "estimate", "micro_factor"):
+    for key in ("weight", "target", "initial"):
         columns[key] = floats(key, getattr(w, key), n)
     columns["observed"] = floats("observed", w.observed)
     for key in FACTORS:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.cluster.workload.checks import floats, ints
-from optsched.cluster.workload.job import COMPLETIONS, Job, rates
+from optsched.cluster.workload.checks import ints
+from optsched.cluster.workload.job import Job, rates
 from optsched.cluster.workload.job_checks import AMOUNTS, MOST_WORK
 from optsched.cluster.workload.workload import Group, Workload, csr
 from optsched.errors import InputError
@@ -45,22 +45,21 @@ def columns_of(jobs: Iterable[Job], groups: Sequence[Group], seed: int) -> dict[
     all_groups = grouped(group_names, groups)
     at = {group.name: k for k, group in enumerate(all_groups)}
     curves = {i: job.curve for i, job in enumerate(rows) if job.curve is not None}
-    reports, passes, nominal = _passes(rows, seed)
+    reports, passes, work = _passes(rows, seed)
     observed_ptr, observed = csr(reports, np.float64)
-    micro = np.array([job.micro_factor for job in rows])
-    estimate = np.array([job.estimate for job in rows])
-    work = times_factor(names, nominal, micro)
+    estimate = [
+        w if job.estimate is None else job.estimate for job, w in zip(rows, work, strict=True)
+    ]
     target, initial = np.full(n, np.nan), np.full(n, np.nan)
     for i, curve in curves.items():
         initial[i] = curve.initial
-        if rows[i].completion == "target":
-            target[i] = np.nan if curve.target is None else curve.target
+        target[i] = np.nan if curve.target is None else curve.target
     costs = [-1 if job.restart_cost is None else job.restart_cost for job in rows]
     return {
         "names": names,
         "submit": np.array([job.submit for job in rows], np.int64),
         "work": work,
-        "believed": times_factor(names, work, estimate),
+        "estimate": np.array(estimate, np.int64),
         "passes": passes,
         "pass_work": -(-work // passes),
         "size_ptr": size_ptr,
@@ -79,13 +78,9 @@ def columns_of(jobs: Iterable[Job], groups: Sequence[Group], seed: int) -> dict[
         "target": target,
         "initial": initial,
         "source": np.array([job.template for job in rows], np.str_),
-        "estimate": estimate,
-        "micro_factor": micro,
-        "nominal": nominal,
         **{key: np.array([getattr(job, key) for job in rows]) for key in AMOUNTS},
         "types": types,
         "speeds": np.array([[job.speeds.get(kind, 1.0) for kind in types] for job in rows]),
-        "completion": np.array([COMPLETIONS.index(job.completion) for job in rows], np.int64),
         "speedup": speedup,
         "speedups": speedups,
         "curves": curves,
@@ -124,31 +119,16 @@ def grouped(names: Sequence[str], given: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(known.values())
 
 
-def times_factor(
-    names: Sequence[str], amount: IntArray, factor: npt.NDArray[np.float64]
-) -> IntArray:
-    """max(1, round(amount * factor)), exact where the factor is 1."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        scaled = np.rint(amount * factor)
-    if (bad := ~(scaled <= MOST_WORK)).any():
-        i = int(np.argmax(bad))
-        raise InputError(
-            f"job {format_value(names[i])}: work {amount[i]} times {factor[i]:g} is above 2^62"
-        )
-    exact = np.where(factor == 1.0, amount, np.maximum(scaled, 1).astype(np.int64))
-    return np.asarray(exact, np.int64)
-
-
 def _passes(rows: Sequence[Job], seed: int) -> tuple[list[list[float]], IntArray, IntArray]:
-    """Reports, true passes, and true work before micro factors, of every job."""
+    """Reports, true passes, and true work of every job."""
     reports: list[list[float]] = []
     passes = np.array([job.passes for job in rows], np.int64)
-    nominal = np.array([job.work for job in rows], np.int64)
+    work = np.array([job.work for job in rows], np.int64)
     for i, job in enumerate(rows):
         if job.curve is None:
             reports.append([])
             continue
-        if job.completion != "target":
+        if job.curve.target is None:
             integer(
                 f"job {format_value(job.name)}: passes of a job with a curve", job.passes, 1, 10**6
             )
@@ -160,11 +140,12 @@ def _passes(rows: Sequence[Job], seed: int) -> tuple[list[list[float]], IntArray
             raise InputError(f"job {format_value(job.name)}: {error.args[0]}") from None
         reports.append(found.tolist())
         passes[i] = len(found)
-        total = -(-job.work // job.passes) * len(found)
-        nominal[i] = integer(
-            f"job {format_value(job.name)}: work until the target", total, 1, MOST_WORK
-        )
-    return reports, passes, nominal
+        if len(found) != job.passes:
+            total = -(-job.work // job.passes) * len(found)
+            work[i] = integer(
+                f"job {format_value(job.name)}: work until the target", total, 1, MOST_WORK
+            )
+    return reports, passes, work
 
 
 def job_of(workload: Workload, i: int) -> Job:
@@ -175,10 +156,9 @@ def job_of(workload: Workload, i: int) -> Job:
         name=w.names[i],
         submit=int(w.submit[i]),
         sizes=tuple(w.sizes_of(i).tolist()),
-        work=int(w.nominal[i]),
+        work=int(w.work[i]),
         speedup=w.speedups[int(w.speedup[i])],
         passes=int(w.passes[i]),
-        completion=COMPLETIONS[int(w.completion[i])],
         curve=w.curves.get(i),
         priority=int(w.priority[i]),
         weight=float(w.weight[i]),
@@ -186,8 +166,7 @@ def job_of(workload: Workload, i: int) -> Job:
         preemptible=bool(w.preemptible[i]),
         restart_cost=None if cost < 0 else cost,
         template="" if template < 0 else w.templates[template],
-        estimate=float(w.estimate[i]),
-        micro_factor=float(w.micro_factor[i]),
+        estimate=int(w.estimate[i]),
         speeds=dict(zip(w.types, w.speeds[i].tolist(), strict=True)),
         cpus_per_gpu=float(w.cpus_per_gpu[i]),
         memory_per_gpu_gb=float(w.memory_per_gpu_gb[i]),
@@ -238,19 +217,12 @@ def followed(workload: Workload, columns: Mapping[str, Any]) -> dict[str, Any]:
     new = {f.name: getattr(workload, f.name) for f in fields(workload)} | dict(columns)
     given = set(columns)
     n = len(workload)
-    for key in given & {"work", "passes", "estimate", "believed"}:  # others are made of them
-        check = floats if key == "estimate" else ints
-        new[key] = check(key, new[key], n)
-    if "work" in given and "nominal" not in given:
-        new["nominal"], new["micro_factor"] = new["work"], np.ones(n)
+    for key in given & {"work", "passes"}:  # `pass_work` is made of them
+        new[key] = ints(key, new[key], n)
     cut = bool(given & {"work", "passes"}) and new["passes"].min(initial=1) > 0
     if cut and "pass_work" not in given:
         new["pass_work"] = -(-new["work"] // new["passes"])
-    if given & {"work", "estimate"} and "believed" not in given:
-        new["believed"] = times_factor(workload.names, new["work"], new["estimate"])
-    if "believed" in given and "estimate" not in given and new["work"].min(initial=1) > 0:
-        new["estimate"] = new["believed"] / new["work"]
     return new
 
 
-__all__ = ["columns_of", "grouped", "job_of", "sized", "taken", "times_factor"]
+__all__ = ["columns_of", "grouped", "job_of", "sized", "taken"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final
 
 from optsched.cluster.workload.curve import Curve
 from optsched.cluster.workload.job_checks import (
@@ -14,23 +14,20 @@ from optsched.cluster.workload.job_checks import (
     MOST_AMOUNT,
     MOST_RATE,
     MOST_SPEED,
+    MOST_WORK,
     WHOLE,
     ascending,
     line,
 )  # fmt: skip
 from optsched.cluster.workload.speedup import Linear, Speedup
 from optsched.errors import InputError
-from optsched.io.values import format_value, integer, number, one_of
+from optsched.io.values import format_value, integer, number
 
 PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Time units in a second."""
 
 WORK: Final = 10**6
 """Units of work in one unit of time on one GPU; also the rate of one GPU."""
-
-COMPLETIONS: Final[tuple[Literal["samples", "epochs", "target"], ...]] = (
-    "samples", "epochs", "target",
-)  # fmt: skip
 
 _LINEAR: Final = Linear()
 
@@ -49,14 +46,12 @@ class Job:
         Allowed numbers of GPUs, ascending; one for a rigid job (a gang), ``(0,)`` for a zero-slot
         task.
     work
-        1-GPU time times `WORK` until completion. For a job with a `curve` and completion
-        ``"target"`` it is the work of `passes` passes, and it ends when the curve is low enough.
+        1-GPU time times `WORK` until completion. For a job with a curve that has a target it is
+        the work of `passes` passes, and the job ends when the curve reaches the target.
     speedup
         Speed by GPUs.
     passes
         Data passes that `work` is made of.
-    completion
-        ``"samples"`` (all work), ``"epochs"`` (all passes: the same amount here) or ``"target"``.
     curve
         Uncertainty after every pass; None: the job reports none.
     priority
@@ -66,9 +61,7 @@ class Job:
     template
         Model and data; jobs of one template take similar numbers of passes.
     estimate
-        Believed work over true work: what policies see that are not clairvoyant.
-    micro_factor
-        Multiplier on work, for effects of batch sizes inside the job; reported, never hidden.
+        Estimated total work, what policies see that are not clairvoyant; None: the true work.
     speeds
         Speed by type of GPU, a factor on that of `speedup`; 1 on types that are not named, and 0
         on those that the job cannot use.
@@ -88,7 +81,6 @@ class Job:
     work: int
     speedup: Speedup = _LINEAR
     passes: int = 1
-    completion: Literal["samples", "epochs", "target"] = "samples"
     curve: Curve | None = None
     priority: int = 50
     weight: float = 1.0
@@ -96,8 +88,7 @@ class Job:
     preemptible: bool = True
     restart_cost: int | None = None
     template: str = ""
-    estimate: float = 1.0
-    micro_factor: float = 1.0
+    estimate: int | None = None
     speeds: Mapping[str, float] = field(default_factory=dict, hash=False)
     cpus_per_gpu: float = 0.0
     memory_per_gpu_gb: float = 0.0
@@ -108,6 +99,8 @@ class Job:
         for key, (least, most) in WHOLE.items():
             if key != "restart_cost" or self.restart_cost is not None:
                 own[key] = integer(f"{place}{key}", own[key], max(least, 0), most)
+        if self.estimate is not None:
+            own["estimate"] = integer(f"{place}estimate (work)", self.estimate, 1, MOST_WORK)
         for key in FACTORS:
             own[key] = number(f"{place}{key}", own[key], above=True)
         for key in AMOUNTS:
@@ -125,7 +118,6 @@ class Job:
         own["sizes"] = ascending(f"{place}sizes", self.sizes)
         line(f"{place}group", self.group)
         line(f"{place}template", self.template)
-        one_of(f"{place}completion", self.completion, COMPLETIONS)
         if not isinstance(self.preemptible, bool):
             raise InputError(
                 f"{place}preemptible: expected True or False, got {format_value(self.preemptible)}"
@@ -137,8 +129,6 @@ class Job:
             )
         if self.curve is not None and not isinstance(self.curve, Curve):
             raise InputError(f"{place}curve: expected a Curve, got {format_value(self.curve)}")
-        if self.completion == "target" and (self.curve is None or self.curve.target is None):
-            raise InputError(f"{place}completion: a target needs a curve with a target")
         if self.passes > self.work:
             raise InputError(f"{place}passes: {self.passes} passes of less than one unit of work")
 

@@ -26,7 +26,7 @@ WHOLE: Final = {
 }  # fmt: skip
 """Whole numbers of a job, with their ranges (a restart cost of -1: that of the simulation)."""
 
-FACTORS: Final = ("weight", "estimate", "micro_factor")
+FACTORS: Final = ("weight",)
 """Its numbers above 0."""
 
 

@@ -206,7 +206,7 @@ def entropy_workload(
     mean_service
         Seconds on two GPUs; 437 for Table 8.
     estimate_error
-        Sigma of a lognormal factor on what is believed.
+        Sigma of a lognormal factor on every estimate.
     micro_factor
         Multiplier on every job's work.
     completion
@@ -274,20 +274,20 @@ def entropy_workload(
     made = []
     for i, kind in enumerate(kinds):
         pass_work = max(1, round(min(raw[i] * scale, float(MOST_WORK))))
-        ends_by_curve = by_target and curves
+        work = pass_work * passes[i]
+        if micro_factor != 1:
+            work = max(1, round(min(work * micro_factor, 2.0 * MOST_WORK)))
         made.append(
             Job(
                 name=names[i],
                 submit=int(submit[i]),
                 sizes=allowed,
-                work=integer("mean_service: work", pass_work * passes[i], 1, MOST_WORK),
+                work=integer("mean_service: work", work, 1, MOST_WORK),
                 speedup=speedup,
                 passes=passes[i],
                 priority=level[kind.name],
-                completion="target" if ends_by_curve else "epochs",
                 curve=bent[i] if curves else None,
                 template=kind.name if templates else "",
-                micro_factor=micro_factor,
             )
         )
     found = Workload.of(made, name=f"entropy:{jobs}", time_unit=time_unit, seed=seed)

@@ -126,11 +126,11 @@ def read_trace(
     return Workload(
         name=file_label(Path(path).name), time_unit=time_unit,
         names=tuple(table.columns["job_id"]), submit=submit,
-        work=work, believed=work, nominal=work, pass_work=-(-work // passes_of),
-        restart_cost=np.full(n, -1), completion=np.zeros(n, np.int64),
+        work=work, estimate=work, pass_work=-(-work // passes_of),
+        restart_cost=np.full(n, -1),
         observed_ptr=np.zeros(n + 1, np.int64), observed=np.zeros(0),
         target=np.full(n, np.nan), initial=np.full(n, np.nan),
-        estimate=np.ones(n), micro_factor=np.ones(n), **columns,
+        **columns,
     )  # fmt: skip
 
 
@@ -191,8 +191,8 @@ def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
     `source` as type, sizes, and the work as the duration on ``num_gpus``: the smallest size at
     which it is a whole number of units of time (if there is none, the smallest, rounded up).
     Columns that no job needs are left out. There is no column for speed-ups (give them to
-    `read_trace` again), limits and weights of groups, curves, targets, restart costs, estimates
-    and micro factors.
+    `read_trace` again), limits and weights of groups, curves, targets, restart costs and
+    estimates.
 
     Raises
     ------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from optsched.cluster.workload.job_checks import MOST_RATE
+from optsched.cluster.workload.job_checks import MOST_RATE, MOST_WORK
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer, number
 
@@ -56,8 +56,8 @@ class Workload:
     submit: IntArray
     work: IntArray
     """True total work (for target jobs: until the curve is low enough)."""
-    believed: IntArray
-    """Total work that policies believe that are not clairvoyant: round(work * estimate)."""
+    estimate: IntArray
+    """Estimated total work: what policies see that are not clairvoyant."""
     passes: IntArray
     """True number of passes."""
     pass_work: IntArray
@@ -85,14 +85,6 @@ class Workload:
     """Uncertainty before the first pass; NaN without a curve."""
     source: npt.NDArray[np.str_]
     """Free text of the trace's column ``type``; the template of jobs made one by one."""
-    estimate: npt.NDArray[np.float64]
-    """Believed over true work."""
-    micro_factor: npt.NDArray[np.float64]
-    """What `work` was multiplied by already."""
-    nominal: IntArray
-    """`work` before that."""
-    completion: IntArray
-    """Position in `job.COMPLETIONS`."""
     speedup: IntArray
     speedups: tuple[Speedup, ...]
     cpus_per_gpu: npt.NDArray[np.float64] = field(default_factory=_nothing)
@@ -174,7 +166,7 @@ class Workload:
         return Workload(**taken(self, jobs))
 
     def with_estimate_error(self, sigma: float, seed: int) -> Workload:
-        """Every believed work times a seeded lognormal factor exp(sigma * normal).
+        """Multiply every estimate by a seeded lognormal factor exp(sigma * normal).
 
         Parameters
         ----------
@@ -186,27 +178,14 @@ class Workload:
         sigma = number("sigma", sigma, 0.0, 10.0)
         random = np.random.default_rng(integer("seed", seed))
         factor = np.exp(sigma * random.standard_normal(len(self)))
-        return self.changed(estimate=self.estimate * factor)
-
-    def with_micro_factor(self, factor: float) -> Workload:
-        """Every work times a factor: that of the micro level inside the jobs, as it was measured.
-
-        It is reported (`Metrics.micro_factor`), and multiplies factors that jobs have already.
-        """
-        from optsched.cluster.workload.columns import times_factor
-
-        whole = self.micro_factor * number("micro_factor", factor, above=True)
-        return self.changed(
-            work=times_factor(self.names, self.nominal, whole),
-            nominal=self.nominal,
-            micro_factor=whole,
-        )
+        most = float(MOST_WORK)
+        scaled = np.clip(np.rint(self.estimate * factor), 1, most).astype(np.int64)
+        return self.changed(estimate=np.where(factor == 1, self.estimate, scaled))
 
     def changed(self, **columns: Any) -> Workload:
         """The same workload with other columns, checked again.
 
-        With `work` or `passes` the `pass_work` follows, with `work` or `estimate` what is
-        believed, and with `believed` the `estimate`, unless given too.
+        With `work` or `passes` the `pass_work` follows unless it is given too.
         """
         known = {f.name for f in fields(self)}
         for key in columns:

@@ -125,7 +125,7 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
     state = np.zeros(1, STATE)
     given = np.zeros(n, GIVEN)
     given["submit"], given["work_total"] = workload.submit, workload.work
-    given["pass_work"], given["believed"] = workload.pass_work, workload.believed
+    given["pass_work"], given["estimate"] = workload.pass_work, workload.estimate
     given["first_size"], given["end_size"] = workload.size_ptr[:-1], workload.size_ptr[1:]
     own = workload.restart_cost
     given["cost"] = np.where(own < 0, settings.restart_cost, own)

@@ -44,7 +44,7 @@ GPUs.
 LUCID_NODE: Final = 8
 
 GIVEN: Final = record(
-    "submit work_total pass_work first_size end_size cost preemptible group believed"
+    "submit work_total pass_work first_size end_size cost preemptible group estimate"
 )
 """What never changes about a job. Its sizes: ``World.size[first_size:end_size]``, ascending, the
 speeds beside them; `cost` of a restart, that of the simulation put in."""

@@ -30,7 +30,7 @@ def remaining_now(w, j, clairvoyant):  # type: ignore[no-untyped-def]
     """Work left, the true one (clairvoyant = 1) or that by the estimate, at least 1."""
     if clairvoyant == 1:
         return w.given[j].work_total - done_now(w, j)
-    return max(1, w.given[j].believed - done_now(w, j))
+    return max(1, w.given[j].estimate - done_now(w, j))
 
 
 @helper(INT, WORLD, INT, counted=False)
