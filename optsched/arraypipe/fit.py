@@ -254,5 +254,6 @@ def _cause(trainer: ArrayTrainer) -> str:
                 )
     return (
         "look for what build_model, a layer, the loss or the optimizer keeps from call to call (a "
-        "counter, a generator), or draws from `random` or numpy"
+        "counter, a generator), or draws from `random` or numpy, and for an optimizer that looks "
+        "across tensors (a common norm), of which each stage has one for its own"
     )

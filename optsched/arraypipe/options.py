@@ -49,7 +49,8 @@ class RunConfig:
         Number of newest checkpoints of a job that are kept. The one with the lowest (``"min"``) or
         highest (``"max"``) value of `evaluate` is kept too; ``<job>/best`` names it.
     check
-        Iterations over which the jobs are first compared with training alone; 0: no comparison.
+        Iterations over which the jobs are first compared with training alone. 0: no comparison; an
+        optimizer that looks across tensors then trains every stage differently, without a word.
     verbose
         Print what is done, and progress.
     """

@@ -57,7 +57,7 @@ from process_rows import (
 )
 from runs import array_trainer
 from streams_model import GPU, streams
-from test_arraypipe_settings import plateau
+from test_arraypipe_settings import plateau, tokens
 from torch import nn
 
 from optsched import InputError, JobArray, OptschedError, pipelines
@@ -486,14 +486,12 @@ def killed(ranks: int) -> str:
     rank = dist.get_rank()
 
     def deadly(job: Job, start: int) -> Any:
-        for t, pair in enumerate(data(job, start), start):
+        for t, pair in enumerate(tokens(job, start), start):
             if rank == 1 and t == 4 and job.seed == 1:
                 os._exit(0)  # nothing is flushed, nobody is told
             yield pair
 
-    array = array_trainer(
-        build_model, deadly, jobs=[row.job for row in CHECKPOINTED], stages=CUTS, loss=loss
-    )
+    array = trainer(CHECKPOINTED, language=True, data=deadly)
     schedule = random_schedule([2, 1], 4, place=[0, 1, 0, 1], seed=4)
     try:
         runs.run(
@@ -511,7 +509,7 @@ def killed(ranks: int) -> str:
 
 def resumed(ranks: int) -> dict[str, Any]:
     """Goes on from what `killed` has left, with another order, on any number of ranks."""
-    array = trainer(CHECKPOINTED)
+    array = trainer(CHECKPOINTED, language=True)  # its tied weight is elsewhere, too
     place = [1, 0, 0, 1] if ranks == 2 else [2, 0, 3, 1]
     schedule = random_schedule([2, 1], 4, place=place, seed=9)
     result = runs.run(
@@ -519,7 +517,7 @@ def resumed(ranks: int) -> dict[str, Any]:
     )
     found: dict[str, Any] = {"steps": [len(losses) for losses in result.losses], "differences": []}
     for row, trained in zip(CHECKPOINTED, result.trained, strict=False):
-        wanted = alone(row, 7)
+        wanted = alone(row, 7, tied=True)
         rest = dataclasses.replace(wanted, losses=wanted.losses[7 - len(trained.losses) :])
         found["differences"] += differences(trained, rest)
     return found

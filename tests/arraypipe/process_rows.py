@@ -101,8 +101,8 @@ def trainer(rows: Sequence[Row], language: bool = False, **options: Any) -> Arra
     """An array of these jobs; `language`: with a tied weight."""
     jobs = [row.job for row in rows]
     if language:
-        stages = ["middle", "third", "head"]
-        return array_trainer(Language, tokens, jobs=jobs, stages=stages, loss=token_loss, **options)
+        options = {"stages": ["middle", "third", "head"], "loss": token_loss, **options}
+        return array_trainer(Language, options.pop("data", tokens), jobs=jobs, **options)
     return array_trainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss, **options)
 
 

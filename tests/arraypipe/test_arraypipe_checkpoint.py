@@ -534,6 +534,10 @@ def test_configs_let_from_pretrained_read_a_checkpoint(tmp_path: Path) -> None:
     base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
     again = peft.PeftModel.from_pretrained(base, tmp_path / "adapted")
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in adapted.state_dict().items())
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    prompted = peft.get_peft_model(model, prompt)
+    stages(tmp_path / "prompted", prompted.state_dict())
+    checkpoint.write_configs(prompted, tmp_path / "prompted")  # weights only, and no error
 
 
 def test_another_rank_completes_a_checkpoint_at_once(

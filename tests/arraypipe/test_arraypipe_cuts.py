@@ -241,6 +241,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], Any, str]] = {
     ),
     "no module": (own(chain), ["d"], "the model has no module 'd'"),
     "too many": (own(chain), 5, r"expected 1\.\.3, the blocks of Own"),
+    **{f"{stages} of a list": (
+        own(lambda m, x: m.c(m.n[2](m.n[1](m.n[0](m.a(x))))),
+            n=lambda: nn.ModuleList(linear() for _ in range(3))),
+        stages, rf"expected 1\.\.3, the blocks of Own.*, got {stages};",
+    ) for stages in (0, 9)},
     "beyond": (own(chain), [3], r"ascending cut indices in 1\.\.2"),
     "raises": (own(lambda m, x: m.b(m.a(x)).view(7, 5)), ["b"], "raises on the first batch"),
 }  # fmt: skip

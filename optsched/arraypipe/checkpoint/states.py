@@ -157,18 +157,21 @@ def scheduler_state(scheduler: Any, title: str) -> dict[str, Any]:
 
 def check_same_model(run: JobRun, weights: Weights, extra: Collection[str], place: Path) -> None:
     """Refuse the weights of another model; the sentence names the first key that differs."""
-    state, saved = run.model.state_dict(), weights.shapes
-    remote = {
-        k for s in run.stages if not s.local for k in shard(run.model, run.stages, s.index)[0]
-    }
+    saved = weights.shapes
+    here: dict[str, Any] = {}
+    for stage in run.stages:
+        if stage.local:  # a tied weight has its shape where it is trained
+            here |= shard(run.model, run.stages, stage.index)[0]
+    state = run.model.state_dict()
     for name in [*state, *saved]:
         if name not in state or (name not in saved and name not in extra):
             side = "the checkpoint has no" if name in state else "the model has no"
             raise InputError(f"{place}: {side} {name!r}; it belongs to another model")
-        shape = tuple(state[name].shape) if isinstance(state[name], Tensor) else ()
-        compared = name in saved and name not in remote and isinstance(state[name], Tensor)
-        if compared and shape != saved[name]:
-            raise InputError(f"{place}: {name!r} has shape {saved[name]}, the model has {shape}")
+        value = here.get(name)
+        if name in saved and isinstance(value, Tensor) and (*value.shape,) != saved[name]:
+            raise InputError(
+                f"{place}: {name!r} has shape {saved[name]}, the model has {(*value.shape,)}"
+            )
 
 
 def restore(

@@ -162,7 +162,8 @@ def write_configs(model: nn.Module, checkpoint: Path) -> None:
     """
     adapters: Any = getattr(model, "peft_config", None)
     if isinstance(adapters, dict):
-        if len(adapters) == 1:
+        learned = any(getattr(row, "is_prompt_learning", False) for row in adapters.values())
+        if len(adapters) == 1 and not learned:  # what PEFT saves of prompts is no weight
             _write_adapter(model, checkpoint, *adapters.items())
         return
     for name in ("config", "generation_config"):

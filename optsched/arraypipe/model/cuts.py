@@ -117,14 +117,11 @@ def _indexed(model: nn.Module) -> list[str]:
 def _blocks(model: nn.Module, calls: Calls, least: int) -> list[str]:
     """Blocks at which one of `least` stages may begin, in the order of their calls.
 
-    Those that indices count, if they are called once each, else the children of the model.
+    Those that indices count, if they are enough, else the children of the model if they are more.
     """
     once = [n for n in calls.order if calls.hidden[n] is not None and calls.order.count(n) == 1]
-    indexed, children = _indexed(model), _children(model, "")
-    found = [name for name in once if name in indexed]
-    if len(found) < max(least, 2):
-        found = [name for name in once if name in children]
-    return found
+    found = [[n for n in once if n in rows] for rows in (_indexed(model), _children(model, ""))]
+    return found[0] if 1 < least <= len(found[0]) else max(found, key=len)
 
 
 def _children(model: nn.Module, parent: str) -> list[str]:
