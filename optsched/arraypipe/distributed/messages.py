@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 AHEAD: Final = 4
 """Messages whose receives a device has posted at most; more as soon as half of them are taken."""
 
+_SMALL: Final = 2**16  # bytes; of such messages eight times as many, if memory has no limit
 _HEAD: Final = 2048  # bytes for all but the tensors; a longer message goes in two parts
 _NORM: Final = 8  # bytes of the norm of a gradient
 _PREFIX: Final = 4  # bytes of the length of the head
@@ -211,15 +212,16 @@ class MessageQueues:
         self.waiting_for = ""  # the message, for a diagnosis
         self.waited_ns = 0  # at receives, since a caller has set it to 0
 
-    def open(self, segment: Segment, number: int) -> None:
-        """Begin a segment."""
+    def open(self, segment: Segment, number: int, limited: bool) -> None:
+        """Begin a segment; `limited`: memory is, by the bytes of `Capacity.held`."""
         self.segment, self.number = segment, number
         self.sizes = [self.capacity.of(segment, k) for k in range(len(segment.routes.messages))]
+        self.ahead = AHEAD if limited or max(self.sizes, default=0) > _SMALL else 8 * AHEAD
         self.coming = incoming(segment, device_stream(segment, self.links.rank))
 
     def receive(self, message: int, iteration: int) -> Payload:
         """Wait for the next message of another device."""
-        if len(self.posted) <= AHEAD // 2:
+        if len(self.posted) <= self.ahead // 2:
             self._post()
         buffer, work = self.posted.popleft()
         source, expected = self._channel(message).source, Label(self.number, message, iteration)
@@ -264,7 +266,7 @@ class MessageQueues:
         self.leaving = {}
 
     def _post(self) -> None:
-        for k, _ in islice(self.coming, AHEAD - len(self.posted)):
+        for k, _ in islice(self.coming, self.ahead - len(self.posted)):
             source = self._channel(k).source
             self.posted.append(self.links.post(source, self.sizes[k], 2 * k + 1))
 
