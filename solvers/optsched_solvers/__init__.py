@@ -7,7 +7,7 @@ folder          what is in it
                 `optsched.kernels.list_schedule`), `cpsat`, `branch_and_bound`; `tabu/` (the walk
                 and its neighbourhoods), `proof/` (failure-directed search, one-machine bounds)
 `periodic`      least period of rolling arrays: `auto`, `construct`, `search`, `cpsat`
-`quota`         GPUs per job: `auto`, threshold search, multiple choice, placement, tree, CP-SAT
+`quota`         GPUs per job: `auto`, shares, tables, multiple choice, placement, tree, CP-SAT
 `gpus`          which GPUs: `auto`, `counts`, trees, `eha`, `pts`, `hybrid`, CP-SAT
 `routing`       routers of inference requests, and the plan they run on
 `literature`    what our own engines beat, kept to compare with: one genetic algorithm with a

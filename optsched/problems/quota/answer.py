@@ -99,13 +99,13 @@ def gpu_numbers(first: IntArray, n_gpus: int, quotas: Quotas, held: Quotas | Non
     ids, job = np.zeros(0, np.int64), np.zeros(0, np.int64)
     if held is not None and len(held.node):
         i, k, stay = kept_rows(quotas, held)
-        ids = _runs(_begins(held.node, held.count, first)[i], stay)
+        ids = runs(_begins(held.node, held.count, first)[i], stay)
         job = np.repeat(held.rows[i], stay)
         is_free[ids] = False
         count[k] -= stay
     free = np.flatnonzero(is_free)
     begin = _begins(quotas.node, count, np.searchsorted(free, first))
-    ids = np.concatenate([ids, free[_runs(begin, count)]])
+    ids = np.concatenate([ids, free[runs(begin, count)]])
     job = np.concatenate([job, np.repeat(quotas.rows, count)])
     indptr = np.zeros(len(quotas.ptr), np.int64)
     np.cumsum(quotas.gpus, out=indptr[1:])
@@ -122,7 +122,7 @@ def _begins(node: IntArray, count: IntArray, first: IntArray) -> IntArray:
     return begin
 
 
-def _runs(begin: IntArray, count: IntArray) -> IntArray:
+def runs(begin: IntArray, count: IntArray) -> IntArray:
     """``begin[i], begin[i] + 1, ...``, so many of each, one after the other."""
     within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
     return np.repeat(begin, count) + within

@@ -204,7 +204,7 @@ def _dual(table: Table, budgets: Sequence[int], price: IntArray) -> tuple[int, I
     picked, least = cheapest(table, price)
     used = np.bincount(table.kind[picked], weights=table.size[picked], minlength=len(price))
     spent = sum(p * g for p, g in zip(price.tolist(), budgets, strict=True))
-    return _sum(least) - spent, used.astype(np.int64)
+    return exact_sum(least) - spent, used.astype(np.int64)
 
 
 def cheapest(table: Table, price: IntArray) -> tuple[IntArray, IntArray]:
@@ -235,37 +235,84 @@ def _dearest(table: Table) -> int:
     return max(int(slope[step > 0].max(initial=0)), 0) + 1
 
 
-def _sum(values: IntArray) -> int:
+def exact_sum(values: IntArray) -> int:
     """A sum that cannot wrap round."""
     if len(values) * float(np.abs(values).max(initial=0)) < 2**62:
         return int(values.sum())
     return sum(values.tolist())
 
 
-# shares of the proportional rule: q = clip(mu S, lo, hi) with a given sum
-
-BITS: Final = 32
-"""Of the highest score after quantisation."""
+# shares of the proportional rule: q = clip(mu S, low, high) with a given sum
 
 
-def quantised(scores: Sequence[float]) -> IntArray:
-    """Scores as integers, divided by a power of two (ratios of small integers stay exact).
+class Shares(NamedTuple):
+    """Exact shares ``whole + part / weight``; unclipped ones are ``gpus * w / weight``."""
 
-    All ones if all are zero.
+    whole: IntArray
+    part: IntArray
+    gpus: int
+    """GPUs that the jobs strictly between their bounds share."""
+    weight: int
+    """Sum of their weights; 0 if all jobs are at a bound."""
+
+
+def quantised(scores: Sequence[float] | FloatArray) -> tuple[IntArray, int]:
+    """Return scores times a power of two, rounded, the largest in 2^31 + 1..2^32; its exponent.
+
+    A power of two keeps the ratios of whole numbers exact.
     """
     given = np.asarray(scores, np.float64)
     most = float(given.max(initial=0.0))
     if most == 0.0:
-        return np.ones(len(given), np.int64)
-    exponent = int(np.frexp(most)[1])
-    whole: IntArray = np.rint(np.ldexp(given, BITS - exponent)).astype(np.int64)
-    return whole
+        return np.zeros(len(given), np.int64), 0
+    mantissa, exponent = math.frexp(most)
+    shift = 32 - exponent + (mantissa == 0.5)
+    return np.floor(np.ldexp(given, shift) + 0.5).astype(np.int64), shift
+
+
+def without_zeros(
+    weights: IntArray, low: IntArray, high: IntArray, total: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Apply the rule of zero weights: jobs whose share is decided get weight 0 and equal bounds.
+
+    These are the jobs of weight 0, or, if the others cannot use the total, the others at their
+    maxima; then the jobs of weight 0 share equally what is left.
+    """
+    scored = weights > 0
+    if int(np.where(scored, high, low).sum()) <= total:
+        low, weights = np.where(scored, high, low), np.where(scored, 0, 1)
+    return weights, low, np.where(weights > 0, high, low)
+
+
+def clipped(weights: IntArray, low: IntArray, high: IntArray, total: int) -> Shares:
+    """Return the exact shares clip(mu * weights, low, high) that add up to the total.
+
+    Clip and recompute: fix the jobs of the side that is farther off, and repeat. Weights are at
+    most 2^32 and the total 2^30, so that products fit into 63 bits.
+    """
+    whole, part = low.copy(), np.zeros(len(low), np.int64)
+    free = np.flatnonzero(weights > 0)
+    gpus = total - (int(low.sum()) - int(low[free].sum()))
+    while len(free):
+        weight = int(weights[free].sum())
+        share, rest = np.divmod(gpus * weights[free], weight)
+        over = (share > high[free]) | ((share == high[free]) & (rest > 0))
+        under = share < low[free]
+        off = over | under
+        if not off.any():
+            whole[free], part[free] = share, rest
+            return Shares(whole, part, gpus, weight)
+        bound = np.where(over, high[free], low[free])
+        excess = int((share - bound)[off].sum()) * weight + exact_sum(rest[off])
+        side = over if excess >= 0 else under
+        whole[free[side]] = bound[side]
+        gpus -= int(bound[side].sum())
+        free = free[~side]
+    return Shares(whole, part, gpus, 0)
 
 
 def shares(scores: IntArray, low: IntArray, high: IntArray, total: int, unit: int) -> IntArray:
-    """``floor(unit * q_j)`` of the shares q = clip(mu S, low, high) that add up to `total`.
-
-    Jobs of score 0 share equally what is left when all others are at `high`.
+    """Return ``floor(unit * q)`` of the shares of quantised scores.
 
     Parameters
     ----------
@@ -278,23 +325,6 @@ def shares(scores: IntArray, low: IntArray, high: IntArray, total: int, unit: in
     unit
         Parts of a GPU.
     """
-    found = np.zeros(len(scores), np.int64)
-    some, none = np.flatnonzero(scores), np.flatnonzero(scores == 0)
-    first = min(total - int(low[none].sum()), int(high[some].sum()))
-    exact = [one.astype(object) for one in (np.maximum(scores, 1), low, high)]
-    for free, amount in ((some, first), (none, total - first)):
-        open_jobs, rest = free, amount
-        while len(open_jobs):  # clip and recompute: fix the side that is farther off
-            weight, least, most = (one[open_jobs] for one in exact)
-            whole = weight.sum()
-            above, below = weight * rest - most * whole, least * whole - weight * rest
-            excess, lack = np.maximum(above, 0).sum(), np.maximum(below, 0).sum()
-            if excess == 0 and lack == 0:
-                found[open_jobs] = weight * (unit * rest) // whole
-                break
-            off, bound = (above > 0, high) if excess >= lack else (below > 0, low)
-            fixed = open_jobs[off.astype(bool)]
-            found[fixed] = unit * bound[fixed]
-            rest -= int(bound[fixed].sum())
-            open_jobs = open_jobs[~off.astype(bool)]
-    return found
+    found = clipped(*without_zeros(scores, low, high, total), total)
+    fraction = found.part.astype(object) * unit // max(found.weight, 1)
+    return unit * found.whole + fraction.astype(np.int64)

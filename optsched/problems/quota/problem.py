@@ -261,7 +261,7 @@ class QuotaPlan(Problem):
     @cached_property
     def scores(self) -> IntArray:
         """Of a proportional plan, as integers up to 2^32 (`options.quantised`)."""
-        return quantised([job.score or 0.0 for job in self.jobs])
+        return quantised([job.score or 0.0 for job in self.jobs])[0]
 
     @cached_property
     def share(self) -> IntArray:

@@ -233,7 +233,4 @@ def _smallest(plan: QuotaPlan) -> IntArray:
 
 def _modules(algorithm: str) -> tuple[str, ...]:
     """Where the kernels are, to load them without missing a limit."""
-    by_weight, by_table = "threshold_shares", "threshold_tables"
-    home = {"proportional": by_weight, "max_min": by_weight, "bisect": "",
-            "choice": "multiple_choice_core"}.get(algorithm, by_table)  # fmt: skip
-    return (f"optsched_solvers.quota.{home}",) if home else ()
+    return ("optsched_solvers.quota.multiple_choice_core",) if algorithm == "choice" else ()

@@ -14,10 +14,11 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.kernels.plain_python import in_python, is_in_python
 from optsched_solvers.quota import multiple_choice_core as kernel
-from optsched_solvers.quota.arrays import Certificate, Proof, integers, row_pointers
+from optsched_solvers.quota.arguments import integers, row_pointers
+from optsched_solvers.quota.certificate import Certificate, Proof
 
 if TYPE_CHECKING:
-    from optsched_solvers.quota.arrays import IntArray
+    from optsched_solvers.quota.arguments import IntArray
 
 PLAIN_STATES: Final = 1 << 15
 """Partial solutions in plain Python, before kernels are compiled for them."""
@@ -93,7 +94,7 @@ def options(ptr: Any, size: Any, value: Any, budget: Any) -> Options:
     if budget < 0:
         raise InputError(f"budget: must not be negative, got {budget}")
     sizes, values = integers("size", size), integers("value", value)
-    starts = row_pointers("ptr", ptr, len(sizes))
+    starts = row_pointers(ptr, len(sizes))
     if len(sizes) != len(values):
         raise InputError(f"value: expected {len(sizes)} values, one a size, got {len(values)}")
     facts, first = np.zeros(kernel.FACTS, np.int64), starts[:-1]

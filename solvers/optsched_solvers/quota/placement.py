@@ -10,7 +10,7 @@ from optsched.kernels.compile import INT, INTS, READ, entry, helper
 from optsched.problems.quota.answer import Quotas, kept_gpus
 
 if TYPE_CHECKING:
-    from optsched_solvers.quota.arrays import IntArray
+    from optsched_solvers.quota.arguments import IntArray
 
 ANY, SINGLE, WHOLE = range(3)
 """Localities."""

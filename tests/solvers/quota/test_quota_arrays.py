@@ -24,7 +24,7 @@ from quota_cases import (
 
 from optsched import InputError
 from optsched_solvers import quota
-from optsched_solvers.quota import threshold, threshold_shares, threshold_tables
+from optsched_solvers.quota import tables as by_table
 
 Rule = "Callable[..., tuple[np.ndarray, quota.Certificate]]"
 
@@ -178,23 +178,6 @@ def test_levels_that_no_float_tells_apart() -> None:
     assert equal_floats > 5
 
 
-def test_slow_path_of_remainders_is_exact() -> None:
-    """Clip-and-recompute in integers, which rounding errors alone would need, is right as well."""
-    for s, budget, lo, hi in shares(3000, 0, seed=4):
-        w, low, high = np.array(s) << 20, np.array(lo), np.minimum(hi, budget)
-        total = min(budget, int(high.sum()))
-        threshold_shares._serve_zeros(w, low, high, total)
-        if w.sum() == 0:
-            continue
-        share = threshold_shares._clip(w, low, high, total)
-        g = np.zeros(len(s), np.int64)
-        rest = threshold_shares._round_down(w, low, high, total, *share, g)
-        assert rest >= 0
-        if rest:
-            threshold_shares._give(w, low, high, *share, rest, g)
-        assert g.tolist() == largest_remainder(s, budget, lo, hi)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_certificates_notice_a_moved_gpu(name: str) -> None:
     """The check, made on the answer alone, refuses quotas in which one GPU has gone elsewhere."""
@@ -257,13 +240,11 @@ def test_sums_of_thousands() -> None:
         assert total == best_sum(ptr, value, spare) == proof.value == proof.bound
         assert proof.holds
     ptr, value = np.array([0, 4, 8, 12]), np.array([0, 9, 15, 18, 0, 8, 10, 11, 0, 5, 9, 12])
-    facts = np.zeros(threshold_tables.FACTS, np.int64)
     for a, b in itertools.permutations(range(3), 2):
-        moved = quota.concave_sum(ptr, value, 0, 5)[0]
+        moved, proof = quota.concave_sum(ptr, value, 0, 5)
         moved[a] -= 1
         moved[b] += 1
-        threshold_tables._prove_sum(ptr, value, 5, moved, facts)
-        assert facts[threshold_tables.HOLDS] == 0
+        assert not proof.holds
 
 
 @pytest.mark.parametrize("scale", [2, 30, 10**9])
@@ -319,7 +300,7 @@ def test_linear_tables_agree_with_weights() -> None:
 
 def test_too_large_a_search_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the work limit levels are feasible and not proved; makespans are proved still."""
-    monkeypatch.setattr(threshold, "REST_WORK", 0)
+    monkeypatch.setattr(by_table, "REST_WORK", 0)
     ptr, value = np.array([0, 3, 5, 9]), np.array([0, 0, 5, 0, 4, 0, 4, 4, 9])
     said = []
     for spare in range(8):
@@ -339,12 +320,13 @@ def test_too_large_a_search_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None
 def test_certificates_of_levels_notice_worse_answers() -> None:
     """Quotas by which the worst off could be better off prove nothing."""
     ptr, times = np.array([0, 3, 6]), np.array([12, 6, 4, 6, 3, 2])
-    facts = np.zeros(threshold_tables.FACTS, np.int64)
-    facts[threshold_tables.STRICT] = 1
     for taken, holds, lowest in (([1, 1], 1, 1), ([2, 0], 0, 1), ([0, 2], 0, 0), ([2, 1], 0, 0)):
-        threshold_tables._prove(ptr, -times, 2, np.array(taken), facts)
-        assert facts[threshold_tables.HOLDS] == holds
-        assert facts[threshold_tables.LOWEST] == lowest
+        quotas, proof = quota.max_min_table(ptr, -times, 0, 2)
+        quotas[:] = taken
+        assert proof.holds == holds
+        quotas, proof = quota.makespan(ptr, times, 0, 2)
+        quotas[:] = taken
+        assert proof.holds == lowest
 
 
 def test_gpus_that_add_nothing_stay_unused() -> None:
@@ -475,7 +457,7 @@ def test_admission(data: st.DataObject) -> None:
     ("arguments", "words"),
     [
         (([0, 0], [1, 1], 4), "job 0 at place 1 is named twice"),
-        (([2], [1, 1], 4), r"job 2 at place 0 is unknown: there are jobs 0\.\.1"),
+        (([2], [1, 1], 4), r"job 2 at place 0 is unknown: jobs are 0\.\.1"),
         (([-1], [1, 1], 4), "job -1"),
         (([0], [-1], 4), "minimum -1"),
         (([0.0], [1], 4), "order"),
