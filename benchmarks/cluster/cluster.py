@@ -30,6 +30,7 @@ from benchmarks.machine import machine
 from optsched.cluster import Nodes, Run, entropy_workload, simulate
 from optsched.cluster.contention import PackingTable
 from optsched.cluster.policies import get
+from optsched.cluster.workload.synthetic import MEAN_SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,7 +57,7 @@ class Row(NamedTuple):
     packed: bool = False
 
 
-RIGID = {"rigid": True}
+RIGID = {"sizes": (2,)}
 FIFO = Row("rigid FIFO (gang 2)", "fifo", {}, RIGID)
 SJF = Row("rigid SJF, errors .5", "sjf", {}, RIGID, 0.5)
 LUCID = Row(f"Lucid-like (all pairs {PAIR} together)", "lucid", {}, RIGID, packed=True)
@@ -78,7 +79,12 @@ RESOLVED = Row("entropy, score / time, errors .5", "entropy", {"score": "resolve
 @lru_cache(maxsize=256)
 def jobs(count: int, seed: int, sigma: float, options: tuple[tuple[str, Any], ...]) -> Workload:
     """The reference workload, with errors of estimates."""
-    made = entropy_workload(count, seed, **({"sizes": ELASTIC} | dict(options)))
+    given: dict[str, Any] = {"sizes": ELASTIC, "mean_service": MEAN_SERVICE} | dict(options)
+    given["mean_service"] *= given.pop("micro_factor", 1.0)  # a factor on the work of every job
+    levels = given.pop("priorities", None)
+    made = entropy_workload(count, seed, **given)
+    if levels is not None:  # by kind
+        made = made.changed(priority=np.array(levels)[made.template])
     return made.with_estimate_error(sigma, seed + 10_000) if sigma else made
 
 

@@ -25,7 +25,7 @@ def traces() -> dict[str, Workload]:
     return {
         "synthetic-400.csv": synthetic(400, 1.1, SEED, gpus=32, groups=5),
         "bursts-60.csv": synthetic(
-            60, 3.0, SEED, gpus=16, median=300.0, sigma=1.0, sizes={1: 0.5, 2: 0.3, 4: 0.2}
+            60, 3.0, SEED, gpus=16, duration=(300.0, 1.0), sizes={1: 0.5, 2: 0.3, 4: 0.2}
         ),
     }
 

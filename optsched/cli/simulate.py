@@ -21,8 +21,7 @@ from optsched.cli.options import (
 )
 from optsched.cli.output import RunOutputs
 from optsched.cli.progress import Bar
-from optsched.cluster.workload.failures import NodeFailures
-from optsched.cluster.workload.nodes import NodeChange, Nodes
+from optsched.cluster.workload.nodes import NodeChange, NodeFailures, Nodes
 from optsched.cluster.workload.synthetic import entropy_workload, synthetic
 from optsched.cluster.workload.trace import read_trace
 from optsched.cluster.world.packing_table import PackingTable

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from optsched.cluster.results.metrics import Metrics
     from optsched.cluster.results.run import Run
     from optsched.cluster.workload.curve import Curve
-    from optsched.cluster.workload.failures import NodeFailures
     from optsched.cluster.workload.job import WORK, Job
-    from optsched.cluster.workload.nodes import NodeChange, Nodes
+    from optsched.cluster.workload.nodes import NodeChange, NodeFailures, Nodes
     from optsched.cluster.workload.speedup import Amdahl, Goodput, Linear, Speedup, Table
     from optsched.cluster.workload.synthetic import entropy_workload, synthetic
     from optsched.cluster.workload.trace import read_trace, write_trace
@@ -33,8 +32,7 @@ _HOME = {
         "optsched.cluster.workload.speedup": "Amdahl Goodput Linear Speedup Table",
         "optsched.cluster.workload.curve": "Curve",
         "optsched.cluster.workload.job": "Job WORK",
-        "optsched.cluster.workload.failures": "NodeFailures",
-        "optsched.cluster.workload.nodes": "NodeChange Nodes",
+        "optsched.cluster.workload.nodes": "NodeChange NodeFailures Nodes",
         "optsched.cluster.workload.workload": "Group Workload",
         "optsched.cluster.workload.synthetic": "entropy_workload synthetic",
         "optsched.cluster.world.compiled": "compiled",

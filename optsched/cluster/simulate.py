@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from optsched.cluster.results.run import Run
-    from optsched.cluster.workload.failures import NodeFailures
     from optsched.cluster.workload.job import Job
-    from optsched.cluster.workload.nodes import NodeChange, Nodes
+    from optsched.cluster.workload.nodes import NodeChange, NodeFailures, Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.log import Log
     from optsched.cluster.world.placement import Contention
@@ -80,8 +79,7 @@ def simulate(
         ever before they do any work.
     """
     from optsched.cluster.results.run import Run
-    from optsched.cluster.workload.failures import NodeFailures
-    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.nodes import NodeFailures, Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.build import check_fits
     from optsched.cluster.world.settings import Settings

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.arraypipe.commands import imported
-from optsched.cluster.workload.job_checks import ascending, line
+from optsched.cluster.workload.job import ascending, line
 from optsched.elastic.equations import pass_samples
 from optsched.elastic.micro import MicroController
 from optsched.errors import InputError

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from optsched.cluster.workload.columns import csr
 from optsched.cluster.workload.job import WORK, Job
 from optsched.cluster.workload.speedup import Amdahl, Table
-from optsched.cluster.workload.workload import Workload, csr
+from optsched.cluster.workload.workload import Workload
 from optsched.cluster.world.policy import ClusterView
 
 if TYPE_CHECKING:

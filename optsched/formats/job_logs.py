@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from optsched.cluster.workload.job_checks import CONTROL, MOST_AMOUNT, MOST_GPUS
-from optsched.cluster.workload.trace_table import MOST_TEXT
+from optsched.cluster.workload.job import CONTROL, MOST_AMOUNT
+from optsched.cluster.workload.speedup import MOST_GPUS
+from optsched.cluster.workload.trace import MOST_TEXT
 from optsched.errors import InputError
 from optsched.formats.foreign import looks_like
 from optsched.formats.registry import Reader, Source, readers

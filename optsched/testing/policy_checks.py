@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.cluster.results.run import Run
-from optsched.cluster.workload.job_checks import MOST_WORK
+from optsched.cluster.workload.job import MOST_WORK
 from optsched.cluster.world.engine import simulate_generic
 from optsched.cluster.world.errors import PolicyError, Stalled
 from optsched.cluster.world.policy import ClusterView, Decision

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from optsched.cluster import Job, NodeChange, NodeFailures, Nodes, simulate
-from optsched.cluster.workload import failures
+from optsched.cluster.workload import nodes
 from optsched.cluster.workload.job import WORK
 from optsched.errors import InputError
-from optsched.plots.simulation import table
 
 
 def test_availability_and_number_of_failures():
@@ -81,7 +80,7 @@ def test_failures_go_on_to_the_end_of_the_last_job(monkeypatch):
     run = simulate([job], "fifo", Nodes(1, 1), changes=NodeFailures(40, 40, 1))
     assert run.settings.changes[-1].time >= run.log.finished[0] > 300
     endless = Job(name="a", sizes=(1,), work=3000 * WORK)
-    monkeypatch.setattr(failures, "MOST_FAILURES", 10**4)
+    monkeypatch.setattr(nodes, "MOST_FAILURES", 10**4)
     with pytest.raises(InputError, match="raise mtbf, or let jobs lose less by more passes"):
         simulate([endless], "fifo", Nodes(64, 1), changes=NodeFailures(2, 1, 1))
 
@@ -94,19 +93,6 @@ def test_refusals(wrong, told):
     """Whole numbers from 1 up."""
     with pytest.raises(InputError, match=told):
         NodeFailures(*wrong)
-
-
-def test_tables_tell_of_failures_where_there_are_any():
-    """Two columns more, in GPU-hours."""
-    job = Job(name="a", sizes=(2,), work=72000 * WORK, passes=9)
-    for changes, more in ((NodeFailures(9000, 600, 2), True), ((), False)):
-        run = simulate([job], "fifo", Nodes(1, 2), changes=changes)
-        header, rows = table({"fifo": run})
-        assert len(header) == len(rows[0])
-        assert ("interrupted" in header) is more
-        if more:
-            told = [f"{run.metrics.interruptions}", f"{run.metrics.lost_time / 3600:,.1f}"]
-            assert rows[0][-2:] == told
 
 
 def test_a_list_of_changes_is_what_failures_are():

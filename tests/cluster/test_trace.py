@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -117,30 +116,22 @@ def test_options(tmp_path: Path) -> None:
     [
         ("", {}, "no jobs"),
         ("a,0,1,-5,,\n", {}, r't.csv:2 \(job "a"\): duration_s: expected a time > 0, got -5'),
-        ("a,0,1,0,,\n", {}, "duration_s: expected a time > 0, got 0"),
         ("a,0,1,nan,,\n", {}, r't.csv:2 \(job "a"\): duration_s: expected seconds, got "nan"'),
-        ("a,0,1,inf,,\n", {}, "duration_s: expected seconds"),
         ("a,0,1,1e999,,\n", {}, r"duration_s: 1e999 s is beyond 2\^53 s"),
-        ("a,0,1,1e99999,,\n", {}, "duration_s: expected seconds"),
         (f"a,0,1,{'9' * 5000},,\n", {}, "duration_s: expected seconds"),
-        ("a,0,1,1_000,,\n", {}, "duration_s"),
         ("a,0,1,٣,,\n", {}, "duration_s"),
-        ("a,0,1,0x10,,\n", {}, "duration_s"),
-        ("a,0,1,True,,\n", {}, "duration_s"),
         ("a,0,1,9007199254740993,,\n", {}, r"9007199254740993 s is beyond 2\^53 s"),
         ("a,0,1,9007199254740992,,\n", {"time_unit": "ms"}, r"beyond 2\^53 ms"),
         ("a,0,1,1.5,,\n", {}, r"1.5 s is not a whole number of s \(time_unit='ms'; optsched work"),
         ("a,0,16777216,9007199254740992,,\n", {}, r"more work than 2\^62"),
         ("a,0,1,5,,k\nb,0,1,,,k\n", {}, "t.csv:3 .*duration_s: expected seconds, got nothing"),
         ("a,-1,1,5,,\n", {}, "submit_time_s: expected a time >= 0, got -1"),
-        ("a,,1,5,,\n", {}, "submit_time_s: expected seconds, got nothing"),
         (
             "a,0,0.46,5,,\n",
             {},
             r'expected whole GPUs .*jobs that share a GPU.*, got "0.46"',
         ),
         ("a,0,-1,5,,\n", {}, r'num_gpus: expected whole GPUs in 0\.\.2\^24 .*, got "-1"'),
-        ("a,0,1e9,5,,\n", {}, "num_gpus"),
         ("a,0,two,5,,\n", {}, 'num_gpus: expected whole GPUs .*, got "two"'),
         ("a,0,9,5,,\n", {"nodes": Nodes(1)}, "asks for 9 GPUs, but the cluster has 8"),
         ("a,0,9,5,,\n", {"largest": 8}, "no job has at most 8 GPUs"),
@@ -149,11 +140,8 @@ def test_options(tmp_path: Path) -> None:
         (f"{'x' * 201},0,1,5,,\n", {}, "job_id: longer than 200"),
         (f"a,0,1,5,,{'x' * 201}\n", {}, "type: longer than 200"),
         ("a,0,1,5,0,\n", {}, r'priority: expected a whole number in 1\.\.99 .*, got "0"'),
-        ("a,0,1,5,100,\n", {}, r'in 1\.\.99 .*, got "100"'),
-        ("a,0,1,5,1.5,\n", {}, r'in 1\.\.99 .*, got "1.5"'),
         ("a,0,1,5,high,\n", {}, 'priority: expected a whole number .*, got "high"'),
         ("a,0,1,5\n", {}, "t.csv:2: has 4 fields, the header has 6"),
-        ("a,0,1,5,,,\n", {}, "t.csv:2: has 7 fields"),
         ('a,0,1,5,,"x\n', {}, "not valid CSV"),
         ("a,0,1,5,,\n", {"passes": 0}, "passes"),
         ("a,0,1,5,,\n", {"time_unit": "h"}, "time_unit"),
@@ -295,25 +283,17 @@ def test_more_columns_by_hand(tmp_path: Path) -> None:
         ("sizes", "3-4", r'num_gpus: 2 is not among the sizes "3-4"'),
         ("sizes", "0-2", "sizes: expected ascending"),
         ("sizes", "1-2-3", "sizes: expected ascending"),
-        ("sizes", "-2", "sizes: expected ascending"),
-        ("sizes", "1|2-3", "sizes: expected ascending"),
-        ("sizes", "1-2.5", "sizes: expected ascending"),
         ("sizes", "1-16777216", "sizes in all rows"),
         ("sizes", "1-99999999999999", "sizes: expected ascending"),
         ("sizes", "1|4", r'num_gpus: 2 is not among the sizes "1\|4"'),
         ("sizes", "2|1", "sizes: expected ascending sizes"),
-        ("sizes", "2|2", "sizes: expected ascending sizes"),
-        ("sizes", "|", r'sizes: expected .* such as 1\|2\|4 or .*got "\|"'),
         ("sizes", "1;2", r'sizes: expected .* such as 1\|2\|4 or .*got "1;2"'),
         ("sizes", "0|2", "sizes: expected .* 0 alone"),
         ("weight", "0", 'weight: expected a finite weight > 0, got "0"'),
-        ("weight", "-1", "weight: expected a finite weight > 0"),
         ("weight", "nan", "weight: expected a finite weight > 0"),
         ("weight", "1e999", "weight: expected a finite weight"),
-        ("weight", "1e-999", "weight: expected a finite weight"),
         ("preemptible", "yes", "preemptible: expected true, false, 1 or 0"),
         ("passes", "0", "passes: expected a whole number of passes in 1"),
-        ("passes", "1.5", "passes: expected a whole number"),
         ("passes", "9007199254740000", "passes of less than one unit of work"),
         ("group", "x" * 201, "group: longer than 200"),
         ("template", '"a\nb"', "template: control characters"),
@@ -365,20 +345,3 @@ def test_the_traces_that_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in names:
         assert (tmp_path / name).read_bytes() == (place / name).read_bytes()
         assert len(read_trace(place / name, Nodes(4))) >= 60
-
-
-TRACES = os.environ.get("OPTSCHED_TRACES")
-
-
-@pytest.mark.skipif(not TRACES, reason="OPTSCHED_TRACES is not set")
-def test_published_traces() -> None:
-    """The Philly, Gavel and openb files, as they are."""
-    base = Path(str(TRACES))
-    full = read_trace(base / "philly_full.csv", Nodes(64), largest=64)
-    assert 82_000 < len(full) < 82_300 and full.size.max() == 64
-    week = read_trace(base / "philly_week_2017-10-09.csv")[:2000]
-    assert len(week) == 2000 and len(set(week.source)) > 3
-    with pytest.raises(InputError, match="jobs that share a GPU"):
-        read_trace(base / "openb_pods.csv")
-    with pytest.raises(InputError, match='unknown column "workload"'):
-        read_trace(base / "sia_elastic_workloads.csv")

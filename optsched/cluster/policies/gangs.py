@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.cluster.workload.job_checks import MOST_GPUS
+from optsched.cluster.workload.speedup import MOST_GPUS
 from optsched.io.values import integer
 
 if TYPE_CHECKING:

@@ -1,27 +1,21 @@
-"""One training job of a simulated cluster."""
+"""A training job of a simulated cluster, and the ranges of its fields."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
 
-from optsched.cluster.workload.curve import Curve
-from optsched.cluster.workload.job_checks import (
-    AMOUNTS,
-    FACTORS,
-    MOST_AMOUNT,
-    MOST_RATE,
-    MOST_SPEED,
-    MOST_WORK,
-    WHOLE,
-    ascending,
-    line,
-)  # fmt: skip
-from optsched.cluster.workload.speedup import Linear, Speedup
+from optsched.cluster.workload.speedup import MOST_GPUS, Linear, Speedup
 from optsched.errors import InputError
-from optsched.io.values import format_value, integer, number
+from optsched.io.values import format_value, integer, label, number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.cluster.workload.curve import Curve
 
 PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Time units in a second."""
@@ -29,12 +23,25 @@ PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 WORK: Final = 10**6
 """Units of work in one unit of time on one GPU; also the rate of one GPU."""
 
-_LINEAR: Final = Linear()
+MOST_WORK: Final = 2**62
+"""Work of a job: one more unit of time at any speed still fits 64 bits."""
+
+MOST_RATE: Final = 2**53
+"""Work per unit of time: the speed of 9 * 10**9 GPUs."""
+
+MOST_AMOUNT: Final = 2.0**20
+"""CPUs or GB of memory."""
+
+MOST_SPEED: Final = 1000.0
+"""Speed on a type of GPU, relative to types of speed 1."""
+
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+"""Characters that names and free texts of jobs exclude: a line of a trace cannot hold them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job: when it comes, what it may use, and how much it has to do.
+    """A job: arrival, allowed sizes, and amount of work. `Workload.of` checks the fields.
 
     Parameters
     ----------
@@ -49,37 +56,31 @@ class Job:
         1-GPU time times `WORK` until completion. For a job with a curve that has a target it is
         the work of `passes` passes, and the job ends when the curve reaches the target.
     speedup
-        Speed by GPUs.
+        Speed by number of GPUs.
     passes
         Data passes that `work` is made of.
     curve
         Uncertainty after every pass; None: the job reports none.
-    priority
-        1 (first) to 99; weight > 0: share; group: whose job it is.
-    restart_cost
-        None: that of the simulation.
+    priority, weight, group
+        1 (first) to 99; share, > 0; user, queue or experiment.
+    preemptible, restart_cost
+        Cost None: that of the simulation.
     template
         Model and data; jobs of one template take similar numbers of passes.
     estimate
         Estimated total work, what policies see that are not clairvoyant; None: the true work.
     speeds
-        Speed by type of GPU, a factor on that of `speedup`; 1 on types that are not named, and 0
-        on those that the job cannot use.
+        Speed by type of GPU, a factor on that of `speedup`; 1 on types that are not named, 0 on
+        types that the job cannot use.
     cpus_per_gpu, memory_per_gpu_gb
-        What it asks for beside every GPU on the same node, in thousandths at the finest.
-
-    Raises
-    ------
-    InputError
-        A field of a wrong type, or a number that cannot be; the message names the job and the
-        field. `Workload.of` looks at speeds, and at times and work that could overflow.
+        Needed beside every GPU on the same node, in thousandths at the finest.
     """
 
     name: str
     submit: int = 0
     sizes: tuple[int, ...]
     work: int
-    speedup: Speedup = _LINEAR
+    speedup: Speedup = field(default_factory=Linear)
     passes: int = 1
     curve: Curve | None = None
     priority: int = 50
@@ -93,53 +94,44 @@ class Job:
     cpus_per_gpu: float = 0.0
     memory_per_gpu_gb: float = 0.0
 
-    def __post_init__(self) -> None:
-        place = f"job {format_value(line('job.name', self.name, empty=False))}: "
-        own = self.__dict__
-        for key, (least, most) in WHOLE.items():
-            if key != "restart_cost" or self.restart_cost is not None:
-                own[key] = integer(f"{place}{key}", own[key], max(least, 0), most)
-        if self.estimate is not None:
-            own["estimate"] = integer(f"{place}estimate (work)", self.estimate, 1, MOST_WORK)
-        for key in FACTORS:
-            own[key] = number(f"{place}{key}", own[key], above=True)
-        for key in AMOUNTS:
-            own[key] = number(f"{place}{key}", own[key], 0.0, MOST_AMOUNT)
-        if not isinstance(self.speeds, Mapping):
-            raise InputError(
-                f'{place}speeds: expected speeds by type such as {{"A100": 2.0}}, got '
-                f"{format_value(self.speeds)}"
-            )
-        own["speeds"] = {
-            line(f"{place}speeds", kind, empty=False):
-            number(f"{place}speeds[{format_value(kind)}]", speed, 0.0, MOST_SPEED)
-            for kind, speed in self.speeds.items()
-        }  # fmt: skip
-        own["sizes"] = ascending(f"{place}sizes", self.sizes)
-        line(f"{place}group", self.group)
-        line(f"{place}template", self.template)
-        if not isinstance(self.preemptible, bool):
-            raise InputError(
-                f"{place}preemptible: expected True or False, got {format_value(self.preemptible)}"
-            )
-        if not isinstance(self.speedup, Speedup) or isinstance(self.speedup, type):
-            raise InputError(
-                f"{place}speedup: expected Linear(), Amdahl(c), Table(...) or Goodput(...), "
-                f"got {format_value(self.speedup)}"
-            )
-        if self.curve is not None and not isinstance(self.curve, Curve):
-            raise InputError(f"{place}curve: expected a Curve, got {format_value(self.curve)}")
-        if self.passes > self.work:
-            raise InputError(f"{place}passes: {self.passes} passes of less than one unit of work")
 
-    @property
-    def is_rigid(self) -> bool:
-        """Whether it has one size only."""
-        return len(self.sizes) == 1
+def ascending(place: str, sizes: Any) -> tuple[int, ...]:
+    """Allowed numbers of GPUs: not empty, distinct, ascending; 0 only alone."""
+    if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
+        raise InputError(
+            f"{place}: expected numbers of GPUs such as (1, 2, 4), got {format_value(sizes)}"
+        )
+    found = tuple(integer(place, size, 0, MOST_GPUS) for size in sizes)
+    if not found:
+        raise InputError(f"{place}: empty; give at least one number of GPUs ((0,) for none)")
+    if any(b <= a for a, b in pairwise(found)):
+        raise InputError(
+            f"{place}: expected ascending numbers of GPUs, got {format_value(list(found))}"
+        )
+    if found[0] == 0 and len(found) > 1:
+        raise InputError(
+            f"{place}: 0 stands alone, for a task without GPUs, got {format_value(list(found))}"
+        )
+    return found
+
+
+def line(place: str, value: Any, *, empty: bool = True) -> str:
+    """A name without control characters; maybe not an empty one."""
+    text = label(place, value)
+    if not text and not empty:
+        raise InputError(f"{place}: empty; give every job a name")
+    if CONTROL.search(text):
+        raise InputError(f"{place}: control characters (a line break, NUL) in {format_value(text)}")
+    return text
 
 
 def rates(speedup: Speedup, sizes: tuple[int, ...], place: str = "") -> tuple[int, ...]:
     """Work per unit of time at every size: round(`WORK` * f(g)), `WORK` for a zero-slot task."""
+    if not isinstance(speedup, Speedup) or isinstance(speedup, type):
+        raise InputError(
+            f"{place}speedup: expected Linear(), Amdahl(c), Table(...) or Goodput(...), "
+            f"got {format_value(speedup)}"
+        )
     try:
         return _rates(speedup, sizes)
     except InputError as error:

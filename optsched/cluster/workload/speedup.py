@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from optsched.cluster.workload.job_checks import MOST_GPUS
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+MOST_GPUS: Final = 2**24
+"""GPUs of one job."""
 
 
 @runtime_checkable
@@ -149,7 +151,7 @@ class Goodput:
     def __post_init__(self) -> None:
         for key in ("grad", "sync", "sync_nodes"):
             pair = getattr(self, key)
-            if key == "sync_nodes" and pair is None:
+            if pair is None and key == "sync_nodes":
                 continue
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise InputError(
@@ -204,7 +206,7 @@ def _goodput(
     wide = model.sync_nodes is not None and gpus > model.per_node
     constant, slope = model.sync_nodes if wide and model.sync_nodes else model.sync
     sync = 0.0 if gpus == 1 else constant + slope * (gpus - 2)
-    top = np.maximum(grad, sync)  # taken out of the powers, which could overflow
+    top = np.maximum(grad, sync)  # divided out: powers of the times themselves could overflow
     step = top * ((grad / top) ** model.gamma + (sync / top) ** model.gamma) ** (1 / model.gamma)
     worth = (model.noise_scale + model.batch) / (model.noise_scale + batch)
     return np.asarray(batch / step * worth)

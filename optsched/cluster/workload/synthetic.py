@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from optsched.cluster.workload.curve import Curve
-from optsched.cluster.workload.job import PER_SECOND, WORK, Job
-from optsched.cluster.workload.job_checks import MOST_WORK, ascending
+from optsched.cluster.workload.job import MOST_WORK, WORK, Job, ascending
 from optsched.cluster.workload.speedup import Amdahl, Linear, Speedup, Table
 from optsched.cluster.workload.workload import Workload
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
-from optsched.io.values import format_value, integer, number, one_of
-from optsched.model.schedule import TIME_UNITS
+from optsched.io.values import format_value, integer, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +23,10 @@ if TYPE_CHECKING:
 PHILLY_SIZES: Final[dict[int, float]] = {
     1: 0.93, 2: 0.022, 4: 0.023, 8: 0.02, 16: 0.004, 32: 0.001
 }  # fmt: skip
-"""Shares of gangs, about those of the Philly trace (Jeon et al., ATC 2019); so are durations."""
+"""Shares of gangs, about those of the Philly trace (Jeon et al., ATC 2019)."""
+
+PHILLY_DURATION: Final = (1100.0, 2.1)
+"""Median in seconds and sigma of the logarithm of durations, likewise."""
 
 MOST_LOAD: Final = 1e6
 MOST_SIGMA: Final = 10.0
@@ -40,80 +41,57 @@ def synthetic(
     seed: int = 0,
     *,
     gpus: int = 64,
-    median: float = 1100.0,
-    sigma: float = 2.1,
+    duration: tuple[float, float] = PHILLY_DURATION,
     sizes: Mapping[int, float] | None = None,
     elastic: bool = False,
-    speedup: Speedup | None = None,
     groups: int = 1,
     passes: int = 1,
-    time_unit: str = "s",
 ) -> Workload:
-    """Jobs with Poisson arrivals, lognormal durations and Philly-like gangs.
+    """Jobs with Poisson arrivals, lognormal durations and Philly-like gangs; times in seconds.
 
     Parameters
     ----------
-    jobs
-        How many.
+    jobs, seed
+        How many; seed of all draws.
     load
         GPU time that arrives per unit of time, over `gpus`; in (0, 10^6].
-    seed
-        Of all draws.
     gpus
         GPUs of the cluster that the load is relative to; larger gangs are not drawn.
-    median, sigma
-        Of the duration in seconds at the own size and of its logarithm; cut to 10 s .. 30 days.
+    duration
+        Median in seconds at the drawn size, and sigma of its logarithm; cut to 10 s .. 30 days.
     sizes
         Gangs with their shares; `PHILLY_SIZES` by default.
     elastic
-        Jobs may also take any power of two up to four times their own size.
-    speedup
-        ``Linear()`` by default, ``Amdahl(0.1)`` for elastic jobs.
+        Jobs may also take any power of two up to four times the drawn size, with a speed-up of
+        ``Amdahl(0.1)`` instead of ``Linear()``.
     groups
-        Jobs are dealt to so many users, ``u0`` the most active.
+        Number of users, ``u0`` the most active.
     passes
         Data passes of every job.
-    time_unit
-        Of the workload.
-
-    Raises
-    ------
-    InputError
-        A number that cannot be; no gang that fits.
     """
     integer("jobs", jobs, 1, 10**7)
     number("load", load, 0.0, MOST_LOAD, above=True)
     integer("gpus", gpus, 1, 2**24)
     integer("groups", groups, 1, 10**6)
-    one_of("time_unit", time_unit, TIME_UNITS)
-    scale = PER_SECOND[time_unit]
     random = np.random.default_rng(integer("seed", seed))
     gang = _gangs(random, jobs, gpus, PHILLY_SIZES if sizes is None else sizes)
-    logs = math.log(number("median", median, above=True)) + number(
-        "sigma", sigma, 0.0, MOST_SIGMA
-    ) * (random.standard_normal(jobs))
+    median = number("duration: median", duration[0], above=True)
+    sigma = number("duration: sigma", duration[1], 0.0, MOST_SIGMA)
+    logs = math.log(median) + sigma * random.standard_normal(jobs)
     seconds = np.clip(np.exp(np.minimum(logs, 700.0)), _LEAST_SECONDS, _MOST_SECONDS)
-    duration = np.maximum(np.rint(seconds * scale), 1)
-    gap = float((gang * duration).mean()) / (load * gpus)
-    submit = _poisson(random, gap, jobs)
+    lasts = np.rint(seconds).astype(np.int64)
+    submit = _poisson(random, float((gang * lasts).mean()) / (load * gpus), jobs)
     owner = np.minimum(random.exponential(groups / 3, jobs).astype(np.int64), groups - 1)
-    law = speedup or (Amdahl(0.1) if elastic else Linear())
+    law: Speedup = Amdahl(0.1) if elastic else Linear()
     digits = len(str(jobs - 1))
     made = []
-    for i, (g, d) in enumerate(zip(gang.tolist(), duration.astype(np.int64).tolist(), strict=True)):
-        allowed = tuple(2**k for k in range(25) if 2**k <= min(4 * g, gpus)) if elastic else (g,)
-        made.append(
-            Job(
-                name=f"s{i:0{digits}d}",
-                submit=int(submit[i]),
-                sizes=tuple(sorted({*allowed, g})),
-                work=d * round(WORK * law.of(g)),
-                speedup=law,
-                passes=passes,
-                group=f"u{owner[i]}",
-            )
-        )
-    return Workload.of(made, name=f"synthetic:{jobs}", time_unit=time_unit, seed=seed)
+    for i, (g, d) in enumerate(zip(gang.tolist(), lasts.tolist(), strict=True)):
+        allowed = {2**k for k in range(25) if 2**k <= min(4 * g, gpus)} if elastic else set()
+        made.append(Job(
+            name=f"s{i:0{digits}d}", submit=int(submit[i]), sizes=tuple(sorted(allowed | {g})),
+            work=d * round(WORK * law.of(g)), speedup=law, passes=passes, group=f"u{owner[i]}",
+        ))  # fmt: skip
+    return Workload.of(made, name=f"synthetic:{jobs}", seed=seed)
 
 
 def _gangs(
@@ -129,6 +107,14 @@ def _gangs(
         raise InputError(f"sizes: no gang with a positive share has at most {gpus} GPUs")
     chosen = random.choice(list(found), jobs, p=np.array(list(found.values())) / total)
     return np.asarray(chosen, np.int64)
+
+
+def _poisson(random: np.random.Generator, gap: float, jobs: int) -> IntArray:
+    """Arrivals from 0 on, with exponential gaps of this mean."""
+    times = np.rint(np.cumsum(random.exponential(min(gap, 2.0**60), jobs)))
+    if times[-1] > MAX_INTEGER:
+        raise InputError(f"load: so low that the last of {jobs} jobs would come beyond 2^53")
+    return np.asarray(times - times[0], np.int64)
 
 
 class Kind(NamedTuple):
@@ -154,13 +140,16 @@ REFERENCE: Final = (
     Kind("J8", 5, 20, 100_000, 40, (0.99, 0.40, 2.0)),
 )
 """J1..J8 of the Entropy paper (Table 2): counts, passes and samples as printed there; steps and
-curves are our assumptions. Which of them has which of the printed priorities 1 to 3 is not known to
-us: see `entropy_workload`."""
+curves are our assumptions. The paper does not say which has which priority."""
 
 BATCH: Final = 16
 GANG: Final = 2
 MEAN_SERVICE: Final = 0.79 * 3600
 """Seconds on two GPUs: from the paper's Table 4."""
+SPREAD: Final = 0.1
+"""Sigma of the lognormal factor on the passes that a job's curve needs."""
+NOISE: Final = 0.004
+"""Standard deviation of reported uncertainty."""
 
 
 def entropy_workload(
@@ -170,128 +159,65 @@ def entropy_workload(
     c: float = 0.522,
     gpus: int = 4,
     sizes: Sequence[int] | None = None,
-    rigid: bool = False,
     mean_service: float = MEAN_SERVICE,
-    estimate_error: float = 0.0,
-    micro_factor: float = 1.0,
-    completion: str = "target",
-    templates: bool = True,
-    curves: bool = True,
-    spread: float = 0.1,
-    noise: float = 0.004,
     load: float | None = None,
-    time_unit: str = "s",
-    priorities: Sequence[int] | None = None,
     by_quota: bool = False,
 ) -> Workload:
-    """The reference workload for the Entropy paper.
+    """The reference workload for the Entropy paper; times in seconds.
 
     J1..J8 with counts 8,8,8,6,5,5,5,5, as printed; with another number of jobs the kinds are drawn
     with these frequencies. All come at t=0 in random order unless there is a `load`. The paper
     gives no step times: ours are scaled so that the mean service of these very jobs on two GPUs is
-    `mean_service`, before `micro_factor`.
+    `mean_service`.
 
     Parameters
     ----------
     jobs, seed
-        How many; of all draws.
+        How many; seed of all draws.
     c
-        Amdahl share: .522 from the paper's own service times.
+        Amdahl share: .522 from the paper's service times.
     gpus
         GPUs of the cluster: largest size, and what a load is relative to.
     sizes
-        Sizes of elastic jobs; ``1..gpus`` by default.
-    rigid
-        Gangs of two instead.
+        Sizes of elastic jobs; ``1..gpus`` by default, ``(2,)`` for the paper's gangs.
     mean_service
         Seconds on two GPUs; 437 for Table 8.
-    estimate_error
-        Sigma of a lognormal factor on every estimate.
-    micro_factor
-        Multiplier on every job's work.
-    completion
-        ``"target"``: jobs end when their curve is low enough; ``"epochs"``: after exactly their
-        kind's passes.
-    templates
-        Whether jobs carry their kind as template.
-    curves
-        Whether they report uncertainty (without, they end after the same passes by epochs).
-    spread
-        Sigma of the lognormal factor on the passes that a job's curve needs.
-    noise
-        Of the reports.
     load
         Poisson arrivals: GPU time on two GPUs that arrives per unit of time, over `gpus`.
-    time_unit
-        Of the workload.
-    priorities
-        Of J1..J8, 1 to 3 in the paper; None: all alike.
     by_quota
         Passes as printed, N = g rho samples on g GPUs (12), with all samples on two GPUs: a smaller
         quota trains less in the same passes. False: a pass is all samples at any quota.
-
-    Raises
-    ------
-    InputError
-        A number that cannot be.
     """
     integer("jobs", jobs, 1, 10**6)
-    levels = [50] * len(REFERENCE) if priorities is None else list(priorities)
-    if len(levels) != len(REFERENCE):
-        raise InputError(f"priorities: expected {len(REFERENCE)}, J1..J8, got {len(levels)}")
-    level = {
-        k.name: integer("priorities", n, 1, 99) for k, n in zip(REFERENCE, levels, strict=True)
-    }
     integer("gpus", gpus, 1, 2**24)
     number("mean_service", mean_service, above=True)
-    number("micro_factor", micro_factor, above=True)
-    one_of("completion", completion, ("target", "epochs"))
-    one_of("time_unit", time_unit, TIME_UNITS)
     random = np.random.default_rng(integer("seed", seed))
-    kinds = _kinds(random, jobs)
-    law = Amdahl(c)
-    allowed = (
-        (GANG,) if rigid else ascending("sizes", range(1, gpus + 1) if sizes is None else sizes)
-    )
-    factor = np.exp(number("spread", spread, 0.0, MOST_SIGMA) * random.standard_normal(jobs))
-    submit = _arrivals(random, jobs, load, gpus, mean_service * PER_SECOND[time_unit])
+    kinds, law = _kinds(random, jobs), Amdahl(c)
+    allowed = ascending("sizes", range(1, gpus + 1) if sizes is None else sizes)
+    factor = np.exp(SPREAD * random.standard_normal(jobs)).tolist()
+    submit = np.zeros(jobs, np.int64)
+    if load is not None:
+        share = number("load", load, 0.0, MOST_LOAD, above=True) * gpus
+        submit = _poisson(random, GANG * mean_service / share, jobs)
     names = [f"{kind.name}-{i:0{len(str(jobs - 1))}d}" for i, kind in enumerate(kinds)]
-    by_target = completion == "target"
-    bent = [
-        _curve(kind, by_target, f, noise) for kind, f in zip(kinds, factor.tolist(), strict=True)
-    ]
-    passes = [
-        len(curve.reached(seed, name)) if by_target else kind.passes
-        for curve, name, kind in zip(bent, names, kinds, strict=True)
-    ]
+    curves = [_curve(kind, times) for kind, times in zip(kinds, factor, strict=True)]
+    passes = [len(curve.reached(seed, name)) for curve, name in zip(curves, names, strict=True)]
     raw = np.array([k.samples / BATCH * k.step_ms for k in kinds])  # of a pass, on one GPU
     mean = float((raw * passes).mean()) / law.of(GANG)
     speedup: Speedup = law
     if by_quota:  # g GPUs have g times the samples of one: (12)
         raw /= GANG
         speedup = Table({g: law.of(g) / g for g in {1, *allowed}})
-    scale = mean_service * PER_SECOND[time_unit] / mean * WORK
+    scale = mean_service / mean * WORK
     made = []
     for i, kind in enumerate(kinds):
         pass_work = max(1, round(min(raw[i] * scale, float(MOST_WORK))))
-        work = pass_work * passes[i]
-        if micro_factor != 1:
-            work = max(1, round(min(work * micro_factor, 2.0 * MOST_WORK)))
-        made.append(
-            Job(
-                name=names[i],
-                submit=int(submit[i]),
-                sizes=allowed,
-                work=integer("mean_service: work", work, 1, MOST_WORK),
-                speedup=speedup,
-                passes=passes[i],
-                priority=level[kind.name],
-                curve=bent[i] if curves else None,
-                template=kind.name if templates else "",
-            )
-        )
-    found = Workload.of(made, name=f"entropy:{jobs}", time_unit=time_unit, seed=seed)
-    return found if estimate_error == 0 else found.with_estimate_error(estimate_error, seed)
+        made.append(Job(
+            name=names[i], submit=int(submit[i]), sizes=allowed, speedup=speedup,
+            work=integer("mean_service: work", pass_work * passes[i], 1, MOST_WORK),
+            passes=passes[i], curve=curves[i], template=kind.name,
+        ))  # fmt: skip
+    return Workload.of(made, name=f"entropy:{jobs}", seed=seed)
 
 
 def _kinds(random: np.random.Generator, jobs: int) -> list[Kind]:
@@ -303,31 +229,8 @@ def _kinds(random: np.random.Generator, jobs: int) -> list[Kind]:
     return [REFERENCE[k] for k in order.tolist()]
 
 
-def _arrivals(
-    random: np.random.Generator, jobs: int, load: float | None, gpus: int, service: float
-) -> IntArray:
-    if load is None:
-        return np.zeros(jobs, np.int64)
-    gap = GANG * service / (number("load", load, 0.0, MOST_LOAD, above=True) * gpus)
-    return _poisson(random, gap, jobs)
-
-
-def _poisson(random: np.random.Generator, gap: float, jobs: int) -> IntArray:
-    """Arrivals from 0 on, with exponential gaps of this mean."""
-    if not gap * jobs < MAX_INTEGER:
-        raise InputError(
-            f"load: so low that the last of {jobs} jobs would come beyond 2^53 (a gap of "
-            f"{gap:.3g}); raise it, or take a coarser time_unit"
-        )
-    times = np.rint(np.cumsum(random.exponential(gap, jobs)))
-    if times[-1] > MAX_INTEGER:
-        raise InputError(f"load: so low that the last of {jobs} jobs would come beyond 2^53")
-    return np.asarray(times - times[0], np.int64)
-
-
-def _curve(kind: Kind, by_target: bool, factor: float, noise: float) -> Curve:
+def _curve(kind: Kind, factor: float) -> Curve:
     """A curve that is at its target after about ``passes * factor`` passes."""
     initial, final, bend = kind.curve
     target = final + (initial - final) * math.exp(-bend)
-    kappa = bend / (kind.passes * (factor if by_target else 1.0))
-    return Curve(initial, final, kappa, target if by_target else None, noise)
+    return Curve(initial, final, bend / (kind.passes * factor), target, NOISE)

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from sys import float_info
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
+import msgspec
 import numpy as np
 
-from optsched.cluster.workload.columns import grouped, sized
-from optsched.cluster.workload.job import rates
-from optsched.cluster.workload.job_checks import MOST_WORK, ascending
-from optsched.cluster.workload.speedup import Linear
-from optsched.cluster.workload.trace_table import (
-    COLUMNS,
-    SEPARATOR,
-    SPEED,
-    USUAL,
-    TraceTable,
-    first,
-    seconds,
+from optsched.cluster.workload.columns import COLUMNS, grouped, sized
+from optsched.cluster.workload.foreign import looks_like
+from optsched.cluster.workload.job import (
+    CONTROL,
+    MOST_AMOUNT,
+    MOST_SPEED,
+    MOST_WORK,
+    PER_SECOND,
+    ascending,
 )
+from optsched.cluster.workload.speedup import MOST_GPUS, Linear
 from optsched.cluster.workload.workload import Workload
 from optsched.errors import InputError
-from optsched.io.csv_rows import csv_text
-from optsched.io.files import write_atomic
-from optsched.io.strict_json import MAX_INTEGER, format_json
-from optsched.io.values import file_label, format_value, integer, one_of
+from optsched.io.csv_rows import check_header, csv_rows, csv_text
+from optsched.io.files import read_text, write_atomic
+from optsched.io.strict_json import MAX_INTEGER, format_json, without_collector
+from optsched.io.values import file_label, integer, one_of
 from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
@@ -36,10 +38,36 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.speedup import Speedup
     from optsched.model.schedule import IntArray
 
-_MOST_SIZES: Final = 2**22  # of all rows
-_USUALLY: Final = ("weight", "cpus_per_gpu", "memory_per_gpu_gb")
-"""Columns of numbers that are written where they are not as usual."""
+MOST_TEXT: Final = 200
+SPEED: Final = "speed:"
+"""Begins the name of a column of speeds on a type of GPU."""
 
+REQUIRED: Final = ("job_id", "submit_time_s", "num_gpus", "duration_s")
+TEXTS: Final = ("job_id", "type", "group", "template", "sizes")
+VALUES: Final[dict[str, tuple[Any, str]]] = {
+    "num_gpus": (Annotated[int, msgspec.Meta(ge=0, le=MOST_GPUS)],
+                 "whole GPUs in 0..2^24 (jobs that share a GPU: see optsched workload)"),
+    "priority": (Annotated[int, msgspec.Meta(ge=1, le=99)],
+                 "a whole number in 1..99 (shares are a column weight)"),
+    "weight": (Annotated[float, msgspec.Meta(gt=0, le=float_info.max)], "a finite weight > 0"),
+    "preemptible": (bool, "true, false, 1 or 0"),
+    "passes": (Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)],
+               "a whole number of passes in 1..2^53"),
+    "cpus_per_gpu": (Annotated[float, msgspec.Meta(ge=0, le=MOST_AMOUNT)],
+                     "CPUs by GPU in 0..2^20"),
+    "memory_per_gpu_gb": (Annotated[float, msgspec.Meta(ge=0, le=MOST_AMOUNT)],
+                          "GB by GPU in 0..2^20"),
+    SPEED: (Annotated[float, msgspec.Meta(ge=0, le=MOST_SPEED)],
+            "a speed in 0..1000, 0: the job does not run on that type"),
+}  # fmt: skip
+"""Type of the cells of a column, and what a message expects there."""
+
+ORDER: Final = (*REQUIRED, "priority", "type", "sizes", "weight", "group", "preemptible", "passes",
+                "cpus_per_gpu", "memory_per_gpu_gb", "template")  # fmt: skip
+"""All columns, in the order in which they are written; the first six always are."""
+
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
+_MOST_SIZES: Final = 2**22  # of all rows
 _MOST_CELL: Final = 131_000  # characters: what readers of CSV take
 
 
@@ -54,13 +82,10 @@ def read_trace(
     passes: int = 1,
     largest: int | None = None,
 ) -> Workload:
-    """Read a trace strictly; a job ends after exactly its duration at its own size.
+    """Read a trace strictly; a job ends after exactly its duration at its ``num_gpus``.
 
-    Beside the six columns a file may have any of ``sizes`` (numbers of GPUs such as ``1|2|4``, or
-    ``2-8``), ``weight``, ``group``, ``preemptible`` (true or false, 1 or 0), ``passes``,
-    ``template``, ``cpus_per_gpu``, ``memory_per_gpu_gb`` and ``speed:TYPE`` (a factor on the speed
-    on GPUs of a type, 0: not there); an empty cell is the default. Jobs are in the order of their
-    submission, those of one time in that of the file.
+    `docs/simulator.md` lists the columns; an empty cell is the default. Jobs are in the order of
+    their submission, those of one time in that of the file.
 
     Parameters
     ----------
@@ -75,11 +100,11 @@ def read_trace(
     speedup
         Of every job; linear by default.
     sizes
-        Every job may take its own size or any of these; rigid by default. Sizes in the file go
-        first.
+        Allowed sizes of every job, beside its ``num_gpus``; rigid by default. The column ``sizes``
+        has precedence.
     passes
         Data passes of every job: elastic jobs change size between them (``resize="pass"``). The
-        column goes first.
+        column has precedence.
     largest
         Leave out jobs of more GPUs.
 
@@ -90,47 +115,53 @@ def read_trace(
     """
     table = TraceTable(path, ignore_columns)
     one_of("time_unit", time_unit, TIME_UNITS)
-    integer("passes", passes, 1)
-    gpus = np.array(table.values("num_gpus"), np.int64)
+    gpus = table.numbers("num_gpus")
     if largest is not None:
         kept = np.flatnonzero(gpus <= integer("largest", largest, 1))
         if not len(kept):
             raise InputError(f"{path}: no job has at most {largest} GPUs")
-        table.take(kept.tolist())
+        table.take(kept)
         gpus = gpus[kept]
-    if nodes is not None and (i := first(gpus > nodes.total)) is not None:
-        table.refuse(
-            i, "num_gpus",
-            f"asks for {gpus[i]} GPUs, but the cluster has {nodes.total} (largest={nodes.total} "
-            "leaves such jobs out)",
+    if nodes is not None:
+        table.refuse_first(
+            gpus > nodes.total, "num_gpus",
+            lambda i: f"asks for {gpus[i]} GPUs, but the cluster has {nodes.total} "
+            f"(largest={nodes.total} leaves such jobs out)",
         )  # fmt: skip
     submit = table.times("submit_time_s", time_unit, 0)
     table.check_names()
     if (np.diff(submit) < 0).any():
         order = np.argsort(submit, kind="stable")
-        table.take(order.tolist())
+        table.take(order)
         gpus, submit = gpus[order], submit[order]
-    columns = _labels(table, passes)
-    columns |= _sizes(table, gpus, speedup or Linear(), sizes)
-    per_job = np.repeat(gpus, np.diff(columns["size_ptr"]))
-    rate = columns["rate"][columns["size"] == per_job]
+    columns: dict[str, Any] = _sizes(table, gpus, speedup or Linear(), sizes)
+    rate = columns["rate"][columns["size"] == np.repeat(gpus, np.diff(columns["size_ptr"]))]
     duration = table.times("duration_s", time_unit, 1)
-    if (i := first(duration > MOST_WORK // rate)) is not None:
-        table.refuse(i, "duration_s", f"{duration[i]} {time_unit} on its GPUs: more work than 2^62")
-    work, passes_of = duration * rate, columns["passes"]
-    if (i := first(-(-work // rate) > MAX_INTEGER - submit)) is not None:
-        table.refuse(i, "duration_s", f"ends beyond 2^53 {time_unit}")
-    if (i := first(passes_of > work)) is not None:
-        table.refuse(i, "passes", f"{passes_of[i]} passes of less than one unit of work")
-    n = len(work)
+    table.refuse_first(
+        duration > MOST_WORK // rate, "duration_s",
+        lambda i: f"{duration[i]} {time_unit} on its GPUs: more work than 2^62",
+    )  # fmt: skip
+    work = duration * rate
+    table.refuse_first(
+        duration > MAX_INTEGER - submit, "duration_s", lambda _: f"ends beyond 2^53 {time_unit}"
+    )
+    columns["passes"] = table.numbers("passes", integer("passes", passes, 1))
+    table.refuse_first(
+        columns["passes"] > work, "passes",
+        lambda i: f"{columns['passes'][i]} passes of less than one unit of work",
+    )  # fmt: skip
+    for key in ("priority", "weight", "preemptible", "cpus_per_gpu", "memory_per_gpu_gb"):
+        columns[key] = table.numbers(key, COLUMNS[key].default)
+    group, template = table.texts("group"), table.texts("template")
+    columns["templates"] = tuple(sorted({*template} - {""}))
+    types = [key.removeprefix(SPEED) for key in table.columns if _is_speed(key)]
+    speeds = [table.numbers(SPEED + kind, 1.0) for kind in types]
     return Workload(
-        name=file_label(Path(path).name), time_unit=time_unit,
-        names=tuple(table.columns["job_id"]), submit=submit,
-        work=work, estimate=work, pass_work=-(-work // passes_of),
-        restart_cost=np.full(n, -1),
-        observed_ptr=np.zeros(n + 1, np.int64), observed=np.zeros(0),
-        target=np.full(n, np.nan), initial=np.full(n, np.nan),
-        **columns,
+        name=file_label(Path(path).name), time_unit=time_unit, submit=submit, work=work,
+        names=tuple(table.columns["job_id"]), source=np.array(table.texts("type"), np.str_),
+        groups=grouped(group, ()), group=_places(group, [*dict.fromkeys(group)]),
+        template=_places(template, columns["templates"]),
+        types=tuple(types), speeds=np.array(speeds).T if types else None, **columns,
     )  # fmt: skip
 
 
@@ -138,47 +169,162 @@ def _sizes(
     table: TraceTable, gpus: IntArray, speedup: Speedup, sizes: Sequence[int] | None
 ) -> dict[str, Any]:
     """Speed-ups, and sizes with their rates in CSR form: columns of a workload."""
-    wanted = None if sizes is None else ascending("sizes", sizes)
-    own, n = table.values("sizes"), len(gpus)
-    found: tuple[Any, ...]
-    if wanted is None and not any(own):
-        distinct, which = np.unique(gpus, return_inverse=True)
-        rate = np.array([rates(speedup, (g,))[0] for g in distinct.tolist()], np.int64)
-        found = (speedup,), np.zeros(n, np.int64), np.arange(n + 1), gpus, rate[which]
-    else:
-        rows: list[tuple[int, ...]] = []
-        total = 0
-        for i, (named, g) in enumerate(zip(own, gpus.tolist(), strict=True)):
-            if named and g not in named:
-                cell = format_value(table.columns["sizes"][i])
-                table.refuse(i, "num_gpus", f"{g} is not among the sizes {cell}")
-            total += len(named or (g,))
-            if total > _MOST_SIZES:
-                table.refuse(i, "sizes", f"more than {_MOST_SIZES:,} sizes in all rows up to here")
-            usual = (g,) if wanted is None or g == 0 else sorted({*wanted, g} - {0})
-            rows.append(tuple(named or usual))
-        found = sized(table.columns["job_id"], rows, [speedup] * n)
-    return dict(zip(("speedups", "speedup", "size_ptr", "size", "rate"), found, strict=True))
+    others = () if sizes is None else ascending("sizes", sizes)
+    known: dict[str, Sequence[int]] = {"": ()}
+    rows: list[Sequence[int]] = []
+    total = 0
+    for i, (cell, g) in enumerate(zip(table.texts("sizes"), gpus.tolist(), strict=True)):
+        if cell not in known:
+            known[cell] = _listed_sizes(table, i, cell)
+        named = known[cell]
+        if cell and g not in named:
+            table.refuse(i, "num_gpus", f"{g} is not among the sizes {format_json(cell)}")
+        total += len(named or (g,))
+        if total > _MOST_SIZES:
+            table.refuse(i, "sizes", f"more than {_MOST_SIZES:,} sizes in all rows up to here")
+        rows.append(named or ((g,) if not others or g == 0 else sorted({*others, g} - {0})))
+    return sized(table.columns["job_id"], rows, [speedup] * len(rows))
 
 
-def _labels(table: TraceTable, passes: int) -> dict[str, Any]:
-    """Columns of a workload that rows say one by one."""
-    group, template = table.texts("group"), table.texts("template")
-    groups, templates = list(dict.fromkeys(group)), sorted(set(template) - {""})
-    return {
-        **{key: np.array(table.values(key)) for key in ("priority", "preemptible", *_USUALLY)},
-        "passes": np.array(table.values("passes", default=passes)),
-        "types": table.types,
-        "speeds": np.array([table.values(SPEED + kind) for kind in table.types]).T,
-        "source": np.array(table.texts("type"), np.str_),
-        "group": _numbers(group, groups), "groups": grouped(groups, ()),
-        "template": _numbers(template, templates), "templates": tuple(templates),
-    }  # fmt: skip
+def _listed_sizes(table: TraceTable, i: int, cell: str) -> Sequence[int]:
+    """Sizes of a cell such as ``1|2|4`` or ``2-8``."""
+    dense = re.fullmatch(r"([1-9][0-9]{0,7})-([1-9][0-9]{0,7})", cell)
+    if dense and int(dense[1]) <= int(dense[2]) <= MOST_GPUS:
+        return range(int(dense[1]), int(dense[2]) + 1)
+    try:
+        parts = msgspec.convert(cell.split("|"), list[int], strict=False)
+        return ascending("", parts)
+    except (msgspec.ValidationError, InputError):
+        table.expected(i, "sizes", "ascending sizes in 1..2^24 such as 1|2|4 or 2-8, or 0 alone")
 
 
-def _numbers(words: Sequence[str], found: list[str]) -> IntArray:
-    place = {word: k for k, word in enumerate(found)}
+def _places(words: Sequence[str], known: Sequence[str]) -> IntArray:
+    place = {word: k for k, word in enumerate(known)}
     return np.array([place.get(word, -1) for word in words], np.int64)
+
+
+def _is_speed(key: str) -> bool:
+    return key.startswith(SPEED) and key != SPEED
+
+
+class TraceTable:
+    """Rows of the file by column, with what is needed to name a place in it."""
+
+    def __init__(self, path: Any, ignore_columns: bool) -> None:
+        text = read_text(path)
+        if (nul := text.find("\0")) >= 0:
+            raise InputError(f"{path}:{text.count(chr(10), 0, nul) + 1}: a NUL byte")
+        if text.lstrip()[:1] in ("[", "{"):
+            raise InputError(f"{path}: expected a CSV file, got JSON{looks_like(text)}")
+        with without_collector():
+            rows = [row for row in csv_rows(text, path, strip=False) if any(row[1])]
+        if not rows:
+            raise InputError(f"{path}: the file is empty; expected a header {','.join(ORDER[:6])}")
+        place, header = rows.pop(0)
+        if "job_id" not in header:
+            hint = "(optsched workload makes a trace of a scheduler's log)"
+            raise InputError(f'{place}: column "job_id" is missing {hint}{looks_like(text)}')
+        known = () if ignore_columns else (*ORDER, *filter(_is_speed, header))
+        skip = " (ignore_columns=True skips it; optsched workload leaves such columns out)"
+        try:
+            check_header(header, known, REQUIRED, place, skip)
+        except InputError as error:
+            other = not {*REQUIRED} <= {*header}
+            raise InputError(f"{error}{looks_like(text) * other}") from None
+        if not rows:
+            raise InputError(f"{path}: no jobs: there are no rows")
+        for place, cells in rows:
+            if len(cells) != len(header):
+                what = f"has {len(cells)} fields, the header has {len(header)}"
+                raise InputError(f"{place}: {what}")
+        self.places: Sequence[str] = [place for place, _ in rows]
+        self.columns: dict[str, Sequence[str]] = dict(
+            zip(header, zip(*(cells for _, cells in rows), strict=True), strict=True)
+        )
+
+    def refuse(self, i: int, key: str, what: str) -> NoReturn:
+        """Refuse a cell of the i-th job."""
+        name = format_json(self.columns["job_id"][i])
+        raise InputError(f"{self.places[i]} (job {name}): {key}: {what}")
+
+    def refuse_first(self, bad: Any, key: str, what: Any) -> None:
+        """Refuse the first cell whose flag is set."""
+        if bad.any():
+            i = int(np.argmax(bad))
+            self.refuse(i, key, what(i))
+
+    def expected(self, i: int, key: str, what: str) -> NoReturn:
+        """Refuse a cell that does not hold what is expected."""
+        text = self.columns[key][i]
+        self.refuse(i, key, f"expected {what}, got {format_json(text) if text else 'nothing'}")
+
+    def take(self, chosen: IntArray) -> None:
+        """Keep these rows, in this order."""
+        places = chosen.tolist()
+        self.places = [self.places[i] for i in places]
+        self.columns = {key: [cells[i] for i in places] for key, cells in self.columns.items()}
+
+    def texts(self, key: str) -> Sequence[str]:
+        """A column of texts without control characters; empty ones if it is missing."""
+        column = self.columns.get(key)
+        if column is None:
+            return ("",) * len(self.places)
+        long = max(column, key=len)
+        if len(long) > (MOST_TEXT if key != "sizes" else _MOST_CELL):
+            self.refuse(column.index(long), key, f"longer than {MOST_TEXT} characters")
+        if CONTROL.search("".join(column)):
+            i = next(i for i, text in enumerate(column) if CONTROL.search(text))
+            self.refuse(i, key, f"control characters (a line break) in {format_json(column[i])}")
+        return column
+
+    def check_names(self) -> None:
+        """Refuse ids that are empty or there twice."""
+        seen: dict[str, int] = {}
+        for i, name in enumerate(self.texts("job_id")):
+            if not name:
+                self.refuse(i, "job_id", "empty")
+            if (first := seen.setdefault(name, i)) != i:
+                self.refuse(i, "job_id", f"is also that of {self.places[first]}")
+
+    def numbers(self, key: str, default: Any = None) -> Any:
+        """Values of a column; `default` for empty cells or without the column."""
+        kind, what = VALUES[SPEED if _is_speed(key) else key]
+        column = self.columns.get(key)
+        if column is None:
+            return np.full(len(self.places), default)
+        cells = column if default is None else [cell or default for cell in column]
+        try:
+            return np.array(msgspec.convert(cells, list[kind], strict=False))
+        except msgspec.ValidationError as error:
+            at = re.search(r"\$\[(\d+)\]", str(error))
+            assert at is not None
+            self.expected(int(at[1]), key, what)
+
+    def times(self, key: str, time_unit: str, least: int) -> IntArray:
+        """Whole times >= least in a unit, of a column in seconds."""
+        column, scale = self.columns[key], PER_SECOND[time_unit]
+        text = "".join(column)
+        plain = text.isascii() and text.isdigit() and "" not in column
+        if plain and len(max(column, key=len)) < 40:
+            numbers = [int(cell) * scale for cell in column]
+        else:
+            numbers = [self._time(i, key, cell, time_unit) for i, cell in enumerate(column)]
+        if min(numbers) < least or max(numbers) > MAX_INTEGER:
+            i = next(i for i, value in enumerate(numbers) if not least <= value <= MAX_INTEGER)
+            rule = f"expected a time {'>= 0' if least == 0 else '> 0'}, got {column[i]:.40}"
+            beyond = f"{column[i]:.40} s is beyond 2^53 {time_unit}"
+            self.refuse(i, key, rule if numbers[i] < least else beyond)
+        return np.array(numbers, np.int64)
+
+    def _time(self, i: int, key: str, text: str, time_unit: str) -> int:
+        if not _NUMBER.fullmatch(text):
+            self.expected(i, key, "seconds")
+        value = Decimal(text) * PER_SECOND[time_unit]
+        if value != value.to_integral_value():
+            finer = TIME_UNITS[max(TIME_UNITS.index(time_unit) - 1, 0)]
+            hint = f"(time_unit={finer!r}; optsched workload rounds)"
+            self.refuse(i, key, f"{text} s is not a whole number of {time_unit} {hint}")
+        return int(value)
 
 
 # writing
@@ -187,12 +333,10 @@ def _numbers(words: Sequence[str], found: list[str]) -> IntArray:
 def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
     """Write jobs as a trace that `read_trace` reads back.
 
-    Kept are name, submit time, priority, weight, group, template, passes, whether preemptible,
-    `source` as type, sizes, and the work as the duration on ``num_gpus``: the smallest size at
-    which it is a whole number of units of time (if there is none, the smallest, rounded up).
-    Columns that no job needs are left out. There is no column for speed-ups (give them to
-    `read_trace` again), limits and weights of groups, curves, targets, restart costs and
-    estimates.
+    ``num_gpus`` is the smallest size at which the work is a whole number of units of time (if there
+    is none, the smallest, rounded up). Columns that no job needs are left out. There is no column
+    for speed-ups (give them to `read_trace` again), limits and weights of groups, curves, targets,
+    restart costs and estimates.
 
     Raises
     ------
@@ -206,21 +350,32 @@ def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
         "group": [w.groups[g].name for g in w.group.tolist()],
         "preemptible": ["" if x else "false" for x in w.preemptible.tolist()],
         "template": ["" if t < 0 else w.templates[t] for t in w.template.tolist()],
-        **{key: _given(getattr(w, key), COLUMNS[key].default) for key in ("passes", *_USUALLY)},
+        **{key: _given(getattr(w, key), COLUMNS[key].default)
+           for key in ("passes", "weight", "cpus_per_gpu", "memory_per_gpu_gb")},
         **_cells_of_sizes(w, path),
     }  # fmt: skip
-    columns = {key: found[key] for key in COLUMNS if key in USUAL or any(found[key])}
+    columns = {key: found[key] for key in ORDER if key in ORDER[:6] or any(found[key])}
     columns |= {SPEED + kind: _given(s, 1) for kind, s in zip(w.types, w.speeds.T, strict=True)}
     write_atomic(path, csv_text(columns, zip(*columns.values(), strict=True)))
 
 
+def seconds(times: IntArray, time_unit: str) -> list[str]:
+    """Times of a unit as seconds, exactly."""
+    if time_unit == "s":
+        return list(map(str, times.tolist()))
+    scale = PER_SECOND[time_unit]
+    digits = len(str(scale)) - 1
+    pairs = (divmod(value, scale) for value in times.tolist())
+    return [f"{whole}.{part:0{digits}d}".rstrip("0").rstrip(".") for whole, part in pairs]
+
+
 def _given(values: IntArray, usual: float) -> list[Any]:
-    """Cells of a column, empty where it is as usual."""
+    """Cells of a column, empty where it has the usual value."""
     return ["" if x == usual else x for x in values.tolist()]
 
 
 def _cells_of_sizes(w: Workload, path: Any) -> dict[str, Sequence[Any]]:
-    """The own size and its duration; ranges of sizes without gaps, lists of others."""
+    """One size and the duration there; ranges of sizes without gaps, lists of others."""
     begin, ends = w.size_ptr[:-1], w.size_ptr.tolist()
     exact = np.repeat(w.work, np.diff(w.size_ptr)) % w.rate == 0
     place = np.minimum.reduceat(np.where(exact, np.arange(len(exact)), len(exact)), begin)
@@ -231,7 +386,7 @@ def _cells_of_sizes(w: Workload, path: Any) -> dict[str, Sequence[Any]]:
         count = ends[i + 1] - ends[i]
         dense = high[i] - low[i] + 1 == count
         sizes = (low[i], high[i]) if dense else w.sizes_of(i).tolist()
-        listed[i] = ("-" if dense else SEPARATOR).join(map(str, sizes))
+        listed[i] = ("-" if dense else "|").join(map(str, sizes))
         if len(listed[i]) > _MOST_CELL:
             raise InputError(f"{path}: job {format_json(w.names[i])}: {count:,} sizes are too many")
     duration = seconds(-(-w.work // w.rate[at]), w.time_unit)

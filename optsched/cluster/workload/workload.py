@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from optsched.cluster.workload.job_checks import MOST_RATE, MOST_WORK
+from optsched.cluster.workload.job import MOST_RATE, MOST_WORK
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer, number
 
@@ -38,8 +37,8 @@ class Group(NamedTuple):
     priority: int | None = None
 
 
-def _nothing() -> npt.NDArray[np.float64]:
-    return np.zeros(0)
+_LATER: Any = None
+"""Default of columns that `columns.checked` fills."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -55,49 +54,49 @@ class Workload:
     names: tuple[str, ...]
     submit: IntArray
     work: IntArray
-    """True total work (for target jobs: until the curve is low enough)."""
-    estimate: IntArray
-    """Estimated total work: what policies see that are not clairvoyant."""
-    passes: IntArray
-    """True number of passes."""
-    pass_work: IntArray
-    """ceil(work / passes): pass p ends when min(p * pass_work, work) is done."""
+    """True total work (for target jobs: until the curve reaches the target)."""
     size_ptr: IntArray
     size: IntArray
     rate: IntArray
     """round(`WORK` * f(size)) beside every size; `WORK` beside size 0 (zero-slot tasks)."""
-    priority: IntArray
-    weight: npt.NDArray[np.float64]
-    group: IntArray
-    groups: tuple[Group, ...]
-    preemptible: npt.NDArray[np.bool_]
-    restart_cost: IntArray
-    """-1: that of the simulation."""
-    template: IntArray
-    """-1: none."""
-    templates: tuple[str, ...]
-    observed_ptr: IntArray
-    observed: npt.NDArray[np.float64]
-    """Uncertainty that every job will report after each pass (CSR by job; none: empty row)."""
-    target: npt.NDArray[np.float64]
-    """Uncertainty at which the job is done; NaN if it does not end so."""
-    initial: npt.NDArray[np.float64]
-    """Uncertainty before the first pass; NaN without a curve."""
-    source: npt.NDArray[np.str_]
-    """Free text of the trace's column ``type``; the template of jobs made one by one."""
-    speedup: IntArray
     speedups: tuple[Speedup, ...]
-    cpus_per_gpu: npt.NDArray[np.float64] = field(default_factory=_nothing)
-    memory_per_gpu_gb: npt.NDArray[np.float64] = field(default_factory=_nothing)
-    """What jobs ask for beside every GPU; 0: nothing."""
+    speedup: IntArray = _LATER
+    groups: tuple[Group, ...] = ()
+    group: IntArray = _LATER
+    estimate: IntArray = _LATER
+    """Estimated total work: what policies see that are not clairvoyant."""
+    passes: IntArray = _LATER
+    """True number of passes."""
+    pass_work: IntArray = _LATER
+    """ceil(work / passes): pass p ends when min(p * pass_work, work) is done."""
+    priority: IntArray = _LATER
+    weight: npt.NDArray[np.float64] = _LATER
+    preemptible: npt.NDArray[np.bool_] = _LATER
+    restart_cost: IntArray = _LATER
+    """-1: that of the simulation."""
+    templates: tuple[str, ...] = ()
+    template: IntArray = _LATER
+    """-1: none."""
+    observed_ptr: IntArray = _LATER
+    observed: npt.NDArray[np.float64] = _LATER
+    """Uncertainty that every job will report after each pass (CSR by job; none: empty row)."""
+    target: npt.NDArray[np.float64] = _LATER
+    """Uncertainty at which the job is done; NaN if it does not end so."""
+    initial: npt.NDArray[np.float64] = _LATER
+    """Uncertainty before the first pass; NaN without a curve."""
+    source: npt.NDArray[np.str_] = _LATER
+    """Free text of the trace's column ``type``; the template of jobs made one by one."""
+    cpus_per_gpu: npt.NDArray[np.float64] = _LATER
+    memory_per_gpu_gb: npt.NDArray[np.float64] = _LATER
+    """Needed beside every GPU; 0: nothing."""
     types: tuple[str, ...] = ()
-    speeds: npt.NDArray[np.float64] = field(default_factory=_nothing)
+    speeds: npt.NDArray[np.float64] = _LATER
     """(jobs, types): factor on the speed on every type of GPU, 0: not on that one; 1 on others."""
     curves: Mapping[int, Curve] = field(default_factory=dict)
     """Curve of every job that has one, by its number."""
 
     def __post_init__(self) -> None:
-        from optsched.cluster.workload.checks import checked
+        from optsched.cluster.workload.columns import checked
 
         self.__dict__.update(checked(self))
 
@@ -116,9 +115,9 @@ class Workload:
         Parameters
         ----------
         jobs
-            Any order; they are sorted by submit time, ties stay in the order given.
+            Any order; they are sorted by submit time, equal times in the order given.
         groups
-            Those with a weight, limits or a priority; others are made as jobs name them.
+            Groups with a weight, limits or a priority; those that only jobs name are added.
         time_unit
             ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``.
         name
@@ -194,9 +193,10 @@ class Workload:
                     f"workload: no column {format_value(key)} (there are "
                     f"{', '.join(sorted(known))})"
                 )
-        from optsched.cluster.workload.columns import followed
-
-        return Workload(**followed(self, columns))
+        new = {f.name: getattr(self, f.name) for f in fields(self)} | columns
+        if columns.keys() & {"work", "passes"} and "pass_work" not in columns:
+            new["pass_work"] = None
+        return Workload(**new)
 
     def sizes_of(self, job: int) -> IntArray:
         """Allowed sizes of a job, ascending."""
@@ -213,11 +213,6 @@ class Workload:
         speed = np.repeat(self.speeds[:, self.types.index(kind)], np.diff(self.size_ptr))
         rate = np.clip(np.rint(self.rate * speed), 1, MOST_RATE).astype(np.int64)
         return np.asarray(np.where(speed > 0, rate, 0), np.int64)
-
-    @property
-    def is_rigid(self) -> bool:
-        """Whether every job has one size only."""
-        return len(self.size) == len(self.submit)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Workload):
@@ -237,17 +232,3 @@ class Workload:
     def __repr__(self) -> str:
         span = f"{self.submit[0]}..{self.submit[-1]} {self.time_unit}"
         return f"<Workload {self.name!r}: {len(self)} jobs, submitted {span}>"
-
-
-def csr(rows: Sequence[Sequence[Any]], dtype: Any) -> tuple[IntArray, npt.NDArray[Any]]:
-    """Rows one after the other, and where each begins."""
-    ptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row) for row in rows], out=ptr[1:])
-    flat = [value for row in rows for value in row]
-    return ptr, np.array(flat, dtype)
-
-
-def rows_of(ptr: IntArray, values: npt.NDArray[Any]) -> list[list[Any]]:
-    """The other way round."""
-    flat = values.tolist()
-    return [flat[a:b] for a, b in pairwise(ptr.tolist())]
