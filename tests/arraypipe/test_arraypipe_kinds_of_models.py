@@ -267,3 +267,6 @@ def test_an_optimizer_across_tensors_is_found() -> None:
     jobs = [Job(0, 4, lambda named: Normed([p for _, p in named], lr=0.1))]
     with pytest.raises(NotIdentical, match="an optimizer that looks across tensors"):
         trainer.fit(jobs, 2, schedule=random_schedule([1], 2), config=RunConfig(verbose=False))
+    jobs = [Job(0, 4, lambda named: torch.optim.LBFGS([p for _, p in named]))]
+    with pytest.raises(InputError, match="LBFGS evaluates the model several times"):
+        trainer.fit(jobs, 2, schedule=random_schedule([1], 2), config=RunConfig(verbose=False))

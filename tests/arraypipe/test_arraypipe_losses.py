@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from optsched.arraypipe import ArrayTrainer, Job, RunConfig
 from optsched.arraypipe.plan.plan import random_schedule
-from optsched.arraypipe.runtime.losses import NotMean
+from optsched.arraypipe.runtime.losses import NotMean, factors_of
 from optsched.arraypipe.train_alone import differences
 from optsched.errors import InputError
 
@@ -230,6 +230,23 @@ def test_given_weights() -> None:
         trainer(total, (11, 3), weight=lambda target: -1.0).train_alone(0, 1)
     with pytest.raises(InputError, match="weight: expected a function"):
         trainer(total, (11, 3), weight=3.0)
+
+
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_weights_with_learned_prompts(kind: str) -> None:
+    """PEFT puts prompts before the first label, which counts then; prefixes leave labels alone."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    tiny = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=12, n_positions=16)
+    settings = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    model = peft.get_peft_model(transformers.GPT2LMHeadModel(tiny), settings).eval()
+    labels = torch.randint(0, 12, (2, 5))
+    labels[1, 3:] = -100
+    parts = [{"input_ids": labels[k : k + 1].clamp(0), "labels": labels[k : k + 1]} for k in (0, 1)]
+    whole = model(input_ids=labels.clamp(0), labels=labels).loss
+    factors = factors_of(None, None, model)(parts)
+    total = sum(f * model(**part).loss for f, part in zip(factors, parts, strict=True))
+    assert torch.allclose(total, whole)
 
 
 class Angles(nn.Module):

@@ -261,6 +261,8 @@ def _optimizer(
         optimizer: Any = python_settings(job.optimizer(list(given)))
         if not isinstance(optimizer, optim.Optimizer):
             raise InputError(f"optimizer returned {type(optimizer).__name__}, no Optimizer")
+        if isinstance(optimizer, optim.LBFGS):
+            raise InputError("LBFGS evaluates the model several times a step; take another")
         known = {id(p) for _, p in given}
         if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
             raise InputError("the optimizer holds tensors that it was not given")
