@@ -156,25 +156,18 @@ def _costs(
 
 
 def multipliers(table: Table, budgets: Sequence[int]) -> tuple[int, IntArray]:
-    """The best bound of the sum found, and the price of a GPU of each type that gives it.
+    """Return the best bound of the sum found, and the price of a GPU of each type that gives it.
 
     At integer prices, the bound is the linear relaxation over the upper hulls; localities, and
-    which node is of which type, are left out. One price is found by bisection, several by the
+    which node is of which type, are left out. One price is found by cutting planes, several by the
     ellipsoid method with deep cuts (Bland, Goldfarb & Todd, Oper. Res. 29(6), 1981, section 4).
     """
     price = np.zeros(len(budgets), np.int64)
-    best, best_price = _dual(table, budgets, price)[0], price.copy()
-    low, high = 0, _dearest(table)
+    best, used = _dual(table, budgets, price)
+    best_price = price.copy()
+    high = _dearest(table)
     if len(price) == 1:
-        while low < high:
-            price[0] = (low + high) // 2
-            bound, used = _dual(table, budgets, price)
-            if bound > best:
-                best, best_price = bound, price.copy()
-            low, high = (low, int(price[0])) if used[0] <= budgets[0] else (int(price[0]) + 1, high)
-        price[0] = low
-        bound = _dual(table, budgets, price)[0]
-        return (bound, price) if bound > best else (best, best_price)
+        return _one_price(table, budgets, (0, best, int(used[0])), high)
     n = len(price)
     centre, shape = np.full(n, high / 2), np.eye(n) * math.sqrt(n) * high / 2
     for _ in range(_STEPS * n * n):
@@ -197,6 +190,33 @@ def multipliers(table: Table, budgets: Sequence[int]) -> tuple[int, IntArray]:
         shape -= (1 - thinner) * way[:, None] * turned
         shape *= math.sqrt(n * n / (n * n - 1) * (1 - depth * depth))
     return best, best_price
+
+
+def _one_price(
+    table: Table, budgets: Sequence[int], low: tuple[int, int, int], dearest: int
+) -> tuple[int, IntArray]:
+    """Meet the tangents of the concave dual at a price too low and one too high, or bisect.
+
+    Of every price: the price, its bound, and the GPUs that the cheapest options take.
+    """
+    budget, turn = budgets[0], 0
+    if low[2] <= budget:
+        return low[1], np.zeros(1, np.int64)
+    bound, used = _dual(table, budgets, np.array([dearest]))
+    high = dearest, bound, int(used[0])
+    while high[0] - low[0] > 1:
+        up, down = low[2] - budget, high[2] - budget
+        price = (low[0] + high[0]) // 2
+        if up > down and turn % 3 < 2:
+            price = (high[1] - low[1] + up * low[0] - down * high[0]) // (up - down)
+        price, turn = min(max(price, low[0] + 1), high[0] - 1), turn + 1
+        bound, used = _dual(table, budgets, np.array([price]))
+        if used[0] > budget:
+            low = price, bound, int(used[0])
+        else:
+            high = price, bound, int(used[0])
+    best = high if high[1] >= low[1] else low
+    return best[1], np.array([best[0]])
 
 
 def _dual(table: Table, budgets: Sequence[int], price: IntArray) -> tuple[int, IntArray]:

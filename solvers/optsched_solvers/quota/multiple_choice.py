@@ -1,54 +1,70 @@
 """One option of every row within a budget, for the greatest sum: exact multiple choice.
 
-The upper hulls give a price, a bound and a first solution (Sinha & Zoltners 1979); a core of rows
-near the price is expanded until nothing better is possible (Pisinger 1995).
+The best price of a GPU gives a bound (the Lagrangian dual), a first choice, and the loss of every
+option at that price. A choice worth one unit more than the best known loses less than the bound
+exceeds that by, so that few options remain. Over these a dynamic programme goes row by row; its
+states are the sums of size and value so far, without those that are dominated or lose too much
+(Pisinger 1995). Its work depends on that gap, not on the budget.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.kernels.plain_python import in_python, is_in_python
-from optsched_solvers.quota import multiple_choice_core as kernel
-from optsched_solvers.quota.arguments import integers, row_pointers
+from optsched.problems.quota.options import Table, cheapest, exact_sum, multipliers
+from optsched_solvers.quota.arguments import MOST_GPUS, integers, row_pointers
 from optsched_solvers.quota.certificate import Certificate, Proof
+from optsched_solvers.quota.shares import admit
 
 if TYPE_CHECKING:
     from optsched_solvers.quota.arguments import IntArray
 
-PLAIN_STATES: Final = 1 << 15
-"""Partial solutions in plain Python, before kernels are compiled for them."""
-STATES: Final = 1 << 27
-"""Partial solutions at most: 1 GiB, which thousands of rows of one shape may take."""
-RECHECK: Final = 3 * 10**8
-"""Additions that a certificate may take."""
+STATES: Final = 5 * 10**6
+"""Most states of the dynamic programme: a second or less."""
+HEADROOM: Final = 2**59
+"""Scaled values of all rows together stay below this."""
+LARGEST_SIZE: Final = 2**31 - 1
+_FINEST: Final = 2**30
+_FAR: Final = 2**61
+"""Cost of an option that is larger than the budget."""
+_NAMED: Final = 5
 
 
 class Options(NamedTuple):
-    """Checked options, and the budget above the smallest ones."""
+    """Checked options; sizes and values count from the first option of their row."""
 
     ptr: IntArray
     size: IntArray
     value: IntArray
     spare: int
     """Budget above the smallest options, cut to a multiple of what all sizes are multiples of."""
-    smallest: int
-    """Value of all rows' first options."""
+    first_size: IntArray
+    first_value: int
+    """Sum of the values of all first options."""
+
+
+class Relaxed(NamedTuple):
+    """Lagrangian relaxation: scaled costs, losses and bound at a price of a GPU."""
+
+    scale: int
+    price: int
+    cost: IntArray
+    loss: IntArray
+    """What an option loses against the best of its row at the price."""
+    promise: int
+    """No choice is worth more, scaled."""
 
 
 class Solved(NamedTuple):
-    """Positions of the chosen options, with the scaled price and the scale of the relaxation."""
+    """Positions of the chosen options, their value, and what no choice exceeds."""
 
     position: IntArray
-    price: int
-    scale: int
     value: int
     bound: int
-    """What no choice is worth more than; equal to the value if the search was finished."""
+    relaxed: Relaxed
 
 
 def choice(
@@ -65,15 +81,15 @@ def choice(
     value
         Integer worth of every option, of either sign, in any shape of table.
     budget
-        GPUs that there are.
+        GPUs in all.
 
     Returns
     -------
     int64 array, shape (rows,), and a `Certificate`
         The chosen sizes; the same input always gives the same of several optima. The certificate
-        holds only if the bound at the price, or a table of budgets within a limit of work
-        (`RECHECK`), proves the answer. The answer is optimal also where that is too much work,
-        unless the core did not fit into memory (`solve` tells).
+        holds if the bound at the price proves them, or the dynamic programme finds no better
+        choice. Where that takes more than `STATES` states the answer is the best one found, and
+        the certificate, which does not hold, carries the bound.
 
     Raises
     ------
@@ -83,8 +99,9 @@ def choice(
     """
     given = options(ptr, size, value, budget)
     solved = solve(given)
+    chosen = given.first_size + given.size[solved.position]
     what = "sum of the values of one option a row, at most the budget in size"
-    return given.size[solved.position], Certificate(what, lambda: certify(given, solved))
+    return chosen, Certificate(what, lambda: _certify(given, solved.relaxed, chosen))
 
 
 def options(ptr: Any, size: Any, value: Any, budget: Any) -> Options:
@@ -97,32 +114,42 @@ def options(ptr: Any, size: Any, value: Any, budget: Any) -> Options:
     starts = row_pointers(ptr, len(sizes))
     if len(sizes) != len(values):
         raise InputError(f"value: expected {len(sizes)} values, one a size, got {len(values)}")
-    facts, first = np.zeros(kernel.FACTS, np.int64), starts[:-1]
-    wrong = kernel.solve(starts, sizes, values, 0, -1, facts, facts)
-    least, most, step, at = facts[:4].tolist()
-    if wrong:
-        j = int(np.searchsorted(starts, at, "right")) - 1
-        here = f"size: row {j}, option {at - starts[j]} ({sizes[at]})"
-        if wrong == kernel.LARGE:
-            raise InputError(f"{here} is not in 0..{kernel.LARGEST_WEIGHT}")
-        if wrong == kernel.UNSORTED:
+    row = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    falls = np.append(False, (sizes[1:] <= sizes[:-1]) & (row[1:] == row[:-1]))
+    for at in np.flatnonzero((sizes < 0) | (sizes > LARGEST_SIZE) | falls)[:1]:
+        here = f"size: row {row[at]}, option {at - starts[row[at]]} ({sizes[at]})"
+        if falls[at]:
             raise InputError(
                 f"{here} is not above the one before it ({sizes[at - 1]}); sizes of a row must be "
                 "ascending and distinct"
             )
+        raise InputError(f"{here} is not in 0..{LARGEST_SIZE}")
+    if not len(row):
+        return Options(starts, sizes, values, 0, sizes, 0)
+    first = starts[:-1]
+    most = np.maximum.reduceat(values, first).astype(np.float64)
+    least = np.minimum.reduceat(values, first).astype(np.float64)
+    reach = np.cumsum(2 * np.maximum(np.abs(most), np.abs(least)))
+    for j in np.flatnonzero(reach > HEADROOM)[:1]:
         raise InputError(
-            f"value: the sum up to row {j} is beyond 2^59 in size; use a coarser resolution"
+            f"value: the sum up to row {j} is beyond 2^58 in size; use a coarser resolution"
         )
-    if least > budget:
-        raise InputError(_infeasible(sizes[first], least, int(budget)))
-    spare = min(int(budget), most) - least
-    return Options(starts, sizes, values, spare - spare % step, int(values[first].sum()))
+    needed = sum(sizes[first].tolist())
+    if needed > budget:
+        raise InputError(_infeasible(sizes[first], needed, int(budget)))
+    spare = min(int(budget), sum(sizes[starts[1:] - 1].tolist())) - needed
+    extra = sizes - sizes[first][row]
+    step = max(int(np.gcd.reduce(extra)), 1)
+    return Options(
+        starts, extra, values - values[first][row], spare - spare % step, sizes[first],
+        int(values[first].sum()),
+    )  # fmt: skip
 
 
 def _infeasible(needs: IntArray, least: int, budget: int) -> str:
-    """Name the rows that need most."""
+    """Name the rows with the largest smallest sizes."""
     order = np.argsort(-needs, kind="stable")
-    named = [f"{j} ({needs[j]})" for j in order[:5].tolist() if needs[j] > 0]
+    named = [f"{j} ({needs[j]})" for j in order[:_NAMED].tolist() if needs[j] > 0]
     more = int((needs > 0).sum()) - len(named)
     rest = f" and {more} more" if more > 0 else ""
     return (
@@ -132,84 +159,173 @@ def _infeasible(needs: IntArray, least: int, budget: int) -> str:
 
 
 def solve(given: Options) -> Solved:
-    """An optimal solution; or, where the core does not fit into memory, a good one."""
-    if is_in_python():
-        with in_python():
-            found = _search(given, PLAIN_STATES)
-        if found.value == found.bound:
-            return found
-    with in_python(False):  # of several optima it gives the same as ever
-        return _search(given, STATES)
+    """Return an optimal choice; where the programme takes too many states, the best one found."""
+    if len(given.ptr) == 1:
+        nothing = np.zeros(0, np.int64)
+        return Solved(nothing, 0, 0, Relaxed(1, 0, nothing, nothing, 0))
+    relaxed = relax(given)
+    position = first_choice(given, relaxed)
+    position, is_best = improved(given, relaxed, position)
+    value = int(given.value[position].sum())
+    bound = value if is_best else relaxed.promise // relaxed.scale
+    return Solved(position, given.first_value + value, given.first_value + bound, relaxed)
 
 
-def _search(given: Options, limit: int) -> Solved:
-    """A solution; its bound is its value if so many partial solutions prove it."""
-    position, facts = np.empty(len(given.ptr) - 1, np.int64), np.zeros(kernel.FACTS, np.int64)
-    kernel.solve(*given[:4], limit, position, facts)
-    price, scale, gain, proved, promise = (
-        int(facts[k])
-        for k in (kernel.PRICE, kernel.SCALE, kernel.BEST, kernel.PROVED, kernel.PROMISE)
-    )
-    best = gain if proved else promise // scale
-    return Solved(position, price, scale, given.smallest + gain, given.smallest + best)
+def relax(given: Options) -> Relaxed:
+    """Find the best integer price of a GPU for values times a power of two."""
+    fits = given.size <= given.spare
+    value = np.where(fits, given.value, 0)
+    first = given.ptr[:-1]
+    spread = np.maximum.reduceat(value, first) - np.minimum.reduceat(value, first)
+    total, scale = int(spread.sum()), 1
+    while scale < _FINEST and total < HEADROOM // (2 * scale):
+        scale *= 2
+    cost = np.where(fits, -scale * value, _FAR)
+    table = Table(given.ptr, np.zeros(len(cost), np.int64), given.size, cost)
+    price = multipliers(table, [given.spare])[1]
+    picked, least = cheapest(table, price)
+    if exact_sum(given.size[picked]) > given.spare:  # a higher price fits, and loses little
+        price = price + 1
+        picked, least = cheapest(table, price)
+    rate = int(price[0])
+    loss = cost + np.minimum(given.size, _FAR // max(rate, 1)) * rate
+    loss -= np.repeat(least, np.diff(given.ptr))
+    return Relaxed(scale, rate, cost, loss, rate * given.spare - exact_sum(least))
 
 
-def _losses(given: Options, solved: Solved) -> tuple[IntArray, int]:
-    """What every option gives away at the price, scaled, and the scaled gain without losses."""
-    ptr, size, value = given.ptr, given.size, given.value
-    if len(ptr) == 1:
-        return np.zeros(0, np.int64), 0
-    rows = np.diff(ptr)
-    extra = size - np.repeat(size[ptr[:-1]], rows)
-    gain = value - np.repeat(value[ptr[:-1]], rows)
-    worth = np.where(extra <= given.spare, solved.scale * gain - solved.price * extra, -(2**61))
-    most = np.maximum.reduceat(worth, ptr[:-1])
-    return np.repeat(most, rows) - worth, int(most.sum()) + solved.price * given.spare
+def first_choice(given: Options, relaxed: Relaxed) -> IntArray:
+    """Take the best options at the price; spend what is left on equal ones, then on the next best.
 
-
-def _best_gain(given: Options, solved: Solved, least: int) -> int | None:
-    """The greatest gain of all solutions if that is at least `least`, else less than that.
-
-    Options that lose more at the price cannot be part of such a solution; a table of budgets goes
-    through all others, row by row. None if that is too much work.
+    Options that are equal at the price differ in size: at a price lower by 1 the larger ones win.
     """
-    ptr, extra = given.ptr, given.size - np.repeat(given.size[given.ptr[:-1]], np.diff(given.ptr))
-    loss, promise = _losses(given, solved)
-    kept = np.flatnonzero(loss <= promise - solved.scale * least)
-    rows = np.searchsorted(kept, ptr)
-    if (rows[1:] == rows[:-1]).any():
-        return least - 1
-    first = extra[kept[rows[:-1]]]
-    more = extra[kept] - np.repeat(first, np.diff(rows))
-    gain = given.value[kept] - np.repeat(given.value[ptr[:-1]], np.diff(rows))
-    step = max(int(np.gcd.reduce(more)), 1)
-    room = (given.spare - int(first.sum())) // step
-    if room < 0:
-        return least - 1
-    more //= step
-    room = min(room, int(more[rows[1:] - 1].sum()))
-    if len(kept) * (room + 1) > RECHECK:
-        return None
-    best = np.zeros(room + 1, np.int64)
-    for begin, end in pairwise(rows.tolist()):
-        new = best + gain[begin]
-        for size, worth in zip(more[begin + 1 : end], gain[begin + 1 : end], strict=True):
-            np.maximum(new[size:], best[: max(room + 1 - size, 0)] + worth, out=new[size:])
-        best = new
-    return int(best[-1])
+    ptr, size, value = given.ptr, given.size, given.value
+    none = np.flatnonzero(relaxed.loss == 0)
+    position = none[np.searchsorted(none, ptr[:-1])]
+    cheap = relaxed.loss - np.minimum(size, _FAR)
+    equal = np.flatnonzero(cheap == np.repeat(np.minimum.reduceat(cheap, ptr[:-1]), np.diff(ptr)))
+    larger = equal[np.searchsorted(equal, ptr[1:]) - 1]
+    left = given.spare - exact_sum(size[position])
+    more = np.where(relaxed.price > 0, size[larger] - size[position], 0)
+    order = np.flatnonzero((more > 0) & (more <= left))
+    order = order[np.argsort(-more[order], kind="stable")]
+    raised = np.flatnonzero(admit(order, np.maximum(more, 0), min(left, MOST_GPUS)))
+    position[raised] = larger[raised]
+    left -= int(more[raised].sum())
+    row = np.repeat(np.arange(len(position)), np.diff(ptr))
+    while left > 0:
+        costs, gains = size - size[position][row], value - value[position][row]
+        able = np.flatnonzero((gains > 0) & (costs <= left))
+        if not len(able):
+            break
+        lost = relaxed.loss[able] - relaxed.loss[position][row[able]]
+        at = able[np.lexsort((-gains[able], lost))[0]]
+        left -= int(costs[at])
+        position[row[at]] = at
+    return position
 
 
-def certify(given: Options, solved: Solved) -> Proof:
-    """Check the sizes, and the answer against the price, else against what the price leaves."""
-    ptr, value, position = given.ptr, given.value, solved.position
-    reached = int(value[position].sum())
-    used = int((given.size[position] - given.size[ptr[:-1]]).sum())
-    holds = used <= given.spare and bool(((ptr[:-1] <= position) & (position < ptr[1:])).all())
-    bound = given.smallest + _losses(given, solved)[1] // solved.scale
-    proof = "dual bound"
-    if bound > reached:
-        best = _best_gain(given, solved, reached - given.smallest + 1)
-        if best is not None:
-            bound, proof = max(given.smallest + best, reached), "dynamic programme"
-    price = solved.price / solved.scale if solved.price > 0 else None
-    return Proof(reached, bound, price, holds and reached == bound, proof)
+def improved(given: Options, relaxed: Relaxed, position: IntArray) -> tuple[IntArray, bool]:
+    """Return a best choice by dynamic programming from a choice within the budget.
+
+    False: there were more than `STATES` states. A state is a sum of sizes and values of the rows so
+    far against those of the choice; all others stay.
+    """
+    scale, price = relaxed.scale, relaxed.price
+    left = given.spare - exact_sum(given.size[position])
+    allowed = relaxed.promise - scale * (int(given.value[position].sum()) + 1)
+    if allowed < 0:
+        return position, True
+    rows, rates = _core(given, relaxed, position, allowed)
+    behind = np.cumsum([0, *(max(-int(sizes.min()), 0) for _, _, sizes, _ in reversed(rows))])[::-1]
+    size, value = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    lost = made = best = 0
+    end: tuple[int, int] | None = None
+    trail: list[tuple[IntArray, IntArray]] = []
+    for k, (j, at, sizes, values) in enumerate(rows):
+        lost += int(relaxed.loss[position[j]])
+        made += len(size) * len(at)
+        if made > STATES:
+            return _traced(position, rows, trail, end), False
+        sums, worth = np.add.outer(size, sizes).ravel(), np.add.outer(value, values).ravel()
+        # later rows give back at most `behind`, and lose the next rate at least for every GPU that
+        # they take or give back; a GPU left loses the price
+        rate = min(price, int(rates[k + 1]))
+        loss = lost + price * sums - scale * worth
+        loss += np.minimum(np.abs(left - sums), allowed // max(rate, 1) + 1) * rate
+        some = np.flatnonzero((loss <= allowed) & (sums - int(behind[k + 1]) <= left))
+        some = some[np.lexsort((-worth[some], sums[some]))]
+        size, value = sums[some], worth[some]
+        rises = np.ones(len(some), np.bool_)
+        rises[1:] = value[1:] > np.maximum.accumulate(value)[:-1]
+        some, size, value = some[rises], size[rises], value[rises]
+        trail.append((some // len(at), at[some % len(at)]))
+        last = int(np.searchsorted(size, left, "right")) - 1
+        if last >= 0 and value[last] > best:
+            end, allowed = (k, last), allowed - scale * (int(value[last]) - best)
+            best = int(value[last])
+        if allowed < 0 or not len(size):
+            break
+    return _traced(position, rows, trail, end), True
+
+
+def _core(
+    given: Options, relaxed: Relaxed, position: IntArray, allowed: int
+) -> tuple[list[tuple[int, IntArray, IntArray, IntArray]], IntArray]:
+    """Return the rows with options that lose little, besides the chosen one, and their rates.
+
+    Of every row its number, positions, and sizes and values against the chosen option; rows of the
+    least rate, the loss per GPU, first, and an end with an infinite one.
+    """
+    row = np.repeat(np.arange(len(position)), np.diff(given.ptr))
+    kept = np.flatnonzero(relaxed.loss <= allowed)
+    kept = np.union1d(kept, position)
+    owner = row[kept]
+    sizes = given.size[kept] - given.size[position][owner]
+    values = given.value[kept] - given.value[position][owner]
+    rate = relaxed.loss[kept] // np.maximum(np.abs(sizes), 1)
+    rate[kept == position[owner]] = _FAR
+    begin = np.searchsorted(kept, given.ptr)
+    least = np.minimum.reduceat(rate, begin[:-1])
+    order = np.argsort(least, kind="stable")
+    order = order[least[order] < _FAR]
+    rows = [
+        (j, kept[a:b], sizes[a:b], values[a:b])
+        for j, a, b in zip(order.tolist(), begin[order], begin[order + 1], strict=True)
+    ]
+    return rows, np.append(least[order], _FAR)
+
+
+def _traced(
+    position: IntArray,
+    rows: list[tuple[int, IntArray, IntArray, IntArray]],
+    trail: list[tuple[IntArray, IntArray]],
+    end: tuple[int, int] | None,
+) -> IntArray:
+    """Follow the parents of the best state back."""
+    if end is None:
+        return position
+    found = position.copy()
+    k, state = end
+    for (j, _, _, _), (parent, at) in zip(rows[k::-1], trail[k::-1], strict=True):
+        found[j] = at[state]
+        state = int(parent[state])
+    return found
+
+
+def _certify(given: Options, relaxed: Relaxed, chosen: IntArray) -> Proof:
+    """Check the sizes, and the answer against the bound at the price, else by the programme."""
+    price = relaxed.price / relaxed.scale if relaxed.price > 0 else None
+    if not len(chosen):
+        return Proof(0, 0, None, True, "dual bound")
+    extra = np.repeat(chosen - given.first_size, np.diff(given.ptr))
+    position = np.flatnonzero(given.size == extra)
+    bound = given.first_value + relaxed.promise // relaxed.scale
+    if len(position) != len(chosen) or exact_sum(given.size[position]) > given.spare:
+        return Proof(0, bound, price, False, "dual bound")
+    reached = given.first_value + int(given.value[position].sum())
+    if bound <= reached:
+        return Proof(reached, bound, price, True, "dual bound")
+    best, is_best = improved(given, relaxed, position)
+    if is_best:
+        bound = given.first_value + int(given.value[best].sum())
+    return Proof(reached, bound, price, is_best and bound == reached, "dynamic programme")
