@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from optsched.cluster.world.policy import ClusterView, Decision, Policy
     from optsched.cluster.world.reasons import Reason, Why
     from optsched.cluster.world.settings import Settings
+    from optsched.cluster.world.start import Start, Stay
 
 _HOME = {
     name: module
@@ -40,6 +41,7 @@ _HOME = {
         "optsched.cluster.world.log": "Log",
         "optsched.cluster.world.policy": "ClusterView Decision Policy",
         "optsched.cluster.world.settings": "Settings",
+        "optsched.cluster.world.start": "Start Stay",
         "optsched.cluster.results.metrics": "Metrics",
         "optsched.cluster.results.run": "Run",
         "optsched.cluster.world.reasons": "Reason Why",
@@ -53,9 +55,9 @@ _MODULES = ("contention", "determined", "policies")
 __all__ = [
     "WORK", "Amdahl", "ClusterView", "Curve", "Decision", "Goodput", "Group", "Job", "Linear",
     "Log", "Metrics", "NodeChange", "NodeFailures", "Nodes", "Policy", "PolicyError", "Reason",
-    "Run", "Settings", "Speedup", "Stalled", "Table", "Why", "Workload", "compiled", "contention",
-    "determined", "entropy_workload", "policies", "read_trace", "simulate", "synthetic",
-    "write_trace",
+    "Run", "Settings", "Speedup", "Stalled", "Start", "Stay", "Table", "Why", "Workload",
+    "compiled", "contention", "determined", "entropy_workload", "policies", "read_trace",
+    "simulate", "synthetic", "write_trace",
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from optsched.cluster.world.placement import Contention
     from optsched.cluster.world.policy import Policy
     from optsched.cluster.world.settings import Settings
+    from optsched.cluster.world.start import Start
 
 ENGINES: Final = ("auto", "generic")
 
@@ -37,6 +38,7 @@ def simulate(
     contention: Contention | None = None,
     changes: Sequence[NodeChange] | NodeFailures = (),
     seed: int = 0,
+    start: Start | None = None,
     engine: Literal["auto", "generic"] = "auto",
     on_progress: Callable[[int, int, int], None] | None = None,
 ) -> Run:
@@ -51,7 +53,7 @@ def simulate(
         `optsched.cluster.policies`.
     nodes
         The machines.
-    restart_cost, resize, checkpoint, timing, round, contention, changes, seed
+    restart_cost, resize, checkpoint, timing, round, contention, changes, seed, start
         See `optsched.cluster.Settings`. As `changes` also `NodeFailures`, to the end of
         the last job.
     engine
@@ -86,7 +88,7 @@ def simulate(
 
     settings = Settings(
         restart_cost=restart_cost, resize=resize, checkpoint=checkpoint, timing=timing,
-        round=round, contention=contention, seed=seed,
+        round=round, contention=contention, seed=seed, start=start,
         changes=() if isinstance(changes, NodeFailures) else tuple(_listed(changes)),
     )  # fmt: skip
     one_of("engine", engine, ENGINES)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.errors import InputError
+from optsched.io.values import integer
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from optsched.cluster.world.log import Log
     from optsched.cluster.world.reasons import Reason
     from optsched.cluster.world.settings import Settings
+    from optsched.cluster.world.start import Start
     from optsched.model.schedule import IntArray, Schedule
 
 
@@ -62,6 +66,27 @@ class Run:
 
         changes = self.settings.changes
         return reasons(self.workload, self.nodes, changes, self.log, self.policy, time)
+
+    def at(self, time: int) -> Start:
+        """The state just before the decisions of an instant, to simulate from there.
+
+        The settings of the run have to be given again. Not for GPUs that jobs share.
+        """
+        from optsched.cluster.world.start import Start, Stay
+
+        now, log = integer("time", time), self.log
+        if log.half.any():
+            raise InputError("run.at: jobs share GPUs, which a Start cannot hold")
+        stays = []
+        for i in np.flatnonzero(log.start < now).tolist():
+            over, rows = bool(log.end[i] < now), slice(log.node_ptr[i], log.node_ptr[i + 1])
+            held = zip(log.node[rows].tolist(), log.count[rows].tolist(), strict=True)
+            stays.append(Stay(
+                job=self.workload.names[log.job[i]], start=int(log.start[i]), nodes=dict(held),
+                end=int(log.end[i]) if over else None, restart=int(log.restart[i]),
+                work=int(log.work[i]) if over else None,
+            ))  # fmt: skip
+        return Start(now, tuple(stays))
 
     @cached_property
     def history(self) -> Schedule:

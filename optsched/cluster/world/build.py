@@ -25,6 +25,7 @@ from optsched.cluster.world.layout import (
 )
 from optsched.cluster.world.log import Log
 from optsched.cluster.world.reasons import of_free_gpus
+from optsched.cluster.world.start import restored
 from optsched.errors import InputError
 from optsched.io.values import format_value
 
@@ -178,7 +179,7 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
     state["loses_pass"][0] = settings.checkpoint == "pass"
     state["consolidated"][0] = settings.timing == "lucid"
     state["horizon"][0] = min(MOST_TIME, 2**62 // max(1, nodes.total))
-    return World(
+    made = World(
         state=state,
         given=frozen(given),
         size=frozen(np.array(workload.size, np.int64)),
@@ -202,6 +203,7 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
         log=np.zeros(4 * n + min(n, pool) + 64, LOG),
         log_node=np.zeros((8 * n + 2 * pool + 64, 2), np.int64),
     )
+    return made if settings.start is None else restored(made, workload, nodes, settings.start)
 
 
 def frozen(array: Any) -> Any:

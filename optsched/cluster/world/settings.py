@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from optsched.cluster.workload.nodes import NodeChange
+from optsched.cluster.world.start import Start
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer, one_of
 
@@ -41,6 +42,8 @@ class Settings:
         Nodes that are added, drained or removed.
     seed
         Of the noise of uncertainty curves, for jobs that are given one by one.
+    start
+        A running cluster to begin with; None: an empty one.
 
     Raises
     ------
@@ -56,6 +59,7 @@ class Settings:
     contention: Contention | None = None
     changes: tuple[NodeChange, ...] = ()
     seed: int = 0
+    start: Start | None = None
 
     def __post_init__(self) -> None:
         for key in ("restart_cost", "round", "seed"):
@@ -72,6 +76,8 @@ class Settings:
             raise InputError(
                 f"changes: expected a list of NodeChange, got {format_value(self.changes)}"
             )
+        if self.start is not None and not isinstance(self.start, Start):
+            raise InputError(f"start: expected Start(now, stays), got {format_value(self.start)}")
         changes = tuple(self.changes)
         for i, change in enumerate(changes):
             if not isinstance(change, NodeChange):

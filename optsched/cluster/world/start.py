@@ -1,0 +1,325 @@
+"""A running cluster as the start of a simulation: stays of jobs on nodes up to now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from optsched.cluster.world.layout import (
+    ADD,
+    ENDED,
+    HIDDEN,
+    LOG,
+    PENDING,
+    REMOVE,
+    RUNS,
+)
+from optsched.errors import InputError
+from optsched.io.values import format_value, integer
+
+if TYPE_CHECKING:
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.layout import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stay:
+    """One uninterrupted stay of a job on its GPUs, closed or still open.
+
+    Parameters
+    ----------
+    job
+        Name of the job.
+    start
+        When it began.
+    nodes
+        GPUs by number of the node; empty for a zero-slot task.
+    end
+        When it was stopped; None: it still runs.
+    restart
+        Time at its beginning without progress.
+    work
+        Work done in it until its end, or until now; None: the speed of its size times the time
+        after the restart.
+    """
+
+    job: str
+    start: int
+    nodes: Mapping[int, int] = field(default_factory=dict, hash=False)
+    end: int | None = None
+    restart: int = 0
+    work: int | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """The state of a cluster just before the decisions of an instant.
+
+    Jobs of the workload that were submitted before `now` and have no open stay wait. A job whose
+    stays did all of its work has ended.
+
+    Parameters
+    ----------
+    now
+        When the simulation begins: the policy decides then for the first time.
+    stays
+        Stays of jobs before now; those that are closed matter for work that is done already.
+
+    Raises
+    ------
+    InputError
+        Times or work that are no whole numbers, or in the wrong order.
+    """
+
+    now: int
+    stays: tuple[Stay, ...] = ()
+
+    def __post_init__(self) -> None:
+        now = integer("start.now", self.now)
+        if isinstance(self.stays, (str, Stay)) or not isinstance(self.stays, Iterable):
+            raise InputError(f"start.stays: expected a list of Stay, got {self.stays!r:.80}")
+        object.__setattr__(self, "stays", tuple(self.stays))
+        for i, stay in enumerate(self.stays):
+            place = f"start.stays[{i}]"
+            if not isinstance(stay, Stay):
+                raise InputError(f"{place}: expected a Stay, got {format_value(stay)}")
+            if integer(f"{place}.start", stay.start) >= now:
+                raise InputError(f"{place}.start: {stay.start} is not before now, {now}")
+            if stay.end is not None and not stay.start < integer(f"{place}.end", stay.end) <= now:
+                raise InputError(
+                    f"{place}.end: {stay.end} is not after its start {stay.start} and up to now, "
+                    f"{now}; leave it out for a job that still runs"
+                )
+            integer(f"{place}.restart", stay.restart)
+            if stay.work is not None:
+                integer(f"{place}.work", stay.work, 0, 2**62)
+            if not isinstance(stay.nodes, Mapping):
+                raise InputError(f"{place}.nodes: expected GPUs by node such as {{0: 8}}")
+            for node, gpus in stay.nodes.items():
+                integer(f"{place}.nodes: node", node)
+                integer(f"{place}.nodes[{node}]", gpus, 1)
+
+
+class Row(NamedTuple):
+    """A stay with what the world says about it."""
+
+    job: int
+    stay: Stay
+    gpus: int
+    rate: int
+    before: int
+    """Work of the job before this stay."""
+    done: int
+    """Work of the job at its end, or just before now."""
+
+
+def rows_of(start: Start, workload: Workload, nodes: Nodes) -> list[Row]:
+    """The stays in the order of their starts, with speed and work; each is checked.
+
+    Raises
+    ------
+    InputError
+        Names the stay, and the job, node, size or work that cannot be.
+    """
+    number = {name: j for j, name in enumerate(workload.names)}
+    order = sorted(range(len(start.stays)), key=lambda i: start.stays[i].start)
+    last: dict[int, Row] = {}
+    found = []
+    for i in order:
+        stay, place = start.stays[i], f"start.stays[{i}]"
+        if stay.job not in number:
+            raise InputError(f"{place}.job: the workload has no job {format_value(stay.job)}")
+        j, at = number[stay.job], f"{place} (job {format_value(stay.job)})"
+        if stay.start < workload.submit[j]:
+            raise InputError(f"{at}: starts at {stay.start}, submitted at {workload.submit[j]}")
+        before = last.get(j)
+        if before and (before.stay.end is None or before.stay.end > stay.start):
+            raise InputError(f"{at}: starts at {stay.start}, during another stay of the job")
+        gpus = sum(stay.nodes.values())
+        wrong = [node for node in stay.nodes if node >= len(nodes)]
+        if wrong:
+            raise InputError(f"{at}: no node {wrong[0]}, nodes are 0 to {len(nodes) - 1}")
+        sizes = workload.sizes_of(j).tolist()
+        if gpus not in sizes:
+            raise InputError(f"{at}: {gpus} GPUs are not one of the job's sizes {sizes}")
+        kinds = {nodes.types[node] for node in stay.nodes}
+        if len(kinds) > 1:
+            raise InputError(f"{at}: its nodes have GPUs of several types: {sorted(kinds)}")
+        column = workload.rates_on(kinds.pop()) if kinds else workload.rate
+        rate = int(column[workload.size_ptr[j] + sizes.index(gpus)])
+        if rate == 0:
+            raise InputError(f"{at}: the job does not run on that type of GPU")
+        done, total = before.done if before else 0, int(workload.work[j])
+        end = start.now - 1 if stay.end is None else stay.end
+        work = rate * max(0, end - stay.start - stay.restart) if stay.work is None else stay.work
+        if stay.end is None and done + work >= total:
+            raise InputError(
+                f"{at}: would have done all of the job's work {total} before now, {start.now}; "
+                "give the work that is done in the stay, or the job more work"
+            )
+        if done >= total or (stay.work is not None and done + work > total):
+            raise InputError(f"{at}: {done + work} is more than the job's work, {total}")
+        last[j] = Row(j, stay, gpus, rate, done, min(done + work, total))
+        found.append(last[j])
+    return found
+
+
+def restored(w: World, workload: Workload, nodes: Nodes, start: Start) -> World:
+    """The world just before the decisions of `start.now`; `w` is that before the first event."""
+    now, rows = start.now, rows_of(start, workload, nodes)
+    state = w.state
+    state["time"], state["wake"] = now - 1, now
+    over = int(np.searchsorted(w.change["when"], now))
+    state["changes"] = over
+    for change in w.change[:over]:
+        w.node["takes"][change["which"]] = change["kind"] == ADD
+    w = _logged(w, rows, now)
+    for r, row in enumerate(rows):
+        _after(w, r, row, now)
+    _preempted(w, rows)
+    _take_gpus(w, rows)
+    _arrived(w, workload, now)
+    running = np.flatnonzero(w.job["phase"] == RUNS)
+    heap = running[np.lexsort((running, w.job["next"][running]))]
+    w.heap[: len(heap), 0], w.heap[: len(heap), 1] = w.job["next"][heap], heap
+    w.job["slot"][heap] = np.arange(len(heap))
+    state["running_now"] = len(heap)
+    takes = w.node["takes"] == 1
+    state["free_gpus"] = w.node["free"][takes].sum()
+    state["free_zero"] = w.node["free_units"][takes].sum()
+    state["version"] += 1
+    return w
+
+
+def _logged(w: World, rows: list[Row], now: int) -> World:
+    """Write the rows of the log, by start and job."""
+    rows.sort(key=lambda row: (row.stay.start, row.job))
+    used = sum(len(row.stay.nodes) for row in rows)
+    w = w._replace(
+        log=np.concatenate((np.zeros(len(rows), LOG), w.log)),
+        log_node=np.concatenate((np.zeros((used, 2), np.int64), w.log_node)),
+    )
+    at = 0
+    for r, row in enumerate(rows):
+        held = sorted(row.stay.nodes.items())
+        w.log_node[at : at + len(held)] = np.array(held, np.int64).reshape(-1, 2)
+        line = w.log[r : r + 1]
+        line["job"], line["start"], line["restart"] = row.job, row.stay.start, row.stay.restart
+        line["gpus"], line["partner"] = row.gpus, -1
+        line["end"] = -1 if row.stay.end is None else row.stay.end
+        line["work"] = 0 if row.stay.end is None else row.done - row.before
+        line["first"], line["end_node"] = at, at + len(held)
+        at += len(held)
+    w.state["log_rows"], w.state["log_nodes"] = len(rows), at
+    return w
+
+
+def _after(w: World, r: int, row: Row, now: int) -> None:
+    """The job after this stay, or within it."""
+    job, given = w.job[row.job : row.job + 1], w.given[row.job]
+    stay = row.stay
+    if job["starts"][0] == 0:
+        job["first_start"] = stay.start
+    job["starts"] += 1
+    job["entered"] = stay.start
+    if stay.end is not None:
+        job["attained"] += row.gpus * (stay.end - stay.start)
+        job["done"] = job["kept"] = row.done
+        job["entered"] = stay.end
+        ends = row.done == given["work_total"]
+        job["phase"] = ENDED if ends else PENDING
+        job["passes"] = (row.done + ends * (given["pass_work"] - 1)) // given["pass_work"]
+        if ends:
+            job["finished"] = stay.end
+            w.state["unfinished"] -= 1
+        return
+    job["phase"], job["gpus"], job["row"], job["stay"] = RUNS, row.gpus, r, stay.start
+    job["rate"] = job["alone"] = row.rate
+    job["done"], job["since"], job["stay_done"] = row.before, stay.start + stay.restart, row.before
+    passes, pass_work = row.done // int(given["pass_work"]), int(given["pass_work"])
+    begun, kept = row.before, passes * pass_work
+    if stay.work is not None:
+        begun, job["done"], job["since"] = row.done, row.done, now
+    elif kept > begun:  # a pass ends at an instant, maybe with work of the next one
+        kept = begun - row.rate * ((begun - kept) // row.rate)
+    job["passes"], job["kept"] = passes, max(row.before, kept)
+    goal = min((passes + 1) * pass_work, int(given["work_total"]))
+    job["next"] = job["since"] - (begun - goal) // row.rate
+
+
+def _preempted(w: World, rows: list[Row]) -> None:
+    """Count stays that did not end with the job, a resize aside: it starts at the same instant."""
+    removed = {(int(c["when"]), int(c["which"])) for c in w.change if c["kind"] == REMOVE}
+    resized = {(row.job, row.stay.start) for row in rows}
+    for row in rows:
+        end = row.stay.end
+        if end is None or end == w.job["finished"][row.job]:
+            continue
+        lost = any((end, node) in removed for node in row.stay.nodes)
+        w.job["preempted"][row.job] += lost or (row.job, end) not in resized
+
+
+def _take_gpus(w: World, rows: list[Row]) -> None:
+    """Hold the GPUs of open stays, and zero-slot units of zero-slot tasks."""
+    last_change = {int(c["which"]): c["kind"] for c in w.change[: w.state["changes"][0]]}
+    gone = {node for node, kind in last_change.items() if kind == REMOVE}
+    for row in rows:
+        if row.stay.end is not None:
+            continue
+        place = f"start: job {format_value(row.stay.job)}"
+        held = sorted(row.stay.nodes.items())
+        if row.gpus == 0:
+            units = np.flatnonzero((w.node["free_units"] > 0) & (w.node["takes"] == 1))
+            if not len(units):
+                raise InputError(f"{place}: no zero-slot unit is free for it")
+            held = [(int(units[0]), 0)]
+            w.node["free_units"][units[0]] -= 1
+        last = -1
+        for node, gpus in held:
+            if node in gone:
+                raise InputError(f"{place}: node {node} was removed before now")
+            if w.node["free"][node] < gpus:
+                raise InputError(
+                    f"{place}: holds {gpus} GPUs of node {node}, where the stays before leave "
+                    f"{w.node['free'][node]} of {w.node['capacity'][node]}"
+                )
+            w.node["free"][node] -= gpus
+            if w.supply.shape[0] > 0:
+                w.supply[node, 1:] -= gpus * w.demand[row.job]
+                if (w.supply[node, 1:] < 0).any():
+                    raise InputError(f"{place}: node {node} has too few CPUs or memory for it")
+            spare = int(w.state["spare"][0])
+            w.state["spare"] = w.held["following"][spare]
+            w.held[spare] = (node, gpus, -1)
+            if last < 0:
+                w.job["held"][row.job] = spare
+            else:
+                w.held["following"][last] = spare
+            last = spare
+
+
+def _arrived(w: World, workload: Workload, now: int) -> None:
+    """Show jobs that were submitted before now, as many of a group as its limit allows."""
+    arrivals = int(np.searchsorted(workload.submit, now))
+    w.state["arrivals"] = arrivals
+    active = []
+    for j in np.flatnonzero(w.job["phase"][:arrivals] != ENDED).tolist():
+        group, phase = w.group[workload.group[j]], w.job["phase"][j]
+        if phase != RUNS and phase != PENDING and 0 <= group["limit"] <= group["shown"]:
+            w.job["phase"][j] = HIDDEN
+            if group["head"] < 0:
+                group["head"] = j
+            else:
+                w.job["partner"][group["tail"]] = j
+            group["tail"] = j
+            continue
+        if phase != RUNS and phase != PENDING:
+            w.job["phase"][j], w.job["entered"][j] = PENDING, workload.submit[j]
+        group["shown"] += 1
+        active.append(j)
+    w.active[: len(active)] = active
+    w.state["active"] = w.state["listed"] = len(active)
