@@ -220,7 +220,8 @@ def _log(
     from optsched.cluster.world.build import is_limited
 
     compiled = getattr(policy, "compiled", None)
-    if callable(compiled) and engine == "auto" and not is_limited(workload, nodes):
+    whole = settings.start is None and not is_limited(workload, nodes)
+    if callable(compiled) and engine == "auto" and whole:
         log: Log | None = compiled(workload, nodes, settings)
         if log is not None:
             if on_progress is not None:

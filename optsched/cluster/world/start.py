@@ -132,7 +132,7 @@ def rows_of(start: Start, workload: Workload, nodes: Nodes) -> list[Row]:
     for i in order:
         stay, place = start.stays[i], f"start.stays[{i}]"
         if stay.job not in number:
-            raise InputError(f"{place}.job: the workload has no job {format_value(stay.job)}")
+            raise InputError(f"{place}.job: no job {format_value(stay.job)}")
         j, at = number[stay.job], f"{place} (job {format_value(stay.job)})"
         if stay.start < workload.submit[j]:
             raise InputError(f"{at}: starts at {stay.start}, submitted at {workload.submit[j]}")

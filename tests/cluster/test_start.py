@@ -1,0 +1,120 @@
+"""Simulations that start from a running cluster."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from depth import seeds
+
+from optsched.cluster import (
+    WORK,
+    Amdahl,
+    Group,
+    Job,
+    Log,
+    NodeChange,
+    Nodes,
+    Start,
+    Stay,
+    Workload,
+    simulate,
+)
+from optsched.errors import InputError
+
+
+def case(seed: int) -> tuple[Workload, Nodes, dict[str, Any]]:
+    """Jobs, nodes and arguments of `simulate`, with all that a state may hold."""
+    dice = random.Random(seed)
+    nodes = Nodes.of([dice.randint(1, 4) for _ in range(dice.randint(1, 3))], zero_slots=1)
+    rows = [(1,), (2,), (1, 2), (1, 2, 4), (2, 3), (0,)]
+    jobs = []
+    for i in range(dice.randint(2, 9)):
+        sizes = tuple(s for s in dice.choice(rows) if s <= nodes.total) or (1,)
+        jobs.append(Job(
+            name=f"j{i}", submit=dice.randint(0, 25), sizes=sizes, passes=dice.randint(1, 8),
+            work=dice.randint(8, 60 * WORK), speedup=Amdahl(dice.choice([0, 0.3])),
+            estimate=dice.randint(8, 60 * WORK), preemptible=dice.random() < 0.8,
+            restart_cost=dice.choice([None, 0, 3]), group=dice.choice(["", "g"]),
+        ))  # fmt: skip
+    changes = []
+    if len(nodes) > 1 and dice.random() < 0.5:
+        away = dice.randint(1, 40)
+        changes = [NodeChange(away, 0, dice.choice(["drain", "remove"])),  # type: ignore[arg-type]
+                   NodeChange(away + dice.randint(1, 20), 0, "add")]  # fmt: skip
+    how = {
+        "restart_cost": dice.choice([0, 4]), "checkpoint": dice.choice(["immediate", "pass"]),
+        "resize": dice.choice(["pass", "anytime"]), "changes": changes,
+    }  # fmt: skip
+    limit = Group("g", max_concurrent=dice.choice([None, 1, 2]))
+    return Workload.of(jobs, groups=[limit]), nodes, how
+
+
+def same(a: Log, b: Log) -> bool:
+    """Whether two logs are equal in every column."""
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "entropy", "time_to_target", "priority"])
+@seeds(8, 60)
+def test_a_cut_simulation_goes_on_as_before(name: str, seed: int) -> None:
+    """Its whole log is the same; cut anywhere under rules that no decision more can change."""
+    workload, nodes, how = case(seed)
+    full = simulate(workload, name, nodes, **how)
+    log = full.log
+    times = {*log.start.tolist(), *log.end.tolist(), *workload.submit.tolist()}
+    if name in ("fifo", "sjf"):
+        times = {*range(max(times) + 2)}
+    for now in random.Random(seed).sample(sorted(times), min(len(times), 12)):
+        again = simulate(workload, name, nodes, start=full.at(now), **how)
+        assert same(log, again.log), now
+
+
+def test_a_running_cluster_by_hand() -> None:
+    """Work that is done, ages, held nodes, and requests that wait in order of arrival."""
+    jobs = [
+        Job(name="long", sizes=(4,), work=4 * 1000 * WORK),
+        Job(name="half", submit=10, sizes=(2,), work=2 * 400 * WORK),
+        Job(name="stopped", submit=20, sizes=(4,), work=4 * 100 * WORK),
+        Job(name="next", submit=90, sizes=(4,), work=4 * 50 * WORK),
+    ]
+    stays = [
+        Stay(job="long", start=0, nodes={1: 4}),
+        Stay(job="half", start=40, nodes={0: 2}, work=2 * 300 * WORK),
+        Stay(job="stopped", start=30, nodes={0: 4}, end=40),
+    ]
+    run = simulate(jobs, "fifo", Nodes(2, 4), start=Start(100, tuple(stays)), restart_cost=5)
+    assert run.log.finished.tolist() == [1000, 200, 295, 345]
+    assert run.metrics.jct.tolist() == [1000, 190, 275, 255]
+    assert run.log.preemptions.tolist() == [0, 0, 1, 0] and len(run.log.job) == 5
+
+
+@pytest.mark.parametrize(
+    ("stays", "message"),
+    [
+        ([{"job": "x", "start": 0, "nodes": {0: 2}}], r'stays\[0\].job: no job "x"'),
+        ([{"job": "a", "start": 9, "nodes": {0: 2}}], r"stays\[0\].start: 9 is not before now, 9"),
+        ([{"job": "a", "start": -1, "nodes": {0: 2}}], "start: expected an integer"),
+        ([{"job": "b", "start": 2}], "starts at 2, submitted at 5"),
+        ([{"job": "a", "start": 0, "nodes": {0: 3}}], r"3 GPUs are not one of the job's sizes"),
+        ([{"job": "a", "start": 0, "nodes": {7: 2}}], "no node 7, nodes are 0 to 0"),
+        ([{"job": "a", "start": 0, "nodes": {0: 4}}], "holds 4 GPUs of node 0, .* leave 3 of 3"),
+        ([{"job": "a", "start": 0, "nodes": 2}], "expected GPUs by node such as"),
+        ([{"job": "a", "start": 3, "end": 3, "nodes": {0: 2}}], "end: 3 is not after its start 3"),
+        ([{"job": "a", "start": 0, "nodes": {0: 2}, "work": 10**9}], "give the work that is done"),
+        ([{"job": "a", "start": 0, "nodes": {0: 2}, "end": 2, "work": 10**9}], "is more than"),
+        ([{"job": "a", "start": 0, "nodes": {0: 2}}] * 2, "during another stay of the job"),
+        ([{"job": "b", "start": 5}, {"job": "c", "start": 5}], "no zero-slot unit is free"),
+    ],
+)  # fmt: skip
+def test_states_that_cannot_be(stays: list[dict[str, Any]], message: str) -> None:
+    """One sentence with the stay, the job and what is wrong."""
+    jobs = [
+        Job(name="a", sizes=(2, 4), work=900 * WORK),
+        *(Job(name=name, submit=5, sizes=(0,), work=9 * WORK) for name in "bc"),
+    ]
+    with pytest.raises(InputError, match=message):
+        start = Start(9, tuple(Stay(**stay) for stay in stays))
+        simulate(jobs, "fifo", Nodes.of([3], zero_slots=1), start=start)
