@@ -44,6 +44,10 @@ _NAMES: Final = {
 }  # fmt: skip
 
 
+NO_SIZE: Final = 2**40
+"""Stands for a size that no budget allows."""
+
+
 class QuotaPlan(Problem):
     """How many GPUs every job gets, and which ones; an exact integer program.
 
@@ -432,11 +436,11 @@ class QuotaPlan(Problem):
     def sizes_within(self, cost: int) -> IntArray:
         """The smallest size of each job that costs at most so much, whatever its type.
 
-        2^40 where there is none.
+        `NO_SIZE` where there is none.
         """
         if not self.is_plain:
             table = self.table
-            size = np.where(table.cost <= cost, table.size, 2**40)
+            size = np.where(table.cost <= cost, table.size, NO_SIZE)
             found: IntArray = np.minimum.reduceat(size, table.ptr[:-1])
             return found
         low, high = self.required_bounds
@@ -446,7 +450,7 @@ class QuotaPlan(Problem):
         size -= linear_levels(self.resolution, weights, size - 1) >= wanted
         size += linear_levels(self.resolution, weights, size) < wanted
         size = np.maximum(size, low)
-        return np.where(size > high, 2**40, size)
+        return np.where(size > high, NO_SIZE, size)
 
     def infeasibility(self) -> str:
         """Why no answer exists, in one sentence, if counting GPUs shows it; else ``""``."""

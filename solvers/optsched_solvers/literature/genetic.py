@@ -286,10 +286,10 @@ class QuotaGenetic:
 
     def solve(self, problem: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
         """Evolve until a limit; one iteration is one individual."""
-        from optsched_solvers.quota.plans import NOT_LOADED, first_answer, offer, ready
+        from optsched_solvers.quota.plans import NOT_LOADED, first_answer, offer
 
         population_size(limits.options)
-        if not load(monitor, "deap.tools") or not ready(problem, monitor):
+        if not load(monitor, "deap.tools"):
             first_answer(problem, monitor)
             return Result("unknown", reason=NOT_LOADED)
         if not problem.jobs:

@@ -22,7 +22,6 @@ from optsched_solvers.quota.plans import (
     greedy,
     offer,
     place,
-    ready,
     supported,
 )
 
@@ -69,7 +68,7 @@ def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
     from optsched_solvers._cpsat import checked_options
 
     checked_options(limits)
-    if not load(monitor, "ortools.sat.python.cp_model") or not ready(plan, monitor):
+    if not load(monitor, "ortools.sat.python.cp_model"):
         first_answer(plan, monitor)
         return Result("unknown", reason=NOT_LOADED)
     if monitor.should_stop():

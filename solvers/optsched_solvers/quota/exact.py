@@ -13,19 +13,8 @@ from optsched.problems.quota.problem import QuotaPlan
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers import quota
-from optsched_solvers._loading import loaded
 from optsched_solvers.quota.multiple_choice import options, solve
-from optsched_solvers.quota.plans import (
-    NOT_LOADED,
-    PLACEMENT,
-    fill,
-    first_answer,
-    greedy,
-    is_few,
-    offer,
-    ready,
-    supported,
-)
+from optsched_solvers.quota.plans import fill, greedy, offer, supported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +25,7 @@ if TYPE_CHECKING:
     from optsched_solvers.quota import Certificate
 
 INSTANT: Final = 50_000
-"""Allowed sizes, or GPUs, up to which an answer takes milliseconds."""
+"""Allowed sizes, GPUs, or jobs times nodes (and 100) up to which an answer takes milliseconds."""
 NOT_PLACED: Final = "no placement was found that keeps the localities"
 
 
@@ -54,12 +43,12 @@ class QuotaExact:
     options: Mapping[str, str] = MappingProxyType({})
 
     def runs_inline(self, problem: Problem) -> bool:
-        """Small plans, if placement needs no compiled code or it is loaded."""
+        """Small plans."""
         if not isinstance(problem, QuotaPlan) or len(problem.kinds) != 1:
             return False
         some = 0 if problem.is_plain else problem.n_options
-        placed = not problem.nodes or is_few(problem) or loaded(PLACEMENT)
-        return max(some, problem.n_gpus) <= INSTANT and placed
+        work = len(problem.jobs) * (len(problem.nodes) + 100)
+        return max(some, problem.n_gpus, work) <= INSTANT
 
     def supports(self, problem: Problem) -> Support:
         """Plans with one type of GPU."""
@@ -74,9 +63,6 @@ class QuotaExact:
         """Decide once; iterations are not counted."""
         assert isinstance(problem, QuotaPlan)
         monitor.advance(1)
-        if not ready(problem, monitor):
-            first_answer(problem, monitor)
-            return Result("unknown", reason=NOT_LOADED)
         sizes, bound = allocate(problem)
         monitor.bound(bound, self.name)
         if not offer(problem, monitor, sizes, np.zeros(len(sizes), np.int64), self.name):
@@ -109,9 +95,6 @@ class GreedyQuota:
         """Decide once; iterations are not counted."""
         assert isinstance(problem, QuotaPlan)
         monitor.advance(1)
-        if not ready(problem, monitor):
-            first_answer(problem, monitor)
-            return Result("unknown", reason=NOT_LOADED)
         found = greedy(problem)
         if found is None:
             return Result("unknown", reason="the jobs that must run were not placed together")

@@ -13,7 +13,7 @@ from optsched.problems.quota.options import multipliers
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
-from optsched_solvers.quota.plans import NOT_LOADED, first_answer, greedy, offer, ready, supported
+from optsched_solvers.quota.plans import NOT_LOADED, first_answer, greedy, offer, supported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,7 @@ def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
     root's prices of a GPU (Fisher 1981), a node of a level by what the others need to get below the
     best level known. It begins at the greedy answer.
     """
-    if not load(monitor, "quota.tree") or not ready(plan, monitor):
+    if not load(monitor, "quota.tree"):
         first_answer(plan, monitor)
         return Result("unknown", reason=NOT_LOADED)
     if monitor.objective is None and (found := greedy(plan)) is not None:
