@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, MISSING, InitVar, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, shortened
-from optsched.io.values import integer, label, number, one_of
+from optsched.io.values import boolean, integer, label, number, one_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LOCALITIES: Final = ("any", "single", "whole")
-
 MOST_GPUS: Final = 10**7
-"""Of one job; a plan may have `optsched.problems.quota.problem.MOST_GPUS`."""
+"""Of one job; a plan may have `optsched.problems.quota.checks.MOST_GPUS`."""
 
 Numbers: TypeAlias = "tuple[float, ...]"
 
@@ -44,21 +46,18 @@ class QuotaJob:
     idle
         Utility of no GPU at all.
     score
-        Share asked for under ``"proportional"``, >= 0; below about 2^-32 of the
-        largest it counts as 0.
+        Claim to a share under ``"proportional"``, >= 0; below about 2^-32 of the largest it
+        counts as 0.
     work
         Remaining work under ``"makespan"``: time that it takes at rate 1.
     rates
         Work done per unit of time with each allowed size, > 0.
-    speedup
-        Instead of rates: an object whose ``of(gpus)`` gives them (`optsched.cluster.Amdahl`),
-        or a function; needs `sizes` or `maximum`.
     weight
         w > 0: multiplies utilities (``"sum"``), divides them (``"max_min"``).
     must_run
         No GPU at all is not allowed.
     current
-        Node name to GPUs held now; ties are broken for fewest moves.
+        Node name to GPUs held now; of equally good placements the one with fewest moves is chosen.
     locality
         ``"any"``; ``"single"``: within one node whenever it fits an empty one; ``"whole"``: of
         several nodes all but one are held wholly.
@@ -81,14 +80,16 @@ class QuotaJob:
     score: float | None = None
     work: int | None = None
     rates: Sequence[float] | Mapping[str, Sequence[float]] | None = None
-    speedup: InitVar[Any] = None
     weight: float = 1.0
     must_run: bool = False
     current: Mapping[str, int] = field(default_factory=dict)
     locality: str = "any"
     pass_work: int | None = None
 
-    def __post_init__(self, speedup: Any) -> None:
+    kinds: ClassVar[tuple[str, ...] | None]
+    """Types it may run on; None: all of the plan's."""
+
+    def __post_init__(self) -> None:
         label("job", self.name)
         if not self.name:
             raise InputError("job: expected a name, got an empty text")
@@ -102,17 +103,13 @@ class QuotaJob:
             if value is not None or key not in _OPTIONAL:
                 self.__dict__[key] = check(f"{place}.{key}", value)
         self.__dict__["kinds"] = self._kinds()
-        if speedup is not None:
-            self.__dict__["rates"] = self._rates_of(speedup)
-        self._check_lengths()
+        for kind in self.kinds or ("",):
+            self._check_lengths(kind, f" on {kind}" if kind else "")
         if self.pass_work is not None and self.rates is None:
-            raise InputError(f"{place}.pass_work: needs rates or a speedup")
-
-    kinds: ClassVar[tuple[str, ...] | None]
-    """Types it may run on; None: all of the plan's."""
+            raise InputError(f"{place}.pass_work: needs rates")
 
     def allowed(self, kind: str, budget: int = MOST_GPUS) -> Sequence[int]:
-        """Numbers of GPUs of this type that it may get within a budget, ascending."""
+        """Return the allowed numbers of GPUs of this type within a budget, ascending."""
         if self.kinds is not None and kind not in self.kinds:
             return ()
         sizes: tuple[int, ...] | None = of_kind(self.sizes, kind)
@@ -125,6 +122,7 @@ class QuotaJob:
         return range(low, min(high, budget) + 1)
 
     def _kinds(self) -> tuple[str, ...] | None:
+        """Return the types that all mappings name."""
         first = ""
         for key in PER_TYPE:
             if isinstance(value := getattr(self, key), Mapping):
@@ -136,48 +134,21 @@ class QuotaJob:
                     )
         return tuple(sorted(getattr(self, first))) if first else None
 
-    def _rates_of(self, speedup: Any) -> Numbers | Mapping[str, Numbers]:
-        place = f"job {self.name!r}.speedup"
-        of = getattr(speedup, "of", speedup)
-        if self.rates is not None:
-            raise InputError(f"{place}: give rates or a speedup, not both")
-        if not callable(of):
-            raise InputError(f"{place}: expected an object with of(gpus), got {speedup!r:.60}")
-        if self.sizes is None and self.maximum is None and self.utility is None:
-            raise InputError(f"{place}: needs sizes or a maximum")
-        found: dict[str, Numbers] = {}
-        for kind in self.kinds or ("",):
-            rates = []
-            for gpus in self.allowed(kind):
-                try:
-                    rates.append(of(gpus))
-                except Exception as error:
-                    what = " ".join(f"{type(error).__name__}: {error}".split())
-                    raise InputError(
-                        f"{place}: the function fails for {gpus} GPUs, {what:.200}"
-                    ) from error
-            found[kind] = _rates(place, rates)
-        return MappingProxyType(found) if self.kinds is not None else found[""]
-
-    def _check_lengths(self) -> None:
-        for kind in self.kinds or ("",):
-            sizes = self.allowed(kind)
-            on = f" on {kind}" if kind else ""
-            if not sizes:
-                low, high = of_kind(self.minimum, kind), of_kind(self.maximum, kind)
+    def _check_lengths(self, kind: str, on: str) -> None:
+        sizes = self.allowed(kind)
+        if not sizes:
+            low, high = of_kind(self.minimum, kind), of_kind(self.maximum, kind)
+            raise InputError(f"job {self.name!r}.minimum: {low} is above the maximum {high}{on}")
+        for key in ("utility", "rates"):
+            table = of_kind(getattr(self, key), kind)
+            if table is not None and len(table) != len(sizes):
                 raise InputError(
-                    f"job {self.name!r}.minimum: {low} is above the maximum {high}{on}"
+                    f"job {self.name!r}.{key}: expected {len(sizes)} numbers, one per allowed "
+                    f"size{on}, got {len(table)}"
                 )
-            for key in ("utility", "rates"):
-                table = of_kind(getattr(self, key), kind)
-                if table is not None and len(table) != len(sizes):
-                    raise InputError(
-                        f"job {self.name!r}.{key}: expected {len(sizes)} numbers, one per allowed "
-                        f"size{on}, got {len(table)}"
-                    )
 
     def given(self) -> dict[str, Any]:
-        """What is not at its default, in plain types: ``QuotaJob(**job.given())`` is the same."""
+        """Return what is not at its default, in plain types, the arguments of an equal job."""
         found = {}
         for key, default in DEFAULTS.items():
             value = getattr(self, key)
@@ -197,11 +168,8 @@ class QuotaJob:
 
 
 def of_kind(given: Any, kind: str) -> Any:
-    """The value for one type, of a value for all or a mapping."""
+    """Return the value for one type, of a value for all or a mapping."""
     return given.get(kind) if isinstance(given, Mapping) else given
-
-
-# checks of a field each: what it must be, and becomes
 
 
 def _list(place: str, given: Any, what: str) -> Sequence[Any]:
@@ -225,13 +193,8 @@ def _sizes(place: str, given: Any) -> tuple[int, ...]:
 
 def _numbers(place: str, given: Any) -> Numbers:
     given = _list(place, given, "number")
-    if {type(v) for v in given} <= {int, float}:  # all at once is ten times as fast
-        try:
-            found = tuple(map(float, given))
-        except OverflowError:
-            found = ()
-        if found and math.isfinite(sum(map(abs, found))):
-            return found
+    if all(type(v) in (int, float) and abs(v) <= MAX_INTEGER for v in given):
+        return tuple(map(float, given))  # ten times as fast as one by one
     return tuple(_finite(f"{place}[{i}]", value) for i, value in enumerate(given))
 
 
@@ -263,12 +226,6 @@ def _current(place: str, given: Any) -> Mapping[str, int]:
     )
 
 
-def _must_run(place: str, given: Any) -> bool:
-    if not isinstance(given, (bool, np.bool_)):
-        raise InputError(f"{place}: expected true or false, got {given!r:.60}")
-    return bool(given)
-
-
 _finite = partial(number, least=-math.inf)
 _gpus = partial(integer, least=1, most=MOST_GPUS)
 
@@ -279,15 +236,10 @@ PER_TYPE: Final[dict[str, Callable[[str, Any], Any]]] = {
 
 _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     **{key: partial(_per_type, check) for key, check in PER_TYPE.items()},
-    "idle": _finite,
-    "score": number,
-    "work": integer,
-    "weight": partial(number, above=True),
-    "must_run": _must_run,
-    "current": _current,
-    "locality": partial(one_of, words=LOCALITIES),
+    "idle": _finite, "score": number, "work": integer, "weight": partial(number, above=True),
+    "must_run": boolean, "current": _current, "locality": partial(one_of, words=LOCALITIES),
     "pass_work": partial(integer, least=1, most=MAX_INTEGER),
-}
+}  # fmt: skip
 
 DEFAULTS: Final[dict[str, Any]] = {
     one.name: None if one.default is MISSING else one.default for one in fields(QuotaJob)
@@ -295,6 +247,3 @@ DEFAULTS: Final[dict[str, Any]] = {
 """All fields that a document may hold; a minimum left out is 1."""
 
 _OPTIONAL: Final = {key for key in _CHECKS if DEFAULTS[key] is None} - {"current"}
-
-
-__all__ = ["DEFAULTS", "LOCALITIES", "MOST_GPUS", "PER_TYPE", "QuotaJob", "of_kind"]

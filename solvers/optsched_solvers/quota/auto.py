@@ -6,8 +6,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from optsched.errors import InputError
-from optsched.problems.quota.problem import QuotaPlan
 from optsched.solving.result import Result
 from optsched_solvers.quota.cpsat import CpSat
 from optsched_solvers.quota.exact import GreedyQuota, QuotaExact
@@ -34,12 +32,10 @@ class Auto:
 
     name = "auto"
     kinds = ("quota",)
-    options: Mapping[str, str] = MappingProxyType(
-        {"joint": "ask CP-SAT for quotas and nodes together (default false)"}
-    )
+    options: Mapping[str, str] = MappingProxyType({})
 
     def supports(self, problem: Problem) -> Support:
-        """Every plan: what nothing proves, the greedy answer bounds."""
+        """Every plan: what no engine proves, the greedy answer bounds."""
         return supported(problem, None)
 
     def runs_inline(self, problem: Problem) -> bool:
@@ -47,33 +43,19 @@ class Auto:
         return QuotaExact().runs_inline(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Engine after engine until one proves.
-
-        The option ``joint`` asks CP-SAT at once, for the fewest nodes spanned and GPUs moved too.
-        """
-        assert isinstance(problem, QuotaPlan)
-        joint = limits.options.get("joint", False)
-        if not isinstance(joint, bool):
-            raise InputError(f"options.joint: expected true or false, got {joint!r:.60}")
-        given, model = _without(limits), CpSat()
-        if joint and model.supports(problem):
-            return model.solve(problem, given, monitor)
+        """Run engine after engine until one proves."""
+        given, model, tree = replace(limits, options={}), CpSat(), BranchAndBound()
         for engine in (QuotaExact(), GreedyQuota()):
             if engine.supports(problem):
                 found = engine.solve(problem, given, monitor)
                 if monitor.should_stop():
                     return found
                 break
-        said = model.supports(problem)
-        if said:
+        support = model.supports(problem)
+        if support:
             if limits.iterations is not None and monitor.objective is None:
                 given = replace(given, iterations=max(limits.iterations, FIRST))
             return model.solve(problem, given, monitor)
-        if (tree := BranchAndBound()).supports(problem):
+        if tree.supports(problem):
             return tree.solve(problem, given, monitor)
-        return Result("unknown", reason=said.reason)
-
-
-def _without(limits: Limits) -> Limits:
-    """The same limits; the options are those of `auto`, not of its parts."""
-    return replace(limits, options={})
+        return Result("unknown", reason=support.reason)

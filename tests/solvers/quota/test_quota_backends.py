@@ -5,18 +5,16 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from depth import depth, few_examples, seeds
+from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import optsched
 from optsched import InputError, QuotaJob, QuotaPlan
-from optsched.problems.quota.answer import Quotas
 from optsched.problems.quota.problem import OBJECTIVES
 from optsched.problems.quota.synthetic import synthetic
 from optsched.solving.limits import Limits
@@ -27,7 +25,7 @@ from optsched.testing.best_quota import answers as all_answers
 from optsched.testing.best_quota import random_plan
 from optsched.testing.common import against_optimum, optimum, warm_up
 from optsched_solvers.quota.exact import algorithm, allocate, certificate, is_concave
-from optsched_solvers.quota.plans import fill, first_answer, greedy, place, remainders
+from optsched_solvers.quota.plans import fill, first_answer, greedy, remainders
 
 SOLVERS = optsched.solvers("quota")
 EXACT = ("auto", "branch_and_bound", "cpsat", "quota")
@@ -201,8 +199,8 @@ def test_weights_far_apart() -> None:
     assert (result.status, problem.quota(result.schedule)["a"]) == ("optimal", 8)  # type: ignore[arg-type]
 
 
-def test_ties_are_broken_on_nodes() -> None:
-    """Fewest nodes spanned, then fewest GPUs moved: exactly so by CP-SAT."""
+def test_equal_quotas_are_placed_tidily() -> None:
+    """Fewest nodes spanned, then fewest GPUs moved."""
     jobs = [
         QuotaJob("a", [2], utility=[1], must_run=True, current={"n1": 2}),
         QuotaJob("b", [2], utility=[1], must_run=True, current={"n0": 2}),
@@ -213,46 +211,6 @@ def test_ties_are_broken_on_nodes() -> None:
         result = optsched.solve(problem, name)
         assert result.status == "optimal"
         assert problem.tidiness(result.schedule) == (3, 2, 0), name  # type: ignore[arg-type]
-    joint = optsched.solve(problem, options={"joint": True})
-    assert problem.tidiness(joint.schedule) == (3, 2, 0)  # type: ignore[arg-type]
-
-
-def _placements(problem: QuotaPlan, sizes: list[int]) -> Any:
-    """All ways to put these quotas on the nodes, as answers."""
-    rooms = [node.gpus for node in problem.nodes]
-    ways = [
-        [c for c in product(*(range(min(room, g) + 1) for room in rooms)) if sum(c) == g]
-        for g in sizes
-    ]
-    for way in product(*ways):
-        if any(sum(c[n] for c in way) > room for n, room in enumerate(rooms)):
-            continue
-        found = [(j, n, c[n]) for j, c in enumerate(way) for n in range(len(rooms)) if c[n]]
-        yield Quotas.of(len(sizes), *np.array(found, np.int64).reshape(-1, 3).T)
-
-
-@few_examples
-@given(st.integers(0, 10**6))
-def test_cpsat_breaks_ties_exactly(seed: int) -> None:
-    """Fewest nodes, then moves, then fragments, of all placements; the heuristic is near."""
-    rng = random.Random(seed)
-    jobs, held = [], {"n0": 0, "n1": 0, "n2": 0}
-    for i in range(rng.randint(1, 3)):
-        node = rng.choice(sorted(held))
-        now = rng.randint(0, 3 - held[node])
-        held[node] += now
-        jobs.append(
-            QuotaJob(f"j{i}", [rng.randint(1, 3)], utility=[1], must_run=True,
-                     current={node: now} if now else None)
-        )  # fmt: skip
-    problem = QuotaPlan(jobs, nodes=[3, 3, 3])
-    sizes = [job.sizes[0] for job in jobs]  # type: ignore[index]
-    best = min(problem.tidiness(problem.scheduled(rows)) for rows in _placements(problem, sizes))
-    found = optsched.solve(problem, "cpsat", time_limit=600).schedule
-    assert problem.tidiness(found) == best  # type: ignore[arg-type]
-    rows, failed = place(problem, np.array(sizes), np.zeros(len(sizes), np.int64))
-    assert failed < 0
-    assert problem.tidiness(problem.scheduled(rows)) >= best
 
 
 def test_localities_that_quotas_alone_do_not_see() -> None:
@@ -295,8 +253,6 @@ def test_refusals() -> None:
     huge = QuotaPlan([QuotaJob("a", must_run=True)], budget=250_000, objective="max_min")
     assert "50000" in solver("cpsat").supports(huge).reason  # type: ignore[attr-defined]
     assert optsched.solve(huge).status == "optimal"
-    with pytest.raises(InputError, match="joint"):
-        optsched.solve(strict, options={"joint": 1})
     with pytest.raises(InputError, match="population"):
         optsched.solve(strict, "genetic", options={"population": 1})
     with pytest.raises(InputError, match="crossover"):
