@@ -20,10 +20,10 @@ _HOME: Final = {
     "elastic_srtf": "optsched.cluster.policies.elastic:ElasticSrtf",
     "entropy": "optsched.cluster.policies.entropy:Entropy",
     "fair_share": "optsched.cluster.determined.policies:FairShare",
-    "fifo": "optsched.cluster.policies.queue_order:Fifo",
+    "fifo": "optsched.cluster.policies.rigid:Fifo",
     "finish_time_fairness": "optsched.cluster.policies.allocation:FinishTimeFairness",
     "goodput": "optsched.cluster.policies.allocation:Goodput",
-    "las": "optsched.cluster.policies.preemptive:Las",
+    "las": "optsched.cluster.policies.rigid:Las",
     "lucid": "optsched.cluster.policies.lucid:Lucid",
     "makespan": "optsched.cluster.policies.allocation:Makespan",
     "max_min": "optsched.cluster.policies.allocation:MaxMin",
@@ -31,8 +31,8 @@ _HOME: Final = {
     "priority": "optsched.cluster.determined.policies:Priority",
     "proportional": "optsched.cluster.policies.allocation:Proportional",
     "sia": "optsched.cluster.policies.sia:Sia",
-    "sjf": "optsched.cluster.policies.queue_order:Sjf",
-    "srtf": "optsched.cluster.policies.preemptive:Srtf",
+    "sjf": "optsched.cluster.policies.rigid:Sjf",
+    "srtf": "optsched.cluster.policies.rigid:Srtf",
     "time_to_target": "optsched.cluster.policies.time_to_target:TimeToTarget",
 }
 """Name -> module and class."""

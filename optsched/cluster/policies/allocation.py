@@ -47,11 +47,11 @@ class Allocation:
 
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code, of jobs of one size: first fit by arrival."""
-        from optsched.cluster.policies.rigid import FIRST_FIT, simulate_in_order
+        from optsched.cluster.policies.rigid import Fifo
 
         if len(workload.size) != len(workload):
             return None
-        return simulate_in_order(workload, nodes, settings, None, "arrival", FIRST_FIT, self.name)
+        return Fifo(backfill="first_fit").compiled(workload, nodes, settings)
 
 
 class MaxMin(Allocation):

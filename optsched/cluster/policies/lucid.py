@@ -6,19 +6,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from optsched.cluster.policies.gangs import checked_gang, gangs_in_view
+from optsched.cluster.policies.gangs import checked_gang
+from optsched.cluster.policies.rigid import NEVER, size_index
 from optsched.cluster.world.packing_table import packable, type_of
 from optsched.cluster.world.policy import Decision
 from optsched.errors import InputError
 from optsched.io.values import format_value, number
 
 if TYPE_CHECKING:
-    from optsched.cluster.workload.nodes import Nodes
-    from optsched.cluster.workload.workload import Workload
-    from optsched.cluster.world.log import Log
     from optsched.cluster.world.packing_table import PackingTable
     from optsched.cluster.world.policy import ClusterView
-    from optsched.cluster.world.settings import Settings
     from optsched.model.schedule import IntArray
 
 
@@ -65,7 +62,10 @@ class Lucid:
 
     def decide(self, view: ClusterView) -> Decision:
         """Start, and pair, what may start."""
-        size, rate = gangs_in_view(view, self.gang)
+        jobs, limit = view.workload, min(self.gang or NEVER, int(view.capacity.sum()))
+        most = np.where(view.running, view.gpus, limit)
+        at = [size_index(jobs.size_ptr, jobs.size, j, m) for j, m in zip(view.job, most, strict=True)]
+        size, rate = jobs.size[at], jobs.rate[at]
         estimate = np.maximum(view.workload.estimate[view.job], 1)
         cost = -(-estimate // rate) * size
         zero_slot = np.diff(view.size_ptr) == 0
@@ -111,19 +111,6 @@ class Lucid:
             if packable(self.table, self.memory_limit, *kinds):
                 return k
         return -1
-
-    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The whole simulation in compiled code; with a table only as Lucid's simulator."""
-        from optsched.cluster.policies.packing import simulate_packing
-        from optsched.cluster.policies.rigid import FIRST_FIT, simulate_in_order
-
-        if settings.timing == "lucid":
-            return simulate_packing(
-                workload, nodes, settings, self.table, self.memory_limit, self.gang, self.name
-            )
-        if self.table is not None:
-            return None
-        return simulate_in_order(workload, nodes, settings, self.gang, "area", FIRST_FIT, self.name)
 
 
 def _checked_table(table: Any) -> PackingTable | None:

@@ -26,6 +26,8 @@ _GOES: Final = 1
 """Bit of `JOB.leaves`: gives up its GPUs."""
 _COMES: Final = 2
 """Bit of `JOB.leaves`: is to be placed."""
+_COUNTED: Final = 4
+"""Bit of `JOB.leaves`: its GPUs have been counted."""
 
 
 @helper(INT, WORLD, INT, INT, INT, counted=False)
@@ -86,9 +88,9 @@ def _mark(w, i):  # type: ignore[no-untyped-def]
 
 @helper(INT, WORLD, counted=False)
 def _lacks(w):  # type: ignore[no-untyped-def]
-    """1 if GPUs or zero-slot units are too few for all; notes the first position without."""
+    """1 if GPUs are too few for all; notes the first position without."""
     s = w.state[0]
-    free, units = s.free_gpus, s.free_zero
+    free = s.free_gpus
     for i in range(s.active):
         j = w.active[i]
         if w.job[j].leaves & _GOES == 0:
@@ -98,22 +100,19 @@ def _lacks(w):  # type: ignore[no-untyped-def]
             continue
         row = w.job[j].held
         while row >= 0:
-            if w.job[j].gpus == 0:
-                units += w.node[w.held[row].where].takes
-            else:
-                free += w.held[row].count * w.node[w.held[row].where].takes
+            free += w.held[row].count * w.node[w.held[row].where].takes
             row = w.held[row].following
-    for k in range(s.active):
-        i = w.order[k] if s.ordered == 1 else k
-        if w.job[w.active[i]].leaves & _COMES == 0:
+    for k in range(s.ordered + s.active):
+        i = w.order[k] if k < s.ordered else k - s.ordered
+        j = w.active[i]
+        if w.quota[i] < 0 or w.job[j].leaves & _COMES == 0 or w.job[j].leaves & _COUNTED:
             continue
         if s.sharing == 1 and w.share[i] >= 0:
             continue
-        have = free if w.quota[i] > 0 else units
-        free -= max(w.quota[i], 0)
-        units -= 1 if w.quota[i] < 0 else 0
-        if free < 0 or units < 0:
-            s.at, s.about, s.beside = i, w.quota[i], have
+        w.job[j].leaves |= _COUNTED
+        free -= w.quota[i]
+        if free < 0:
+            s.at, s.about, s.beside = i, w.quota[i], free + w.quota[i]
             return 1
     return 0
 
@@ -142,7 +141,7 @@ def _put(w, i):  # type: ignore[no-untyped-def]
         placed = start(w, j, q)
     if placed == 1:
         return LEGAL
-    strict = s.best_effort == 0 and w.supply.shape[0] == 0
+    strict = s.best_effort == 0 and w.supply.shape[0] == 0 and q > 0
     if strict or (resized and w.given[j].preemptible == 0):
         s.at = i
         return rule if strict else NOT_PREEMPTIBLE
@@ -177,28 +176,26 @@ def apply(w):  # type: ignore[no-untyped-def]
         busy |= w.job[w.active[i]].leaves
     if busy == _STAYS:
         return LEGAL
-    if s.ordered >= 1:
-        for i in range(s.active):
-            if w.order[i] < 0 or w.order[i] >= s.active:
-                s.at, s.about = i, w.order[i]
-                return _forget(w, ORDER)
+    for k in range(s.ordered):
+        if w.order[k] < 0 or w.order[k] >= s.active:
+            s.at, s.about = 0, w.order[k]
+            return _forget(w, ORDER)
     if s.best_effort == 0 and _lacks(w) == 1:
         return _forget(w, TOO_MANY)
     if busy & _GOES != 0:
         for i in range(s.active):
             j = w.active[i]
-            if w.job[j].leaves == _GOES:
+            if w.job[j].leaves & _GOES == 0:
+                continue
+            release(w, j, 1 if w.job[j].leaves & _COMES else 0)
+            if w.job[j].leaves & _COMES == 0:
                 w.job[j].leaves = _STAYS
-                release(w, j, 0)
-            elif w.job[j].leaves == _GOES | _COMES:
-                release(w, j, 1)
     if busy & _COMES == 0:
         return LEGAL
-    if s.ordered == 1:
-        for k in range(s.active):
-            rule = _put(w, w.order[k])
-            if rule != LEGAL:
-                return rule
+    for k in range(s.ordered):
+        rule = _put(w, w.order[k])
+        if rule != LEGAL:
+            return rule
     for i in range(s.active):  # those that the order leaves out; without one, all
         rule = _put(w, i)
         if rule != LEGAL:

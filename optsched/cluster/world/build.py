@@ -198,7 +198,7 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
         order=np.zeros(n, np.int64),
         named_ptr=np.zeros(n + 1, np.int64),
         named=np.zeros((pool, 2), np.int64),
-        present=np.zeros((6, n), np.int64),
+        present=np.zeros((11, n), np.int64),
         share=np.full(n, -1, np.int64),
         log=np.zeros(4 * n + min(n, pool) + 64, LOG),
         log_node=np.zeros((8 * n + 2 * pool + 64, 2), np.int64),

@@ -1,4 +1,4 @@
-"""What policies see, read out of a `World`: kernels that fill columns by position."""
+"""Columns that policies see, by position of the active jobs: read from a `World` by kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from optsched.cluster.world.advance import advance
 from optsched.cluster.world.apply import apply
-from optsched.cluster.world.layout import ASK, INTS2, LEGAL, RUNS, WORLD
+from optsched.cluster.world.layout import ASK, LEGAL, RUNS, WORLD
 from optsched.cluster.world.stays import (
     at_pass_end,
     attained_now,
@@ -14,46 +14,87 @@ from optsched.cluster.world.stays import (
     remaining_now,
     set_rate,
 )
-from optsched.kernels.compile import INT, INTS, READ, entry
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
-PRESENT: Final = ("job", "gpus", "done", "remaining", "running", "at_pass_end")
-"""Rows of `World.present`."""
+PRESENT: Final = (
+    "gpus", "running", "done", "remaining", "at_pass_end", "passes", "starts", "first_start",
+    "entered", "attained", "partner",
+)  # fmt: skip
+"""Rows of `World.present`; bit k of ``state.columns``: `turn` fills row k."""
 
-PAST: Final = ("passes", "starts", "first_start", "entered", "attained")
-"""Rows of the table that `past` fills."""
+
+@helper(INT, WORLD, INT, counted=False)
+def _position(w, job):  # type: ignore[no-untyped-def]
+    """Position of an active job; -1 for job -1."""
+    low, high = 0, w.state[0].active
+    while low < high:
+        middle = (low + high) >> 1
+        if w.active[middle] < job:
+            low = middle + 1
+        else:
+            high = middle
+    return low if job >= 0 else -1
 
 
-@entry(INT, WORLD, INT, INT, counted=False)
-def turn(w, decided, clairvoyant):  # type: ignore[no-untyped-def]
-    """`apply` a decision (if decided = 1), `advance`, and fill ``present[:, :active]``.
+@helper(INT, WORLD, INT, INT, counted=False)
+def _fill(w, row, clairvoyant):  # type: ignore[no-untyped-def]
+    """Fill one row of `World.present`."""
+    out = w.present
+    for i in range(w.state[0].active):
+        j = w.active[i]
+        value = 0
+        if row == 0:
+            value = w.job[j].gpus
+        elif row == 1:
+            value = 1 if w.job[j].phase == RUNS else 0
+        elif row == 2:
+            value = done_now(w, j)
+        elif row == 3:
+            value = remaining_now(w, j, clairvoyant)
+        elif row == 4:
+            value = at_pass_end(w, j)
+        elif row == 5:
+            value = w.job[j].passes
+        elif row == 6:
+            value = w.job[j].starts
+        elif row == 7:
+            value = w.job[j].first_start
+        elif row == 8:
+            value = w.job[j].entered
+        elif row == 9:
+            value = attained_now(w, j)
+        else:
+            value = _position(w, w.job[j].partner)
+        out[row, i] = value
+    return row
 
-    One call, for handing over a world takes longer than all of it. Answers as `advance`, or the
-    broken rule times -1.
+
+@entry(INT, WORLD, INT, counted=False)
+def fill(w, row):  # type: ignore[no-untyped-def]
+    """Fill one row of `World.present`, now and at every `turn` to come."""
+    w.state[0].columns |= 1 << row
+    return _fill(w, row, w.state[0].clairvoyant)
+
+
+@entry(INT, WORLD, counted=False)
+def turn(w):  # type: ignore[no-untyped-def]
+    """Apply the decision if there is one, `advance`, and fill the rows of ``state.columns``.
+
+    One call, because passing a world takes longer than all of it. Returns the answer of `advance`,
+    or the broken rule times -1.
     """
-    if decided == 1:
+    s = w.state[0]
+    if s.decided == 1:
+        s.decided = 0
         rule = apply(w)
         if rule != LEGAL:
             return -rule
     status = advance(w)
     if status == ASK:
-        out = w.present
-        for i in range(w.state[0].active):
-            j = w.active[i]
-            out[0, i], out[1, i] = j, w.job[j].gpus
-            out[2, i], out[3, i] = done_now(w, j), remaining_now(w, j, clairvoyant)
-            out[4, i], out[5, i] = 1 if w.job[j].phase == RUNS else 0, at_pass_end(w, j)
+        for row in range(w.present.shape[0]):
+            if s.columns >> row & 1 == 1:
+                _fill(w, row, s.clairvoyant)
     return status
-
-
-@entry(INT, WORLD, INTS2, counted=False)
-def past(w, out):  # type: ignore[no-untyped-def]
-    """Fill the rows `PAST` of ``out``, shape (5, active)."""
-    for i in range(w.state[0].active):
-        j = w.active[i]
-        out[0, i], out[1, i] = w.job[j].passes, w.job[j].starts
-        out[2, i], out[3, i] = w.job[j].first_start, w.job[j].entered
-        out[4, i] = attained_now(w, j)
-    return w.state[0].active
 
 
 @entry(INT, WORLD, INTS, counted=False)

@@ -1,24 +1,51 @@
-"""A policy made of one function: compiled by numba, it runs whole simulations without Python."""
+"""A policy made of one rule: run by Python at every decision, or compiled for whole simulations.
+
+A rule is a function ``rule(view, *arguments)`` of the columns of a `ClusterView`. It returns GPUs
+for every active job, or a `Choice`. A bare function becomes a policy by the decorator `compiled`;
+a class with options derives from `RulePolicy`::
+
+    class Shortest(RulePolicy):
+        name, options = "shortest", ("most",)
+
+        def __init__(self, *, most: int = 8) -> None:
+            self.most = most
+
+        def arguments(self, workload, nodes, settings):
+            return (self.most, workload.size[workload.size_ptr[:-1]])   # numbers, arrays
+
+        @staticmethod
+        def rule(view, most, smallest):
+            quota, free = view.gpus.copy(), view.free.sum()
+            for i in np.argsort(view.remaining, kind="mergesort"):
+                size = smallest[view.job[i]]
+                if not view.running[i] and size <= min(free, most):
+                    quota[i], free = size, free - size
+            return quota
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numba
 import numpy as np
+from numba import types
+from numba.core.errors import TypingError
+from numba.extending import intrinsic, overload
 
-from optsched.cluster.world.advance import attained_now
-from optsched.cluster.world.apply import apply
 from optsched.cluster.world.build import frozen, grown, log_of, stalled, too_late, world
-from optsched.cluster.world.columns import turn
+from optsched.cluster.world.columns import PRESENT, turn
 from optsched.cluster.world.enact import failed, refused
 from optsched.cluster.world.errors import PolicyError
-from optsched.cluster.world.layout import ASK, LEGAL, NO_ROOM, STALLED, TOO_LATE
+from optsched.cluster.world.layout import ASK, NO_ROOM, STALLED, TOO_LATE, WORLD
 from optsched.cluster.world.policy import Decision
 from optsched.cluster.world.progress import MOST_VAIN, Progress
+from optsched.cluster.world.rule_view import GIVEN, columns_of, given, viewer_of
 from optsched.errors import InputError
 from optsched.io.values import boolean, format_value
+from optsched.kernels.compile import INT, entry, helper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,56 +58,99 @@ if TYPE_CHECKING:
     from optsched.cluster.world.settings import Settings
 
 _LONGEST: Final = 200
-"""Characters of what numba says."""
-_WRONG_LENGTH: Final = -100
-PAUSE: Final = -101
-"""Answers of a loop, beside those of `turn`; `PAUSE` after `MOST_VAIN` decisions."""
+"""Characters of an error message of numba."""
+PAUSE: Final = -100
+"""After `MOST_VAIN` decisions: see whether the policy makes progress, and call again."""
+_LENGTH: Final = -101
+_ORDER: Final = -102
+_WAKE: Final = -103
+_WRONG: Final = {
+    _LENGTH: "quota: expected {} numbers, one per active job",
+    _ORDER: "order: expected at most {} positions",
+    _WAKE: "wake_at: expected a time after now, or 0",
+}
 
 
-class CompiledView(NamedTuple):
-    """The columns of a `ClusterView` that a compiled policy sees, under the same names."""
+class Choice(NamedTuple):
+    """What a rule returns that says more than GPUs of every active job."""
 
-    time: Any
-    job: Any
-    gpus: Any
-    done: Any
-    remaining: Any
-    running: Any
-    at_pass_end: Any
-    submit: Any
-    attained: Any
-    passes: Any
-    size_ptr: Any
-    size: Any
-    rate: Any
-    priority: Any
-    weight: Any
-    group: Any
-    preemptible: Any
-    free: Any
-    capacity: Any
+    quota: Any
+    """GPUs of every active job; 0: it does not run. Zero-slot tasks run whatever it says."""
+    order: Any = ()
+    """Positions in the order in which they are placed, others behind them; empty: by position."""
+    wake_at: Any = 0
+    """Decide again then at the latest; 0: at the next event."""
 
 
-class _Given(NamedTuple):
-    """What never changes of the jobs of a workload, beside what the world knows."""
+class RulePolicy:
+    """A policy made of one rule and its arguments; see the module for an example.
 
-    priority: Any
-    weight: Any
-    group: Any
-    preemptible: Any
+    `rule` is compiled by numba, from the columns that its code names: plain Python without objects,
+    pure, and what it calls is a `helper` or `numba.njit`. Machine code is kept on disk by content.
+    """
+
+    name: str
+    clairvoyant: bool = False
+    """Whether `remaining` is the true one."""
+    options: ClassVar[tuple[str, ...]] = ()
+    rule: Callable[..., Any]
+
+    def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
+        """Numbers and arrays that the rule takes after the view, computed once for a simulation."""
+        return ()
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Run the rule in Python."""
+        known = self.__dict__.get("_known")
+        if known is None or known[0] is not view.workload or known[1] is not view.settings:
+            jobs = view.workload
+            given = self.arguments(jobs, view.nodes, view.settings)
+            none = jobs.size[jobs.size_ptr[:-1]] == 0
+            known = view.workload, view.settings, given, none if none.any() else None
+            self.__dict__["_known"] = known
+        answer = self.rule(view, *known[2])
+        choice = answer if isinstance(answer, Choice) else Choice(answer)
+        quota = np.asarray(choice.quota)
+        if known[3] is not None:
+            quota = np.where(known[3][view.job], -1, quota)
+        order = np.asarray(choice.order) if len(choice.order) else None
+        return Decision(quota, order=order, wake_at=int(choice.wake_at) or None)
+
+    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log:
+        """Run the whole simulation in compiled code."""
+        columns, loop = _loop(self.rule, _types(self.arguments(workload, nodes, settings)))
+        known = given(workload, settings)
+        arguments = _frozen(self.arguments(workload, nodes, settings))
+        shown = sum(1 << k for k, name in enumerate(PRESENT) if name in columns)
+        zero = int(bool((workload.size == 0).any()))
+
+        def simulate(w: World) -> Any:
+            w.state["columns"], w.state["clairvoyant"] = shown, int(self.clairvoyant)
+            try:
+                status = loop(_address(), w, known, zero, arguments)
+            except numba.core.errors.NumbaError as error:
+                raise _not_compiled(self.name, error) from error
+            except Exception as error:
+                raise failed(w, self.name, error) from error
+            if status in _WRONG:
+                text = _WRONG[status].format(w.state["active"][0])
+                at = f"policy {format_value(self.name)} at time {w.state['time'][0]}"
+                raise PolicyError(f"{at}: {text}")
+            return status
+
+        return run(simulate, world(workload, nodes, settings), workload, self.name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_known"}
 
 
-class compiled:
-    """Decorator: a function of a view that returns GPUs a job becomes a policy, compiled by numba.
-
-    The function sees the columns of `CompiledView` and returns one integer for every active job, as
-    `Decision.quota`. It is plain Python that numba takes (loops are fast), and pure. Tasks without
-    GPUs and contention make the simulator ask it in Python, with a `ClusterView`.
+class compiled(RulePolicy):
+    """Decorator: a function of a view becomes a policy, compiled by numba.
 
     Parameters
     ----------
     function
-        The rule; its name is the policy's, `_` for spaces.
+        The rule; its name is the policy's.
     clairvoyant
         Whether `remaining` is the true one.
 
@@ -89,8 +159,6 @@ class compiled:
     InputError
         It is no function; and, when it first runs, numba cannot compile it.
     """
-
-    options: tuple[str, ...] = ()
 
     def __new__(cls, function: Any = None, /, *, clairvoyant: bool = False) -> Any:
         """The policy; without a function, the decorator with this option."""
@@ -101,64 +169,12 @@ class compiled:
     def __init__(self, function: Callable[[Any], Any], /, *, clairvoyant: bool = False) -> None:
         if not callable(function) or not hasattr(function, "__code__"):
             raise InputError(f"compiled: expected a function, got {format_value(function)}")
-        self.function, self.name = function, function.__name__
+        self.rule, self.name = function, function.__name__
         self.__module__ = function.__module__
         self.clairvoyant = boolean("clairvoyant", clairvoyant)
-        self._loop: Any = None
-        self._compiled: Any = None
-
-    def decide(self, view: ClusterView) -> Decision:
-        """The same function, run by Python; tasks without GPUs run as there are units."""
-        quota = np.asarray(self.function(view))
-        none = np.diff(view.size_ptr) == 0
-        return Decision(np.where(none, -1, quota), best_effort=bool(none.any()))
 
     def __reduce__(self) -> str:
-        return self.function.__qualname__  # by name, as a function
-
-    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The whole simulation; None where the function is to be asked by Python."""
-        if settings.contention is not None or settings.timing != "event":
-            return None
-        if bool((workload.size == 0).any()):
-            return None
-        given = _Given(*(frozen(getattr(workload, name)[:]) for name in _Given._fields))
-        if self._loop is None:
-            self._compiled = numba.njit(self.function)
-            self._loop = _loop_of(self._compiled)
-
-        def loop(w: World) -> Any:
-            try:
-                status = self._loop(w, given, int(self.clairvoyant))
-            except numba.core.errors.NumbaError as error:
-                raise InputError(
-                    f"policy {self.name}: numba cannot compile it: {_reason(error)}"
-                ) from error
-            except Exception as error:
-                raise failed(w, self.name, error) from error
-            kind = getattr(self._compiled.nopython_signatures[0].return_type, "dtype", None)
-            if not isinstance(kind, numba.types.Integer):
-                raise PolicyError(
-                    f"policy {format_value(self.name)}: quota: expected a row of integers, "
-                    f"got one of {kind}"
-                )
-            if status == _WRONG_LENGTH:
-                raise PolicyError(
-                    f"policy {format_value(self.name)} at time {w.state['time'][0]}: quota: "
-                    f"expected {w.state['active'][0]} numbers, one per active job"
-                )
-            return status
-
-        return run(loop, world(workload, nodes, settings), workload, self.name)
-
-
-def _reason(error: Exception) -> str:
-    """What numba says of the function, and where, without the types of all columns."""
-    text = re.sub(r"(CompiledView)\((?:[^()]|\([^()]*\))*\)", r"\1", str(error))
-    lines = [line.strip() for line in text.splitlines()]
-    about = [line for line in lines if line and not line.startswith("Failed in")]
-    place = next((f" ({line.rstrip(':')})" for line in about if line.startswith("File ")), "")
-    return f"{about[0][:_LONGEST]}{place}"
+        return self.rule.__qualname__  # by name, as a function
 
 
 def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -> Log:
@@ -186,50 +202,112 @@ def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -
     return log_of(w)
 
 
-def _loop_of(decide: Any) -> Any:
-    """The compiled simulation of a compiled function."""
-    see = numba.njit(_see)
+def _types(arguments: tuple[Any, ...]) -> Any:
+    return types.BaseTuple.from_types(tuple(map(numba.typeof, _frozen(arguments))))
 
-    def loop(w, given, clairvoyant):  # type: ignore[no-untyped-def]
+
+def _frozen(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of a rule as kernels take them: arrays contiguous and read-only."""
+    return tuple(
+        frozen(value) if isinstance(value, np.ndarray) else value for value in arguments
+    )
+
+
+def _not_compiled(name: str, error: Exception) -> InputError:
+    """The exception for a rule that numba cannot compile: reason and place, without types."""
+    text = re.sub(r"View\((?:[^()]|\([^()]*\))*\)", "View", str(error))
+    if found := re.search(r"quota: expected[^\n]*", text):
+        return PolicyError(f"policy {format_value(name)}: {found[0]}")
+    lines = [line.strip() for line in text.splitlines()]
+    about = [line for line in lines if line and not line.startswith("Failed in")]
+    place = next((f" ({line.rstrip(':')})" for line in about if line.startswith("File ")), "")
+    return InputError(f"policy {name}: numba cannot compile it: {about[0][:_LONGEST]}{place}")
+
+
+@cache
+def _address() -> int:
+    """Address of the machine code of `turn`, so that no loop compiles it again."""
+    turn.prepare()
+    made = turn.overloads[tuple(turn.declared.args)]
+    address: int = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+    return address
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _call(_typing, address, w):  # type: ignore[no-untyped-def]
+    """Call `turn` by its address."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = context.call_conv.get_function_type(INT, [WORLD])
+        pointer = builder.inttoptr(arguments[0], kind.as_pointer())
+        call = context.call_conv.call_function
+        return call(builder, pointer, INT, [WORLD], arguments[1:])[1]
+
+    return INT(INT, WORLD), generate
+
+
+def _choice(answer: Any) -> Any:
+    """The answer of a rule as a `Choice`; compiled code takes the overload below."""
+    raise NotImplementedError
+
+
+@overload(_choice)
+def _choice_of(answer):  # type: ignore[no-untyped-def]
+    row = answer[0] if isinstance(answer, types.BaseTuple) and len(answer) else answer
+    kind = getattr(row, "dtype", None)
+    if getattr(row, "ndim", None) != 1 or not isinstance(kind, types.Integer):
+        of = kind or row
+        raise TypingError(f"quota: expected a row of integers, got one of {of}")
+    if row is answer:
+        return lambda answer: Choice(answer, np.empty(0, np.int64), 0)
+    # numba does not fill in defaults of named tuples: a short one has what was given
+    ordered = len(answer) > 1 and not isinstance(answer[1], types.BaseTuple)
+    if len(answer) > 2:
+        if ordered:
+            return lambda answer: Choice(answer[0], answer[1], answer[2])
+        return lambda answer: Choice(answer[0], np.empty(0, np.int64), answer[2])
+    if ordered:
+        return lambda answer: Choice(answer[0], answer[1], 0)
+    return lambda answer: Choice(answer[0], np.empty(0, np.int64), 0)
+
+
+@helper()
+def _write(w, choice, zero):  # type: ignore[no-untyped-def]
+    """Write a choice into the world: the next `turn` applies it."""
+    s, n = w.state[0], w.state[0].active
+    if len(choice.quota) != n:
+        return _LENGTH
+    if len(choice.order) > n:
+        return _ORDER
+    for i in range(n):
+        w.quota[i] = choice.quota[i]
+        if zero == 1 and w.size[w.given[w.active[i]].first_size] == 0:
+            w.quota[i] = -1
+    for k in range(len(choice.order)):
+        w.order[k] = choice.order[k]
+    if choice.wake_at != 0:
+        if choice.wake_at <= s.time:
+            return _WAKE
+        s.wake = choice.wake_at
+    s.decided, s.ordered = 1, len(choice.order)
+    return ASK
+
+
+@cache
+def _loop(rule: Any, arguments: Any) -> tuple[tuple[str, ...], Any]:
+    """Columns of a rule, and the compiled simulation under it."""
+    columns = columns_of(rule)
+    see, decide = viewer_of(columns), helper()(rule)
+
+    def loop(turn, w, given, zero, arguments):  # type: ignore[no-untyped-def]
         for _ in range(MOST_VAIN):
-            status = turn(w, 0, clairvoyant)
+            status = _call(turn, w)
             if status != ASK:
                 return status
-            n = w.state[0].active
-            quota = decide(see(w, given))
-            if len(quota) != n:
-                return _WRONG_LENGTH
-            w.quota[:n] = quota
-            w.state[0].best_effort = 0
-            rule = apply(w)
-            if rule != LEGAL:
-                return -rule
+            wrong = _write(w, _choice(decide(see(w, given), *arguments)), zero)
+            if wrong != ASK:
+                return wrong
         return PAUSE
 
-    return numba.njit(loop)
-
-
-def _see(w, given):  # type: ignore[no-untyped-def]
-    """The view of the present instant."""
-    n = w.state[0].active
-    job = w.active[:n].copy()
-    present = w.present
-    submit, attained, passes = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-    ptr = np.zeros(n + 1, np.int64)
-    for i in range(n):
-        j = job[i]
-        submit[i], attained[i] = w.given[j].submit, attained_now(w, j)
-        passes[i] = w.job[j].passes
-        ptr[i + 1] = ptr[i] + w.given[j].end_size - w.given[j].first_size
-    size, rate = np.empty(ptr[n], np.int64), np.empty(ptr[n], np.int64)
-    for i in range(n):
-        first = w.given[job[i]].first_size
-        for k in range(ptr[i + 1] - ptr[i]):
-            size[ptr[i] + k], rate[ptr[i] + k] = w.size[first + k], w.rate[first + k]
-    takes = w.node[:].takes
-    return CompiledView(
-        w.state[0].time, job, present[1, :n].copy(), present[2, :n].copy(), present[3, :n].copy(),
-        present[4, :n] != 0, present[5, :n] != 0, submit, attained, passes, ptr, size, rate,
-        given.priority[job], given.weight[job], given.group[job], given.preemptible[job],
-        w.node[:].free * takes, w.node[:].capacity * takes,
-    )  # fmt: skip
+    loop.__module__, loop.__name__ = rule.__module__, rule.__qualname__
+    return columns, entry(INT, INT, WORLD, GIVEN, INT, arguments)(loop)

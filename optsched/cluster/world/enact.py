@@ -65,9 +65,12 @@ def _read(w: World, workload: Workload, view: ClusterView, decision: Decision) -
             f"best_effort: expected True or False, got {format_value(decision.best_effort)}"
         )
     s["best_effort"][0] = decision.best_effort
-    s["ordered"][0] = decision.order is not None
+    s["decided"][0], s["ordered"][0] = 1, 0
     if decision.order is not None:
-        w.order[:n] = _permutation("order", decision.order, n)
+        order = _integers("order", decision.order)
+        if len(order) > n:
+            raise PolicyError(f"order: expected at most {n} positions, got {len(order)}")
+        s["ordered"][0], w.order[: len(order)] = len(order), order
     s["named"][0] = bool(decision.nodes)
     if decision.nodes:
         w = _name_nodes(w, workload, view, decision.nodes)
@@ -92,18 +95,6 @@ def _integers(place: str, values: Any, n: int | None = None) -> Any:
     if kind == "u" and array.size and array.max() > MAX_INTEGER:
         raise PolicyError(f"{place}: {array.max()} is no number of GPUs or position")
     return array.astype(np.int64, copy=False)
-
-
-def _permutation(place: str, order: Any, n: int) -> Any:
-    """The positions of an order, then those that it leaves out."""
-    given = _integers(place, order)
-    bad = (given < 0) | (given >= n)
-    if bad.any():
-        raise PolicyError(f"{place}: expected positions 0..{n - 1}, got {given[np.argmax(bad)]}")
-    times = np.bincount(given, minlength=n)
-    if len(given) and times.max() > 1:
-        raise PolicyError(f"{place}: position {int(np.argmax(times > 1))} is there twice")
-    return given if len(given) == n else np.append(given, np.flatnonzero(times == 0))
 
 
 def _position(place: str, value: Any, n: int) -> int:
@@ -175,8 +166,6 @@ def _broken(w: World, workload: Workload, rule: int) -> str:
             'resize="pass" allows only at the end of one'
         )
     if rule == TOO_MANY:
-        if about < 0:
-            return f"{job}: no node has a free zero-slot unit"
         return f"{job}: over-allocation: needs {about} GPUs when {beside} are left"
     if rule == UNKNOWN_NODE:
         return f"{job}: there is no node {about} (0..{len(w.node) - 1})"
@@ -189,4 +178,4 @@ def _broken(w: World, workload: Workload, rule: int) -> str:
             f"{job}: shares the GPUs of a job that is not running on as many GPUs, or that shares "
             "them already"
         )
-    return f"{job}: order is not a permutation"  # only compiled callers get here
+    return f"order: expected positions 0..{int(s['active'][0]) - 1}, got {about}"

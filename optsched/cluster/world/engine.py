@@ -69,15 +69,14 @@ def simulate_generic(
         Jobs are pending for ever, or only started and stopped before they work.
     """
     w = world(workload, nodes, settings)
-    viewer = Viewer(w, workload, settings, policy.clairvoyant)
+    viewer = Viewer(w, workload, nodes, settings)
+    w.state["clairvoyant"] = int(policy.clairvoyant)
     report = _Report(on_progress, len(workload))
     progress = Progress()
     complete = False
     try:
-        decided = 0
         while True:
-            status = world_view.turn(w, decided, viewer.clairvoyant)
-            decided = 0
+            status = world_view.turn(w)
             if status == NO_ROOM:
                 viewer.world = w = grown(w)
                 continue
@@ -94,9 +93,8 @@ def simulate_generic(
             if watch is not None:
                 watch(view, decision)
             viewer.world = w = read(w, workload, policy.name, view, decision)
-            decided = 1
             if settings.contention is not None:
-                decided, status = 0, -apply(w)
+                w.state["decided"], status = 0, -apply(w)
                 if status != -LEGAL:
                     break
                 _slow_down(w, workload, settings.contention)

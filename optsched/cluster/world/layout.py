@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 STATE: Final = record(
     "time arrivals active unfinished running_now changes events log_rows log_nodes spare free_gpus "
     "free_zero wake round restart pass_only loses_pass best_effort ordered named sharing at about "
-    "beside idle version horizon late consolidated listed"
+    "beside idle version horizon late consolidated listed decided columns clairvoyant"
 )
 """One row of single numbers.
 
@@ -32,13 +32,14 @@ jobs and rows of `World.change` before this one have come. `active`: length of `
 `events`: of `World.event`. `spare`: first unused row of `World.held`. `free_gpus`, `free_zero`:
 of all nodes that take work. `wake`: ask the policy then at the latest (-1: no wish; the caller of
 `advance` sets it). `pass_only`: sizes > 0 change at the ends of passes only. `loses_pass`: a stop
-loses the open pass. `ordered`, `named`, `sharing`: whether `World.order`, `named`, `share` are to
-be read. `at`, `about`, `beside`: after a refusal, the position of the job and the numbers that
+loses the open pass. `ordered`: length of the order in `World.order`; `named`, `sharing`: whether
+`World.named`, `share` are to be read. `at`, `about`, `beside`: after a refusal, the position of the job and the numbers that
 the message tells. `idle`: times in a row that the policy was asked though nothing ran and only
 its own wish was left. `version` counts the changes of the set of active jobs. `horizon`: no event
 may lie behind it. `late`: an end is seen a unit of time late, and what is left of a restart is
 owed (Lucid). `consolidated`: jobs are placed as by Lucid's simulator, on nodes of `LUCID_NODE`
-GPUs.
+GPUs. `decided`: `World.quota` and its companions are a decision that `turn` has to apply.
+`columns`: rows of `World.present` that `turn` fills, as bits; `clairvoyant`: with true work.
 """
 
 LUCID_NODE: Final = 8
@@ -163,12 +164,12 @@ class World(NamedTuple):
     quota: IntArray
     """Decision: GPUs by *position* in `active`; 0 = it does not run, -1 runs a zero-slot task."""
     order: IntArray
-    """Decision: positions in order of placement, if ``state.ordered``."""
+    """Decision: ``order[:state.ordered]``: positions in order of placement; others follow."""
     named_ptr: IntArray
     named: Table
     """Decision, if ``state.named``: chosen (node, GPUs) by position; an empty row: best fit."""
     present: Table
-    """(6, jobs): what `optsched.cluster.world.columns.turn` fills."""
+    """(11, jobs): what `optsched.cluster.world.columns.turn` fills."""
     share: IntArray
     """Decision, if ``state.sharing``: position of the job whose GPUs are shared; -1."""
     log: Records

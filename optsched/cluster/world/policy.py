@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.settings import Settings
     from optsched.model.schedule import IntArray
@@ -88,6 +89,8 @@ class ClusterView:
     node_type: IntArray = field(default_factory=_none)
     """Type of every node's GPUs: its place among the distinct `Nodes.types`; empty: alike;
     the jobs' speeds by name are ``workload.types`` and ``workload.speeds``."""
+    nodes: Nodes | None = None
+    """All nodes, also those that take no work."""
     zero_free: IntArray = field(default_factory=_none)
     """Free zero-slot units of every node (0 likewise); an empty array: no limit."""
     partner: IntArray = field(default_factory=_none)

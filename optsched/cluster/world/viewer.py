@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.layout import World
     from optsched.cluster.world.settings import Settings
@@ -24,7 +25,9 @@ _OF_WORKLOAD: Final = (
     "submit", "pass_work", "priority", "weight", "group", "template", "preemptible",
 )  # fmt: skip
 
-_TIME, _ACTIVE, _VERSION = map(list(STATE.names or ()).index, ("time", "active", "version"))
+_TIME, _ACTIVE, _VERSION, _COLUMNS = map(
+    list(STATE.names or ()).index, ("time", "active", "version", "columns")
+)
 
 
 class EngineView(ClusterView):
@@ -54,17 +57,15 @@ class Viewer:
     ----------
     world
         Its state.
-    workload, settings
+    workload, nodes, settings
         What it was made from.
-    clairvoyant
-        Whether `remaining` is the true one.
     """
 
     def __init__(
-        self, world: World, workload: Workload, settings: Settings, clairvoyant: bool
+        self, world: World, workload: Workload, nodes: Nodes, settings: Settings
     ) -> None:
-        self.world, self.workload, self.settings = world, workload, settings
-        self.clairvoyant = int(clairvoyant)
+        self.world, self.workload = world, workload
+        self.fixed = {"workload": workload, "settings": settings, "nodes": nodes}
         self.asked = 0
         self.version = -1
         self.kept: dict[str, Any] = {}
@@ -77,17 +78,13 @@ class Viewer:
     def look(self) -> EngineView:
         """The view of the present instant; earlier ones are over."""
         state = self.state
-        n = int(state[_ACTIVE])
-        table = self.world.present[:, :n].copy()
-        table.flags.writeable = False
         self.asked += 1
         if self.version != state[_VERSION]:
             self.version = int(state[_VERSION])
-            self.kept = {"workload": self.workload, "settings": self.settings}
+            self.kept = self.fixed | {"job": _frozen(self.world.active[: state[_ACTIVE]].copy())}
         columns = self.kept.copy()
-        columns["_viewer"], columns["_asked"], columns["_table"] = self, self.asked, table
-        columns["job"], columns["gpus"], columns["done"] = table[0], table[1], table[2]
-        columns["remaining"], columns["time"] = table[3], int(state[_TIME])
+        columns["_viewer"], columns["_asked"] = self, self.asked
+        columns["time"] = int(state[_TIME])
         return EngineView(columns)
 
 
@@ -108,16 +105,17 @@ def _column(name: str) -> Callable[[Viewer, dict[str, Any]], None]:
     )
 
 
-def _past(viewer: Viewer, columns: dict[str, Any]) -> None:
-    table = np.empty((len(world_view.PAST), len(columns["job"])), np.int64)
-    world_view.past(viewer.world, table)
-    table.setflags(write=False)
-    columns.update(zip(world_view.PAST, table, strict=True))
+def _present(name: str) -> Callable[[Viewer, dict[str, Any]], None]:
+    """Read a row that `turn` fills; from the first time on it does so at every instant."""
+    row, flag = world_view.PRESENT.index(name), name in ("running", "at_pass_end")
 
+    def read(viewer: Viewer, columns: dict[str, Any]) -> None:
+        if not viewer.state[_COLUMNS] >> row & 1:
+            world_view.fill(viewer.world, row)
+        column = viewer.world.present[row, : len(columns["job"])]
+        columns[name] = _frozen(column != 0 if flag else column.copy())
 
-def _flag(name: str) -> Callable[[Viewer, dict[str, Any]], None]:
-    row = world_view.PRESENT.index(name)
-    return lambda _, columns: columns.update({name: _frozen(columns["_table"][row] != 0)})
+    return read
 
 
 def _costs(viewer: Viewer, columns: dict[str, Any]) -> None:
@@ -167,16 +165,9 @@ def _of_nodes(name: str, column: str) -> Callable[[Viewer, dict[str, Any]], None
     )
 
 
-def _partners(viewer: Viewer, columns: dict[str, Any]) -> None:
-    partner = viewer.world.job["partner"][columns["job"]]
-    found = np.searchsorted(columns["job"], partner)
-    columns["partner"] = _frozen(np.where(partner < 0, -1, found))
-
-
 _LATER: Final[dict[str, Callable[[Viewer, dict[str, Any]], None]]] = {
     **{name: _column(name) for name in _OF_WORKLOAD},
-    **dict.fromkeys(world_view.PAST, _past),
-    **{name: _flag(name) for name in ("running", "at_pass_end")},
+    **{name: _present(name) for name in world_view.PRESENT},
     "restart_cost": _costs,
     "size_ptr": _sizes, "size": _sizes, "rate": _sizes,
     "observed_ptr": _observed, "observed": _observed,
@@ -186,5 +177,4 @@ _LATER: Final[dict[str, Callable[[Viewer, dict[str, Any]], None]]] = {
         node_type=_frozen(viewer.world.supply[:, 0] - 1)
     ),
     "zero_free": _of_nodes("zero_free", "free_units"),
-    "partner": _partners,
 }  # fmt: skip

@@ -1,0 +1,212 @@
+"""What a compiled rule sees: the columns of a `ClusterView` that its code names, and no others."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numba import types
+
+from optsched.cluster.world.columns import PRESENT
+from optsched.cluster.world.layout import WORLD
+from optsched.kernels.compile import INT, READ, Dispatcher, helper
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.settings import Settings
+
+FLOATS: Final = types.Array(types.float64, 1, "C", readonly=True)
+FLAGS: Final = types.Array(types.boolean, 1, "C", readonly=True)
+
+
+class Given(NamedTuple):
+    """Columns of a workload, by number of the job."""
+
+    submit: Any
+    pass_work: Any
+    priority: Any
+    weight: Any
+    group: Any
+    template: Any
+    preemptible: Any
+    restart_cost: Any
+    size_ptr: Any
+    size: Any
+    rate: Any
+    observed_ptr: Any
+    observed: Any
+
+
+_KINDS: Final = {"weight": FLOATS, "observed": FLOATS, "preemptible": FLAGS}
+GIVEN: Final[Any] = types.NamedTuple([_KINDS.get(name, READ) for name in Given._fields], Given)
+
+
+def given(workload: Workload, settings: Settings) -> Given:
+    """Columns of a workload as kernels take them."""
+    made = {name: np.ascontiguousarray(getattr(workload, name)[:]) for name in Given._fields}
+    own = workload.restart_cost
+    made["restart_cost"] = np.where(own < 0, settings.restart_cost, own)
+    for column in made.values():
+        column.setflags(write=False)
+    return Given(**made)
+
+
+_COLUMNS: Final[dict[str, str]] = {
+    "time": "w.state[0].time",
+    "job": "w.active[:w.state[0].active]",
+    **{
+        name: f"w.present[{row}, :w.state[0].active]" + " != 0" * (name in ("running", "at_pass_end"))
+        for row, name in enumerate(PRESENT)
+    },
+    **{
+        name: f"of_jobs(w, given.{name})"
+        for name in Given._fields
+        if name not in ("size_ptr", "size", "rate", "observed_ptr", "observed")
+    },
+    "size_ptr": "sizes(w, given)[0]",
+    "size": "sizes(w, given)[1]",
+    "rate": "sizes(w, given)[2]",
+    "observed_ptr": "observed(w, given)[0]",
+    "observed": "observed(w, given)[1]",
+    "free": "w.node[:].free * w.node[:].takes",
+    "capacity": "w.node[:].capacity * w.node[:].takes",
+    "zero_free": "w.node[:].free_units * w.node[:].takes",
+    "node_type": "node_type(w)",
+    "held_ptr": "held(w)[0]",
+    "held_node": "held(w)[1]",
+    "held_count": "held(w)[2]",
+}  # fmt: skip
+"""How a compiled rule's columns are made."""
+
+
+def columns_of(rule: Any) -> tuple[str, ...]:
+    """The columns that a function and the functions that it calls name, in a fixed order."""
+    found = set(_names(rule, set()))
+    return tuple(name for name in _COLUMNS if name in found)
+
+
+def _names(function: Any, seen: set[Any]) -> Iterator[str]:
+    """Names in the code of a function and of all functions that it can call."""
+    function = getattr(function, "py_func", function)
+    if not isinstance(function, FunctionType) or function in seen:
+        return
+    seen.add(function)
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    known = dict(zip(function.__code__.co_freevars, cells, strict=True))
+    names = set(_code_names(function.__code__))
+    yield from names
+    for name in names:
+        value = known.get(name, function.__globals__.get(name))
+        if isinstance(value, ModuleType):
+            inside = (getattr(value, other, None) for other in names)
+            for one in inside:
+                if isinstance(one, Dispatcher):
+                    yield from _names(one, seen)
+        else:
+            yield from _names(value, seen)
+
+
+def _code_names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names + code.co_freevars
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _code_names(value)
+
+
+def viewer_of(columns: tuple[str, ...]) -> Any:
+    """A helper ``see(w, given)`` that returns a named tuple of these columns, arrays read-only."""
+    view = namedtuple("View", columns)  # type: ignore[misc]  # noqa: PYI024
+    kinds = [_KINDS.get(name, READ) for name in columns]
+    for k, name in enumerate(columns):
+        if name == "time":
+            kinds[k] = INT
+        elif name in ("running", "at_pass_end"):
+            kinds[k] = FLAGS
+    known = {
+        "view": view, "of_jobs": _of_jobs, "sizes": _sizes, "observed": _observed, "held": _held,
+        "node_type": _node_type,
+    }  # fmt: skip
+    values = ", ".join(_COLUMNS[name] for name in columns)
+    source = (
+        f"def pack({', '.join(columns)}):\n    return view({', '.join(columns)})\n"
+        f"def see(w, given):\n    return pack({values})\n"
+    )
+    exec(source, known)
+    kind: Any = types.NamedTuple(kinds, view)
+    known["pack"] = helper(kind, *kinds)(known["pack"])
+    return helper(kind, WORLD, GIVEN)(known["see"])
+
+
+@helper()
+def _of_jobs(w, values):  # type: ignore[no-untyped-def]
+    """Values of the active jobs."""
+    out = np.empty(w.state[0].active, values.dtype)
+    for i in range(len(out)):
+        out[i] = values[w.active[i]]
+    return out
+
+
+@helper()
+def _sizes(w, given):  # type: ignore[no-untyped-def]
+    """Sizes and rates of the active jobs, in CSR form; empty rows for zero-slot tasks."""
+    n = w.state[0].active
+    ptr = np.zeros(n + 1, np.int64)
+    for i in range(n):
+        j = w.active[i]
+        first = given.size_ptr[j]
+        ptr[i + 1] = ptr[i]
+        if given.size[first] > 0:
+            ptr[i + 1] += given.size_ptr[j + 1] - first
+    size, rate = np.empty(ptr[n], np.int64), np.empty(ptr[n], np.int64)
+    for i in range(n):
+        first = given.size_ptr[w.active[i]] - ptr[i]
+        for k in range(ptr[i], ptr[i + 1]):
+            size[k], rate[k] = given.size[first + k], given.rate[first + k]
+    return ptr, size, rate
+
+
+@helper()
+def _observed(w, given):  # type: ignore[no-untyped-def]
+    """Uncertainty after every completed pass of the active jobs, in CSR form."""
+    n = w.state[0].active
+    ptr = np.zeros(n + 1, np.int64)
+    for i in range(n):
+        j = w.active[i]
+        known = given.observed_ptr[j + 1] - given.observed_ptr[j]
+        ptr[i + 1] = ptr[i] + min(known, w.job[j].passes)
+    values = np.empty(ptr[n], np.float64)
+    for i in range(n):
+        first = given.observed_ptr[w.active[i]] - ptr[i]
+        for k in range(ptr[i], ptr[i + 1]):
+            values[k] = given.observed[first + k]
+    return ptr, values
+
+
+@helper()
+def _held(w):  # type: ignore[no-untyped-def]
+    """Nodes and GPUs of the active jobs, in CSR form."""
+    n, total = w.state[0].active, 0
+    ptr = np.zeros(n + 1, np.int64)
+    node, count = np.empty(len(w.held), np.int64), np.empty(len(w.held), np.int64)
+    for i in range(n):
+        row = w.job[w.active[i]].held
+        while row >= 0:
+            node[total], count[total] = w.held[row].where, w.held[row].count
+            total += 1
+            row = w.held[row].following
+        ptr[i + 1] = total
+    return ptr, node[:total], count[:total]
+
+
+@helper()
+def _node_type(w):  # type: ignore[no-untyped-def]
+    """Type of GPU of every node; empty if all are alike."""
+    out = np.empty(w.supply.shape[0], np.int64)
+    for i in range(len(out)):
+        out[i] = w.supply[i, 0] - 1
+    return out
