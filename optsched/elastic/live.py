@@ -11,6 +11,7 @@ import numpy as np
 
 from optsched.cluster.workload.columns import csr
 from optsched.cluster.workload.job import WORK, Job
+from optsched.cluster.workload.nodes import Nodes
 from optsched.cluster.workload.speedup import Amdahl, Table
 from optsched.cluster.workload.workload import Workload
 from optsched.cluster.world.policy import ClusterView
@@ -203,7 +204,8 @@ def view(
     }  # fmt: skip
     for column in columns.values():
         column.flags.writeable = False
-    return ClusterView(time=now, workload=work, settings=settings, **columns)
+    nodes = Nodes(1, slots)
+    return ClusterView(time=now, workload=work, settings=settings, nodes=nodes, **columns)
 
 
 def rate_of(work: Workload, job: LiveJob) -> int:

@@ -162,7 +162,6 @@ def test_time_is_bounded() -> None:
         ({"resize": "never"}, "resize: expected one of pass, anytime"),
         ({"checkpoint": None}, "checkpoint"),
         ({"timing": "tick"}, "timing"),
-        ({"timing": "lucid"}, 'knows no "lucid" timing'),
         ({"engine": "fast"}, "engine"),
         ({"contention": 3}, "contention"),
         ({"changes": 3}, "changes: expected a list"),

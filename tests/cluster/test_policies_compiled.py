@@ -22,7 +22,7 @@ RIGID = [
     ("sjf", {"backfill": "first_fit"}), ("fifo", {"backfill": "easy"}),
     ("sjf", {"backfill": "easy", "gang": 2}), ("srtf", {}), ("srtf", {"gang": 3}),
     ("las", {"thresholds": (50,), "round": 5}), ("las", {"thresholds": (5, 60, 900), "round": 0}),
-    ("las", {"thresholds": ()}), ("lucid", {}), ("lucid", {"gang": 2}),
+    ("las", {"thresholds": ()}),
 ]  # fmt: skip
 
 ELASTIC = [

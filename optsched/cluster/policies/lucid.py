@@ -64,7 +64,9 @@ class Lucid:
         """Start, and pair, what may start."""
         jobs, limit = view.workload, min(self.gang or NEVER, int(view.capacity.sum()))
         most = np.where(view.running, view.gpus, limit)
-        at = [size_index(jobs.size_ptr, jobs.size, j, m) for j, m in zip(view.job, most, strict=True)]
+        at = [
+            size_index(jobs.size_ptr, jobs.size, j, m) for j, m in zip(view.job, most, strict=True)
+        ]
         size, rate = jobs.size[at], jobs.rate[at]
         estimate = np.maximum(view.workload.estimate[view.job], 1)
         cost = -(-estimate // rate) * size

@@ -208,9 +208,7 @@ def _types(arguments: tuple[Any, ...]) -> Any:
 
 def _frozen(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments of a rule as kernels take them: arrays contiguous and read-only."""
-    return tuple(
-        frozen(value) if isinstance(value, np.ndarray) else value for value in arguments
-    )
+    return tuple(frozen(value) if isinstance(value, np.ndarray) else value for value in arguments)
 
 
 def _not_compiled(name: str, error: Exception) -> InputError:

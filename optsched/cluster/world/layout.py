@@ -33,12 +33,12 @@ jobs and rows of `World.change` before this one have come. `active`: length of `
 of all nodes that take work. `wake`: ask the policy then at the latest (-1: no wish; the caller of
 `advance` sets it). `pass_only`: sizes > 0 change at the ends of passes only. `loses_pass`: a stop
 loses the open pass. `ordered`: length of the order in `World.order`; `named`, `sharing`: whether
-`World.named`, `share` are to be read. `at`, `about`, `beside`: after a refusal, the position of the job and the numbers that
-the message tells. `idle`: times in a row that the policy was asked though nothing ran and only
-its own wish was left. `version` counts the changes of the set of active jobs. `horizon`: no event
-may lie behind it. `late`: an end is seen a unit of time late, and what is left of a restart is
-owed (Lucid). `consolidated`: jobs are placed as by Lucid's simulator, on nodes of `LUCID_NODE`
-GPUs. `decided`: `World.quota` and its companions are a decision that `turn` has to apply.
+`World.named`, `share` are to be read. `at`, `about`, `beside`: after a refusal, the position of
+the job and the numbers of the message. `idle`: decisions in a row while no job ran and only the
+policy's `wake` was left. `version` counts the changes of the set of active jobs. `horizon`: no
+event may lie behind it. `late`: an end is seen a unit of time late, and what is left of a restart
+is owed (Lucid). `consolidated`: jobs are placed on nodes of `LUCID_NODE` GPUs as by Lucid.
+`decided`: `World.quota` and its companions are a decision that `turn` has to apply.
 `columns`: rows of `World.present` that `turn` fills, as bits; `clairvoyant`: with true work.
 """
 

@@ -16,7 +16,6 @@ from optsched.kernels.compile import INT, READ, Dispatcher, helper
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.settings import Settings
 
@@ -42,6 +41,7 @@ class Given(NamedTuple):
     observed: Any
 
 
+_BITS: Final = ("running", "at_pass_end")
 _KINDS: Final = {"weight": FLOATS, "observed": FLOATS, "preemptible": FLAGS}
 GIVEN: Final[Any] = types.NamedTuple([_KINDS.get(name, READ) for name in Given._fields], Given)
 
@@ -60,7 +60,7 @@ _COLUMNS: Final[dict[str, str]] = {
     "time": "w.state[0].time",
     "job": "w.active[:w.state[0].active]",
     **{
-        name: f"w.present[{row}, :w.state[0].active]" + " != 0" * (name in ("running", "at_pass_end"))
+        name: f"w.present[{row}, :w.state[0].active]" + " != 0" * (name in _BITS)
         for row, name in enumerate(PRESENT)
     },
     **{
@@ -125,7 +125,7 @@ def viewer_of(columns: tuple[str, ...]) -> Any:
     for k, name in enumerate(columns):
         if name == "time":
             kinds[k] = INT
-        elif name in ("running", "at_pass_end"):
+        elif name in _BITS:
             kinds[k] = FLAGS
     known = {
         "view": view, "of_jobs": _of_jobs, "sizes": _sizes, "observed": _observed, "held": _held,
@@ -137,7 +137,7 @@ def viewer_of(columns: tuple[str, ...]) -> Any:
         f"def see(w, given):\n    return pack({values})\n"
     )
     exec(source, known)
-    kind: Any = types.NamedTuple(kinds, view)
+    kind: Any = types.BaseTuple.from_types(tuple(kinds), view)
     known["pack"] = helper(kind, *kinds)(known["pack"])
     return helper(kind, WORLD, GIVEN)(known["see"])
 

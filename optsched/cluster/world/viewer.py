@@ -61,9 +61,7 @@ class Viewer:
         What it was made from.
     """
 
-    def __init__(
-        self, world: World, workload: Workload, nodes: Nodes, settings: Settings
-    ) -> None:
+    def __init__(self, world: World, workload: Workload, nodes: Nodes, settings: Settings) -> None:
         self.world, self.workload = world, workload
         self.fixed = {"workload": workload, "settings": settings, "nodes": nodes}
         self.asked = 0
