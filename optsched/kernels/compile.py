@@ -218,10 +218,7 @@ class _Store(caching.NullCache):
     @cached_property
     def name(self) -> str:
         """Name of the file: what it is called, for which machine, made of what."""
-        made_of = hashlib.sha256()
-        for part in _parts(self._owner, set()):
-            made_of.update(part.encode() + b"\0")
-        return f"{self.prefix}.{made_of.hexdigest()[:16]}.nbc"
+        return f"{self.prefix}.{content_of(self._owner)}.nbc"
 
     @property
     def prefix(self) -> str:
@@ -299,12 +296,20 @@ def _machine() -> str:
     return hashlib.sha256(repr(known).encode()).hexdigest()[:8]
 
 
-def _parts(kernel: Kernel, seen: set[Kernel]) -> Iterator[str]:
+def content_of(kernel: Kernel) -> str:
+    """Hash of the code of a kernel and of all that it calls."""
+    made_of = hashlib.sha256()
+    for part in _parts(kernel, set()):
+        made_of.update(part.encode() + b"\0")
+    return made_of.hexdigest()[:16]
+
+
+def _parts(kernel: Any, seen: set[Any]) -> Iterator[str]:
     """What a kernel and those that it calls are made of; comments and docstrings are not."""
     if kernel in seen:
         return
     seen.add(kernel)
-    yield f"{kernel.declared} {sorted(kernel.targetoptions.items())}"
+    yield f"{getattr(kernel, 'declared', None)} {sorted(kernel.targetoptions.items())}"
     function = kernel.py_func
     cells = (cell.cell_contents for cell in function.__closure__ or ())
     known = function.__globals__ | dict(zip(function.__code__.co_freevars, cells, strict=True))
@@ -312,7 +317,7 @@ def _parts(kernel: Kernel, seen: set[Kernel]) -> Iterator[str]:
 
 
 def _code_parts(
-    code: CodeType, doc: str | None, known: dict[str, Any], seen: set[Kernel]
+    code: CodeType, doc: str | None, known: dict[str, Any], seen: set[Any]
 ) -> Iterator[str]:
     yield f"{code.co_code!r} {code.co_varnames} {code.co_names}"
     for value in code.co_consts:
@@ -322,11 +327,14 @@ def _code_parts(
             yield repr(value)
     for name in code.co_names + code.co_freevars:
         value = known.get(name)
-        if isinstance(value, Kernel):
+        if isinstance(value, Dispatcher):  # a kernel, or compiled by `numba.njit`
             yield from _parts(value, seen)
         elif isinstance(value, ModuleType):  # constants of a module: `layout.WIDTH`
-            found = (getattr(value, other, None) for other in code.co_names)
+            found = [getattr(value, other, None) for other in code.co_names]
             yield repr([x for x in found if isinstance(x, int | float | str | tuple)])
+            for x in found:
+                if isinstance(x, Dispatcher):
+                    yield from _parts(x, seen)
         elif isinstance(value, np.ndarray):
             yield hashlib.sha256(value.tobytes()).hexdigest()
         elif isinstance(value, int | float | str | tuple | np.dtype | types.Type):

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numba
@@ -45,7 +46,7 @@ from optsched.cluster.world.progress import MOST_VAIN, Progress
 from optsched.cluster.world.rule_view import GIVEN, columns_of, given, viewer_of
 from optsched.errors import InputError
 from optsched.io.values import boolean, format_value
-from optsched.kernels.compile import INT, entry, helper
+from optsched.kernels.compile import INT, content_of, entry, helper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -291,11 +292,19 @@ def _write(w, choice, zero):  # type: ignore[no-untyped-def]
     return ASK
 
 
+def _named_by_content(rule: Any) -> Any:
+    """A copy of a rule: machine code from disk of two rules of one name must not be mixed up."""
+    copy = FunctionType(rule.__code__, rule.__globals__, closure=rule.__closure__)
+    copy.__module__ = rule.__module__
+    copy.__qualname__ = f"{rule.__qualname__}_{content_of(helper()(rule))}"
+    return copy
+
+
 @cache
 def _loop(rule: Any, arguments: Any) -> tuple[tuple[str, ...], Any]:
     """Columns of a rule, and the compiled simulation under it."""
     columns = columns_of(rule)
-    see, decide = viewer_of(columns), helper()(rule)
+    see, decide = viewer_of(columns), helper()(_named_by_content(rule))
 
     def loop(turn, w, given, zero, arguments):  # type: ignore[no-untyped-def]
         for _ in range(MOST_VAIN):

@@ -137,6 +137,9 @@ def viewer_of(columns: tuple[str, ...]) -> Any:
         f"def see(w, given):\n    return pack({values})\n"
     )
     exec(source, known)
+    # machine code of several rules is loaded into one process, where names have to be distinct
+    for name in ("pack", "see"):
+        known[name].__module__, known[name].__qualname__ = __name__, "_".join((name, *columns))
     kind: Any = types.BaseTuple.from_types(tuple(kinds), view)
     known["pack"] = helper(kind, *kinds)(known["pack"])
     return helper(kind, WORLD, GIVEN)(known["see"])
