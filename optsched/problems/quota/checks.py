@@ -1,4 +1,4 @@
-"""What is wrong with a quota plan."""
+"""All checks of a quota plan and of its answers; those of one job are in `job`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from optsched.problems.quota.job import PER_TYPE, QuotaJob, of_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from optsched.problems.quota.options import Span
 
 MOST_GPUS: Final = 10**6
 """Of a plan: each has a name, and a place in the schedule."""
@@ -105,15 +107,42 @@ def _held(job: QuotaJob, nodes: Sequence[Node], free: dict[str, int]) -> Iterato
             )
 
 
-def nodes_of(given: Any) -> tuple[Node, ...]:
-    """The nodes of a plan, each with a name of its own."""
-    if isinstance(given, np.ndarray) and given.ndim == 1:
-        given = given.tolist()
+def places_of(budget: Any, nodes: Any) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[int, ...]]:
+    """Check the nodes or the budget: nodes, types in order of appearance, and GPUs of each."""
+    if (budget is None) == (nodes is None):
+        raise InputError("budget, nodes: expected one of them")
+    machines: tuple[Node, ...] = ()
+    if nodes is not None:
+        machines = tuple(_nodes_of(nodes))
+        of: dict[str, int] = {}
+        for node in machines:
+            of[node.type] = of.get(node.type, 0) + node.gpus
+    elif not isinstance(budget, Mapping):
+        of = {"": _gpus("budget", budget)}
+    else:
+        of = {
+            label("budget type", kind): _gpus(f"budget[{kind!r}]", gpus)
+            for kind, gpus in budget.items()
+        }
+        if not of:
+            raise InputError("budget: expected at least one type, got an empty mapping")
+    if sum(of.values()) > MOST_GPUS:
+        raise InputError(
+            f"{'nodes' if machines else 'budget'}: a plan names every GPU and takes at most "
+            f"{MOST_GPUS}, got {sum(of.values())}; share more by the functions on bare arrays of "
+            "optsched_solvers.quota"
+        )
+    return machines, tuple(of), tuple(of.values())
+
+
+def _nodes_of(given: Any) -> Iterator[Node]:
+    """Check nodes; each gets a name of its own."""
+    given = given.tolist() if isinstance(given, np.ndarray) and given.ndim == 1 else given
     if not isinstance(given, (list, tuple)):
         raise InputError(f"nodes: expected a list of GPU numbers or Nodes, got {given!r:.60}")
     if not given:
         raise InputError("nodes: expected at least one, got an empty list")
-    found, seen = [], set()
+    seen = set()
     for n, row in enumerate(given):
         if isinstance(row, tuple) and not 1 <= len(row) <= 3:
             raise InputError(f"nodes[{n}]: expected Node(gpus, type, name), got {row!r:.60}")
@@ -124,26 +153,55 @@ def nodes_of(given: Any) -> tuple[Node, ...]:
         if name in seen:
             raise InputError(f"nodes[{n}].name: {name!r} is also the name of another node")
         seen.add(name)
-        found.append(Node(gpus, kind, name))
-    return tuple(found)
-
-
-def budgets_of(given: Any, nodes: tuple[Node, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Types in the order in which they appear, and GPUs of each."""
-    if nodes:
-        of: dict[str, int] = {}
-        for node in nodes:
-            of[node.type] = of.get(node.type, 0) + node.gpus
-        return tuple(of), tuple(of.values())
-    if not isinstance(given, Mapping):
-        return ("",), (_gpus("budget", given),)
-    if not given:
-        raise InputError("budget: expected at least one type, got an empty mapping")
-    kinds = tuple(label("budget type", kind) for kind in given)
-    return kinds, tuple(_gpus(f"budget[{kind!r}]", gpus) for kind, gpus in given.items())
+        yield Node(gpus, kind, name)
 
 
 def _gpus(place: str, given: Any) -> int:
-    """A number of GPUs; too large ones pass, the plan's sum says what to do about them."""
+    """Check a number of GPUs; too large ones pass, `places_of` checks the sum."""
     large = isinstance(given, (int, np.integer)) and given > MOST_GPUS
     return integer(place, given, 0, MAX_INTEGER if large else MOST_GPUS)
+
+
+def check_total(most: int, objective: str, time_unit: str, gpus: int) -> None:
+    """Refuse a plan whose answers may cost more than an integer that a document holds."""
+    if most <= MAX_INTEGER:
+        return
+    if objective == "makespan":
+        raise InputError(
+            f"work: the longest job would take {most} {time_unit}, more than 2^53; use "
+            "a larger time unit"
+        )
+    what = f"{gpus} GPUs" if objective == "proportional" else "utility: all jobs together"
+    raise InputError(
+        f"{what} are worth up to {most} parts of the resolution, more than 2^53; lower the "
+        "resolution"
+    )
+
+
+def infeasibility(
+    jobs: Sequence[QuotaJob],
+    spans: Sequence[Sequence[Span]],
+    kinds: Sequence[str],
+    budgets: Sequence[int],
+) -> str:
+    """Return why no answer exists if counting GPUs shows it, else ``""``."""
+    needed, names = 0, []
+    for job, span in zip(jobs, spans, strict=True):
+        if not job.must_run:
+            continue
+        if not span:
+            parts = [
+                f"at least {sizes[0]} of {gpus} GPUs" + (f" {kind}" if kind else "")
+                for kind, gpus in zip(kinds, budgets, strict=True)
+                if (sizes := job.allowed(kind))
+            ]
+            needs = shortened(parts).replace(", ", " or ") or "a type that is missing"
+            return f"job {job.name!r} must run and needs {needs}"
+        needed += min(sizes[0] for _, sizes in span)
+        names.append(repr(job.name))
+    if needed <= sum(budgets):
+        return ""
+    return (
+        f"jobs {shortened(names, 5)} must run and need at least {needed} GPUs together, "
+        f"there are {sum(budgets)}"
+    )

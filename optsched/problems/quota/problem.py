@@ -10,16 +10,22 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
-from optsched.io.strict_json import MAX_INTEGER, shortened, without_collector
+from optsched.io.strict_json import without_collector
 from optsched.io.values import integer, label, one_of
 from optsched.model.schedule import TIME_UNITS, Problem, Resource, Rows, Schedule
 from optsched.problems.quota.answer import Node, Quotas, gpu_numbers, kept_gpus
-from optsched.problems.quota.checks import MOST_GPUS, budgets_of, check_jobs, nodes_of
+from optsched.problems.quota.checks import (
+    check_jobs,
+    check_total,
+    infeasibility,
+    places_of,
+)
 from optsched.problems.quota.job import QuotaJob, of_kind
 from optsched.problems.quota.options import (
     MOST_OPTIONS,
     Span,
     Table,
+    exact_sum,
     linear_levels,
     multipliers,
     quantised,
@@ -110,24 +116,13 @@ class QuotaPlan(Problem):
     ) -> None:
         if not isinstance(jobs, (list, tuple)):
             raise InputError(f"jobs: expected a list of QuotaJobs, got {jobs!r:.60}")
-        one_of("objective", objective, OBJECTIVES)
-        one_of("time_unit", time_unit, TIME_UNITS)
-        if (budget is None) == (nodes is None):
-            raise InputError("budget, nodes: expected one of them")
-        machines = () if nodes is None else nodes_of(nodes)
-        kinds, budgets = budgets_of(budget, machines)
-        if sum(budgets) > MOST_GPUS:
-            raise InputError(
-                f"{'nodes' if machines else 'budget'}: a plan names every GPU and takes at most "
-                f"{MOST_GPUS}, got {sum(budgets)}; share more by the functions on bare arrays of "
-                "optsched_solvers.quota"
-            )
-        values: dict[str, Any] = {
-            "jobs": tuple(jobs), "nodes": machines, "kinds": kinds, "budgets": budgets,
-            "objective": objective, "time_unit": time_unit, "name": label("name", name),
-            "resolution": integer("resolution", resolution, 1, 10**12),
-        }  # fmt: skip
-        self.__dict__.update(values)
+        machines, kinds, budgets = places_of(budget, nodes)
+        self.__dict__.update(
+            jobs=tuple(jobs), nodes=machines, kinds=kinds, budgets=budgets,
+            objective=one_of("objective", objective, OBJECTIVES),
+            time_unit=one_of("time_unit", time_unit, TIME_UNITS), name=label("name", name),
+            resolution=integer("resolution", resolution, 1, 10**12),
+        )  # fmt: skip
         check_jobs(self.jobs, machines, kinds, objective, self.resolution)
         pools = [(k, kind, gpus) for k, (kind, gpus) in enumerate(zip(kinds, budgets, strict=True))]
         self.__dict__["spans"] = [
@@ -135,9 +130,10 @@ class QuotaPlan(Problem):
             for job in self.jobs
         ]
         if self.hands_out_all:
-            self._check_total(2 * self.resolution * self.n_gpus)
+            most = 2 * self.resolution * self.n_gpus
+            check_total(most, objective, time_unit, self.n_gpus)
         elif self.is_plain:
-            self._table([[(k, (own[0], own[-1])) for k, own in span] for span in self.spans])
+            self._table([[(k, (some[0], some[-1])) for k, some in span] for span in self.spans])
         else:
             self.table  # noqa: B018 (overflow is an error now, not later)
 
@@ -214,23 +210,9 @@ class QuotaPlan(Problem):
         if len(found.cost):
             some = found.ptr[:-1][np.diff(found.ptr) > 0]
             most = np.maximum.reduceat(np.abs(found.cost), some)
-            self._check_total(int(most.max()) if self.highest else sum(most.tolist()))
+            total = int(most.max()) if self.highest else exact_sum(most)
+            check_total(total, self.objective, self.time_unit, self.n_gpus)
         return found
-
-    def _check_total(self, most: int) -> None:
-        """Refuse a plan whose answers may cost more than an integer that a document holds."""
-        if most <= MAX_INTEGER:
-            return
-        if self.objective == "makespan":
-            raise InputError(
-                f"work: the longest job would take {most} {self.time_unit}, more than 2^53; use "
-                "a larger time unit"
-            )
-        what = f"{self.n_gpus} GPUs" if self.hands_out_all else "utility: all jobs together"
-        raise InputError(
-            f"{what} are worth up to {most} parts of the resolution, more than 2^53; lower the "
-            "resolution"
-        )
 
     @cached_property
     def bounds(self) -> tuple[IntArray, IntArray] | None:
@@ -454,26 +436,7 @@ class QuotaPlan(Problem):
 
     def infeasibility(self) -> str:
         """Why no answer exists, in one sentence, if counting GPUs shows it; else ``""``."""
-        needed, names = 0, []
-        for job, span in zip(self.jobs, self.spans, strict=True):
-            if not job.must_run:
-                continue
-            if not span:
-                parts = [
-                    f"at least {sizes[0]} of {gpus} GPUs" + (f" {kind}" if kind else "")
-                    for kind, gpus in zip(self.kinds, self.budgets, strict=True)
-                    if (sizes := job.allowed(kind))
-                ]
-                needs = shortened(parts).replace(", ", " or ") or "a type that is not there"
-                return f"job {job.name!r} must run and needs {needs}"
-            needed += min(sizes[0] for _, sizes in span)
-            names.append(repr(job.name))
-        if needed <= self.n_gpus:
-            return ""
-        return (
-            f"jobs {shortened(names, 5)} must run and need at least {needed} GPUs together, "
-            f"there are {self.n_gpus}"
-        )
+        return infeasibility(self.jobs, self.spans, self.kinds, self.budgets)
 
     # schedules
 
