@@ -28,7 +28,7 @@ def shares(count: int, least: int, seed: int, jobs: int = 7) -> Iterator[Shares]
 
 
 def tables(count: int, seed: int, rise: str, jobs: int = 4) -> Iterator[tuple]:
-    """Random small tables (ptr, value, minimum, spare): "concave", "strict" or "any" rises."""
+    """Random small tables (ptr, value, minimum, spare): "strict" or "any" rises."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         n = int(rng.integers(1, jobs + 1))
@@ -37,8 +37,6 @@ def tables(count: int, seed: int, rise: str, jobs: int = 4) -> Iterator[tuple]:
         for _ in range(n):
             size = int(rng.integers(1, 7))
             steps = rng.integers(1 if rise == "strict" else 0, scale + 1, size)
-            if rise == "concave":
-                steps = np.sort(rng.integers(-2, scale + 1, size))[::-1]
             steps[0] = rng.integers(0, 4)
             rows.append(np.cumsum(steps))
         ptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])])

@@ -9,7 +9,7 @@ taken: this exchange condition is the certificate, and needs the answer alone.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -59,6 +59,12 @@ class Certificate:
         Kind of check: ``"exchange"``, ``"dual bound"``, ``"dynamic programme"``, ...
     """
 
+    value: float
+    bound: float
+    price: float | None
+    holds: bool
+    proof: str
+
     def __init__(self, what: str, check: Callable[[], Proof]) -> None:
         self.what = what
         self._check = check
@@ -68,30 +74,10 @@ class Certificate:
         """All results of the check."""
         return self._check()
 
-    @property
-    def value(self) -> float:
-        """What the answer reaches."""
-        return self.found.value
-
-    @property
-    def bound(self) -> float:
-        """What no answer can exceed."""
-        return self.found.bound
-
-    @property
-    def price(self) -> float | None:
-        """Multiplier of the budget."""
-        return self.found.price
-
-    @property
-    def holds(self) -> bool:
-        """Whether the check succeeded."""
-        return self.found.holds
-
-    @property
-    def proof(self) -> str:
-        """Kind of check."""
-        return self.found.proof
+    def __getattr__(self, name: str) -> Any:
+        if name in Proof._fields:
+            return getattr(self.found, name)
+        raise AttributeError(f"Certificate has no attribute {name!r}")
 
     def __bool__(self) -> bool:
         return self.holds

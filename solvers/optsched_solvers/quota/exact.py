@@ -32,10 +32,9 @@ NOT_PLACED: Final = "no placement was found that keeps the localities"
 class QuotaExact:
     """Exact in milliseconds for one type of GPU, for every objective.
 
-    Apportionment (largest remainder), marginal greedy for concave utilities when all jobs run,
-    lexicographic max-min, makespan, and multiple choice for all other sums; which one fits is
-    detected. Placement on nodes comes afterwards: it never costs utility unless a locality cannot
-    be kept; then the quotas are shrunk, and only the bound is proved.
+    Apportionment (largest remainder), lexicographic max-min, makespan, and multiple choice for
+    sums. Placement on nodes comes afterwards: it never costs utility unless a locality cannot be
+    kept; then the quotas are shrunk, and only the bound is proved.
     """
 
     name = "quota"
@@ -112,27 +111,11 @@ def algorithm(plan: QuotaPlan) -> str:
         return "proportional"
     if plan.objective == "max_min" and plan.is_plain:
         return "max_min"
-    within = plan.bounds is not None
     if plan.objective == "sum":
-        all_run = within and all(job.must_run for job in plan.jobs)
-        return "concave_sum" if all_run and is_concave(plan) else "choice"
-    if within and _is_monotone(plan):
+        return "choice"
+    if plan.bounds is not None and _is_monotone(plan):
         return "max_min_table" if plan.objective == "max_min" else "makespan"
     return "bisect"
-
-
-def is_concave(plan: QuotaPlan) -> bool:
-    """Return whether no job gains more by a GPU than by the one before, without gaps in its sizes.
-
-    A gang minimum beside "not at all", {0} and [lo, hi], is such a gap.
-    """
-    table = plan.table
-    inside = np.diff(table.rows()) == 0
-    if bool((inside & (np.diff(table.size) != 1)).any()):
-        return False
-    gain = np.diff(-table.cost)
-    both = inside[1:] & inside[:-1]
-    return not bool((both & (np.diff(gain) > 0)).any())
 
 
 def _is_monotone(plan: QuotaPlan) -> bool:
@@ -153,8 +136,6 @@ def allocate(plan: QuotaPlan) -> tuple[IntArray, int]:
     if name == "bisect":
         return _smallest(plan), plan.lower_bound()
     found: IntArray = getattr(quota, name)(*_arguments(plan, name))[0]
-    if name == "concave_sum":
-        return found, plan.worth(found)
     best = plan.lower_bound()
     if plan.highest and plan.worth(found) > best:  # weights far apart are rounded
         found = _smallest(plan)

@@ -1,4 +1,4 @@
-"""GPUs by tables on bare arrays: concave sums, lexicographic levels, makespans.
+"""GPUs by tables on bare arrays: lexicographic levels and makespans.
 
 All functions share these. ``ptr``: offsets of the rows of a table, shape (jobs + 1,), from 0 to the
 number of entries; row j holds the integers of job j at minimum[j], minimum[j] + 1, ... GPUs, and is
@@ -17,16 +17,12 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.problems.quota.answer import runs
 from optsched_solvers.quota.arguments import gpus, integers, row_pointers, spare
-from optsched_solvers.quota.certificate import Certificate, Proof, exchange, ranked, smallest
+from optsched_solvers.quota.certificate import Certificate, Proof, exchange, ranked
 
 if TYPE_CHECKING:
     from optsched_solvers.quota.arguments import IntArray
     from optsched_solvers.quota.certificate import Keys
 
-REST_WORK: Final = 5 * 10**6
-"""Additions of the dynamic programme for plateaus, each up to 32 words: about half a second."""
-MAKESPAN_WORK: Final = 2 * 10**5
-"""The same for makespans, which do not depend on it."""
 LARGEST: Final = 2**61
 """Differences of larger levels could overflow."""
 
@@ -61,52 +57,13 @@ class Rows(NamedTuple):
         return self.value[self.ptr[:-1] + taken]
 
 
-def concave_sum(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
-    """Return whole GPUs that maximise the sum of concave utilities.
-
-    A GPU goes where it adds most (Fox 1966), ties by id, as long as it adds something. The
-    certificate is the Lagrangian dual bound at the largest increment left, over all entries and
-    without use of concavity.
-
-    Parameters
-    ----------
-    value
-        Integer utilities, by increments that never grow.
-    ptr, minimum, budget
-        See the module.
-    """
-    rows = _rows(ptr, integers("value", value), minimum, budget)
-    n = len(rows.minimum)
-    largest = max(int(rows.value.max(initial=0)), -int(rows.value.min(initial=0)))
-    if largest * (len(rows.value) + 1) >= LARGEST:
-        raise InputError(
-            f"value: utilities up to {largest} in {len(rows.value)} entries could overflow 63 "
-            "bits; divide them all by a common factor"
-        )
-    gain = rows.gains(-LARGEST)
-    grows = gain[1:] > gain[:-1]
-    grows[rows.ptr[1:-1] - 1] = False
-    for at in 1 + np.flatnonzero(grows)[:1]:
-        j = rows.job(at)
-        g, (a, b, c) = int(rows.minimum[j] + at - rows.ptr[j]), rows.value[at - 1 : at + 2]
-        raise InputError(
-            f"job {j}: utilities {a}, {b}, {c} at {g - 1}, {g}, {g + 1} GPUs are not concave; "
-            "use `choice`"
-        )
-    gaining = np.flatnonzero(gain > 0)
-    chosen = gaining[smallest((-gain[gaining],), rows.spare)]
-    taken = np.bincount(np.searchsorted(rows.ptr, chosen, "right") - 1, minlength=n)
-    quotas = rows.minimum + taken
-    return quotas, Certificate("sum of utilities", lambda: _dual(rows, quotas - rows.minimum))
-
-
 def max_min_table(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
     """Return whole GPUs whose sorted vector of tabulated levels is lexicographically largest.
 
-    Where a table stands still and jumps (allowed sizes), lifting several jobs is a knapsack; it is
-    settled by a dynamic programme of bounded work, beyond which the cheapest steps are taken and
-    the certificate does not hold. The certificate is by exchange if all tables rise at every GPU,
-    else of the lowest level and of the number of jobs on it.
+    Where a table stands still and jumps (allowed sizes), lifting several jobs is a knapsack: the
+    cheapest steps are taken, and where others might leave a better rest the certificate does not
+    hold. The certificate is by exchange if all tables rise at every GPU, else of the lowest level
+    and of the number of jobs on it.
 
     Parameters
     ----------
@@ -117,7 +74,7 @@ def max_min_table(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntA
     """
     rows = _rows(ptr, integers("value", value), minimum, budget)
     _check_monotone("level", rows, rows.value)
-    taken, settled = _climbed(rows, REST_WORK)
+    taken, settled = _climbed(rows)
     quotas = rows.minimum + taken
 
     def check() -> Proof:
@@ -131,7 +88,7 @@ def makespan(ptr: Any, time: Any, minimum: Any, budget: int) -> tuple[IntArray, 
     """Return whole GPUs that minimise the largest remaining time of the jobs, all running at once.
 
     `max_min_table` of the negative times: GPUs beyond those that the makespan needs shorten the
-    longest of the other jobs, then the next (within 10 ms or so). The certificate shows that no
+    longest of the other jobs, then the next. The certificate shows that no
     shorter makespan is within the budget.
 
     Parameters
@@ -145,7 +102,7 @@ def makespan(ptr: Any, time: Any, minimum: Any, budget: int) -> tuple[IntArray, 
     rows = _rows(ptr, given, minimum, budget)
     _check_monotone("time", rows, given)
     rows = rows._replace(value=-given)
-    quotas = rows.minimum + _climbed(rows, MAKESPAN_WORK)[0]
+    quotas = rows.minimum + _climbed(rows)[0]
 
     def check() -> Proof:
         level, lifted, stuck, spent = _lowest(rows, quotas - rows.minimum)
@@ -175,26 +132,8 @@ def _check_monotone(what: str, rows: Rows, given: IntArray) -> None:
         )
 
 
-def _dual(rows: Rows, taken: IntArray) -> Proof:
-    """Compare the sum with its Lagrangian bound at the largest increment left (or 0).
-
-    The bound sum_j max_k (u_j(k) - price k) + price * spare holds for all utilities.
-    """
-    if (taken < 0).any() or (taken > rows.lengths).any() or int(taken.sum()) > rows.spare:
-        return Proof(0, 0, None, False, "dual bound")
-    at = rows.ptr[:-1] + taken
-    left = at[taken < rows.lengths]
-    price = int((rows.value[left + 1] - rows.value[left]).max(initial=0))
-    total = int(rows.value[at].sum())
-    steps = np.arange(len(rows.value)) - np.repeat(rows.ptr[:-1], rows.lengths + 1)
-    net = rows.value - price * steps
-    best = np.maximum.reduceat(net, rows.ptr[:-1]) if len(at) else net
-    bound = int(best.sum()) + price * min(rows.spare, len(rows.value) - len(at))
-    return Proof(total, bound, float(price), total == bound, "dual bound")
-
-
-def _climbed(rows: Rows, work: int) -> tuple[IntArray, bool]:
-    """Raise the levels lexicographically; GPUs above the minima, and whether they are optimal.
+def _climbed(rows: Rows) -> tuple[IntArray, bool]:
+    """Raise the levels lexicographically; GPUs above the minima, and whether no choice was open.
 
     The GPUs of all jobs with levels below a threshold are handed out, the highest that fits; of the
     jobs on it as many as possible are lifted, the cheapest first; the rest goes to jobs above it.
@@ -207,7 +146,7 @@ def _climbed(rows: Rows, work: int) -> tuple[IntArray, bool]:
     some = (ends >= 0) & (rises[ends] >= first) if len(rises) else np.zeros(len(first), np.bool_)
     top[some] = rises[ends[some]] + 1 - first[some]
     taken = np.zeros(len(first), np.int64)
-    active, doubt = top > 0, None
+    active, settled = top > 0, True
     while left > 0 and active.any():
         jobs = np.flatnonzero(active)
         length = np.minimum(top[jobs] - taken[jobs], left + 1)
@@ -227,58 +166,13 @@ def _climbed(rows: Rows, work: int) -> tuple[IntArray, bool]:
         costs = (above - at)[order]
         lifted = int(np.searchsorted(np.cumsum(costs), left, "right"))
         rest = left - int(costs[:lifted].sum())
-        is_choice = 0 < lifted < len(on) and rest > 0
-        if doubt is None and is_choice and costs[lifted] - costs[lifted - 1] <= rest:
-            doubt = taken.copy(), active.copy(), left
+        if 0 < lifted < len(on) and 0 < rest >= costs[lifted] - costs[lifted - 1]:
+            settled = False
         taken[on[order[:lifted]]] += costs[:lifted]
         active[on[order[lifted:]]] = False
         active &= taken < top
         left = rest
-    if doubt is None:
-        return taken, True
-    best = _best_rest(rows, *doubt, work)
-    return (taken, False) if best is None else (best, True)
-
-
-def _best_rest(
-    rows: Rows, base: IntArray, active: IntArray, rest: int, most_work: int
-) -> IntArray | None:
-    """Share the rest among the active jobs lexicographically; None if that is too much work.
-
-    A dynamic programme over GPUs. A vector of levels is one integer in base n + 1, whose digits
-    count the jobs on every level, the lowest level first: the smallest integer is the best vector.
-    """
-    jobs = np.flatnonzero(active)
-    if len(jobs) * (rest + 1) > most_work:
-        return None
-    options: list[list[tuple[int, int]]] = []
-    for j in jobs:
-        row = rows.value[rows.ptr[j] + base[j] : rows.ptr[j + 1]]
-        rises = np.flatnonzero(np.diff(row) > 0) + 1
-        options.append([(k, int(row[k])) for k in (0, *rises[rises <= rest].tolist())])
-    levels = sorted({level for steps in options for _, level in steps}, reverse=True)
-    size = len(jobs) + 1
-    words = 1 + len(levels) * size.bit_length() // 64
-    if sum(map(len, options)) * (rest + 1) * (1 + words // 32) > most_work:
-        return None
-    digit = {level: size**at for at, level in enumerate(levels)}
-    best = np.zeros(rest + 1, object)
-    chosen = []
-    for steps in options:
-        better, pick = best + digit[steps[0][1]], np.zeros(rest + 1, np.int64)
-        for k, level in steps[1:]:
-            lifted = best[: rest + 1 - k] + digit[level]
-            smaller = np.flatnonzero(lifted < better[k:])
-            better[k + smaller] = lifted[smaller]
-            pick[k + smaller] = k
-        best = better
-        chosen.append(pick)
-    taken = base.copy()
-    left = min(range(rest + 1), key=lambda b: best[b])
-    for j, pick in zip(jobs[::-1], chosen[::-1], strict=True):
-        taken[j] += pick[left]
-        left -= int(pick[left])
-    return taken
+    return taken, settled
 
 
 def _levels(rows: Rows, taken: IntArray) -> Proof:
@@ -300,7 +194,7 @@ def _levels(rows: Rows, taken: IntArray) -> Proof:
         return Proof(level, level, level, exchange(keys, taken, rows.lengths, total), "exchange")
     kept = int((rows.reached(taken) == level).sum())
     holds = not len(taken) or 0 < kept == stuck + surplus
-    return Proof(level, level, level, holds, "bottleneck exchange and search")
+    return Proof(level, level, level, holds, "bottleneck exchange")
 
 
 def _lowest(rows: Rows, taken: IntArray) -> tuple[int, int, int, bool]:
@@ -325,4 +219,4 @@ def _lowest(rows: Rows, taken: IntArray) -> tuple[int, int, int, bool]:
     return level, remaining if remaining or stuck else -1, stuck, True
 
 
-__all__ = ["concave_sum", "makespan", "max_min_table"]
+__all__ = ["makespan", "max_min_table"]

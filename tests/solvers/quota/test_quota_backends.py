@@ -24,7 +24,7 @@ from optsched.solving.solver import solver as find_solver
 from optsched.testing.best_quota import answers as all_answers
 from optsched.testing.best_quota import random_plan
 from optsched.testing.common import against_optimum, optimum, warm_up
-from optsched_solvers.quota.exact import algorithm, allocate, certificate, is_concave
+from optsched_solvers.quota.exact import algorithm, allocate, certificate
 from optsched_solvers.quota.plans import fill, first_answer, greedy, remainders
 
 SOLVERS = optsched.solvers("quota")
@@ -138,21 +138,10 @@ def test_max_min_is_lexicographic(seed: int, tables: bool) -> None:
 
 
 def test_which_algorithm() -> None:
-    """Concavity and gaps are detected, never assumed."""
-
-    def of(utility: list[float], **fields: Any) -> str:
-        jobs = [QuotaJob("a", minimum=fields.pop("minimum", 1), utility=utility, **fields)]
-        return algorithm(QuotaPlan(jobs, budget=9))
-
-    assert of([1, 2, 2.5], must_run=True) == "concave_sum"
-    assert of([1, 2, 2.5]) == "choice"
-    assert of([1, 2, 3.5], must_run=True) == "choice"
-    gang = QuotaPlan([QuotaJob("a", minimum=4, utility=[4, 5])], budget=9)
-    assert algorithm(gang) == "choice"
-    assert not is_concave(gang)
-    everyone = [QuotaJob("a", [1, 2], must_run=True), QuotaJob("b", [1, 3], must_run=True)]
-    assert algorithm(QuotaPlan(everyone, budget=9, objective="max_min")) == "bisect"
-    assert algorithm(QuotaPlan(everyone[:1], budget=9, objective="max_min")) == "max_min"
+    """Gaps are detected, never assumed away."""
+    jobs = [QuotaJob("a", [1, 2], must_run=True), QuotaJob("b", [1, 3], must_run=True)]
+    assert algorithm(QuotaPlan(jobs, budget=9, objective="max_min")) == "bisect"
+    assert algorithm(QuotaPlan(jobs[:1], budget=9, objective="max_min")) == "max_min"
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
