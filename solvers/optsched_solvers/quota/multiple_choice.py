@@ -9,13 +9,14 @@ states are the sums of size and value so far, without those that are dominated o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.problems.quota.options import Table, cheapest, exact_sum, multipliers
-from optsched_solvers.quota.arguments import MOST_GPUS, integers, row_pointers
+from optsched_solvers.quota.arguments import MOST_GPUS, integers, row_pointers, spare
 from optsched_solvers.quota.certificate import Certificate, Proof
 from optsched_solvers.quota.shares import admit
 
@@ -30,7 +31,6 @@ LARGEST_SIZE: Final = 2**31 - 1
 _FINEST: Final = 2**30
 _FAR: Final = 2**61
 """Cost of an option that is larger than the budget."""
-_NAMED: Final = 5
 
 
 class Options(NamedTuple):
@@ -46,23 +46,25 @@ class Options(NamedTuple):
     """Sum of the values of all first options."""
 
 
+Row: TypeAlias = "tuple[int, IntArray, IntArray, IntArray]"
+"""Number of a row, positions of its options, and their sizes and values against the chosen one."""
+
+
 class Relaxed(NamedTuple):
-    """Lagrangian relaxation: scaled costs, losses and bound at a price of a GPU."""
+    """Lagrangian relaxation at a price of a GPU, scaled."""
 
     scale: int
     price: int
-    cost: IntArray
     loss: IntArray
     """What an option loses against the best of its row at the price."""
     promise: int
-    """No choice is worth more, scaled."""
+    """No choice is worth more."""
 
 
 class Solved(NamedTuple):
-    """Positions of the chosen options, their value, and what no choice exceeds."""
+    """Positions of the chosen options, and what no choice exceeds in value."""
 
     position: IntArray
-    value: int
     bound: int
     relaxed: Relaxed
 
@@ -106,10 +108,7 @@ def choice(
 
 def options(ptr: Any, size: Any, value: Any, budget: Any) -> Options:
     """Check everything once; see `choice`."""
-    if isinstance(budget, (bool, np.bool_)) or not isinstance(budget, (int, np.integer)):
-        raise InputError(f"budget: expected an integer, got {budget!r:.60}")
-    if budget < 0:
-        raise InputError(f"budget: must not be negative, got {budget}")
+    most = integer("budget", budget, 0, None)
     sizes, values = integers("size", size), integers("value", value)
     starts = row_pointers(ptr, len(sizes))
     if len(sizes) != len(values):
@@ -127,48 +126,32 @@ def options(ptr: Any, size: Any, value: Any, budget: Any) -> Options:
     if not len(row):
         return Options(starts, sizes, values, 0, sizes, 0)
     first = starts[:-1]
-    most = np.maximum.reduceat(values, first).astype(np.float64)
-    least = np.minimum.reduceat(values, first).astype(np.float64)
-    reach = np.cumsum(2 * np.maximum(np.abs(most), np.abs(least)))
-    for j in np.flatnonzero(reach > HEADROOM)[:1]:
+    reach = np.maximum.reduceat(np.abs(values.astype(np.float64)), first)
+    for j in np.flatnonzero(np.cumsum(2 * reach) > HEADROOM)[:1]:
         raise InputError(
             f"value: the sum up to row {j} is beyond 2^58 in size; use a coarser resolution"
         )
-    needed = sum(sizes[first].tolist())
-    if needed > budget:
-        raise InputError(_infeasible(sizes[first], needed, int(budget)))
-    spare = min(int(budget), sum(sizes[starts[1:] - 1].tolist())) - needed
+    left = min(spare(sizes[first], most), sum((sizes[starts[1:] - 1] - sizes[first]).tolist()))
     extra = sizes - sizes[first][row]
     step = max(int(np.gcd.reduce(extra)), 1)
     return Options(
-        starts, extra, values - values[first][row], spare - spare % step, sizes[first],
+        starts, extra, values - values[first][row], left - left % step, sizes[first],
         int(values[first].sum()),
     )  # fmt: skip
-
-
-def _infeasible(needs: IntArray, least: int, budget: int) -> str:
-    """Name the rows with the largest smallest sizes."""
-    order = np.argsort(-needs, kind="stable")
-    named = [f"{j} ({needs[j]})" for j in order[:_NAMED].tolist() if needs[j] > 0]
-    more = int((needs > 0).sum()) - len(named)
-    rest = f" and {more} more" if more > 0 else ""
-    return (
-        f"budget: the smallest sizes need {least} in sum, the budget is {budget}; leave out some "
-        f"of the rows {', '.join(named)}{rest}"
-    )
 
 
 def solve(given: Options) -> Solved:
     """Return an optimal choice; where the programme takes too many states, the best one found."""
     if len(given.ptr) == 1:
         nothing = np.zeros(0, np.int64)
-        return Solved(nothing, 0, 0, Relaxed(1, 0, nothing, nothing, 0))
+        return Solved(nothing, 0, Relaxed(1, 0, nothing, 0))
     relaxed = relax(given)
     position = first_choice(given, relaxed)
     position, is_best = improved(given, relaxed, position)
-    value = int(given.value[position].sum())
-    bound = value if is_best else relaxed.promise // relaxed.scale
-    return Solved(position, given.first_value + value, given.first_value + bound, relaxed)
+    bound = relaxed.promise // relaxed.scale
+    if is_best:
+        bound = int(given.value[position].sum())
+    return Solved(position, given.first_value + bound, relaxed)
 
 
 def relax(given: Options) -> Relaxed:
@@ -190,7 +173,7 @@ def relax(given: Options) -> Relaxed:
     rate = int(price[0])
     loss = cost + np.minimum(given.size, _FAR // max(rate, 1)) * rate
     loss -= np.repeat(least, np.diff(given.ptr))
-    return Relaxed(scale, rate, cost, loss, rate * given.spare - exact_sum(least))
+    return Relaxed(scale, rate, loss, rate * given.spare - exact_sum(least))
 
 
 def first_choice(given: Options, relaxed: Relaxed) -> IntArray:
@@ -270,11 +253,10 @@ def improved(given: Options, relaxed: Relaxed, position: IntArray) -> tuple[IntA
 
 def _core(
     given: Options, relaxed: Relaxed, position: IntArray, allowed: int
-) -> tuple[list[tuple[int, IntArray, IntArray, IntArray]], IntArray]:
-    """Return the rows with options that lose little, besides the chosen one, and their rates.
+) -> tuple[list[Row], IntArray]:
+    """Return the rows with other options that lose little, by rate, and their rates.
 
-    Of every row its number, positions, and sizes and values against the chosen option; rows of the
-    least rate, the loss per GPU, first, and an end with an infinite one.
+    The rate is the least loss per GPU; an infinite one is appended.
     """
     row = np.repeat(np.arange(len(position)), np.diff(given.ptr))
     kept = np.flatnonzero(relaxed.loss <= allowed)
@@ -297,7 +279,7 @@ def _core(
 
 def _traced(
     position: IntArray,
-    rows: list[tuple[int, IntArray, IntArray, IntArray]],
+    rows: list[Row],
     trail: list[tuple[IntArray, IntArray]],
     end: tuple[int, int] | None,
 ) -> IntArray:
