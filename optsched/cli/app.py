@@ -37,7 +37,7 @@ COMMANDS: Final = {
     "dispatch": Entry("dispatch", "Choose the free GPUs with the highest bandwidth."),
     "workload": Entry("convert", "Make a trace of the log of a scheduler."),
     "simulate": Entry("simulate", "Replay a trace on a cluster under one policy or several."),
-    "decide": Entry("decide", "Who starts on which agents, as Determined decides."),
+    "decide": Entry("decide", "Tasks that start, by Determined's schedulers or Kubernetes."),
     "manifest": Entry("manifest", "Kubernetes jobs from a plan, a schedule or a decision."),
     "elastic": Entry("elastic", "Train jobs on a shared pool of workers."),
     "serve-make": Entry("serve", "Make a scenario of serving."),

@@ -1,4 +1,4 @@
-"""``optsched decide``: who starts where and who is released, by one of Determined's schedulers."""
+"""``optsched decide``: which tasks start where, by a scheduler of Determined or Kubernetes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Annotated, Any
 from optsched.cli.options import argument, option
 from optsched.cli.output import answer_lines, stdin_or_file
 from optsched.cluster.determined import decide as decide_pools
-from optsched.cluster.determined.decisions import VARIANTS
+from optsched.cluster.determined.decisions import MODES, SCHEDULERS, VARIANTS
 from optsched.cluster.determined.document import Answer, answer_of, from_tree, read, to_json
-from optsched.cluster.determined.pools import SCHEDULERS
 from optsched.cluster.determined.state import FITS
 from optsched.errors import InputError
 from optsched.io.files import decode_text
@@ -22,27 +21,29 @@ from optsched.io.values import one_of
 def decide(
     state: Annotated[Path | None, argument("optsched.decide/1; - reads stdin.")] = None,
     scheduler: Annotated[
-        str | None, option("fair_share or priority [default: what the state says].")
+        str | None, option("fair_share, priority or kubernetes [default: that of the state].")
     ] = None,
     variant: Annotated[str | None, option("code (as it decides) or docs.")] = None,
     preemption: Annotated[
         bool | None,
         option(
-            "Whether tasks are released for a better priority [default: what the state says; off].",
+            "Whether tasks are released for a better priority [default: that of the state; off].",
             "--preemption/--no-preemption",
         ),
     ] = None,
+    mode: Annotated[str | None, option("Of kubernetes: default or gang.")] = None,
     fit: Annotated[str | None, option("best (fullest agents first) or worst.")] = None,
     stream: Annotated[bool, option("A state per line of stdin.", "--stream")] = False,
 ) -> None:
-    """Decide who starts on which agents and who is released, as Determined does; prints JSON.
+    """Decide which tasks start where and which are released; prints JSON.
 
-    The answer is optsched.decision/1. Options go before the settings in the state. Nothing is
-    remembered: the same state gets the same answer. In a stream, "id" comes back with it.
+    The output is optsched.decision/1. Options override the settings in the state. The same state
+    gets the same decision. In a stream, "id" is returned with it.
     """
     overrides: dict[str, Any] = {} if preemption is None else {"preemption": preemption}
     for key, value, words in (
-        ("scheduler", scheduler, SCHEDULERS), ("variant", variant, VARIANTS), ("fit", fit, FITS),
+        ("scheduler", scheduler, SCHEDULERS), ("variant", variant, VARIANTS), ("mode", mode, MODES),
+        ("fit", fit, FITS),
     ):  # fmt: skip
         if value is not None:
             overrides[key] = one_of(key, value, words)
@@ -56,7 +57,7 @@ def decide(
         )
         return
     if state is None:
-        raise InputError("state: which? give a file, - for stdin, or --stream")
+        raise InputError("state: missing; give a file, - for stdin, or --stream")
     name, text = stdin_or_file(state)
     sys.stdout.write(_decided(*read(text, name, overrides)).decode())
 

@@ -165,7 +165,7 @@ def test_refused_calls(cli: Cli) -> None:
     cli.feed("")
     assert "the file is empty" in cli.refused("decide", "-")
     twice = {"format": "optsched.decide/1", "pools": [{"agents": []}, {"agents": []}]}
-    assert "is there twice" in cli.refused("decide", put("p.json", twice))
+    assert "duplicate pool" in cli.refused("decide", put("p.json", twice))
     bad = {
         "format": "optsched.decide/1",
         "pools": [{"name": "x", "agents": [{"name": "", "slots": 1}]}],

@@ -257,7 +257,7 @@ def test_a_task_with_the_name_of_a_group() -> None:
     """Its own group would have that name too: answers by group refuse it, decisions do not."""
     state = State((Agent("n", 16),), (Task("x", 4), Task("y", 8, "x", submitted=1)))
     for ask in (fair_share_offers, queue):
-        with pytest.raises(InputError, match=r'task "x": group: it has none, .* rename the task'):
+        with pytest.raises(InputError, match=r'task "x": group: missing, .* rename the task'):
             ask(state)
     assert started(fair_share(state)) == {"x", "y"}
     named = replace(state, tasks=(Task("x", 4, "x"), state.tasks[1]))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from determined_states import agents
 
 from optsched.cluster.determined import Agent, State, Task, find_fit
-from optsched.cluster.determined.fitting import score
+from optsched.cluster.determined.fitting import scores
 from optsched.errors import InputError
 
 # slots, used, zero-slot units, used units of both agents; the task's slots; fit; which agent
@@ -141,4 +142,7 @@ def test_ties_go_round_the_agents() -> None:
 )
 def test_scores(agent: tuple[int, ...], slots: int, best: float, worst: float) -> None:
     """Upstream's values."""
-    assert (score(1, slots, *agent), score(0, slots, *agent)) == (best, worst)
+    capacity, used, units, busy = (np.array([value]) for value in agent)
+    columns = (capacity, capacity - used, units, units - busy)
+    found = [scores(fit, slots, *columns).item() for fit in (True, False)]
+    assert found == [best, worst]

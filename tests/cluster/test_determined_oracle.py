@@ -17,15 +17,12 @@ from optsched.cluster.determined import (
     State,
     Task,
     apply,
-    decisions,
     fair_share,
     fair_share_offers,
     find_fit,
     order,
     priority,
 )
-from optsched.cluster.determined.columns import columns
-from optsched.kernels import plain_python
 
 
 @st.composite
@@ -113,21 +110,6 @@ def test_priority_is_that_of_the_text(state: State, preemption: bool, variant: A
     assert list(decision.postponed) == late and list(decision.release) == release
     assert set(decision.backfilled) <= set(start)
     assert priority(state, preemption, variant) == decision
-
-
-@given(states(), st.booleans())
-def test_compiled_equals_its_source(state: State, preemption: bool) -> None:
-    """One definition, run as Python and compiled."""
-    documented = decisions.DIVIDE | decisions.FILL | decisions.SETTLE
-    for steps in (decisions.FAIR_SHARE, decisions.PRIORITY, documented):
-        (c, _), (slow, _) = columns(state), columns(state)
-        c.pool["preemption"] = slow.pool["preemption"] = preemption
-        c.pool["docs"] = slow.pool["docs"] = steps == documented
-        decisions._decide(c, steps)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(plain_python, "is_ready", lambda _: False)
-            plain_python.run(decisions._decide, slow, steps)
-        assert all(a.tolist() == b.tolist() for a, b in zip(c, slow, strict=True))
 
 
 @given(states(most_tasks=12))

@@ -62,16 +62,16 @@ WAITING = State(
         (lambda: Task("t", 1, blocked="n"), "blocked: expected names"),  # type: ignore[arg-type]
         (lambda: Task("t", 1, blocked=[3]), "blocked"),  # type: ignore[arg-type]
         (lambda: Task("t", 1, allocation=["n"]), "expected {agent: slots}"),  # type: ignore[arg-type]
-        (lambda: Task("t", 1, allocation={"n": 2}), "holds 2 slots, but asks for 1"),
+        (lambda: Task("t", 1, allocation={"n": 2}), "holds 2 slots, but requests 1"),
         (lambda: Task("t", 1, allocation={"n": -2}), "allocation"),
         (lambda: State("n"), "agents: expected a list of Agents"),  # type: ignore[arg-type]
         (lambda: State([3]), r"agents[0]: expected an Agent, got 3"),  # type: ignore[list-item,arg-type]
-        (lambda: State((AGENT, AGENT)), 'agents: "n" is there twice'),
-        (lambda: State((AGENT,), (Task("t", 1), Task("t", 2))), 'tasks: "t" is there twice'),
-        (lambda: State((AGENT,), groups=(Group("g"), Group("g"))), 'groups: "g" is there twice'),
+        (lambda: State((AGENT, AGENT)), 'agents: duplicate name "n"'),
+        (lambda: State((AGENT,), (Task("t", 1), Task("t", 2))), 'tasks: duplicate name "t"'),
+        (lambda: State((AGENT,), groups=(Group("g"), Group("g"))), 'groups: duplicate name "g"'),
         (lambda: State((AGENT,), (Task("t", 1, allocation={"m": 1}),)), 'there is no agent "m"'),
         (lambda: State((AGENT,), (Task("t", 9, allocation={"n": 9}),)), "hold 9 slots, it has 8"),
-        (lambda: State((AGENT,), (Task("t", 4, allocation={"n": 2}),)), "holds 2 slots, but asks"),
+        (lambda: State((AGENT,), (Task("t", 4, allocation={"n": 2}),)), "holds 2 slots, but re"),
         (lambda: State((AGENT,), (Task("t", 4, allocation={"n": 4, "m": 0}),)), "integer in 1.."),
         (lambda: Task("t", 0, allocation={"n": 0, "m": 0}), "names 2 agents"),
         (lambda: State((AGENT,), (Task("t", 1, blocked=["m"]),)),  # type: ignore[arg-type]
@@ -88,23 +88,23 @@ WAITING = State(
         (lambda: Pool("s"), "state: expected a State"),  # type: ignore[arg-type]
         (lambda: Pool(State(()), ""), "pool: name"),
         (lambda: Pool(State(()), scheduler="fifo"), "scheduler: expected one of"),  # type: ignore[arg-type]
-        (lambda: decide(Pool(State(()))), "expected a list of Pools"),  # type: ignore[arg-type]
+        (lambda: decide(3), "expected a list of Pools"),  # type: ignore[arg-type]
         (lambda: decide([State(())]), "pools[0]: expected a Pool"),  # type: ignore[list-item]
-        (lambda: decide([Pool(State(())), Pool(State(()))]), 'pool "default" is there twice'),
+        (lambda: decide([Pool(State(())), Pool(State(()))]), 'duplicate pool "default"'),
         (lambda: decide([Pool(State((AGENT,)), "a"), Pool(State((AGENT,)), "b")]),
-         'agent "n" is there twice (a and b)'),
-        (lambda: apply(State(()), Decision({"t": {}})), 'task "t" is not there'),
+         'duplicate agent "n" (a and b)'),
+        (lambda: apply(State(()), Decision({"t": {}})), 'task "t" does not exist'),
         (lambda: apply(State((AGENT,), (Task("t", 1),)), Decision(release=("t",))), "waits"),
         (lambda: apply(State((AGENT,), (Task("t", 1, allocation={"n": 1}),)), Decision({"t": {}})),
          'task "t" runs'),
         (lambda: apply(WAITING, Decision({"t": {"m": 4}})), 'start["t"]: there is no agent "m"'),
         (lambda: apply(WAITING, Decision({"t": {}})), "names no agents"),
-        (lambda: apply(WAITING, Decision({"t": {"n": 3}})), "holds 3 slots, but asks for 4"),
+        (lambda: apply(WAITING, Decision({"t": {"n": 3}})), "holds 3 slots, but requests 4"),
         (lambda: apply(WAITING, Decision({"t": {"n": 4}, "u": {"n": 8}})),
-         'start["u"]: agent "n" has 4 free slots, asked for 8'),
+         'start["u"]: agent "n" has 4 free slots, requested 8'),
         (lambda: apply(WAITING, Decision({"t": {"drained": 4}})), "has 0 free slots"),
         (lambda: apply(WAITING, Decision({"z": {"drained": 0}})), "has 0 free zero-slot units"),
-        (lambda: apply(WAITING, Decision({"v": {"n": 1}})), "it is blocked"),
+        (lambda: apply(WAITING, Decision({"v": {"n": 1}})), "is blocked for it"),
         (lambda: apply(State(()), {}), "decision: expected a Decision"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
@@ -148,8 +148,8 @@ def test_apply_follows_what_agents_show() -> None:
 
 def test_names_are_the_public_ones() -> None:
     """Whatever was imported before."""
-    import optsched.cluster.determined.pools
-    import optsched.cluster.determined.waiting  # noqa: F401
+    import optsched.cluster.determined.decisions
+    import optsched.cluster.determined.priority_scheduler  # noqa: F401
 
     assert sorted(determined.__all__) == dir(determined)
     for name in determined.__all__:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rigid_workloads import clusters
 from test_compiled_function import longest
 
-from optsched.cluster import Group, NodeFailures, Settings, Stalled, simulate
+from optsched.cluster import NodeFailures, Settings, Stalled, simulate
 from optsched.cluster.policies import get
 from optsched.model.verify import verify
 
@@ -75,35 +75,6 @@ def test_allocation_of_jobs_of_one_size(name, seed, jobs):
     """There is nothing to share out then: first fit by arrival, or (Sia) as many as possible."""
     work = cases.workload(seed, jobs, choices=cases.GANGS)
     compiled_equals_asked(name, {}, work, cases.nodes(seed), cases.settings(seed))
-
-
-@st.composite
-def owned(draw):
-    """The same clusters, their jobs on several levels and of groups with weights and limits."""
-    work, nodes, how = draw(clusters())
-    names = draw(st.sampled_from([("",), ("a",), ("", "a", "b")]))
-    groups = [Group(name, weight=draw(st.sampled_from([0.1, 1.0, 2.5])),
-                    priority=draw(st.sampled_from([None, 3, 50]))) for name in names]  # fmt: skip
-    random = np.random.default_rng(draw(st.integers(0, 2**32)))
-    n = len(work)
-    return work.changed(
-        group=random.integers(0, len(names), n), priority=random.choice([1, 50, 50, 99], n),
-        weight=random.choice([0.3, 0.5, 1.0], n), groups=tuple(groups),
-    ), nodes, how  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["priority", "fair_share"])
-@given(owned(), st.sampled_from(["best", "worst"]), st.booleans(), st.sampled_from([None, 3]))
-def test_determined(name, case, fit, heterogeneous, gang):
-    """Displaced jobs, groups, limits; Determined's own ties decide on the node."""
-    compiled_equals_asked(name, {"fit": fit, "heterogeneous": heterogeneous, "gang": gang}, *case)
-
-
-@pytest.mark.parametrize("options", [{"variant": "docs"}, {"preemption": True}])
-@given(owned())
-def test_variants_of_priority(options, case):
-    """Nobody is backfilled, or nobody displaced."""
-    compiled_equals_asked("priority", options, *case)
 
 
 def test_the_last_pass_of_a_clairvoyant_policy():

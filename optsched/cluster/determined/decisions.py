@@ -1,50 +1,39 @@
-"""Determined's two schedulers as pure functions of one pool; what they share is one kernel."""
+"""One state in, a decision out: the schedulers of a pool, and what follows from a decision."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from optsched.cluster.determined.columns import COLUMNS, columns
-from optsched.cluster.determined.documented import offer_by_docs, settle, settle_by_docs
-from optsched.cluster.determined.fitting import find, put, reset
-from optsched.cluster.determined.levels import by_level
-from optsched.cluster.determined.reasons import explain, reasons
-from optsched.cluster.determined.shares import divide, fill, hand_out
-from optsched.cluster.determined.state import State, Task, check_blocked
+import numpy as np
+
+from optsched.cluster.determined.fair_share_scheduler import divide, share_slots
+from optsched.cluster.determined.fitting import table
+from optsched.cluster.determined.kubernetes_scheduler import place_pods, pod_reasons
+from optsched.cluster.determined.priority_scheduler import in_order, place_by_level
+from optsched.cluster.determined.reasons import reasons
+from optsched.cluster.determined.state import State, Task, check_agents
 from optsched.errors import InputError
-from optsched.io.values import boolean, format_value, one_of
-from optsched.kernels.compile import INT, entry, helper
-from optsched.kernels.plain_python import run
+from optsched.io.values import boolean, format_value, label, one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from optsched.cluster.determined.columns import Columns
+    from optsched.cluster.determined.fitting import Outcome
+    from optsched.cluster.determined.state import Agent
     from optsched.cluster.world.reasons import Reason
 
+SCHEDULERS: Final = ("fair_share", "priority", "kubernetes")
 VARIANTS: Final = ("code", "docs")
-
-# steps of `decide`
-DIVIDE: Final = 1
-FILL: Final = 2
-HAND_OUT: Final = 4
-LEVELS: Final = 8
-LOOK: Final = 16
-SETTLE: Final = 32
-EXPLAIN: Final = 64
-FAIR_SHARE: Final = DIVIDE | FILL | HAND_OUT | LOOK
-PRIORITY: Final = LEVELS | LOOK
-
-_SMALL: Final = 5_000_000
-"""Tasks times agents of a pool that is decided in Python until the kernel is compiled."""
+MODES: Final = ("default", "gang")
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who starts where, and who is to give its slots back.
+    """The tasks that start, and those to be released.
 
-    Slots come free only when a released task has stopped: nothing in `start` waits for that.
+    Slots become free only when a released task has stopped: nothing in `start` waits for that.
     """
 
     start: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -60,7 +49,7 @@ class Decision:
     """Tasks that the scheduler meant to start, but that no longer fit when their turn came.
 
     Determined's resource pool looks for agents a second time, in order; what fits nowhere then
-    waits for the next decision. Fair share as documented: those for which room is made.
+    waits for the next decision. Fair share as documented: those for which others are released.
     """
     waiting: Mapping[str, Reason] = field(default_factory=dict)
     """Why every waiting task that does not start waits, in the scheduler's order."""
@@ -69,238 +58,275 @@ class Decision:
         return bool(self.start or self.release)
 
 
-@helper(INT, COLUMNS, INT, counted=False)
-def decide_steps(c, steps):  # type: ignore[no-untyped-def]
-    """The answer of a scheduler; its steps are bits."""
-    if steps & DIVIDE:
-        divide(c)
-    if steps & FILL:
-        fill(c)
-    if steps & HAND_OUT:
-        hand_out(c)
-    if steps & LEVELS:
-        c.pool[0].starts = c.pool[0].releases = c.pool[0].passing = 0
-        by_level(c, 0)
-        by_level(c, 1)
-    if steps & SETTLE:
-        settle(c)
-    if steps & LOOK:
-        _look(c)
-    if steps & EXPLAIN:
-        explain(c)
-    return c.pool[0].starts + c.pool[0].releases
-
-
-@helper(INT, COLUMNS, counted=False)
-def _look(c):  # type: ignore[no-untyped-def]
-    """Where the tasks of `start` really start, looked at again one after the other.
-
-    Determined's resource pool (``allocateResources``) does so before it releases anybody.
-    """
-    to = 0
-    if c.pool[0].starts > 0:
-        reset(c)
-    for s in range(c.pool[0].starts):
-        i = c.start[s]
-        rows = put(c, find(c, c.task[i].kind, c.task[i].first))
-        for r in range(rows):
-            c.rows[to].where, c.rows[to].count = c.fit[r].where, c.fit[r].count
-            to += 1
-        c.end[s] = to
-    return to
-
-
-@entry(INT, COLUMNS, INT, counted=False)
-def _decide(c, steps):  # type: ignore[no-untyped-def]
-    return decide_steps(c, steps)
-
-
-def decide_columns(c: Columns, steps: int, variant: str = "code") -> None:
-    """Put a scheduler's answer into the columns of a pool."""
-    small = len(c.task) * max(1, len(c.node)) <= _SMALL
-    c.pool["docs"] = variant == "docs"
-    if variant == "code" or not steps & FILL:
-        run(_decide, c, steps, is_small=small)
-        return
-    run(_decide, c, DIVIDE, is_small=small)
-    if not offer_by_docs(c):
-        run(_decide, c, FILL, is_small=small)
-    if steps & HAND_OUT:
-        settle_by_docs(c, lambda: run(_decide, c, SETTLE, is_small=small))
-
-
-def fair_share(state: State, variant: Literal["code", "docs"] = "code") -> Decision:
-    """Divide the slots among groups, and say who starts and who is released.
-
-    Every group is offered slots (`fair_share_offers`); one that holds more releases preemptible
-    tasks, one that holds less starts waiting ones, in order of submission; smaller tasks may pass.
-    Tasks without slots start as long as they fit.
+@dataclass(frozen=True)
+class Pool:
+    """A resource pool: its state, and how it decides.
 
     Parameters
     ----------
     state
-        One pool; it is not changed.
+        Agents, groups, tasks, and the fitting policy.
+    name
+        Distinct.
+    scheduler
+        ``"fair_share"``: slots are divided among groups; one that holds more than its offer
+        releases preemptible tasks, one that holds less starts waiting ones, in order of
+        submission. ``"priority"``: tasks start level by level, 1 to 99. ``"kubernetes"``: tasks are
+        pods, groups their jobs.
     variant
-        ``"code"``: as Determined's master decides (equal shares, weights as multiples).
-        ``"docs"``: as its documentation says (shares in proportion to demand times weight, for
-        which tasks of groups above theirs are released).
-
-    Returns
-    -------
-    Decision
-        The scheduler looks at each task alone: two may want the same slots. Who comes too late when
-        agents are sought in order is in `postponed`.
-
-    Raises
-    ------
-    InputError
-        Not a `State`, or no such variant.
-
-    Notes
-    -----
-    Source: determined-ai/determined, ``master/internal/rm/agentrm/fair_share.go``.
+        ``"code"``: as Determined's master decides: fair share in equal parts, times the weight;
+        priority with backfill. ``"docs"``: as its documentation says: shares in proportion to
+        demand times weight, for which groups above theirs release tasks; no backfill.
+    preemption
+        For ``"priority"``: whether running preemptible tasks of worse levels are released for a
+        task that does not fit; off by default, as in Determined.
+    mode
+        For ``"kubernetes"``: ``"default"`` places pod by pod, ``"gang"`` a job's pods together.
     """
-    c, tasks = columns(checked(state))
-    decide_columns(c, FAIR_SHARE, one_of("variant", variant, VARIANTS))
-    return _named(c, state, tasks, fair=True)
+
+    state: State
+    name: str = "default"
+    scheduler: Literal["fair_share", "priority", "kubernetes"] = "fair_share"
+    variant: Literal["code", "docs"] = "code"
+    preemption: bool = False
+    mode: Literal["default", "gang"] = "default"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.state, State):
+            raise InputError(f"state: expected a State, got {format_value(self.state)}")
+        if not label("pool: name", self.name):
+            raise InputError("pool: name: expected a name, got an empty one")
+        place = f"pool {format_value(self.name)}"
+        one_of(f"{place}: scheduler", self.scheduler, SCHEDULERS)
+        one_of(f"{place}: variant", self.variant, VARIANTS)
+        boolean(f"{place}: preemption", self.preemption)
+        one_of(f"{place}: mode", self.mode, MODES)
+
+    def decide(self) -> Decision:
+        """The decision of its scheduler; the state is not changed."""
+        agents, tasks, rows = table(self.state)
+        names, docs = [task.name for task in rows], self.variant == "docs"
+        if self.scheduler == "kubernetes":
+            tasks.kinds = [kind._replace(single_agent=True) for kind in tasks.kinds]
+            needed, gang = _needed(self.state, rows, tasks.group.tolist()), self.mode == "gang"
+            outcome = place_pods(agents, tasks, needed, gang)
+            why = pod_reasons(agents, tasks, outcome, needed, gang)
+        elif self.scheduler == "priority":
+            outcome = place_by_level(agents, tasks, self.preemption, not docs)
+            why = reasons(agents, tasks, names, outcome, in_order(tasks))
+        else:
+            outcome, shares = share_slots(agents, tasks, docs)
+            order = np.arange(len(rows))
+            why = reasons(agents, tasks, names, outcome, order, shares, docs)
+        return _named(outcome, why, names, self.state.agents)
 
 
-def fair_share_offers(state: State, variant: Literal["code", "docs"] = "code") -> dict[str, int]:
-    """Slots that every group is offered, by name; groups without a task to consider are left out.
+def _named(
+    outcome: Outcome, why: Mapping[int, Reason], names: Sequence[str], agents: Sequence[Agent]
+) -> Decision:
+    """A decision by names instead of numbers."""
+    start = {
+        names[i]: {agents[a].name: slots for a, slots in places}
+        for i, places in outcome.start.items()
+        if places
+    }
+    return Decision(
+        start,
+        tuple(names[i] for i in outcome.release),
+        tuple(names[i] for i in outcome.backfilled if names[i] in start),
+        tuple(names[i] for i, places in outcome.start.items() if not places),
+        {names[i]: reason for i, reason in why.items()},
+    )
 
-    A task without a group is a group of its own, which has the name of the task.
 
-    Raises
-    ------
-    InputError
-        Not a `State`, no such variant, or a task without a group has the name of another's group.
-    """
-    c, tasks = columns(told_apart(state))
-    decide_columns(c, DIVIDE | FILL, one_of("variant", variant, VARIANTS))
-    groups = c.group[c.share[: int(c.pool["shares"][0])]]
-    heads = [tasks[i] for i in groups["head"].tolist()]
-    offers = zip(heads, groups["offer"].tolist(), strict=True)
-    return {task.group or task.name: offer for task, offer in offers}
+def _needed(state: State, rows: Sequence[Task], groups: Sequence[int]) -> dict[int, int]:
+    """Pods without which the job of a group does not work, by number."""
+    given = {group.name: group.min_members for group in state.groups}
+    pods = Counter(groups)
+    return {g: given.get(row.group or "") or pods[g] for row, g in zip(rows, groups, strict=True)}
+
+
+def fair_share(state: State, variant: Literal["code", "docs"] = "code") -> Decision:
+    """Divide the slots among groups; see `Pool`."""
+    return Pool(state, scheduler="fair_share", variant=variant).decide()
 
 
 def priority(
     state: State, preemption: bool = False, variant: Literal["code", "docs"] = "code"
 ) -> Decision:
-    """Start tasks level by level, from priority 1 to 99, and release others that stand in the way.
+    """Start tasks by priority; see `Pool`."""
+    return Pool(state, "default", "priority", variant, preemption).decide()
 
-    Parameters
-    ----------
-    state
-        One pool; it is not changed.
-    preemption
-        Whether running preemptible tasks of worse levels are released for a task that does not fit;
-        off by default, as in Determined.
-    variant
-        ``"code"``: a worse level may be backfilled, with preemptible tasks and if there is
-        preemption, where a better one does not fit. ``"docs"``: after a misfit no worse level
-        starts (the older text of the documentation).
 
-    Returns
-    -------
-    Decision
-        Once anything is to be released, no further level starts. Agents are those of a second
-        look, in order and without the tasks that were only placed for later: now and then not the
-        first choice, and rarely (see `postponed`) none at all.
+def kubernetes(state: State, mode: Literal["default", "gang"] = "default") -> Decision:
+    """Start pods one by one, or those of a job together; see `Pool`."""
+    return Pool(state, scheduler="kubernetes", mode=mode).decide()
+
+
+def decide(pools: Pool | Iterable[Pool]) -> dict[str, Decision]:
+    """The decision of every pool, by its name; each decides on its own.
 
     Raises
     ------
     InputError
-        Not a `State`, or no such variant.
-
-    Notes
-    -----
-    Source: determined-ai/determined, ``master/internal/rm/agentrm/priority.go``.
+        A duplicate name of a pool, or an agent or a task in two pools.
     """
-    from optsched.cluster.determined.waiting import ordered
+    return {pool.name: pool.decide() for pool in checked_pools(pools)}
 
-    c, tasks = columns(checked(state))
-    c.pool["backfill"] = one_of("variant", variant, VARIANTS) == "code"
-    c.pool["preemption"] = boolean("preemption", preemption)
-    order = ordered(c, tasks)
-    n, running = len(order), c.task["runs"][order] == 1
-    c.running[: int(running.sum())] = order[running]
-    c.pending[: n - int(running.sum())] = order[~running]
-    decide_columns(c, PRIORITY)
-    return _named(c, state, tasks, fair=False)
+
+def checked_pools(pools: Pool | Iterable[Pool]) -> list[Pool]:
+    """Pools that share no name, agent or task."""
+    rows = [pools] if isinstance(pools, Pool) else pools
+    if not hasattr(rows, "__iter__"):
+        raise InputError(f"pools: expected a list of Pools, got {format_value(pools)}")
+    rows, seen = list(rows), dict[tuple[str, str], str]()
+    for i, pool in enumerate(rows):
+        if not isinstance(pool, Pool):
+            raise InputError(f"pools[{i}]: expected a Pool, got {format_value(pool)}")
+        parts = (("pool", [pool]), ("agent", pool.state.agents), ("task", pool.state.tasks))
+        for kind, parts_of_kind in parts if len(rows) > 1 else ():
+            for name in (part.name for part in parts_of_kind):  # type: ignore[attr-defined]
+                if (kind, name) in seen:
+                    where = "" if kind == "pool" else f" ({seen[kind, name]} and {pool.name})"
+                    raise InputError(f"pools: duplicate {kind} {format_value(name)}{where}")
+                seen[kind, name] = pool.name
+    return rows
 
 
 def find_fit(state: State, task: Task) -> dict[str, int]:
-    """The agents that a waiting task would be put on now, with its slots on each; empty if none.
+    """The agents that a waiting task would be placed on now, with its slots on each; empty: none.
 
     One agent with enough free slots (or a free zero-slot unit), by the pool's fit; else, for more
     than one slot and unless `single_agent`, idle agents of one size that divides the request, the
     largest size first; else, if the pool is `heterogeneous`, idle agents from the largest size
-    down, without going back (idle agents of 8, 7 and 5 slots cannot serve 12).
-
-    Parameters
-    ----------
-    state
-        One pool; it is not changed, and the task need not be one of its own.
-    task
-        What to place. Whether it has an allocation does not matter.
-
-    Notes
-    -----
-    Source: determined-ai/determined, ``master/internal/rm/agentrm/fitting.go``.
+    down, without going back (idle agents of 8, 7 and 5 slots cannot serve 12). The task need not
+    belong to the pool, and whether it has an allocation does not matter.
     """
     if not isinstance(task, Task):
-        raise InputError(f"task: expected a Task, got {task!r:.60}")
-    check_blocked(task, {agent.name for agent in checked(state).agents})
-    c, _ = columns(state, [task])
-    c.pool["starts"] = 1
-    decide_columns(c, LOOK)
-    where = started(c)[0]
-    return {state.agents[a].name: slots for a, slots in where.items()}
+        raise InputError(f"task: expected a Task, got {format_value(task)}")
+    names = [agent.name for agent in Pool(state).state.agents]
+    check_agents(f"task {format_value(task.name)}: blocked", task.blocked, names)
+    agents, tasks, _ = table(state, [task])
+    return {names[a]: slots for a, slots in agents.find(tasks.kinds[0], int(tasks.first[0]))}
 
 
-def checked(state: State) -> State:
-    """The state, or a sentence."""
-    if not isinstance(state, State):
-        raise InputError(f"state: expected a State, got {state!r:.60}")
-    return state
+def fair_share_offers(state: State, variant: Literal["code", "docs"] = "code") -> dict[str, int]:
+    """Slots that every group is offered, by name; groups without a task to consider are left out.
+
+    A task without a group is a group of its own, with the name of the task.
+    """
+    agents, tasks, rows = table(_unambiguous(Pool(state, variant=variant).state))
+    _, shares, _ = divide(agents, tasks, variant == "docs")
+    heads = [rows[i] for i in shares.head.tolist()]
+    offers = zip(heads, shares.offer.tolist(), strict=True)
+    return {task.group or task.name: offer for task, offer in offers}
 
 
-def told_apart(state: State) -> State:
-    """A state in whose answers by group a name stands for one group; otherwise a sentence."""
-    groups = {task.group for task in checked(state).tasks}
+def order(state: State) -> list[str]:
+    """All tasks in the order in which the priority scheduler looks at them; see the docs page."""
+    _, tasks, rows = table(Pool(state).state)
+    return [rows[i].name for i in in_order(tasks).tolist()]
+
+
+class Queued(NamedTuple):
+    """A group in the queue."""
+
+    ahead: int
+    """Groups before it."""
+    is_running: bool
+    """Whether one of its tasks runs."""
+    requested: int
+    """Slots of all its tasks."""
+    allocated: int
+    """Slots of its running tasks."""
+
+
+def queue(state: State) -> dict[str, Queued]:
+    """Groups in the order of the priority scheduler; a task without a group counts as its own."""
+    _, tasks, rows = table(_unambiguous(Pool(state).state))
+    found: dict[str, Queued] = {}
+    for task in (rows[i] for i in in_order(tasks).tolist()):
+        name, held = task.group or task.name, task.slots if task.is_running else 0
+        ahead, running, requested, allocated = found.get(name, Queued(len(found), False, 0, 0))
+        found[name] = Queued(
+            ahead, running or task.is_running, requested + task.slots, allocated + held
+        )
+    return found
+
+
+def _unambiguous(state: State) -> State:
+    """Refuse a state in which a name stands for two groups."""
+    groups = {task.group for task in state.tasks}
     for task in state.tasks:
         if task.group is None and task.name in groups:
             raise InputError(
-                f"task {format_value(task.name)}: group: it has none, so that its own has its "
-                "name, but other tasks name a group so; rename the task or the group"
+                f"task {format_value(task.name)}: group: missing, so that its name is that of its "
+                "group, but other tasks name a group so; rename the task or the group"
             )
     return state
 
 
-def started(c: Columns) -> dict[int, dict[int, int]]:
-    """Tasks of an answer that start, in order: number -> {agent: slots}; none: it is postponed."""
-    n = int(c.pool["starts"][0])
-    ends = c.end[:n].tolist()
-    rows: list[Any] = c.rows[: ends[-1] if n else 0].tolist()
-    return {
-        i: dict(rows[first:end])
-        for i, first, end in zip(c.start[:n].tolist(), [0, *ends], ends, strict=False)
-    }
+def apply(state: State, decision: Decision) -> State:
+    """The state after a decision: exactly what `start` says runs, what is released waits again.
+
+    Starts are placed in their order, each on the cluster as the earlier ones left it, before
+    anything is released.
+
+    Raises
+    ------
+    InputError
+        The decision names tasks that do not exist, do not run or run already, or agents that do
+        not exist or have too few free slots.
+    """
+    tasks = {task.name: task for task in Pool(state).state.tasks}
+    if not isinstance(decision, Decision):
+        raise InputError(f"decision: expected a Decision, got {format_value(decision)}")
+    for name in (*decision.start, *decision.release):
+        if name not in tasks or tasks[name].is_running is (name in decision.start):
+            rule = "runs" if name in decision.start else "waits"
+            rule = f"{rule} in this state" if name in tasks else "does not exist"
+            raise InputError(f"decision: task {format_value(name)} {rule}")
+    changed = _started(state, decision, tasks)
+    changed |= {name: replace(tasks[name], allocation=None) for name in decision.release}
+    slots, units = Counter[str](), Counter[str]()
+    for name, task in changed.items():
+        for sign, held in ((-1, tasks[name].allocation), (1, task.allocation)):
+            for agent, count in (held or {}).items():
+                slots[agent] += sign * count
+                units[agent] += sign * (count == 0)
+    agents = []
+    for agent in state.agents:  # those that report what they use follow
+        if agent.used is not None and slots[agent.name]:
+            agent = replace(agent, used=max(0, agent.used + slots[agent.name]))
+        if agent.zero_used is not None and units[agent.name]:
+            agent = replace(agent, zero_used=max(0, agent.zero_used + units[agent.name]))
+        agents.append(agent)
+    rows = tuple(changed.get(task.name, task) for task in state.tasks)
+    return replace(state, agents=tuple(agents), tasks=rows)
 
 
-def _named(c: Columns, state: State, tasks: list[Task], fair: bool) -> Decision:
-    """The answer, names for numbers."""
-    agents, found = state.agents, started(c)
-    decide_columns(c, EXPLAIN, "docs" if c.pool["docs"][0] else "code")
-    releases, passing = int(c.pool["releases"][0]), int(c.pool["passing"][0])
-    return Decision(
-        {
-            tasks[i].name: {agents[a].name: slots for a, slots in where.items()}
-            for i, where in found.items()
-            if where
-        },
-        tuple(tasks[i].name for i in c.release[:releases].tolist()),
-        tuple(tasks[i].name for i in c.backfilled[:passing].tolist() if found[i]),
-        tuple(tasks[i].name for i, where in found.items() if not where),
-        reasons(c, tasks, found, fair),
-    )
+def _started(state: State, decision: Decision, tasks: Mapping[str, Task]) -> dict[str, Task]:
+    """The tasks that start, with their allocations."""
+    number = {agent.name: a for a, agent in enumerate(state.agents)}
+    agents, _, _ = table(state, ())
+    found: dict[str, Task] = {}
+    for name, where in decision.start.items():
+        place = f"decision: start[{format_value(name)}]"
+        task = replace(tasks[name], allocation=where)
+        if not task.allocation:
+            raise InputError(f"{place}: names no agents")
+        check_agents(place, task.allocation, number)
+        for agent, slots in task.allocation.items():
+            if agent in task.blocked:
+                raise InputError(f"{place}: agent {format_value(agent)} is blocked for it")
+            a = number[agent]
+            free, what = (agents.free, "slots") if slots else (agents.free_units, "zero-slot units")
+            count = max(0, int(free[a])) if agents.takes_work[a] else 0
+            if count < max(1, slots):
+                raise InputError(
+                    f"{place}: agent {format_value(agent)} has {count} free {what}, requested "
+                    f"{max(1, slots)}"
+                )
+            agents.place([(a, slots)])
+        found[name] = task
+    return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_type_hints
 
 import msgspec
 
-from optsched.cluster.determined.pools import Pool, checked_pools
+from optsched.cluster.determined.decisions import Pool, checked_pools
 from optsched.cluster.determined.state import MOST_SLOTS, Agent, Group, State, Task
 from optsched.errors import InputError
 from optsched.io.strict_json import (
@@ -50,9 +50,10 @@ else:
 
 class _Pool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: str = "default"
-    scheduler: Literal["fair_share", "priority"] = "fair_share"
+    scheduler: Literal["fair_share", "priority", "kubernetes"] = "fair_share"
     variant: Literal["code", "docs"] = "code"
     preemption: bool = False
+    mode: Literal["default", "gang"] = "default"
     fit: Literal["best", "worst"] = "best"
     heterogeneous: bool = False
     agents: list[_Agent]
@@ -247,4 +248,6 @@ def _pool(given: _Pool, overrides: Mapping[str, Any] | None) -> Pool:
         for key, kind in (("agents", Agent), ("tasks", Task), ("groups", Group))
     }
     state = State(**rows, fit=said["fit"], heterogeneous=said["heterogeneous"])
-    return Pool(state, *(said[key] for key in ("name", "scheduler", "variant", "preemption")))
+    return Pool(
+        state, *(said[key] for key in ("name", "scheduler", "variant", "preemption", "mode"))
+    )

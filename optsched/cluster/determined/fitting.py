@@ -1,191 +1,273 @@
-"""Which agents a task is put on; kernels.
+"""Which agents a task is placed on; agents and tasks as columns of numbers.
 
 Source: determined-ai/determined, ``master/internal/rm/agentrm/fitting.go``.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass, field, replace
+from hashlib import md5
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from numba import types
+import numpy as np
 
-from optsched.cluster.determined.columns import COLUMNS
-from optsched.kernels.compile import INT, helper
+from optsched.cluster.determined.state import held
 
-_ALL: Final = 2**62
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
+    from optsched.cluster.determined.state import State, Task
+    from optsched.cluster.world.policy import BoolArray, FloatArray
+    from optsched.model.schedule import IntArray
 
-@helper(types.float64, INT, INT, INT, INT, INT, INT, counted=False)
-def score(best, slots, agent_slots, used, zero_slots, zero_used):  # type: ignore[no-untyped-def]
-    """Determined's score of an agent that takes work, 0 (worst) to 1."""
-    total, free = agent_slots, agent_slots - used
-    if used == 0 and slots == 0:
-        if zero_slots == 0:
-            return 0.0
-        total, free = zero_slots, zero_slots - zero_used
-    if best == 1:
-        return 1.0 / (1.0 + free)
-    return free / total if total > 0 else 0.0
+Places: TypeAlias = "list[tuple[int, int]]"
+"""Agents of a task, and its slots on each (0: a zero-slot unit); empty: it fits nowhere."""
 
 
-@helper(INT, COLUMNS, INT, INT, counted=False)
-def _is_barred(c, k, a):  # type: ignore[no-untyped-def]
-    """1 if tasks of kind k must not be put on agent a."""
-    row = c.kind[k].barred
-    return 1 if row >= 0 and c.barred[row * len(c.node) + a] else 0
+class Kind(NamedTuple):
+    """Tasks that fit alike."""
+
+    slots: int
+    single_agent: bool = False
+    blocked: tuple[int, ...] = ()
+    """Agents that the task may not use."""
+    in_pieces: bool = False
+    """Whether any free slots serve it (simulated gangs that would never fit otherwise)."""
 
 
-@helper(INT, COLUMNS, INT, INT, counted=False)
-def _on_one(c, k, first):  # type: ignore[no-untyped-def]
-    """The agent of the best score that holds all of it, the first on the ring; -1: none."""
-    n, slots, found, most = len(c.node), c.kind[k].slots, -1, -1.0
-    for i in range(n):
-        a = c.ring[first + i - n if first + i >= n else first + i]
-        node = c.node[a]
-        if node.free < slots or node.takes == 0 or (slots == 0 and node.free_units <= 0):
-            continue
-        if _is_barred(c, k, a) == 1:
-            continue
-        used, busy = node.capacity - node.free, node.units - node.free_units
-        own = score(c.best[0], slots, node.capacity, used, node.units, busy)
-        if own > most:
-            found, most = a, own
-    return found
+@dataclass
+class Tasks:
+    """Tasks in the order of submission (job submit time, request time, name), by number."""
+
+    slots: IntArray
+    group: IntArray
+    """Number of its group; a task without one has a number of its own."""
+    kind: IntArray
+    kinds: Sequence[Kind]
+    preemptible: BoolArray
+    running: BoolArray
+    submitted: FloatArray
+    level: IntArray
+    """Priority of the group, 1 first."""
+    weight: FloatArray
+    limit: IntArray
+    """`max_slots` of the group; -1: no limit."""
+    first: IntArray
+    """Where the agents in the order of their hashes begin for this task."""
+    position: Sequence[float | None] | None = None
 
 
-@helper(INT, COLUMNS, INT, INT, counted=False)
-def _largest_idle(c, k, below):  # type: ignore[no-untyped-def]
-    """The largest size, less than `below`, of agents none of whose slots is used; 0: none."""
-    size = 0
-    for a in range(len(c.node)):
-        node = c.node[a]
-        if size < node.free < below and node.free == node.capacity and node.takes == 1:
-            size = node.free if _is_barred(c, k, a) == 0 else size
-    return size
+@dataclass
+class Agents:
+    """Free slots and zero-slot units, while tasks are placed and released."""
 
+    capacity: IntArray
+    free: IntArray
+    units: IntArray
+    free_units: IntArray
+    takes_work: BoolArray
+    rank: IntArray
+    """Place in the order of hashes, descending. From a task's first place on and round, agents
+    come by md5(task) - md5(agent) mod 2^64: the order among equal scores."""
+    held: Callable[[int], Places]
+    """Agents of a running task, by its number."""
+    best: bool = True
+    heterogeneous: bool = False
 
-@helper(INT, COLUMNS, INT, INT, INT, INT, INT, counted=False)
-def _idle(c, k, first, size, most, at):  # type: ignore[no-untyped-def]
-    """Put at most so many idle agents of a size, in the order of the ring, at `fit[at]`."""
-    n, found = len(c.node), 0
-    for i in range(n):
-        if found == most:
-            break
-        a = c.ring[first + i - n if first + i >= n else first + i]
-        node = c.node[a]
-        fits = node.free == size and node.capacity == size and node.takes == 1
-        if fits and _is_barred(c, k, a) == 0:
-            c.fit[at + found].where, c.fit[at + found].count = a, size
-            found += 1
-    return found
+    def total(self) -> int:
+        """Slots that count: all of agents that take work, the used ones of others."""
+        return int(np.where(self.takes_work, self.capacity, self.capacity - self.free).sum())
 
+    def copy(self) -> Agents:
+        """Agents to try on."""
+        return replace(self, free=self.free.copy(), free_units=self.free_units.copy())
 
-@helper(INT, COLUMNS, INT, counted=False)
-def _pieces(c, slots):  # type: ignore[no-untyped-def]
-    """The emptiest agents wholly, until the rest fits on one: then on the fullest such one."""
-    found, last, below = 0, -1, _ALL
-    while slots > 0:
-        best = most = -1
-        for a in range(len(c.node)):
-            free = c.node[a].free
-            if c.node[a].takes == 0 or free <= 0 or free > below or (free == below and a <= last):
-                continue
-            if free >= slots and (best < 0 or free < c.node[best].free):
-                best = a
-            if most < 0 or free > c.node[most].free:
-                most = a
-        if most < 0:
-            return 0
-        if best < 0:
-            best = last = most
-            below = c.node[most].free
-        count = min(slots, c.node[best].free)
-        c.fit[found].where, c.fit[found].count = best, count
-        found += 1
-        slots -= count
-    return found
+    def idle(self) -> Agents:
+        """The same agents without any task."""
+        return replace(self, free=self.capacity.copy(), free_units=self.units.copy())
 
+    def place(self, places: Places) -> None:
+        """Take slots, or a unit."""
+        for agent, slots in places:
+            self.free[agent] -= slots
+            self.free_units[agent] -= slots == 0
 
-@helper(INT, COLUMNS, INT, INT, counted=False)
-def find(c, k, first):  # type: ignore[no-untyped-def]
-    """The number of agents that a task of kind k is put on, written to `fit`; 0: it fits nowhere.
+    def release(self, task: int) -> None:
+        """Return what a task holds, as far as agents report it as used."""
+        for agent, slots in self.held(task):
+            self.free[agent] = min(self.capacity[agent], self.free[agent] + slots)
+            if slots == 0:
+                self.free_units[agent] = min(self.units[agent], self.free_units[agent] + 1)
 
-    One agent; else idle agents of one size that divides the request, the largest size first; else,
-    if sizes may be mixed, idle agents from the largest size down, without going back.
-    """
-    slots = c.kind[k].slots
-    if c.kind[k].pieces == 1:
-        return _pieces(c, slots)
-    one = _on_one(c, k, first)
-    if one >= 0:
-        c.fit[0].where, c.fit[0].count = one, slots
-        return 1
-    if c.kind[k].single == 1 or slots <= 1:
-        return 0
-    size = _largest_idle(c, k, _ALL)
-    while size > 0:
-        if slots % size == 0 and _idle(c, k, first, size, slots // size, 0) * size == slots:
-            return slots // size
-        size = _largest_idle(c, k, size)
-    if c.pool[0].heterogeneous == 0:
-        return 0
-    found, size = 0, _largest_idle(c, k, _ALL)
-    while size > 0:
-        rows = _idle(c, k, first, size, slots // size, found)
-        found += rows
-        slots -= rows * size
+    def fits(self, kind: Kind) -> bool:
+        """Whether a task of this kind fits."""
+        free = self.free[self.takes_work]
+        if 0 < kind.slots <= free.max(initial=0) and not kind.blocked:
+            return True
+        return kind.slots <= free.sum() and bool(self.find(kind))
+
+    def find(self, kind: Kind, first: int = 0) -> Places:
+        """The agents of a task.
+
+        One agent; else idle agents of one size that divides the request, the largest size first;
+        else, if sizes may be mixed, idle agents from the largest size down, without going back.
+        """
+        slots, usable = kind.slots, self.takes_work
+        if kind.in_pieces:
+            return self._pieces(slots)
+        if kind.blocked:
+            usable = usable.copy()
+            usable[list(kind.blocked)] = False
+        enough = usable & (self.free >= slots)
         if slots == 0:
-            return found
-        size = _largest_idle(c, k, size)
-    return 0
+            enough &= self.free_units > 0
+        at = np.flatnonzero(enough)
+        if len(at):
+            values = scores(self.best, slots, self.capacity[at], self.free[at], self.units[at],
+                            self.free_units[at])  # fmt: skip
+            at = at[values == values.max()]
+            return [(int(at[np.argmin((self.rank[at] - first) % len(usable))]), slots)]
+        if kind.single_agent or slots <= 1:
+            return []
+        idle = np.flatnonzero(usable & (self.free == self.capacity) & (self.free > 0))
+        idle = idle[np.argsort((self.rank[idle] - first) % len(usable))]
+        size = self.free[idle]
+        sizes = sorted({*size.tolist()}, reverse=True)
+        for n in sizes:
+            if slots % n == 0 and (size == n).sum() * n >= slots:
+                return [(a, n) for a in idle[size == n][: slots // n].tolist()]
+        found: Places = []
+        for n in sizes if self.heterogeneous else ():
+            some = idle[size == n][: slots // n].tolist()
+            found += [(a, n) for a in some]
+            slots -= n * len(some)
+        return found if slots == 0 else []
+
+    def _pieces(self, slots: int) -> Places:
+        """The emptiest agents wholly, until the remainder fits on one: the fullest of these."""
+        found: Places = []
+        free = np.where(self.takes_work, self.free, 0)
+        if free.sum() < slots:
+            return []
+        while slots > 0:
+            enough = np.flatnonzero(free >= slots)
+            a = int(enough[np.argmin(free[enough])] if len(enough) else np.argmax(free))
+            found.append((a, min(slots, int(free[a]))))
+            slots -= found[-1][1]
+            free[a] = 0
+        return found
 
 
-@helper(INT, COLUMNS, counted=False)
-def reset(c):  # type: ignore[no-untyped-def]
-    """The agents as they are."""
-    for a in range(len(c.node)):
-        c.node[a].free, c.node[a].free_units = c.given[a].free, c.given[a].free_units
-        c.node[a].capacity, c.node[a].units = c.given[a].capacity, c.given[a].units
-        c.node[a].takes = c.given[a].takes
-    c.pool[0].undone = 0
-    return 0
+@dataclass
+class Outcome:
+    """What a scheduler decides, by numbers of tasks."""
+
+    start: dict[int, Places]
+    """In order; tasks without places were to start, but must wait: they are postponed."""
+    release: list[int]
+    backfilled: list[int] = field(default_factory=list)
+    """Tasks of `start` that pass one of a better priority that does not fit."""
 
 
-@helper(INT, COLUMNS, INT, counted=False)
-def put(c, rows):  # type: ignore[no-untyped-def]
-    """Book the rows of `fit`."""
-    for i in range(rows):
-        node = c.node[c.fit[i].where]
-        if c.fit[i].count > 0:
-            node.free -= c.fit[i].count
-        else:
-            node.free_units -= 1
-    return rows
+def second_look(agents: Agents, tasks: Tasks, start: Iterable[int]) -> dict[int, Places]:
+    """Places of tasks, one after the other, before anything is released.
+
+    Determined's resource pool (``allocateResources``) looks for agents a second time.
+    """
+    left, found = agents.copy(), {}
+    for i in start:
+        found[i] = left.find(tasks.kinds[tasks.kind[i]], int(tasks.first[i]))
+        left.place(found[i])
+    return found
 
 
-@helper(INT, COLUMNS, INT, counted=False)
-def take(c, i):  # type: ignore[no-untyped-def]
-    """Give back what task i holds, as far as agents show it as used; 1 if that is anything."""
-    before, row = c.pool[0].undone, c.task[i].held
-    while row >= 0:
-        a, slots = c.held[row].where, c.held[row].count
-        node = c.node[a]
-        back = min(slots, node.capacity - node.free)
-        if back > 0 or (slots == 0 and node.units > node.free_units):
-            node.free += back
-            node.free_units += 1 if slots == 0 else 0
-            c.undo[c.pool[0].undone].where, c.undo[c.pool[0].undone].count = a, back
-            c.pool[0].undone += 1
-        row = c.held[row].following
-    return 1 if c.pool[0].undone > before else 0
+def scores(
+    best: bool, slots: int, capacity: IntArray, free: IntArray, units: IntArray,
+    free_units: IntArray,
+) -> FloatArray:  # fmt: skip
+    """Determined's score of agents for a task, 0 (worst) to 1."""
+    if slots == 0:
+        idle = free == capacity
+        capacity, free = np.where(idle, units, capacity), np.where(idle, free_units, free)
+    free = np.maximum(free, 0)
+    value = 1.0 / (1.0 + free) if best else free / np.maximum(capacity, 1)
+    return np.where(capacity > 0, value, 0.0)
 
 
-@helper(INT, COLUMNS, INT, counted=False)
-def undo(c, keep):  # type: ignore[no-untyped-def]
-    """Take back what was given back, but for the first `keep` rows of it."""
-    for i in range(keep, c.pool[0].undone):
-        node = c.node[c.undo[i].where]
-        node.free -= c.undo[i].count
-        node.free_units -= 1 if c.undo[i].count == 0 else 0
-    c.pool[0].undone = keep
-    return 0
+def by_hash(agents: Sequence[str], tasks: Iterable[str]) -> tuple[IntArray, IntArray]:
+    """`Agents.rank`, and `Tasks.first`."""
+    hashes = _hashes(agents)
+    rank = np.empty(len(agents), np.int64)
+    rank[sorted(range(len(agents)), key=lambda a: (-int(hashes[a]), agents[a]))] = range(len(rank))
+    first = len(hashes) - np.searchsorted(np.sort(hashes), _hashes(tasks), "right")
+    return rank, first.astype(np.int64) % max(1, len(hashes))
+
+
+def _hashes(names: Iterable[str]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """The first 8 bytes of every name's md5, little-endian."""
+    digests = [md5(name.encode(), usedforsecurity=False).digest()[:8] for name in names]
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+
+
+def table(state: State, tasks: Sequence[Task] | None = None) -> tuple[Agents, Tasks, list[Task]]:
+    """A state as columns, and its tasks by number; or these tasks on its agents."""
+    given = state.tasks if tasks is None else tasks
+    rows = sorted(given, key=lambda task: (task.submitted, task.requested, task.name))
+    names = [agent.name for agent in state.agents]
+    number = {name: a for a, name in enumerate(names)}
+    rank, first = by_hash(names, [task.name for task in rows])
+    groups = {group.name: group for group in state.groups}
+    group_of = [groups.get(task.group or "") for task in rows]
+    numbers: dict[tuple[bool, str], int] = {}
+    kinds: dict[Kind, int] = {}
+    kind_of = []
+    for task in rows:
+        numbers.setdefault(_group_key(task), len(numbers))
+        blocked = tuple(sorted(number[name] for name in task.blocked))
+        kind_of.append(kinds.setdefault(Kind(task.slots, task.single_agent, blocked), len(kinds)))
+    columns = Tasks(
+        slots=_ints(task.slots for task in rows),
+        group=_ints(numbers[_group_key(task)] for task in rows),
+        kind=_ints(kind_of),
+        kinds=list(kinds),
+        preemptible=np.array([task.preemptible for task in rows], bool),
+        running=np.array([task.is_running for task in rows], bool),
+        submitted=np.array([task.submitted for task in rows], float),
+        level=_ints(42 if group is None else group.priority for group in group_of),
+        weight=np.array([1.0 if group is None else group.weight for group in group_of], float),
+        limit=_ints(
+            -1 if group is None or group.max_slots is None else group.max_slots
+            for group in group_of
+        ),
+        first=first,
+        position=[task.position for task in rows] if any(t.position for t in rows) else None,
+    )
+    places = [[(number[n], s) for n, s in (task.allocation or {}).items()] for task in rows]
+    return _agents(state, rank, places.__getitem__), columns, rows
+
+
+def _group_key(task: Task) -> tuple[bool, str]:
+    """A task without a group is one of its own, even if another group has its name."""
+    return (False, task.name) if task.group is None else (True, task.group)
+
+
+def _agents(state: State, rank: IntArray, places: Callable[[int], Places]) -> Agents:
+    """A drained agent takes no task and counts its used slots; a disabled one has none."""
+    slots, units = held(state.tasks)
+    capacity, free, free_units = [], [], []
+    for agent in state.agents:
+        used = slots.get(agent.name, 0) if agent.used is None else agent.used
+        busy = units.get(agent.name, 0) if agent.zero_used is None else agent.zero_used
+        counts = not agent.disabled or agent.drained
+        capacity.append(agent.slots if counts else 0)
+        free.append(agent.slots - used if counts else 0)
+        free_units.append(agent.zero_slots - busy)
+    return Agents(
+        _ints(capacity), _ints(free), _ints(agent.zero_slots for agent in state.agents),
+        _ints(free_units), np.array([not (a.drained or a.disabled) for a in state.agents], bool),
+        rank, places, state.fit == "best", state.heterogeneous,
+    )  # fmt: skip
+
+
+def _ints(values: Iterable[int]) -> IntArray:
+    return np.array([*values], np.int64)

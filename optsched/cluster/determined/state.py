@@ -1,4 +1,4 @@
-"""What Determined's schedulers are told: agents, groups and tasks of one resource pool."""
+"""A resource pool at one instant: agents, groups and tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optsched.errors import InputError
 from optsched.io.values import format_value, integer, label, number, one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 FITS: Final = ("best", "worst")
 
@@ -33,11 +33,11 @@ class Agent:
     slots
         Its GPUs.
     used
-        Slots that it shows as used. None: those of the allocations on it.
+        Slots reported as used. None: those of the allocations on it.
     zero_slots
         Tasks without slots that it takes at once.
     zero_used
-        How many it shows. None: those of the allocations on it.
+        Zero-slot units reported as used. None: those of the allocations on it.
     drained
         Takes no new work; only its used slots count.
     disabled
@@ -60,8 +60,8 @@ class Agent:
         integer(f"{place}: zero_slots", self.zero_slots)
         if self.zero_used is not None:
             integer(f"{place}: zero_used", self.zero_used)
-        _truth(f"{place}: drained", self.drained)
-        _truth(f"{place}: disabled", self.disabled)
+        _flag(f"{place}: drained", self.drained)
+        _flag(f"{place}: disabled", self.disabled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,15 @@ class Group:
         Most slots that fair share gives it; None: no limit.
     priority
         1 (first) to 99 (last).
+    min_members
+        For Kubernetes: tasks (pods) without which its job does not work; None: all of them.
     """
 
     name: str
     weight: float = 1.0
     max_slots: int | None = None
     priority: int = 42
+    min_members: int | None = None
 
     def __post_init__(self) -> None:
         place = f"group {_name('group', self.name)}"
@@ -94,6 +97,8 @@ class Group:
         if self.max_slots is not None:
             integer(f"{place}: max_slots", self.max_slots)
         integer(f"{place}: priority", self.priority, 1, 99)
+        if self.min_members is not None:
+            integer(f"{place}: min_members", self.min_members, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,26 +108,26 @@ class Task:
     Parameters
     ----------
     name
-        Distinct; ties between agents go by its hash.
+        Distinct; its hash decides between equal agents.
     slots
         A gang: all of them or none; 0 for a task that takes a zero-slot unit of an agent.
     group
-        Whose it is; None: a group of its own, with the default weight and priority.
+        Name of its group; None: a group of one task, with the default weight and priority.
     preemptible
         Whether it may be released.
     submitted
         When its job was submitted, in any unit of time.
     requested
-        When it asked for slots: goes before the name among tasks of one `submitted`.
+        When it requested slots: decides before the name among tasks of one `submitted`.
     position
         Place in the queue (negative: behind all positive ones); None: by `submitted`.
     blocked
-        Agents of the pool that it must not be put on.
+        Agents of the pool that the task may not use.
     single_agent
-        Never spread it over several agents.
+        Never spread over several agents.
     allocation
-        Slots it holds by agent, all of them: the task runs. Empty: it runs, nobody knows where, on
-        none of these agents' slots. None: it waits.
+        Slots it holds by agent, all of them: the task runs. Empty: it runs on none of these
+        agents' slots. None: it waits.
     """
 
     name: str
@@ -141,8 +146,8 @@ class Task:
         integer(f"{place}: slots", self.slots)
         if self.group is not None:
             _name(f"{place}: group", self.group)
-        _truth(f"{place}: preemptible", self.preemptible)
-        _truth(f"{place}: single_agent", self.single_agent)
+        _flag(f"{place}: preemptible", self.preemptible)
+        _flag(f"{place}: single_agent", self.single_agent)
         for key in ("submitted", "requested", "position"):
             value = getattr(self, key)
             if (value is not None or key != "position") and not _is_time(value):
@@ -150,8 +155,9 @@ class Task:
                     f"{place}: {key}: expected a number in -2^53..2^53, got {format_value(value)}"
                 )
         if type(self.blocked) is not frozenset or self.blocked:
-            names = frozenset(_names(f"{place}: blocked", self.blocked))
-            object.__setattr__(self, "blocked", names)
+            names = _listed(f"{place}: blocked", self.blocked, "names of agents")
+            blocked = frozenset(_name(f"{place}: blocked", name) for name in names)
+            object.__setattr__(self, "blocked", blocked)
         if self.allocation is not None:
             object.__setattr__(self, "allocation", _allocation(place, self.allocation, self.slots))
 
@@ -172,7 +178,7 @@ class State:
     tasks
         Waiting and running ones, in any order.
     groups
-        Of which tasks speak; those that are not listed have the defaults.
+        Settings of groups; those that are not listed have the defaults.
     fit
         ``"best"``: fullest agents first, ``"worst"``: emptiest first.
     heterogeneous
@@ -181,8 +187,8 @@ class State:
     Raises
     ------
     InputError
-        A name twice, an allocation on or a blocked agent that is not there, more slots or zero-slot
-        units held than it has.
+        A duplicate name, an allocation on or a blocked agent that does not exist, more slots or
+        zero-slot units held than it has.
     """
 
     agents: tuple[Agent, ...]
@@ -195,69 +201,68 @@ class State:
         for key, kind in (("agents", Agent), ("tasks", Task), ("groups", Group)):
             object.__setattr__(self, key, _rows(key, getattr(self, key), kind))
         one_of("fit", self.fit, FITS)
-        _truth("heterogeneous", self.heterogeneous)
+        _flag("heterogeneous", self.heterogeneous)
         total = sum(agent.slots for agent in self.agents)
         if total > MOST_SLOTS:
             raise InputError(f"agents: have {total} slots, more than {MOST_SLOTS}; split the pool")
-        _check_held(self)
-
-
-def _check_held(state: State) -> None:
-    """Allocations lie on agents that are there and have the slots."""
-    known = {agent.name: agent for agent in state.agents}
-    held, units = dict.fromkeys(known, 0), dict.fromkeys(known, 0)
-    for task in state.tasks:
-        check_blocked(task, known)
-        for name, slots in (task.allocation or {}).items():
-            if name not in known:
+        known = {agent.name: agent for agent in self.agents}
+        slots, units = held(self.tasks)
+        for task in self.tasks:
+            for key, names in (("blocked", task.blocked), ("allocation", task.allocation or ())):
+                check_agents(f"task {format_value(task.name)}: {key}", names, known)
+        for name, agent in known.items():
+            place = f"agent {format_value(name)}"
+            if agent.used is None and slots.get(name, 0) > agent.slots:
                 raise InputError(
-                    f"task {format_value(task.name)}: allocation: there is no agent "
-                    f"{format_value(name)}"
+                    f"{place}: its tasks hold {slots[name]} slots, it has {agent.slots}; give the "
+                    "number that it reports as used"
                 )
-            held[name] += slots
-            units[name] += task.slots == 0
-    for name, slots in held.items():
-        agent = known[name]
-        if agent.used is None and slots > agent.slots:
-            raise InputError(
-                f"agent {format_value(name)}: its tasks hold {slots} slots, it has {agent.slots}; "
-                "tell what it shows with used"
-            )
-        if agent.zero_used is None and units[name] > agent.zero_slots:
-            raise InputError(
-                f"agent {format_value(name)}: zero_slots: its tasks hold {units[name]} units, it "
-                "has "
-                f"{agent.zero_slots}; tell what it shows with zero_used"
-            )
+            if agent.zero_used is None and units.get(name, 0) > agent.zero_slots:
+                raise InputError(
+                    f"{place}: zero_slots: its tasks hold {units[name]} units, it has "
+                    f"{agent.zero_slots}; give the number that it reports as zero_used"
+                )
 
 
-def check_blocked(task: Task, agents: Iterable[str]) -> None:
-    """Blocked agents are agents of the pool."""
-    for name in sorted(task.blocked):
-        if name not in agents:
-            raise InputError(
-                f"task {format_value(task.name)}: blocked: there is no agent {format_value(name)}"
-            )
+def held(tasks: tuple[Task, ...]) -> tuple[dict[str, int], dict[str, int]]:
+    """Slots and zero-slot units that running tasks hold, by agent."""
+    slots: dict[str, int] = {}
+    units: dict[str, int] = {}
+    for task in tasks:
+        for name, count in (task.allocation or {}).items():
+            slots[name] = slots.get(name, 0) + count
+            units[name] = units.get(name, 0) + (count == 0)
+    return slots, units
+
+
+def check_agents(place: str, names: Any, known: Any) -> None:
+    """Refuse names of agents that are not in the pool."""
+    for name in names:
+        if name not in known:
+            first = min(other for other in names if other not in known)
+            raise InputError(f"{place}: there is no agent {format_value(first)}")
 
 
 def _rows(key: str, given: Any, kind: type) -> tuple[Any, ...]:
-    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-        raise InputError(f"{key}: expected a list of {kind.__name__}s, got {format_value(given)}")
-    rows = tuple(given)
+    rows = tuple(_listed(key, given, f"a list of {kind.__name__}s"))
     names = set()
     for i, row in enumerate(rows):
         if not isinstance(row, kind):
-            raise InputError(f"{key}[{i}]: expected {_article(kind)}, got {format_value(row)}")
+            article = "an" if kind is Agent else "a"
+            raise InputError(
+                f"{key}[{i}]: expected {article} {kind.__name__}, got {format_value(row)}"
+            )
+        if row.name in names:  # type: ignore[attr-defined]
+            name = format_value(row.name)  # type: ignore[attr-defined]
+            raise InputError(f"{key}: duplicate name {name}; names are distinct")
         names.add(row.name)  # type: ignore[attr-defined]
-    if len(names) < len(rows):
-        seen: set[str] = set()
-        twice = next(row.name for row in rows if row.name in seen or seen.add(row.name))  # type: ignore[func-returns-value]
-        raise InputError(f"{key}: {format_value(twice)} is there twice; names are distinct")
     return rows
 
 
-def _article(kind: type) -> str:
-    return f"an {kind.__name__}" if kind is Agent else f"a {kind.__name__}"
+def _listed(place: str, given: Any, what: str) -> Any:
+    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
+        raise InputError(f"{place}: expected {what}, got {format_value(given)}")
+    return given
 
 
 def _name(place: str, given: Any) -> str:
@@ -266,12 +271,6 @@ def _name(place: str, given: Any) -> str:
     if not label(place, given):
         raise InputError(f"{place}: expected a name, got an empty one")
     return str(given)
-
-
-def _names(place: str, given: Any) -> Iterable[str]:
-    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-        raise InputError(f"{place}: expected names of agents, got {format_value(given)}")
-    return [_name(place, name) for name in given]
 
 
 def _allocation(place: str, given: Any, slots: int) -> Mapping[str, int]:
@@ -283,13 +282,13 @@ def _allocation(place: str, given: Any, slots: int) -> Mapping[str, int]:
         for name, count in given.items()
     }
     if rows and sum(rows.values()) != slots:
-        raise InputError(f"{place}: holds {sum(rows.values())} slots, but asks for {slots}")
+        raise InputError(f"{place}: holds {sum(rows.values())} slots, but requests {slots}")
     if slots == 0 and len(rows) > 1:
         raise InputError(f"{place}: names {len(rows)} agents, but a task without slots is on one")
     return MappingProxyType(rows)
 
 
-def _truth(place: str, given: Any) -> None:
+def _flag(place: str, given: Any) -> None:
     if type(given) is not bool:
         raise InputError(f"{place}: expected true or false, got {format_value(given)}")
 
