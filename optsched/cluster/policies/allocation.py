@@ -1,248 +1,213 @@
-"""GPUs shared out exactly among the jobs that run, at every event.
+"""`allocation`: GPUs shared out among the jobs that run, by an objective, at every event.
 
-Jobs are admitted by arrival with their smallest size, and none is preempted: of jobs that still
-wait these policies know nothing.
+Jobs are admitted by arrival with their smallest size, and no job is preempted: of jobs that still
+wait these rules see only the smallest size. What is left after that goes by the objective:
+
+``max_min``
+    Weighted max-min fairness of g/w, or of f(g)/w: the worst-off job is as well off as possible,
+    then the next; the homogeneous case of Narayanan et al., *Heterogeneity-Aware Cluster Scheduling
+    Policies* (Gavel), OSDI 2020, in whole GPUs and without time slices.
+``proportional``
+    Shares by weight, or by remaining work: bounded apportionment by the divisors of Webster (which
+    never takes a GPU from a job because there are more), eq. (31) of Sun & Huh, *Entropy* (Appl.
+    Sci. 2026, 16, 3725), made exact; Balinski & Young, *Fair Representation*.
+``makespan``
+    Smallest max R/f(g) over the jobs that run, then the next largest (Gavel, as above).
+``finish_time_fairness``
+    Smallest max rho = (elapsed + R/f(g)) / T_iso, the *objective* of Mahajan et al., *Themis*, NSDI
+    2020 (their auction between applications is not reproduced). T_iso = work / f(s) * max(1, n s/G)
+    with n jobs active now and s the largest allowed size of at most G/n GPUs, else the smallest.
+``goodput``
+    Power mean of speed-ups: Qiao et al., *Pollux*, OSDI 2021, eq. 14-16: speedup(g) = goodput(g) /
+    goodput(fair share), fitness (mean of speedup^p)^(1/p). A job's speeds are its goodputs if its
+    speed-up is `optsched.cluster.Goodput`. Pollux searches by a genetic algorithm; here it is a
+    multiple choice, solved exactly. Its restart penalty is left out.
+
+The largest value of `max_min`, `makespan` and `finish_time_fairness` is the best possible for any
+allowed sizes; all values in lexicographic order are if every number of GPUs is allowed.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from optsched.cluster.policies.room import Room, choice_of, fitted, flag, number, smallest, tables
+from optsched.cluster.policies.elastic import by_pass
+from optsched.cluster.policies.elastic_rule import (
+    APPORTION,
+    FREE,
+    IDLE,
+    NEVER,
+    WORST,
+    Jobs,
+    fixed_sizes,
+    last_passes,
+    share,
+)
+from optsched.cluster.world.compiled import Choice, RulePolicy
+from optsched.errors import InputError
+from optsched.io.values import boolean, format_value, number, one_of
+from optsched.kernels.compile import helper
 
 if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
-    from optsched.cluster.world.log import Log
-    from optsched.cluster.world.policy import ClusterView, Decision
     from optsched.cluster.world.settings import Settings
-    from optsched.model.schedule import IntArray
 
+_MAX_MIN, _PROPORTIONAL, _MAKESPAN, _FAIRNESS, _GOODPUT = range(5)
+OBJECTIVES: Final = ("max_min", "proportional", "makespan", "finish_time_fairness", "goodput")
+_ONLY_FOR: Final = {"of": "max_min", "score": "proportional", "p": "goodput"}
 PARTS: Final = 10**6
-"""Speed-ups and rho are compared in millionths."""
-_MOST: Final = 2**60
+"""Worths of speed-ups are compared in millionths."""
 _MOST_WORTH: Final = 2.0**40
+_NONE: Final = -(2**62)
 
 
-class Allocation:
-    """What the policies below share: who is admitted, and what that means for rigid jobs."""
-
-    name: ClassVar[str]
-    options: ClassVar[tuple[str, ...]] = ()
-    clairvoyant: bool = False
-
-    def decide(self, view: ClusterView) -> Decision:
-        """Quotas now."""
-        room = Room.of(view)
-        if len(room.movable) == 0:
-            return room.decision(view, room.movable)
-        return room.decision(view, self.quotas(view, room))
-
-    def quotas(self, view: ClusterView, room: Room) -> IntArray:
-        """GPUs of the movable jobs."""
-        raise NotImplementedError
-
-    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The whole simulation in compiled code, of jobs of one size: first fit by arrival."""
-        from optsched.cluster.policies.rigid import Fifo
-
-        if len(workload.size) != len(workload):
-            return None
-        return Fifo(backfill="first_fit").compiled(workload, nodes, settings)
-
-
-class MaxMin(Allocation):
-    """Weighted max-min fairness.
-
-    Lexicographic weighted max-min of g/w or of f(g)/w: the worst-off job is as well off as
-    possible, then the next; the homogeneous case of Narayanan et al., *Heterogeneity-Aware Cluster
-    Scheduling Policies* (Gavel), OSDI 2020, in whole GPUs and without time slices.
+class Allocation(RulePolicy):
+    """Exact allocation to the jobs that run.
 
     Parameters
     ----------
+    objective
+        ``"max_min"``, ``"proportional"``, ``"makespan"``, ``"finish_time_fairness"`` or
+        ``"goodput"``; see the module.
     of
-        ``"gpus"``: levels g/w; ``"speed"``: levels f(g)/w.
-    """
-
-    name: ClassVar[str] = "max_min"
-    options: ClassVar[tuple[str, ...]] = ("of",)
-
-    def __init__(self, *, of: str = "gpus") -> None:
-        self.of = choice_of("of", of, ("gpus", "speed"))
-
-    def quotas(self, view: ClusterView, room: Room) -> IntArray:
-        """GPUs of the movable jobs."""
-        from optsched_solvers.quota import max_min, max_min_table
-
-        if self.of == "gpus":
-            most = view.size[view.size_ptr[1:][room.movable] - 1]
-            weight = view.weight[room.movable]
-            given, _ = max_min(weight, room.budget, smallest(view)[room.movable], most)
-        else:
-            scale = float(np.min(view.weight[room.movable]))
-
-            def level(position: int, at: int) -> int:
-                return round(int(view.rate[at]) * (scale / float(view.weight[position])))
-
-            given, _ = max_min_table(*tables(view, room, level), room.budget)
-        return fitted(view, room, given)
-
-
-class Proportional(Allocation):
-    """Shares by weight, or by remaining work.
-
-    Bounded apportionment: eq. (31) of Sun & Huh, *Entropy* (Appl. Sci. 2026, 16, 3725), made exact;
-    Balinski & Young, *Fair Representation*, for the rules of rounding.
-
-    Parameters
-    ----------
+        Of ``max_min``: levels of ``"gpus"`` (g/w, default) or of ``"speed"`` (f(g)/w).
     score
-        ``"weight"`` or ``"remaining"`` (estimated work left: long jobs get more).
-    method
-        ``"webster"`` (never takes a GPU from a job because there are more) or
-        ``"largest_remainder"``.
-    """
-
-    name: ClassVar[str] = "proportional"
-    options: ClassVar[tuple[str, ...]] = ("score", "method")
-
-    def __init__(self, *, score: str = "weight", method: str = "webster") -> None:
-        self.score = choice_of("score", score, ("weight", "remaining"))
-        known = ("webster", "largest_remainder")
-        self.method = cast(
-            "Literal['webster', 'largest_remainder']", choice_of("method", method, known)
-        )
-
-    def quotas(self, view: ClusterView, room: Room) -> IntArray:
-        """GPUs of the movable jobs."""
-        from optsched_solvers.quota import proportional
-
-        scores = (view.weight if self.score == "weight" else view.remaining)[room.movable]
-        most = view.size[view.size_ptr[1:][room.movable] - 1]
-        least = smallest(view)[room.movable]
-        given, _ = proportional(scores, room.budget, least, most, method=self.method)
-        return fitted(view, room, given)
-
-
-class Makespan(Allocation):
-    """Smallest max R/f(g) over the jobs that run.
-
-    Smallest T with the fewest GPUs for each job that end it by T, the minimum-makespan policy of
-    Narayanan et al. (Gavel, OSDI 2020) in the homogeneous case, in whole GPUs.
-
-    Parameters
-    ----------
+        Of ``proportional``: ``"weight"`` (default) or ``"remaining"`` (long jobs get more).
+    p
+        Of ``goodput``: exponent -10..1; 1 maximizes the sum, 0 the product, lower ones are fairer
+        (default -1).
     clairvoyant
         True remaining work instead of the estimate.
     """
 
-    name: ClassVar[str] = "makespan"
-    options: ClassVar[tuple[str, ...]] = ("clairvoyant",)
+    name: ClassVar[str] = "allocation"
+    options: ClassVar[tuple[str, ...]] = ("objective", "of", "score", "p", "clairvoyant")
 
-    def __init__(self, *, clairvoyant: bool = False) -> None:
-        self.clairvoyant: bool = flag("clairvoyant", clairvoyant)
+    def __init__(
+        self,
+        *,
+        objective: str = "max_min",
+        of: str | None = None,
+        score: str | None = None,
+        p: float | None = None,
+        clairvoyant: bool = False,
+    ) -> None:
+        self.objective = one_of("options.objective", objective, OBJECTIVES)
+        for key, value in (("of", of), ("score", score), ("p", p)):
+            if value is not None and objective != _ONLY_FOR[key]:
+                raise InputError(
+                    f"options.{key}: {format_value(value)} is an option of objective="
+                    f"{_ONLY_FOR[key]}, not of {objective}; leave it out"
+                )
+        self.of = one_of("options.of", of or "gpus", ("gpus", "speed"))
+        self.score = one_of("options.score", score or "weight", ("weight", "remaining"))
+        self.p = number("options.p", -1.0 if p is None else p, -10.0, 1.0)
+        self.clairvoyant = boolean("options.clairvoyant", clairvoyant)
 
-    def quotas(self, view: ClusterView, room: Room) -> IntArray:
-        """GPUs of the movable jobs."""
-        from optsched_solvers.quota import makespan
+    def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
+        """What the rule needs beside the view."""
+        return (
+            last_passes(workload, self.clairvoyant), by_pass(settings),
+            OBJECTIVES.index(self.objective), self.of == "speed", self.score == "remaining", self.p,
+        )  # fmt: skip
 
-        def time(position: int, at: int) -> int:
-            return -(-int(view.remaining[position]) // int(view.rate[at]))
-
-        given, _ = makespan(*tables(view, room, time, -1), room.budget)
-        return fitted(view, room, given)
-
-
-class FinishTimeFairness(Allocation):
-    """Smallest max (elapsed + R/f(g)) / T_iso: bisection, with the fewest GPUs for each rho.
-
-    The *objective* of Mahajan et al., *Themis*, NSDI 2020: rho = JCT / T_iso compares a job's
-    completion time with what it would be on its own share of the cluster. Their auction between
-    applications is not reproduced. T_iso = work / f(s) * max(1, n s / G) with n jobs active now and
-    s the largest allowed size of at most G/n GPUs, else the smallest.
-    """
-
-    name: ClassVar[str] = "finish_time_fairness"
-
-    def quotas(self, view: ClusterView, room: Room) -> IntArray:
-        """GPUs of the movable jobs."""
-        from optsched_solvers.quota import makespan
-
-        alone = {position: isolated(view, position) for position in room.movable.tolist()}
-
-        def rho(position: int, at: int) -> int:
-            left = int(view.remaining[position]) / int(view.rate[at])
-            whole = view.time - int(view.submit[position]) + left
-            return min(round(PARTS * whole / alone[position]), _MOST)
-
-        given, _ = makespan(*tables(view, room, rho, -1), room.budget)
-        return fitted(view, room, given)
+    @staticmethod
+    def rule(view, last_pass, by_pass, objective, of_speed, of_work, p):  # type: ignore[no-untyped-def]
+        """GPUs now."""
+        n = len(view.job)
+        work, weight, elapsed = view.remaining.astype(np.float64), np.ones(n), np.zeros(n)
+        pace, surplus = view.rate, WORST
+        if objective == _MAX_MIN:  # the lowest level g/w is the largest w/g
+            work = view.weight.astype(np.float64)
+            if not of_speed:
+                pace = view.size
+        elif objective == _PROPORTIONAL:
+            surplus = APPORTION
+            if not of_work:
+                work = view.weight.astype(np.float64)
+        elif objective == _FAIRNESS:
+            elapsed = (view.time - view.submit).astype(np.float64)
+            weight = 1.0 / isolated_times(view)
+        elif objective == _GOODPUT:
+            surplus = IDLE
+        fixed = fixed_sizes(view, last_pass, by_pass)
+        jobs = Jobs(np.arange(n), fixed, work, weight, elapsed, np.zeros(n), pace)
+        quota, spare = share(view, jobs, NEVER, surplus)
+        if objective == _GOODPUT and spare > 0:
+            movable = np.flatnonzero((quota > 0) & (fixed == FREE))
+            ptr, size, value = worths(view, movable, spare, p)
+            quota[movable] += best_options(ptr, size, value, spare)
+        return quota
 
 
-def isolated(view: ClusterView, position: int) -> float:
-    """T_iso of an active job, by its estimated work (done and left)."""
-    first, end = view.size_ptr[position], view.size_ptr[position + 1]
-    cluster = max(int(view.capacity.sum()), 1)
-    fair = cluster / len(view.job)
-    at = int(first)
-    while at + 1 < end and view.size[at + 1] <= fair:
+@helper()
+def fair_option(view, i):  # type: ignore[no-untyped-def]
+    """Index of the largest size of job i of at most G/n GPUs, else of its smallest."""
+    at = view.size_ptr[i]
+    while at + 1 < view.size_ptr[i + 1] and view.size[at + 1] * len(view.job) <= view.capacity.sum():
         at += 1
-    work = int(view.done[position]) + int(view.remaining[position])
-    crowd = max(1.0, len(view.job) * int(view.size[at]) / cluster)
-    return work / int(view.rate[at]) * crowd
+    return at
 
 
-class Goodput(Allocation):
-    """Power mean of speed-ups.
+@helper()
+def isolated_times(view):  # type: ignore[no-untyped-def]
+    """T_iso of every active job, by its estimated work (done and left)."""
+    gpus = max(view.capacity.sum(), 1)
+    times = np.ones(len(view.job))
+    for i in range(len(times)):
+        if view.size_ptr[i] < view.size_ptr[i + 1]:
+            at = fair_option(view, i)
+            crowd = max(1.0, len(times) * view.size[at] / gpus)
+            times[i] = (view.done[i] + view.remaining[i]) / view.rate[at] * crowd
+    return times
 
-    Qiao et al., *Pollux*, OSDI 2021, eq. 14-16: speedup_j(g) = goodput_j(g) / goodput_j(fair
-    share), fitness (mean of speedup^p)^(1/p), p = -1 by default. A job's speeds are its goodputs
-    (throughput times statistical efficiency at the best batch) if its speed-up is
-    `optsched.cluster.Goodput`. Pollux searches by a genetic algorithm; here it is a multiple
-    choice, solved exactly. Its restart penalty is left out.
 
-    Parameters
-    ----------
-    p
-        Exponent, -10..1: 1 maximises the sum, 0 the product, lower ones are fairer.
+@helper()
+def worths(view, movable, spare, p):  # type: ignore[no-untyped-def]
+    """Options of jobs above their smallest sizes: offsets, more GPUs, worth in millionths.
+
+    Worth, to be maximized in sum: speedup^p, its logarithm for p = 0, or its negative for p < 0.
     """
+    most = view.size_ptr[movable + 1].sum() - view.size_ptr[movable].sum()
+    ptr, at = np.zeros(len(movable) + 1, np.int64), 0
+    more, value = np.empty(most, np.int64), np.empty(most, np.int64)
+    for row in range(len(movable)):
+        i = movable[row]
+        first, fair = view.size_ptr[i], view.rate[fair_option(view, i)]
+        for k in range(first, view.size_ptr[i + 1]):
+            if view.size[k] - view.size[first] <= spare:
+                speedup = view.rate[k] / fair
+                worth = math.log(speedup) if p == 0.0 else min(speedup**p, _MOST_WORTH)
+                more[at] = view.size[k] - view.size[first]
+                value[at] = int(np.rint(PARTS * (worth if p >= 0.0 else -worth)))
+                at += 1
+        ptr[row + 1] = at
+    return ptr, more[:at], value[:at]
 
-    name: ClassVar[str] = "goodput"
-    options: ClassVar[tuple[str, ...]] = ("p",)
 
-    def __init__(self, *, p: float = -1.0) -> None:
-        self.p = number("p", p, -10.0, 1.0)
+@helper()
+def best_options(ptr, size, value, budget):  # type: ignore[no-untyped-def]
+    """Sizes of one option of every row with the greatest sum of values within a budget.
 
-    def quotas(self, view: ClusterView, room: Room) -> IntArray:
-        """GPUs of the movable jobs."""
-        from optsched_solvers.quota.multiple_choice import choice
-
-        given, _ = choice(*self.table(view, room), room.budget)
-        return given
-
-    def table(self, view: ClusterView, room: Room) -> tuple[IntArray, IntArray, IntArray]:
-        """Offsets, sizes and integer worths of the movable jobs' options."""
-        cluster = int(view.capacity.sum())
-        least = smallest(view)[room.movable]
-        spare = room.budget - int(least.sum())
-        ptr, sizes, values = [0], [], []
-        for position, low in zip(room.movable.tolist(), least.tolist(), strict=True):
-            at = slice(view.size_ptr[position], view.size_ptr[position + 1])
-            row, rate = view.size[at].tolist(), view.rate[at].tolist()
-            fair = max(sum(g <= cluster / len(view.job) for g in row) - 1, 0)
-            for g, speed in zip(row, rate, strict=True):
-                if g <= low + spare:
-                    sizes.append(g)
-                    values.append(round(PARTS * self._worth(speed / rate[fair])))
-            ptr.append(len(sizes))
-        return np.array(ptr, np.int64), np.array(sizes, np.int64), np.array(values, np.int64)
-
-    def _worth(self, speedup: float) -> float:
-        """To be maximised in sum: speedup^p, its logarithm, or its negative."""
-        if self.p == 0:
-            return math.log(speedup)
-        worth = min(float(speedup**self.p), _MOST_WORTH)
-        return worth if self.p > 0 else -worth
+    Dynamic programming over the budget: ``best[b]`` is the greatest value of the rows so far with
+    sizes of at most b (`_NONE`: they do not fit); of equal options the first.
+    """
+    rows = len(ptr) - 1
+    best = np.zeros(budget + 1, np.int64)
+    taken = np.empty((rows, budget + 1), np.int64)
+    for row in range(rows):
+        old, chosen = best.copy(), taken[row]
+        best[:] = _NONE
+        for k in range(ptr[row], ptr[row + 1]):
+            for b in range(size[k], budget + 1):
+                if old[b - size[k]] > _NONE and old[b - size[k]] + value[k] > best[b]:
+                    best[b], chosen[b] = old[b - size[k]] + value[k], k
+    out, left = np.zeros(rows, np.int64), budget
+    for row in range(rows - 1, -1, -1):
+        out[row] = size[taken[row, left]]
+        left -= out[row]
+    return out

@@ -1,167 +1,200 @@
-"""Elastic jobs in an order, one minimum gang each; GPUs that would idle go round or to gains.
+"""`elastic` and `entropy`: one gang each in an order, idle GPUs by a rule.
 
-`ElasticFifo`, `ElasticSjf` and `ElasticSrtf` look at no learning signal: the controls that learned
-rules are shown beside. Idle GPUs go round, one step up for each in order. What they gain over their
-rigid namesakes is the gain of elasticity (and of ordering), not of uncertainty. The walk of
-`ElasticSrtf` over all GPUs is that of Gu et al., *Tiresias*, NSDI 2019 (its SRTF baseline), with
-elastic gangs. `Optimus` and `Afs` give one step after the other to the largest gain.
+`elastic` looks at no learning signal: its orders are the controls that learned rules are compared
+with. What they gain over their rigid namesakes is the gain of elasticity (and of ordering), not of
+uncertainty. The walk over all GPUs with ``preempt="order"`` is that of Gu et al., *Tiresias*, NSDI
+2019 (its SRTF baseline), with elastic gangs. ``surplus="marginal"`` is the rule of Peng et al.,
+*Optimus*, EuroSys 2018, section 4.1 (all workers; parameter servers do not exist here).
+
+`entropy` is the macro scheduler of *Entropy* (Sun & Huh, Appl. Sci. 2026, 16, 3725), (28)-(31).
+Score S = lam U + (1 - lam) ReLU(dU) with U the uncertainty after the last pass (a job that never
+ran: `initial`) and dU its fall in that pass, 0 while fewer than two are known; per pass, so that
+preemptions and quota changes do not matter. Jobs are admitted one smallest gang each by falling
+score, and GPUs that are left are apportioned to the scores (31). What the paper leaves open is
+resolved thus: g_min for every job may not fit, so admission goes first; "round, clip, correct" is
+bounded apportionment by divisors, which never takes a GPU from a job because another was freed.
+``score="as_printed"`` orders by S; jobs that never ran all have the same S, so that without
+preemption it is elastic FIFO, and with preemption lam U favors the job that was trained least:
+processor sharing, the opposite of shortest-first. ``score="resolved"`` is S / estimated remaining
+GPU time. The curve of a simulated job is its U of (26), whose flaws are in
+`optsched.elastic.equations`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from optsched.cluster.policies.room import flag, in_order, smallest
+from optsched.cluster.policies.elastic_rule import (
+    APPORTION,
+    BY_GAIN,
+    BY_ORDER,
+    MARGINAL,
+    NEVER,
+    ROUND,
+    Jobs,
+    fixed_sizes,
+    in_order,
+    last_passes,
+    share,
+)
+from optsched.cluster.world.compiled import Choice, RulePolicy
+from optsched.io.values import boolean, number, one_of
+from optsched.kernels.compile import helper
 
 if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
-    from optsched.cluster.world.log import Log
-    from optsched.cluster.world.policy import ClusterView, Decision
     from optsched.cluster.world.settings import Settings
 
-_NEVER: Final = 0
-_BY_ORDER: Final = 1
-_ROUND: Final = 0
-_MARGINAL: Final = 1
-_PAIRWISE: Final = 3
+ORDERS: Final = ("fifo", "sjf", "srtf")
+PREEMPT: Final = {"never": NEVER, "order": BY_ORDER, "gain": BY_GAIN}
+SURPLUS: Final = {"round": ROUND, "marginal": MARGINAL}
+IGNORES_TYPES: Final = "elastic policies count the GPUs of all types together, and ignore `speeds`"
 
 
-class ElasticFifo:
-    """By arrival, without preemption; a job whose gang does not fit is passed by the next."""
-
-    name: ClassVar[str] = "elastic_fifo"
-    options: ClassVar[tuple[str, ...]] = ()
-    clairvoyant: bool = False
-
-    def decide(self, view: ClusterView) -> Decision:
-        """Quotas now."""
-        key = np.arange(len(view.job))
-        return in_order(view, key, _NEVER, _ROUND, view.remaining.astype(np.float64))
-
-    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The whole simulation in compiled code."""
-        from optsched.cluster.policies.elastic_loops import GIVEN_KEY, Rule, simulate_by_rule
-
-        rule = Rule(GIVEN_KEY, 0, 0, _NEVER, _ROUND)
-        key = np.arange(len(workload))
-        return simulate_by_rule(workload, nodes, settings, rule, self.name, key)
+def by_pass(settings: Settings) -> bool:
+    """Whether sizes change at the ends of passes only: also where a stop loses the open pass."""
+    return settings.resize == "pass" or settings.checkpoint == "pass"
 
 
-class ElasticSjf:
-    """By total work (1-GPU time) as estimated, without preemption.
+class Elastic(RulePolicy):
+    """One smallest gang each in an order; a job whose gang does not fit is passed by the next.
 
     Parameters
     ----------
+    order
+        ``"fifo"``: by arrival; ``"sjf"``: by total work (1-GPU time); ``"srtf"``: by remaining work
+        (of equal jobs the running one goes on).
     clairvoyant
         True work instead of the estimate.
+    preempt
+        When a running job loses its GPUs: ``"never"``; by ``"order"``, to a job before it; or only
+        for a ``"gain"``, where what is saved exceeds both restart costs.
+    surplus
+        GPUs that would idle go ``"round"``, one step up for each in order, or one step after the
+        other to the largest ``"marginal"`` saving R/f(g) - R/f(g+1), per GPU where steps are larger
+        (weights do not count).
     """
 
-    name: ClassVar[str] = "elastic_sjf"
-    options: ClassVar[tuple[str, ...]] = ("clairvoyant",)
+    name: ClassVar[str] = "elastic"
+    options: ClassVar[tuple[str, ...]] = ("order", "clairvoyant", "preempt", "surplus")
 
-    def __init__(self, *, clairvoyant: bool = False) -> None:
-        self.clairvoyant: bool = flag("clairvoyant", clairvoyant)
+    def __init__(
+        self,
+        *,
+        order: str = "fifo",
+        clairvoyant: bool = False,
+        preempt: str = "never",
+        surplus: str = "round",
+    ) -> None:
+        self.order = one_of("options.order", order, ORDERS)
+        self.clairvoyant = boolean("options.clairvoyant", clairvoyant)
+        self.preempt = one_of("options.preempt", preempt, [*PREEMPT])
+        self.surplus = one_of("options.surplus", surplus, [*SURPLUS])
 
-    def decide(self, view: ClusterView) -> Decision:
-        """Quotas now."""
-        column = view.workload.work if self.clairvoyant else view.workload.estimate
-        key = column[view.job].astype(np.float64)
-        return in_order(view, key, _NEVER, _ROUND, view.remaining.astype(np.float64))
+    def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
+        """What the rule needs beside the view."""
+        return (
+            last_passes(workload, self.clairvoyant), by_pass(settings),
+            settings.checkpoint == "pass", workload.work if self.clairvoyant else workload.estimate,
+            ORDERS.index(self.order), PREEMPT[self.preempt], SURPLUS[self.surplus],
+        )  # fmt: skip
 
-    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The whole simulation in compiled code."""
-        from optsched.cluster.policies.elastic_loops import GIVEN_KEY, Rule, simulate_by_rule
+    @staticmethod
+    def rule(view, last_pass, by_pass, loses_pass, work, by, preempt, surplus):  # type: ignore[no-untyped-def]
+        """GPUs and order now."""
+        n, left = len(view.job), view.remaining.astype(np.float64)
+        key = left
+        if by == 0:
+            key = np.arange(n).astype(np.float64)
+        elif by == 1:
+            key = work[view.job].astype(np.float64)
+        cost = start_costs(view, loses_pass) if preempt == BY_GAIN else np.zeros(n)
+        jobs = Jobs(
+            in_order(view, key), fixed_sizes(view, last_pass, by_pass), left, np.ones(n),
+            np.zeros(n), cost, view.rate,
+        )  # fmt: skip
+        return Choice(share(view, jobs, preempt, surplus)[0], jobs.order, 0)
 
-        rule = Rule(GIVEN_KEY, 0, int(self.clairvoyant), _NEVER, _ROUND)
-        key = workload.work if self.clairvoyant else workload.estimate
-        return simulate_by_rule(workload, nodes, settings, rule, self.name, key)
+    def notes(self, workload: Workload, nodes: Nodes) -> tuple[str, ...]:
+        """Sentences for `Run.notes`."""
+        return (IGNORES_TYPES,) if len(set(nodes.types)) > 1 else ()
 
 
-class ElasticSrtf:
-    """By remaining work (1-GPU time), with preemption at any event; ties: who runs goes on.
+@helper()
+def start_costs(view, loses_pass):  # type: ignore[no-untyped-def]
+    """Time without progress at the next start, and what a preemption would throw away."""
+    cost = np.zeros(len(view.job))
+    for i in range(len(cost)):
+        if view.starts[i] > 0:
+            cost[i] = view.restart_cost[i]
+        if loses_pass and view.gpus[i] > 0:
+            open_work = view.done[i] - view.passes[i] * view.pass_work[i]
+            cost[i] += open_work // view.rate[view.size_ptr[i]]
+    return np.maximum(cost, 0.0)
+
+
+class Entropy(RulePolicy):
+    """By uncertainty and its fall.
 
     Parameters
     ----------
-    clairvoyant
-        True remaining work (default), or the estimate.
+    score
+        ``"as_printed"``: S; ``"resolved"``: S per estimated remaining GPU time.
+    lam
+        The paper's lambda, 0..1; it is never given there.
+    preemptive
+        Whether running jobs compete with pending ones at every event.
+    initial
+        U of a job that never ran, 0..1.
     """
 
-    name: ClassVar[str] = "elastic_srtf"
-    options: ClassVar[tuple[str, ...]] = ("clairvoyant",)
-
-    def __init__(self, *, clairvoyant: bool = True) -> None:
-        self.clairvoyant: bool = flag("clairvoyant", clairvoyant)
-
-    def decide(self, view: ClusterView) -> Decision:
-        """Quotas now."""
-        remaining = view.remaining.astype(np.float64)
-        return in_order(view, remaining, _BY_ORDER, _ROUND, remaining)
-
-    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The whole simulation in compiled code."""
-        from optsched.cluster.policies.elastic_loops import REMAINING, Rule, simulate_by_rule
-
-        rule = Rule(REMAINING, 1, int(self.clairvoyant), _BY_ORDER, _ROUND)
-        return simulate_by_rule(workload, nodes, settings, rule, self.name)
-
-
-class Optimus:
-    """GPU by GPU to the job whose remaining time falls most.
-
-    Peng et al., *Optimus*, EuroSys 2018, section 4.1 (all workers; parameter servers do not exist
-    here): every job gets its smallest size by arrival, then the next step goes to the largest
-    R/f(g) - R/f(g+1), per GPU where steps are larger. R is the estimate; none is preempted, and
-    weights do not count.
-    """
-
-    name: ClassVar[str] = "optimus"
-    options: ClassVar[tuple[str, ...]] = ()
+    name: ClassVar[str] = "entropy"
+    options: ClassVar[tuple[str, ...]] = ("score", "lam", "preemptive", "initial")
     clairvoyant: bool = False
 
-    def decide(self, view: ClusterView) -> Decision:
-        """Quotas now."""
+    def __init__(
+        self,
+        *,
+        score: str = "as_printed",
+        lam: float = 0.5,
+        preemptive: bool = False,
+        initial: float = 1.0,
+    ) -> None:
+        self.score = one_of("options.score", score, ("as_printed", "resolved"))
+        self.lam = number("options.lam", lam, 0.0, 1.0)
+        self.preemptive = boolean("options.preemptive", preemptive)
+        self.initial = number("options.initial", initial, 0.0, 1.0)
+
+    def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
+        """What the rule needs beside the view."""
+        return (
+            last_passes(workload, False), by_pass(settings), workload.observed_ptr,
+            workload.observed, self.lam, self.initial, self.score == "resolved",
+            BY_ORDER if self.preemptive else NEVER,
+        )  # fmt: skip
+
+    @staticmethod
+    def rule(view, last_pass, by_pass, ptr, observed, lam, initial, resolved, preempt):  # type: ignore[no-untyped-def]
+        """GPUs and order now."""
         n = len(view.job)
-        left = view.remaining.astype(np.float64)
-        return in_order(view, np.arange(n), _NEVER, _MARGINAL, left, weight=np.ones(n))
+        score = np.empty(n)
+        for i in range(n):
+            first = ptr[view.job[i]]
+            last = min(first + view.passes[i], ptr[view.job[i] + 1]) - 1
+            level = observed[last] if last >= first else initial
+            fall = max(observed[last - 1] - observed[last], 0.0) if last > first else 0.0
+            score[i] = lam * level + (1.0 - lam) * fall
+            if resolved:
+                score[i] /= view.remaining[i]
+        jobs = Jobs(
+            in_order(view, -score), fixed_sizes(view, last_pass, by_pass), score, np.ones(n),
+            np.zeros(n), np.zeros(n), view.rate,
+        )  # fmt: skip
+        return Choice(share(view, jobs, preempt, APPORTION)[0], jobs.order, 0)
 
-    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The whole simulation in compiled code."""
-        from optsched.cluster.policies.elastic_loops import GIVEN_KEY, Rule, simulate_by_rule
-
-        rule, n = Rule(GIVEN_KEY, 1, 0, _NEVER, _MARGINAL), len(workload)
-        return simulate_by_rule(
-            workload, nodes, settings, rule, self.name, np.arange(n), np.ones(n)
-        )
-
-
-class Afs:
-    """Apathetic future share: each GPU to the winner of comparisons of two jobs.
-
-    AFS-L of Hwang et al., *Elastic Resource Sharing for Distributed Deep Learning*, NSDI 2021: of
-    two jobs, with a the one that ends earlier at its present size, b is preferred if and only if
-    (f_b(g+1) - f_b(g)) / f_b(g+1) > (f_a(g+1) - f_a(g)) / f_a(g), each at its own g. A job without
-    GPUs wins by ending earlier, so all smallest sizes come first, by estimated remaining time;
-    where g+1 is not allowed, the next size stands for it. None is preempted.
-    """
-
-    name: ClassVar[str] = "afs"
-    options: ClassVar[tuple[str, ...]] = ()
-    clairvoyant: bool = False
-
-    def decide(self, view: ClusterView) -> Decision:
-        """Quotas now."""
-        left = view.remaining.astype(np.float64)
-        slow = np.ones(len(view.job))
-        slots = smallest(view) > 0
-        slow[slots] = view.rate[view.size_ptr[:-1][slots]]
-        return in_order(view, left / slow, _NEVER, _PAIRWISE, left)
-
-    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The whole simulation in compiled code."""
-        from optsched.cluster.policies.elastic_loops import TIME, Rule, simulate_by_rule
-
-        rule = Rule(TIME, 1, 0, _NEVER, _PAIRWISE)
-        return simulate_by_rule(workload, nodes, settings, rule, self.name)
+    def notes(self, workload: Workload, nodes: Nodes) -> tuple[str, ...]:
+        """Sentences for `Run.notes`."""
+        return (IGNORES_TYPES,) if len(set(nodes.types)) > 1 else ()

@@ -1,9 +1,8 @@
-"""Who runs and on how many GPUs, for jobs in a given order: the kernel of the elastic policies.
+"""Gangs of elastic jobs in an order, then the GPUs that are left: what all elastic policies share.
 
-Every job is an index into the columns, so that the same code serves a policy's view (positions)
-and a compiled simulation (numbers of jobs). Three steps: admission (one minimum gang each, over
-all GPUs), realisation (jobs in the middle of a pass keep their size, and whoever is displaced goes
-on until its GPUs are really used), surplus (GPUs that would idle go round, or to the largest gain).
+Plain functions of a view, which numba takes too. Three steps: admission (one smallest gang for
+every job, counted over all GPUs), realisation (jobs within a pass keep their size, and a displaced
+job goes on until its GPUs are used), surplus (GPUs that would idle).
 """
 
 from __future__ import annotations
@@ -11,282 +10,259 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from numba import types
 
-from optsched.kernels.compile import INT, INTS, READ, entry, helper
+from optsched.kernels.compile import helper
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from optsched.cluster.workload.workload import Workload
     from optsched.model.schedule import IntArray
-
-    FloatArray = npt.NDArray[np.float64]
-
-FLOATS: Final = types.Array(types.float64, 1, "C")
-GIVEN: Final = types.Array(types.float64, 1, "C", readonly=True)
-
-
-class Columns(NamedTuple):
-    """One value per job: of a whole workload by number, or of a view by position."""
-
-    count: IntArray  # type: ignore[assignment]  # tuple.count
-    """Number of active jobs, the length of `order` in use; GPUs for all but `PINNED` jobs; changes
-    of nodes that have been seen, -1 before the first look."""
-    order: IntArray
-    """Active jobs by key, then running before pending, then by number."""
-    key: FloatArray
-    held: IntArray
-    fixed: IntArray
-    preemptible: IntArray
-    size_ptr: IntArray
-    size: IntArray
-    rate: IntArray
-    remaining: FloatArray
-    weight: FloatArray
-    restart: IntArray
-    """Restart cost of a job."""
-    cost: IntArray
-    """Restart cost of its next start: 0 before the first."""
-    final: IntArray
-    """Passes completed from which on a job is in its last one, as is believed."""
-    taken: IntArray
-    step: IntArray
-    quota: IntArray
-
-
-COLUMNS: Final[Any] = types.NamedTuple(
-    [INTS, INTS, FLOATS, INTS, INTS, READ, READ, READ, READ, FLOATS, GIVEN, READ, INTS, READ,
-     INTS, INTS, INTS],
-    Columns,
-)  # fmt: skip
-
-
-def columns_of(jobs: int, active: int, budget: int, **given: Any) -> Columns:
-    """Columns of so many jobs, copies of what is given; the others are zero."""
-    made: dict[str, Any] = {"count": np.array([active, budget, -1], np.int64)}
-    for name, kind in zip(Columns._fields[1:], COLUMNS.types[1:], strict=True):
-        dtype = np.int64 if kind.dtype == INT else np.float64
-        made[name] = np.array(given[name], dtype) if name in given else np.zeros(jobs, dtype)
-        made[name].setflags(write=kind.mutable)
-    return Columns(**made)
-
 
 # when a running job loses its GPUs
 NEVER: Final = 0
 BY_ORDER: Final = 1
-"""Whoever comes first in the order runs."""
+"""To a job before it in the order."""
 BY_GAIN: Final = 2
-"""Only where the gain exceeds both restart costs."""
+"""Likewise, where the saved weighted time exceeds both restart costs."""
 _NOISE: Final = 1e-9
 """A gain of less than this share of the time it is taken from is rounding."""
 
-# what becomes of GPUs that would idle
-ROUND: Final = 0
+# which job gets the GPUs that would idle
+IDLE: Final = 0
+"""No job."""
+ROUND: Final = 1
 """One step up for each in order, again and again."""
-MARGINAL: Final = 1
+MARGINAL: Final = 2
 """Each step to the largest saving of weighted time per GPU."""
-APPORTION: Final = 2
-"""In proportion to scores (eq. 31), by the divisor method of Webster, which never takes a GPU from
-a job because there are more; scores stand in the column `remaining`."""
-PAIRWISE: Final = 3
-"""To the winner of comparisons in the sense of AFS-L (Hwang et al., NSDI 2021)."""
+APPORTION: Final = 3
+"""In proportion to `Jobs.work`, by the divisor method of Webster (bounded apportionment)."""
+WORST: Final = 4
+"""Each step to the job with the largest weight * (elapsed + work / pace), of equals to the one that
+falls lowest. It has to get that step in every allocation whose largest value is smaller, so the
+largest value is the smallest possible one whatever the sizes."""
 
-# how free a job's size is
+# how free the size of a job is
 FREE: Final = 0
 HOLDS: Final = 1
-"""In the middle of a pass: it keeps its size, or loses all."""
-PINNED: Final = 2
-"""It stays as it is, and its GPUs are not in the budget (they are on a node that is drained)."""
-LAST: Final = 3
-"""As `HOLDS`, in what is believed to be its last pass: it holds its GPUs until it ends."""
+"""Within a pass: it keeps its size, or loses all."""
+LAST: Final = 2
+"""Likewise, in what is estimated to be its last pass: it holds its GPUs until it ends."""
+PINNED: Final = 3
+"""It stays as it is, and its GPUs are not in the budget: they are on a node that is drained."""
 
 
-@helper(INT, COLUMNS, INT, counted=False)
-def _may_go(c, job):  # type: ignore[no-untyped-def]
-    """1 if a job runs, has not been displaced yet, and may be."""
-    if c.held[job] > 0 and c.taken[job] == 1 and c.preemptible[job] == 1 and c.fixed[job] != PINNED:
-        return 1
-    return 0
+class Jobs(NamedTuple):
+    """What a policy makes of the active jobs, by position (`order`: positions)."""
+
+    order: Any
+    fixed: Any
+    """`FREE`, `HOLDS`, `LAST` or `PINNED`."""
+    work: Any
+    """Remaining work, or a score."""
+    weight: Any
+    elapsed: Any
+    cost: Any
+    """Restart cost of the next start."""
+    pace: Any
+    """Speed, or another rising number, at each of ``view.size``."""
 
 
-@helper(INT, COLUMNS, INT, counted=False)
-def _least(c, job):  # type: ignore[no-untyped-def]
+def last_passes(workload: Workload, clairvoyant: bool) -> IntArray:
+    """Number of passes by job; of one that ends at a target by its work as the policy sees it."""
+    work = workload.work if clairvoyant else workload.estimate
+    aims = ~np.isnan(workload.target)
+    passes = np.where(aims, -(-work // workload.pass_work), workload.passes)
+    return passes.astype(np.int64)
+
+
+@helper()
+def fixed_sizes(view, last_pass, by_pass):  # type: ignore[no-untyped-def]
+    """How free the size of every job is; `by_pass`: a size changes at the end of a pass only."""
+    fixed = np.zeros(len(view.job), np.int64)
+    for i in range(len(fixed)):
+        if view.gpus[i] == 0:
+            continue
+        if len(view.draining) > 0 and view.draining[i]:
+            fixed[i] = PINNED
+        elif by_pass and not view.at_pass_end[i]:
+            fixed[i] = LAST if view.passes[i] + 1 >= last_pass[view.job[i]] else HOLDS
+    return fixed
+
+
+@helper()
+def in_order(view, key):  # type: ignore[no-untyped-def]
+    """Positions by ascending key; of equal keys the running jobs first, then by arrival."""
+    if np.all(key[1:] > key[:-1]):
+        return np.arange(len(key))
+    order = np.concatenate((np.flatnonzero(view.running), np.flatnonzero(~view.running)))
+    by_key = key[order]
+    if np.all(by_key[1:] >= by_key[:-1]):
+        return order
+    return order[np.argsort(by_key, kind="mergesort")]
+
+
+@helper()
+def least(view, jobs, i):  # type: ignore[no-untyped-def]
     """GPUs that a job needs until it ends: its smallest size, or what it cannot give back."""
-    if c.held[job] > 0 and c.fixed[job] == LAST:
-        return c.held[job]
-    return c.size[c.size_ptr[job]]
+    return view.gpus[i] if jobs.fixed[i] == LAST else view.size[view.size_ptr[i]]
 
 
-@helper(INT, COLUMNS, INT, INT, counted=False)
-def pays(c, job, victim):  # type: ignore[no-untyped-def]
-    """1 if a job gains more than both restart costs by going before a running one."""
-    own = c.weight[victim] * (c.remaining[job] / c.rate[c.size_ptr[job]])
-    its = c.weight[job] * (c.remaining[victim] / c.rate[c.size_ptr[victim]])
-    both = c.weight[victim] * c.cost[victim] + c.weight[victim] * c.cost[job]
-    return 1 if its - own - both > _NOISE * its else 0
+@helper()
+def _pays(view, jobs, i, victim):  # type: ignore[no-untyped-def]
+    """Whether job i gains more than both restart costs by going before a running one."""
+    loses = jobs.weight[victim] * (jobs.work[i] / view.rate[view.size_ptr[i]])
+    gains = jobs.weight[i] * (jobs.work[victim] / view.rate[view.size_ptr[victim]])
+    costs = jobs.weight[victim] * jobs.cost[victim] + jobs.weight[victim] * jobs.cost[i]
+    return gains - loses - costs > _NOISE * gains
 
 
-@helper(INT, COLUMNS, INT, counted=False)
-def _admit(c, preempt):  # type: ignore[no-untyped-def]
-    """Mark (taken = 1) the jobs that shall run; their least GPUs fit the budget together."""
-    left = c.count[1]
-    for at in range(c.count[0]):
-        job = c.order[at]
-        c.taken[job] = 0
-        if c.fixed[job] == PINNED and c.held[job] > 0:
-            c.taken[job] = 1
-        elif c.held[job] > 0 and (preempt != BY_ORDER or c.preemptible[job] == 0):
-            c.taken[job] = 1
-            left -= _least(c, job)
-    last = c.count[0] - 1
-    displace = preempt == BY_GAIN
-    for at in range(c.count[0]):
-        if left == 0 and not displace:
+@helper()
+def _may_go(view, jobs, admitted, i):  # type: ignore[no-untyped-def]
+    """Whether a job runs, has not been displaced yet, and may be."""
+    return view.gpus[i] > 0 and admitted[i] and view.preemptible[i] and jobs.fixed[i] != PINNED
+
+
+@helper()
+def _displace(view, jobs, admitted, at, last, missing):  # type: ignore[no-untyped-def]
+    """Take out running jobs of the order, from place `last` upwards, for the job at place `at`.
+
+    Returns the next place to take from and the GPUs that are more than `missing`; -1 and nothing
+    is changed where some job does not give way with a gain (later jobs gain less).
+    """
+    freed, back = 0, last
+    while back > at and freed < missing:
+        victim = jobs.order[back]
+        back -= 1
+        if _may_go(view, jobs, admitted, victim):
+            if not _pays(view, jobs, jobs.order[at], victim):
+                return -1, 0
+            freed += least(view, jobs, victim)
+    if freed < missing:
+        return -1, 0
+    left, following = freed - missing, back
+    for place in range(back + 1, last + 1):
+        victim = jobs.order[place]
+        if _may_go(view, jobs, admitted, victim):
+            need = least(view, jobs, victim)
+            admitted[victim] = need <= left  # a larger one that stood before it is enough
+            if admitted[victim]:
+                left, following = left - need, place
+    return following, left
+
+
+@helper()
+def _admit(view, jobs, preempt, left):  # type: ignore[no-untyped-def]
+    """Which jobs shall run: their least GPUs fit `left` together."""
+    n = len(jobs.order)
+    admitted = np.zeros(n, np.bool_)
+    for i in range(n):
+        if view.gpus[i] > 0 and jobs.fixed[i] == PINNED:
+            admitted[i] = True
+        elif view.gpus[i] > 0 and (preempt != BY_ORDER or not view.preemptible[i]):
+            admitted[i] = True
+            left -= least(view, jobs, i)
+    last = n - 1 if preempt == BY_GAIN else -1
+    for at in range(n):
+        i = jobs.order[at]
+        if left == 0 and last < 0:
             break
-        job = c.order[at]
-        if c.taken[job] == 1 or (c.held[job] > 0 and preempt != BY_ORDER):
+        if admitted[i] or (view.gpus[i] > 0 and preempt != BY_ORDER):
             continue
-        if c.size_ptr[job] == c.size_ptr[job + 1]:
+        if view.size_ptr[i] == view.size_ptr[i + 1]:
             continue
-        gang = _least(c, job)
+        gang = least(view, jobs, i)
         if gang <= left:
-            c.taken[job] = 1
+            admitted[i] = True
             left -= gang
-        elif displace:
-            freed = left
-            back = last  # from the last running job upwards, as long as each gives way with a gain
-            while displace and back > at and freed < gang:
-                victim = c.order[back]
-                if _may_go(c, victim) == 1:
-                    if pays(c, job, victim) == 1:
-                        freed += _least(c, victim)
-                    else:
-                        displace = False  # whoever comes later gains less
-                back -= 1
-            if freed < gang:
-                displace = False
-                continue
-            c.taken[job] = 1
-            left = freed - gang
-            for between in range(back + 1, last + 1):
-                victim = c.order[between]
-                if _may_go(c, victim) == 1:
-                    least = _least(c, victim)
-                    if least <= left:  # a larger one that stood before it is enough
-                        left -= least
-                        back = max(back, between)
-                    else:
-                        c.taken[victim] = 0
-            last = back
-    return left
+        elif last >= 0:
+            last, spare = _displace(view, jobs, admitted, at, last, gang - left)
+            if last >= 0:
+                admitted[i] = True
+                left = spare
+    return admitted
 
 
-@helper(INT, COLUMNS, INT, counted=False)
-def _go_round(c, spare):  # type: ignore[no-untyped-def]
-    """One step up for each in order, again and again."""
+@helper()
+def share(view, jobs, preempt, surplus):  # type: ignore[no-untyped-def]
+    """GPUs of every job, and how many of those left over may be given to the jobs that run."""
+    n = len(jobs.order)
+    left = view.free.sum() + view.gpus[jobs.fixed != PINNED].sum()
+    admitted = _admit(view, jobs, preempt, left)
+    quota, step = np.zeros(n, np.int64), view.size_ptr[:-1].copy()
+    for i in range(n):
+        if admitted[i] and view.gpus[i] > 0:
+            quota[i] = view.gpus[i] if jobs.fixed[i] != FREE else view.size[step[i]]
+            if jobs.fixed[i] != PINNED:
+                left -= quota[i]
+    waiting = 0
+    for i in jobs.order:
+        if admitted[i] and view.gpus[i] == 0:
+            if view.size[step[i]] <= left:
+                quota[i] = view.size[step[i]]
+                left -= quota[i]
+            else:  # until another job ends its pass
+                waiting += view.size[step[i]]
+        elif not admitted[i] and view.gpus[i] > 0:  # goes on while no job starts in its place
+            if jobs.fixed[i] != FREE:
+                quota[i] = view.gpus[i] if view.gpus[i] <= left else 0
+            else:
+                for k in range(view.size_ptr[i], view.size_ptr[i + 1]):
+                    if view.size[k] <= min(view.gpus[i], left):
+                        step[i], quota[i] = k, view.size[k]
+            left -= quota[i]
+    spare = max(left - waiting, 0)
+    able = jobs.order[(quota[jobs.order] > 0) & (jobs.fixed[jobs.order] == FREE)]
+    if surplus == ROUND:
+        spare = _round(view, able, quota, step, spare)
+    elif surplus != IDLE:
+        spare = _most_urgent_first(view, jobs, surplus, able, quota, step, spare)
+    return quota, spare
+
+
+@helper()
+def _round(view, able, quota, step, spare):  # type: ignore[no-untyped-def]
+    """One step up for each in order, again and again; returns what is left."""
     moved = True
     while moved and spare > 0:
         moved = False
-        for at in range(c.count[0]):
-            job = c.order[at]
-            if c.quota[job] > 0 and c.fixed[job] == FREE and c.step[job] + 1 < c.size_ptr[job + 1]:
-                more = c.size[c.step[job] + 1] - c.size[c.step[job]]
+        for i in able:
+            if step[i] + 1 < view.size_ptr[i + 1]:
+                more = view.size[step[i] + 1] - quota[i]
                 if more <= spare:
-                    c.step[job] += 1
-                    c.quota[job] += more
+                    step[i] += 1
+                    quota[i] += more
                     spare -= more
                     moved = True
-                    if spare == 0:
-                        break
     return spare
 
 
-@helper(INT, COLUMNS, INT, INT, counted=False)
-def _beats(c, job, other):  # type: ignore[no-untyped-def]
-    """1 if the next step rather goes to `job` than to `other`, which stands before it.
-
-    a ends earlier as they are; b is preferred iff its gain over its *later* speed exceeds the gain
-    of a over its *present* speed.
-    """
-    own, its = c.rate[c.step[job]], c.rate[c.step[other]]
-    own_next, its_next = c.rate[c.step[job] + 1], c.rate[c.step[other] + 1]
-    if c.remaining[job] / own < c.remaining[other] / its:
-        return 0 if (its_next - its) / its_next > (own_next - own) / own else 1
-    return 1 if (own_next - own) / own_next > (its_next - its) / its else 0
-
-
-@helper(INT, COLUMNS, INT, INT, counted=False)
-def _by_gain(c, rule, spare):  # type: ignore[no-untyped-def]
-    """Each step to the largest gain; ties to the first in order."""
+@helper()
+def _most_urgent_first(view, jobs, surplus, able, quota, step, spare):  # type: ignore[no-untyped-def]
+    """Each step to the job where it is most urgent; returns what is left."""
     while spare > 0:
-        best = -1
-        most = 0.0
-        for at in range(c.count[0]):
-            job = c.order[at]
-            if c.quota[job] > 0 and c.fixed[job] == FREE and c.step[job] + 1 < c.size_ptr[job + 1]:
-                now = c.size[c.step[job]]
-                then = c.size[c.step[job] + 1]
-                if then - now <= spare:
-                    if rule == PAIRWISE:
-                        if c.rate[c.step[job] + 1] > c.rate[c.step[job]] and (
-                            best < 0 or _beats(c, job, best) == 1
-                        ):
-                            best = job
-                        continue
-                    if rule == MARGINAL:
-                        saved = c.remaining[job] / c.rate[c.step[job]]
-                        saved -= c.remaining[job] / c.rate[c.step[job] + 1]
-                        gain = c.weight[job] * saved / (then - now)
-                    elif c.remaining[job] > 0.0:
-                        gain = c.remaining[job] / (now + then)
-                    else:  # who has no score shares equally, when all others have their most
-                        gain = -float(then)
-                    if best < 0 or gain > most:
-                        most = gain
-                        best = job
-        if best < 0 or (rule == MARGINAL and most <= 0.0):
+        best, most, second = -1, 0.0, 0.0
+        for i in able:
+            k = step[i]
+            if k + 1 == view.size_ptr[i + 1] or view.size[k + 1] - view.size[k] > spare:
+                continue
+            first, after = _urgency(view, jobs, surplus, i, k)
+            if best < 0 or first > most or (first == most and after > second):
+                best, most, second = i, first, after
+        if best < 0 or (surplus == MARGINAL and most <= 0.0):
             break
-        more = c.size[c.step[best] + 1] - c.size[c.step[best]]
-        c.step[best] += 1
-        c.quota[best] += more
-        spare -= more
+        step[best] += 1
+        spare -= view.size[step[best]] - quota[best]
+        quota[best] = view.size[step[best]]
     return spare
 
 
-@entry(INT, COLUMNS, INT, INT, counted=False)
-def share(c, preempt, surplus):  # type: ignore[no-untyped-def]
-    """Quotas of the jobs in order; returns the GPUs left over."""
-    _admit(c, preempt)
-    left = c.count[1]
-    for at in range(c.count[0]):
-        job = c.order[at]
-        c.quota[job] = 0
-        c.step[job] = c.size_ptr[job]
-        if c.taken[job] == 1 and c.held[job] > 0:
-            c.quota[job] = c.held[job] if c.fixed[job] != FREE else c.size[c.step[job]]
-            if c.fixed[job] != PINNED:
-                left -= c.quota[job]
-    waiting = 0
-    for at in range(c.count[0]):
-        job = c.order[at]
-        if c.taken[job] == 1 and c.held[job] == 0:
-            if c.size[c.step[job]] <= left:
-                c.quota[job] = c.size[c.step[job]]
-                left -= c.quota[job]
-            else:
-                waiting += c.size[c.step[job]]
-        elif c.taken[job] == 0 and c.held[job] > 0:  # goes on while nobody starts in its place
-            if c.fixed[job] != FREE:
-                c.quota[job] = c.held[job] if c.held[job] <= left else 0
-            elif c.size[c.step[job]] <= left:
-                most = min(c.held[job], left)
-                while c.step[job] + 1 < c.size_ptr[job + 1] and c.size[c.step[job] + 1] <= most:
-                    c.step[job] += 1
-                c.quota[job] = c.size[c.step[job]]
-            left -= c.quota[job]
-    spare = left - waiting  # those who wait for the end of somebody's pass come first
-    if spare > 0 and surplus == ROUND:
-        _go_round(c, spare)
-    elif spare > 0:
-        _by_gain(c, surplus, spare)
-    return left
+@helper()
+def _urgency(view, jobs, surplus, i, k):  # type: ignore[no-untyped-def]
+    """Urgency of a step up from option k of job i, and a second value for equal ones."""
+    now, following = view.size[k], view.size[k + 1]
+    if surplus == APPORTION:  # without a score: equal shares of what others cannot take
+        return (jobs.work[i] / (now + following) if jobs.work[i] > 0.0 else -float(following)), 0.0
+    if surplus == MARGINAL:
+        saved = jobs.work[i] / jobs.pace[k] - jobs.work[i] / jobs.pace[k + 1]
+        return jobs.weight[i] * saved / (following - now), 0.0
+    worst = jobs.weight[i] * (jobs.elapsed[i] + jobs.work[i] / jobs.pace[k])
+    return worst, -jobs.weight[i] * (jobs.elapsed[i] + jobs.work[i] / jobs.pace[k + 1])

@@ -1,38 +1,39 @@
 """`sia`: one configuration or none for every job, by the rounded objective of Sia.
 
-Jayaram Subramanya et al., *Sia*, SOSP 2023, homogeneous case: minimise the sum of A over the
-chosen configurations plus 1.1 for every job left out, A = round((goodput * r / smallest goodput of
-the job)^p, 2), p = -0.5. r discounts a change of size: 1 for the present one, for a job without
-GPUs and for one younger than its restart cost, else max(age - restarts * cost, 0) / (age + cost).
-Sizes are 1, 2, 4, .., one node, then whole nodes. The rounding to two decimals is part of the
-peer's objective and is kept. Solved exactly as a multiple choice. Jobs compete anew at every event:
-Sia itself decides in rounds (``round=60``).
+Jayaram Subramanya et al., *Sia*, SOSP 2023: minimize the sum of A over the chosen configurations
+plus 1.1 for every job left out, A = round((goodput * r / smallest goodput of the job)^p, 2),
+p = -0.5. r discounts a change: 1 for the present configuration, for a job without GPUs and for one
+younger than its restart cost, else max(age - restarts * cost, 0) / (age + cost). Sizes are 1, 2, 4,
+.., one node, then whole nodes. The rounding to two decimals is part of the objective as published.
+Solved exactly as a multiple choice; of equal sums the one with the fewest changes, or jobs could
+swap for ever. Jobs compete anew at every event: Sia itself decides in rounds (``round=60``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from optsched.cluster.policies.room import decision, fixed_jobs, number
+from optsched.cluster.policies.allocation import best_options
+from optsched.cluster.policies.elastic import by_pass
+from optsched.cluster.policies.elastic_rule import FREE, PINNED, fixed_sizes, last_passes
+from optsched.cluster.world.compiled import RulePolicy
+from optsched.io.values import number
+from optsched.kernels.compile import helper
 
 if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
-    from optsched.cluster.world.log import Log
-    from optsched.cluster.world.policy import ClusterView, Decision
     from optsched.cluster.world.settings import Settings
-    from optsched.model.schedule import IntArray
 
-LEFT_OUT: Final = 1.1
-_CENTS: Final = 100
+LEFT_OUT: Final = 110
+"""Cost of a job without GPUs, in hundredths."""
 _MOST: Final = 10.0**8
-_FREE, _HOLDS, _PINNED = 0, 1, 2
 
 
-class Sia:
-    """Sia's choice of configurations.
+class Sia(RulePolicy):
+    """Choice of configurations.
 
     Parameters
     ----------
@@ -45,74 +46,95 @@ class Sia:
     clairvoyant: bool = False
 
     def __init__(self, *, p: float = -0.5) -> None:
-        self.p = number("p", p, -10.0, -1e-6)
+        self.p = number("options.p", p, -10.0, -1e-6)
 
-    def decide(self, view: ClusterView) -> Decision:
-        """Quotas now."""
-        from optsched_solvers.quota.multiple_choice import choice
+    def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
+        """What the rule needs beside the view."""
+        return last_passes(workload, False), by_pass(settings), self.p
 
-        fixed, slots = fixed_jobs(view), np.diff(view.size_ptr) > 0
-        quota = np.where(slots, view.gpus, -1)
-        movable = np.flatnonzero(slots & (fixed != _PINNED))
-        if len(view.size) == int(slots.sum()):  # every job has one size
-            from optsched.cluster.policies.sia_loop import one_size
+    @staticmethod
+    def rule(view, last_pass, by_pass, p):  # type: ignore[no-untyped-def]
+        """GPUs now."""
+        fixed = fixed_sizes(view, last_pass, by_pass)
+        quota = view.gpus.copy()
+        loose = np.flatnonzero((view.size_ptr[1:] > view.size_ptr[:-1]) & (fixed != PINNED))
+        budget = view.free.sum() + view.gpus[loose].sum()
+        if len(view.size) == np.sum(view.size_ptr[1:] > view.size_ptr[:-1]):
+            return most_jobs(view, quota, loose)
+        ptr, size, value = costs(view, fixed, loose, p)
+        budget = min(budget, np.sum(size[ptr[1:] - 1]))
+        quota[loose] = best_options(ptr, size, -value, budget)
+        return quota
 
-            budget = int(view.free.sum() + view.gpus[movable].sum())
-            gang = view.size[view.size_ptr[:-1][movable]]
-            held, preemptible = view.gpus[movable], view.preemptible[movable]
-            quota[movable] = one_size(held, preemptible, gang, budget)
-            return decision(view, quota, None)
-        positions, ptr, sizes, values, budget = self.table(view)
-        if len(positions):
-            # among equal sums the one with the fewest changes, or jobs could swap for ever
-            keeps = sizes == np.repeat(view.gpus[positions], np.diff(ptr))
-            ranked = values * (len(positions) + 1) + keeps
-            quota[positions], _ = choice(ptr, sizes, ranked, budget)
-        return decision(view, quota, None)
 
-    def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The whole simulation in compiled code, of jobs of one size."""
-        from optsched.cluster.policies.sia_loop import simulate_one_size
+@helper()
+def costs(view, fixed, loose, p):  # type: ignore[no-untyped-def]
+    """Configurations of the jobs: offsets, GPUs, costs in hundredths with a trace for changes."""
+    node = max(view.capacity.max(), 1)
+    ptr, at = np.zeros(len(loose) + 1, np.int64), 0
+    size = np.empty(len(view.size) + len(loose), np.int64)
+    cost = np.empty(len(size), np.int64)
+    for row in range(len(loose)):
+        i = loose[row]
+        held, first, end = view.gpus[i], view.size_ptr[i], view.size_ptr[i + 1]
+        if held == 0 or view.preemptible[i]:
+            size[at], cost[at] = 0, LEFT_OUT
+            at += 1
+        usual = 0
+        for k in range(first, end):
+            usual += is_usual(view.size[k], node)
+        slowest = 0
+        for k in range(first, end):
+            if usual == 0 or view.size[k] == held or is_usual(view.size[k], node):
+                slowest = view.rate[k] if slowest == 0 else min(slowest, view.rate[k])
+        change = discount(view, i)
+        for k in range(first, end):
+            g = view.size[k]
+            r = 1.0 if g == held else change
+            if r <= 0.0 or (g != held and fixed[i] != FREE):
+                continue
+            if usual == 0 or g == held or is_usual(g, node):
+                relative = min((view.rate[k] * r / slowest) ** p, _MOST)
+                size[at], cost[at] = g, int(np.rint(100.0 * relative))
+                at += 1
+        ptr[row + 1] = at
+        for k in range(ptr[row], at):
+            cost[k] = cost[k] * (len(loose) + 1) - (size[k] == held)
+    return ptr, size[:at], cost[:at]
 
-        return simulate_one_size(workload, nodes, settings, self.name)
 
-    def table(self, view: ClusterView) -> tuple[IntArray, IntArray, IntArray, IntArray, int]:
-        """Positions, offsets, sizes, worths (cents, negative costs) and budget of the choice."""
-        fixed = fixed_jobs(view)
-        slots = np.diff(view.size_ptr) > 0
-        positions = np.flatnonzero(slots & (fixed != _PINNED))
-        budget = int(view.free.sum() + view.gpus[positions].sum())
-        node = int(view.capacity.max(initial=1))
-        ptr, sizes, values = [0], [], []
-        for i in positions.tolist():
-            held = int(view.gpus[i])
-            if not held or view.preemptible[i]:
-                sizes.append(0)
-                values.append(-round(_CENTS * LEFT_OUT))
-            for g, cost in self.costs(view, i, node):
-                if g <= budget and (g == held or fixed[i] == _FREE):
-                    sizes.append(g)
-                    values.append(-round(_CENTS * cost))
-            ptr.append(len(sizes))
-        return positions, *(np.array(x, np.int64) for x in (ptr, sizes, values)), budget  # type: ignore[return-value]
+@helper()
+def is_usual(gpus, node):  # type: ignore[no-untyped-def]
+    """Whether a size is a power of two within a node, or whole nodes."""
+    return (gpus & (gpus - 1) == 0 and gpus <= node) or gpus % node == 0
 
-    def costs(self, view: ClusterView, i: int, node: int) -> list[tuple[int, float]]:
-        """Sizes of a job and A, rounded to two decimals; sizes of discount 0 are not offered."""
-        at = slice(view.size_ptr[i], view.size_ptr[i + 1])
-        held = int(view.gpus[i])
-        rows = list(zip(view.size[at].tolist(), view.rate[at].tolist(), strict=True))
-        usual = [(g, f) for g, f in rows if (g & (g - 1) == 0 and g <= node) or g % node == 0]
-        rows = [row for row in rows if row in usual or row[0] == held] if usual else rows
-        slowest = min(f for _, f in rows)
-        age = view.time - int(view.submit[i])
-        cost = int(view.restart_cost[i])
-        restarts = max(int(view.starts[i]) - 1, 0)
-        discount = 1.0
-        if held and age >= cost and age + cost > 0:
-            discount = max(age - restarts * cost, 0) / (age + cost)
-        found = []
-        for g, f in rows:
-            r = 1.0 if g == held else discount
-            if r > 0:
-                found.append((g, round(min((f * r / slowest) ** self.p, _MOST), 2)))
-        return found
+
+@helper()
+def discount(view, i):  # type: ignore[no-untyped-def]
+    """Factor r on the speed of job i for a change of its configuration."""
+    age, cost = view.time - view.submit[i], view.restart_cost[i]
+    if view.gpus[i] == 0 or age < cost or age + cost == 0:
+        return 1.0
+    return max(age - max(view.starts[i] - 1, 0) * cost, 0) / (age + cost)
+
+
+@helper()
+def most_jobs(view, quota, loose):  # type: ignore[no-untyped-def]
+    """The choice where every job has one size: all are worth the same, so as many run as fit.
+
+    Of all such choices the one with the fewest changes; of jobs of one size those that came first.
+    """
+    size = np.zeros(len(quota), np.int64)
+    size[view.size_ptr[1:] > view.size_ptr[:-1]] = view.size
+    run = loose[(view.gpus[loose] > 0) & view.preemptible[loose]]
+    wait = loose[view.gpus[loose] == 0]
+    run = run[np.argsort(size[run], kind="mergesort")]
+    wait = wait[np.argsort(size[wait], kind="mergesort")]
+    left = view.free.sum() + view.gpus[run].sum()
+    most = np.searchsorted(np.cumsum(np.sort(size[np.concatenate((run, wait))])), left, "right")
+    kept = min(len(run), most)
+    while size[run[:kept]].sum() + size[wait[: most - kept]].sum() > left:
+        kept -= 1
+    quota[run[kept:]] = 0
+    quota[wait[: most - kept]] = size[wait[: most - kept]]
+    return quota

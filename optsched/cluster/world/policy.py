@@ -91,6 +91,8 @@ class ClusterView:
     the jobs' speeds by name are ``workload.types`` and ``workload.speeds``."""
     nodes: Nodes | None = None
     """All nodes, also those that take no work."""
+    draining: BoolArray = field(default_factory=_none)  # type: ignore[assignment]
+    """Whether the job holds GPUs of a node that takes no work; an empty array: no job does."""
     zero_free: IntArray = field(default_factory=_none)
     """Free zero-slot units of every node (0 likewise); an empty array: no limit."""
     partner: IntArray = field(default_factory=_none)

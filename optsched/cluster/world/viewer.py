@@ -157,6 +157,15 @@ def _held(viewer: Viewer, columns: dict[str, Any]) -> None:
     columns["held_count"] = _frozen(count)
 
 
+def _draining(viewer: Viewer, columns: dict[str, Any]) -> None:
+    view = EngineView(columns)
+    closed = viewer.world.node["takes"][view.held_node] == 0
+    rows = np.repeat(np.arange(len(view.job)), np.diff(view.held_ptr))
+    found = np.zeros(len(view.job), bool)
+    found[rows[closed]] = view.gpus[rows[closed]] > 0
+    columns["draining"] = _frozen(found)
+
+
 def _of_nodes(name: str, column: str) -> Callable[[Viewer, dict[str, Any]], None]:
     return lambda viewer, columns: columns.update(
         {name: _frozen(viewer.world.node[column] * viewer.world.node["takes"])}
@@ -174,5 +183,6 @@ _LATER: Final[dict[str, Callable[[Viewer, dict[str, Any]], None]]] = {
     "node_type": lambda viewer, columns: columns.update(
         node_type=_frozen(viewer.world.supply[:, 0] - 1)
     ),
+    "draining": _draining,
     "zero_free": _of_nodes("zero_free", "free_units"),
 }  # fmt: skip
