@@ -1,4 +1,4 @@
-"""Elastic policies: what they promise, who waits for whom, published figures."""
+"""Elastic policies: what they promise, which job waits for which, published figures."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 from depth import depth
 
-from optsched.cluster import Curve, Job, Nodes, Settings, Workload, entropy_workload, simulate
+from optsched.cluster import Curve, Job, Nodes, Workload, entropy_workload, simulate
 from optsched.cluster.policies import get
+from optsched.cluster.policies.allocation import OBJECTIVES
 from optsched.cluster.workload.job import WORK
 from optsched.testing import check_policy
 from optsched.testing.policy_worlds import policy_worlds
 
+SRTF = {"order": "srtf", "clairvoyant": True, "preempt": "order"}
 CASES = [
-    ("elastic_fifo", {}), ("elastic_sjf", {}), ("elastic_sjf", {"clairvoyant": True}),
-    ("elastic_srtf", {}), ("elastic_srtf", {"clairvoyant": False}),
+    ("elastic", {}), ("elastic", {"order": "sjf"}), ("elastic", {"order": "sjf", "clairvoyant": True}),
+    ("elastic", SRTF), ("elastic", {"order": "srtf", "preempt": "order"}),
+    ("elastic", {"order": "srtf", "preempt": "gain"}), ("elastic", {"surplus": "marginal"}),
     ("entropy", {}), ("entropy", {"preemptive": True, "lam": 0.9}),
     ("entropy", {"score": "resolved"}), ("entropy", {"score": "resolved", "preemptive": True}),
     ("time_to_target", {}), ("time_to_target", {"pool": False}),
@@ -28,19 +31,6 @@ CASES = [
 def test_conformance(name, options, zero_slot):
     """What every policy promises."""
     check_policy(get(name, **options), worlds=policy_worlds(depth(4, 40), zero_slot=zero_slot))
-
-
-def test_not_compiled_is_asked():
-    """Zero-slot tasks, contention and changes of nodes are for the generic engine."""
-    from optsched.cluster import NodeChange
-
-    jobs = Workload.of([Job(name="z", sizes=(0,), work=WORK)])
-    change = (NodeChange(5, 0, "drain"),)
-    for name, options in CASES:
-        policy = get(name, **options)
-        assert policy.compiled(jobs, Nodes(1, 2), Settings()) is None
-        assert policy.compiled(cases.workload(1), Nodes(1, 4), Settings(changes=change)) is None
-    assert get("entropy", rank_normalise=True).compiled(jobs, Nodes(1), Settings()) is None
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -73,22 +63,22 @@ def test_twice_as_slow(name, options):
         assert (2 * ends[0]).tolist() == ends[1].tolist()
 
 
-# who waits for whom
+# which job waits for which
 
 HOUR = 3600
 
 
 @pytest.mark.parametrize("engine", ["auto", "generic"])
-@pytest.mark.parametrize("name", ["elastic_srtf", "time_to_target"])
+@pytest.mark.parametrize(("name", "options"), [("elastic", SRTF), ("time_to_target", {})])
 @pytest.mark.parametrize("passes", [1, 4])
-def test_displaced_only_by_who_starts(name, passes, engine):
-    """A shorter gang that has to wait for a pass of a third job preempts nobody meanwhile."""
+def test_displaced_only_by_a_job_that_starts(name, options, passes, engine):
+    """A shorter gang that has to wait for a pass of a third job preempts no job meanwhile."""
     jobs = [
         Job(name="a", sizes=(1, 8), work=2 * HOUR * WORK, passes=passes),
         Job(name="c", sizes=(4,), work=20 * HOUR * WORK),
         Job(name="b", submit=20, sizes=(8,), work=3 * HOUR * WORK),
     ]
-    log = simulate(jobs, name, Nodes(3, gpus=4), engine=engine).log
+    log = simulate(jobs, get(name, **options), Nodes(3, gpus=4), engine=engine).log
     begin = {j: log.start[log.job == j].tolist() for j in range(3)}
     pass_end = 2 * HOUR // 8 // passes
     assert begin[2] == [pass_end]
@@ -100,14 +90,14 @@ def test_displaced_only_by_who_starts(name, passes, engine):
 
 
 class Displacing:
-    """A policy whose every decision is looked at: nobody goes whose GPUs stay unused."""
+    """A policy whose every decision is checked: no job goes whose GPUs stay unused."""
 
     def __init__(self, policy):
         self.policy, self.name, self.clairvoyant = policy, policy.name, policy.clairvoyant
         self.displaced = 0
 
     def decide(self, view):
-        """Count who is displaced."""
+        """Count displaced jobs."""
         decision = self.policy.decide(view)
         left = view.free.sum() + view.gpus.sum() - np.maximum(decision.quota, 0).sum()
         held = view.settings.resize == "pass" or view.settings.checkpoint == "pass"
@@ -120,9 +110,9 @@ class Displacing:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("elastic_srtf", {}), ("time_to_target", {}), ("entropy", {"preemptive": True})],
+    [("elastic", SRTF), ("time_to_target", {}), ("entropy", {"preemptive": True})],
 )
-def test_nobody_is_displaced_for_nothing(name, options):
+def test_no_job_is_displaced_for_nothing(name, options):
     """In whole simulations."""
     displaced = 0
     for seed in range(12):
@@ -132,8 +122,11 @@ def test_nobody_is_displaced_for_nothing(name, options):
     assert displaced > 5
 
 
-QUOTAS = ["elastic_fifo", "elastic_sjf", "entropy", "max_min", "proportional", "makespan",
-          "optimus", "afs", "goodput", "finish_time_fairness"]  # fmt: skip
+SJF = ("elastic", {"order": "sjf"})
+QUOTAS = [
+    ("elastic", {}), ("entropy", {}), ("elastic", {"surplus": "marginal"}),
+    *(("allocation", {"objective": objective}) for objective in OBJECTIVES),
+]  # fmt: skip
 
 
 def gang_between(**first):
@@ -146,44 +139,44 @@ def gang_between(**first):
     return Workload.of(jobs)
 
 
-def starts(jobs, name, engine="auto"):
+def starts(jobs, name, options, engine="auto"):
     """First start of b and c."""
-    log = simulate(jobs, name, Nodes(3, gpus=4), engine=engine).log
+    log = simulate(jobs, get(name, **options), Nodes(3, gpus=4), engine=engine).log
     return [int(log.start[log.job == j].min()) for j in (1, 2)]
 
 
-@pytest.mark.parametrize("name", QUOTAS)
-def test_no_gang_waits_for_a_job_that_cannot_shrink(name):
-    """A job of one pass, or in its last: whoever fits beside it starts."""
+@pytest.mark.parametrize(("name", "options"), [*QUOTAS, SJF])
+def test_no_gang_waits_for_a_job_that_cannot_shrink(name, options):
+    """A job of one pass, or in its last: a job that fits beside it starts."""
     for engine in ("auto", "generic"):
         for estimate in (1.0, 3.0):  # the number of passes is known, whatever the estimate
             alone = gang_between(estimate=int(estimate * 800 * HOUR * WORK))
-            assert starts(alone, name, engine) == [360_000, 20]
+            assert starts(alone, name, options, engine) == [360_000, 20]
 
 
-@pytest.mark.parametrize("name", [name for name in QUOTAS if name != "elastic_sjf"])
-def test_gang_is_kept_room_until_the_pass_ends(name):
+@pytest.mark.parametrize(("name", "options"), QUOTAS)
+def test_gpus_are_reserved_for_a_gang_until_the_pass_ends(name, options):
     """A job with passes to come shrinks at the end of this one: the gang comes first."""
     for engine in ("auto", "generic"):
-        assert starts(gang_between(passes=4), name, engine) == [90_000, 93_600]
+        assert starts(gang_between(passes=4), name, options, engine) == [90_000, 93_600]
 
 
-@pytest.mark.parametrize("name", ["elastic_fifo", "entropy", "max_min"])
+@pytest.mark.parametrize("name", ["elastic", "entropy", "allocation"])
 @pytest.mark.parametrize(("estimate", "second"), [(1.0, False), (0.2, True)])
-def test_last_pass_of_a_job_with_a_target_is_believed(name, estimate, second):
-    """Four passes in truth; who believes in one keeps no room."""
+def test_last_pass_of_a_job_with_a_target_is_estimated(name, estimate, second):
+    """Four passes in truth; an estimate of one reserves no GPUs."""
     curve = Curve(1.0, 0.0, 0.5, float(np.exp(-1.75)), 0.0)
     jobs = gang_between(passes=4, curve=curve, estimate=int(estimate * 800 * HOUR * WORK))
     assert jobs.passes[0] == 4
     for engine in ("auto", "generic"):
-        assert (starts(jobs, name, engine)[1] == 20) == second
+        assert (starts(jobs, name, {}, engine)[1] == 20) == second
 
 
 def test_many_jobs_at_once():
     """Thousands of arrivals in one instant are sorted, too."""
     work = [1 + (7919 * i) % 3000 for i in range(3000)]
     jobs = [Job(name=f"j{i}", sizes=(1,), work=w * WORK) for i, w in enumerate(work)]
-    run = simulate(jobs, get("elastic_sjf"), Nodes(1, 1))
+    run = simulate(jobs, get("elastic", order="sjf"), Nodes(1, 1))
     assert np.array(work)[run.log.job].tolist() == sorted(work)
 
 
@@ -202,14 +195,14 @@ def figures(policy, seeds=4, sigma=0.0, **options):
 
 def test_figures_of_the_controls():
     """The prototype's: elastic FIFO 6.98 / 13.3 h, SJF with errors .3 5.46 / 13.5 h."""
-    assert figures("elastic_fifo") == pytest.approx([6.98, 13.3], rel=0.03)
-    assert figures("elastic_sjf", sigma=0.3) == pytest.approx([5.46, 13.5], rel=0.03)
+    assert figures("elastic") == pytest.approx([6.98, 13.3], rel=0.03)
+    assert figures("elastic", sigma=0.3, order="sjf") == pytest.approx([5.46, 13.5], rel=0.03)
     assert figures("time_to_target", sigma=0.5) == pytest.approx([5.31, 13.6], rel=0.03)
 
 
 def test_printed_score_cannot_rank():
     """Without preemption it is elastic FIFO; with it, worse than no signal at all."""
-    fifo = figures("elastic_fifo", 3)
+    fifo = figures("elastic", 3)
     assert figures("entropy", 3) == pytest.approx(fifo, rel=0.01)
     assert figures("entropy", 3, preemptive=True)[0] > 1.15 * fifo[0]
     assert figures("entropy", 3, score="resolved")[0] < 0.85 * fifo[0]
@@ -218,5 +211,5 @@ def test_printed_score_cannot_rank():
 def test_srtf_is_no_worse_than_sjf_and_fifo():
     """Clairvoyant, one GPU per job, all at once."""
     jobs = entropy_workload(50, 3, sizes=(1,))
-    mean = {n: simulate(jobs, n, Nodes(1, 4)).jct.mean() for n in ("elastic_srtf", "elastic_fifo")}
-    assert mean["elastic_srtf"] < mean["elastic_fifo"]
+    srtf, fifo = (simulate(jobs, get("elastic", **o), Nodes(1, 4)).jct.mean() for o in (SRTF, {}))
+    assert srtf < fifo

@@ -1,6 +1,9 @@
-"""The kernel of the elastic policies equals its twin in plain Python."""
+"""The rule of the elastic policies against a simple version of it, and brute force."""
 
 from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
 
 import elastic_workloads as cases
 import numpy as np
@@ -12,13 +15,14 @@ from optsched.cluster.policies.elastic_rule import (
     BY_GAIN,
     BY_ORDER,
     HOLDS,
+    IDLE,
     LAST,
     MARGINAL,
     NEVER,
-    PAIRWISE,
     PINNED,
     ROUND,
-    columns_of,
+    WORST,
+    Jobs,
     share,
 )
 
@@ -156,7 +160,7 @@ def situations(draw):
 def test_kernel_equals_plain_code(situation, preempt, surplus):
     """Admission, displacement, realisation, surplus."""
     jobs, order, budget = situation
-    quota = kernel_share(jobs, order, budget, preempt, surplus)
+    quota, _ = kernel_share(jobs, order, budget, preempt, surplus)
     assert quota == plain_share(jobs, order, budget, preempt, surplus)
     assert all(q == 0 or q in job["size"] for q, job in zip(quota.values(), jobs, strict=True))
     loose = [j for j in quota if jobs[j]["fixed"] != PINNED]
@@ -166,20 +170,28 @@ def test_kernel_equals_plain_code(situation, preempt, surplus):
             assert quota[j] > 0
         if job["fixed"] in (HOLDS, LAST):
             assert quota[j] in (0, job["held"])
-        if job["held"] and not quota[j]:  # somebody's start has used its GPUs
+        if job["held"] and not quota[j]:  # the start of another job has used its GPUs
             needs = job["held"] if job["fixed"] else job["size"][0]
             assert sum(quota[i] for i in loose) + needs > budget
 
 
 def kernel_share(jobs, order, budget, preempt, surplus):
-    """The same by the kernel; quotas by job, ascending."""
+    """The same by the rule: GPUs by job, ascending, and those left over that may be used."""
     n = len(jobs)
-    column = {k: [job[k] for job in jobs] for k in jobs[0] if k not in ("size", "rate")}
-    ptr = np.concatenate(([0], np.cumsum([len(job["size"]) for job in jobs])))
-    size, rate = ([x for job in jobs for x in job[k]] for k in ("size", "rate"))
-    c = columns_of(n, n, budget, size_ptr=ptr, size=size, rate=rate, order=order, **column)
-    share(c, preempt, surplus)
-    return dict(enumerate(c.quota.tolist()))
+    column = {k: np.array([job[k] for job in jobs]) for k in jobs[0] if k not in ("size", "rate")}
+    size, rate = (np.array([x for job in jobs for x in job[k]]) for k in ("size", "rate"))
+    loose = int(column["held"][column["fixed"] != PINNED].sum())
+    view = SimpleNamespace(
+        job=np.arange(n), gpus=column["held"], running=column["held"] > 0,
+        size_ptr=np.concatenate(([0], np.cumsum([len(job["size"]) for job in jobs]))),
+        size=size, rate=rate, preemptible=column["preemptible"] > 0, free=np.array([budget - loose]),
+    )  # fmt: skip
+    about = Jobs(
+        np.array(order), column["fixed"], column["remaining"], column["weight"],
+        column.get("elapsed", np.zeros(n)), column["cost"], rate,
+    )  # fmt: skip
+    quota, spare = share(view, about, preempt, surplus)
+    return dict(enumerate(quota.tolist())), int(spare)
 
 
 @given(st.lists(st.integers(0, 64), min_size=1, max_size=6), st.integers(0, 20))
@@ -192,19 +204,34 @@ def test_apportion_is_webster(scores, more):
     jobs = [{"size": list(range(1, m + 1)), "rate": list(range(1, m + 1)), "held": 0, "fixed": 0,
              "remaining": float(s), "weight": 1.0, "cost": 0, "preemptible": 1}
             for s, m in zip(scores, most, strict=True)]  # fmt: skip
-    ours = kernel_share(jobs, list(range(n)), n + more, NEVER, APPORTION)
+    ours, _ = kernel_share(jobs, list(range(n)), n + more, NEVER, APPORTION)
     webster, _ = proportional(scores, n + more, 1, most, method="webster")
     assert list(ours.values()) == webster.tolist()
 
 
-def test_pairwise_rule_of_two():
-    """AFS: an elastic long job wins over a short one exactly when its gain is larger."""
-    for short_next, winner in ((120, 1), (180, 0)):
-        jobs = [
-            {"size": [1, 2], "rate": [100, short_next], "remaining": 10.0},
-            {"size": [1, 2], "rate": [100, 150], "remaining": 90.0},
-        ]  # gains: .2 or .8 of the present speed for the short, 1/3 of the later one for the long
-        for job in jobs:
-            job |= {"held": 0, "fixed": 0, "weight": 1.0, "cost": 0, "preemptible": 1}
-        quota = kernel_share(jobs, [0, 1], 3, NEVER, PAIRWISE)
-        assert quota == {winner: 2, 1 - winner: 1}
+@given(situations())
+def test_worst_is_as_small_as_possible(situation):
+    """Of all ways to raise the sizes, none has a smaller largest value."""
+    jobs, order, budget = situation
+    random = np.random.default_rng(budget)
+    for job in jobs:
+        job["elapsed"] = float(random.integers(0, 20))
+    start, spare = kernel_share(jobs, order, budget, NEVER, IDLE)
+    quota, _ = kernel_share(jobs, order, budget, NEVER, WORST)
+    free = [j for j in start if start[j] and jobs[j]["fixed"] == 0]
+    assert all(quota[j] == start[j] for j in start if j not in free)
+
+    def value(ways):
+        worst = 0.0
+        for j, g in zip(free, ways, strict=True):
+            pace = jobs[j]["rate"][jobs[j]["size"].index(g)]
+            left = jobs[j]["elapsed"] + jobs[j]["remaining"] / pace
+            worst = max(worst, jobs[j]["weight"] * left)
+        return worst
+
+    every = itertools.product(*([g for g in jobs[j]["size"] if g >= start[j]] for j in free))
+    best = min(
+        (value(ways) for ways in every
+         if sum(ways) <= spare + sum(start[j] for j in free)), default=0.0
+    )  # fmt: skip
+    assert value([quota[j] for j in free]) == best

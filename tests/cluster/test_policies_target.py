@@ -1,8 +1,9 @@
-"""`time_to_target`: what it believes, whom it displaces, and what it gains."""
+"""`time_to_target`: what it estimates, which jobs it displaces, and what it gains."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,31 +13,13 @@ from hypothesis import strategies as st
 from optsched.cluster import Curve, Group, Job, Nodes, Table, Workload, entropy_workload, simulate
 from optsched.cluster.policies import get
 from optsched.cluster.policies import posterior as p
-from optsched.cluster.policies.time_to_target import ended
 from optsched.cluster.workload.job import WORK
 from optsched.cluster.world.build import frozen
 
 
-def beliefs(jobs, curves=((),)):
-    """Of jobs (fields of `BELIEF`), in one pool, with these reports above targets of 0."""
-    job = np.zeros(len(jobs), p.BELIEF)
-    for j, fields in enumerate(jobs):
-        for key, value in (
-            {"row": -1, "aims": 1, "mean": fields.get("centre", 0)} | fields
-        ).items():
-            job[key][j] = value
-    ptr = frozen(np.cumsum([0, *map(len, curves)]))
-    members = np.array([9, *range(len(jobs)), 9], np.int64)
-    pools = np.array([(1, len(jobs), 0)], p.POOL)
-    seen = frozen(np.array([gap for curve in curves for gap in curve]))
-    return p.Beliefs(np.empty((2, p.STATE)), np.array([1, 1]), job, pools, members, ptr, seen)
-
-
-def believed(gaps, centre, sigma=0.5, first=float("nan")):
-    """Mean and variance of log T by the kernels."""
-    b = beliefs([{}, {"kind": -1, "centre": centre, "gap": first}], [(0.0,), gaps])
-    p.learn(b, 1, len(gaps), 0, sigma)
-    return b.job["mean"][1], b.job["variance"][1]
+def learned(gaps, centre, sigma=0.5, first=float("nan")):
+    """Mean and variance of log T by the kernel."""
+    return p.log_passes(frozen(np.array(gaps, np.float64)), first, centre, sigma)
 
 
 def plainly(gaps, centre, sigma=0.5, first=float("nan")):
@@ -67,46 +50,54 @@ def test_posterior_equals_plain_code(gaps, centre, sigma, first):
     """Recurrences, closed-form amplitudes and pruning against the definition."""
     if centre + p.REACH * sigma < math.log(len(gaps) + 1):
         return
-    ours, plain = believed(gaps, centre, sigma, first), plainly(gaps, centre, sigma, first)
+    ours, plain = learned(gaps, centre, sigma, first), plainly(gaps, centre, sigma, first)
     assert ours == pytest.approx(plain, rel=1e-6, abs=1e-6)
 
 
-def test_one_look_says_nothing():
+def test_one_report_leaves_the_prior():
     """Amplitude and shape are free: a single report leaves the prior."""
-    mean, variance = believed([0.7], 4.0)
+    mean, variance = learned([0.7], 4.0)
     assert mean == pytest.approx(4.0, abs=0.05)
     assert math.sqrt(variance) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_curve_corrects_a_wrong_estimate():
-    """With most passes done, T is known to some per cent whatever was believed."""
+    """With most passes done, T is known to some per cent whatever the estimate."""
     passes, k = 50, 2.5
     gaps = 0.9 * (np.exp(-k * np.arange(1, 46) / passes) - math.exp(-k))
     noisy = gaps + 0.004 * np.random.default_rng(0).standard_normal(45)
     for wrong in (0.5, 1.0, 2.0):
-        mean, variance = believed(noisy.tolist(), math.log(passes * wrong))
+        mean, variance = learned(noisy.tolist(), math.log(passes * wrong))
         assert math.exp(mean) == pytest.approx(passes, rel=0.12)
         assert variance < 0.02
 
 
-def test_longer_than_anybody_believed():
+def test_longer_than_anybody_learned():
     """Beyond the grid the next pass is expected to be the last."""
-    mean, _ = believed([0.5] * 30, math.log(2.0))
+    mean, _ = learned([0.5] * 30, math.log(2.0))
     assert math.exp(mean) == pytest.approx(31)
 
 
-def pooled(mean, variance, known):
-    """By the kernel, for one pool in the middle of a list."""
-    rows = zip(mean, variance, known, strict=True)
-    b = beliefs([{"mean": m, "variance": v, "known": k} for m, v, k in rows])
-    p.pool(b, 0)
-    return b.job["pooled"]
+def situation(jobs, **prior):
+    """A view of jobs and what is known of them; all in one pool."""
+    n, column = len(jobs), {k: np.array([job[k] for job in jobs]) for k in jobs[0]}
+    known = SimpleNamespace(
+        pool=np.zeros(n, int), member_ptr=np.array([0, n]), member=np.arange(n), **prior
+    )
+    about = p.memory(n, 1, 0.5)
+    for name in {"mean", "variance", "known"} & column.keys():
+        getattr(about, name)[:] = column[name]
+    about.changed[:] = True
+    view = SimpleNamespace(
+        job=np.arange(n), passes=column.get("passes"), done=column.get("done")
+    )
+    return view, known, about
 
 
 @given(st.lists(st.tuples(st.floats(1, 5), st.floats(0.001, 0.3), st.booleans()), min_size=2,
                 max_size=8))  # fmt: skip
 def test_pooling_equals_plain_code(jobs):
-    """Everybody else's precision-weighted mean is a second witness."""
+    """The precision-weighted mean of all other jobs is a second witness."""
     mean, variance, known = map(list, zip(*jobs, strict=True))
     variance = [p.LEAST_VARIANCE if k else v for v, k in zip(variance, known, strict=True)]
     sure = [m for m, k in zip(mean, known, strict=True) if k]
@@ -119,45 +110,52 @@ def test_pooling_equals_plain_code(jobs):
         witness = np.dot(precision, [mean[i] for i in others]) / sum(precision)
         weights = [1 / variance[j], 1 / (1 / sum(precision) + tau)]
         plain.append(m if known[j] else np.average([m, witness], weights=weights))
-    assert pooled(mean, variance, [int(k) for k in known]) == pytest.approx(plain, rel=1e-9)
+    rows = zip(mean, variance, known, strict=True)
+    found = p.pooled(*situation([{"mean": m, "variance": v, "known": k} for m, v, k in rows]))
+    assert found == pytest.approx(plain, rel=1e-9)
 
 
-def test_a_pool_of_one_keeps_its_own():
-    """Nobody else to ask."""
-    assert pooled([3.0], [0.2], [0]).tolist() == [3.0]
+def test_a_pool_of_one_keeps_its_mean():
+    """There is no second witness."""
+    alone = [{"mean": 3.0, "variance": 0.2, "known": False}]
+    assert p.pooled(*situation(alone)).tolist() == [3.0]
 
 
 @pytest.mark.parametrize(
-    ("args", "left"),
+    ("log_t", "aims", "pass_work", "number", "passes", "done", "left"),
     [
-        ((math.log(20), 1, 5, 0, 4, 999), 80.0), ((math.log(3), 1, 5, 0, 4, 0), 2.5),
-        ((math.log(7), 0, 1, 10, 4, 0), 42.0), ((math.log(100), 0, 1, 1, 0, 30), 70.0),
-        ((math.log(100), 0, 1, 1, 0, 99), 50.0),
+        (math.log(20), True, 5, 0, 4, 999, 80.0), (math.log(3), True, 5, 0, 4, 0, 2.5),
+        (math.log(7), False, 1, 10, 4, 0, 42.0), (math.log(100), False, 1, 1, 0, 30, 70.0),
+        (math.log(100), False, 1, 1, 0, 99, 50.0),
     ],
 )  # fmt: skip
-def test_remaining_work(args, left):
+def test_remaining_work(log_t, aims, pass_work, number, passes, done, left):
     """Pass work times max(1/2, T - passes done), by target, by passes, and of a single pass."""
-    names = ("pooled", "aims", "per_pass", "passes")
-    b = beliefs([dict(zip(names, args, strict=False))])
-    assert p.work_left(b, 0, *args[4:]) == pytest.approx(left)
+    view, known, _ = situation(
+        [{"passes": passes, "done": done}], aims=[aims], pass_work=[pass_work], passes=[number]
+    )
+    assert p.work_left(view, known, [log_t]) == pytest.approx([left])
 
 
 class Peek:
-    """Asks the policy, and compares what the view tells of ended jobs with the truth."""
+    """A policy that keeps which jobs have ended, as its views determine it."""
 
     name, clairvoyant = "peek", False
 
-    def __init__(self):
-        self.policy, self.seen = get("time_to_target"), []
+    def __init__(self, jobs, afresh):
+        self.policy, self.seen, self.afresh = get("time_to_target"), [], afresh
+        self.known, self.memory = p.prior(jobs, True), p.memory(len(jobs), 2, 0.5)
 
     def decide(self, view):
-        """Keep who has ended."""
-        self.seen.append((view.time, set(np.flatnonzero(ended(view)).tolist())))
+        """Keep time and jobs."""
+        memory = p.memory(len(self.known.submit), 2, 0.5) if self.afresh else self.memory
+        p.find_ended(view, self.known, memory)
+        self.seen.append((view.time, set(np.flatnonzero(memory.known).tolist())))
         return self.policy.decide(view)
 
 
-@given(st.integers(0, 10**6), st.sampled_from([None, 1, 2, 3]))
-def test_ended_jobs_are_known_by_the_view(seed, limit):
+@given(st.integers(0, 10**6), st.sampled_from([None, 1, 2, 3]), st.booleans())
+def test_ended_jobs_are_known_by_the_view(seed, limit, afresh):
     """Also where a group hides some of its jobs."""
     random = np.random.default_rng(seed)
     jobs = Workload.of(
@@ -168,10 +166,10 @@ def test_ended_jobs_are_known_by_the_view(seed, limit):
         ],
         groups=[Group("g0", max_concurrent=limit), Group("g1")],
     )  # fmt: skip
-    peek = Peek()
+    peek = Peek(jobs, afresh)
     finished = simulate(jobs, peek, Nodes(1, 3)).log.finished
-    for time, told in peek.seen:
-        assert told == set(np.flatnonzero(finished <= time).tolist())
+    for time, known in peek.seen:
+        assert known == set(np.flatnonzero(finished <= time).tolist())
 
 
 @pytest.mark.parametrize(("cost", "start"), [(0, 10), (30, 10), (40, 100), (80, 100)])
@@ -229,7 +227,7 @@ def test_gain_over_the_same_estimates():
     last = []
     for seed in range(6):
         jobs = entropy_workload(50, seed).with_estimate_error(0.5, seed + 50)
-        sjf = simulate(jobs, "elastic_sjf", Nodes(1, 4))
+        sjf = simulate(jobs, get("elastic", order="sjf"), Nodes(1, 4))
         for pool, found in ratio.items():
             ours = simulate(jobs, get("time_to_target", pool=pool), Nodes(1, 4))
             found.append(ours.jct.mean() / sjf.jct.mean())

@@ -30,6 +30,21 @@ _HOME: Final = {
 """Name -> module and class."""
 
 
+_RENAMED: Final = {
+    "afs": "elastic with surplus=marginal",
+    "elastic_fifo": "elastic",
+    "elastic_sjf": "elastic with order=sjf",
+    "elastic_srtf": "elastic with order=srtf, clairvoyant=True, preempt=order",
+    "finish_time_fairness": "allocation with objective=finish_time_fairness",
+    "goodput": "allocation with objective=goodput",
+    "makespan": "allocation with objective=makespan",
+    "max_min": "allocation with objective=max_min",
+    "optimus": "elastic with surplus=marginal",
+    "proportional": "allocation with objective=proportional",
+}
+"""Names of earlier releases -> what to take."""
+
+
 GROUP: Final = "optsched.policies"
 """Entry points of this group are policies of other packages: name -> class, or policy."""
 
@@ -70,6 +85,8 @@ def _kind(name: str) -> Any:
         return getattr(import_module(module), attribute)
     others = _others()
     if name not in others:
+        if name in _RENAMED:
+            raise InputError(f"policy: {name!r} is now {_RENAMED[name]}")
         known = names()
         hint = did_you_mean(name, known)
         raise InputError(f"policy: there is no {name!r:.60}{hint}; there are: {', '.join(known)}")

@@ -103,8 +103,9 @@ class Allocation(RulePolicy):
                     f"options.{key}: {format_value(value)} is an option of objective="
                     f"{_ONLY_FOR[key]}, not of {objective}; leave it out"
                 )
-        self.of = one_of("options.of", of or "gpus", ("gpus", "speed"))
-        self.score = one_of("options.score", score or "weight", ("weight", "remaining"))
+        of, score = "gpus" if of is None else of, "weight" if score is None else score
+        self.of = one_of("options.of", of, ("gpus", "speed"))
+        self.score = one_of("options.score", score, ("weight", "remaining"))
         self.p = number("options.p", -1.0 if p is None else p, -10.0, 1.0)
         self.clairvoyant = boolean("options.clairvoyant", clairvoyant)
 
