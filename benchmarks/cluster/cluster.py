@@ -61,18 +61,19 @@ RIGID = {"sizes": (2,)}
 FIFO = Row("rigid FIFO (gang 2)", "fifo", {}, RIGID)
 SJF = Row("rigid SJF, errors .5", "sjf", {}, RIGID, 0.5)
 LUCID = Row(f"Lucid-like (all pairs {PAIR} together)", "lucid", {}, RIGID, packed=True)
-BLIND = Row("elastic FIFO, blind", "elastic_fifo")
-SJF_3 = Row("elastic SJF, errors .3", "elastic_sjf", sigma=0.3)
-SJF_5 = Row("elastic SJF, errors .5", "elastic_sjf", sigma=0.5)
+BLIND = Row("elastic FIFO, blind", "elastic")
+SJF_3 = Row("elastic SJF, errors .3", "elastic", {"order": "sjf"}, sigma=0.3)
+SJF_5 = Row("elastic SJF, errors .5", "elastic", {"order": "sjf"}, sigma=0.5)
 OURS = Row("**time_to_target**, errors .5", "time_to_target", sigma=0.5)
 ALONE = Row("time_to_target, not pooled", "time_to_target", {"pool": False}, sigma=0.5)
 GREEDY = Row("time_to_target, marginal surplus", "time_to_target", {"surplus": "marginal"},
              sigma=0.5)  # fmt: skip
-ORACLE = Row("elastic SRTF, clairvoyant", "elastic_srtf")
+ORACLE = Row("elastic SRTF, clairvoyant", "elastic",
+             {"order": "srtf", "clairvoyant": True, "preempt": "order"})  # fmt: skip
 PRINTED = Row("entropy as printed", "entropy")
 SHARING = Row("entropy as printed, preemptive", "entropy", {"preemptive": True})
 BY_QUOTA = Row("entropy as printed, N = g rho (12)", "entropy", {}, {"by_quota": True})
-BLIND_BY_QUOTA = Row("elastic FIFO, blind, N = g rho (12)", "elastic_fifo", {}, {"by_quota": True})
+BLIND_BY_QUOTA = Row("elastic FIFO, blind, N = g rho (12)", "elastic", {}, {"by_quota": True})
 RESOLVED = Row("entropy, score / time, errors .5", "entropy", {"score": "resolved"}, sigma=0.5)
 
 

@@ -46,9 +46,10 @@ POLICIES = [
 
 
 OTHERS = [
-    "elastic_fifo", "elastic_sjf", "elastic_srtf", "entropy", "time_to_target", "optimus", "afs",
-    "max_min", "proportional", "makespan", "finish_time_fairness", "goodput", "lucid", "priority",
-    "fair_share", "sia",
+    ("elastic", {}), ("elastic", {"order": "sjf"}),
+    ("elastic", {"order": "srtf", "clairvoyant": True, "preempt": "order"}), ("entropy", {}),
+    ("time_to_target", {}), ("allocation", {}), ("allocation", {"objective": "goodput"}),
+    ("sia", {}), ("lucid", {}), ("priority", {}), ("fair_share", {}),
 ]  # fmt: skip
 """Simulated once, and only all Philly jobs."""
 
@@ -81,9 +82,9 @@ def main() -> None:
     else:
         print("no traces (--traces or OPTSCHED_TRACES): synthetic workloads only")
     if given.traces:
-        for name in OTHERS:
-            _, cpu, _ = timed(cases[-1][1], name, {}, "event", cases[-1][2], 1)
-            print(f"all Philly, {name}: CPU {cpu:.2f} s")
+        for name, chosen in OTHERS:
+            _, cpu, _ = timed(cases[-1][1], name, chosen, "event", cases[-1][2], 1)
+            print(f"all Philly, {name} {chosen or ''}: CPU {cpu:.2f} s")
     for what, workload, nodes in cases:
         print(f"{what}: {len(workload)} jobs, {nodes.total} GPUs")
         for name, chosen, timings in POLICIES:

@@ -141,7 +141,7 @@ def test_options_of_policies(site: Cli) -> None:
 )
 def test_workloads_and_settings(site: Cli, words: tuple[str, ...]) -> None:
     """Every kind of input runs, all jobs end, and the history verifies."""
-    name = "fifo" if "entropy" not in words[0] else "elastic_sjf"
+    name = "fifo" if "entropy" not in words[0] else "elastic"
     ran = site("simulate", *words, "--policy", name, "-o", "h.json", "--metrics", "m.json")
     assert ran.code == 0, ran.err
     (run,) = json.loads(Path("m.json").read_bytes())["runs"].values()

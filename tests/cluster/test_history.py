@@ -78,12 +78,13 @@ def check(run: Run) -> None:
         check_pairs(run)
 
 
-@pytest.mark.parametrize("name", ["fifo", "srtf", "elastic_srtf", "lucid"])
+@pytest.mark.parametrize("name", ["fifo", "srtf", "elastic", "lucid"])
 @seeds(1, 3)
 def test_simulated_histories_verify(name: str, seed: int) -> None:
     """Real logs: preemptions, restarts, resizes and packed pairs."""
     jobs = synthetic(80, 2.0, seed, gpus=16, elastic=name.startswith("elastic"), passes=4)
-    policy, contention = get(name), None
+    how = {"order": "srtf", "clairvoyant": True, "preempt": "order"} if name == "elastic" else {}
+    policy, contention = get(name, **how), None
     if name == "lucid":
         jobs = jobs.changed(source=["a", "b"] * 40)
         contention = PackingTable(
@@ -93,7 +94,7 @@ def test_simulated_histories_verify(name: str, seed: int) -> None:
         )
         policy = get(name, table=contention)
     run = simulate(jobs, policy, Nodes(2, gpus=8), restart_cost=30, contention=contention)
-    assert (run.metrics.restarts > 0) == (name in ("srtf", "elastic_srtf"))
+    assert (run.metrics.restarts > 0) == (name in ("srtf", "elastic"))
     assert bool((run.log.half != WHOLE).any()) == (name == "lucid")
     check(run)
 

@@ -125,7 +125,7 @@ def test_twice_the_time_twice_the_numbers(once: Run) -> None:
         assert two[key] == pytest.approx(value * (2 if times else 1)), key
 
 
-@pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "elastic_fifo", "elastic_srtf", "max_min"])
+@pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "elastic", "time_to_target", "allocation"])
 def test_policies_without_time_constants_scale(name: str) -> None:
     """A workload on half the clock gives the same history on half the clock."""
     jobs = synthetic(60, 2.0, 4, gpus=8, elastic=name not in ("fifo", "sjf", "srtf"), passes=5)

@@ -24,7 +24,7 @@ from optsched.cluster import (
 )
 from optsched.cluster.results import document
 
-POLICIES = ["fifo", "sjf", "srtf", "las", "elastic_fifo", "fair_share", "priority", "max_min"]
+POLICIES = ["fifo", "sjf", "srtf", "las", "elastic", "fair_share", "priority", "allocation"]
 
 
 @st.composite

@@ -56,13 +56,13 @@ def test_all_outputs(cli: Cli) -> None:
     Path("own.py").write_text(LINEAR)
     Path("jobs.toml").write_text(THREE)
     ran = cli(
-        "elastic", "jobs.toml", "--slots", "2", "--policy", "elastic_fifo", "-o", "h.schedule.json",
+        "elastic", "jobs.toml", "--slots", "2", "--policy", "elastic", "-o", "h.schedule.json",
         "--metrics", "m.json", "--plot", "p.html", "--folder", "kept", "--compare",
         "--devices", "cpu,cpu",
     )  # fmt: skip
     assert ran.code == 1
     assert ran.err == "failed: job 'bad': ValueError: no such thing as this\n"
-    assert "2 of 3 jobs ended" in ran.out and "elastic_fifo, 2 workers, 3 jobs" in ran.out
+    assert "2 of 3 jobs ended" in ran.out and "elastic, 2 workers, 3 jobs" in ran.out
     rows = {line.split()[0]: line for line in ran.out.splitlines() if re.match(" *\\w+ .*/", line)}
     assert "2/2" in rows["one"] and "failed" in rows["bad"] and "of 0.5" in rows["own"]
     assert "simulated" in ran.out and "makespan" in ran.out
@@ -73,7 +73,7 @@ def test_all_outputs(cli: Cli) -> None:
     assert set(history.provenance["jobs"]) == {"one", "bad", "own"}
     document = json.loads(Path("m.json").read_bytes())
     assert document["inputs"] == {"jobs": "jobs.toml"}
-    assert document["runs"]["elastic_fifo"]["metrics"]["unfinished"] == 1
+    assert document["runs"]["elastic"]["metrics"]["unfinished"] == 1
     page = Path("p.html").read_text()
     assert "<svg" in page and "elastic training" in page and "http:" not in page.split("<svg")[0]
     assert Path("kept/one/checkpoint.pt").exists()

@@ -27,7 +27,7 @@ from optsched.elastic.live import PassTimes
 from optsched.elastic.workers import Event
 
 SPEED = {1: 1.0, 2: 1.6, 4: 2.5}
-POLICIES = [name for name in policies.names() if name not in ("goodput", "lucid")]
+POLICIES = [name for name in policies.names() if name != "lucid"]
 
 
 def job(name: str, **given: Any) -> TrainingJob:
@@ -126,7 +126,7 @@ def everything(view: Any) -> Decision:
 
 @given(
     kills=st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 1)), max_size=5),
-    policy=st.sampled_from(["elastic_fifo", "elastic_srtf", "entropy", "time_to_target", "fifo"]),
+    policy=st.sampled_from(["elastic", "allocation", "entropy", "time_to_target", "fifo"]),
 )
 def test_crashes(kills: list[tuple[int, int]], policy: str) -> None:
     """A worker that dies costs its job the open pass, and nobody else anything but time."""
@@ -174,7 +174,7 @@ def test_crash_repeats_the_same_pass() -> None:
                     event.told["entropy"] = [0.9 / (1 + given.number), 0.3]
 
         pool.order = uneven  # type: ignore[method-assign]
-        scheduled([job("a", passes=6, sizes=(2,), micro={})], pool, policies.get("elastic_fifo"))
+        scheduled([job("a", passes=6, sizes=(2,), micro={})], pool, policies.get("elastic"))
         found.append({order.number: order for order in pool.orders})
         assert len(pool.orders) == 6 + len(deaths)
     assert found[0] == found[1] == found[2]
@@ -209,7 +209,7 @@ def test_hopeless_jobs_fail() -> None:
 
     pool = Deadly(2, lambda name, g: 1000)
     jobs = [job(name, passes=2, sizes=(1, 2)) for name in ("bad", "good", "raises")]
-    scheduler = scheduled(jobs, pool, policies.get("elastic_fifo"))
+    scheduler = scheduled(jobs, pool, policies.get("elastic"))
     bad, good, raises = scheduler.jobs
     assert (bad.phase, good.phase, raises.phase) == ("failed", "ended", "failed")
     assert "died 10 times in pass 1" in bad.reason
@@ -287,7 +287,7 @@ def test_passes_follow_the_quota() -> None:
     assert done.jobs[1].expected == 4
 
 
-@given(jobs=workloads(), policy=st.sampled_from(["elastic_fifo", "time_to_target", "srtf"]))
+@given(jobs=workloads(), policy=st.sampled_from(["elastic", "time_to_target", "srtf"]))
 def test_replay(jobs: list[TrainingJob], policy: str) -> None:
     """`Replay` gives every pass the workers that it had."""
     milliseconds, _ = measured(jobs)

@@ -138,7 +138,7 @@ def test_dies_within_its_second_pass(tmp_path: Path) -> None:
     for name in names:
         model = partial(cases.dies_once, str(tmp_path / name), 17)
         jobs = [job("a", model=model, sizes=(2,), passes=3), job("b", sizes=(1,), passes=3)]
-        found.append(run(jobs, 3, "elastic_fifo", folder=tmp_path / f"run-{name}"))
+        found.append(run(jobs, 3, "elastic", folder=tmp_path / f"run-{name}"))
     hit, calm = found
     assert len(hit.log.job) == len(calm.log.job) + 1
     assert hit.records == calm.records
@@ -246,7 +246,7 @@ def test_ends(tmp_path: Path) -> None:
         job("raises", model=cases.raises),
     ]
     phases = []
-    found = run(jobs, 2, "elastic_sjf", on_progress=lambda s: phases.append(s.jobs[0].phase))
+    found = run(jobs, 2, "elastic", on_progress=lambda s: phases.append(s.jobs[0].phase))
     passes = {name: len(log) for name, log in found.records.items()}
     assert found.records["target"][-1]["metric"] >= 0.5
     assert all(record["metric"] < 0.5 for record in found.records["target"][:-1])
@@ -261,7 +261,7 @@ def test_ends(tmp_path: Path) -> None:
 
 def test_uncertainty_is_that_of_the_logits(tmp_path: Path) -> None:
     """(2), (3), (13)-(17), (26): what is recorded is measured, and falls while a job learns."""
-    found = run([job("a", passes=6, model=cases.net)], 2, "elastic_fifo")
+    found = run([job("a", passes=6, model=cases.net)], 2, "elastic")
     log = found.records["a"]
     for record in log:
         assert len(record["entropy"]) == len(record["margin"]) == len(record["samples"]) == 2

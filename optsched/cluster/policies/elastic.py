@@ -136,6 +136,15 @@ def start_costs(view, loses_pass):  # type: ignore[no-untyped-def]
     return np.maximum(cost, 0.0)
 
 
+@helper()
+def score(reports, initial, lam):  # type: ignore[no-untyped-def]
+    """Score lam * U + (1 - lam) * max(0, fall of U) (29) of a job with these values of U."""
+    seen = len(reports)
+    level = reports[seen - 1] if seen > 0 else initial
+    fall = max(reports[seen - 2] - reports[seen - 1], 0.0) if seen > 1 else 0.0
+    return lam * level + (1.0 - lam) * fall
+
+
 class Entropy(RulePolicy):
     """By uncertainty and its fall.
 
@@ -180,17 +189,15 @@ class Entropy(RulePolicy):
     def rule(view, last_pass, by_pass, ptr, observed, lam, initial, resolved, preempt):  # type: ignore[no-untyped-def]
         """GPUs and order now."""
         n = len(view.job)
-        score = np.empty(n)
+        scores = np.empty(n)
         for i in range(n):
-            first = ptr[view.job[i]]
-            last = min(first + view.passes[i], ptr[view.job[i] + 1]) - 1
-            level = observed[last] if last >= first else initial
-            fall = max(observed[last - 1] - observed[last], 0.0) if last > first else 0.0
-            score[i] = lam * level + (1.0 - lam) * fall
+            first, end = ptr[view.job[i]], ptr[view.job[i] + 1]
+            reports = observed[first : min(first + view.passes[i], end)]
+            scores[i] = score(reports, initial, lam)
             if resolved:
-                score[i] /= view.remaining[i]
+                scores[i] /= view.remaining[i]
         jobs = Jobs(
-            in_order(view, -score), fixed_sizes(view, last_pass, by_pass), score, np.ones(n),
+            in_order(view, -scores), fixed_sizes(view, last_pass, by_pass), scores, np.ones(n),
             np.zeros(n), np.zeros(n), view.rate,
         )  # fmt: skip
         return Choice(share(view, jobs, preempt, APPORTION)[0], jobs.order, 0)
