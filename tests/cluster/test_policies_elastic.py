@@ -18,7 +18,7 @@ SRTF = {"order": "srtf", "clairvoyant": True, "preempt": "order"}
 CASES = [
     ("elastic", {}), ("elastic", {"order": "sjf"}), ("elastic", {"order": "sjf", "clairvoyant": True}),
     ("elastic", SRTF), ("elastic", {"order": "srtf", "preempt": "order"}),
-    ("elastic", {"order": "srtf", "preempt": "gain"}), ("elastic", {"surplus": "marginal"}),
+    ("elastic", {"surplus": "marginal"}),
     ("entropy", {}), ("entropy", {"preemptive": True, "lam": 0.9}),
     ("entropy", {"score": "resolved"}), ("entropy", {"score": "resolved", "preemptive": True}),
     ("time_to_target", {}), ("time_to_target", {"pool": False}),

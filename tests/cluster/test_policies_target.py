@@ -132,7 +132,7 @@ def test_a_pool_of_one_keeps_its_mean():
 def test_remaining_work(log_t, aims, pass_work, number, passes, done, left):
     """Pass work times max(1/2, T - passes done), by target, by passes, and of a single pass."""
     view, known, _ = situation(
-        [{"passes": passes, "done": done}], aims=[aims], pass_work=[pass_work], passes=[number]
+        [{"passes": passes, "done": done}], aims=[aims], work_of_pass=[pass_work], number=[number]
     )
     assert p.work_left(view, known, [log_t]) == pytest.approx([left])
 
@@ -148,7 +148,7 @@ class Peek:
 
     def decide(self, view):
         """Keep time and jobs."""
-        memory = p.memory(len(self.known.submit), 2, 0.5) if self.afresh else self.memory
+        memory = p.memory(len(self.known.arrival), 2, 0.5) if self.afresh else self.memory
         p.find_ended(view, self.known, memory)
         self.seen.append((view.time, set(np.flatnonzero(memory.known).tolist())))
         return self.policy.decide(view)

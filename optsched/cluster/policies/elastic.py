@@ -28,7 +28,6 @@ import numpy as np
 
 from optsched.cluster.policies.elastic_rule import (
     APPORTION,
-    BY_GAIN,
     BY_ORDER,
     MARGINAL,
     NEVER,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from optsched.cluster.world.settings import Settings
 
 ORDERS: Final = ("fifo", "sjf", "srtf")
-PREEMPT: Final = {"never": NEVER, "order": BY_ORDER, "gain": BY_GAIN}
+PREEMPT: Final = {"never": NEVER, "order": BY_ORDER}
 SURPLUS: Final = {"round": ROUND, "marginal": MARGINAL}
 IGNORES_TYPES: Final = "elastic policies count the GPUs of all types together, and ignore `speeds`"
 
@@ -70,8 +69,7 @@ class Elastic(RulePolicy):
     clairvoyant
         True work instead of the estimate.
     preempt
-        When a running job loses its GPUs: ``"never"``; by ``"order"``, to a job before it; or only
-        for a ``"gain"``, where what is saved exceeds both restart costs.
+        When a running job loses its GPUs: ``"never"``, or by ``"order"``, to a job before it.
     surplus
         GPUs that would idle go ``"round"``, one step up for each in order, or one step after the
         other to the largest ``"marginal"`` saving R/f(g) - R/f(g+1), per GPU where steps are larger
@@ -98,12 +96,12 @@ class Elastic(RulePolicy):
         """What the rule needs beside the view."""
         return (
             last_passes(workload, self.clairvoyant), by_pass(settings),
-            settings.checkpoint == "pass", workload.work if self.clairvoyant else workload.estimate,
+            workload.work if self.clairvoyant else workload.estimate,
             ORDERS.index(self.order), PREEMPT[self.preempt], SURPLUS[self.surplus],
         )  # fmt: skip
 
     @staticmethod
-    def rule(view, last_pass, by_pass, loses_pass, work, by, preempt, surplus):  # type: ignore[no-untyped-def]
+    def rule(view, last_pass, by_pass, work, by, preempt, surplus):  # type: ignore[no-untyped-def]
         """GPUs and order now."""
         n, left = len(view.job), view.remaining.astype(np.float64)
         key = left
@@ -111,29 +109,15 @@ class Elastic(RulePolicy):
             key = np.arange(n).astype(np.float64)
         elif by == 1:
             key = work[view.job].astype(np.float64)
-        cost = start_costs(view, loses_pass) if preempt == BY_GAIN else np.zeros(n)
         jobs = Jobs(
             in_order(view, key), fixed_sizes(view, last_pass, by_pass), left, np.ones(n),
-            np.zeros(n), cost, view.rate,
+            np.zeros(n), np.zeros(n), view.rate,
         )  # fmt: skip
         return Choice(share(view, jobs, preempt, surplus)[0], jobs.order, 0)
 
     def notes(self, workload: Workload, nodes: Nodes) -> tuple[str, ...]:
         """Sentences for `Run.notes`."""
         return (IGNORES_TYPES,) if len(set(nodes.types)) > 1 else ()
-
-
-@helper()
-def start_costs(view, loses_pass):  # type: ignore[no-untyped-def]
-    """Time without progress at the next start, and what a preemption would throw away."""
-    cost = np.zeros(len(view.job))
-    for i in range(len(cost)):
-        if view.starts[i] > 0:
-            cost[i] = view.restart_cost[i]
-        if loses_pass and view.gpus[i] > 0:
-            open_work = view.done[i] - view.passes[i] * view.pass_work[i]
-            cost[i] += open_work // view.rate[view.size_ptr[i]]
-    return np.maximum(cost, 0.0)
 
 
 @helper()

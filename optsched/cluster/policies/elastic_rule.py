@@ -36,7 +36,7 @@ MARGINAL: Final = 2
 APPORTION: Final = 3
 """In proportion to `Jobs.work`, by the divisor method of Webster (bounded apportionment)."""
 WORST: Final = 4
-"""Each step to the job with the largest weight * (elapsed + work / pace), of equals to the one that
+"""Each step to the job with the largest scale * (elapsed + work / pace), of equals to the one that
 falls lowest. It has to get that step in every allocation whose largest value is smaller, so the
 largest value is the smallest possible one whatever the sizes."""
 
@@ -58,7 +58,7 @@ class Jobs(NamedTuple):
     """`FREE`, `HOLDS`, `LAST` or `PINNED`."""
     work: Any
     """Remaining work, or a score."""
-    weight: Any
+    scale: Any
     elapsed: Any
     cost: Any
     """Restart cost of the next start."""
@@ -109,9 +109,9 @@ def least(view, jobs, i):  # type: ignore[no-untyped-def]
 @helper()
 def _pays(view, jobs, i, victim):  # type: ignore[no-untyped-def]
     """Whether job i gains more than both restart costs by going before a running one."""
-    loses = jobs.weight[victim] * (jobs.work[i] / view.rate[view.size_ptr[i]])
-    gains = jobs.weight[i] * (jobs.work[victim] / view.rate[view.size_ptr[victim]])
-    costs = jobs.weight[victim] * jobs.cost[victim] + jobs.weight[victim] * jobs.cost[i]
+    loses = jobs.scale[victim] * (jobs.work[i] / view.rate[view.size_ptr[i]])
+    gains = jobs.scale[i] * (jobs.work[victim] / view.rate[view.size_ptr[victim]])
+    costs = jobs.scale[victim] * jobs.cost[victim] + jobs.scale[victim] * jobs.cost[i]
     return gains - loses - costs > _NOISE * gains
 
 
@@ -263,6 +263,6 @@ def _urgency(view, jobs, surplus, i, k):  # type: ignore[no-untyped-def]
         return (jobs.work[i] / (now + following) if jobs.work[i] > 0.0 else -float(following)), 0.0
     if surplus == MARGINAL:
         saved = jobs.work[i] / jobs.pace[k] - jobs.work[i] / jobs.pace[k + 1]
-        return jobs.weight[i] * saved / (following - now), 0.0
-    worst = jobs.weight[i] * (jobs.elapsed[i] + jobs.work[i] / jobs.pace[k])
-    return worst, -jobs.weight[i] * (jobs.elapsed[i] + jobs.work[i] / jobs.pace[k + 1])
+        return jobs.scale[i] * saved / (following - now), 0.0
+    worst = jobs.scale[i] * (jobs.elapsed[i] + jobs.work[i] / jobs.pace[k])
+    return worst, -jobs.scale[i] * (jobs.elapsed[i] + jobs.work[i] / jobs.pace[k + 1])

@@ -114,12 +114,12 @@ def log_passes(gaps, first, centre, sigma):  # type: ignore[no-untyped-def]
 class Prior(NamedTuple):
     """What is known of every job of a workload before it runs, by number."""
 
-    submit: Any
+    arrival: Any
     aims: Any
     """Whether it ends at a target."""
-    passes: Any
-    """Their number where it is known, else 0."""
-    pass_work: Any
+    number: Any
+    """Of its passes, where that is known; else 0."""
+    work_of_pass: Any
     centre: Any
     """Log T by its estimate."""
     certain: Any
@@ -127,14 +127,14 @@ class Prior(NamedTuple):
     target: Any
     gap: Any
     """Uncertainty before the first pass, above the target; NaN if unknown."""
-    observed_ptr: Any
-    observed: Any
+    report_ptr: Any
+    report: Any
     pool: Any
     """Number of its pool: jobs of one template, with a target or without; -1: alone."""
     member_ptr: Any
     member: Any
     """Jobs of every pool, ascending (CSR)."""
-    group: Any
+    owner: Any
     limit: Any
     """`max_concurrent` of every group, -1: none; empty if no group has one."""
 
@@ -205,16 +205,16 @@ def find_ended(view, prior, memory):  # type: ignore[no-untyped-def]
     for j in view.job:
         memory.stamp[j] = now[3]
         if len(shown) > 0:
-            shown[prior.group[j]] += 1
-            behind[prior.group[j]] = j
-    while now[1] < len(prior.submit) and prior.submit[now[1]] <= view.time:
+            shown[prior.owner[j]] += 1
+            behind[prior.owner[j]] = j
+    while now[1] < len(prior.arrival) and prior.arrival[now[1]] <= view.time:
         memory.open[now[2]] = now[1]
         now[1] += 1
         now[2] += 1
     kept = 0
     for k in range(now[2]):
         j = memory.open[k]
-        hidden, group = False, prior.group[j]
+        hidden, group = False, prior.owner[j]
         if len(shown) > 0 and 0 <= prior.limit[group] <= shown[group]:
             hidden = shown[group] == 0 or j > behind[group]
         if hidden or memory.stamp[j] == now[3]:
@@ -246,8 +246,8 @@ def learn(view, prior, memory, sigma):  # type: ignore[no-untyped-def]
             memory.seen[j] = passes
             memory.mean[j], memory.variance[j] = prior.centre[j], sigma**2
             if passes > 0:
-                first = prior.observed_ptr[j]
-                gaps = prior.observed[first : first + passes] - prior.target[j]
+                first = prior.report_ptr[j]
+                gaps = prior.report[first : first + passes] - prior.target[j]
                 memory.mean[j], memory.variance[j] = log_passes(
                     gaps, prior.gap[j], prior.centre[j], sigma
                 )
@@ -319,9 +319,9 @@ def work_left(view, prior, log_t):  # type: ignore[no-untyped-def]
     for i in range(len(left)):
         j, value = view.job[i], math.exp(log_t[i])
         if prior.aims[j]:
-            left[i] = prior.pass_work[j] * max(0.5, value - view.passes[i])
-        elif prior.passes[j] == 1:
+            left[i] = prior.work_of_pass[j] * max(0.5, value - view.passes[i])
+        elif prior.number[j] == 1:
             left[i] = max(0.5 * value, value - view.done[i])
         else:
-            left[i] = value * max(0.5, float(prior.passes[j] - view.passes[i]))
+            left[i] = value * max(0.5, float(prior.number[j] - view.passes[i]))
     return left

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from optsched.cluster.policies.elastic import IGNORES_TYPES, SURPLUS, by_pass, start_costs
+from optsched.cluster.policies.elastic import IGNORES_TYPES, SURPLUS, by_pass
 from optsched.cluster.policies.elastic_rule import (
     BY_GAIN,
     Jobs,
@@ -32,6 +32,7 @@ from optsched.cluster.policies.elastic_rule import (
 from optsched.cluster.policies.posterior import find_ended, learn, memory, pooled, prior, work_left
 from optsched.cluster.world.compiled import Choice, RulePolicy
 from optsched.io.values import boolean, number, one_of
+from optsched.kernels.compile import helper
 
 if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import Nodes
@@ -88,3 +89,16 @@ class TimeToTarget(RulePolicy):
     def notes(self, workload: Workload, nodes: Nodes) -> tuple[str, ...]:
         """Sentences for `Run.notes`."""
         return (IGNORES_TYPES,) if len(set(nodes.types)) > 1 else ()
+
+
+@helper()
+def start_costs(view, loses_pass):  # type: ignore[no-untyped-def]
+    """Time without progress at the next start, and what a preemption would throw away."""
+    cost = np.zeros(len(view.job))
+    for i in range(len(cost)):
+        if view.starts[i] > 0:
+            cost[i] = view.restart_cost[i]
+        if loses_pass and view.gpus[i] > 0:
+            open_work = view.done[i] - view.passes[i] * view.pass_work[i]
+            cost[i] += open_work // view.rate[view.size_ptr[i]]
+    return np.maximum(cost, 0.0)

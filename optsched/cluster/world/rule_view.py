@@ -68,20 +68,26 @@ _COLUMNS: Final[dict[str, str]] = {
         for name in Given._fields
         if name not in ("size_ptr", "size", "rate", "observed_ptr", "observed")
     },
-    "size_ptr": "sizes(w, given)[0]",
-    "size": "sizes(w, given)[1]",
-    "rate": "sizes(w, given)[2]",
-    "observed_ptr": "observed(w, given)[0]",
-    "observed": "observed(w, given)[1]",
+    "size_ptr": "sized[0]",
+    "size": "sized[1]",
+    "rate": "sized[2]",
+    "observed_ptr": "seen[0]",
+    "observed": "seen[1]",
     "free": "w.node[:].free * w.node[:].takes",
     "capacity": "w.node[:].capacity * w.node[:].takes",
     "zero_free": "w.node[:].free_units * w.node[:].takes",
     "node_type": "node_type(w)",
-    "held_ptr": "held(w)[0]",
-    "held_node": "held(w)[1]",
-    "held_count": "held(w)[2]",
+    "draining": "draining(w)",
+    "held_ptr": "holds[0]",
+    "held_node": "holds[1]",
+    "held_count": "holds[2]",
 }  # fmt: skip
 """How a compiled rule's columns are made."""
+
+_TABLES: Final = {
+    "sized": "sizes(w, given)", "seen": "observed(w, given)", "holds": "held(w)",
+}  # fmt: skip
+"""Tables of several columns, each made once."""
 
 
 def columns_of(rule: Any) -> tuple[str, ...]:
@@ -125,16 +131,19 @@ def viewer_of(columns: tuple[str, ...]) -> Any:
     for k, name in enumerate(columns):
         if name == "time":
             kinds[k] = INT
-        elif name in _BITS:
+        elif name in (*_BITS, "draining"):
             kinds[k] = FLAGS
     known = {
         "view": view, "of_jobs": _of_jobs, "sizes": _sizes, "observed": _observed, "held": _held,
-        "node_type": _node_type,
+        "node_type": _node_type, "draining": draining_now,
     }  # fmt: skip
     values = ", ".join(_COLUMNS[name] for name in columns)
+    tables = [
+        f"    {name} = {source}\n" for name, source in _TABLES.items() if f"{name}[" in values
+    ]
     source = (
         f"def pack({', '.join(columns)}):\n    return view({', '.join(columns)})\n"
-        f"def see(w, given):\n    return pack({values})\n"
+        f"def see(w, given):\n{''.join(tables)}    return pack({values})\n"
     )
     exec(source, known)
     # machine code of several rules is loaded into one process, where names have to be distinct
@@ -204,6 +213,22 @@ def _held(w):  # type: ignore[no-untyped-def]
             row = w.held[row].following
         ptr[i + 1] = total
     return ptr, node[:total], count[:total]
+
+
+@helper()
+def draining_now(w):  # type: ignore[no-untyped-def]
+    """Whether the active jobs hold GPUs of a node that takes no work; empty if no job does."""
+    closed = 0
+    for n in range(w.node.shape[0]):
+        closed += 1 - w.node[n].takes
+    out = np.zeros(w.state[0].active if closed > 0 else 0, np.bool_)
+    for i in range(len(out)):
+        row = w.job[w.active[i]].held
+        while row >= 0:
+            if w.node[w.held[row].where].takes == 0 and w.held[row].count > 0:
+                out[i] = True
+            row = w.held[row].following
+    return out
 
 
 @helper()
