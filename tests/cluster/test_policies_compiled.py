@@ -25,16 +25,16 @@ RIGID = [
     ("las", {"thresholds": ()}),
 ]  # fmt: skip
 
+SRTF = {"order": "srtf", "clairvoyant": True, "preempt": "order"}
 ELASTIC = [
-    ("elastic_fifo", {}), ("elastic_sjf", {}), ("elastic_sjf", {"clairvoyant": True}),
-    ("elastic_srtf", {}), ("elastic_srtf", {"clairvoyant": False}),
-    ("entropy", {}), ("entropy", {"preemptive": True, "lam": 0.9}),
-    ("entropy", {"score": "resolved"}), ("entropy", {"score": "resolved", "preemptive": True}),
-    ("time_to_target", {}), ("time_to_target", {"pool": False}),
-    ("time_to_target", {"surplus": "marginal", "sigma": 0.3}), ("optimus", {}), ("afs", {}),
+    ("elastic", {}), ("elastic", {"order": "sjf", "clairvoyant": True}), ("elastic", SRTF),
+    ("elastic", {"order": "srtf", "preempt": "order"}), ("elastic", {"surplus": "marginal"}),
+    ("entropy", {}), ("entropy", {"score": "resolved", "preemptive": True}),
+    ("time_to_target", {}), ("time_to_target", {"surplus": "marginal", "pool": False}),
+    ("allocation", {}), ("allocation", {"objective": "proportional"}),
+    ("allocation", {"objective": "finish_time_fairness"}),
+    ("allocation", {"objective": "goodput"}), ("sia", {}),
 ]  # fmt: skip
-
-OF_ONE_SIZE = ["max_min", "proportional", "makespan", "finish_time_fairness", "goodput", "sia"]
 
 
 def compiled_equals_asked(name, options, work, nodes, how):
@@ -68,10 +68,10 @@ def test_on_clusters_of_elastic_jobs(name, options, seed, jobs):
     compiled_equals_asked(name, options, work, cases.nodes(seed), cases.settings(seed))
 
 
-@pytest.mark.parametrize("name", OF_ONE_SIZE)
+@pytest.mark.parametrize("name", ["allocation", "sia"])
 @few_examples
 @given(seed=st.integers(0, 10**6), jobs=st.integers(1, 24))
-def test_allocation_of_jobs_of_one_size(name, seed, jobs):
+def test_on_jobs_of_one_size(name, seed, jobs):
     """There is nothing to share out then: first fit by arrival, or (Sia) as many as possible."""
     work = cases.workload(seed, jobs, choices=cases.GANGS)
     compiled_equals_asked(name, {}, work, cases.nodes(seed), cases.settings(seed))
@@ -81,13 +81,17 @@ def test_the_last_pass_of_a_clairvoyant_policy():
     """Which pass is the last goes by true work where the policy sees it."""
     work = cases.workload(271, 20)
     compiled_equals_asked(
-        "elastic_sjf", {"clairvoyant": True}, work, cases.nodes(271), cases.settings(271)
+        "elastic",
+        {"order": "sjf", "clairvoyant": True},
+        work,
+        cases.nodes(271),
+        cases.settings(271),
     )
 
 
 @pytest.mark.parametrize(("name", "options"), [
     *((name, options) for name, options in RIGID[:5] if options != {"backfill": "easy"}),
-    *ELASTIC[:9], ("optimus", {}), ("afs", {}), (longest, {}),
+    *ELASTIC, (longest, {}),
 ])  # fmt: skip
 @few_examples
 @given(seed=st.integers(0, 10**6), jobs=st.integers(1, 24), mtbf=st.integers(5, 60))

@@ -16,7 +16,8 @@ from optsched.testing.policy_worlds import policy_worlds
 
 SRTF = {"order": "srtf", "clairvoyant": True, "preempt": "order"}
 CASES = [
-    ("elastic", {}), ("elastic", {"order": "sjf"}), ("elastic", {"order": "sjf", "clairvoyant": True}),
+    ("elastic", {}), ("elastic", {"order": "sjf"}),
+    ("elastic", {"order": "sjf", "clairvoyant": True}),
     ("elastic", SRTF), ("elastic", {"order": "srtf", "preempt": "order"}),
     ("elastic", {"surplus": "marginal"}),
     ("entropy", {}), ("entropy", {"preemptive": True, "lam": 0.9}),

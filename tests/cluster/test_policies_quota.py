@@ -159,7 +159,9 @@ def test_best_options_against_brute_force(seed):
     budget = int(sum(row[0] for row in sizes) + random.integers(0, 12))
     ptr = np.append(0, np.cumsum([len(row) for row in sizes]))
     found = best_options(ptr, np.concatenate(sizes), np.concatenate(values), budget)
-    worth = [dict(zip(s.tolist(), v.tolist(), strict=True)) for s, v in zip(sizes, values, strict=True)]
+    worth = [
+        dict(zip(s.tolist(), v.tolist(), strict=True)) for s, v in zip(sizes, values, strict=True)
+    ]
     assert found.sum() <= budget
     assert sum(w[g] for w, g in zip(worth, found.tolist(), strict=True)) == max(
         sum(w[g] for w, g in zip(worth, ways, strict=True))

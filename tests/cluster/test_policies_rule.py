@@ -184,7 +184,8 @@ def kernel_share(jobs, order, budget, preempt, surplus):
     view = SimpleNamespace(
         job=np.arange(n), gpus=column["held"], running=column["held"] > 0,
         size_ptr=np.concatenate(([0], np.cumsum([len(job["size"]) for job in jobs]))),
-        size=size, rate=rate, preemptible=column["preemptible"] > 0, free=np.array([budget - loose]),
+        size=size, rate=rate, preemptible=column["preemptible"] > 0,
+        free=np.array([budget - loose]),
     )  # fmt: skip
     about = Jobs(
         np.array(order), column["fixed"], column["remaining"], column["weight"],

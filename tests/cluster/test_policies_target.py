@@ -88,9 +88,7 @@ def situation(jobs, **prior):
     for name in {"mean", "variance", "known"} & column.keys():
         getattr(about, name)[:] = column[name]
     about.changed[:] = True
-    view = SimpleNamespace(
-        job=np.arange(n), passes=column.get("passes"), done=column.get("done")
-    )
+    view = SimpleNamespace(job=np.arange(n), passes=column.get("passes"), done=column.get("done"))
     return view, known, about
 
 

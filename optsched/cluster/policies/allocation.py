@@ -46,7 +46,7 @@ from optsched.cluster.policies.elastic_rule import (
     last_passes,
     share,
 )
-from optsched.cluster.world.compiled import Choice, RulePolicy
+from optsched.cluster.world.compiled import RulePolicy
 from optsched.errors import InputError
 from optsched.io.values import boolean, format_value, number, one_of
 from optsched.kernels.compile import helper
@@ -149,7 +149,9 @@ class Allocation(RulePolicy):
 def fair_option(view, i):  # type: ignore[no-untyped-def]
     """Index of the largest size of job i of at most G/n GPUs, else of its smallest."""
     at = view.size_ptr[i]
-    while at + 1 < view.size_ptr[i + 1] and view.size[at + 1] * len(view.job) <= view.capacity.sum():
+    while (
+        at + 1 < view.size_ptr[i + 1] and view.size[at + 1] * len(view.job) <= view.capacity.sum()
+    ):
         at += 1
     return at
 

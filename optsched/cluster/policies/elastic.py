@@ -164,19 +164,17 @@ class Entropy(RulePolicy):
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
         """What the rule needs beside the view."""
         return (
-            last_passes(workload, False), by_pass(settings), workload.observed_ptr,
-            workload.observed, self.lam, self.initial, self.score == "resolved",
-            BY_ORDER if self.preemptive else NEVER,
+            last_passes(workload, False), by_pass(settings), self.lam, self.initial,
+            self.score == "resolved", BY_ORDER if self.preemptive else NEVER,
         )  # fmt: skip
 
     @staticmethod
-    def rule(view, last_pass, by_pass, ptr, observed, lam, initial, resolved, preempt):  # type: ignore[no-untyped-def]
+    def rule(view, last_pass, by_pass, lam, initial, resolved, preempt):  # type: ignore[no-untyped-def]
         """GPUs and order now."""
         n = len(view.job)
         scores = np.empty(n)
         for i in range(n):
-            first, end = ptr[view.job[i]], ptr[view.job[i] + 1]
-            reports = observed[first : min(first + view.passes[i], end)]
+            reports = view.observed[view.observed_ptr[i] : view.observed_ptr[i + 1]]
             scores[i] = score(reports, initial, lam)
             if resolved:
                 scores[i] /= view.remaining[i]

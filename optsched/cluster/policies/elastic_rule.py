@@ -182,10 +182,25 @@ def _admit(view, jobs, preempt, left):  # type: ignore[no-untyped-def]
 
 
 @helper()
+def _may_shrink(view, jobs):  # type: ignore[no-untyped-def]
+    """Whether some running job could run on fewer GPUs now."""
+    for i in range(len(view.job)):
+        more = view.gpus[i] > 0 and view.gpus[i] > view.size[view.size_ptr[i]]
+        if more and jobs.fixed[i] == FREE:
+            return True
+    return False
+
+
+@helper()
 def share(view, jobs, preempt, surplus):  # type: ignore[no-untyped-def]
     """GPUs of every job, and how many of those left over may be given to the jobs that run."""
     n = len(jobs.order)
-    left = view.free.sum() + view.gpus[jobs.fixed != PINNED].sum()
+    left = view.free.sum()
+    if left == 0 and preempt == NEVER and not _may_shrink(view, jobs):
+        return view.gpus.copy(), 0
+    for i in range(n):
+        if jobs.fixed[i] != PINNED:
+            left += view.gpus[i]
     admitted = _admit(view, jobs, preempt, left)
     quota, step = np.zeros(n, np.int64), view.size_ptr[:-1].copy()
     for i in range(n):
@@ -210,10 +225,18 @@ def share(view, jobs, preempt, surplus):  # type: ignore[no-untyped-def]
                         step[i], quota[i] = k, view.size[k]
             left -= quota[i]
     spare = max(left - waiting, 0)
-    able = jobs.order[(quota[jobs.order] > 0) & (jobs.fixed[jobs.order] == FREE)]
+    if spare == 0 or surplus == IDLE:
+        return quota, spare
+    able = np.empty(n, np.int64)
+    count = 0
+    for i in jobs.order:
+        if quota[i] > 0 and jobs.fixed[i] == FREE:
+            able[count] = i
+            count += 1
+    able = able[:count]
     if surplus == ROUND:
         spare = _round(view, able, quota, step, spare)
-    elif surplus != IDLE:
+    else:
         spare = _most_urgent_first(view, jobs, surplus, able, quota, step, spare)
     return quota, spare
 

@@ -171,7 +171,8 @@ def prior(workload: Workload, pooling: bool) -> Prior:
     limit = [-1 if g.max_concurrent is None else g.max_concurrent for g in workload.groups]
     columns = (
         workload.submit, aims, np.where(aims, 0, workload.passes), workload.pass_work,
-        np.log(workload.estimate / units), np.log(np.where(aims, workload.passes, workload.pass_work)),
+        np.log(workload.estimate / units),
+        np.log(np.where(aims, workload.passes, workload.pass_work)),
         workload.target, workload.initial - workload.target, workload.observed_ptr,
         workload.observed, pool, np.append(0, np.cumsum(size)),
         np.argsort(pool, kind="stable")[int((pool < 0).sum()) :], workload.group,
