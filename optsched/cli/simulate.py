@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -21,10 +23,12 @@ from optsched.cli.options import (
 )
 from optsched.cli.output import RunOutputs
 from optsched.cli.progress import Bar
+from optsched.cluster.expected import expected_starts
 from optsched.cluster.workload.nodes import NodeChange, NodeFailures, Nodes
 from optsched.cluster.workload.synthetic import entropy_workload, synthetic
 from optsched.cluster.workload.trace import read_trace
 from optsched.cluster.world.packing_table import PackingTable
+from optsched.cluster.world.start import read_start
 from optsched.errors import InputError
 from optsched.io.files import read_bytes
 from optsched.io.values import file_label
@@ -33,9 +37,11 @@ from optsched.solving import progress
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from optsched.cluster.expected import ExpectedStart
     from optsched.cluster.results.run import Run
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.policy import Policy
+    from optsched.cluster.world.start import Start
 
 _SHOWN: Final = 5
 """So many waiting jobs are named after a Ctrl-C."""
@@ -55,7 +61,7 @@ def simulate(
     option: Annotated[
         list[str] | None, option("KEY=VALUE of the policies, POLICY.KEY=VALUE of one; repeat.")
     ] = None,
-    estimate_error: Annotated[float, option("Sigma of lognormal errors in believed work.")] = 0.0,
+    estimate_error: Annotated[float, option("Sigma of lognormal errors of estimates.")] = 0.0,
     restart: Annotated[int, option("Time lost by a preemption or a resize.")] = 0,
     resize: Annotated[str, option("When sizes change: pass or anytime.")] = "pass",
     checkpoint: Annotated[
@@ -65,7 +71,15 @@ def simulate(
     change: Annotated[list[str] | None, option("TIME:KIND:NODE, KIND add, drain, remove.")] = None,
     failures: Annotated[str | None, option("MTBF:REPAIR, mean times of a node, by --seed.")] = None,
     packing: Annotated[str | None, option("PAIRS.csv,TYPES.csv for lucid.")] = None,
-    seed: Annotated[int, option("Of errors, curves and generated workloads.")] = 0,
+    running: Annotated[
+        Path | None, option("Start from a running cluster: its stays (CSV), at --now.")
+    ] = None,
+    now: Annotated[int | None, option("When a simulation with --running begins.")] = None,
+    expected: Annotated[
+        int | None, option("Expected starts of waiting jobs over so many draws of durations.")
+    ] = None,
+    spread: Annotated[float, option("Sigma of drawn over estimated durations.")] = 0.5,
+    seed: Annotated[int, option("Of errors, curves, draws and generated workloads.")] = 0,
     out: History = None,
     metrics: Metrics = None,
     plot: ReportFile = None,
@@ -86,10 +100,16 @@ def simulate(
     jobs = _workload(trace, site, seed)
     if estimate_error:
         jobs = jobs.with_estimate_error(estimate_error, seed)
-    settings = {
+    settings: dict[str, Any] = {
         "restart_cost": restart, "resize": resize, "checkpoint": checkpoint, "round": round_time,
         "changes": changes(change or [], failures, seed), "seed": seed,
+        "start": _start(running, now, expected, site),
     }  # fmt: skip
+    if expected is not None:
+        for name, one in chosen.items():
+            found = expected_starts(jobs, one, site, sigma=spread, samples=expected, **settings)
+            _show_expected(name, found, as_json)
+        return
     runs, complete = _run_all(jobs, chosen, site, settings, quiet=quiet)
     if runs:
         outputs.show(runs, as_json=as_json, quiet=quiet)
@@ -142,6 +162,43 @@ def changes(
             )
         found.append(NodeChange(int(parts[1]), int(parts[3]), parts[2]))  # type: ignore[arg-type]
     return tuple(found)
+
+
+def _start(
+    running: Path | None, now: int | None, expected: int | None, nodes: Nodes
+) -> Start | None:
+    """The running cluster in a file, if there is one."""
+    if running is None:
+        if expected is not None:
+            raise InputError("expected: of which cluster? give --running and --now too")
+        if now is not None:
+            raise InputError("now: only with --running, the stays of a running cluster")
+        return None
+    if now is None:
+        raise InputError("running: give --now too, the time at which the simulation begins")
+    return read_start(running, nodes, now)
+
+
+def _show_expected(policy: str, found: Mapping[str, ExpectedStart], as_json: bool) -> None:
+    """The table of one policy, or one JSON object a line."""
+    from optsched.cli.tables import display, table
+
+    if as_json:
+        rows = {name: {"times": one.times, "why": one.reason and one.reason.why,
+                       "text": one.reason and one.reason.text}
+                for name, one in found.items()}  # fmt: skip
+        print(json.dumps({"policy": policy, "expected": rows}))
+        return
+    cells = [
+        (
+            name,
+            *(f"{time:,}" for time in one.times),
+            one.reason.text if one.reason else "starts now",
+        )
+        for name, one in found.items()
+    ]
+    heads = ("job", "10 %", "50 %", "90 %", "waits because it")
+    display(f"{policy}: expected starts of {len(found)} waiting jobs", table(heads, cells, (0, 4)))
 
 
 def _workload(trace: str, nodes: Nodes, seed: int) -> Workload:

@@ -10,6 +10,7 @@ from optsched.cluster.simulate import simulate
 
 if TYPE_CHECKING:
     from optsched.cluster import contention, determined, policies
+    from optsched.cluster.expected import ExpectedStart, expected_starts
     from optsched.cluster.results.metrics import Metrics
     from optsched.cluster.results.run import Run
     from optsched.cluster.workload.curve import Curve
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from optsched.cluster.world.policy import ClusterView, Decision, Policy
     from optsched.cluster.world.reasons import Reason, Why
     from optsched.cluster.world.settings import Settings
-    from optsched.cluster.world.start import Start, Stay
+    from optsched.cluster.world.start import Start, Stay, read_start
 
 _HOME = {
     name: module
@@ -41,7 +42,8 @@ _HOME = {
         "optsched.cluster.world.log": "Log",
         "optsched.cluster.world.policy": "ClusterView Decision Policy",
         "optsched.cluster.world.settings": "Settings",
-        "optsched.cluster.world.start": "Start Stay",
+        "optsched.cluster.world.start": "Start Stay read_start",
+        "optsched.cluster.expected": "ExpectedStart expected_starts",
         "optsched.cluster.results.metrics": "Metrics",
         "optsched.cluster.results.run": "Run",
         "optsched.cluster.world.reasons": "Reason Why",
@@ -53,11 +55,12 @@ _HOME = {
 _MODULES = ("contention", "determined", "policies")
 
 __all__ = [
-    "WORK", "Amdahl", "ClusterView", "Curve", "Decision", "Goodput", "Group", "Job", "Linear",
-    "Log", "Metrics", "NodeChange", "NodeFailures", "Nodes", "Policy", "PolicyError", "Reason",
-    "Run", "Settings", "Speedup", "Stalled", "Start", "Stay", "Table", "Why", "Workload",
-    "compiled", "contention", "determined", "entropy_workload", "policies", "read_trace",
-    "simulate", "synthetic", "write_trace",
+    "WORK", "Amdahl", "ClusterView", "Curve", "Decision", "ExpectedStart", "Goodput", "Group",
+    "Job", "Linear", "Log", "Metrics", "NodeChange", "NodeFailures", "Nodes", "Policy",
+    "PolicyError", "Reason", "Run", "Settings", "Speedup", "Stalled", "Start", "Stay", "Table",
+    "Why", "Workload",
+    "compiled", "contention", "determined", "entropy_workload", "expected_starts", "policies",
+    "read_start", "read_trace", "simulate", "synthetic", "write_trace",
 ]  # fmt: skip
 
 

@@ -324,3 +324,27 @@ main()
     assert process.returncode == 130, err
     assert "fifo" in json.loads(Path("m.json").read_bytes())["runs"]
     assert not list(Path().glob(".optsched-*"))
+
+
+def test_from_now(cli: Cli) -> None:
+    """A running cluster goes on; waiting jobs get reasons and intervals of their starts."""
+    Path("q.csv").write_text(
+        "job_id,submit_time_s,num_gpus,duration_s\na,0,8,4000\nb,100,4,9000\nc,200,8,1000\n"
+    )
+    Path("r.csv").write_text("job_id,start_s,nodes\na,0,n0:8\nb,150,n1:4\n")
+    base = ("simulate", "q.csv", "--policy", "fifo", "--nodes", "2x8")
+    now = (*base, "--running", "r.csv", "--now", "1000")
+    ran = cli(*now, "--metrics", "m.json")
+    assert ran.code == 0, ran.err
+    found = json.loads(Path("m.json").read_text())["runs"]["fifo"]
+    assert found["jobs"]["jct"] == [4000, 9050, 4800]
+    assert found["waiting"] == {"c": {"why": "room", "text": "needs 8 GPUs, 4 are free"}}
+    ran = cli(*now, "--expected", "9", "--spread", "0", "--json")
+    assert json.loads(ran.out)["expected"]["c"]["times"] == [4000] * 3
+    assert "c     4,000" in cli(*now, "--expected", "9", "--spread", "0").out
+    for given, message in (
+        (("--now", "5"), "only with --running"), (("--expected", "5"), "give --running and --now"),
+        (("--running", "r.csv"), "give --now too"),
+    ):  # fmt: skip
+        ran = cli(*base, *given)
+        assert ran.code != 0 and message in ran.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,9 +20,14 @@ from optsched.cluster import (
     Start,
     Stay,
     Workload,
+    expected_starts,
+    read_start,
     simulate,
 )
 from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def case(seed: int) -> tuple[Workload, Nodes, dict[str, Any]]:
@@ -118,3 +123,88 @@ def test_states_that_cannot_be(stays: list[dict[str, Any]], message: str) -> Non
     with pytest.raises(InputError, match=message):
         start = Start(9, tuple(Stay(**stay) for stay in stays))
         simulate(jobs, "fifo", Nodes.of([3], zero_slots=1), start=start)
+
+
+# expected starts
+
+
+def queue() -> tuple[Workload, Start]:
+    """Two jobs that run, three that wait, and a policy that lets the short one pass."""
+    jobs = [
+        Job(name=name, submit=submit, sizes=(gpus,), work=gpus * lasts * WORK)
+        for name, submit, gpus, lasts in (
+            ("a", 0, 8, 4000), ("b", 100, 4, 9000), ("c", 200, 8, 1000), ("d", 300, 2, 500),
+            ("e", 400, 2, 700),
+        )
+    ]  # fmt: skip
+    stays = Stay(job="a", start=0, nodes={0: 8}), Stay(job="b", start=150, nodes={1: 4})
+    return Workload.of(jobs), Start(1000, stays)
+
+
+@pytest.mark.parametrize("name", ["fifo", "sjf", "srtf"])
+@seeds(6, 30)
+def test_right_estimates_are_the_simulation(name: str, seed: int) -> None:
+    """Without spread the expected start is that of a simulation with the estimates as truth."""
+    workload, nodes, how = case(seed)
+    workload = workload.changed(work=np.maximum(workload.estimate, workload.passes))
+    full = simulate(workload, name, nodes, **how)
+    now = int(np.median(full.log.start)) + 1
+    start = full.at(now)
+    run = simulate(workload, name, nodes, start=start, **how)
+    found = expected_starts(workload, name, nodes, start, sigma=0, **how)
+    waiting = run.waiting(now)
+    for job, expected in found.items():
+        j = workload.names.index(job)
+        first = int(run.log.start[(run.log.job == j) & (run.log.start >= now)][0])
+        assert expected.times == (first,) * 3
+        assert expected.reason == waiting.get(job) and (expected.reason is None) == (first == now)
+
+
+def test_intervals_over_draws() -> None:
+    """Ordered, reproducible from the seed, wider with more spread; running jobs count their age."""
+    workload, start = queue()
+    nodes = Nodes(2, 8)
+    few = expected_starts(workload, "fifo", nodes, start, sigma=0.1, samples=60, seed=4)
+    many = expected_starts(workload, "fifo", nodes, start, sigma=0.8, samples=60, seed=4)
+    assert list(few) == ["c", "d", "e"]
+    for job in few:
+        low, middle, high = few[job].times
+        assert 1000 <= low <= middle <= high
+        assert many[job].times[2] - many[job].times[0] > high - low
+    assert few["c"].reason is not None and few["c"].reason.text == "needs 8 GPUs, 4 are free"
+    again = expected_starts(workload, "fifo", nodes, start, sigma=0.8, samples=60, seed=4)
+    assert many == again != expected_starts(workload, "fifo", nodes, start, sigma=0.8, samples=60)
+    late = Start(8000, start.stays)  # "a" is twice as old as its estimate
+    assert expected_starts(workload, "fifo", nodes, late, sigma=0)["c"].times == (8000,) * 3
+
+
+def test_drawn_work_given_its_age() -> None:
+    """The share of draws beyond t is that of the lognormal law among those beyond what is done."""
+    from statistics import NormalDist
+
+    from optsched.cluster.expected import _drawn
+
+    n, sigma, done = 20_000, 0.5, 1.5
+    jobs = Workload.of([Job(name=str(i), sizes=(1,), work=10**9) for i in range(n)])
+    work = _drawn(jobs, np.full(n, int(done * 10**9)), sigma, np.random.default_rng(1)) / 10**9
+    assert work.min() > done
+    beyond = [1 - NormalDist().cdf(np.log(t) / sigma) for t in (done, 1.8, 2.5)]
+    for t, share in zip((1.8, 2.5), beyond[1:], strict=True):
+        assert (work > t).mean() == pytest.approx(share / beyond[0], abs=0.02)
+
+
+def test_stays_in_a_file(tmp_path: Path) -> None:
+    """Every column, and what is refused with its line."""
+    path = tmp_path / "running.csv"
+    path.write_text("job_id,start_s,nodes,end_s,restart_s,work_s\na,5,n0:4|n1:2,,3,\nz,1,,7,,2.5\n")
+    assert read_start(path, Nodes(2), 9) == Start(9, (
+        Stay(job="a", start=5, nodes={0: 4, 1: 2}, restart=3),
+        Stay(job="z", start=1, end=7, work=2_500_000),
+    ))  # fmt: skip
+    for cells, message in (
+        ("a,x,n0:1", r"running.csv:2: Expected `int`.*start_s"), ("a,1,n9:1", "nodes: expected"),
+        ("a,1,n0:1|n0:1", "each node once"), ("a,1,n0:-1", "n0:4.n1:4"),
+    ):  # fmt: skip
+        path.write_text(f"job_id,start_s,nodes\n{cells}\n")
+        with pytest.raises(InputError, match=message):
+            read_start(path, Nodes(2), 9)

@@ -30,7 +30,8 @@ def to_json(
 
     Times are in ``time_unit``. Every run has ``policy``, ``options``, ``settings``, ``metrics`` by
     name (null: not finite) and, in ``jobs``, columns in the order of ``names`` (null: not ended);
-    after a Ctrl-C in ``waiting`` why jobs wait, and in ``notes`` what the policy says.
+    ``waiting`` says why jobs wait after a Ctrl-C, or at the start of a simulation from now, and
+    ``notes`` what the policy reports.
 
     Parameters
     ----------
@@ -93,9 +94,9 @@ def _record(run: Run, per_job: bool) -> dict[str, Any]:
     }
     if run.notes:
         record["notes"] = list(run.notes)
-    if found.unfinished and per_job:
-        told = run.waiting().items()
-        record["waiting"] = {name: {"why": why.value, "text": text} for name, (why, text) in told}
+    if per_job and (found.unfinished or settings.start is not None):
+        waiting = run.waiting(settings.start.now if settings.start else None).items()
+        record["waiting"] = {name: {"why": why, "text": text} for name, (why, text) in waiting}
     if per_job:
         columns = {
             "jct": found.jct, "queueing": found.queueing, "waiting": found.waiting,

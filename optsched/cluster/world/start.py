@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
+from optsched.cluster.workload.job import WORK
 from optsched.cluster.world.layout import (
     ADD,
     ENDED,
@@ -18,9 +20,14 @@ from optsched.cluster.world.layout import (
     RUNS,
 )
 from optsched.errors import InputError
+from optsched.io.csv_rows import csv_records
+from optsched.io.files import read_text
 from optsched.io.values import format_value, integer
+from optsched.io.values import number as number_of
 
 if TYPE_CHECKING:
+    import os
+
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.layout import World
@@ -104,6 +111,60 @@ class Start:
                 integer(f"{place}.nodes[{node}]", gpus, 1)
 
 
+class _Line(msgspec.Struct):
+    job_id: str
+    start_s: int
+    nodes: str = ""
+    end_s: int | None = None
+    restart_s: int = 0
+    work_s: float | None = None
+
+
+COLUMNS: Final = _Line.__struct_fields__
+
+
+def read_start(path: str | os.PathLike[str], nodes: Nodes, now: int) -> Start:
+    """Read stays from a CSV file; times are whole seconds, as in a trace.
+
+    Parameters
+    ----------
+    path
+        Columns ``job_id``, ``start_s``, ``nodes`` (GPUs by name of the node, ``n0:4|n1:4``; empty
+        for a zero-slot task), and, if need be, ``end_s`` (empty: it still runs), ``restart_s`` and
+        ``work_s`` (work done in the stay, in seconds on one GPU).
+    nodes
+        The cluster, for the names of its nodes.
+    now
+        When the simulation begins.
+
+    Raises
+    ------
+    InputError
+        With ``file:line`` and the column.
+    """
+    number = {name: n for n, name in enumerate(nodes.names)}
+    stays = []
+    for place, cells in csv_records(read_text(path), str(path), COLUMNS, COLUMNS[:3]):
+        given = {key: cell for key, cell in cells.items() if cell or key == "job_id"}
+        try:
+            row = msgspec.convert(given, _Line, strict=False)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{place}: {error}") from None
+        held = {}
+        for part in filter(None, row.nodes.split("|")):
+            name, _, gpus = part.rpartition(":")
+            if name not in number or not gpus.isdecimal() or number[name] in held:
+                raise InputError(
+                    f"{place}: nodes: expected GPUs by node such as n0:4|n1:4, each node once "
+                    f"({nodes.names[0]} to {nodes.names[-1]}), got {format_value(row.nodes)}"
+                )
+            held[number[name]] = int(gpus)
+        work = None if row.work_s is None else round(number_of("work_s", row.work_s) * WORK)
+        stays.append(Stay(job=row.job_id, start=row.start_s, nodes=held, end=row.end_s,
+                          restart=row.restart_s, work=work))  # fmt: skip
+    return Start(now, tuple(stays))
+
+
 class Row(NamedTuple):
     """A stay with what the world says about it."""
 
@@ -117,8 +178,10 @@ class Row(NamedTuple):
     """Work of the job at its end, or just before now."""
 
 
-def rows_of(start: Start, workload: Workload, nodes: Nodes) -> list[Row]:
+def rows_of(start: Start, workload: Workload, nodes: Nodes, *, overdue: bool = False) -> list[Row]:
     """The stays in the order of their starts, with speed and work; each is checked.
+
+    With `overdue`, running jobs may have done more than their work already.
 
     Raises
     ------
@@ -156,14 +219,17 @@ def rows_of(start: Start, workload: Workload, nodes: Nodes) -> list[Row]:
         done, total = before.done if before else 0, int(workload.work[j])
         end = start.now - 1 if stay.end is None else stay.end
         work = rate * max(0, end - stay.start - stay.restart) if stay.work is None else stay.work
-        if stay.end is None and done + work >= total:
+        if stay.end is None and done + work >= total and not overdue:
             raise InputError(
                 f"{at}: would have done all of the job's work {total} before now, {start.now}; "
                 "give the work that is done in the stay, or the job more work"
             )
-        if done >= total or (stay.work is not None and done + work > total):
+        over = stay.work is not None and done + work > total and not overdue
+        if done >= total or over:
             raise InputError(f"{at}: {done + work} is more than the job's work, {total}")
-        last[j] = Row(j, stay, gpus, rate, done, min(done + work, total))
+        last[j] = Row(
+            j, stay, gpus, rate, done, done + work if overdue else min(done + work, total)
+        )
         found.append(last[j])
     return found
 

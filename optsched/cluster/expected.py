@@ -1,0 +1,124 @@
+"""When waiting jobs will start: simulations from now over seeds of durations."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from optsched.cluster.results.metrics import nearest_rank
+from optsched.cluster.simulate import simulate
+from optsched.cluster.workload.job import MOST_WORK
+from optsched.cluster.world.start import Start, rows_of
+from optsched.errors import InputError
+from optsched.io.values import format_value, integer, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.policy import Policy
+    from optsched.cluster.world.reasons import Reason
+    from optsched.model.schedule import IntArray
+
+
+class ExpectedStart(NamedTuple):
+    """When a waiting job starts, and why it waits."""
+
+    times: tuple[int, ...]
+    """Percentiles of its start (nearest rank), in the order in which they were given."""
+    reason: Reason | None
+    """Why it waits after the decisions of now, if all estimates are right; None: it starts."""
+
+
+def expected_starts(
+    workload: Workload,
+    policy: Policy | str,
+    nodes: Nodes,
+    start: Start,
+    *,
+    sigma: float = 0.5,
+    samples: int = 100,
+    seed: int = 0,
+    percentiles: Sequence[float] = (10, 50, 90),
+    **settings: Any,
+) -> dict[str, ExpectedStart]:
+    """Simulate a running cluster on with drawn durations, and collect starts of waiting jobs.
+
+    The work of every job that has not ended is its estimate times exp(sigma * normal), given that
+    it is more than the work that is done already. Policies see the estimates, as ever.
+
+    Parameters
+    ----------
+    workload, policy, nodes, start
+        As for `simulate`; the true work of unfinished jobs is not used.
+    sigma
+        Standard deviation of the logarithm of true over estimated work; 0: estimates are right.
+    samples, seed
+        Simulations, and the seed of all draws.
+    percentiles
+        In (0, 100].
+    settings
+        Other arguments of `simulate`.
+
+    Returns
+    -------
+    dict
+        By name, for jobs that were submitted up to now, have not ended and do not run; in order of
+        arrival.
+    """
+    if not isinstance(start, Start):
+        raise InputError(f"start: expected Start(now, stays), got {format_value(start)}")
+    number("sigma", sigma, 0.0, 10.0)
+    count = 1 if sigma == 0 else integer("samples", samples, 1, 10**6)
+    random = np.random.default_rng(integer("seed", seed))
+    done, runs = np.zeros(len(workload), np.int64), np.zeros(len(workload), np.bool_)
+    for row in rows_of(start, workload, nodes, overdue=True):
+        done[row.job], runs[row.job] = row.done, row.stay.end is None
+    left = runs | (done < workload.work)
+    waiting = np.flatnonzero(left & ~runs & (workload.submit <= start.now))
+
+    def simulated(sigma: float) -> Any:
+        work = np.where(left, _drawn(workload, done, sigma, random), workload.work)
+        run = simulate(workload.changed(work=work), policy, nodes, start=start, **settings)
+        if run.metrics.unfinished:
+            raise KeyboardInterrupt
+        return run
+
+    usual = simulated(0.0)
+    reasons = usual.waiting(start.now)
+    found = np.empty((count, len(waiting)), np.int64)
+    for k in range(count):
+        log = usual.log if sigma == 0 else simulated(sigma).log
+        first = np.full(len(workload), np.iinfo(np.int64).max)
+        since = log.start >= start.now
+        np.minimum.at(first, log.job[since], log.start[since])
+        found[k] = first[waiting]
+    return {
+        workload.names[j]: ExpectedStart(
+            tuple(int(nearest_rank(found[:, i], p)) for p in percentiles),
+            reasons.get(workload.names[j]),
+        )
+        for i, j in enumerate(waiting.tolist())
+    }
+
+
+def _drawn(
+    workload: Workload, done: IntArray, sigma: float, random: np.random.Generator
+) -> IntArray:
+    """True work of every job: lognormal around the estimate, given that it exceeds what is done."""
+    estimate = workload.estimate.astype(np.float64)
+    if sigma > 0:
+        normal, drawn = NormalDist(), random.random(len(workload))
+        least = np.log(np.maximum(done, 1e-300) / estimate) / sigma  # of the normal
+        factor = np.ones(len(workload))
+        for j, (x, u) in enumerate(zip(least.tolist(), drawn.tolist(), strict=True)):
+            above = normal.cdf(-x) * (1 - u)  # the upper tail, where it is exact
+            factor[j] = np.exp(sigma * (-normal.inv_cdf(above) if 0 < above < 1 else max(x, 0.0)))
+        estimate *= factor
+    work = np.rint(np.minimum(estimate, float(MOST_WORK // 2))).astype(np.int64)
+    if sigma == 0:
+        work = workload.estimate
+    return np.maximum(work, np.maximum(done + 1, workload.passes))
