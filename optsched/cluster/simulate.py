@@ -218,10 +218,11 @@ def _log(
 ) -> Log:
     """Compiled if the policy offers that and it may be used, else by asking."""
     from optsched.cluster.world.build import is_limited
+    from optsched.cluster.world.compiled import RulePolicy
 
     compiled = getattr(policy, "compiled", None)
-    whole = settings.start is None and not is_limited(workload, nodes)
-    if callable(compiled) and engine == "auto" and whole:
+    from_state = settings.start is None or isinstance(policy, RulePolicy)  # others keep queues
+    if callable(compiled) and engine == "auto" and from_state and not is_limited(workload, nodes):
         log: Log | None = compiled(workload, nodes, settings)
         if log is not None:
             if on_progress is not None:
