@@ -15,18 +15,10 @@ PASS: Final = 60
 
 
 def synthetic(
-    jobs: int,
-    nodes: int,
-    seed: int = 0,
-    *,
-    gpus: int = 8,
-    types: int = 1,
-    objective: str = "sum",
-    gaps: bool = True,
-    locality: str = "any",
-    name: str = "",
-) -> QuotaPlan:
-    """A plan of jobs that scale by Amdahl's law, f(g) = g / (1 + c (g - 1)), on equal nodes.
+    jobs: int, nodes: int, seed: int = 0, *, gpus: int = 8, types: int = 1,
+    objective: str = "sum", gaps: bool = True, locality: str = "any", name: str = "",
+) -> QuotaPlan:  # fmt: skip
+    """Return a plan of jobs that scale by Amdahl's law, f(g) = g / (1 + c (g - 1)), on equal nodes.
 
     Parameters
     ----------
@@ -35,7 +27,7 @@ def synthetic(
     seed
         Of everything: the same arguments give the same plan on every machine.
     types
-        Types of node, taking turns; jobs are the slower the later the type.
+        Types of node, in turn; jobs are the slower the later the type.
     objective
         Of the plan; under all but ``"sum"`` every job must run.
     gaps
@@ -61,42 +53,35 @@ def synthetic(
     gaps = gaps and objective != "proportional"
     most = min(4 * gpus if gaps else gpus, nodes * gpus // types)
     sizes = [2**k for k in range(20) if 2**k <= most] if gaps else list(range(1, most + 1))
-    made = [_job(rng, f"j{j}", sizes, kinds, objective, gaps, locality) for j in range(jobs)]
+    made = [
+        QuotaJob(f"j{j}", locality=locality, **_fields(rng, sizes, kinds, objective, gaps))
+        for j in range(jobs)
+    ]
     return QuotaPlan(made, nodes=machines, objective=objective, name=name)  # type: ignore[arg-type]
 
 
-def _job(
-    rng: random.Random, name: str, sizes: list[int], kinds: list[str], objective: str, gaps: bool,
-    locality: str,
-) -> QuotaJob:  # fmt: skip
+def _fields(
+    rng: random.Random, sizes: list[int], kinds: list[str], objective: str, gaps: bool
+) -> dict[str, Any]:
+    """Draw the fields of a job."""
     serial = rng.choice([0.02, 0.05, 0.1, 0.3, 0.522])
-    own = sizes[: rng.randint(max(1, len(sizes) // 2), len(sizes))]
-    rates = [round(g / (1 + serial * (g - 1)), 6) for g in own]
+    some = sizes[: rng.randint(max(1, len(sizes) // 2), len(sizes))]
+    rates = [round(g / (1 + serial * (g - 1)), 6) for g in some]
     fields: dict[str, Any] = {
         "weight": rng.choice([1.0, 1.0, 1.0, 2.0, 4.0]),
         "must_run": objective != "sum" or rng.random() < 0.1,
         "pass_work": rng.randint(PASS // 2, 2 * PASS), "rates": rates,
-        "locality": locality,
+        "sizes" if gaps else "maximum": some if gaps else some[-1],
     }  # fmt: skip
-    fields.update({"sizes": own} if gaps else {"maximum": own[-1]})
-    table = rates
     if objective in ("sum", "max_min"):
-        fields["utility"] = table
+        fields["utility"] = rates
     elif objective == "proportional":
         fields["score"] = round(rng.paretovariate(1.2), 4)
     else:
         fields["work"] = round(fields["pass_work"] * rng.paretovariate(1.2))
-    if len(kinds) > 1:
-        for key in ("rates", "utility"):
-            if key in fields:
-                fields[key] = {
-                    kind: [round(value / (1 + k), 6) for value in table]
-                    for k, kind in enumerate(kinds)
-                }
-        for key in ("sizes", "maximum"):
-            if key in fields:
-                fields[key] = dict.fromkeys(kinds, fields[key])
-    return QuotaJob(name, fields.pop("sizes", None), **fields)
-
-
-__all__ = ["synthetic"]
+    for key in {"rates", "utility", "sizes", "maximum"} & set(fields) if len(kinds) > 1 else ():
+        fields[key] = {
+            kind: [round(v / (1 + k), 6) for v in rates] if fields[key] is rates else fields[key]
+            for k, kind in enumerate(kinds)
+        }
+    return fields
