@@ -55,7 +55,7 @@ def check_jobs(
 def _faults(
     job: QuotaJob, kinds: Sequence[str], objective: str, resolution: int
 ) -> Iterator[tuple[str, str]]:
-    """Fields that do not go with the plan, and why."""
+    """Yield fields that do not go with the plan, and why."""
     goal = f'objective "{objective}"'
     for key in _NEEDED[objective]:
         if getattr(job, key) is None:
@@ -85,14 +85,11 @@ def _faults(
             yield "rates", f"{max(table)} is beyond 2^62 parts"
     sizes = job.allowed(kinds[0]) if objective == "proportional" else ()
     if sizes and sizes[-1] - sizes[0] + 1 != len(sizes):
-        yield (
-            "sizes",
-            '"proportional" needs all numbers between two bounds, give minimum and maximum',
-        )
+        yield "sizes", f"{goal} needs all numbers between two bounds, give minimum and maximum"
 
 
 def _held(job: QuotaJob, nodes: Sequence[Node], free: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """What is wrong with where a job is; its GPUs are taken from `free`."""
+    """Yield faults of the present place of a job; its GPUs are taken from `free`."""
     if not nodes and (job.locality != "any" or job.current):
         yield "current" if job.current else "locality", "needs a plan with nodes, not a budget"
     for node, gpus in job.current.items():
@@ -100,11 +97,9 @@ def _held(job: QuotaJob, nodes: Sequence[Node], free: dict[str, int]) -> Iterato
             yield "current", f"there is no node {format_json(node)}"
         free[node] -= gpus
         if free[node] < 0:
-            own = next(one.gpus for one in nodes if one.name == node)
-            yield (
-                "current",
-                f"node {format_json(node)} has {own} GPUs, the jobs hold {own - free[node]} there",
-            )
+            gpus = next(one.gpus for one in nodes if one.name == node)
+            held = f"the jobs hold {gpus - free[node]} on it"
+            yield "current", f"node {format_json(node)} has {gpus} GPUs, {held}"
 
 
 def places_of(budget: Any, nodes: Any) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[int, ...]]:
@@ -186,9 +181,7 @@ def infeasibility(
 ) -> str:
     """Return why no answer exists if counting GPUs shows it, else ``""``."""
     needed, names = 0, []
-    for job, span in zip(jobs, spans, strict=True):
-        if not job.must_run:
-            continue
+    for job, span in ((j, s) for j, s in zip(jobs, spans, strict=True) if j.must_run):
         if not span:
             parts = [
                 f"at least {sizes[0]} of {gpus} GPUs" + (f" {kind}" if kind else "")

@@ -42,20 +42,7 @@ def read(path: str | os.PathLike[str]) -> QuotaPlan:
 
 
 def from_tree(tree: Any, name: str) -> QuotaPlan:
-    """Read a quota plan from parsed JSON.
-
-    Parameters
-    ----------
-    tree
-        ``optsched.quota/1``; fields are those of `QuotaPlan` and `QuotaJob` (rates for a speedup).
-    name
-        File name for messages.
-
-    Raises
-    ------
-    InputError
-        With the path in the document, the rule and the value.
-    """
+    """Read a quota plan from parsed JSON; `name` is the file, for messages."""
     found = decode_document(tree, _Document, FORMAT, name)
     nodes = None if found.nodes is None else [Node(n.gpus, n.type, n.name) for n in found.nodes]
     fields: dict[str, Any] = {key: getattr(found, key) for key in (*_LABELS, "budget")}
@@ -80,7 +67,7 @@ def to_json(plan: QuotaPlan) -> bytes:
 
 
 def content(plan: QuotaPlan) -> bytes:
-    """What a plan is, its own name left out, for its hash."""
+    """Return the content of a plan without its name, for its hash."""
     jobs = [list({**DEFAULTS, **job.given()}.values()) for job in plan.jobs]
     whole = [plan.objective, plan.resolution, plan.time_unit, plan.nodes or plan.budget, jobs]
     return msgspec.json.encode(whole, order="deterministic")

@@ -63,11 +63,6 @@ class QuotaJob:
         several nodes all but one are held wholly.
     pass_work
         Work of one pass: with `rates` it gives the duration in schedules.
-
-    Raises
-    ------
-    InputError
-        A field of a wrong type or value; the message names job, field and value.
     """
 
     name: str

@@ -58,8 +58,8 @@ class QuotaPlan(Problem):
     """How many GPUs every job gets, and which ones; an exact integer program.
 
     Minimised is the negative of a maximised objective, in parts of `resolution`: all backends
-    compare the same integers. With nodes, ties are broken by fewest nodes spanned, then fewest
-    GPUs moved, then fewest free GPUs on partly used nodes (exactly so by `cpsat`).
+    compare the same integers. Equal quotas are placed on the fewest nodes, then with the fewest
+    GPUs moved, then with the fewest free GPUs on partly used nodes, by a heuristic.
 
     Parameters
     ----------
@@ -81,11 +81,6 @@ class QuotaPlan(Problem):
         Of `QuotaJob.work` and `QuotaJob.pass_work`.
     name
         Label.
-
-    Raises
-    ------
-    InputError
-        A field of a wrong type, a number that cannot be or that overflows; the message names it.
     """
 
     problem_kind: ClassVar[str] = "quota"
@@ -229,7 +224,7 @@ class QuotaPlan(Problem):
 
     @property
     def required_bounds(self) -> tuple[IntArray, IntArray]:
-        """`bounds` of a plan that has them: proportional ones do, and whatever `is_plain`."""
+        """`bounds` of a plan that has them, as all with `is_plain` do."""
         assert self.bounds is not None, "proportional plans have bounds"
         return self.bounds
 
@@ -280,15 +275,7 @@ class QuotaPlan(Problem):
     # judging
 
     def costs(self, sizes: IntArray, kinds: IntArray | None = None) -> IntArray:
-        """What every job's GPUs cost, if all sizes are allowed.
-
-        Parameters
-        ----------
-        sizes
-            GPUs of every job, 0 for none; shape (jobs,).
-        kinds
-            Number of their type; by default all are of the first.
-        """
+        """Return the cost of GPUs of every job (0 for none), of the first type by default."""
         if self.hands_out_all:
             off: IntArray = np.abs(self.resolution * sizes - self.share)
             return off
@@ -308,12 +295,12 @@ class QuotaPlan(Problem):
         return int(costs.sum())
 
     def _find(self, sizes: IntArray, kinds: IntArray | None) -> IntArray:
-        """Where in the table each job's option is, -1 if it is not allowed."""
+        """Return the position of every job's option in the table, -1 if it is not allowed."""
         kinds = np.zeros(len(sizes), np.int64) if kinds is None else np.where(sizes, kinds, 0)
-        wanted = (np.arange(len(sizes)) * len(self.kinds) + kinds) * (self.n_gpus + 1) + sizes
-        at = np.searchsorted(self._keys, wanted)
+        keys = (np.arange(len(sizes)) * len(self.kinds) + kinds) * (self.n_gpus + 1) + sizes
+        at = np.searchsorted(self._keys, keys)
         good = at < len(self._keys)
-        good[good] = self._keys[at[good]] == wanted[good]
+        good[good] = self._keys[at[good]] == keys[good]
         return np.where(good, at, -1)
 
     @cached_property
@@ -362,7 +349,7 @@ class QuotaPlan(Problem):
         return where
 
     def tidiness(self, schedule: Schedule) -> tuple[int, int, int]:
-        """Nodes spanned by all jobs, GPUs moved, free GPUs on partly used nodes, for ties."""
+        """Nodes spanned by all jobs, GPUs moved, free GPUs on partly used nodes."""
         quotas, gpus = self._quotas(schedule), self.pools[1]
         used = np.zeros(len(gpus), np.int64)
         np.add.at(used, quotas.node, quotas.count)
@@ -381,11 +368,9 @@ class QuotaPlan(Problem):
         return f"{self.objective_name} {value / self.resolution:.10g}{unit}"
 
     def lower_bound(self) -> int:
-        """No answer costs less; localities, and which node is of which type, are left out.
+        """Return a bound by duality, `level` or largest remainders, without localities.
 
-        ``"sum"``: the Lagrangian dual of the budgets; ``"max_min"`` and ``"makespan"``: `level`;
-        ``"proportional"``: largest remainders, whatever the bounds say. The last three are exact
-        with one type.
+        Exact with one type, but for sums.
         """
         if not self.jobs or self.infeasibility():
             return 0
@@ -393,9 +378,9 @@ class QuotaPlan(Problem):
             return self.level
         if not self.hands_out_all:
             return multipliers(self.table, self.budgets)[0]
-        low, rest = np.divmod(self.share, self.resolution)
-        highest = np.sort(rest)[::-1][: self.total - int(low.sum())]
-        return int(rest.sum()) + int((self.resolution - 2 * highest).sum())
+        low, part = np.divmod(self.share, self.resolution)
+        highest = np.sort(part)[::-1][: self.total - int(low.sum())]
+        return int(part.sum()) + int((self.resolution - 2 * highest).sum())
 
     @cached_property
     def level(self) -> int:
@@ -426,11 +411,11 @@ class QuotaPlan(Problem):
             found: IntArray = np.minimum.reduceat(size, table.ptr[:-1])
             return found
         low, high = self.required_bounds
-        wanted, weights = -cost, self.weights
-        size = np.maximum(np.ceil(wanted * weights / self.resolution).astype(np.int64), 1)
+        weights = self.weights
+        size = np.maximum(np.ceil(-cost * weights / self.resolution).astype(np.int64), 1)
         # floats may be off by one: the definition decides
-        size -= linear_levels(self.resolution, weights, size - 1) >= wanted
-        size += linear_levels(self.resolution, weights, size) < wanted
+        size -= linear_levels(self.resolution, weights, size - 1) >= -cost
+        size += linear_levels(self.resolution, weights, size) < -cost
         size = np.maximum(size, low)
         return np.where(size > high, NO_SIZE, size)
 
@@ -496,16 +481,11 @@ class QuotaPlan(Problem):
     def scheduled(self, answer: Quotas) -> Schedule:
         """One operation ``epoch`` per job that runs, on its GPUs, for one pass.
 
-        GPUs are numbered node by node; every job keeps the lowest of those it holds.
-
-        Raises
-        ------
-        InputError
-            More GPUs than a node has, a number of them that is not allowed, two types, a locality
-            broken.
+        GPUs are numbered node by node; every job keeps the lowest of those it holds. `InputError`
+        names the first of `faults`.
         """
-        if wrong := self.faults(answer):
-            raise InputError(wrong[0])
+        if found := self.faults(answer):
+            raise InputError(found[0])
         graph = self._snapshot(answer, "epoch")  # all at time 0, each alone on its GPUs
         rows, gpus = np.arange(graph.n_operations), graph.op_resources.ids
         order = np.argsort(gpus)
@@ -543,20 +523,14 @@ class QuotaPlan(Problem):
         return found
 
     def answer(self, schedule: Schedule) -> Quotas:
-        """The inverse of `scheduled`, for a start to begin with.
-
-        Raises
-        ------
-        InputError
-            The schedule is not of this plan, or breaks a rule.
-        """
-        found = self._quotas(schedule)
-        if wrong := self.faults(found):
-            raise InputError(wrong[0])
-        return found
+        """The inverse of `scheduled`; `InputError` for a schedule of another plan."""
+        answer = self._quotas(schedule)
+        if found := self.faults(answer):
+            raise InputError(found[0])
+        return answer
 
     def check(self, schedule: Schedule) -> list[str]:
-        """What the verifier cannot know, a sentence each: sizes, types, localities, must_run."""
+        """Return broken rules beyond the verifier's: sizes, types, localities, must_run."""
         return self.faults(self._quotas(schedule))
 
     def faults(self, answer: Quotas) -> list[str]:

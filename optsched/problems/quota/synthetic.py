@@ -34,11 +34,6 @@ def synthetic(
         Sizes 1, 2, 4, ... up to 4 nodes; else all up to one node.
     locality
         Of all jobs.
-
-    Raises
-    ------
-    InputError
-        A number out of range, or more jobs than GPUs where all must run.
     """
     integer("jobs", jobs, 0, 10**6)
     integer("nodes", nodes, 1, 10**6)

@@ -41,29 +41,17 @@ class Certificate:
     """Proof of optimality, checked on the answer alone, at the first access.
 
     Until then do not change the arrays given.
-
-    Attributes
-    ----------
-    what
-        The quantity that is optimal.
-    value
-        What the answer reaches.
-    bound
-        What no answer can exceed; equal to `value` for sums and levels.
-    price
-        Multiplier of the budget: marginal utility, level, or share of a score; None if the budget
-        does not bind or has no price.
-    holds
-        Whether the check succeeded.
-    proof
-        Kind of check: ``"exchange"``, ``"dual bound"``, ``"dynamic programme"``, ...
     """
 
     value: float
     bound: float
+    """What no answer exceeds."""
     price: float | None
+    """Multiplier of the budget: level, or share of a score; None if it does not bind."""
     holds: bool
+    """Whether the check succeeded."""
     proof: str
+    """``"exchange"``, ``"dual bound"``, ``"dynamic programme"``, ..."""
 
     def __init__(self, what: str, check: Callable[[], Proof]) -> None:
         self.what = what

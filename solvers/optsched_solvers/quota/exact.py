@@ -146,12 +146,7 @@ def certificate(plan: QuotaPlan) -> Certificate | None:
     """Return a proof that the quotas of `allocate` are optimal, checked on the answer alone.
 
     None without jobs, and for sizes with gaps under ``"max_min"`` and ``"makespan"`` (there the
-    plan's own bound is exact).
-
-    Raises
-    ------
-    InputError
-        The plan has no answer, or several types of GPU.
+    plan's own bound is exact). `InputError` for plans without an answer or with several types.
     """
     if len(plan.kinds) != 1:
         raise InputError(f"plan: expected one type of GPU, got {len(plan.kinds)}")

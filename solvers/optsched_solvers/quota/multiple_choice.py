@@ -88,16 +88,9 @@ def choice(
     Returns
     -------
     int64 array, shape (rows,), and a `Certificate`
-        The chosen sizes; the same input always gives the same of several optima. The certificate
-        holds if the bound at the price proves them, or the dynamic programme finds no better
-        choice. Where that takes more than `STATES` states the answer is the best one found, and
-        the certificate, which does not hold, carries the bound.
-
-    Raises
-    ------
-    InputError
-        The smallest sizes exceed the budget (rows are named), a row is empty, its sizes are not
-        ascending, or numbers are too large.
+        The chosen sizes; the same input always gives the same of several optima. Where the
+        programme takes more than `STATES` states the answer is the best one found, and the
+        certificate, which does not hold, carries the bound.
     """
     given = options(ptr, size, value, budget)
     solved = solve(given)

@@ -118,7 +118,7 @@ def proportional(
     budget, minimum, maximum
         See the module.
     method
-        ``"largest_remainder"`` minimises sum |g_j - q_j|: every share rounded down, the rest to
+        ``"largest_remainder"`` minimises sum |g_j - q_j|: every share rounded down, the others to
         the largest fractions, ties by id. One GPU more in the budget can take a GPU from a job
         (the Alabama paradox), a needless restart. ``"webster"`` gives every GPU to the largest
         S_j / (2 g_j + 1) (Balinski & Young, Fair Representation), ties by id: no job ever loses by
@@ -234,9 +234,9 @@ def _keys(w: IntArray, lo: IntArray | int, odd: int, job: IntArray, step: IntArr
     """
     k = step + (lo if isinstance(lo, int) else lo[job])
     weight = w[job]
-    whole, rest = np.divmod((2 * k + 1 if odd else k) << 32, weight)
-    fine, rest = np.divmod(rest << 30, weight)
-    digits = (fine << 30) + (rest << 30) // weight
+    whole, part = np.divmod((2 * k + 1 if odd else k) << 32, weight)
+    fine, part = np.divmod(part << 30, weight)
+    digits = (fine << 30) + (part << 30) // weight
     return (whole, digits) if odd else (whole, digits, weight)
 
 
@@ -260,10 +260,8 @@ def _adds_up(share: Shares, w: IntArray, lo: IntArray, hi: IntArray, total: int)
 
 def _natural(value: float, shift: int) -> float | None:
     """Return a number per quantised score as a number per given score; None if infinite."""
-    try:
-        found = math.ldexp(value, shift)
-    except OverflowError:
-        return None
+    with np.errstate(over="ignore"):
+        found = float(np.ldexp(value, shift))
     return found if math.isfinite(found) else None
 
 
