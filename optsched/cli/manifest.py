@@ -1,4 +1,4 @@
-"""``optsched manifest``: Kubernetes jobs, gangs together, from a plan, a schedule or a decision."""
+"""``optsched manifest``: Kubernetes jobs as gangs, from a quota plan or a decision."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from optsched.cli.output import stdin_or_file
 from optsched.cluster.determined.document import read_answer
 from optsched.errors import InputError
 from optsched.formats import kubernetes
-from optsched.formats.kubernetes import Options, surplus, to_json
+from optsched.formats.kubernetes import Options, pods_of, to_json
 from optsched.formats.kubernetes import manifest as written
 from optsched.io.files import check_outputs, write_atomic
 from optsched.io.strict_json import format_json, parse, without_collector
-from optsched.model import document
 from optsched.model.schedule import Schedule
 from optsched.problems.quota import document as quota_json
 
@@ -27,44 +26,41 @@ if TYPE_CHECKING:
     from optsched.formats.kubernetes import Gang
     from optsched.problems.quota.problem import QuotaPlan
 
-_PATIENCE: Final = 60.0
-"""Seconds for a plan: most take milliseconds, on a new machine kernels are compiled first."""
+_PLAN_SECONDS: Final = 60.0
+"""Limit for a plan: most take milliseconds, on a new machine kernels are compiled first."""
 
 
 def manifest(
     file: Annotated[
         Path,
-        argument(
-            "optsched.quota/1 (is solved), optsched.schedule/1 or optsched.decision/1; "
-            "- reads stdin."
-        ),
+        argument("optsched.quota/1 (is solved) or optsched.decision/1; - reads stdin."),
     ],
     gang: Annotated[str, option("podgroup, labels (older), volcano or kueue.")] = "podgroup",
     queue: Annotated[str | None, option("Of volcano; LocalQueue of kueue.")] = None,
     schedule: Annotated[Path | None, option("Of the plan [default: solve it].")] = None,
-    at: Annotated[int | None, option("Time [default: first start].")] = None,
     gpus_per_pod: Annotated[int | None, option("At most [default: 8, as nodes allow].")] = None,
     pin: Annotated[bool, option("Only on the nodes that were chosen.", "--pin")] = False,
     image: Annotated[str, option("Container image.")] = "job:latest",
     command: Annotated[str | None, option("[default: that of the image].")] = None,
-    gpu_resource: Annotated[str, option("What a GPU is called.")] = "nvidia.com/gpu",
+    gpu_resource: Annotated[str, option("Name of the resource of GPUs.")] = "nvidia.com/gpu",
     output: OptionalOutput = None,
 ) -> None:
     """Write a Kubernetes List: an Indexed Job per running job, pods all or none (for kubectl)."""
     try:
-        words = None if command is None else tuple(shlex.split(command))
+        arguments = None if command is None else tuple(shlex.split(command))
     except ValueError as error:
         raise InputError(f"command: {error} in {command!r:.60}") from None
     options = Options(
-        gang=gang, queue=queue, gpus_per_pod=gpus_per_pod, pin=pin, image=image, command=words,  # type: ignore[arg-type]
+        gang=gang, queue=queue, gpus_per_pod=gpus_per_pod, pin=pin, image=image, command=arguments,  # type: ignore[arg-type]
         gpu_resource=gpu_resource,
     )  # fmt: skip
     check_outputs([output], [None if str(file) == "-" else file, schedule])
-    gangs, notes = _gangs(file, schedule, at)
+    gangs, notes = _gangs(file, schedule)
     text = to_json(written(gangs, options))
     for job in gangs:
-        if more := surplus(job, gpus_per_pod, pin=pin):
-            notes.append(f"job {job.name}: its equal pods ask for {more} GPUs beyond the quota")
+        pods, gpus = pods_of(job, gpus_per_pod, pin=pin)
+        if more := pods * gpus - job.gpus:
+            notes.append(f"job {job.name}: its equal pods need {more} GPUs beyond the quota")
     if output is not None:
         write_atomic(output, text)
     else:
@@ -73,8 +69,8 @@ def manifest(
         print(f"note: {note}", file=sys.stderr)
 
 
-def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang], list[str]]:
-    """The jobs to be started, and what else the user should know."""
+def _gangs(file: Path, schedule: Path | None) -> tuple[list[Gang], list[str]]:
+    """The jobs to be started, and notes."""
     name, text = stdin_or_file(file)
     with without_collector():
         tree = parse(text, name)
@@ -82,10 +78,6 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
     family = found.partition("/")[0] if isinstance(found, str) else ""
     if family != "optsched.quota" and schedule is not None:
         raise InputError("schedule: goes with a quota plan")
-    if family != "optsched.schedule" and at is not None:
-        raise InputError("at: goes with a schedule")
-    if family == "optsched.schedule":
-        return kubernetes.of_schedule(document.from_tree(tree, name), at), []
     if family == "optsched.decision" or (
         found is None and isinstance(tree, dict) and "error" in tree
     ):
@@ -97,7 +89,7 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
         plan = quota_json.from_tree(tree, name)
         return kubernetes.of_plan(plan, _answer(plan, schedule)), []
     raise InputError(
-        f"{name}: format: expected optsched.quota/1, optsched.schedule/1 or optsched.decision/1, "
+        f"{name}: format: expected optsched.quota/1 or optsched.decision/1, "
         f"got {format_json(found) if found is not None else 'nothing'}"
     )
 
@@ -105,7 +97,7 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
 def _answer(plan: QuotaPlan, schedule: Path | None) -> Schedule:
     if schedule is not None:
         return Schedule.read(schedule)
-    result = optsched.solve(plan, time_limit=_PATIENCE)
+    result = optsched.solve(plan, time_limit=_PLAN_SECONDS)
     if result.schedule is None:
         print(f"{result.status}: {result.reason or 'nothing found'}", file=sys.stderr)
         raise typer.Exit(1)

@@ -9,7 +9,6 @@ from math import gcd
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
-import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer, label, one_of
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from optsched.problems.quota.problem import QuotaPlan
 
 LARGEST_POD: Final = 8
-"""GPUs of a pod at most, if nothing is said."""
+"""GPUs of a pod at most, by default."""
 
 _OLD: Final = "pod-group.scheduling.sigs.k8s.io"  # as Determined sets it
 _KUEUE: Final = "kueue.x-k8s.io"
@@ -38,62 +37,35 @@ _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _HOST: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _MOST_PODS: Final = 10**5  # of an Indexed Job with a completion mode
 
-# n1/g0 of quota plans, n1g0 and the halves n1g0/a of histories, n1:0 of choices of GPUs
-_GPU: Final = re.compile(r"(?P<node>.+?)(?:/?g\d+(?P<half>/[ab])?|:\d+)")
-
 
 @dataclass(frozen=True)
 class Gang:
-    """A job to be started: its GPUs, all or none.
-
-    Parameters
-    ----------
-    name
-        Of the job and its pods: a label of RFC 1123 (lower case, digits, ``-``).
-    gpus
-        Quota now; 0 for a task without GPUs.
-    minimum
-        GPUs without which it cannot run; None: all.
-    nodes
-        GPUs by node, if they are chosen.
-    priority
-        1 (first) to 99, of its group; None: that of the namespace.
-    """
+    """A job to be started: its GPUs, all or none."""
 
     name: str
+    """A label of RFC 1123: lower case, digits, ``-``."""
     gpus: int
     minimum: int | None = None
+    """GPUs without which it cannot run; None: all."""
     nodes: Mapping[str, int] = field(default_factory=dict)
+    """GPUs by node, if they are chosen."""
     priority: int | None = None
+    """1 (first) to 99, of its group; None: that of the namespace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How gangs are written.
-
-    Parameters
-    ----------
-    gang
-        ``"podgroup"``: a PodGroup of ``scheduling.x-k8s.io/v1alpha1`` per job; ``"labels"``: the
-        two labels of the older plugin; ``"volcano"``: a PodGroup of
-        ``scheduling.volcano.sh/v1beta1``; ``"kueue"``: suspended Jobs that Kueue admits.
-    queue
-        Of Volcano (None: its default), or the LocalQueue of Kueue, which must be given.
-    gpus_per_pod
-        At most; None: the largest number up to 8 that divides the GPUs on every node.
-    pin
-        Pods may only run on the nodes that were chosen. They are then so small that they fill what
-        each node gives exactly.
-    image, command
-        Of the container; command None: what the image runs.
-    gpu_resource
-        What a GPU is called.
-    """
+    """How gangs are written."""
 
     gang: Literal["podgroup", "labels", "volcano", "kueue"] = "podgroup"
+    """A PodGroup of the coscheduling plugin per job, the two labels of its older form, a PodGroup
+    of Volcano, or suspended Jobs that Kueue admits."""
     queue: str | None = None
+    """Of Volcano (None: its default), or the LocalQueue of Kueue, which is required."""
     gpus_per_pod: int | None = None
+    """At most; None: the largest number up to 8 that divides the GPUs on every node."""
     pin: bool = False
+    """Whether pods run only on the chosen nodes: they are so small that they fill each exactly."""
     image: str = "job:latest"
     command: tuple[str, ...] | None = None
     gpu_resource: str = "nvidia.com/gpu"
@@ -150,16 +122,7 @@ def to_json(document: Mapping[str, Any]) -> bytes:
 def pods_of(gang: Gang, most: int | None = None, *, pin: bool = False) -> tuple[int, int]:
     """Number of pods of a gang, and GPUs of each; equal pods may come to some GPUs too many.
 
-    Parameters
-    ----------
-    gang
-        The job.
-    most
-        GPUs of a pod at most; None: the largest number up to 8 that divides the GPUs on every
-        node (or all of them, if no nodes are chosen).
-    pin
-        Whether pods must run on those nodes: then they always divide the GPUs on each, or the gang
-        would never fit where it is sent.
+    Pinned pods always divide the GPUs on every node, or the gang would never fit there.
     """
     if gang.gpus == 0:
         return 1, 0
@@ -173,18 +136,12 @@ def pods_of(gang: Gang, most: int | None = None, *, pin: bool = False) -> tuple[
     return pods, -(-gang.gpus // pods)
 
 
-def surplus(gang: Gang, most: int | None = None, *, pin: bool = False) -> int:
-    """GPUs that its equal pods ask for beyond the quota."""
-    pods, gpus = pods_of(gang, most, pin=pin)
-    return pods * gpus - gang.gpus
-
-
 def _check_name(place: str, name: Any, longest: int = 63, form: re.Pattern[str] = _LABEL) -> None:
     """A label of RFC 1123, or another form of names."""
     if not isinstance(name, str) or not form.fullmatch(name) or len(name) > longest:
         dots = " and ." * (form is _HOST)
         raise InputError(
-            f"{place}: {format_value(name)} is no Kubernetes name: expected at most {longest} "
+            f"{place}: {format_value(name)} is not a Kubernetes name: expected at most {longest} "
             f"lower-case letters, digits, -{dots}, with a letter or digit at both ends"
         )
 
@@ -278,16 +235,13 @@ def _job(gang: Gang, pods: int, gpus: int, needed: int, options: Options) -> dic
 def _affinity(gang: Gang) -> dict[str, Any]:
     if not gang.nodes:
         raise InputError(
-            f"job {format_value(gang.name)}: pin: nobody chose its nodes; leave out --pin"
+            f"job {format_value(gang.name)}: pin: no nodes are chosen; leave out --pin"
         )
     for node in gang.nodes:
         _check_name(f"job {format_value(gang.name)}: node", node, 253, _HOST)
     rule = {"key": "kubernetes.io/hostname", "operator": "In", "values": sorted(gang.nodes)}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-
-
-# which gangs to start
 
 
 def of_plan(plan: QuotaPlan, schedule: Schedule) -> list[Gang]:
@@ -302,58 +256,9 @@ def of_plan(plan: QuotaPlan, schedule: Schedule) -> list[Gang]:
     return found
 
 
-def of_schedule(schedule: Schedule, at: int | None = None) -> list[Gang]:
-    """Jobs that run at a time, by default the earliest start, on so many GPUs (resources).
-
-    Names are those in ``provenance["jobs"]``, else ``job-`` and the number.
-
-    Raises
-    ------
-    InputError
-        Nothing is scheduled, nothing runs then, or a job has a share of a GPU.
-    """
-    if schedule.start is None:
-        raise InputError("sequences, starts: missing, this graph is not scheduled: solve it first")
-    begin, end = schedule.start, schedule.end
-    time = int(begin.min(initial=0)) if at is None else at
-    running = np.flatnonzero((begin <= time) & (time < end)).tolist()
-    if not running:
-        raise InputError(f"at: nothing runs at {time} {schedule.time_unit}")
-    names = schedule.provenance.get("jobs")
-    held: dict[int, Counter[str]] = {}
-    for i in running:
-        job = int(schedule.job[i])
-        rows = held.setdefault(job, Counter())
-        for r in schedule.op_resources[i].tolist():
-            rows[_node_of(schedule.resources[r].name, _name(names, job))] += 1
-    return [
-        Gang(_name(names, job), rows.total(), None, {} if "" in rows else dict(rows))
-        for job, rows in sorted(held.items())
-    ]
-
-
 def of_answer(answer: Answer) -> list[Gang]:
     """Tasks that start by an answer of ``optsched decide``; an agent is a node."""
     return [
         Gang(start.task, start.slots, None, dict(start.agents), start.priority)
         for start in answer.start or []
     ]
-
-
-def _name(names: Any, job: int) -> str:
-    if isinstance(names, (list, tuple)) and job < len(names) and isinstance(names[job], str):
-        return str(names[job])
-    return f"job-{job}"
-
-
-def _node_of(resource: str, job: str) -> str:
-    """The node of a GPU; empty if its name does not say."""
-    match = _GPU.fullmatch(resource)
-    if match is None:
-        return ""
-    if match["half"]:
-        raise InputError(
-            f"job {format_value(job)}: shares GPU {format_value(resource)}; Kubernetes gives out "
-            "whole ones"
-        )
-    return match["node"]

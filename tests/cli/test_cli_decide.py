@@ -226,8 +226,6 @@ def test_a_manifest_of_a_plan(cli: Cli) -> None:
     assert given.out == ran.out
     cli("manifest", "q.json", "-o", "m.json")
     assert set(jobs_of(Path("m.json").read_text())) == {"big", "one"}
-    alone = jobs_of(cli("manifest", "q.schedule.json").out)
-    assert alone["big"]["spec"]["parallelism"] == 3 and set(alone) == {"big", "one"}
     eight = cli("manifest", "q.json", "--gpus-per-pod", "5")
     assert jobs_of(eight.out)["big"]["spec"]["parallelism"] == 3 and eight.err == ""
     uneven = cli("manifest", "q.json", "--gpus-per-pod", "11")
@@ -271,7 +269,7 @@ def test_refused_manifests(cli: Cli) -> None:
     """Files of other kinds, names, options that do not go together."""
     plan = optsched.QuotaPlan([optsched.QuotaJob("A_b", sizes=[1], utility=[1])], budget=2)
     Path("q.json").write_bytes(quota_json.to_json(plan))
-    assert 'job "A_b": "A_b" is no Kubernetes name' in cli.refused("manifest", "q.json")
+    assert 'job "A_b": "A_b" is not a Kubernetes name' in cli.refused("manifest", "q.json")
     assert "format: expected optsched.quota/1" in cli.refused("manifest", put("s.json", STATE))
     assert "format: expected optsched.quota/1" in cli.refused("manifest", put("l.json", []))
     assert "gang: expected one of podgroup, labels" in cli.refused(
@@ -279,14 +277,11 @@ def test_refused_manifests(cli: Cli) -> None:
     )
     assert "gpus_per_pod" in cli.refused("manifest", "q.json", "--gpus-per-pod", "0")
     assert "command" in cli.refused("manifest", "q.json", "--command", "'")
-    assert "goes with a schedule" in cli.refused("manifest", "q.json", "--at", "3")
     good = optsched.QuotaPlan([optsched.QuotaJob("ab", sizes=[1], utility=[1])], budget=2)
     Path("q.json").write_bytes(quota_json.to_json(good))
-    assert "nobody chose its nodes" in cli.refused("manifest", "q.json", "--pin")
+    assert "no nodes are chosen" in cli.refused("manifest", "q.json", "--pin")
     assert "choose another name" in cli.refused("manifest", "q.json", "-o", "q.json")
-    assert "nothing runs at 99" in cli.refused("manifest", "plan.json", "--at", "99")
     assert "goes with a quota plan" in cli.refused("manifest", "plan.json", "--schedule", "q.json")
-    assert "not scheduled" in cli.refused("manifest", "graph.json")
     never = optsched.QuotaPlan(
         [optsched.QuotaJob("ab", sizes=[4], utility=[1], must_run=True)], budget=2
     )
