@@ -16,7 +16,8 @@ PAGES = [
     "README.md", "docs/quickstart.md", "docs/schedule-format.md", "docs/jobarray.md",
     "docs/solvers.md", "docs/branch-and-bound.md", "docs/choosing-gpus.md",
     "docs/choosing-gpus-how.md", "docs/quota.md",
-    "docs/simulator.md", "docs/pytorch-csv.md", "docs/pipelines.md", "docs/single-job.md",
+    "docs/simulator.md", "docs/policies.md", "docs/traces.md",
+    "docs/pytorch-csv.md", "docs/pipelines.md", "docs/single-job.md",
     "docs/rolling.md", "docs/arraypipe-study.md", "docs/serving.md",
     "docs/elastic.md", "docs/formats.md",
 ]  # fmt: skip

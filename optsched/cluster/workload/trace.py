@@ -84,7 +84,7 @@ def read_trace(
 ) -> Workload:
     """Read a trace strictly; a job ends after exactly its duration at its ``num_gpus``.
 
-    `docs/simulator.md` lists the columns; an empty cell is the default. Jobs are in the order of
+    `docs/traces.md` lists the columns; an empty cell is the default. Jobs are in the order of
     their submission, those of one time in that of the file.
 
     Parameters
