@@ -152,7 +152,7 @@ def _nodes_of(given: Any) -> Iterator[Node]:
 
 
 def _gpus(place: str, given: Any) -> int:
-    """Check a number of GPUs; too large ones pass, `places_of` checks the sum."""
+    """Check a number of GPUs; larger numbers pass, `places_of` checks the sum."""
     large = isinstance(given, (int, np.integer)) and given > MOST_GPUS
     return integer(place, given, 0, MAX_INTEGER if large else MOST_GPUS)
 

@@ -56,7 +56,7 @@ def to_json(plan: QuotaPlan) -> bytes:
     members: dict[str, Any] = {"format": FORMAT}
     for key in _LABELS:
         value = getattr(plan, key)
-        if value != getattr(_PLAIN, key) or key == "objective":
+        if value != getattr(_DEFAULT, key) or key == "objective":
             members[key] = value
     if plan.nodes:
         members["nodes"] = rows(_Node(node.name, node.gpus, node.type) for node in plan.nodes)
@@ -74,6 +74,6 @@ def content(plan: QuotaPlan) -> bytes:
 
 
 _LABELS = ("name", "objective", "resolution", "time_unit")
-_PLAIN = _Document(format="", jobs=[])
+_DEFAULT = _Document(format="", jobs=[])
 
 __all__ = ["FORMAT", "content", "from_tree", "read", "to_json"]

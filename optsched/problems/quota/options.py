@@ -68,14 +68,14 @@ def table_of(
     sizes: list[Sequence[int]] = []
     rows: list[tuple[int, int, int]] = []  # job, type, how many sizes
     numbers: list[Sequence[float]] = []
-    wanted = {"sum": "utility", "max_min": "utility", "makespan": "rates"}.get(objective)
+    field = {"sum": "utility", "max_min": "utility", "makespan": "rates"}.get(objective)
     for j, (job, span) in enumerate(zip(jobs, spans, strict=True)):
         if not job.must_run:
             sizes.append((0,))
             rows.append((j, 0, 1))
             numbers.append((job.idle,))
         for k, some in span:
-            given = None if wanted is None else of_kind(getattr(job, wanted), kinds[k])
+            given = None if field is None else of_kind(getattr(job, field), kinds[k])
             sizes.append(some)
             rows.append((j, k, len(some)))
             numbers.append(some if given is None else given[: len(some)])
@@ -98,15 +98,10 @@ def linear_levels(resolution: int, weights: FloatArray, sizes: IntArray) -> IntA
     return found
 
 
-def times_of(resolution: int, work: IntArray, rate: IntArray) -> IntArray:
-    """``ceil(work / rate)`` with rates in parts of `resolution`."""
+def times_of(resolution: int, work: IntArray, rates: Sequence[float] | FloatArray) -> IntArray:
+    """Return ``ceil(work / rate)`` with rates rounded to parts of `resolution`."""
+    rate: IntArray = np.rint(resolution * np.asarray(rates)).astype(np.int64)
     return -((-work * resolution) // rate)
-
-
-def scaled_rates(resolution: int, rates: Sequence[float] | FloatArray) -> IntArray:
-    """Rates as integers, as the simulator counts them: ``round(resolution * f)``."""
-    found: IntArray = np.rint(resolution * np.asarray(rates)).astype(np.int64)
-    return found
 
 
 def _costs(
@@ -118,7 +113,7 @@ def _costs(
         return off
     if objective == "makespan":
         work = np.array([job.work for job in jobs], np.int64)
-        return times_of(unit, work[row], scaled_rates(unit, number))
+        return times_of(unit, work[row], number)
     weight = np.array([job.weight for job in jobs])
     with np.errstate(over="ignore", invalid="ignore"):
         if objective == "sum":
@@ -165,7 +160,7 @@ def multipliers(table: Table, budgets: Sequence[int]) -> tuple[int, IntArray]:
     price = np.zeros(len(budgets), np.int64)
     best, used = _dual(table, budgets, price)
     best_price = price.copy()
-    high = _dearest(table)
+    high = int(table.cost.max()) - int(table.cost.min()) + 1  # all take their smallest sizes
     if len(price) == 1:
         return _one_price(table, budgets, (0, best, int(used[0])), high)
     n = len(price)
@@ -184,10 +179,10 @@ def multipliers(table: Table, budgets: Sequence[int]) -> tuple[int, IntArray]:
         if reach - lack <= max(1.0, _TIGHT * abs(best)):
             break  # no price is better by more
         depth, turned = max(lack / reach, -1 / n), turned / reach
-        way = (shape * turned).sum(axis=1)
-        centre = centre + (1 + n * depth) / (n + 1) * way
+        step = (shape * turned).sum(axis=1)
+        centre = centre + (1 + n * depth) / (n + 1) * step
         thinner = math.sqrt((n - 1) * (1 - depth) / ((n + 1) * (1 + depth)))
-        shape -= (1 - thinner) * way[:, None] * turned
+        shape -= (1 - thinner) * step[:, None] * turned
         shape *= math.sqrt(n * n / (n * n - 1) * (1 - depth * depth))
     return best, best_price
 
@@ -242,19 +237,6 @@ def cheapest(table: Table, price: IntArray) -> tuple[IntArray, IntArray]:
     return best[np.searchsorted(best, begins)], least
 
 
-def _dearest(table: Table) -> int:
-    """A price at which every job takes its smallest size."""
-    begins = table.ptr[:-1]
-    counts = np.diff(table.ptr)
-    smallest = np.minimum.reduceat(table.size, begins)
-    at_least = table.size == np.repeat(smallest, counts)
-    cost = np.where(at_least, table.cost, np.iinfo(np.int64).max)
-    base = np.repeat(np.minimum.reduceat(cost, begins), counts)
-    step = table.size - np.repeat(smallest, counts)
-    slope = (base - table.cost) // np.maximum(step, 1)
-    return max(int(slope[step > 0].max(initial=0)), 0) + 1
-
-
 def exact_sum(values: IntArray) -> int:
     """A sum that cannot wrap round."""
     if len(values) * float(np.abs(values).max(initial=0)) < 2**62:
@@ -266,7 +248,7 @@ def exact_sum(values: IntArray) -> int:
 
 
 class Shares(NamedTuple):
-    """Exact shares ``whole + part / weight``; unclipped ones are ``gpus * w / weight``."""
+    """Exact shares ``whole + part / weight``; without clipping ``gpus * w / weight``."""
 
     whole: IntArray
     part: IntArray
@@ -315,15 +297,15 @@ def clipped(weights: IntArray, low: IntArray, high: IntArray, total: int) -> Sha
     gpus = total - (int(low.sum()) - int(low[free].sum()))
     while len(free):
         weight = int(weights[free].sum())
-        share, rest = np.divmod(gpus * weights[free], weight)
-        over = (share > high[free]) | ((share == high[free]) & (rest > 0))
+        share, remainder = np.divmod(gpus * weights[free], weight)
+        over = (share > high[free]) | ((share == high[free]) & (remainder > 0))
         under = share < low[free]
         off = over | under
         if not off.any():
-            whole[free], part[free] = share, rest
+            whole[free], part[free] = share, remainder
             return Shares(whole, part, gpus, weight)
         bound = np.where(over, high[free], low[free])
-        excess = int((share - bound)[off].sum()) * weight + exact_sum(rest[off])
+        excess = int((share - bound)[off].sum()) * weight + exact_sum(remainder[off])
         side = over if excess >= 0 else under
         whole[free[side]] = bound[side]
         gpus -= int(bound[side].sum())

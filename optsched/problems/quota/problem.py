@@ -29,7 +29,6 @@ from optsched.problems.quota.options import (
     linear_levels,
     multipliers,
     quantised,
-    scaled_rates,
     shares,
     table_of,
     times_of,
@@ -55,7 +54,7 @@ NO_SIZE: Final = 2**40
 
 
 class QuotaPlan(Problem):
-    """How many GPUs every job gets, and which ones; an exact integer program.
+    """How many GPUs every job gets, and on which nodes; an exact integer program.
 
     Minimised is the negative of a maximised objective, in parts of `resolution`: all backends
     compare the same integers. Equal quotas are placed on the fewest nodes, then with the fewest
@@ -474,7 +473,7 @@ class QuotaPlan(Problem):
                 continue
             kind = self.kinds[int(kinds[j])]
             at = job.allowed(kind).index(int(sizes[j]))
-            rate = scaled_rates(self.resolution, of_kind(job.rates, kind)[at : at + 1])
+            rate = of_kind(job.rates, kind)[at : at + 1]
             found[i] = times_of(self.resolution, np.array([job.pass_work]), rate)[0]
         return found
 

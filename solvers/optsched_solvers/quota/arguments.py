@@ -28,7 +28,7 @@ def gpus(budget: Any) -> int:
 
 
 def integers(name: str, given: Any, size: int | None = None) -> IntArray:
-    """Check a vector of whole numbers; a single number stands for `size` equal ones."""
+    """Check a vector of whole numbers; a single number is repeated `size` times."""
     array: IntArray = _vector(name, given, size, "iu", "whole numbers", np.int64)
     return array
 
@@ -65,7 +65,7 @@ def spare(minimum: IntArray, budget: int) -> int:
     """Return the GPUs above all minima, which must be >= 0 and fit the budget together."""
     for j in np.flatnonzero(minimum < 0)[:1]:
         raise InputError(f"job {j}: minimum {minimum[j]} is negative")
-    needed = sum(minimum.tolist())
+    needed: int = sum(minimum.tolist())
     if needed <= budget:
         return budget - needed
     largest = np.argsort(-minimum, kind="stable")[:_NAMED]
@@ -87,8 +87,8 @@ def _vector(name: str, given: Any, size: int | None, kinds: str, what: str, dtyp
         except (TypeError, ValueError, OverflowError):
             array = np.empty(0, object)
         if array.dtype.kind not in kinds and not (array.size == 0 and array.dtype.kind == "f"):
-            shown = f"{given!r:.60}" if array.dtype.kind in "OUSb" else str(array.dtype)
-            raise InputError(f"{name}: expected {what} (at most 63 bits), got {shown}")
+            text = f"{given!r:.60}" if array.dtype.kind in "OUSb" else str(array.dtype)
+            raise InputError(f"{name}: expected {what} (at most 63 bits), got {text}")
         if array.ndim == 0 and size is not None:
             array = np.full(size, array)
         if array.dtype.kind == "u" and dtype is np.int64 and array.size and array.max() >= 2**63:

@@ -75,7 +75,7 @@ class Certificate:
 
 
 def smallest(keys: Keys, count: int) -> IntArray:
-    """Return the positions of the `count` smallest keys; of equal ones the first positions."""
+    """Return the positions of the `count` smallest keys; of equal keys the first positions."""
     at = np.arange(len(keys[0]))
     chosen = []
     for column in keys:

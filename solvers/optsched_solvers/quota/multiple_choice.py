@@ -170,9 +170,9 @@ def relax(given: Options) -> Relaxed:
 
 
 def first_choice(given: Options, relaxed: Relaxed) -> IntArray:
-    """Take the best options at the price; spend what is left on equal ones, then on the next best.
+    """Take the best options at the price; spend what is left on others of equal net worth, then next best.
 
-    Options that are equal at the price differ in size: at a price lower by 1 the larger ones win.
+    Options that are equal at the price differ in size: at a price lower by 1 the larger win.
     """
     ptr, size, value = given.ptr, given.size, given.value
     none = np.flatnonzero(relaxed.loss == 0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ANY, SINGLE, WHOLE = range(3)
 """Localities."""
 TRIES: Final = 64
-"""Orders tried beyond the usual ones, each with one job moved to the front."""
+"""Orders tried beyond the standard orders, each with one job moved to the front."""
 WORK: Final = 2000
 """Placements of a job that these may take in sum: some hundredths of a second."""
 
@@ -38,7 +38,7 @@ class _Placed(NamedTuple):
     failed: int
     quotas: Quotas
     order: IntArray
-    stay: IntArray
+    stay: npt.NDArray[np.bool_]
 
 
 def place_quotas(
@@ -74,7 +74,7 @@ def place_quotas(
     falling = np.argsort(-quota, kind="stable")
     strict = falling[np.argsort(locality[falling] == ANY, kind="stable")]
     stays = _stays(query)
-    never = np.zeros(len(quota), np.bool_)
+    never: npt.NDArray[np.bool_] = np.zeros(len(quota), np.bool_)
     best = _try(falling[np.argsort(~stays[falling], kind="stable")], stays, query)
     for order in (falling,) if np.array_equal(strict, falling) else (falling, strict):
         best = min(best, _try(order, never, query), key=lambda one: one.key)
@@ -147,9 +147,10 @@ def _parts(
     """Return nodes and GPUs there for one job, [] if there are none.
 
     One node that fits: most of its GPUs held already, then fewest left. Else, if the job may span
-    nodes, first the node with most GPUs left, then most of them held; `whole` takes idle ones.
+    nodes, first the node with most GPUs left, then most of them held; `whole` takes idle nodes.
     """
-    left, parts = left.copy(), []
+    left = left.copy()
+    parts: list[tuple[int, int]] = []
     while gpus:
         fitting = np.flatnonzero(left >= gpus)
         if len(fitting):

@@ -122,10 +122,10 @@ def greedy(plan: QuotaPlan) -> tuple[IntArray, IntArray] | None:
 
 def remainders(plan: QuotaPlan) -> IntArray:
     """Return largest remainders on the shares, ties by id."""
-    sizes, rest = np.divmod(plan.share, plan.resolution)
+    sizes, part = np.divmod(plan.share, plan.resolution)
     missing = plan.total - int(sizes.sum())
-    rest[sizes >= plan.required_bounds[1]] = -1  # at a coarse resolution full ones look alike
-    sizes[np.argsort(-rest, kind="stable")[:missing]] += 1
+    part[sizes >= plan.required_bounds[1]] = -1  # at a coarse resolution they look like others
+    sizes[np.argsort(-part, kind="stable")[:missing]] += 1
     return sizes
 
 
@@ -155,10 +155,10 @@ def packed(plan: QuotaPlan, cost: int) -> tuple[IntArray, IntArray] | None:
     """Return the smallest sizes that cost at most so much, the least flexible jobs first."""
     table = plan.table
     n, k = len(plan.jobs), len(plan.kinds)
-    needed = np.full(n * k, NO_SIZE, np.int64)
+    flat = np.full(n * k, NO_SIZE, np.int64)
     good = table.cost <= cost
-    np.minimum.at(needed, (table.rows() * k + table.kind)[good], table.size[good])
-    needed = needed.reshape(n, k)
+    np.minimum.at(flat, (table.rows() * k + table.kind)[good], table.size[good])
+    needed = flat.reshape(n, k)
     sizes, kinds = np.zeros(n, np.int64), np.zeros(n, np.int64)
     if k == 1:
         return (needed[:, 0].copy(), kinds) if int(needed.sum()) <= plan.n_gpus else None

@@ -37,9 +37,9 @@ _TINY: Final = 2.0**-40
 
 
 def admit(order: Any, minimum: Any, budget: int) -> npt.NDArray[np.bool_]:
-    """Admit jobs by first fit: in the given order every job whose minimum fits what is left.
+    """Admit jobs by first fit: in the given order every job with a minimum that fits.
 
-    A job that does not fit is skipped, and smaller ones behind it may still be admitted. `order`
+    A job that does not fit is skipped, and smaller jobs behind it may still be admitted. `order`
     holds ids, each at most once; jobs that it leaves out are not admitted. Returns booleans, shape
     (jobs,).
     """
@@ -65,7 +65,7 @@ def admit(order: Any, minimum: Any, budget: int) -> npt.NDArray[np.bool_]:
 
 
 def max_min(weights: Any, budget: int, minimum: Any, maximum: Any) -> tuple[IntArray, Certificate]:
-    """Return whole GPUs g whose sorted vector g_j / w_j is lexicographically largest.
+    """Return whole GPUs g with the lexicographically largest sorted vector g_j / w_j.
 
     Progressive filling in integers: every GPU goes to a job of the lowest level g/w, among those
     to the one that it lifts highest (the lightest), then to the lowest id. The price of the

@@ -54,11 +54,12 @@ class Rows(NamedTuple):
 
     def reached(self, taken: IntArray) -> IntArray:
         """Return the value of every job with so many GPUs above its minimum."""
-        return self.value[self.ptr[:-1] + taken]
+        values: IntArray = self.value[self.ptr[:-1] + taken]
+        return values
 
 
 def max_min_table(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
-    """Return whole GPUs whose sorted vector of tabulated levels is lexicographically largest.
+    """Return whole GPUs with the lexicographically largest sorted vector of tabulated levels.
 
     Where a table stands still and jumps (allowed sizes), lifting several jobs is a knapsack: the
     cheapest steps are taken, and where others might leave a better rest the certificate does not
@@ -165,13 +166,13 @@ def _climbed(rows: Rows) -> tuple[IntArray, bool]:
         order = np.lexsort((-value[above], above - at))
         costs = (above - at)[order]
         lifted = int(np.searchsorted(np.cumsum(costs), left, "right"))
-        rest = left - int(costs[:lifted].sum())
-        if 0 < lifted < len(on) and 0 < rest >= costs[lifted] - costs[lifted - 1]:
+        after = left - int(costs[:lifted].sum())
+        if 0 < lifted < len(on) and 0 < after >= costs[lifted] - costs[lifted - 1]:
             settled = False
         taken[on[order[:lifted]]] += costs[:lifted]
         active[on[order[lifted:]]] = False
         active &= taken < top
-        left = rest
+        left = after
     return taken, settled
 
 
