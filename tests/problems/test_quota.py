@@ -236,21 +236,6 @@ def test_bad_plans(fields: dict[str, Any], rule: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_worth_nothing_at_all_may_count_as_0() -> None:
-    """Zeros are no utilities lost, and small ones beside larger ones are rounded."""
-    jobs = [QuotaJob("a", [1, 2], utility=[0, 0]), QuotaJob("b", [1, 2], utility=[1e-9, 1])]
-    assert QuotaPlan(jobs, budget=2).table.cost.tolist() == [0, 0, 0, 0, 0, -(10**6)]
-    idle = QuotaPlan([QuotaJob("a", minimum=9, must_run=True)], budget=3, objective="max_min")
-    assert optsched.solve(idle).status == "infeasible"
-
-
-def test_arrays_and_their_truth_values_are_accepted() -> None:
-    """Nodes as an array, `must_run` out of one."""
-    job = QuotaJob("a", [1], utility=[1], must_run=np.bool_(True))  # type: ignore[arg-type]
-    assert job.must_run is True
-    assert QuotaPlan([job], nodes=np.array([2, 3])) == QuotaPlan([job], nodes=[2, 3])  # type: ignore[arg-type]
-
-
 @pytest.mark.slow
 def test_a_plan_of_the_most_gpus() -> None:
     """As many as are allowed are solved, each with its name."""

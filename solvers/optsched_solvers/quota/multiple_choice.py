@@ -170,7 +170,7 @@ def relax(given: Options) -> Relaxed:
 
 
 def first_choice(given: Options, relaxed: Relaxed) -> IntArray:
-    """Take the best options at the price; spend what is left on others of equal net worth, then next best.
+    """Take the best options at the price, then others as good, then those that lose least.
 
     Options that are equal at the price differ in size: at a price lower by 1 the larger win.
     """

@@ -24,8 +24,8 @@ from optsched.solving.solver import solver as find_solver
 from optsched.testing.best_quota import answers as all_answers
 from optsched.testing.best_quota import random_plan
 from optsched.testing.common import against_optimum, optimum, warm_up
-from optsched_solvers.quota.exact import algorithm, allocate, certificate
-from optsched_solvers.quota.plans import fill, first_answer, greedy, remainders
+from optsched_solvers.quota.exact import allocate, certificate
+from optsched_solvers.quota.plans import first_answer, greedy, remainders
 
 SOLVERS = optsched.solvers("quota")
 EXACT = ("auto", "branch_and_bound", "cpsat", "quota")
@@ -137,13 +137,6 @@ def test_max_min_is_lexicographic(seed: int, tables: bool) -> None:
     assert sorted((-problem.costs(np.asarray(sizes))).tolist()) == _lexicographic(problem)
 
 
-def test_which_algorithm() -> None:
-    """Gaps are detected, never assumed away."""
-    jobs = [QuotaJob("a", [1, 2], must_run=True), QuotaJob("b", [1, 3], must_run=True)]
-    assert algorithm(QuotaPlan(jobs, budget=9, objective="max_min")) == "bisect"
-    assert algorithm(QuotaPlan(jobs[:1], budget=9, objective="max_min")) == "max_min"
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_certificates_of_large_plans(objective: str) -> None:
     """What brute force cannot see is proved by exchange, by duality or by the table."""
@@ -179,15 +172,6 @@ def test_greedy_is_not_exact_on_gangs() -> None:
     assert trap.worth(*found) == -1_200_000 > -4_400_000 == optsched.solve(trap).objective
 
 
-def test_weights_far_apart() -> None:
-    """Kernels round weights to 32 bits; the bottleneck level is exact all the same."""
-    jobs = [QuotaJob("a", weight=1.0, must_run=True),
-            QuotaJob("b", weight=1e-11, must_run=True)]  # fmt: skip
-    problem = QuotaPlan(jobs, budget=9, objective="max_min", resolution=1)
-    result = optsched.solve(problem, "quota")
-    assert (result.status, problem.quota(result.schedule)["a"]) == ("optimal", 8)  # type: ignore[arg-type]
-
-
 def test_equal_quotas_are_placed_tidily() -> None:
     """Fewest nodes spanned, then fewest GPUs moved."""
     jobs = [
@@ -220,17 +204,6 @@ def test_impossible_localities_are_proved() -> None:
     assert problem.infeasibility() == ""
     assert optsched.solve(problem).status == "infeasible"
     assert optsched.solve(problem, "quota").status == "unknown"
-
-
-def test_fill_never_takes_away() -> None:
-    """GPUs that are left go to who gains; nobody loses."""
-    for seed in range(30):
-        problem = random_plan(random.Random(seed), "sum")
-        found = None if problem.infeasibility() else greedy(problem)
-        if found is None or not problem.jobs:
-            continue
-        more, kinds = fill(problem, *found)
-        assert (problem.costs(more, kinds) <= problem.costs(*found)).all()
 
 
 def test_refusals() -> None:

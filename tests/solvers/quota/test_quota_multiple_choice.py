@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-from itertools import combinations, product
-from math import floor
+from itertools import product
 
 import numpy as np
 import pytest
 from depth import depth
-from hypothesis import given
-from hypothesis import strategies as st
 
 from optsched.errors import InputError
 from optsched_solvers.quota import multiple_choice
@@ -116,18 +112,6 @@ def test_equals_plain_table_on_thousands() -> None:
     assert met > 0.6 * cases  # greedy is no toy
 
 
-@given(st.data())
-def test_equals_brute_force(data: st.DataObject) -> None:
-    """All combinations of a few rows; the plain table agrees too."""
-    rows = []
-    for _ in range(data.draw(st.integers(1, 4))):
-        size = sorted(data.draw(st.sets(st.integers(0, 9), min_size=1, max_size=4)))
-        rows.append([(s, data.draw(st.integers(-20, 20))) for s in size])
-    budget = data.draw(st.integers(sum(row[0][0] for row in rows), 40))
-    best = brute_force(rows, budget)
-    assert worth(rows, chosen(rows, budget)) == best == plain(rows, budget)
-
-
 def test_hard_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without memory for a proof, the error carries a feasible choice and a true bound."""
     monkeypatch.setattr(multiple_choice, "STATES", 2)
@@ -184,27 +168,6 @@ def test_large_adversarial(kind: str, share: float) -> None:
     assert worth(rows, chosen(rows, budget)) == best[budget]
 
 
-def test_bound_is_the_relaxation() -> None:
-    """`hull_bound` is the floor of the best price's dual value, too large options cut off."""
-    random = np.random.default_rng(4)
-    for _ in range(120):
-        rows = random_rows(random, int(random.integers(1, 7)), 6, 13)
-        budget = budgets(rows, random)
-        spare = budget - sum(row[0][0] for row in rows)
-        step = int(np.gcd.reduce([s - row[0][0] for row in rows for s, _ in row] + [0])) or 1
-        spare -= spare % step
-        kept = [[(s - row[0][0], v) for s, v in row if s - row[0][0] <= spare] for row in rows]
-        slopes = {Fraction(0)} | {
-            Fraction(v - w, s - r) for row in kept for (r, w), (s, v) in combinations(row, 2)
-        }
-        best = min(
-            price * spare + sum(max(v - price * s for s, v in row) for row in kept)
-            for price in slopes
-            if price >= 0
-        )
-        assert relaxed(rows, budget)[1] == floor(best)
-
-
 def test_same_input_same_answer_and_inputs_untouched() -> None:
     """Ties do not depend on chance, and read-only arrays of any integer type will do."""
     random = np.random.default_rng(8)
@@ -224,14 +187,6 @@ def test_smaller_of_equals() -> None:
     """GPUs that add nothing are not taken."""
     assert choice([0, 3], [1, 2, 4], [5, 5, 5], 9)[0].tolist() == [1]
     assert choice([0, 2], [0, 3], [0, -1], 9)[0].tolist() == [0]
-
-
-def test_trivial() -> None:
-    """No rows; nothing to choose; a budget that is just enough, and one without end."""
-    assert choice([0], [], [], 5)[0].tolist() == []
-    assert choice([0, 1, 2], [2, 3], [7, -7], 5)[0].tolist() == [2, 3]
-    assert choice([0, 2, 4], [2, 3, 1, 9], [7, 8, 0, 1], 3)[0].tolist() == [2, 1]
-    assert choice([0, 2, 4], [2, 3, 1, 9], [7, 8, 0, 1], 10**18)[0].tolist() == [3, 9]
 
 
 def test_huge_numbers_stay_exact() -> None:
@@ -312,11 +267,3 @@ def test_certificate_of_a_wrong_answer() -> None:
         beyond += sizes.sum() > budget and total > best
     assert worse > 50
     assert beyond > 20
-
-
-def test_the_bound_may_be_below_the_plain_relaxation() -> None:
-    """Beyond the smallest sizes only multiples of 4 can be used, 32 of 33 GPUs."""
-    rows = [[(3, -350_236), (11, 953_808)], [(17, 17 * 10**6), (45, 45 * 10**6), (49, 49 * 10**6)]]
-    plain_relaxation = 49 * 10**6 - 350_236 + Fraction(953_808 + 350_236, 11 - 3)
-    assert relaxed(rows, 53)[1] == brute_force(rows, 53) == 48_649_764
-    assert floor(plain_relaxation) > 48_649_764

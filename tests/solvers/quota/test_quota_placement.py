@@ -142,17 +142,3 @@ def test_quotas_shrink_in_place_and_spread_only_if_needed() -> None:
     assert solve([10], [4, 8, 8], [{}], [0]) == ([{0: 2, 1: 8}], -1)
     assert solve([5, 5], [8, 4], [{}, {}], [1, 1])[1] == 1
     assert solve([9], [8, 1, 4], [{}], [2]) == ([{0: 8, 1: 1}], -1)
-
-
-def test_quotas_more_than_there_are() -> None:
-    """The job that fails is named, and the others keep their places."""
-    placed, failed = solve([4, 4, 4], [4, 4], [{0: 4}, {}, {1: 4}], [0, 0, 0])
-    assert failed == 1
-    assert placed == [{0: 4}, {}, {1: 4}]
-
-
-def test_quotas_of_nobody() -> None:
-    """No jobs, or no nodes."""
-    assert solve([], [4], [], []) == ([], -1)
-    assert solve([0], [], [{}], [0]) == ([{}], -1)
-    assert solve([1], [], [{}], [0]) == ([{}], 0)
