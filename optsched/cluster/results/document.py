@@ -84,7 +84,7 @@ def _record(run: Run, per_job: bool) -> dict[str, Any]:
     model = settings.contention
     record: dict[str, Any] = {
         "policy": run.policy,
-        "options": {key: _plain(value) for key, value in run.options.items()},
+        "options": {key: as_document(value) for key, value in run.options.items()},
         "settings": {
             **{key: getattr(settings, key) for key in SETTINGS},
             "changes": [{"time": c.time, "node": c.node, "kind": c.kind} for c in settings.changes],
@@ -115,8 +115,8 @@ def _record(run: Run, per_job: bool) -> dict[str, Any]:
     return record
 
 
-def _plain(value: Any) -> Any:
-    """An option as JSON has it, or how it reads."""
+def as_document(value: Any) -> Any:
+    """Return an option as JSON has it, or its representation."""
     try:
         return plain("options", value)
     except InputError:

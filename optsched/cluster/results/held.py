@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.cluster.workload.nodes import NodeChange, Nodes
+    from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.log import Log
     from optsched.model.schedule import IntArray
 
@@ -111,3 +112,9 @@ def interrupted(changes: Sequence[NodeChange], log: Log) -> IntArray:
         if any((int(log.end[i]), node) in removed
                for node in log.node[log.node_ptr[i] : log.node_ptr[i + 1]].tolist())
     ], np.int64)  # fmt: skip
+
+
+def span(w: Workload, log: Log) -> tuple[int, int]:
+    """First submit, and when the log ends."""
+    begin = int(w.submit[0])
+    return begin, max(int(log.end.max(initial=begin)), int(log.finished.max(initial=begin)))

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.cluster.results.document import SETTINGS, as_document
 from optsched.cluster.world.log import HALF_B, WHOLE
 from optsched.errors import InputError
-from optsched.kernels.compile import INT, INTS, READ, entry
 from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from optsched.cluster.results.run import Run
     from optsched.cluster.world.log import Log
     from optsched.model.schedule import IntArray
 
 
 def history(run: Run) -> Schedule:
-    """The history: an operation ``run`` per stay, and one ``restart`` before it if that took time.
+    """Make an operation ``run`` of every stay, and a ``restart`` before it if that took time.
 
     Operations go by job, then by start; `job` is the number in the workload, whose names are in
     ``provenance["jobs"]``; the release is the submit time; arcs join the stays of a job. GPUs of a
     node are given out lowest first. If any GPU was shared, each is two unary resources
-    (``n3g1/a``, ``n3g1/b``): a stay of its own holds both, a sharing one holds one. A task without
+    (``n3g1/a``, ``n3g1/b``): an exclusive stay holds both, a sharing one holds one. A task without
     GPUs has no resource.
 
     Raises
@@ -33,8 +37,7 @@ def history(run: Run) -> Schedule:
     """
     log, nodes = run.log, run.nodes
     shared = bool((log.half != WHOLE).any())
-    offset = np.concatenate(([0], np.cumsum(nodes.gpus))).astype(np.int64)
-    gpu_ptr, gpu = _assigned(log, np.array(nodes.gpus, np.int64), offset)
+    gpu_ptr, gpu = _assigned(log, nodes.gpus)
     names = [
         f"{name}g{k}" for name, c in zip(nodes.names, nodes.gpus, strict=True) for k in range(c)
     ]
@@ -78,95 +81,57 @@ def history(run: Run) -> Schedule:
     )
 
 
-def _assigned(log: Log, capacity: IntArray, offset: IntArray) -> tuple[IntArray, IntArray]:
-    """GPUs of every stay, numbered through the cluster, in CSR form."""
+def _assigned(log: Log, capacity: Sequence[int]) -> tuple[IntArray, IntArray]:
+    """GPUs of every stay, numbered through the cluster, in CSR form.
+
+    On every node, stays by start take the free GPUs of lowest number; a stay that shares takes
+    those of its partner, which are free again when both have ended.
+    """
     row = np.repeat(np.arange(len(log.job)), np.diff(log.node_ptr))
-    partner = np.full(len(row), -1, np.int64)
-    if log.partner is not None and (log.half != WHOLE).any():
-        partner = _partner_entries(log, row)
-    elif (log.half != WHOLE).any():
-        raise InputError("log.partner: missing, but there are shared GPUs")
-    order = np.lexsort((row, partner >= 0, log.start[row], log.node))
-    entry_ptr = np.concatenate(([0], np.cumsum(log.count))).astype(np.int64)
-    gpu = np.zeros(int(entry_ptr[-1]), np.int64)
-    bad = _colour(
-        order, log.node, log.start[row], log.end[row], entry_ptr, log.half[row], partner, capacity,
-        np.zeros(2 * int(capacity.max(initial=1)), np.int64), gpu,
-    )  # fmt: skip
-    if bad >= 0:
-        i = int(row[bad])
-        raise InputError(
-            f"log[{i}]: node {log.node[bad]} has no {log.count[bad]} GPUs free at {log.start[i]} "
-            f"for job {log.job[i]}"
-        )
-    gpu += np.repeat(offset[log.node], log.count)
-    return entry_ptr[log.node_ptr], gpu
+    partner = _partner_entries(log, row)
+    ptr = np.concatenate(([0], np.cumsum(log.count))).astype(np.int64)
+    first = np.concatenate(([0], np.cumsum(capacity))).tolist()
+    gpu: list[list[int]] = [[] for _ in row]
+    at, free, busy, users = -1, [0], [(0, 0)], Counter[int]()
+    for e in np.lexsort((row, partner >= 0, log.start[row], log.node)).tolist():
+        start, end = int(log.start[row[e]]), int(log.end[row[e]])
+        if log.node[e] != at:
+            at = int(log.node[e])
+            free, busy, users = list(range(first[at], first[at + 1])), [], Counter()
+        while busy and busy[0][0] <= start:
+            for g in gpu[heappop(busy)[1]]:
+                users[g] -= 1
+                if users[g] == 0:
+                    heappush(free, g)
+        shares = int(partner[e])
+        if shares >= 0 and all(users[g] == 1 for g in gpu[shares]):
+            gpu[e] = gpu[shares]
+        elif shares < 0 and len(free) >= log.count[e]:
+            gpu[e] = [heappop(free) for _ in range(log.count[e])]
+        else:
+            raise InputError(
+                f"log[{row[e]}]: node {at} has no {log.count[e]} GPUs free at {start} for job "
+                f"{log.job[row[e]]}"
+            )
+        users.update(gpu[e])
+        heappush(busy, (end, e))
+    return ptr[log.node_ptr], np.array([g for held in gpu for g in held], np.int64)
 
 
 def _partner_entries(log: Log, row: IntArray) -> IntArray:
     """For every entry (stay and node) that of the partner on the same node, or -1."""
     partner = np.full(len(row), -1, np.int64)
-    assert log.partner is not None
+    if not (log.half != WHOLE).any():
+        return partner
+    if log.partner is None:
+        raise InputError("log.partner: missing, but there are shared GPUs")
     for i in np.flatnonzero(log.partner >= 0).tolist():
         p = int(log.partner[i])
-        mine = slice(int(log.node_ptr[i]), int(log.node_ptr[i + 1]))
-        its = slice(int(log.node_ptr[p]), int(log.node_ptr[p + 1]))
-        same = np.array_equal(log.node[mine], log.node[its]) and np.array_equal(
-            log.count[mine], log.count[its]
-        )
-        if not same:
+        one, other = (slice(int(log.node_ptr[k]), int(log.node_ptr[k + 1])) for k in (i, p))
+        if not all(np.array_equal(x[one], x[other]) for x in (log.node, log.count)):
             raise InputError(f"log.partner[{i}]: stay {p} is on other GPUs")
-        partner[mine] = np.arange(its.start, its.stop)
+        partner[one] = np.arange(other.start, other.stop)
     return partner
-
-
-@entry(INT, READ, READ, READ, READ, READ, READ, READ, READ, INTS, INTS)
-def _colour(
-    order: Any,
-    node: Any,
-    start: Any,
-    end: Any,
-    ptr: Any,
-    half: Any,
-    partner: Any,
-    capacity: Any,
-    until: Any,
-    gpu: Any,
-) -> int:
-    """Interval colouring per node: entries in (node, start) order take the lowest free GPUs.
-
-    ``until[2 k + h]`` is when half h of GPU k is free; gpu[ptr[e]:ptr[e + 1]] is written. Returns
-    an entry that found no GPU, or -1.
-    """
-    at = -1
-    for e in order:
-        if node[e] != at:
-            at = node[e]
-            until[:] = -1
-        found = ptr[e]
-        if partner[e] >= 0:
-            h = 1 if half[e] == HALF_B else 0
-            for k in range(ptr[partner[e]], ptr[partner[e] + 1]):
-                g = gpu[k]
-                if until[2 * g + h] > start[e]:
-                    return int(e)
-                until[2 * g + h] = end[e]
-                gpu[found] = g
-                found += 1
-            continue
-        for g in range(capacity[at]):
-            if found == ptr[e + 1]:
-                break
-            if until[2 * g] <= start[e] and until[2 * g + 1] <= start[e]:
-                if half[e] != HALF_B:
-                    until[2 * g] = end[e]
-                if half[e] == HALF_B or half[e] == WHOLE:
-                    until[2 * g + 1] = end[e]
-                gpu[found] = g
-                found += 1
-        if found < ptr[e + 1]:
-            return int(e)
-    return -1
 
 
 def _halves(ptr: IntArray, gpu: IntArray, half: IntArray) -> tuple[IntArray, IntArray]:
@@ -199,20 +164,10 @@ def _sequences(rows: Rows, begin: IntArray, end: IntArray, n_resources: int) -> 
 
 
 def _provenance(run: Run) -> dict[str, Any]:
-    settings = {
-        key: getattr(run.settings, key)
-        for key in ("restart_cost", "resize", "checkpoint", "timing", "round", "seed")
-    }
     return {
         "policy": run.policy,
-        "options": {key: _shown(value) for key, value in run.options.items()},
-        "settings": settings,
+        "options": {key: as_document(value) for key, value in run.options.items()},
+        "settings": {key: getattr(run.settings, key) for key in SETTINGS},
         "workload": run.workload.name,
         "jobs": list(run.workload.names),
     }
-
-
-def _shown(value: Any) -> Any:
-    """Options as a document can hold them."""
-    plain = value is None or isinstance(value, (bool, int, float, str))
-    return value if plain else f"{value!r:.200}"

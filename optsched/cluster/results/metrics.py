@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.results.held import Held, absences, held, interrupted
-from optsched.cluster.results.waiting import for_room, span
+from optsched.cluster.results.held import Held, absences, held, interrupted, span
 from optsched.cluster.workload.job import PER_SECOND, WORK
 from optsched.errors import InputError
 from optsched.io.values import format_value, one_of
@@ -235,7 +234,7 @@ def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) 
         queueing=queueing,
         service=np.where(ended, jct - queueing, -1),
         waiting=np.where(ended, jct - running, -1),
-        waiting_for_room=np.where(ended, for_room(w, nodes, log, taken, away), -1),
+        waiting_for_room=np.where(ended, _for_room(w, nodes, log, taken, away), -1),
         gpu_time=gpu_time,
         restarts_by_job=np.maximum(stays - 1, 0),
         preemptions_by_job=log.preemptions,
@@ -255,6 +254,37 @@ def _lost_time(w: Workload, nodes: Nodes, log: Log, stays: IntArray) -> int:
         kept = -(-int(log.work[i]) // rate)
         lost += int(log.gpus[i]) * max(0, int(log.end[i] - log.start[i] - log.restart[i]) - kept)
     return lost
+
+
+def _for_room(w: Workload, nodes: Nodes, log: Log, taken: Held, away: Held) -> IntArray:
+    """Time of every job without GPUs while fewer were free than its smallest size.
+
+    From its arrival to its end, or to that of the log. The rest of its waiting is the policy's.
+    """
+    begin, finish = span(w, log)
+    time = np.concatenate((taken.start, away.start, taken.end, away.end, [begin, finish]))
+    change = np.concatenate((taken.count, away.count, -taken.count, -away.count, [0, 0]))
+    order = np.argsort(time, kind="stable")
+    time = time[order]
+    free = nodes.total - np.cumsum(change[order])[:-1]
+    lasts = np.diff(time)
+    least = w.size[w.size_ptr[:-1]]
+    end = np.where(log.finished >= 0, log.finished, np.maximum(finish, w.submit))
+    found = np.zeros(len(w), np.int64)
+    for size in np.unique(least).tolist():
+        short = np.concatenate(([0], np.cumsum(np.where(free < size, lasts, 0))))
+
+        def up_to(moment: IntArray, short: IntArray = short, size: int = size) -> IntArray:
+            """Time with too few free GPUs up to then."""
+            k = np.clip(np.searchsorted(time, moment, side="right") - 1, 0, len(time) - 1)
+            inside = np.append(free, nodes.total)[k] < size
+            return short[k] + np.where(inside, moment - time[k], 0)
+
+        own, stays = least == size, least[log.job] == size
+        found[own] = up_to(end[own]) - up_to(w.submit[own])
+        on_gpus = up_to(log.end[stays]) - up_to(log.start[stays])
+        np.subtract.at(found, log.job[stays], on_gpus)
+    return found
 
 
 def isolated(w: Workload, finished: IntArray, gpus: int) -> npt.NDArray[np.float64]:

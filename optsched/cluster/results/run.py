@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.cluster.results.held import absences, held, span
+from optsched.cluster.world.reasons import Reason, Why, of_free_gpus
 from optsched.errors import InputError
 from optsched.io.values import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from optsched.cluster.results.metrics import Metrics
-    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.nodes import NodeChange, Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.log import Log
-    from optsched.cluster.world.reasons import Reason
     from optsched.cluster.world.settings import Settings
     from optsched.cluster.world.start import Start
     from optsched.model.schedule import IntArray, Schedule
@@ -62,10 +63,8 @@ class Run:
 
         At this time, after all that happens then; by default when the log ends, after a Ctrl-C.
         """
-        from optsched.cluster.results.waiting import reasons
-
         changes = self.settings.changes
-        return reasons(self.workload, self.nodes, changes, self.log, self.policy, time)
+        return _reasons(self.workload, self.nodes, changes, self.log, self.policy, time)
 
     def at(self, time: int) -> Start:
         """The state just before the decisions of an instant, to simulate from there.
@@ -94,3 +93,38 @@ class Run:
         from optsched.cluster.results.history import history
 
         return history(self)
+
+
+def _reasons(
+    w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log, policy: str,
+    time: int | None,
+) -> dict[str, Reason]:  # fmt: skip
+    """Why every job that has come and not ended is without GPUs; see `Run.waiting`."""
+    begin, finish = span(w, log)
+    now = finish if time is None else integer("time", time)
+    ended = (log.finished >= 0) & (log.finished <= now)
+    # stays that a Ctrl-C left open end with the log
+    last = (log.end == finish) & (now >= finish) & ~ended[log.job]
+    stays = np.flatnonzero((log.start <= now) & ((log.end > now) | last))
+    taken = log.gpus[stays]
+    if log.partner is not None:
+        taken = np.where(np.isin(log.partner[stays], stays), 0, taken)  # its partner's GPUs
+    away = absences(nodes, changes, held(log), begin, max(finish, now + 1))
+    there = nodes.total - int(away.count[(away.start <= now) & (away.end > now)].sum())
+    shown, used = np.zeros((2, len(w.groups)), np.int64)
+    np.add.at(used, w.group[log.job[stays]], log.gpus[stays])
+    answer = {}
+    for j in np.flatnonzero((w.submit <= now) & ~ended).tolist():
+        g = int(w.group[j])
+        group, shown[g], least = w.groups[g], shown[g] + 1, int(w.size[w.size_ptr[j]])
+        if j in log.job[stays]:
+            continue
+        reason = of_free_gpus(least, there - int(taken.sum()), there, policy)
+        if group.max_concurrent is not None and shown[g] > group.max_concurrent:
+            text = f"only {group.max_concurrent} jobs of its group may be active at once"
+            reason = Reason(Why.SHARE, text)
+        elif group.max_slots is not None and used[g] + least > group.max_slots:
+            text = f"its group holds {used[g]} of the {group.max_slots} GPUs it may have"
+            reason = Reason(Why.SHARE, text)
+        answer[w.names[j]] = reason
+    return answer
