@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 MOST_GPUS: Final = 2**30
 """Largest budget: products with scores of 32 bits fit into 63 bits."""
-MOST_JOBS: Final = 2**24
-"""Largest number of jobs: sums of scores stay below 2**56."""
 _NAMED: Final = 5
 
 
@@ -36,8 +34,6 @@ def integers(name: str, given: Any, size: int | None = None) -> IntArray:
 def reals(name: str, given: Any, size: int | None = None) -> FloatArray:
     """Check a vector of finite numbers >= 0."""
     array: FloatArray = _vector(name, given, size, "iuf", "numbers", np.float64)
-    if len(array) > MOST_JOBS:
-        raise InputError(f"{name}: at most {MOST_JOBS} jobs, got {len(array)}")
     for j in np.flatnonzero(~((array >= 0) & np.isfinite(array)))[:1]:
         one = name.removesuffix("s")
         raise InputError(f"job {j}: {one} {array[j]} is not a finite number >= 0")
@@ -52,8 +48,6 @@ def row_pointers(given: Any, entries: int) -> IntArray:
             f"ptr: expected offsets from 0 to {entries} (the number of entries), "
             f"got {ptr.tolist()[:2]}..{ptr.tolist()[-1:]}"
         )
-    if len(ptr) > MOST_JOBS:
-        raise InputError(f"ptr: at most {MOST_JOBS} rows, got {len(ptr) - 1}")
     for j in np.flatnonzero(ptr[1:] <= ptr[:-1])[:1]:
         if ptr[j + 1] == ptr[j]:
             raise InputError(f"ptr: row {j} is empty; give it an entry (size 0 for none)")

@@ -13,14 +13,7 @@ from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._cpsat import Call, checked_options
 from optsched_solvers._loading import load
-from optsched_solvers.quota.plans import (
-    NOT_LOADED,
-    first_answer,
-    greedy,
-    offer,
-    place,
-    supported,
-)
+from optsched_solvers.quota.plans import NOT_LOADED, first_answer, place, supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,11 +62,9 @@ class CpSat:
         assert isinstance(problem, QuotaPlan)
         plan = problem
         checked_options(limits)
+        first_answer(plan, monitor)
         if not load(monitor, "ortools.sat.python.cp_model"):
-            first_answer(plan, monitor)
             return Result("unknown", reason=NOT_LOADED)
-        if monitor.solution is None and (found := greedy(plan)) is not None:
-            offer(plan, monitor, *found, "greedy_quota")
         pairs = len(plan.jobs) * len(plan.nodes) * _is_joint(plan)
         if (
             monitor.should_stop()

@@ -95,11 +95,9 @@ class GreedyQuota:
         assert isinstance(problem, QuotaPlan)
         monitor.advance(1)
         found = greedy(problem)
-        if found is None:
-            return Result("unknown", reason="the jobs that must run were not placed together")
-        if not offer(problem, monitor, *found, self.name):
-            return Result("unknown", reason=NOT_PLACED)
-        return Result("unknown")
+        if found is not None and offer(problem, monitor, *found, self.name):
+            return Result("unknown")
+        return Result("unknown", reason=NOT_PLACED)
 
 
 def algorithm(plan: QuotaPlan) -> str:

@@ -22,8 +22,6 @@ LOCALITY: Final = {"any": 0, "single": 1, "whole": 2}
 NOT_LOADED: Final = "the limit came before the engine was loaded (see `optsched warmup`)"
 MOST_OPTIONS: Final = 200_000
 """Of a plan that is searched option by option."""
-FIRST: Final = 20_000
-"""Allowed sizes, or GPUs, up to which a greedy answer takes a fraction of a second."""
 
 
 def supported(problem: Problem, most: int | None = MOST_OPTIONS) -> Support:
@@ -38,15 +36,9 @@ def supported(problem: Problem, most: int | None = MOST_OPTIONS) -> Support:
 
 
 def first_answer(plan: QuotaPlan, monitor: Monitor) -> None:
-    """Report the greedy answer, when a limit came before an engine was loaded.
-
-    Nothing if there is an answer already, or for large plans.
-    """
-    some = 0 if plan.is_plain else plan.n_options
-    if monitor.solution is None and max(some, plan.n_gpus) <= FIRST:
-        found = greedy(plan)
-        if found is not None:
-            offer(plan, monitor, *found, "first")
+    """Report the greedy answer if there is no answer yet."""
+    if monitor.solution is None and (found := greedy(plan)) is not None:
+        offer(plan, monitor, *found, "greedy_quota")
 
 
 # placement

@@ -21,7 +21,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.problems.quota.answer import runs
-from optsched.problems.quota.options import clipped, quantised, without_zeros
+from optsched.problems.quota.options import clipped, exact_sum, quantised, without_zeros
 from optsched_solvers.quota.arguments import gpus, integers, reals, spare
 from optsched_solvers.quota.certificate import Certificate, Proof, exchange, smallest
 
@@ -247,15 +247,13 @@ def _remainder_keys(share: Shares, lo: IntArray, job: IntArray, step: IntArray) 
 
 def _adds_up(share: Shares, w: IntArray, lo: IntArray, hi: IntArray, total: int) -> bool:
     """Return whether the shares are clip(gpus / weight * w, lo, hi) and add up to the total."""
-    whole, part = np.divmod(share.gpus * w, max(share.weight, 1))
-    over, under = (whole > hi) | ((whole == hi) & (part > 0)), whole < lo
-    inside = (w > 0) & ~over & ~under & (share.weight > 0)
-    bound = np.where(over & (w > 0), hi, lo)
-    right = np.array_equal(share.whole, np.where(inside, whole, bound))
+    parts = max(share.weight, 1)
+    whole, part = np.divmod(share.gpus * w, parts)
+    inside = (lo <= whole) & (whole < hi)
+    right = np.array_equal(share.whole, np.clip(whole, lo, hi))
     right &= np.array_equal(share.part, np.where(inside, part, 0))
-    held = int(bound[~inside].sum())
-    right &= int(w[inside].sum()) == share.weight
-    return bool(right) and held + (share.gpus if share.weight else 0) == total
+    held = int(share.whole.sum()) * parts + exact_sum(share.part)
+    return (right or share.weight == 0) and held == total * parts
 
 
 def _natural(value: float, shift: int) -> float | None:

@@ -14,7 +14,7 @@ from optsched.problems.quota.problem import NO_SIZE, QuotaPlan
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
-from optsched_solvers.quota.plans import NOT_LOADED, first_answer, greedy, offer, supported
+from optsched_solvers.quota.plans import NOT_LOADED, first_answer, offer, supported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,11 +62,9 @@ class BranchAndBound:
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search from the greedy answer until the proof or a limit."""
         assert isinstance(problem, QuotaPlan)
+        first_answer(problem, monitor)
         if not load(monitor, "quota.tree"):
-            first_answer(problem, monitor)
             return Result("unknown", reason=NOT_LOADED)
-        if monitor.objective is None and (found := greedy(problem)) is not None:
-            offer(problem, monitor, *found, self.name)
         tree = _Tree(problem, NOTHING if monitor.objective is None else monitor.objective)
         left = NOTHING if limits.iterations is None else limits.iterations
         while tree.state[DEPTH] >= 0:
