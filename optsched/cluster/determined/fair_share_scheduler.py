@@ -155,7 +155,7 @@ def _offer_in_passes(shares: Shares, capacity: int) -> None:
     needy = np.flatnonzero(offers < shares.demand).tolist()
     latest: Iterable[int] | None = None
     while needy:
-        total = _sum(weight[g] for g in needy)
+        total = (sum if exact else _sum)([weight[g] for g in needy])
         for g in needy:
             if left == 0:
                 break

@@ -102,9 +102,12 @@ class Agents:
     def fits(self, kind: Kind) -> bool:
         """Whether a task of this kind fits."""
         free = self.free[self.takes_work]
-        if 0 < kind.slots <= free.max(initial=0) and not kind.blocked:
+        largest = free.max(initial=0)
+        if 0 < kind.slots <= largest and not kind.blocked:
             return True
-        return kind.slots <= free.sum() and bool(self.find(kind))
+        if kind.slots > largest and not kind.in_pieces:  # then it takes whole idle agents
+            free = free[free == self.capacity[self.takes_work]]
+        return bool(kind.slots <= free.sum()) and bool(self.find(kind))
 
     def find(self, kind: Kind, first: int = 0) -> Places:
         """The agents of a task.

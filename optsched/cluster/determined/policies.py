@@ -91,9 +91,14 @@ class Scheduler:
     def decide(self, view: ClusterView) -> Decision:
         """Start and release jobs now."""
         quota = np.where(view.running & (view.gpus == 0), -1, view.gpus)
-        if view.running.all() or (self._waits_for_slots(view) and not view.free.any()):
+        waits = self._waits_for_slots(view)
+        if view.running.all() or (waits and not view.free.any()):
             return Decision(quota)
-        outcome, _, _ = self.outcome(*self._table(view))
+        agents, tasks = self._table(view)
+        kinds = sorted(set(tasks.kind[~tasks.running].tolist())) if waits else ()
+        if waits and not any(agents.fits(tasks.kinds[k]) for k in kinds):
+            return Decision(quota)
+        outcome, _, _ = self.outcome(agents, tasks)
         start = {i: places for i, places in outcome.start.items() if places}
         for i, places in start.items():
             quota[i] = sum(slots for _, slots in places) or -1
