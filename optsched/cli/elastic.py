@@ -39,16 +39,16 @@ def elastic(
     out: History = None,
     metrics: Metrics = None,
     plot: ReportFile = None,
+    preempt: Annotated[str, option("At the end of a 'pass', or 'anytime'.")] = "pass",
     folder: Annotated[Path | None, option("For checkpoints and state.")] = None,
     resume: Annotated[bool, option("Go on in --folder.", "--resume")] = False,
     devices: Devices = None,
-    compare: Annotated[bool, option("Simulate the same jobs too.", "--compare")] = False,
     demo: Annotated[bool, option("Five small jobs on two workers.", "--demo")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train jobs on a pool of workers; a policy decides at the end of every pass.
 
-    Ctrl-C writes what there is. Exit code 1 if a job failed.
+    Ctrl-C or SIGTERM stops the passes and writes the results so far. Exit code 1: a job failed.
     """
     from optsched.elastic.job import read_jobs
     from optsched.elastic.runner import run
@@ -74,12 +74,11 @@ def elastic(
     with Bar(quiet=quiet) as bar:
         news = News(f"{policy}, {count(slots, 'worker')}", bar, quiet=quiet)
         found = run(
-            specs, slots, rule, devices=places, folder=folder, resume=resume, on_progress=news
-        )
+            specs, slots, rule, preempt=preempt, devices=places, folder=folder, resume=resume,
+            on_progress=news,
+        )  # fmt: skip
     written = outputs.write({policy: found}, quiet=True)
     news.summary(found)
-    if compare:
-        news.comparison(found)
     for path in written:
         news.print(f"wrote {path}")
     if plot is not None and plot not in written:
@@ -94,27 +93,27 @@ def elastic(
 
 
 class News:
-    """To be told the state of a run; on stdout, which may go away without harm to the run.
+    """Print the state of a run on stdout; an error of stdout does not end the run.
 
-    A line for every change of a job; passes are a bar a job on a terminal, else lines too.
+    A line for every change of a job; passes are a bar a job on a terminal, otherwise lines too.
     """
 
     def __init__(self, title: str, bar: Bar, *, quiet: bool) -> None:
         self.title, self.bar, self.quiet = title, bar, quiet
         self.status: Status | None = None
-        self._tell: list[Callable[..., None]] = []
+        self._bars: list[Callable[..., None]] = []
         self._due = 0.0
 
     def __call__(self, status: Status) -> None:
-        """Say what has changed."""
+        """Print the changes."""
         old, self.status = self.status, status
         if old is None:
             self.print(f"{self.title}, {count(len(status.jobs), 'job')}; starting the workers")
             names = [(plain(job.spec.name, 40), job.spec.passes) for job in status.jobs]
-            self._tell = [self.bar.task(*name) for name in names]
+            self._bars = [self.bar.task(*name) for name in names]
             return
-        for tell, before, job in zip(self._tell, old.jobs, status.jobs, strict=True):
-            tell(job.passes)
+        for bar, before, job in zip(self._bars, old.jobs, status.jobs, strict=True):
+            bar(job.passes)
             self._line(status.time, before, job)
 
     def _line(self, time: float, before: LiveJob, job: LiveJob) -> None:
@@ -126,14 +125,14 @@ class News:
             return
         self._due = monotonic() + _BETWEEN
         name, phase, workers, passes, u, metric, jct, reason = _cells(job, time)
-        words = [f"{time:7.1f} s  {name:16} {phase:8}"]
+        parts = [f"{time:7.1f} s  {name:16} {phase:8}"]
         if workers:
-            words.append(count(len(job.slots), "worker"))
+            parts.append(count(len(job.slots), "worker"))
         if job.passes:
-            words.append(f"pass {passes}, U {u}, metric {metric}")
+            parts.append(f"pass {passes}, U {u}, metric {metric}")
         if phase in ("ended", "failed"):
-            words.append(f"JCT {jct} s")
-        self.print("  ".join([*words, reason]).rstrip())
+            parts.append(f"JCT {jct} s")
+        self.print("  ".join([*parts, reason]).rstrip())
 
     def summary(self, run: LiveRun) -> None:
         """The last state, and means."""
@@ -149,31 +148,10 @@ class News:
                 f": mean JCT {m.jct_mean / 1e3:.1f} s, mean queueing {m.queueing_mean / 1e3:.1f} s,"
                 f" makespan {m.makespan / 1e3:.1f} s"
             )
-        self.print(f"{line}; the scheduler took {run.overhead:.1%} of the time")
-
-    def comparison(self, run: LiveRun) -> None:
-        """Simulated beside measured, of the jobs that ended."""
-        (ended,) = (run.log.finished >= 0).nonzero()
-        if not len(ended):
-            self.print("nothing to compare: no job ended")
-            return
-        simulated, submit = run.simulated(), run.workload.submit[ended]
-        one, two = simulated.jct, run.jct[ended]
-        ends = simulated.log.finished.max(), run.log.finished[ended].max()
-        pairs = [
-            *zip(simulated.workload.names, one, two, strict=True),
-            ("mean JCT", one.mean(), two.mean()),
-            ("makespan", *(end - submit.min() for end in ends)),
-        ]
-        rows = [
-            (plain(name, 40), f"{said / 1e3:.2f}", f"{real / 1e3:.2f}",
-             f"{said / real - 1:+.1%}" if real else "-")
-            for name, said, real in pairs
-        ]  # fmt: skip
-        self.print(table(("", "simulated (s)", "measured (s)", "off"), rows))
+        self.print(line)
 
     def print(self, what: str | Table) -> None:
-        """Unless nobody reads any more, as after `head`: no reason to lose the run."""
+        """Print until stdout is closed, as by `head`."""
         try:
             if not self.quiet and isinstance(what, str):
                 print(what, flush=True)

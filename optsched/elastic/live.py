@@ -1,4 +1,4 @@
-"""Jobs that really run, as policies see simulated ones: measured times, the same `ClusterView`."""
+"""Running jobs in the `ClusterView` of the simulator, with measured times."""
 
 from __future__ import annotations
 
@@ -22,35 +22,38 @@ if TYPE_CHECKING:
     from optsched.cluster.world.settings import Settings
     from optsched.elastic.job import TrainingJob
     from optsched.elastic.micro import MicroController
+    from optsched.elastic.workers import Order
     from optsched.model.schedule import IntArray
 
 UNBORN, PENDING, JOINING = "unborn", "pending", "joining"
-RUNNING, ENDED, FAILED = "running", "ended", "failed"
+RUNNING, STOPPING, ENDED, FAILED = "running", "stopping", "ended", "failed"
 
-UNMEASURED: Final = Amdahl(0.1)  # assumed for sizes that are not measured
+UNMEASURED: Final = Amdahl(0.1)  # speed-up of sizes without measurements
 
 
 @dataclass(eq=False)
 class LiveJob:
-    """What the scheduler knows of a job; times in ms."""
+    """State of a job in the scheduler; times in ms."""
 
     spec: TrainingJob
     number: int  # in the workload: by submit time, then as given
-    payload: bytes = b""  # the job as workers get it
+    payload: bytes = b""  # the pickled job
     submit: int = 0
     phase: str = UNBORN
     slots: tuple[int, ...] = ()
     answers: set[int] = field(default_factory=set)  # slots that have not answered yet
-    told: Any = None  # what rank 0 has answered
+    answer: Any = None  # of rank 0
     log: list[dict[str, Any]] = field(default_factory=list)  # of `training.Member.train`
     controller: MicroController | None = None
-    samples: int = 0  # of the training data, once a worker has said it
+    samples: int = 0  # of the training data, from the first worker that has read them
     rate: float = 0.0  # initial learning rate, likewise
+    part: float = 0.0  # done of a pass that was stopped
+    stopped: Order | None = None  # that pass
     at_end: bool = False  # whether it ended a pass at this very instant
     began: int = 0  # of the open pass
     stay: int = 0  # start of the open stay
     joined: int = 0  # when its workers were ready
-    stay_passes: int = 0  # passes before the open stay
+    stay_passes: float = 0.0  # passes before the open stay
     attained: int = 0
     starts: int = 0
     first_start: int = -1
@@ -83,7 +86,7 @@ class LiveJob:
 
     @property
     def expected(self) -> int:
-        """Passes to its end, as estimated at the start."""
+        """Estimated passes to its end."""
         spec, most = self.spec, self.spec.passes
         if spec.target is not None:
             return min(spec.expected_passes or most, most)
@@ -104,20 +107,14 @@ class PassTimes:
         """From being given workers to the first pass."""
 
     def add(self, job: TrainingJob, size: int, time: int) -> None:
-        """One more pass was measured."""
+        """Add the measured time of a pass."""
         self.known.setdefault(_kind(job), {}).setdefault(size, []).append(max(1, time))
-
-    def add_next(self, job: TrainingJob, size: int, source: PassTimes) -> None:
-        """Add what was measured next in another run, in the end its mean."""
-        row = source.known.get(_kind(job), {}).get(size) or [round(1e3 * (job.pass_seconds or 1))]
-        k = len(self.known.get(_kind(job), {}).get(size, ()))
-        self.add(job, size, row[k] if k < len(row) else round(mean(row)))
 
     def of(self, job: TrainingJob) -> tuple[float, Table]:
         """Time of a pass on one worker, and the speed-up at the job's sizes.
 
-        By what is measured of its template, by `UNMEASURED` for other sizes; before anything is
-        measured `pass_seconds`, or a second.
+        Means of the job's template, `UNMEASURED` for other sizes; without any measurement
+        `pass_seconds`, or a second.
         """
         known = {g: mean(times) for g, times in self.known.get(_kind(job), {}).items()}
         one = known.get(1)
@@ -135,9 +132,9 @@ def _kind(job: TrainingJob) -> str:
 
 
 def workload(jobs: Sequence[LiveJob], times: PassTimes, signal: str) -> Workload:
-    """The jobs, by number, as `optsched.cluster` knows them by what is measured; times in ms.
+    """Build the workload of the jobs, by number, from measurements; times in ms.
 
-    `signal` is the curve that is reported: ``"uncertainty"``, or ``"metric"``, its distance from 1.
+    `signal` is the curve that is observed: ``"uncertainty"``, or ``"metric"``, its distance from 1.
     """
     rows, curves = [], []
     for job in jobs:
@@ -165,9 +162,9 @@ def workload(jobs: Sequence[LiveJob], times: PassTimes, signal: str) -> Workload
 def view(
     jobs: Iterable[LiveJob], work: Workload, settings: Settings, slots: int, now: int
 ) -> ClusterView:
-    """The active jobs at one instant; the slots are one node.
+    """Show the active jobs at one instant; the slots are one node.
 
-    A job within a pass is not preemptible: quotas change at the ends of passes.
+    A job within a pass is preemptible only if a stop loses nothing (``checkpoint="immediate"``).
     """
     active = [job for job in jobs if job.active]
 
@@ -178,9 +175,12 @@ def view(
     held = each(lambda job: len(job.slots))
     ends = each(lambda job: job.phase == PENDING or job.at_end) != 0
     pass_work = work.pass_work[ids]
-    within = each(lambda job: now - job.began if job.phase == RUNNING and not job.at_end else 0)
-    rates = each(lambda job: rate_of(work, job) if job.slots else 0)
-    done = passes * pass_work + np.minimum(within * rates, pass_work)
+    open_pass = each(lambda job: job.phase in (RUNNING, STOPPING) and not job.at_end) != 0
+    within = np.where(open_pass, now - each(attrgetter("began")), 0)
+    rates = each(lambda job: _rate_of(work, job) if job.slots else 0)
+    before = pass_work * np.array([job.part for job in active])  # the stop of a pass
+    done = passes * pass_work + np.minimum(before.astype(np.int64) + within * rates, pass_work)
+    anytime = each(lambda job: job.phase == RUNNING and settings.checkpoint == "immediate") != 0
     size_ptr, at = csr([range(*work.size_ptr[j : j + 2]) for j in ids], np.int64)
     observed_ptr, seen = csr([range(*work.observed_ptr[j : j + 2]) for j in ids], np.int64)
     held_ptr, held_count = csr([[count] if count else [] for count in held.tolist()], np.int64)
@@ -194,7 +194,7 @@ def view(
         "attained": each(lambda job: job.attained) + held * (now - each(lambda job: job.stay)),
         "remaining": np.maximum(work.estimate[ids] - done, 1), "at_pass_end": ends,
         "size_ptr": size_ptr, "size": work.size[at], "rate": work.rate[at],
-        "preemptible": work.preemptible[ids] & ends,
+        "preemptible": work.preemptible[ids] & (ends | anytime),
         "restart_cost": np.full(len(ids), settings.restart_cost, np.int64),
         "observed_ptr": observed_ptr, "observed": work.observed[seen],
         "free": np.array([slots - int(held.sum())], np.int64),
@@ -204,11 +204,11 @@ def view(
     }  # fmt: skip
     for column in columns.values():
         column.flags.writeable = False
-    nodes = Nodes(1, slots)
-    return ClusterView(time=now, workload=work, settings=settings, nodes=nodes, **columns)
+    fixed: dict[str, Any] = {"workload": work, "settings": settings, "nodes": Nodes(1, slots)}
+    return ClusterView(time=now, **fixed, **columns)
 
 
-def rate_of(work: Workload, job: LiveJob) -> int:
+def _rate_of(work: Workload, job: LiveJob) -> int:
     """Work per ms at its present size."""
     at = work.sizes_of(job.number) == len(job.slots)
     return int(work.rates_of(job.number)[at][0])

@@ -1,37 +1,62 @@
-"""The micro level: who computes how much of the next pass, decided from the workers' entropies."""
+"""The micro level: shares of the workers in the next pass, by the uncertainty of the last one.
+
+Source: Sun & Huh, Entropy, Appl. Sci. 2026, 16, 3725; numbers in parentheses are its equations.
+A job runs on R workers (ranks); H_r in [0, 1] is the mean normalised entropy of rank r's
+predictions, Q_r in [0, 1] its margin uncertainty. U is a job's uncertainty.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.elastic import equations as eq
+from optsched.errors import InputError
 from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
-    from optsched.elastic.equations import FloatArray, IntArray
+    import numpy.typing as npt
+
+    FloatArray = npt.NDArray[np.float64]
+    IntArray = npt.NDArray[np.int64]
+
+WEIGHTS: Final = (0.5, 1.5)
+"""Default bounds of a worker's weight, as a multiple of the mean."""
+BETA: Final = 0.3
+"""Default share of the last weights in the next (21), of the paper's Table 3."""
+RATES: Final = (1e-5, 1e-2)
+"""Default bounds of the learning rate."""
 
 
 class MicroStep(NamedTuple):
-    """What the next pass of a job looks like; arrays by worker."""
+    """Plan of the next pass; arrays by worker."""
 
     samples: IntArray
     batches: IntArray
     rate_factor: float  # on the *initial* learning rate
     weights: FloatArray  # adding up to 1
     uncertainty: float  # U of the pass that was measured, in [0, 1]
-    improvement: float  # fall of U since the pass before; 0 if it had other workers
-    step_time: float  # of a step relative to equal batches, at least 1
+    step_time: float  # of a step relative to equal batches, R * max b / B, at least 1
 
 
 class MicroController:
-    """Equations (12) and (18)-(28) of Sun & Huh 2026 for one job, one `step` after every pass.
+    """Equations (12) and (18)-(27) of Sun & Huh 2026 for one job, one `step` after every pass.
 
     Samples and batches are in proportion to the same weights, so all workers need the same number
     of steps, up to rounding and as long as no batch is at a bound. The paper gives no `alpha` and
-    no `gamma`. U (26) is taken with the weights by which the pass was shared; printed, Algorithm 1
-    renews them first (lines 11 and 12). A parameter out of range is an `InputError`.
+    no `gamma`. A parameter out of range is an `InputError`.
+
+    Where printed formulas contradict the text:
+
+    * (18) divides by the sum: with the bounds of (20) nearly all are 0.5. Here: by the mean.
+    * (20)-(22) mix weights of size 1/R with numbers of at least 0.5, and leave the bounds. Here
+      both have mean 1, and are projected onto bounds and sum.
+    * (23), (24): rounded shares can exceed N. Here the largest fractions get the remainder.
+    * (25) is clip(round(8 + 56 w)), which ignores the budget B of (7). Here: B times weight.
+    * (26) takes relative values: 1/R whatever the entropies are. Here: the values themselves.
+    * (27) multiplies the *last* rate by (U / U_0)**gamma, with the opposite sign of the text. Here:
+      the first rate times (U / U_0)**-gamma; a negative gamma makes it decay.
 
     Parameters
     ----------
@@ -47,73 +72,136 @@ class MicroController:
     weight_bounds
         Least and most weight of a worker as a multiple of the mean.
     alpha
-        Part of the entropy, the rest is the margin (19).
+        Share of the entropy; that of the margin is 1 - alpha (19).
     beta
-        Part of the last weights in the new ones (21).
+        Share of the last weights in the next (21).
     gamma
         Exponent of the learning rate (27).
     rate, rate_bounds
-        Initial learning rate, and what it is kept within.
-    as_printed
-        Use the paper's formulas throughout: samples and batches then need not add up.
+        Initial learning rate, and its bounds.
     """
 
     def __init__(
         self, budget: int = 64, batch_bounds: tuple[int, int] = (8, 64), *,
         samples: int | None = None, density: float | None = None,
-        weight_bounds: tuple[float, float] = eq.WEIGHTS,
-        alpha: float = 1.0, beta: float = eq.BETA, gamma: float = 0.5, rate: float = 1e-3,
-        rate_bounds: tuple[float, float] = eq.RATES, as_printed: bool = False,
+        weight_bounds: tuple[float, float] = WEIGHTS,
+        alpha: float = 1.0, beta: float = BETA, gamma: float = 0.5, rate: float = 1e-3,
+        rate_bounds: tuple[float, float] = RATES,
     ) -> None:  # fmt: skip
         self.budget = integer("budget", budget, 1, 2**30)
         self.samples = integer("samples", budget if samples is None else samples, 1, 2**30)
         self.density = None if density is None else number("density", density, above=True)
-        self.as_printed = bool(as_printed)
-        one = np.ones(1)
-        eq.combined(one, one, alpha)
-        eq.smoothed_weights(one, one, beta, weight_bounds, as_printed=True)
-        eq.batch_sizes(one, self.budget, batch_bounds, as_printed=True)
-        eq.learning_rate(rate, 1.0, 1.0, gamma, rate_bounds)
-        self.alpha, self.beta, self.gamma = float(alpha), float(beta), float(gamma)
-        self.batch_bounds, self.weight_bounds = batch_bounds, weight_bounds
-        self.rate, self.rate_bounds = number("rate", rate, above=True), rate_bounds
+        self.alpha, self.beta = number("alpha", alpha, 0.0, 1.0), number("beta", beta, 0.0, 1.0)
+        if self.beta == 1.0:
+            raise InputError("beta: expected a number in [0, 1), got 1: weights would not change")
+        least, most = _pair("batch bounds", batch_bounds)
+        self.batch_bounds = tuple(integer("batch bounds", x, 1, 2**30) for x in (least, most))
+        self.weight_bounds = _pair("weight bounds", weight_bounds, 1.0)
+        self.rate = number("rate", rate, above=True)
+        self.rate_bounds = _pair("rate bounds", rate_bounds)
+        self.gamma = number("gamma", gamma, -math.inf)
         self._weights: FloatArray = np.zeros(0)
         self._first: float | None = None
-        self._last: float | None = None
-        self._rate = self.rate
 
     def step(self, H: Any, Q: Any = None, workers: int | None = None) -> MicroStep:
-        """Plan the next pass from what the last one measured.
+        """Plan the next pass from the measurements of the last one.
 
         `H` and `Q` are the mean normalised entropy and margin uncertainty of every worker, in
         [0, 1], shapes (workers,); `Q` is needed if alpha < 1. The next pass has as many workers, or
-        `workers`: then weights start anew, equal, and the learning rate goes on. Other values, or
+        `workers`: then weights start anew, equal, and the learning rate continues. Other values, or
         a budget that so many workers cannot share, are an `InputError`.
         """
-        h = eq.unit_values("H", H)
+        h = _unit_values("H", H)
         size = len(h) if workers is None else integer("workers", workers, 1, 2**20)
-        known = len(self._weights) == len(h)
-        used = self._weights if known else np.full(len(h), 1.0 / len(h))
-        printed = self.as_printed
-        measured = eq.uncertainty(used, h, Q, self.alpha)  # also checks Q
-        q = h if Q is None else Q
-        relative_h, relative_q = (eq.relative_uncertainty(x, as_printed=printed) for x in (h, q))
-        u = eq.combined(relative_h, relative_q, self.alpha)
-        weights = eq.smoothed_weights(used, u, self.beta, self.weight_bounds, as_printed=printed)
-        uncertainty = float(weights @ u) if printed else measured
-        improvement = self._last - uncertainty if known and self._last is not None else 0.0  # (28)
-        first = uncertainty if self._first is None else self._first
-        if size != len(h):
-            weights = np.full(size, 1.0 / size)
-        batches = eq.batch_sizes(weights, self.budget, self.batch_bounds, as_printed=printed)
-        total = self.samples if self.density is None else eq.pass_samples(size, self.density)
-        samples = eq.sample_counts(weights, total, as_printed=printed)
-        base = self._rate if printed else self.rate
-        rate = eq.learning_rate(base, uncertainty, first, self.gamma, self.rate_bounds, printed)
-        # nothing is remembered before everything has succeeded
-        self._weights, self._first, self._rate = weights, first, rate
-        self._last = uncertainty if size == len(h) else None
+        used = self._weights if len(self._weights) == len(h) else np.full(len(h), 1.0 / len(h))
+        now = uncertainty(used, h, Q, self.alpha)  # also checks Q
+        q = h if Q is None else _unit_values("Q", Q)
+        one, two = (x / x.sum() * len(x) if x.any() else np.ones(len(x)) for x in (h, q))  # (18)
+        u = self.alpha * one + (1.0 - self.alpha) * two  # (19)
+        weights = self._smoothed(used, u) if size == len(h) else np.full(size, 1.0 / size)
+        batches = self._batches(weights)
+        total = self.samples if self.density is None else pass_samples(size, self.density)
+        first = now if self._first is None else self._first
+        from optsched_solvers.quota import proportional
+
+        samples = proportional(weights, total, 0, total)[0]  # (23), (24)
+        # the state changes only after everything has succeeded
+        self._weights, self._first = weights, first
         return MicroStep(
-            samples, batches, rate / self.rate, weights, uncertainty, improvement,
-            eq.step_time(batches),
+            samples, batches, self._rate(now, first) / self.rate, weights, now,
+            float(size * batches.max() / batches.sum()),
         )  # fmt: skip
+
+    def _smoothed(self, last: FloatArray, u: FloatArray) -> FloatArray:
+        """Weights from the last weights and relative uncertainties (20)-(22)."""
+        from optsched_solvers.quota import continuous_shares
+
+        low, high = self.weight_bounds
+        mixed = self.beta * last * len(last) + (1.0 - self.beta) * np.clip(u, low, high)
+        return continuous_shares(mixed, len(last), low, high) / len(last)
+
+    def _batches(self, weights: FloatArray) -> IntArray:
+        """Batch size of every worker (25), adding up to the budget."""
+        from optsched_solvers.quota import proportional
+
+        (least, most), workers = self.batch_bounds, len(weights)
+        if not workers * least <= self.budget <= workers * most:
+            raise InputError(
+                f"budget: {workers} workers with batches of {least}..{most} share a global batch "
+                f"of {workers * least}..{workers * most}, not {self.budget}"
+            )
+        return proportional(weights, self.budget, least, most)[0]
+
+    def _rate(self, now: float, first: float) -> float:
+        """Learning rate at an uncertainty (27); a U or U_0 of 0 leaves it as it is."""
+        ratio = now / first if now > 0 and first > 0 else 1.0
+        rate = self.rate * math.exp(min(math.log(ratio) * -self.gamma, 700.0))
+        return min(max(rate, self.rate_bounds[0]), self.rate_bounds[1])
+
+
+def pass_samples(gpus: int, density: float) -> int:
+    """Samples of a pass of a job with a quota of `gpus` (12): N = g rho, rounded.
+
+    It links the levels: the macro level sets the quota g, the micro level divides its N samples
+    among the workers by (23) and (24). With a fixed number of passes a smaller quota then means
+    less training, not less time.
+    """
+    found = round(integer("gpus", gpus, 1, 2**20) * number("density", density, above=True))
+    if not gpus <= found <= 2**30:
+        raise InputError(f"density: {gpus} GPUs share {found} samples, expected {gpus}..2^30")
+    return found
+
+
+def uncertainty(weights: FloatArray, H: Any, Q: Any = None, alpha: float = 1.0) -> float:
+    """Uncertainty of a job, in [0, 1] (26): weighted sum of alpha * H + (1 - alpha) * Q (19)."""
+    h = _unit_values("H", H)
+    if Q is None and alpha < 1:
+        raise InputError("Q: margin uncertainties are needed because alpha < 1")
+    q = h if Q is None else _unit_values("Q", Q)
+    if len(q) != len(h):
+        raise InputError(f"Q: expected {len(h)} values, got {len(q)}")
+    return float(weights @ (alpha * h + (1.0 - alpha) * q))
+
+
+def _unit_values(name: str, given: Any) -> FloatArray:
+    """Check numbers in [0, 1], at least one."""
+    try:
+        values = np.asarray(given, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        values = np.zeros(0)
+    if values.ndim != 1 or not values.size or not np.isfinite(values).all():
+        raise InputError(f"{name}: expected a vector of finite numbers, got {given!r:.60}")
+    for i in np.flatnonzero((values < 0) | (values > 1))[:1]:
+        raise InputError(f"{name}: expected 0..1, value {i} is {values[i]}")
+    return values
+
+
+def _pair(name: str, bounds: Any, middle: float | None = None) -> tuple[Any, Any]:
+    """Check two numbers, 0 < least <= middle <= most."""
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise InputError(f"{name}: expected (least, most), got {bounds!r:.60}")
+    low, high = (number(name, bound, above=True) for bound in bounds)
+    if not low <= (low if middle is None else middle) <= high:
+        between = "" if middle is None else f" {middle:g} <="
+        raise InputError(f"{name}: expected 0 < least <={between} most, got {bounds!r:.60}")
+    return bounds[0], bounds[1]

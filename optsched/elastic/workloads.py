@@ -1,8 +1,8 @@
-"""Small real workloads: three kinds of models on the digits that scikit-learn ships."""
+"""Small workloads: three kinds of models on the digits of scikit-learn."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 
@@ -16,17 +16,14 @@ try:
 except ImportError:
     raise MissingExtra("the digits", "serving") from None
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 def digits(
     classes: int = 10, repeat: int = 1, noise: float = 0.0
 ) -> tuple[TensorDataset, TensorDataset]:
-    """The 8x8 digits below `classes` (2 to 10), as (training, validation): every fifth validates.
+    """Return the 8x8 digits below `classes` (2 to 10): training, and every fifth for validation.
 
-    Training data come `repeat` times, but for the first time with normal noise of this standard
-    deviation: longer passes over harder data.
+    Training data are repeated, from the second time on with normal noise of this standard
+    deviation.
     """
     x, y = load_digits(n_class=classes, return_X_y=True)
     x, y = (x / 16.0).astype(np.float32).reshape(-1, 1, 8, 8), y.astype(np.int64)
@@ -64,13 +61,5 @@ def cnn(classes: int = 10, width: int = 16, norm: bool = False) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * width, classes))
 
 
-def sgd(
-    parameters: Iterable[nn.Parameter], lr: float = 0.1, momentum: float = 0.9
-) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with momentum."""
-    return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
-
-
-def adam(parameters: Iterable[nn.Parameter], lr: float = 1e-3) -> torch.optim.Optimizer:
-    """Adam."""
-    return torch.optim.Adam(parameters, lr=lr)
+sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+adam = torch.optim.Adam

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from optsched.cluster import ClusterView, Decision
 from optsched.elastic.live import LiveJob, PassTimes
 from optsched.elastic.scheduler import Scheduler
 from optsched.elastic.workers import Event, Order, Processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from optsched.elastic import TrainingJob
 
 
+class Replay:
+    """Give every pass the workers that it had in another run; jobs have to be preemptible."""
+
+    name = "replay"
+    clairvoyant = False
+
+    def __init__(self, quotas: Mapping[str, Sequence[int]]) -> None:
+        self.quotas = quotas
+
+    def decide(self, view: ClusterView) -> Decision:
+        """The sizes by pass (the last one for later passes), while there are workers."""
+        left = int(view.capacity.sum() - view.gpus[~view.at_pass_end].sum())
+        quota = view.gpus.copy()
+        for i in np.flatnonzero(view.at_pass_end).tolist():
+            row = self.quotas[view.workload.names[view.job[i]]]
+            size = row[min(int(view.passes[i]), len(row) - 1)] if row else 0
+            quota[i] = size if size <= left else 0
+            left -= int(quota[i])
+        return Decision(quota)
+
+
 class SimulatedPool(Processes):
-    """Workers that take as long as they are told; a job's payload is its name.
+    """Workers that take given times; a job's payload is its name.
 
     Parameters
     ----------
@@ -28,12 +52,15 @@ class SimulatedPool(Processes):
     def __init__(self, slots: int, pass_time: Callable[[str, int], int], start: int = 0) -> None:
         self.pass_time, self.start = pass_time, start
         self.time = 0
+        self.devices = ["cpu"] * slots
         self.due: list[tuple[int, Event]] = []
+        self.open: dict[str, tuple[Order, int, int, float]] = {}  # order, begin, end, part done
+        self.stopped: dict[str, tuple[Order, float]] = {}
         self.job: list[str | None] = [None] * slots
         self.killed: list[int] = []
         self.metric: Callable[[str, int], float] = lambda name, done: 0.0
         self.joins: list[tuple[str, int]] = []
-        self.untold: dict[str, dict[int, Any]] = {}  # records of passes saved but not told
+        self.missing: dict[str, dict[int, Any]] = {}  # records of passes saved but not told
 
     def now(self) -> int:
         """Milliseconds since the start."""
@@ -42,26 +69,39 @@ class SimulatedPool(Processes):
     def join(self, slots: Sequence[int], job: bytes, folder: str, done: int) -> None:
         """Every slot answers after `start`."""
         self.joins.append((job.decode(), done))
-        untold = self.untold.get(job.decode(), {}).pop(done, None)
+        missing = self.missing.get(job.decode(), {}).pop(done, None)
         for slot in slots:
             assert self.job[slot] is None, "a worker has two jobs"
             self.job[slot] = job.decode()
-            self.due.append((self.time + self.start, Event(slot, "joined", (1000, 0.1, untold))))
+            answer = (1000, 0.1, missing, self.stopped.get(job.decode()))
+            self.due.append((self.time + self.start, Event(slot, "joined", answer)))
 
     def order(self, slots: Sequence[int], order: Order) -> None:
-        """Every slot answers after the pass time."""
+        """Every slot answers after the pass time, or after what is left of it."""
         name = self.job[slots[0]]
         assert name is not None
         assert {self.job[slot] for slot in slots} == {name}
-        assert len(order.samples) == len(order.batches) == len(slots)
-        told = {
+        _, part = self.stopped.get(name, (None, 0.0))
+        assert part or len(order.samples) == len(order.batches) == len(slots)
+        record = {
             "samples": order.samples, "batches": order.batches, "rate": order.rate, "loss": 0.0,
             "uncertainty": 0.9 / (1 + order.number),
             "entropy": [0.9 / (1 + order.number)] * len(slots),
             "margin": [0.5] * len(slots), "metric": self.metric(name, order.number + 1),
         }  # fmt: skip
-        end = self.time + self.pass_time(name, len(slots))
-        self.due += [(end, Event(slot, "passed", told)) for slot in slots]
+        end = self.time + round(self.pass_time(name, len(slots)) * (1 - part))
+        self.open[name] = (order, self.time, end, part)
+        self.due += [(end, Event(slot, "passed", record)) for slot in slots]
+
+    def stop(self, slots: Sequence[int]) -> None:
+        """Every slot answers at once, with the part of the pass that is done."""
+        name = self.job[slots[0]]
+        assert name is not None
+        order, begin, end, part = self.open[name]
+        part += (1 - part) * (self.time - begin) / (end - begin)
+        self.stopped[name] = (order, part)
+        self.due = [row for row in self.due if row[1].slot not in slots]
+        self.due += [(self.time, Event(slot, "stopped", part)) for slot in slots]
 
     def leave(self, slots: Iterable[int]) -> None:
         """Free slots."""
@@ -77,7 +117,7 @@ class SimulatedPool(Processes):
             self.due = [(time, event) for time, event in self.due if event.slot != slot]
 
     def dead(self, slots: Iterable[int]) -> bool:
-        """Nobody dies without a word."""
+        """No slot dies without an event."""
         return False
 
     def wait(self, until: int | None) -> list[Event]:
@@ -88,20 +128,21 @@ class SimulatedPool(Processes):
             assert until is not None
             self.time = max(self.time, until)
             return []
-        self.time = first
+        self.time = max(self.time, first)
         events = [event for time, event in self.due if time == first]
         self.due = [(time, event) for time, event in self.due if time != first]
         return events
 
 
 def scheduled(
-    jobs: Sequence[TrainingJob], pool: SimulatedPool, policy: Any, times: PassTimes | None = None
-) -> Scheduler:
+    jobs: Sequence[TrainingJob], pool: SimulatedPool, policy: Any, times: PassTimes | None = None,
+    anytime: bool = False,
+) -> Scheduler:  # fmt: skip
     """The scheduler after a run of these jobs, which are in order of arrival."""
     known = [
         LiveJob(spec, i, spec.name.encode(), round(spec.submit * 1e3))
         for i, spec in enumerate(jobs)
     ]
-    scheduler = Scheduler(known, pool, len(pool.job), policy, "", times or PassTimes())
+    scheduler = Scheduler(known, pool, policy, "", times or PassTimes(), anytime=anytime)
     assert scheduler.run()
     return scheduler

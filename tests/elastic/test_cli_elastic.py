@@ -57,7 +57,7 @@ def test_all_outputs(cli: Cli) -> None:
     Path("jobs.toml").write_text(THREE)
     ran = cli(
         "elastic", "jobs.toml", "--slots", "2", "--policy", "elastic", "-o", "h.schedule.json",
-        "--metrics", "m.json", "--plot", "p.html", "--folder", "kept", "--compare",
+        "--metrics", "m.json", "--plot", "p.html", "--folder", "kept",
         "--devices", "cpu,cpu",
     )  # fmt: skip
     assert ran.code == 1
@@ -65,7 +65,7 @@ def test_all_outputs(cli: Cli) -> None:
     assert "2 of 3 jobs ended" in ran.out and "elastic, 2 workers, 3 jobs" in ran.out
     rows = {line.split()[0]: line for line in ran.out.splitlines() if re.match(" *\\w+ .*/", line)}
     assert "2/2" in rows["one"] and "failed" in rows["bad"] and "of 0.5" in rows["own"]
-    assert "simulated" in ran.out and "makespan" in ran.out
+    assert "makespan" in ran.out
     for name in ("h.schedule.json", "m.json", "p.html"):
         assert f"wrote {name}" in ran.out
     history = optsched.Schedule.read("h.schedule.json")
@@ -130,7 +130,7 @@ def test_bad_jobs(cli: Cli, text: str, says: str) -> None:
         (("jobs.toml", "--demo"), "demo: it has jobs of its own"),
         (("jobs.toml",), "slots: how many workers"),
         (("jobs.toml", "--slots", 0), "slots: expected an integer in 1..4096, got 0"),
-        (("jobs.toml", "--devices", "tpu"), 'devices[0]: expected cpu, got "tpu"'),
+        (("jobs.toml", "--devices", "tpu"), 'devices: expected cpu, got "tpu"'),
         (("jobs.toml", "--slots", 2, "--devices", "cpu"), "devices: expected 2"),
         (("jobs.toml", "--slots", 2, "--policy", "nice"), "policy: there is no 'nice'"),
         (("jobs.toml", "--slots", 2, "--policy", "fifo,las"), "policy: expected one"),

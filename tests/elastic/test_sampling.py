@@ -27,9 +27,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate  # noqa: E4
 
 from optsched import InputError  # noqa: E402
 from optsched.elastic import (  # noqa: E402
-    EntropyMeter,
     StepPlan,
-    UnevenDistributedSampler,
     VariableBatchLoader,
 )
 
@@ -81,21 +79,19 @@ def test_plan(plan: StepPlan) -> None:
     for k in steps:
         sizes = [plan.size(r, k) for r in range(plan.ranks)]
         assert sum(sizes) == totals[k] > 0
-        assert sum(plan.loss_scale(r, k) for r in range(plan.ranks)) == pytest.approx(plan.ranks)
-        for r, size in enumerate(sizes):
-            assert plan.loss_scale(r, k) == pytest.approx(size * plan.sum_scale(k))
+        assert plan.sum_scale(k) == plan.ranks / totals[k]
 
 
 @given(plans(), st.integers(0, 5))
 def test_partition(plan: StepPlan, epoch: int) -> None:
     """Each sample once a pass; what a step computes does not depend on how ranks share it."""
     ranks, data = range(plan.ranks), sum(plan.counts)
-    alone = UnevenDistributedSampler(data, [data], 0, epoch=epoch, seed=3)
-    one = list(alone)
+    samples = TensorDataset(torch.arange(data))
+    alone = VariableBatchLoader(samples, StepPlan([data], [data]), 0, epoch=epoch, seed=3)
+    one = alone.order().tolist()
     assert sorted(one) == list(range(data))
     alone.set_epoch(epoch + 1)
-    assert data < 10 or list(alone) != one
-    samples = TensorDataset(torch.arange(data))
+    assert data < 10 or alone.order().tolist() != one
     loaders = [VariableBatchLoader(samples, plan, r, epoch=epoch, seed=3) for r in ranks]
     at = 0
     for k, batches in enumerate(zip(*loaders, strict=True)):
@@ -103,6 +99,9 @@ def test_partition(plan: StepPlan, epoch: int) -> None:
         assert [len(batch[0]) for batch, _ in batches] == [plan.size(r, k) for r in ranks]
         union = torch.cat([batch[0] for batch, _ in batches])
         assert union.tolist() == one[at : at + plan.total(k)]
+        more = plan.ranks + 1
+        others = [next(loaders[0].steps(k, (r, more))) for r in range(more)]  # on other ranks
+        assert [i for (x,), n in others for i in x.tolist()[:n]] == union.tolist()
         at += plan.total(k)
 
 
@@ -113,12 +112,12 @@ def test_resample(plan: StepPlan, data: int, passes: int) -> None:
     for r, count in enumerate(plan.counts):
         shard = len(range(r, data, plan.ranks))
         sampler, jumping = (
-            UnevenDistributedSampler(data, plan.counts, r, exposure="resample") for _ in range(2)
+            VariableBatchLoader(range(data), plan, r, exposure="resample") for _ in range(2)
         )
         times: Counter[int] = Counter()
         for epoch in range(passes):
             sampler.set_epoch(epoch)
-            drawn = list(sampler)
+            drawn = sampler.order().tolist()
             times.update(drawn)
             assert len(drawn) == count
             assert set(Counter(drawn).values()) <= {count // shard, count // shard + 1}
@@ -126,22 +125,22 @@ def test_resample(plan: StepPlan, data: int, passes: int) -> None:
         assert len(often) == shard
         assert max(often) - min(often) <= 1
         jumping.set_epoch(passes - 1)
-        assert list(jumping) == drawn
+        assert jumping.order().tolist() == drawn
         owners.append(set(times))
     assert sum(map(len, owners)) == len(set().union(*owners))
 
 
 def test_resampling_with_other_counts() -> None:
     """Draws go on where the last pass stopped, whatever its count; other ranks start anew."""
-    sampler = UnevenDistributedSampler(20, [5, 8], 0, exposure="resample")
-    seen = list(sampler)
+    loader = VariableBatchLoader(range(20), StepPlan([5, 8], [9, 9]), 0, exposure="resample")
+    seen = loader.order().tolist()
     for epoch, count in ((1, 3), (2, 2)):
-        sampler.set_epoch(epoch, [count, 8])
-        sampler.set_epoch(epoch)  # the same pass: nothing moves
-        seen += sampler
+        loader.set_epoch(epoch, StepPlan([count, 8], [9, 9]))
+        loader.set_epoch(epoch)  # the same pass: nothing moves
+        seen += loader.order().tolist()
     assert len(seen) == len(set(seen)) == 10
-    sampler.set_epoch(3, [5, 8, 7])
-    assert sampler.pointers == (0, 0, 0)
+    loader.set_epoch(3, StepPlan([5, 8, 7], [9] * 3))
+    assert loader.pointers == (0, 0, 0)
 
 
 @pytest.mark.parametrize("exposure", ["partition", "resample"])
@@ -163,8 +162,8 @@ def test_order_is_what_it_was() -> None:
     """Independent of global random states, and the same on every platform and version."""
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    sampler = UnevenDistributedSampler(10, [7, 3], 0, epoch=2, seed=4)
-    assert list(sampler) == [9, 6, 0, 7, 5, 4, 1]
+    sampler = VariableBatchLoader(range(10), StepPlan([7, 3], [9, 9]), 0, epoch=2, seed=4)
+    assert sampler.order().tolist() == [9, 6, 0, 7, 5, 4, 1]
     loader = VariableBatchLoader(Samples(), StepPlan([4, 2], [2, 1]), 1)
     assert len(list(loader)) == len(loader) == 2
     assert torch.equal(torch.get_rng_state(), before)
@@ -175,7 +174,7 @@ def test_batches_of_any_data() -> None:
     plan = StepPlan([5, 1], [2, 2])
     full, few = (VariableBatchLoader(Samples(), plan, r) for r in range(2))
     data = Samples()
-    want = default_collate([data[i] for i in list(full.sampler)[: plan.size(0, 0)]])
+    want = default_collate([data[i] for i in full.order().tolist()[: plan.size(0, 0)]])
     (first, scale), *_ = full
     assert scale == 1.0
     assert first["pair"][1] == want["pair"][1]
@@ -210,29 +209,19 @@ def proof(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=3)
     pair = dist.new_group([0, 1])
     # an even split, very uneven ones, fewer samples than steps, none at all
-    for counts, batches, mean in (
-        ([16, 16], [4, 4], False), ([20, 5], [8, 2], True), ([30, 1], [4, 4], False),
-        ([13, 0, 20], [3, 1, 6], False), ([2, 40, 9], [1, 16, 2], False), ([9, 9, 9], [2, 3, 9], 1),
+    for counts, batches in (
+        ([16, 16], [4, 4]), ([30, 1], [4, 4]), ([13, 0, 20], [3, 1, 6]), ([2, 40, 9], [1, 16, 2]),
     ):  # fmt: skip
         if rank < len(counts):
             group = pair if len(counts) == 2 else dist.group.WORLD
             plan = StepPlan(counts, batches)
             for exposure in ("partition", "resample"):
                 for dtype, near in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
-                    same(rank, plan, bool(mean), exposure, dtype, near, group)
-    meter = EntropyMeter(10, margin=True)
-    logits = torch.randn(3, 7, 10, generator=torch.Generator().manual_seed(0))
-    for z in logits[rank, : 3 * rank]:  # rank 0 has nothing
-        meter.update(z)
-    reduced, alone = meter.compute(reduce=True), EntropyMeter(10, margin=True)
-    alone.update(torch.cat([logits[1, :3], logits[2, :6]]))
-    assert reduced == pytest.approx(alone.compute())
+                    same(rank, plan, exposure, dtype, near, group)
     dist.destroy_process_group()
 
 
-def same(
-    rank: int, plan: StepPlan, mean: bool, exposure: str, dtype: Any, near: float, group: Any
-) -> None:
+def same(rank: int, plan: StepPlan, exposure: str, dtype: Any, near: float, group: Any) -> None:
     """Train twice, with all ranks and alone, comparing every gradient."""
     some = torch.Generator().manual_seed(1)
     size = sum(plan.counts)
@@ -250,18 +239,15 @@ def same(
     for epoch in range(2):
         for loader in loaders:
             loader.set_epoch(epoch)
-        for step, batches in enumerate(zip(*loaders, strict=True)):
+        for batches in zip(*loaders, strict=True):
             (x, y), scale = batches[rank]
             ours.zero_grad()
-            if mean:
-                (plan.loss_scale(rank, step) * cross_entropy(model(x), y)).backward()
-            else:
-                (scale * cross_entropy(model(x), y, reduction="sum")).backward()
+            (scale * cross_entropy(model(x), y, reduction="sum")).backward()
             x, y = (torch.cat(parts) for parts in zip(*(b for b, _ in batches), strict=True))
             theirs.zero_grad()
             cross_entropy(alone(x), y).backward()
             for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
-                assert (mine.grad - other.grad).abs().max() <= near, (plan, step, exposure)
+                assert (mine.grad - other.grad).abs().max() <= near, (plan, exposure)
             ours.step()
             theirs.step()
 
@@ -315,14 +301,14 @@ GOOD = StepPlan([3, 3], [2, 2])
         (lambda: StepPlan([1, 1], [1]), "batches: expected 2, as many as counts: 1"),
         (lambda: GOOD.size(2, 0), "rank: expected an integer in 0..1, got 2"),
         (lambda: GOOD.size(0, 2), "step: expected an integer in 0..1, got 2"),
-        (lambda: UnevenDistributedSampler(7, [3, 3], 0), "add up to 6, but the data have 7"),
-        (lambda: UnevenDistributedSampler(6, [3, 3], 2), "rank: .* got 2"),
-        (lambda: UnevenDistributedSampler(6, [3, 3], 0, epoch=-1), "epoch: "),
-        (lambda: UnevenDistributedSampler(6, [3, 3], 0, seed=2**32), "seed: "),
-        (lambda: UnevenDistributedSampler(6, [3, 3], 0, exposure="all"), 'exposure: .* "all"'),
-        (lambda: UnevenDistributedSampler(1, [3, 3], 0, exposure="resample"), "use fewer"),
-        (lambda: UnevenDistributedSampler(object(), [3], 0), "dataset: .* got object"),
-        (lambda: UnevenDistributedSampler([], [3], 0), "dataset: its length: .* got 0"),
+        (lambda: VariableBatchLoader([1] * 7, GOOD, 0), "add up to 6, but the data have 7"),
+        (lambda: VariableBatchLoader([1] * 6, GOOD, 2), "rank: .* got 2"),
+        (lambda: VariableBatchLoader([1] * 6, GOOD, 0, epoch=-1), "epoch: "),
+        (lambda: VariableBatchLoader([1] * 6, GOOD, 0, seed=2**32), "seed: "),
+        (lambda: VariableBatchLoader([1] * 6, GOOD, 0, exposure="all"), 'exposure: .* "all"'),
+        (lambda: VariableBatchLoader([1], GOOD, 0, exposure="resample"), "use fewer"),
+        (lambda: VariableBatchLoader(object(), GOOD, 0), "dataset: .* got object"),
+        (lambda: VariableBatchLoader([], GOOD, 0), "dataset: its length: .* got 0"),
         (lambda: VariableBatchLoader(6, GOOD, 0), "dataset: expected data with indices, got int"),
         (lambda: VariableBatchLoader([1] * 6, [3, 3], 0), "plan: expected a StepPlan"),
         (lambda: VariableBatchLoader([1] * 6, GOOD, 0, batch_size=4), "options.*batch_size"),
@@ -345,4 +331,4 @@ def test_refused_changes_change_nothing() -> None:
     ):
         with pytest.raises(InputError, match=says):
             call()
-        assert (loader.plan, loader.sampler.epoch) == (GOOD, 2)
+        assert (loader.plan, loader.epoch) == (GOOD, 2)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_pool import SimulatedPool, scheduled
+from simulated_pool import Replay, SimulatedPool, scheduled
 
-from optsched import InputError
 from optsched.cluster import (
     ClusterView,
     Decision,
@@ -22,7 +21,7 @@ from optsched.cluster import (
     policies,
     simulate,
 )  # fmt: skip
-from optsched.elastic import Replay, TrainingJob, live
+from optsched.elastic import TrainingJob, live
 from optsched.elastic.live import PassTimes
 from optsched.elastic.workers import Event
 
@@ -171,7 +170,7 @@ def test_crash_repeats_the_same_pass() -> None:
             order(slots, given)
             for _, event in pool.due:
                 if event.kind == "passed":
-                    event.told["entropy"] = [0.9 / (1 + given.number), 0.3]
+                    event.content["entropy"] = [0.9 / (1 + given.number), 0.3]
 
         pool.order = uneven  # type: ignore[method-assign]
         scheduled([job("a", passes=6, sizes=(2,), micro={})], pool, policies.get("elastic"))
@@ -186,7 +185,7 @@ def test_a_pass_that_was_saved_but_not_told() -> None:
     pool = SimulatedPool(2, lambda name, g: 1000)
     pool.due = [(1500, Event(0, "died"))]
     saved = {"samples": [500, 500], "uncertainty": 0.5, "metric": 0.0}
-    pool.untold["a"] = {1: saved}
+    pool.missing["a"] = {1: saved}
     quotas = {"a": [2, 2, 1, 1]}
     scheduler = scheduled([job("a", passes=4, sizes=(1, 2))], pool, Replay(quotas))
     assert scheduler.jobs[0].log[1] is saved
@@ -275,12 +274,12 @@ def test_newcomers_get_their_share_as_documented(spread: int) -> None:
 
 def test_passes_follow_the_quota() -> None:
     """(12): with a density a pass of g workers has g times so many samples; else all of them."""
-    micro = {"density": 250, "batch_bounds": (1, 64)}
-    wide = job("wide", sizes=(2,), passes=3, batch_size=16, micro=micro)
-    narrow = job("narrow", sizes=(1,), samples=900, passes=9, batch_size=16, micro=micro)
-    plain = job("plain", sizes=(2,), passes=2, batch_size=16, micro={})
+    fields: dict[str, Any] = {"density": 250, "micro": {"batch_bounds": (1, 64)}, "batch_size": 16}
+    wide = job("wide", sizes=(2,), passes=3, **fields)
+    narrow = job("narrow", sizes=(1,), samples=900, passes=9, density=250)
+    whole = job("whole", sizes=(2,), passes=2, batch_size=16, micro={})
     done = scheduled(
-        [wide, narrow, plain], SimulatedPool(5, lambda n, g: 1000), policies.get("fifo")
+        [wide, narrow, whole], SimulatedPool(5, lambda n, g: 1000), policies.get("fifo")
     )
     totals = [[sum(record["samples"]) for record in one.log] for one in done.jobs]
     assert totals == [[500] * 3, [250] * 4, [1000] * 2]
@@ -300,8 +299,6 @@ def test_replay(jobs: list[TrainingJob], policy: str) -> None:
 
     first = quotas(policies.get(policy))
     assert quotas(Replay(first)) == first
-    with pytest.raises(InputError, match='job "j0"'):
-        quotas(Replay({}))
 
 
 def test_pass_times() -> None:

@@ -15,13 +15,14 @@ import torch
 import training_cases as cases
 from torch import nn, optim
 from torch.optim import lr_scheduler as schedulers
-from training_cases import job
+from training_cases import Replay, job
 from training_settings import FLOATS, INTEGERS, OPTIMIZERS, SCHEDULERS
 
 from optsched import InputError
 from optsched.arraypipe.checkpoint.plain import NotKept
-from optsched.elastic import Replay, StepPlan, TrainingJob, VariableBatchLoader, run
-from optsched.elastic.training import Member, read_checkpoint, seed_all
+from optsched.elastic import StepPlan, TrainingJob, VariableBatchLoader, run
+from optsched.elastic.checkpoint import read_checkpoint, seed_all
+from optsched.elastic.training import Member
 from optsched.elastic.workers import Join, Order
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def passes(
     for number, factor in enumerate(factors, begin):
         if fresh and number:
             found = member(one, folder, number)
-        found.train(Order(number, [len(found.train_data)], [one.batch_size], factor))
+        found.train(Order(number, [len(found.data[0])], [one.batch_size], factor))
     return found
 
 
@@ -287,7 +288,7 @@ def momentum(value: float, parameters: Any, lr: float = 0.1) -> Any:
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
     """With both names."""
-    torch.save({"format": "optsched.elastic/1"}, tmp_path / "checkpoint.pt")
-    with pytest.raises(InputError, match=r"is of format optsched.elastic/1, expected") as error:
+    torch.save({"format": "optsched.elastic/2"}, tmp_path / "checkpoint.pt")
+    with pytest.raises(InputError, match=r"is of format optsched.elastic/2, expected") as error:
         read_checkpoint(tmp_path / "checkpoint.pt", "a")
     assert "remove" not in str(error.value)

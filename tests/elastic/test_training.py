@@ -15,12 +15,12 @@ import pytest
 pytest.importorskip("torch")
 import torch
 import training_cases as cases
-from training_cases import job
+from training_cases import Replay, job
 
 import optsched
 from optsched import InputError
-from optsched.elastic import LiveRun, Replay, StepPlan, VariableBatchLoader, read_checkpoint, run
-from optsched.elastic.training import seed_all
+from optsched.elastic import LiveRun, StepPlan, VariableBatchLoader, read_checkpoint, run
+from optsched.elastic.checkpoint import seed_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,17 +29,6 @@ if TYPE_CHECKING:
 def states(folder: Path, *names: str) -> list[dict[str, Any]]:
     """Checkpoints of some jobs."""
     return [read_checkpoint(folder / name / "checkpoint.pt", name) for name in names]
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two checkpoints have the same bits."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
 
 
 def alone(one: Any, quotas: list[int]) -> dict[str, Any]:
@@ -127,7 +116,7 @@ def test_kills(slow: float, tmp_path: Path) -> None:
     for a, b in zip(
         states(tmp_path / "calm", "a", "b"), states(tmp_path / "shot", "a", "b"), strict=True
     ):
-        assert same(a, b)
+        assert cases.same(a, b)
 
 
 def test_dies_within_its_second_pass(tmp_path: Path) -> None:
@@ -142,7 +131,7 @@ def test_dies_within_its_second_pass(tmp_path: Path) -> None:
     hit, calm = found
     assert len(hit.log.job) == len(calm.log.job) + 1
     assert hit.records == calm.records
-    assert same(*(states(tmp_path / f"run-{name}", "a")[0] for name in names))
+    assert cases.same(*(states(tmp_path / f"run-{name}", "a")[0] for name in names))
 
 
 def test_resume(tmp_path: Path) -> None:
@@ -169,10 +158,9 @@ def test_resume(tmp_path: Path) -> None:
     assert rest.metrics.makespan >= half.metrics.makespan
     assert optsched.verify(rest.history) == []
     for name in quotas:
-        assert same(*(states(tmp_path / part, name)[0] for part in ("whole", "half")))
+        assert cases.same(*(states(tmp_path / part, name)[0] for part in ("whole", "half")))
     again = run(jobs, 2, Replay(quotas), folder=tmp_path / "half", resume=True)
     assert again.jct.tolist() == rest.jct.tolist()
-    assert again.simulated().jct.tolist() == rest.simulated().jct.tolist()
     with pytest.raises(InputError, match=r"slots: the run in .* had more"):
         run(jobs, 1, Replay(quotas), folder=tmp_path / "half", resume=True)
     more = [jobs[0], job("b", passes=5, micro={})]
@@ -253,10 +241,8 @@ def test_ends(tmp_path: Path) -> None:
     assert (passes["samples"], passes["passes"], passes["never"]) == (2, 3, 2)
     assert found.failed == {"raises": "ValueError: no such layer"}
     assert (found.jct >= 0).tolist() == [True, True, True, False, True]
-    assert list(dict.fromkeys(phases)) == ["unborn", "pending", "joining", "running", "ended"]
-    again = found.simulated()
-    assert len(again.jct) == 4
-    assert again.log.finished.min() > 0
+    seen = [phase for phase in dict.fromkeys(phases) if phase != "pending"]
+    assert seen == ["unborn", "joining", "running", "ended"]
 
 
 def test_uncertainty_is_that_of_the_logits(tmp_path: Path) -> None:
@@ -280,8 +266,9 @@ def test_uncertainty_is_that_of_the_logits(tmp_path: Path) -> None:
         ({"jobs": [job("a", model=lambda: 1)]}, 'job "a": a function cannot go to another process'),
         ({"policy": "best"}, "policy"),
         ({"devices": ["cpu"]}, "devices: expected 2"),
-        ({"devices": ["cpu", "tpu"]}, r"devices\[1\]"),
+        ({"devices": ["cpu", "tpu"]}, "devices: expected cpu"),
         ({"resume": True}, "resume: name the folder"),
+        ({"preempt": "never"}, "preempt"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(change: dict[str, Any], words: str) -> None:

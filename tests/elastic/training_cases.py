@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from simulated_pool import Replay as Replay
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -36,6 +39,11 @@ def net(dropout: float = 0.0, norm: bool = False, dtype: str = "float64") -> nn.
 def adam(parameters: Any) -> Any:
     """An optimizer with a state."""
     return torch.optim.Adam(parameters, lr=0.01)
+
+
+def sgd(parameters: Any) -> Any:
+    """An optimizer whose steps are proportional to the gradients."""
+    return torch.optim.SGD(parameters, lr=0.5)
 
 
 def slow_data(seconds: float) -> Any:
@@ -115,3 +123,87 @@ def job(name: str, **given: Any) -> TrainingJob:
     return TrainingJob(
         name=name, **fields | {"batch_size": 20, "passes": 4, "sizes": (1, 2)} | given
     )
+
+
+class Noisy(Slow):
+    """Samples get noise of all three random generators."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner, 0.0)
+
+    def __getitem__(self, i: int) -> Any:
+        """A sample with noise."""
+        x, y = self.inner[i]
+        return x + random.random() + np.random.random() + torch.rand(()), y  # noqa: NPY002
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two checkpoints have the same bits."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+VOCABULARY = 23
+
+
+def gpt2(dropout: float = 0.1) -> nn.Module:
+    """A small causal language model."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=16, n_embd=16, n_layer=1, n_head=2,
+        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config).double()
+
+
+class Texts(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Sequences of 3 to 9 tokens."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        some = np.random.default_rng(seed)
+        self.rows = [
+            some.integers(1, 9, some.integers(3, 10)).cumsum() % VOCABULARY for _ in range(count)
+        ]
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        """One sequence."""
+        return {"input_ids": torch.tensor(self.rows[i])}
+
+
+def texts(count: int = 37) -> Any:
+    """Sequences to train and to validate."""
+    return Texts(count, 0), Texts(11, 1)
+
+
+def padded(samples: list[Any]) -> dict[str, Any]:
+    """Pad sequences to the longest of the batch."""
+    rows = [sample["input_ids"] for sample in samples]
+    pad = torch.nn.utils.rnn.pad_sequence
+    ids = pad(rows, batch_first=True)
+    labels = pad(rows, batch_first=True, padding_value=-100)
+    return {"input_ids": ids, "attention_mask": (labels >= 0).long(), "labels": labels}
+
+
+def token_loss(out: Any, batch: Any) -> Any:
+    """Sum over the next tokens, and their number."""
+    labels = batch["labels"][:, 1:]
+    total = nn.functional.cross_entropy(
+        out.logits[:, :-1].transpose(1, 2), labels, ignore_index=-100, reduction="sum"
+    )
+    return total, (labels >= 0).sum()
+
+
+LANGUAGE: dict[str, Any] = {
+    "model": gpt2, "data": texts, "collate": padded, "batch_size": 8,
+}  # fmt: skip

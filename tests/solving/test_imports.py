@@ -58,7 +58,7 @@ assert optsched.JobArray([[1]], [[2]]).lower_bound() == 3
         "import optsched.arraypipe",
         "import optsched.plots.gantt_chart, optsched.plots.html, optsched.formats.perfetto",
         "import optsched.analysis.report, optsched.cli.show",
-        "from optsched.elastic import MicroController, equations",
+        "from optsched.elastic import MicroController",
         "from optsched.bandwidth import Cluster, BottleneckBandwidth, Policy",
         "import optsched; optsched.GpuPlacement",
         "import optsched.testing",
