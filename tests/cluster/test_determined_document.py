@@ -54,16 +54,6 @@ def test_pools_survive_writing_and_reading() -> None:
         assert found == pools and given is None
 
 
-def test_defaults_may_be_left_out() -> None:
-    """A small state is a small document."""
-    tree = {
-        "format": "optsched.decide/1",
-        "agents": [{"name": "n", "slots": 8}],
-        "tasks": [{"name": "t", "slots": 1}],
-    }
-    assert document.from_tree(tree, "f")[0] == [Pool(State((Agent("n", 8),), (Task("t", 1),)))]
-
-
 def test_answers_survive_writing_and_reading() -> None:
     """With and without an id."""
     pools = [Pool(State((Agent("n", 8),), (Task("t", 1, "g"),), (Group("g", priority=3),)))]
@@ -72,13 +62,3 @@ def test_answers_survive_writing_and_reading() -> None:
         text = document.to_json(answer).decode()
         assert document.read_answer(parse(text, "a"), "a") == answer
         assert answer.start is not None and answer.start[0].priority == 3
-
-
-def test_overrides_go_first() -> None:
-    """For every pool."""
-    text = written([POOL, Pool(State(()), "x")])
-    first = {"scheduler": "fair_share", "variant": "code", "preemption": True, "fit": "best"}
-    changed, _ = document.read(text, "f", first)
-    for pool in changed:
-        assert (pool.scheduler, pool.variant, pool.preemption) == ("fair_share", "code", True)
-        assert pool.state.fit == "best"

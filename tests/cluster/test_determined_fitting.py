@@ -85,13 +85,6 @@ def test_whole_agents(slots: int, sizes: list[int], heterogeneous: bool, expecte
             assert not find_fit(state, Task("a", slots, single_agent=True))
 
 
-def test_the_fullest_or_the_emptiest_agent() -> None:
-    """Best: fewest free slots; worst: the largest free share, which all idle agents have."""
-    state = State(tuple(Agent(f"n{n}", n, used) for n, used in ((8, 1), (6, 2), (4, 1))))
-    assert find_fit(state, Task("t", 3)) == {"n4": 3}
-    assert find_fit(replace(state, fit="worst"), Task("t", 3)) == {"n8": 3}
-
-
 def test_only_idle_agents_are_taken_whole() -> None:
     """A used, drained or disabled agent is none of them; zero-slot tasks do not matter."""
     base = agents(4, 4, 4)

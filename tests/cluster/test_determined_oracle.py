@@ -152,20 +152,6 @@ def test_invariants(state: State, scheduler: str, variant: Any) -> None:
     assert decide(shuffled, variant=variant) == decision
 
 
-@given(states(), st.sampled_from(["code", "docs"]))
-def test_nothing_starts_below_the_level_that_releases(state: State, variant: Any) -> None:
-    """Once a level asks for releases, worse levels start nobody; without preemption none asks."""
-    decision = priority(state, True, variant)
-    assert not priority(state, variant=variant).release
-    level = {t.name: oracle.settings(state, t)[3] for t in state.tasks}
-    slots = {t.name: t.slots for t in state.tasks}
-    for zero in (False, True):
-        released = [level[name] for name in decision.release if (slots[name] == 0) is zero]
-        begun = [level[name] for name in decision.start if (slots[name] == 0) is zero]
-        if released and begun:
-            assert max(begun) <= min(released)
-
-
 @given(
     st.integers(1, 6), st.integers(1, 8), st.integers(1, 4), st.sampled_from([0.25, 1, 7]),
     st.integers(1, 40), st.integers(0, 2**30),

@@ -14,8 +14,6 @@ from optsched.cluster.determined import Group as Owner
 from optsched.cluster.determined.policies import FairShare, Priority
 from optsched.cluster.world.engine import simulate_generic
 from optsched.cluster.world.settings import Settings
-from optsched.errors import InputError
-from optsched.model.verify import verify
 from optsched.testing.policy_checks import check_policy
 from optsched.testing.policy_worlds import policy_worlds
 
@@ -143,18 +141,6 @@ def test_it_is_asked_again_until_nothing_changes(policy: Any) -> None:
         assert (start["j0"], start["j1"]) == (2, 2)
 
 
-def test_shares_in_a_simulation() -> None:
-    """Eight GPUs, demands of 10 and 30: four and four by the code, two and six by the docs."""
-    jobs = [job(f"a{i}", group="a") for i in range(10)]
-    jobs += [job(f"b{i}", group="b") for i in range(30)]
-    for variant, expected in (("code", (4, 4)), ("docs", (2, 6))):
-        run = cluster.simulate(jobs, FairShare(variant=variant), cluster.Nodes(1, gpus=8))
-        names = run.workload.names
-        first = [names[j][0] for j in run.log.job[run.log.start == 0]]
-        assert (first.count("a"), first.count("b")) == expected
-        assert verify(run.history) == []
-
-
 def test_preemption_in_a_simulation() -> None:
     """What is released is given out one unit later; a group's priority goes before the job's."""
     jobs = [
@@ -186,15 +172,6 @@ def test_a_limit_of_slots() -> None:
     assert most == 3
 
 
-def test_a_gang_is_no_larger_than_its_groups_limit() -> None:
-    """Two GPUs of three sizes, one job after the other."""
-    jobs = [cluster.Job(name=f"e{i}", sizes=(1, 2, 8), work=12 * WORK, group="a") for i in range(3)]
-    workload = cluster.Workload.of(jobs, groups=[cluster.Group("a", max_slots=2)])
-    run = cluster.simulate(workload, "fair_share", cluster.Nodes(1, gpus=8))
-    assert run.log.gpus.tolist() == [2, 2, 2]
-    assert run.log.start.tolist() == [0, 6, 12]
-
-
 def test_elastic_jobs_are_gangs() -> None:
     """Of their largest size, or the largest up to a limit."""
     elastic = [cluster.Job(name=f"e{i}", sizes=(1, 2, 4), work=12 * WORK) for i in range(3)]
@@ -217,20 +194,3 @@ def test_a_gang_that_no_set_of_nodes_serves_is_cut_in_pieces() -> None:
     """Twelve GPUs on nodes of eight, which Determined would leave waiting for ever."""
     run = cluster.simulate([job("odd", 12)], "priority", cluster.Nodes(2, gpus=8))
     assert run.log.count.tolist() == [8, 4] and run.jct.tolist() == [10]
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: FairShare(variant="x"), "variant: expected one of code, docs"),
-        (lambda: FairShare(fit=1), "fit"),  # type: ignore[arg-type]
-        (lambda: FairShare(heterogeneous=1), "heterogeneous"),  # type: ignore[arg-type]
-        (lambda: Priority(preemption="no"), "preemption: expected True or False"),  # type: ignore[arg-type]
-        (lambda: cluster.policies.get("priority", speed=3), "no option 'speed'"),
-    ],
-)
-def test_refused_options(make: Any, said: str) -> None:
-    """One sentence each."""
-    with pytest.raises(InputError) as error:
-        make()
-    assert said in str(error.value)

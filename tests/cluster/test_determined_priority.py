@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +10,7 @@ import pytest
 from determined_states import agents, apply, groups, row, started, tasks, with_tasks, without
 
 from optsched.cluster import determined
-from optsched.cluster.determined import Decision, Queued, State, Task, order, queue
+from optsched.cluster.determined import Decision, Queued, State, order, queue
 
 Variant = Literal["code", "docs"]
 
@@ -42,18 +41,6 @@ def test_order_by_priority_then_submission() -> None:
     assert order(replace(state, tasks=tuple(running))) == order(state)
 
 
-def test_task_order() -> None:
-    """Submit time of the job, then request time, then the name."""
-    rows = [
-        Task("b", 1, submitted=1),
-        Task("a", 1, submitted=2),
-        Task("d", 1, submitted=2, requested=1),
-        Task("c", 1, submitted=2, requested=1),
-    ]
-    for listed in permutations(rows):
-        assert order(State((), listed)) == ["b", "a", "c", "d"]
-
-
 def test_positions_go_before_submit_times() -> None:
     """Ascending; negative ones behind all others, among each other by submission."""
     rows = tasks(
@@ -74,18 +61,6 @@ def test_zero_beside_a_negative_position() -> None:
     levels = groups(a=1, b=2)
     rows = tasks(row(1, "b", position=-1), row(1, "a", position=0), row(1, "b", position=2))
     assert order(State((), rows, levels)) == ["t1", "t2", "t0"]
-
-
-def test_a_position_lets_a_task_displace_one_before_it() -> None:
-    """A missing position is 0 when it comes to releasing: no two of these ever settle."""
-    for first, second in ((2, None), (1, -1)):
-        state = State(agents(1), tasks(row(1, position=first), row(1, position=second)))
-        assert order(state) == ["t0", "t1"]
-        for _ in range(3):
-            assert started(priority(state)) == {"t0"}
-            state = apply(state, priority(state))
-            assert priority(state).release == ("t0",)
-            state = apply(state, priority(state))
 
 
 def test_agents_are_those_of_the_second_look() -> None:

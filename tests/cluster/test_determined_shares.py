@@ -99,27 +99,6 @@ def test_the_newcomer_of_the_text() -> None:
     assert not fair_share(state), "as the code decides, nothing changes"
 
 
-@pytest.mark.parametrize(
-    ("sizes", "gang", "extra"), [((4, 4), 4, {}), ((4, 4), 4, {"single_agent": True}),
-                                 ((2, 2, 2, 2), 4, {}), ((8,), 3, {}), ((4, 4, 4), 8, {})],
-)  # fmt: skip
-def test_a_gang_finds_room_among_scattered_tasks(
-    sizes: tuple[int, ...], gang: int, extra: dict[str, Any]
-) -> None:
-    """Who is above the share gives up slots on the same nodes, and nothing lies idle then."""
-    total = sum(sizes)
-    rows = [f"n{a}" for turn in range(8) for a, size in enumerate(sizes) if turn < size]
-    held = [Task(f"a{i}", 1, "a", allocation={name: 1}) for i, name in enumerate(rows)]
-    come = [Task(f"b{i}", gang, "b", submitted=1, **extra) for i in range(30)]
-    agents = tuple(Agent(f"n{a}", size) for a, size in enumerate(sizes))
-    state = State(agents, (*held, *come))
-    for _ in range(4):
-        state = apply(state, fair_share(state, "docs"))
-    assert not fair_share(state, "docs")
-    assert running(state)["b"] >= gang
-    assert sum(running(state).values()) == total
-
-
 @given(states(most_tasks=12))
 def test_documented_shares_come_to_rest(state: State) -> None:
     """Starts and releases end after a few looks, and who waits then has no room or no share."""

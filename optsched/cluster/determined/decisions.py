@@ -185,7 +185,7 @@ def checked_pools(pools: Pool | Iterable[Pool]) -> list[Pool]:
             raise InputError(f"pools[{i}]: expected a Pool, got {format_value(pool)}")
         parts = (("pool", [pool]), ("agent", pool.state.agents), ("task", pool.state.tasks))
         for kind, parts_of_kind in parts if len(rows) > 1 else ():
-            for name in (part.name for part in parts_of_kind):  # type: ignore[attr-defined]
+            for name in (part.name for part in parts_of_kind):
                 if (kind, name) in seen:
                     where = "" if kind == "pool" else f" ({seen[kind, name]} and {pool.name})"
                     raise InputError(f"pools: duplicate {kind} {format_value(name)}{where}")
@@ -291,9 +291,9 @@ def apply(state: State, decision: Decision) -> State:
     slots, units = Counter[str](), Counter[str]()
     for name, task in changed.items():
         for sign, held in ((-1, tasks[name].allocation), (1, task.allocation)):
-            for agent, count in (held or {}).items():
-                slots[agent] += sign * count
-                units[agent] += sign * (count == 0)
+            for where, count in (held or {}).items():
+                slots[where] += sign * count
+                units[where] += sign * (count == 0)
     agents = []
     for agent in state.agents:  # those that report what they use follow
         if agent.used is not None and slots[agent.name]:

@@ -206,8 +206,8 @@ def _tasks(w: Workload, sizes: list[int], gang: int | None, heterogeneous: bool)
     """All jobs of a workload, on idle nodes of these GPUs; `first` is not filled."""
     slots, count = _gangs(w, sum(sizes) if gang is None else min(gang, sum(sizes))), len(w.groups)
     distinct, kind = np.unique(slots, return_inverse=True)
-    idle = Agents(*map(np.array, (sizes, sizes, sizes, sizes)), np.array(sizes) > 0,  # type: ignore[arg-type]
-                  np.arange(len(sizes)), lambda _: [], True, heterogeneous)  # fmt: skip
+    gpus = np.array(sizes, np.int64)
+    idle = Agents(gpus, gpus, gpus, gpus, gpus > 0, gpus, lambda _: [], True, heterogeneous)
     kinds = [
         Kind(n, in_pieces=0 < n <= sum(sizes) and not idle.fits(Kind(n)))
         for n in distinct.tolist()

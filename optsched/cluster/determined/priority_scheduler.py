@@ -171,8 +171,11 @@ def in_order(tasks: Tasks) -> IntArray:
 
     found = list(range(len(level)))
     if len(found) > _INSERTION_SORT:
-        found.sort(key=cmp_to_key(lambda i, j: -1 if is_before(i, j) else 1))
-        return np.array(found)
+
+        def compared(i: int, j: int) -> int:
+            return -1 if is_before(i, j) else 1
+
+        return np.array(sorted(found, key=cmp_to_key(compared)))
     for i in range(1, len(found)):
         while i > 0 and is_before(found[i], found[i - 1]):
             found[i], found[i - 1] = found[i - 1], found[i]

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from optsched.errors import InputError
-from optsched.io.values import format_value, integer, label, number, one_of
+from optsched.io.values import boolean, format_value, integer, label, number, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,22 +26,9 @@ _TIMES: Final = 2**53
 class Agent:
     """A machine.
 
-    Parameters
-    ----------
-    name
-        Distinct in its pool.
-    slots
-        Its GPUs.
-    used
-        Slots reported as used. None: those of the allocations on it.
-    zero_slots
-        Tasks without slots that it takes at once.
-    zero_used
-        Zero-slot units reported as used. None: those of the allocations on it.
-    drained
-        Takes no new work; only its used slots count.
-    disabled
-        Has no slots at all.
+    Without `used` and `zero_used`, what its tasks hold counts as used. `zero_slots` tasks without
+    slots run on it at once. A drained agent takes no new work, and only its used slots count; a
+    disabled one has no slots.
     """
 
     name: str
@@ -60,26 +47,16 @@ class Agent:
         integer(f"{place}: zero_slots", self.zero_slots)
         if self.zero_used is not None:
             integer(f"{place}: zero_used", self.zero_used)
-        _flag(f"{place}: drained", self.drained)
-        _flag(f"{place}: disabled", self.disabled)
+        boolean(f"{place}: drained", self.drained)
+        boolean(f"{place}: disabled", self.disabled)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """An experiment or another job: all its tasks share a weight, a limit and a priority.
+    """An experiment or another job: its tasks share a weight, a limit and a priority.
 
-    Parameters
-    ----------
-    name
-        Distinct in its pool.
-    weight
-        For fair share, >= 0.
-    max_slots
-        Most slots that fair share gives it; None: no limit.
-    priority
-        1 (first) to 99 (last).
-    min_members
-        For Kubernetes: tasks (pods) without which its job does not work; None: all of them.
+    `weight` and `max_slots` (None: no limit) are for fair share, `priority` is 1 (first) to 99.
+    `min_members` is for Kubernetes: pods without which the job does not work (None: all of them).
     """
 
     name: str
@@ -112,13 +89,9 @@ class Task:
     slots
         A gang: all of them or none; 0 for a task that takes a zero-slot unit of an agent.
     group
-        Name of its group; None: a group of one task, with the default weight and priority.
-    preemptible
-        Whether it may be released.
-    submitted
-        When its job was submitted, in any unit of time.
-    requested
-        When it requested slots: decides before the name among tasks of one `submitted`.
+        None: a group of one task, with the default weight and priority.
+    submitted, requested
+        When its job was submitted and when it requested slots, in any unit of time.
     position
         Place in the queue (negative: behind all positive ones); None: by `submitted`.
     blocked
@@ -146,14 +119,11 @@ class Task:
         integer(f"{place}: slots", self.slots)
         if self.group is not None:
             _name(f"{place}: group", self.group)
-        _flag(f"{place}: preemptible", self.preemptible)
-        _flag(f"{place}: single_agent", self.single_agent)
+        boolean(f"{place}: preemptible", self.preemptible)
+        boolean(f"{place}: single_agent", self.single_agent)
         for key in ("submitted", "requested", "position"):
-            value = getattr(self, key)
-            if (value is not None or key != "position") and not _is_time(value):
-                raise InputError(
-                    f"{place}: {key}: expected a number in -2^53..2^53, got {format_value(value)}"
-                )
+            if (value := getattr(self, key)) is not None or key != "position":
+                number(f"{place}: {key}", value, -_TIMES, _TIMES)
         if type(self.blocked) is not frozenset or self.blocked:
             names = _listed(f"{place}: blocked", self.blocked, "names of agents")
             blocked = frozenset(_name(f"{place}: blocked", name) for name in names)
@@ -171,24 +141,8 @@ class Task:
 class State:
     """One resource pool at one instant.
 
-    Parameters
-    ----------
-    agents
-        Its machines; an empty list is a pool that has none at present.
-    tasks
-        Waiting and running ones, in any order.
-    groups
-        Settings of groups; those that are not listed have the defaults.
-    fit
-        ``"best"``: fullest agents first, ``"worst"``: emptiest first.
-    heterogeneous
-        Whether a task may be spread over idle agents of different sizes.
-
-    Raises
-    ------
-    InputError
-        A duplicate name, an allocation on or a blocked agent that does not exist, more slots or
-        zero-slot units held than it has.
+    `fit` is ``"best"`` (fullest agents first) or ``"worst"``; `heterogeneous`: a task may be spread
+    over idle agents of different sizes. Groups that are not listed have the defaults.
     """
 
     agents: tuple[Agent, ...]
@@ -201,7 +155,7 @@ class State:
         for key, kind in (("agents", Agent), ("tasks", Task), ("groups", Group)):
             object.__setattr__(self, key, _rows(key, getattr(self, key), kind))
         one_of("fit", self.fit, FITS)
-        _flag("heterogeneous", self.heterogeneous)
+        boolean("heterogeneous", self.heterogeneous)
         total = sum(agent.slots for agent in self.agents)
         if total > MOST_SLOTS:
             raise InputError(f"agents: have {total} slots, more than {MOST_SLOTS}; split the pool")
@@ -286,17 +240,3 @@ def _allocation(place: str, given: Any, slots: int) -> Mapping[str, int]:
     if slots == 0 and len(rows) > 1:
         raise InputError(f"{place}: names {len(rows)} agents, but a task without slots is on one")
     return MappingProxyType(rows)
-
-
-def _flag(place: str, given: Any) -> None:
-    if type(given) is not bool:
-        raise InputError(f"{place}: expected true or false, got {format_value(given)}")
-
-
-def _is_time(given: Any) -> bool:
-    if type(given) is not int and type(given) is not float:
-        try:
-            number("", given, -_TIMES)
-        except InputError:
-            return False
-    return bool(-_TIMES <= given <= _TIMES)  # false for NaN
