@@ -134,7 +134,7 @@ def test_pools(cli: Cli) -> None:
         ({"format": "optsched.state/1"}, 'format: expected "optsched.decide/1"'),
         ({"format": "optsched.decide/2"}, "install a newer optsched"),
         ({"more": 1}, 'unknown field "more"'),
-        ({"pools": []}, "pools: stands beside scheduler, but the two exclude each other"),
+        ({"pools": []}, "pools: excludes scheduler"),
         (
             {
                 "agents": [{"name": "n", "slots": 1, "zero_slots": 0}],

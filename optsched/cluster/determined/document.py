@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_type_hints
 import msgspec
 
 from optsched.cluster.determined.decisions import Pool, checked_pools
-from optsched.cluster.determined.state import MOST_SLOTS, Agent, Group, State, Task
+from optsched.cluster.determined.state import Agent, Group, State, Task
 from optsched.errors import InputError
 from optsched.io.strict_json import (
     check_format,
@@ -123,27 +123,14 @@ def from_tree(
 ) -> tuple[list[Pool], int | str | None]:
     """Pools from parsed JSON, and the document's ``id``.
 
-    Parameters
-    ----------
-    tree
-        ``optsched.decide/1``: agents, groups and tasks of one pool with its settings, or a list
-        `pools` of such objects.
-    name
-        File name for messages.
-    overrides
-        Settings for all pools that go before their own.
-
-    Raises
-    ------
-    InputError
-        With the path in the document, the rule and the value.
+    `tree` is one pool with its settings, or has a list `pools` of such objects; `overrides` are
+    settings for all pools that replace their own; messages start with `name`.
     """
     check_format(tree, FORMAT, name)
     several = "pools" in tree
     if several and (beside := [key for key in _OF_A_POOL if key in tree]):
         raise InputError(
-            f"{name}: pools: stands beside {beside[0]}, but the two exclude each other: what "
-            "belongs to a pool goes into its object in pools"
+            f"{name}: pools: excludes {beside[0]}, which belongs into an object in pools"
         )
     found: Any = decode(tree, _Several if several else _One, name)
     pools = []
@@ -190,14 +177,7 @@ def to_json(answer: Answer) -> bytes:
 
 
 def read_answer(tree: Any, name: str) -> Answer:
-    """An answer from parsed JSON.
-
-    Raises
-    ------
-    InputError
-        With the path in the document, the rule and the value: also if slots and agents of a start
-        do not agree, a task is there twice, or the document is the error of a stream.
-    """
+    """An answer from parsed JSON; refused if it contradicts itself, or is an error of a stream."""
     if isinstance(tree, dict) and "error" in tree:
         raise InputError(f"{name}: error: this state was refused: {format_value(tree['error'])}")
     check_format(tree, ANSWER, name)
@@ -207,7 +187,11 @@ def read_answer(tree: Any, name: str) -> Answer:
         raise InputError(f'{name}: top level: the field "{key}" is missing')
     with placed(f"{name}: "):
         for i, row in enumerate(found.start):
-            _check_start(row, f"start[{i}]")
+            with placed(f"start[{i}]: "):
+                task = Task(row.task, row.slots, allocation=row.agents)
+                integer("priority", row.priority, 1, 99)
+                if not task.allocation:
+                    raise InputError("agents: expected at least one, got none")
         seen: dict[str, str] = {}
         for place, names in (
             ("start", [row.task for row in found.start]), ("release", found.release),
@@ -216,38 +200,20 @@ def read_answer(tree: Any, name: str) -> Answer:
             for task in names:
                 label(place, task)
                 if task in seen:
-                    where = "twice" if seen[task] == place else f"in {seen[task]} as well"
-                    raise InputError(f"{place}: task {format_value(task)} is there {where}")
+                    where = "" if seen[task] == place else f" (also in {seen[task]})"
+                    raise InputError(f"{place}: duplicate task {format_value(task)}{where}")
                 seen[task] = place
     found.postponed, found.waiting = found.postponed or None, found.waiting or None
     return found
 
 
-def _check_start(row: Start, place: str) -> None:
-    """Its agents have all of its slots and nothing else."""
-    label(f"{place}.task", row.task)
-    integer(f"{place}.slots", row.slots, 0, MOST_SLOTS)
-    integer(f"{place}.priority", row.priority, 1, 99)
-    for agent, count in row.agents.items():
-        integer(f"{place}.agents[{format_value(agent)}]", count, min(1, row.slots), MOST_SLOTS)
-    wrong, total = "", sum(row.agents.values())
-    if not row.agents:
-        wrong = "expected at least one, got none"
-    elif total != row.slots:
-        wrong = f"have {total} slots, but slots says {row.slots}"
-    elif row.slots == 0 and len(row.agents) > 1:
-        wrong = f"expected one for a task without slots, got {len(row.agents)}"
-    if wrong:
-        raise InputError(f"{place}.agents: {wrong}")
-
-
 def _pool(given: _Pool, overrides: Mapping[str, Any] | None) -> Pool:
-    said = msgspec.structs.asdict(given) | dict(overrides or {})
+    settings = msgspec.structs.asdict(given) | dict(overrides or {})
     rows: dict[str, Any] = {
-        key: tuple(kind(*msgspec.structs.astuple(row)) for row in said[key])
+        key: tuple(kind(*msgspec.structs.astuple(row)) for row in settings[key])
         for key, kind in (("agents", Agent), ("tasks", Task), ("groups", Group))
     }
-    state = State(**rows, fit=said["fit"], heterogeneous=said["heterogeneous"])
+    state = State(**rows, fit=settings["fit"], heterogeneous=settings["heterogeneous"])
     return Pool(
-        state, *(said[key] for key in ("name", "scheduler", "variant", "preemption", "mode"))
+        state, *(settings[key] for key in ("name", "scheduler", "variant", "preemption", "mode"))
     )
