@@ -22,7 +22,7 @@ except ImportError:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.elastic.equations import IntArray
+    from optsched.elastic.micro import IntArray
 
 _MOST: Final = 2**40
 _MOST_SEED: Final = 2**32 - 1

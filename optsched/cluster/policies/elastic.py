@@ -17,7 +17,7 @@ bounded apportionment by divisors, which never takes a GPU from a job because an
 preemption it is elastic FIFO, and with preemption lam U favors the job that was trained least:
 processor sharing, the opposite of shortest-first. ``score="resolved"`` is S / estimated remaining
 GPU time. The curve of a simulated job is its U of (26), whose flaws are in
-`optsched.elastic.equations`.
+`optsched.elastic.MicroController`.
 """
 
 from __future__ import annotations
