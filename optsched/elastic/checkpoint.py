@@ -102,8 +102,7 @@ class Checkpoint:
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             line = str(error).strip().splitlines()[0]
             raise InputError(f"{self.file}: is of another model or optimizer ({line})") from None
-        position = state["position"]
-        return state["log"], None if position is None else Position(**position)
+        return state["log"], state["position"] and Position(**state["position"])
 
     def _uncast(self, saved: dict[int, dict[str, Any]]) -> None:
         """Assign states that were cast to the type of their parameter, which changes bits."""

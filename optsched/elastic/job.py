@@ -190,8 +190,7 @@ class TrainingJob:
     def exposure(self) -> str:
         """How workers draw samples: ``"resample"`` with a micro level or a density."""
         default = "partition" if self.micro is None and self.density is None else "resample"
-        exposure: str = (self.micro or {}).get("exposure", default)
-        return exposure
+        return str((self.micro or {}).get("exposure", default))
 
     def pass_samples(self, workers: int, samples: int) -> int:
         """Samples of a pass on so many workers, with training data of so many samples (12)."""

@@ -73,8 +73,9 @@ class EntropyMeter:
             )
         if self.ignore_index is not None:
             expected = (*shape[: dim % len(shape)], *shape[dim % len(shape) + 1 :])
-            tensor = isinstance(target, torch.Tensor)
-            got = f"{tuple(target.shape)}, {target.device}" if tensor else f"{target!r:.60}"
+            got = f"{target!r:.60}"
+            if isinstance(target, torch.Tensor):
+                got = f"{tuple(target.shape)}, {target.device}"
             if got != f"{expected}, {logits.device}":
                 raise InputError(f"target: expected {expected}, {logits.device}, got {got}")
         # not in place: a tensor of inference mode cannot be changed outside of it

@@ -156,7 +156,7 @@ class MicroController:
         """Learning rate at an uncertainty (27); a U or U_0 of 0 leaves it as it is."""
         ratio = now / first if now > 0 and first > 0 else 1.0
         rate = self.rate * math.exp(min(math.log(ratio) * -self.gamma, 700.0))
-        return min(max(rate, self.rate_bounds[0]), self.rate_bounds[1])
+        return float(min(max(rate, self.rate_bounds[0]), self.rate_bounds[1]))
 
 
 def pass_samples(gpus: int, density: float) -> int:

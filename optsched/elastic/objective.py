@@ -22,7 +22,7 @@ _NEAR: Final = 1e-4  # relative difference of two computations of a mean loss
 
 
 class Batch(NamedTuple):
-    """A batch on its device: arguments of the model, and what its output is compared with."""
+    """A batch on its device: arguments of the model, and the target of its output."""
 
     inputs: Inputs
     target: Any

@@ -298,8 +298,7 @@ def _result(scheduler: Scheduler, complete: bool) -> LiveRun:
     )  # fmt: skip
     from optsched.cluster.simulate import policy_options
 
-    policy = scheduler.policy
     return LiveRun(
-        work, Nodes(1, gpus=scheduler.slots), scheduler.settings(), policy.name,
-        policy_options(policy), log, tuple(jobs), scheduler.times, complete,
+        work, Nodes(1, gpus=scheduler.slots), scheduler.settings(), scheduler.policy.name,
+        policy_options(scheduler.policy), log, tuple(jobs), scheduler.times, complete,
     )  # fmt: skip

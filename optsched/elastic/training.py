@@ -91,7 +91,7 @@ class Member:
         batch = batch_on(self.device, (self.job.collate or default_collate)([self.data[0][0]]), 1)
         self.ddp.eval()
         out = batch.inputs.call(self.ddp)
-        (self.objective.total(batch, out)[0] * 0.0).backward()
+        torch.autograd.backward(self.objective.total(batch, out)[0] * 0.0)
         self.optimizer.zero_grad()
 
     def joined(self) -> tuple[int, float, dict[str, Any] | None, Any]:
@@ -118,7 +118,8 @@ class Member:
         for k in range(first, plan.steps):
             if stop is not None and not stop.may_start(self.join.rank, k):
                 return self._stopped(order, k, plan.steps)
-            self._step(*next(batches), plan.total(k), order.rate)
+            given, samples = next(batches)
+            self._step(given, samples, plan.total(k), order.rate)
             if k == first or k == plan.steps - 1:
                 check_counters(self.model, before)
         self.position = None
@@ -142,12 +143,13 @@ class Member:
         workers = self.join.workers
         self.optimizer.zero_grad()
         if count is None:
-            (loss * (workers / total)).backward()
+            torch.autograd.backward(loss * (workers / total))
             targets = torch.tensor(float(samples), dtype=torch.float64, device=self.device)
         else:
             targets = count.to(self.device)
             everywhere = self._summed(targets)
-            (loss * (workers / everywhere.clamp(min=1.0)).to(loss.dtype)).backward()
+            scale = (workers / everywhere.clamp(min=1.0)).to(loss.dtype)
+            torch.autograd.backward(loss * scale)
         both = torch.stack([loss.detach().to(torch.float64), targets])
         self.sums[3:] += both
         self._update(factor, both)
@@ -201,7 +203,7 @@ class Member:
         if self.join.workers > 1:
             dist.gather_object(mine, ranks if self.join.rank == 0 else None)
         if self.join.rank == 0:
-            self.checkpoint.save(self.log, Position(tuple(order), step, step / steps, ranks))
+            self.checkpoint.save(self.log, Position((*order,), step, step / steps, ranks))
         return step / steps
 
     def _record(self, order: Order) -> dict[str, Any]:
@@ -264,8 +266,7 @@ class Member:
         self.model.eval()
         ranks, data = self.join.workers, self.data[1]
         counts = tuple(len(range(r, len(data), ranks)) for r in range(ranks))
-        keyed = isinstance(data[0], dict)
-        size = max(1, self.job.batch_size // ranks) if keyed else _VALIDATED
+        size = max(1, self.job.batch_size // ranks) if isinstance(data[0], dict) else _VALIDATED
         loader = VariableBatchLoader(
             data, StepPlan(counts, (size,) * ranks), self.join.rank, collate_fn=self.job.collate
         )

@@ -290,7 +290,8 @@ def _joined(job: bytes, join: Join, data: dict[bytes, Any]) -> Any:
     """Make the member of a job; `data` keeps the data of the last one."""
     import torch
 
-    from optsched.elastic.training import Member, seed_all
+    from optsched.elastic.checkpoint import seed_all
+    from optsched.elastic.training import Member
 
     spec = pickle.loads(job)
     if join.device.startswith("cuda"):
