@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from optsched.cluster.world.policy import Policy
     from optsched.cluster.world.start import Start
 
-_SHOWN: Final = 5
+_MOST_NAMED: Final = 5
 """So many waiting jobs are named after a Ctrl-C."""
 
 MOST_JOBS: Final = 10**7
@@ -124,20 +124,20 @@ def policies(
     """Policies by name, with their options, and what a metrics document says of their tables."""
     from optsched.cluster.policies import get
 
-    own = options_of(names, options, "policies")
+    given = options_of(names, options, "policies")
     packed = {}
     if packing:
         import hashlib
 
-        if "lucid" not in own:
-            raise InputError("packing: only the policy lucid packs jobs, and it is not asked for")
+        if "lucid" not in given:
+            raise InputError("packing: only the policy lucid packs jobs, and it is not named")
         if len(packing) != 2:
             raise InputError("packing: expected PAIRS.csv,TYPES.csv, two files")
-        own["lucid"]["table"] = PackingTable.read(*packing)
+        given["lucid"]["table"] = PackingTable.read(*packing)
         for key, path in zip(("pairs", "types"), packing, strict=True):
             digest = hashlib.sha256(read_bytes(path)).hexdigest()
             packed[key] = {"file": file_label(path), "sha256": digest}
-    return {name: get(name, **own[name]) for name in names}, packed or None
+    return {name: get(name, **given[name]) for name in names}, packed or None
 
 
 def changes(
@@ -197,7 +197,7 @@ def _show_expected(policy: str, found: Mapping[str, ExpectedStart], as_json: boo
         )
         for name, one in found.items()
     ]
-    heads = ("job", "10 %", "50 %", "90 %", "waits because it")
+    heads = ("job", "10 %", "50 %", "90 %", "reason")
     display(f"{policy}: expected starts of {len(found)} waiting jobs", table(heads, cells, (0, 4)))
 
 
@@ -237,11 +237,11 @@ def _run_all(
     with Bar(quiet=quiet) as bar:
         try:
             for name, policy in policies.items():
-                tell, since = bar.task(name, len(jobs)), time.monotonic()
+                update, since = bar.task(name, len(jobs)), time.monotonic()
                 compiled = Entry.seconds_compiling
 
-                def report(now: int, ended: int, jobs: int, tell: Any = tell) -> None:
-                    tell(ended)
+                def report(now: int, ended: int, jobs: int, update: Any = update) -> None:
+                    update(ended)
 
                 table = getattr(policy, "table", None)
                 packs = table if isinstance(table, PackingTable) else None
@@ -257,8 +257,8 @@ def _run_all(
                     bar.say(f"{name}: {some}{len(jobs):,} jobs in {taken:.1f} s")
                 if ended < len(jobs):  # the engine hands back what it has
                     bar.say(f"interrupted: {ended:,} of {len(jobs):,} jobs ended in {name}")
-                    for job, reason in [*run.waiting().items()][:_SHOWN]:
-                        bar.say(f"{job} waits: {reason.text}")
+                    for job, reason in [*run.waiting().items()][:_MOST_NAMED]:
+                        bar.say(f"{job} pending: {reason.text}")
                     return runs, False
         except KeyboardInterrupt:
             bar.say(f"interrupted: {len(runs)} of {len(policies)} policies are done")

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class ExpectedStart(NamedTuple):
-    """When a waiting job starts, and why it waits."""
+    """Start of a waiting job, and the reason of its waiting."""
 
     times: tuple[int, ...]
     """Percentiles of its start (nearest rank), in the order in which they were given."""
     reason: Reason | None
-    """Why it waits after the decisions of now, if all estimates are right; None: it starts."""
+    """After the decisions of now, if all estimates are right; None: it starts now."""
 
 
 def expected_starts(
@@ -87,11 +87,11 @@ def expected_starts(
             raise KeyboardInterrupt
         return run
 
-    usual = simulated(0.0)
-    reasons = usual.waiting(start.now)
+    likely = simulated(0.0)
+    reasons = likely.waiting(start.now)
     found = np.empty((count, len(waiting)), np.int64)
     for k in range(count):
-        log = usual.log if sigma == 0 else simulated(sigma).log
+        log = likely.log if sigma == 0 else simulated(sigma).log
         first = np.full(len(workload), np.iinfo(np.int64).max)
         since = log.start >= start.now
         np.minimum.at(first, log.job[since], log.start[since])

@@ -178,7 +178,7 @@ def test_packing(site: Cli) -> None:
         digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
         assert document["inputs"]["packing"][key] == {"file": path, "sha256": digest}
     assert document["runs"]["lucid"]["settings"]["contention"] == "PackingTable"
-    assert "not asked for" in site.refused("simulate", "p.csv", "--policy", "fifo", *words[2:])
+    assert "not named" in site.refused("simulate", "p.csv", "--policy", "fifo", *words[2:])
     assert "two files" in site.refused("simulate", "p.csv", *words[:-1], "pairs.csv")
 
 

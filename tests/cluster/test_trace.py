@@ -133,7 +133,7 @@ def test_options(tmp_path: Path) -> None:
         ),
         ("a,0,-1,5,,\n", {}, r'num_gpus: expected whole GPUs in 0\.\.2\^24 .*, got "-1"'),
         ("a,0,two,5,,\n", {}, 'num_gpus: expected whole GPUs .*, got "two"'),
-        ("a,0,9,5,,\n", {"nodes": Nodes(1)}, "asks for 9 GPUs, but the cluster has 8"),
+        ("a,0,9,5,,\n", {"nodes": Nodes(1)}, "needs 9 GPUs, but the cluster has 8"),
         ("a,0,9,5,,\n", {"largest": 8}, "no job has at most 8 GPUs"),
         ("a,0,1,5,,\na,1,1,5,,\n", {}, "t.csv:3 .*job_id: is also that of .*t.csv:2"),
         (",0,1,5,,\n", {}, "t.csv:2 .*job_id: empty"),

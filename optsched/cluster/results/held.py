@@ -1,4 +1,4 @@
-"""Which GPUs of a node are held when: shared ones once, absent ones as if held."""
+"""GPUs of nodes by time: held by jobs, or absent."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Held(NamedTuple):
 
 
 def held(log: Log) -> Held:
-    """GPUs that are held by anybody; two jobs that share hold theirs once.
+    """GPUs held by jobs; those that two jobs share count once.
 
     Raises
     ------
     InputError
-        A log with shared GPUs that does not say who shares with whom.
+        A log with shared GPUs without the partners of stays.
     """
     start = sharing_start(log)
     row = np.repeat(np.arange(len(log.job)), np.diff(log.node_ptr))
@@ -66,7 +66,7 @@ def sharing_start(log: Log) -> IntArray:
 def absences(
     nodes: Nodes, changes: Sequence[NodeChange], taken: Held, begin: int, finish: int
 ) -> Held:
-    """GPUs that are not there: those of nodes that take no work, but for the ones still held.
+    """GPUs of nodes that take no work, without those that jobs still hold there.
 
     A node takes no work from a drain or a removal to the next addition, and before its first
     change if that is an addition. Rows of a count below zero give back what is held meanwhile.
@@ -76,12 +76,12 @@ def absences(
     node, count, start, end = [], [], [], []
     for n, since, until in _closed(changes, begin, finish):
         a, b = np.searchsorted(sorted_nodes, [n, n + 1])
-        own = order[a:b]
-        own = own[(taken.start[own] < until) & (taken.end[own] > since)]
-        node.append(np.full(1 + len(own), n))
-        count.append(np.concatenate(([nodes.gpus[n]], -taken.count[own])))
-        start.append(np.concatenate(([since], np.maximum(taken.start[own], since))))
-        end.append(np.concatenate(([until], np.minimum(taken.end[own], until))))
+        rows = order[a:b]
+        rows = rows[(taken.start[rows] < until) & (taken.end[rows] > since)]
+        node.append(np.full(1 + len(rows), n))
+        count.append(np.concatenate(([nodes.gpus[n]], -taken.count[rows])))
+        start.append(np.concatenate(([since], np.maximum(taken.start[rows], since))))
+        end.append(np.concatenate(([until], np.minimum(taken.end[rows], until))))
     none = np.zeros(0, np.int64)
     return Held(*(np.concatenate((none, *rows)) for rows in (node, count, start, end)))
 

@@ -280,8 +280,8 @@ def _for_room(w: Workload, nodes: Nodes, log: Log, taken: Held, away: Held) -> I
             inside = np.append(free, nodes.total)[k] < size
             return short[k] + np.where(inside, moment - time[k], 0)
 
-        own, stays = least == size, least[log.job] == size
-        found[own] = up_to(end[own]) - up_to(w.submit[own])
+        jobs, stays = least == size, least[log.job] == size
+        found[jobs] = up_to(end[jobs]) - up_to(w.submit[jobs])
         on_gpus = up_to(log.end[stays]) - up_to(log.start[stays])
         np.subtract.at(found, log.job[stays], on_gpus)
     return found

@@ -67,7 +67,7 @@ class Run:
         return _reasons(self.workload, self.nodes, changes, self.log, self.policy, time)
 
     def at(self, time: int) -> Start:
-        """The state just before the decisions of an instant, to simulate from there.
+        """The state just before the decisions of an instant, to simulate from present.
 
         The settings of the run have to be given again. Not for GPUs that jobs share.
         """
@@ -110,17 +110,17 @@ def _reasons(
     if log.partner is not None:
         taken = np.where(np.isin(log.partner[stays], stays), 0, taken)  # its partner's GPUs
     away = absences(nodes, changes, held(log), begin, max(finish, now + 1))
-    there = nodes.total - int(away.count[(away.start <= now) & (away.end > now)].sum())
-    shown, used = np.zeros((2, len(w.groups)), np.int64)
+    present = nodes.total - int(away.count[(away.start <= now) & (away.end > now)].sum())
+    visible, used = np.zeros((2, len(w.groups)), np.int64)
     np.add.at(used, w.group[log.job[stays]], log.gpus[stays])
     answer = {}
     for j in np.flatnonzero((w.submit <= now) & ~ended).tolist():
         g = int(w.group[j])
-        group, shown[g], least = w.groups[g], shown[g] + 1, int(w.size[w.size_ptr[j]])
+        group, visible[g], least = w.groups[g], visible[g] + 1, int(w.size[w.size_ptr[j]])
         if j in log.job[stays]:
             continue
-        reason = of_free_gpus(least, there - int(taken.sum()), there, policy)
-        if group.max_concurrent is not None and shown[g] > group.max_concurrent:
+        reason = of_free_gpus(least, present - int(taken.sum()), present, policy)
+        if group.max_concurrent is not None and visible[g] > group.max_concurrent:
             text = f"only {group.max_concurrent} jobs of its group may be active at once"
             reason = Reason(Why.SHARE, text)
         elif group.max_slots is not None and used[g] + least > group.max_slots:

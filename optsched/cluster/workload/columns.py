@@ -126,11 +126,11 @@ def _check_names(names: tuple[Any, ...]) -> None:
     """Refuse names that are empty, long or repeated, a million of them in one search."""
     try:
         text = "".join(names)
-        plain = "" not in names and not CONTROL.search(text) and max(map(len, names)) <= MAX_NAME
+        valid = "" not in names and not CONTROL.search(text) and max(map(len, names)) <= MAX_NAME
         text.encode()
     except (TypeError, UnicodeEncodeError):
-        plain = False
-    if not plain:
+        valid = False
+    if not valid:
         for i, name in enumerate(names):
             line(f"jobs[{i}].name", name, empty=False)
     if len(set(names)) < len(names):
@@ -145,8 +145,8 @@ def column(key: str, given: Any, names: Sequence[str]) -> npt.NDArray[Any]:
     if rule.type is str:
         return _frozen(np.asarray(given, np.str_), key, len(names))
     if isinstance(given, (list, tuple)) and len(given) == len(names):
-        usual = {int, float} if rule.type is float else {rule.type}
-        if not set(map(type, given)) <= usual:
+        exact = {int, float} if rule.type is float else {rule.type}
+        if not set(map(type, given)) <= exact:
             given = [_value(key, value, names, i) for i, value in enumerate(given)]
     array = flat(key, given, {int: "iu", float: "iuf", bool: "b"}[rule.type])
     array = _frozen(array, key, len(names))
@@ -395,7 +395,7 @@ def _passes(
 
 def job_of(w: Workload, i: int) -> Job:
     """The job that gives this row; with a target, its true number of passes."""
-    plain = ("submit", "work", "passes", "estimate", "priority", "weight", "preemptible",
+    copied = ("submit", "work", "passes", "estimate", "priority", "weight", "preemptible",
              "cpus_per_gpu", "memory_per_gpu_gb")  # fmt: skip
     template, cost = int(w.template[i]), int(w.restart_cost[i])
     return Job(
@@ -407,7 +407,7 @@ def job_of(w: Workload, i: int) -> Job:
         restart_cost=None if cost < 0 else cost,
         template="" if template < 0 else w.templates[template],
         speeds=dict(zip(w.types, w.speeds[i].tolist(), strict=True)),
-        **{key: getattr(w, key)[i].item() for key in plain},
+        **{key: getattr(w, key)[i].item() for key in copied},
     )
 
 

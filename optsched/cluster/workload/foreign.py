@@ -32,7 +32,7 @@ _TEXTS: Final = {
     r"\s*jobid +partition +name +user": "squeue, which has no ends of jobs: use sacct -P",
     r"\s*\[\s*\{[^\[]*\"(?:attempts|jobid)\"": "Philly's log: `optsched workload` reads it",
     r"; *(?:version|computer):|\s*([-.\d]+[ \t]+){17}[-\d]+\s*$": "SWF: use `optsched workload`",
-    r"[^\t\n]+\t[^\t\n]*(?:\t[^\t\n]*){7,9}(?:\n|$)": "a Gavel trace, whose jobs have steps and no "
+    r"[^\t\n]+\t[^\t\n]*(?:\t[^\t\n]*){7,9}(?:\n|$)": "a Gavel trace, with steps and no "
     "durations: its throughput tables decide",
 }
 """What a text is that begins like this, in small letters."""

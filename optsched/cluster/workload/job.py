@@ -54,7 +54,7 @@ class Job:
         task.
     work
         1-GPU time times `WORK` until completion. For a job with a curve that has a target it is
-        the work of `passes` passes, and the job ends when the curve reaches the target.
+        the work of `passes` passes, and the job ends at the first report at or below the target.
     speedup
         Speed by number of GPUs.
     passes

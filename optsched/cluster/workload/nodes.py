@@ -130,8 +130,8 @@ class Nodes:
                 twice = next(name for i, name in enumerate(named) if name in named[:i])
                 raise InputError(f"names: {format_value(twice)} is there twice")
         self.__dict__.update(gpus=gpus, zero_slots=units, names=named)
-        for key, usual in (("types", ""), ("cpus", math.inf), ("memory_gb", math.inf)):
-            given = (usual,) * len(gpus) if other[key] is None else tuple(other[key])
+        for key, default in (("types", ""), ("cpus", math.inf), ("memory_gb", math.inf)):
+            given = (default,) * len(gpus) if other[key] is None else tuple(other[key])
             for value in dict.fromkeys(given):
                 if key == "types":
                     line("types", value)

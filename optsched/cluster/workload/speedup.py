@@ -20,7 +20,7 @@ MOST_GPUS: Final = 2**24
 
 @runtime_checkable
 class Speedup(Protocol):
-    """f(g), with f(1) = 1; equal ones compare and hash equal."""
+    """f(g), with f(1) = 1; equal speed-ups compare and hash equal."""
 
     def of(self, gpus: int) -> float:
         """Speed on so many GPUs relative to one."""

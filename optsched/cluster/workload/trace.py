@@ -94,9 +94,9 @@ def read_trace(
     nodes
         The cluster; a job with more GPUs is an error.
     ignore_columns
-        Skip columns that are not known instead of refusing them.
+        Skip unknown columns instead of refusing them.
     time_unit
-        Unit of the workload; the file's times are seconds, and whole ones in this unit.
+        Unit of the workload; the file's times are seconds, whole numbers in this unit.
     speedup
         Of every job; linear by default.
     sizes
@@ -125,7 +125,7 @@ def read_trace(
     if nodes is not None:
         table.refuse_first(
             gpus > nodes.total, "num_gpus",
-            lambda i: f"asks for {gpus[i]} GPUs, but the cluster has {nodes.total} "
+            lambda i: f"needs {gpus[i]} GPUs, but the cluster has {nodes.total} "
             f"(largest={nodes.total} leaves such jobs out)",
         )  # fmt: skip
     submit = table.times("submit_time_s", time_unit, 0)
@@ -161,7 +161,7 @@ def read_trace(
         names=tuple(table.columns["job_id"]), source=np.array(table.texts("type"), np.str_),
         groups=grouped(group, ()), group=_places(group, [*dict.fromkeys(group)]),
         template=_places(template, columns["templates"]),
-        types=tuple(types), speeds=np.array(speeds).T if types else None, **columns,
+        types=tuple(types), speeds=np.array(speeds, np.float64).T, **columns,
     )  # fmt: skip
 
 
@@ -198,9 +198,9 @@ def _listed_sizes(table: TraceTable, i: int, cell: str) -> Sequence[int]:
         table.expected(i, "sizes", "ascending sizes in 1..2^24 such as 1|2|4 or 2-8, or 0 alone")
 
 
-def _places(words: Sequence[str], known: Sequence[str]) -> IntArray:
-    place = {word: k for k, word in enumerate(known)}
-    return np.array([place.get(word, -1) for word in words], np.int64)
+def _places(names: Sequence[str], known: Sequence[str]) -> IntArray:
+    place = {name: k for k, name in enumerate(known)}
+    return np.array([place.get(name, -1) for name in names], np.int64)
 
 
 def _is_speed(key: str) -> bool:
@@ -248,7 +248,7 @@ class TraceTable:
         raise InputError(f"{self.places[i]} (job {name}): {key}: {what}")
 
     def refuse_first(self, bad: Any, key: str, what: Any) -> None:
-        """Refuse the first cell whose flag is set."""
+        """Refuse the first cell with its flag set."""
         if bad.any():
             i = int(np.argmax(bad))
             self.refuse(i, key, what(i))
@@ -265,7 +265,7 @@ class TraceTable:
         self.columns = {key: [cells[i] for i in places] for key, cells in self.columns.items()}
 
     def texts(self, key: str) -> Sequence[str]:
-        """A column of texts without control characters; empty ones if it is missing."""
+        """A column of texts without control characters; empty texts if it is missing."""
         column = self.columns.get(key)
         if column is None:
             return ("",) * len(self.places)
@@ -289,12 +289,13 @@ class TraceTable:
     def numbers(self, key: str, default: Any = None) -> Any:
         """Values of a column; `default` for empty cells or without the column."""
         kind, what = VALUES[SPEED if _is_speed(key) else key]
+        cells_type: Any = list[kind]  # type: ignore[valid-type]
         column = self.columns.get(key)
         if column is None:
             return np.full(len(self.places), default)
         cells = column if default is None else [cell or default for cell in column]
         try:
-            return np.array(msgspec.convert(cells, list[kind], strict=False))
+            return np.array(msgspec.convert(cells, cells_type, strict=False))
         except msgspec.ValidationError as error:
             at = re.search(r"\$\[(\d+)\]", str(error))
             assert at is not None
@@ -304,8 +305,8 @@ class TraceTable:
         """Whole times >= least in a unit, of a column in seconds."""
         column, scale = self.columns[key], PER_SECOND[time_unit]
         text = "".join(column)
-        plain = text.isascii() and text.isdigit() and "" not in column
-        if plain and len(max(column, key=len)) < 40:
+        digits_only = text.isascii() and text.isdigit() and "" not in column
+        if digits_only and len(max(column, key=len)) < 40:
             numbers = [int(cell) * scale for cell in column]
         else:
             numbers = [self._time(i, key, cell, time_unit) for i, cell in enumerate(column)]
@@ -369,9 +370,9 @@ def seconds(times: IntArray, time_unit: str) -> list[str]:
     return [f"{whole}.{part:0{digits}d}".rstrip("0").rstrip(".") for whole, part in pairs]
 
 
-def _given(values: IntArray, usual: float) -> list[Any]:
-    """Cells of a column, empty where it has the usual value."""
-    return ["" if x == usual else x for x in values.tolist()]
+def _given(values: IntArray, default: float) -> list[Any]:
+    """Cells of a column, empty where it has the default value."""
+    return ["" if x == default else x for x in values.tolist()]
 
 
 def _cells_of_sizes(w: Workload, path: Any) -> dict[str, Sequence[Any]]:

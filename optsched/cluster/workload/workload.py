@@ -54,7 +54,7 @@ class Workload:
     names: tuple[str, ...]
     submit: IntArray
     work: IntArray
-    """True total work (for target jobs: until the curve reaches the target)."""
+    """True total work (for target jobs: until the curve is at the target)."""
     size_ptr: IntArray
     size: IntArray
     rate: IntArray

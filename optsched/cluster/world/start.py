@@ -66,8 +66,8 @@ class Stay:
 class Start:
     """The state of a cluster just before the decisions of an instant.
 
-    Jobs of the workload that were submitted before `now` and have no open stay wait. A job whose
-    stays did all of its work has ended.
+    Jobs that were submitted before `now` and have no open stay are waiting. A job has ended if its
+    stays did all of its work.
 
     Parameters
     ----------
@@ -318,7 +318,7 @@ def _after(w: World, r: int, row: Row, now: int) -> None:
 
 
 def _preempted(w: World, rows: list[Row]) -> None:
-    """Count stays that did not end with the job, a resize aside: it starts at the same instant."""
+    """Count stays that ended before the job, but for resizes (a stay from the same instant on)."""
     removed = {(int(c["when"]), int(c["which"])) for c in w.change if c["kind"] == REMOVE}
     resized = {(row.job, row.stay.start) for row in rows}
     for row in rows:
@@ -332,7 +332,7 @@ def _preempted(w: World, rows: list[Row]) -> None:
 def _take_gpus(w: World, rows: list[Row]) -> None:
     """Hold the GPUs of open stays, and zero-slot units of zero-slot tasks."""
     last_change = {int(c["which"]): c["kind"] for c in w.change[: w.state["changes"][0]]}
-    gone = {node for node, kind in last_change.items() if kind == REMOVE}
+    absent = {node for node, kind in last_change.items() if kind == REMOVE}
     for row in rows:
         if row.stay.end is not None:
             continue
@@ -346,7 +346,7 @@ def _take_gpus(w: World, rows: list[Row]) -> None:
             w.node["free_units"][units[0]] -= 1
         last = -1
         for node, gpus in held:
-            if node in gone:
+            if node in absent:
                 raise InputError(f"{place}: node {node} was removed before now")
             if w.node["free"][node] < gpus:
                 raise InputError(
