@@ -158,22 +158,6 @@ def test_every_policy(name: str) -> None:
     assert np.bincount(log.job, log.work).tolist() == w.work.tolist()
 
 
-def test_speeds_of_named_nodes_and_of_those_that_share() -> None:
-    """A policy that names nodes gets them, with their speed, where the job can run on them."""
-
-    class Slow(Greedy):
-        def decide(self, view: ClusterView) -> Decision:
-            assert view.node_type.tolist() == [0, 1]
-            return Decision(np.array([2]), nodes={0: {1: 2}})
-
-    def end(**options: Any) -> int:
-        job = Job(name="a", sizes=(2,), work=200 * WORK, **options)
-        return int(simulate([job], Slow(), Nodes.parse("2:A100:8,2:V100:4")).log.finished[0])
-
-    assert end(speeds={"V100": 0.5}) == 200 and end(speeds={"V100": 0, "A100": 2}) == 50
-    assert end(speeds={"A100": 2}) == 100 and end(speeds={"A100": 2}, cpus_per_gpu=3) == 50
-
-
 def test_traces_with_types(tmp_path: Path) -> None:
     """Columns of speeds and demands come back; wrong cells name row, job and field."""
     path = tmp_path / "t.csv"

@@ -18,12 +18,9 @@ from optsched.cluster.workload.synthetic import synthetic
 from optsched.cluster.world.log import HALF_A, HALF_B, WHOLE
 from optsched.cluster.world.packing_table import PackingTable
 from optsched.errors import InputError
-from optsched.model.schedule import Schedule
 from optsched.model.verify import verify
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from optsched.cluster.results.run import Run
 
 
@@ -158,21 +155,6 @@ def test_a_restart_cut_short_has_no_run() -> None:
     assert h.kind.tolist() == ["run", "restart", "restart", "run"]
     assert h.duration.tolist() == [3, 2, 1, 2]
     assert verify(h) == [] and run.metrics.restart_time == 3
-
-
-def test_tasks_without_gpus_have_no_resource() -> None:
-    """A zero-slot task is an operation all the same."""
-    run = run_of([Job(name="z", sizes=(0,), work=WORK)], Nodes(1, 1), [stay(0, 0, 1, {0: 0})])
-    assert run.history.op_resources.to_lists() == [[]] and verify(run.history) == []
-
-
-def test_written_and_read(tmp_path: Path) -> None:
-    """A history is a document like any other."""
-    run = run_of(
-        [Job(name="a", sizes=(1,), work=WORK)], Nodes(1, 1), [stay(0, 3, 4, {0: 1}, work=WORK)]
-    )
-    run.history.write(tmp_path / "h.schedule.json")
-    assert Schedule.read(tmp_path / "h.schedule.json") == run.history
 
 
 def test_a_log_that_holds_too_much_is_refused() -> None:

@@ -17,10 +17,8 @@ from optsched.cluster.results.metrics import nearest_rank
 from optsched.cluster.simulate import simulate
 from optsched.cluster.workload.job import WORK, Job
 from optsched.cluster.workload.nodes import NodeChange, Nodes
-from optsched.cluster.workload.speedup import Amdahl
 from optsched.cluster.workload.synthetic import synthetic
 from optsched.cluster.world.log import HALF_A, HALF_B
-from optsched.cluster.world.settings import Settings
 from optsched.errors import InputError
 from optsched.io.strict_json import parse
 
@@ -115,16 +113,6 @@ def test_finish_time_fairness(run: Run) -> None:
         assert run.metrics.rho[j] == pytest.approx(len(life) / alone)
 
 
-@given(runs())
-def test_twice_the_time_twice_the_numbers(once: Run) -> None:
-    """Doubling all times doubles all times, and changes no share."""
-    twice = scaled(once, 2)
-    one, two = once.metrics.summary(), twice.metrics.summary()
-    for key, value in one.items():
-        times = key.startswith(TIMES)
-        assert two[key] == pytest.approx(value * (2 if times else 1)), key
-
-
 @pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "elastic", "time_to_target", "allocation"])
 def test_policies_without_time_constants_scale(name: str) -> None:
     """A workload on half the clock gives the same history on half the clock."""
@@ -143,15 +131,6 @@ def test_policies_without_time_constants_scale(name: str) -> None:
         assert two[key] == pytest.approx(value * (2 if times else 1)), key
 
 
-def scaled(run: Run, factor: int) -> Run:
-    """The same run on a slower clock."""
-    w, log = run.workload, run.log
-    slow = w.changed(submit=w.submit * factor, work=w.work * factor)
-    times = {key: getattr(log, key) * factor for key in ("start", "end", "restart", "work")}
-    late = log._replace(finished=log.finished * factor, **times)
-    return type(run)(slow, run.nodes, run.settings, run.policy, run.options, late)
-
-
 @given(st.lists(st.integers(-5, 40), min_size=1, max_size=60), st.integers(1, 1000))
 def test_percentiles_are_nearest_rank(values: list[int], permille: int) -> None:
     """Against the definition, for shares with a decimal too."""
@@ -164,16 +143,6 @@ def test_percentiles_out_of_range(p: object) -> None:
     """Refused, with the range."""
     with pytest.raises(InputError, match="0 < p <= 100"):
         nearest_rank(np.array([1, 2]), p)  # type: ignore[arg-type]
-
-
-def test_percentile_of_what() -> None:
-    """Other columns; an unknown one is refused; the CDF ends at 1."""
-    run = run_of([Job(name="a", sizes=(1,), work=WORK)], Nodes(1, 1), [stay(0, 2, 3, {0: 1})])
-    assert run.metrics.percentile(50, of="queueing") == 2
-    with pytest.raises(InputError, match="jct, queueing"):
-        run.metrics.percentile(50, of="jobs")
-    values, share = run.metrics.cdf()
-    assert values.tolist() == [3] and share.tolist() == [1.0]
 
 
 def test_a_pair_counts_its_gpu_once_and_each_job_its_own_time() -> None:
@@ -190,18 +159,6 @@ def test_a_pair_counts_its_gpu_once_and_each_job_its_own_time() -> None:
     )
     assert run.metrics.utilisation == pytest.approx(9 / 18)
     assert run.metrics.gpu_time.tolist() == [4, 5, 4]
-
-
-def test_nodes_that_come_and_go_count_while_they_are_there() -> None:
-    """Of 2 x 2 GPUs in 10 ticks one node is there from 4 on and the other until 8."""
-    changes = (NodeChange(4, 1, "add"), NodeChange(8, 0, "remove"))
-    run = run_of(
-        [Job(name="a", sizes=(1,), work=10 * WORK)],
-        Nodes(2, gpus=2),
-        [stay(0, 0, 8, {0: 1}, work=8 * WORK), stay(0, 8, 10, {1: 1}, work=2 * WORK)],
-        Settings(changes=changes),
-    )
-    assert run.metrics.utilisation == pytest.approx(10 / (2 * 8 + 2 * 6))
 
 
 def test_a_drained_node_counts_as_long_as_it_is_held() -> None:
@@ -268,16 +225,6 @@ def test_nodes_that_change_at_random(run: Run) -> None:
     assert m.effective_utilisation <= m.utilisation + 1e-12
 
 
-def test_columns_are_read_only() -> None:
-    """Those of a run are what happened."""
-    run = simulate(synthetic(9), "fifo", Nodes(1))
-    m = run.metrics
-    columns = [run.jct, m.jct, m.rho, m.ended, *(c for c in run.log if c is not None)]
-    assert not any(column.flags.writeable for column in columns)
-    with pytest.raises(ValueError, match="read-only"):
-        run.log.start[0] = 7
-
-
 def test_zero_slot_tasks_use_no_gpu() -> None:
     """Times count, GPU-times do not."""
     run = run_of(
@@ -301,14 +248,6 @@ def test_jobs_that_did_not_end() -> None:
     assert "jct_p50" not in nobody.metrics.summary()
 
 
-def test_effective_utilisation_sees_the_speedup() -> None:
-    """Two GPUs at f(2) = 4/3 are worth two thirds of themselves."""
-    job = Job(name="a", sizes=(2,), work=4 * WORK, speedup=Amdahl(0.5))
-    run = run_of([job], Nodes(1, gpus=2), [stay(0, 0, 3, {0: 2}, work=4 * WORK)])
-    assert run.metrics.utilisation == 1.0
-    assert run.metrics.effective_utilisation == pytest.approx(2 / 3)
-
-
 @given(runs())
 @few_examples
 def test_document_round_trip(tmp_path_factory: pytest.TempPathFactory, run: Run) -> None:
@@ -320,9 +259,3 @@ def test_document_round_trip(tmp_path_factory: pytest.TempPathFactory, run: Run)
     assert found["runs"]["x"]["jobs"]["jct"] == run.jct.tolist()
     for key, value in run.metrics.summary().items():
         assert found["runs"]["y"]["metrics"][key] == value
-
-
-def test_a_document_has_a_run() -> None:
-    """None is refused."""
-    with pytest.raises(InputError, match="at least one"):
-        document.to_json({})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +60,6 @@ def test_round_trip(tmp_path: Path, workload: Workload) -> None:
     write_trace(workload, tmp_path / "x.csv")
     again = read_trace(tmp_path / "x.csv", time_unit=workload.time_unit)
     assert again == workload.changed(name="x.csv")
-
-
-@given(rigid(), st.integers(0, 99))
-def test_permuted_rows(tmp_path: Path, workload: Workload, seed: int) -> None:
-    """Any order of the rows is the same workload; jobs of one time are in the file's order."""
-    names = tuple(f"j{i}" for i in range(len(workload)))
-    plain = workload.changed(names=names, submit=np.arange(len(workload)) // 2)
-    write_trace(plain, tmp_path / "x.csv")
-    head, *rows = (tmp_path / "x.csv").read_text().split("\n")[:-1]
-    random.Random(seed).shuffle(rows)
-    (tmp_path / "x.csv").write_text("\n".join([head, *rows]) + "\n")
-    again = read_trace(tmp_path / "x.csv", time_unit=plain.time_unit)
-    there = [int(row.split(",")[0][1:]) for row in rows]
-    order = sorted(there, key=lambda i: i // 2)
-    assert again.names == tuple(f"j{i}" for i in order)
-    assert (again.submit == plain.submit).all() and (again.work == plain.work[order]).all()
-    assert (again.priority == plain.priority[order]).all()
 
 
 def test_a_trace_by_hand(tmp_path: Path) -> None:
@@ -319,14 +301,6 @@ def test_what_clashes(tmp_path: Path) -> None:
         read_trace(trace(tmp_path, '"a\nb",0,1,5,,\n'))
     with pytest.raises(InputError, match=r"t.csv:3 .*ends beyond 2\^53 s"):
         read_trace(trace(tmp_path, "a,0,1,5,,\nb,9007199254740992,1,5,,\n"))
-
-
-def test_work_that_no_size_divides(tmp_path: Path) -> None:
-    """The duration is rounded up, at the smallest size."""
-    w = Workload.of([Job(name="e", sizes=(2, 3), work=7 * WORK + 1)])
-    write_trace(w, tmp_path / "x.csv")
-    again = read_trace(tmp_path / "x.csv")
-    assert again.work.tolist() == [8 * WORK] and again.size.tolist() == [2, 3]
 
 
 def test_the_traces_that_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,17 +230,6 @@ def test_workloads_that_cannot_be(build: Any, message: str) -> None:
         build()
 
 
-def test_columns_are_read_only_and_their_own() -> None:
-    """Nobody changes a workload by an array that it was made of, or that it shows."""
-    w = Workload.of([plain()])
-    with pytest.raises(ValueError, match="read-only"):
-        w.submit[0] = 7
-    mine = np.array([5])
-    changed = w.changed(submit=mine)
-    mine[0] = 9
-    assert changed.submit.tolist() == [5] and w.submit.tolist() == [0]
-
-
 def test_what_follows_a_change() -> None:
     """The work of a pass follows the work; the estimate stays."""
     w = Workload.of([plain(passes=7, estimate=2 * 10**6)])
@@ -258,12 +247,6 @@ def test_estimate_errors() -> None:
     assert abs(logs.mean()) < 0.03 and abs(logs.std() - 0.5) < 0.02
     assert w.with_estimate_error(0.0, 1) == w
     assert (one.work == w.work).all()
-
-
-def test_groups_are_given_or_found() -> None:
-    """Those given first, then in the order of the jobs."""
-    w = Workload.of([plain(group="b"), plain(name="c", group="z")], groups=[Group("z", 3.0)])
-    assert [(g.name, g.weight) for g in w.groups] == [("z", 3.0), ("b", 1.0)]
 
 
 # speed-ups
