@@ -104,15 +104,11 @@ class Elastic(RulePolicy):
     def rule(view, last_pass, by_pass, work, by, preempt, surplus):  # type: ignore[no-untyped-def]
         """GPUs and order now."""
         n, left = len(view.job), view.remaining.astype(np.float64)
-        key = left
-        if by == 0:
-            key = np.arange(n).astype(np.float64)
-        elif by == 1:
-            key = work[view.job].astype(np.float64)
-        jobs = Jobs(
-            in_order(view, key), fixed_sizes(view, last_pass, by_pass), left, np.ones(n),
-            np.zeros(n), np.zeros(n), view.rate,
-        )  # fmt: skip
+        order = np.arange(n)
+        if by > 0:
+            order = in_order(view, work[view.job].astype(np.float64) if by == 1 else left)
+        fixed, none = fixed_sizes(view, last_pass, by_pass), np.zeros(n)
+        jobs = Jobs(order, fixed, left, np.ones(n), none, none, view.rate)
         return Choice(share(view, jobs, preempt, surplus)[0], jobs.order, 0)
 
     def notes(self, workload: Workload, nodes: Nodes) -> tuple[str, ...]:

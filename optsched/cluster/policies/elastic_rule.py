@@ -93,7 +93,7 @@ def in_order(view, key):  # type: ignore[no-untyped-def]
     """Positions by ascending key; of equal keys the running jobs first, then by arrival."""
     if np.all(key[1:] > key[:-1]):
         return np.arange(len(key))
-    order = np.concatenate((np.flatnonzero(view.running), np.flatnonzero(~view.running)))
+    order = np.concatenate((np.flatnonzero(view.gpus > 0), np.flatnonzero(view.gpus == 0)))
     by_key = key[order]
     if np.all(by_key[1:] >= by_key[:-1]):
         return order
@@ -194,29 +194,29 @@ def _may_shrink(view, jobs):  # type: ignore[no-untyped-def]
 @helper()
 def share(view, jobs, preempt, surplus):  # type: ignore[no-untyped-def]
     """GPUs of every job, and how many of those left over may be given to the jobs that run."""
-    n = len(jobs.order)
     left = view.free.sum()
     if left == 0 and preempt == NEVER and not _may_shrink(view, jobs):
         return view.gpus.copy(), 0
-    for i in range(n):
+    for i in range(len(view.job)):
         if jobs.fixed[i] != PINNED:
             left += view.gpus[i]
     admitted = _admit(view, jobs, preempt, left)
-    quota, step = np.zeros(n, np.int64), view.size_ptr[:-1].copy()
-    for i in range(n):
+    live = jobs.order[(admitted | (view.gpus > 0))[jobs.order]]
+    quota, step = np.zeros(len(admitted), np.int64), view.size_ptr[:-1].copy()
+    for i in live:
         if admitted[i] and view.gpus[i] > 0:
             quota[i] = view.gpus[i] if jobs.fixed[i] != FREE else view.size[step[i]]
             if jobs.fixed[i] != PINNED:
                 left -= quota[i]
     waiting = 0
-    for i in jobs.order:
+    for i in live:
         if admitted[i] and view.gpus[i] == 0:
             if view.size[step[i]] <= left:
                 quota[i] = view.size[step[i]]
                 left -= quota[i]
             else:  # until another job ends its pass
                 waiting += view.size[step[i]]
-        elif not admitted[i] and view.gpus[i] > 0:  # goes on while no job starts in its place
+        elif not admitted[i]:  # it goes on while no job starts in its place
             if jobs.fixed[i] != FREE:
                 quota[i] = view.gpus[i] if view.gpus[i] <= left else 0
             else:
@@ -225,19 +225,12 @@ def share(view, jobs, preempt, surplus):  # type: ignore[no-untyped-def]
                         step[i], quota[i] = k, view.size[k]
             left -= quota[i]
     spare = max(left - waiting, 0)
-    if spare == 0 or surplus == IDLE:
-        return quota, spare
-    able = np.empty(n, np.int64)
-    count = 0
-    for i in jobs.order:
-        if quota[i] > 0 and jobs.fixed[i] == FREE:
-            able[count] = i
-            count += 1
-    able = able[:count]
-    if surplus == ROUND:
-        spare = _round(view, able, quota, step, spare)
-    else:
-        spare = _most_urgent_first(view, jobs, surplus, able, quota, step, spare)
+    if spare > 0 and surplus != IDLE:
+        able = live[(quota[live] > 0) & (jobs.fixed[live] == FREE)]
+        if surplus == ROUND:
+            spare = _round(view, able, quota, step, spare)
+        else:
+            spare = _most_urgent_first(view, jobs, surplus, able, quota, step, spare)
     return quota, spare
 
 
