@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -200,3 +201,61 @@ def test_nodes_in_words() -> None:
             Nodes.parse(text)
     with pytest.raises(InputError, match="types: 1 types for 2 nodes"):
         Nodes.of([1, 2], types=["A"])
+
+
+@pytest.mark.parametrize("name", ["sia", "allocation"])
+def test_speeds_decide_on_the_type(name: str) -> None:
+    """Each job gets the type that it is fast on, also where the other one would be as fast free."""
+    jobs = [
+        Job(name=f"j{i}", sizes=(1, 2), work=400 * WORK, passes=4,
+            speeds={"A": 1.0, "B": 2.0} if i % 2 else {"A": 2.0, "B": 1.0})
+        for i in range(4)
+    ]  # fmt: skip
+    log = simulate(jobs, name, Nodes.parse("4:A,4:B")).log
+    for row in range(4):
+        kind = "AB"[int(log.node[log.node_ptr[row]])]
+        assert jobs[log.job[row]].speeds[kind] == 2.0 and log.gpus[row] == 2
+
+
+@given(st.integers(0, 10**6))
+def test_sia_on_two_types_against_brute_force(seed: int) -> None:
+    """Never above the best choice of one type, and mostly the best of all."""
+    from optsched.cluster.policies import sia
+
+    dice = np.random.default_rng(seed)
+    jobs = [
+        Job(name=str(i), sizes=(1, 2, 4), work=100 * WORK,
+            speeds={"A": float(dice.choice([0.0, 1.0, 2.0])), "B": float(dice.choice([0.5, 1, 3]))})
+        for i in range(4)
+    ]  # fmt: skip
+    seen = []
+
+    class Look:
+        name, clairvoyant = "look", False
+
+        def decide(self, view: ClusterView) -> Decision:
+            found = sia.Sia().decide(view)
+            tables = sia.costs_by_type(
+                view, np.zeros(len(view.job)), np.arange(len(view.job)), -0.5
+            )
+            seen.append((tables, found, view.time))
+            return found
+
+    simulate(jobs, Look(), Nodes.parse("4:A,4:B"))
+    tables, found, time = seen[0]
+    assert time == 0
+    ways = [[(0, 0, 110 * 5)] + [(t, g, c) for t in (0, 1) for g, c in tables[t][r].items()]
+            for r in range(4)]  # fmt: skip
+
+    def total(chosen: Any) -> float:
+        used = [sum(g for t, g, _ in chosen if t == kind) for kind in (0, 1)]
+        return sum(c for _, _, c in chosen) if max(used) <= 4 else math.inf
+
+    mine = []
+    for r in range(4):
+        kinds = {n for n in found.nodes.get(r, {})}
+        mine.append(
+            next(w for w in ways[r] if w[1] == found.quota[r] and (not kinds or w[0] in kinds))
+        )
+    best = min(map(total, itertools.product(*ways)))
+    assert best <= total(mine) <= 1.15 * best

@@ -23,8 +23,11 @@ wait these rules see only the smallest size. What is left after that goes by the
     speed-up is `optsched.cluster.Goodput`. Pollux searches by a genetic algorithm; here it is a
     multiple choice, solved exactly. Its restart penalty is left out.
 
-The largest value of `max_min`, `makespan` and `finish_time_fairness` is the best possible for any
-allowed sizes; all values in lexicographic order are if every number of GPUs is allowed.
+On several types of GPUs a job gets the type where it is fastest of those with room, and the
+objective holds among the jobs of one type, by their speeds on it (Gavel moves jobs between types in
+rounds, which is not done here). The largest value of ``max_min``, ``makespan`` and
+``finish_time_fairness`` is the best possible for any allowed sizes; all values in lexicographic
+order are if every number of GPUs is allowed.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ from optsched.kernels.compile import helper
 if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.policy import ClusterView, Decision
     from optsched.cluster.world.settings import Settings
 
 _MAX_MIN, _PROPORTIONAL, _MAKESPAN, _FAIRNESS, _GOODPUT = range(5)
@@ -115,6 +119,16 @@ class Allocation(RulePolicy):
             last_passes(workload, self.clairvoyant), by_pass(settings),
             OBJECTIVES.index(self.objective), self.of == "speed", self.score == "remaining", self.p,
         )  # fmt: skip
+
+    def decide(self, view: ClusterView) -> Decision:
+        """GPUs now, on clusters of several types with their nodes."""
+        from optsched.cluster.policies import gpu_types
+
+        if not gpu_types.several(view):
+            return super().decide(view)
+        known = self.arguments(view.workload, view.nodes, view.settings)  # type: ignore[arg-type]
+        fixed = fixed_sizes(view, known[0], known[1])
+        return gpu_types.allocate(view, fixed, lambda part: self.rule(part, *known))
 
     @staticmethod
     def rule(view, last_pass, by_pass, objective, of_speed, of_work, p):  # type: ignore[no-untyped-def]

@@ -6,7 +6,9 @@ p = -0.5. r discounts a change: 1 for the present configuration, for a job witho
 younger than its restart cost, else max(age - restarts * cost, 0) / (age + cost). Sizes are 1, 2, 4,
 .., one node, then whole nodes. The rounding to two decimals is part of the objective as published.
 Solved exactly as a multiple choice; of equal sums the one with the fewest changes, or jobs could
-swap for ever. Jobs compete anew at every event: Sia itself decides in rounds (``round=60``).
+swap for ever. On several types of GPUs a configuration is a size on a type; types are chosen for
+one after the other, each exactly, until nothing improves (Sia solves an integer program). Jobs
+compete anew at every event: Sia itself decides in rounds (``round=60``).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
+from optsched.cluster.policies import gpu_types
 from optsched.cluster.policies.allocation import best_options
 from optsched.cluster.policies.elastic import by_pass
 from optsched.cluster.policies.elastic_rule import FREE, PINNED, fixed_sizes, last_passes
@@ -25,7 +28,9 @@ from optsched.kernels.compile import helper
 if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.policy import ClusterView, Decision
     from optsched.cluster.world.settings import Settings
+    from optsched.model.schedule import IntArray
 
 LEFT_OUT: Final = 110
 """Cost of a job without GPUs, in hundredths."""
@@ -51,6 +56,15 @@ class Sia(RulePolicy):
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
         """What the rule needs beside the view."""
         return last_passes(workload, False), by_pass(settings), self.p
+
+    def decide(self, view: ClusterView) -> Decision:
+        """GPUs now, on clusters of several types with their nodes."""
+        if not gpu_types.several(view):
+            return super().decide(view)
+        fixed = fixed_sizes(view, last_passes(view.workload, False), by_pass(view.settings))
+        jobs = np.flatnonzero((np.diff(view.size_ptr) > 0) & (fixed != PINNED))
+        tables = costs_by_type(view, fixed, jobs, self.p)
+        return gpu_types.choose(view, jobs, tables, LEFT_OUT * (len(jobs) + 1))
 
     @staticmethod
     def rule(view, last_pass, by_pass, p):  # type: ignore[no-untyped-def]
@@ -138,3 +152,33 @@ def most_jobs(view, quota, loose):  # type: ignore[no-untyped-def]
     quota[run[kept:]] = 0
     quota[wait[: most - kept]] = size[wait[: most - kept]]
     return quota
+
+
+def costs_by_type(
+    view: ClusterView, fixed: IntArray, jobs: IntArray, p: float
+) -> list[list[dict[int, int]]]:
+    """Costs of configurations by type and job, as in `costs`: GPUs -> cost."""
+    kinds, held = int(view.node_type.max()) + 1, gpu_types.held_types(view)
+    views = [gpu_types.on_type(view, jobs, t) for t in range(kinds)]
+    found: list[list[dict[int, int]]] = [[] for _ in range(kinds)]
+    for row, i in enumerate(jobs.tolist()):
+        rates = [
+            dict(zip(v.size[at].tolist(), v.rate[at].tolist(), strict=True))
+            for v in views
+            for at in (slice(v.size_ptr[row], v.size_ptr[row + 1]),)
+        ]
+        now = (int(held[i]), int(view.gpus[i]))
+        every = [(t, g) for t, speeds in enumerate(rates) for g in speeds]
+        usual = [(t, g) for t, g in every if is_usual(g, max(int(views[t].capacity.max()), 1))]
+        every = [one for one in every if one in usual or one == now] if usual else every
+        slowest, change = min(rates[t][g] for t, g in every), discount(view, i)
+        for t in range(kinds):
+            options = {}
+            for g in (g for kind, g in every if kind == t):
+                r = 1.0 if (t, g) == now else change
+                if r > 0.0 and ((t, g) == now or fixed[i] == FREE):
+                    relative = min((rates[t][g] * r / slowest) ** p, _MOST)
+                    cost = int(np.rint(100.0 * relative))
+                    options[g] = cost * (len(jobs) + 1) - ((t, g) == now)
+            found[t].append(options)
+    return found
