@@ -71,7 +71,7 @@ class Events:
         self.ranks = None  # these refer to this object
 
     def on_update(self, run: JobRun, stage: int, iteration: int) -> None:
-        """Copy a stage whose update is done, if a checkpoint or an evaluation needs it."""
+        """Copy a stage after its update, if a checkpoint or an evaluation needs it."""
         if self.folder is not None:
             self.folder.note(run, stage, iteration)
         every, done = self.trainer.config.every, iteration + 1

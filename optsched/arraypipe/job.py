@@ -139,7 +139,7 @@ class Job:
         return self.life.error
 
     def stop(self) -> None:
-        """End the job with the iteration whose loss is known last; others are not held up.
+        """End the job with the iteration of the last known loss; others are not held up.
 
         Only while it runs: before and after a run it does nothing.
         """

@@ -247,7 +247,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
         return JobArray(**given | settled)
 
     def chosen(self, jobs: Sequence[Any] | None) -> tuple[list[ProfiledJob], list[tuple[int, ...]]]:
-        """The jobs, whose names are distinct, and the bytes of the state of each by stage.
+        """The jobs, with distinct names, and the bytes of the state of each by stage.
 
         A `Job` has the optimizer and state of the profiled job of its name in its precision, else
         of the first in that precision.

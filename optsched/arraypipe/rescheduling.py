@@ -69,7 +69,7 @@ class Rescheduling:
         self.runs, self.start, self.refill = runs, start, refill
         self.refusal, self.strict, self.problem = refusal, strict, problem
         self.waiting = list(range(plan.n_jobs, len(runs)))
-        self.replaced: set[int] = set()  # ended jobs whose slot has been given away, or stays free
+        self.replaced: set[int] = set()  # ended jobs; their slot has been given away, or stays free
         self.given: dict[int, Job] = {}  # by ended job: what `refill` has returned
         self.solver = Replanner()
         self.rows = {plan: tuple(range(plan.n_jobs))}  # job of the problem that a slot is made for

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 Suggest: TypeAlias = "Callable[[BaseTrial], Job]"
 _SWEEPS: Final = count()  # of this process; all ranks make theirs in the same order
-_LAST: Final = 10  # losses whose mean is the value of a job
+_LAST: Final = 10  # losses; their mean is the value of a job
 _FOLDER: Final = "optsched:checkpoint"  # attributes of trials
 _LOSSES: Final = "optsched:losses"
 
@@ -82,9 +82,9 @@ class ArraySweep:
     """Trains the trials of a study in a job array; a free slot gets the next trial.
 
     A trial is judged by the value of `evaluate`, else by the mean of the last ten losses: reported
-    every `RunConfig.every` iterations, when the pruner may end it, and at its end. A trial whose
-    loss is not finite or whose forward raises becomes ``FAIL`` (its attribute ``failure`` has the
-    reason), and the others go on.
+    every `RunConfig.every` iterations, when the pruner may end it, and at its end. A trial with
+    a loss that is not finite or a forward that raises becomes ``FAIL`` (its attribute ``failure``
+    has the reason), and the others go on.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ class _Entry:
 
 @dataclass(eq=False)
 class _Trials(Callback):
-    """Asks the study for trials, reports their values and how they end.
+    """Takes trials from the study, reports their values and how they end.
 
     On ranks the first one does; the others make the same jobs of the same parameters.
     """
@@ -294,7 +294,7 @@ class _Trials(Callback):
         return job
 
     def on_step(self, job: Job, iteration: int, loss: float) -> None:
-        """Note a loss; report the mean of the last ones."""
+        """Note a loss; report the mean of the last losses."""
         if (entry := self.entries.get(job)) is None:  # on another rank
             return
         done = iteration + 1
@@ -335,7 +335,7 @@ class _Trials(Callback):
                 self._tell(entry, TrialState.FAIL, reason=reason)
 
     def _ask(self, most: int) -> list[Job]:
-        """Return jobs of trials that a former run has left, then of new ones."""
+        """Return jobs of trials that a former run has left, then of new trials."""
         found, self.waiting = self.waiting[:most], self.waiting[most:]
         while self.study and len(found) < most and self.left > 0 and not self.stopped.is_set():
             if time.monotonic() >= self.until_s:
@@ -390,7 +390,7 @@ class _Trials(Callback):
 def _even_schedule(jobs: Sequence[Job], n_stages: int) -> Schedule:
     """Return a rolling schedule for stages and jobs that take equally long, one device per stage.
 
-    Trials come and go, and the first ones may fail, so that nothing is measured. Updates are blocks
+    Trials come and go, and the first may fail, so that nothing is measured. Updates are blocks
     of their own if one of these jobs clips its gradients.
     """
     waits = any(waits_for_all(job) for job in jobs)

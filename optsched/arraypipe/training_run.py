@@ -396,11 +396,11 @@ class ArrayRun:
         """Return the stages of a job that this process trains."""
         if self.ranks is None:
             return [*range(self.plan.n_stages)]
-        home, rank = self.ranks.home(index), self.ranks.links.rank
-        return [stage for stage, device in enumerate(home) if device == rank]
+        placement, rank = self.ranks.placement(index), self.ranks.links.rank
+        return [stage for stage, device in enumerate(placement) if device == rank]
 
     def _first_forward(self, runs: Sequence[JobRun]) -> None:
-        """Run one forward of every job, without effects; a job whose forward raises has failed.
+        """Run one forward of every job, without effects; a job has failed if it raises.
 
         On ranks all jobs pass through the chain, also after one that is refused.
         """
@@ -433,8 +433,8 @@ class ArrayRun:
         live = [slot for slot, job in enumerate(segment.slots) if not self.runs[job].over]
         if ranks is not None or memory.moves:
             titles = [run.title for run in self.runs]
-            home = None if ranks is None else ranks.home
-            if sentence := moved(self.run_plan.now, segment, live, titles, home):
+            placement = None if ranks is None else ranks.placement
+            if sentence := moved(self.run_plan.now, segment, live, titles, placement):
                 return sentence
         if memory.limits is None:
             return ""

@@ -73,7 +73,7 @@ def reread(value: Any) -> Any:
 
 
 def empty(value: Tensor) -> Tensor:
-    """A tensor in place of a large one, where only the rest of a state is looked at."""
+    """A tensor in place of a large one, where only the rest of a state is read."""
     return torch.empty(0, dtype=value.dtype)
 
 

@@ -1,10 +1,10 @@
 """Messages between processes: as bytes, over gloo, and in the order of a device's blocks.
 
-Messages cannot deadlock. Each of a plan has a tag of its own, a send never waits, and a device that
-waits for a message has posted its receive. So nothing waits but for the block that makes it: such
-devices are a network of Kahn (1974), and one complete execution, the topological order that
+Messages cannot deadlock. Each of a plan has a separate tag, sends do not block, and a device that
+awaits a message has posted its receive. A message depends on nothing but the block that makes it:
+such devices are a network of Kahn (1974), and one complete execution, the topological order that
 `compile` has found, proves that all are complete. Messages of GPUs go through page-locked memory of
-the host: no kernel waits for another rank.
+the host: no kernel depends on another rank.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 AHEAD: Final = 4
-"""Messages whose receives a device has posted at most; more as soon as half of them are taken."""
+"""Most receives that a device has posted at a time; more as soon as half of them are taken."""
 
 _SMALL: Final = 2**16  # bytes; of such messages eight times as many, if memory has no limit
 _HEAD: Final = 2048  # bytes for all but the tensors; a longer message goes in two parts
@@ -160,7 +160,7 @@ class Capacity:
         self.boundary: dict[tuple[int, int], int] = {}  # (job, stage) -> bytes of its output
 
     def note(self, run: JobRun, stage: int, output: Any) -> None:
-        """Remember the output of a stage, whose gradient travels with norms if the job clips."""
+        """Remember the output of a stage; its gradient travels with norms if the job clips."""
         self.runs[run.index] = run
         row = output if isinstance(output, tuple) else (output,)
         norms = len(run.unsplit_order) if run.job.needs_norm else 0

@@ -91,8 +91,8 @@ class Ranks:
         self.group.group = None  # a reference would keep its connections open
         self.links.leave()
 
-    def home(self, job: int) -> tuple[int, ...]:
-        """Device of every stage of a job; one that waits is built for the last slot of the plan."""
+    def placement(self, job: int) -> tuple[int, ...]:
+        """Device of every stage of a job; a waiting job is built for the last slot of the plan."""
         return places(self.plan, min(job, self.plan.n_jobs - 1))
 
     def stages_of(self, run: JobRun) -> list[int]:
@@ -100,7 +100,7 @@ class Ranks:
         return [stage.index for stage in run.stages if stage.local]
 
     def saved_by(self, run: JobRun) -> list[int]:
-        """Stages of a job whose states this rank writes: those of the first replica."""
+        """Stages of a job that this rank writes: those of the first replica."""
         return self.stages_of(run) if self.links.replica == 0 else []
 
     def reports(self, run: JobRun) -> bool:
@@ -108,8 +108,8 @@ class Ranks:
 
         Rank 0 does if it has a stage of the job, else the rank of the last stage.
         """
-        home = self.home(run.index)
-        return self.links.replica == 0 and self.links.rank == (0 if 0 in home else home[-1])
+        devices = self.placement(run.index)
+        return self.links.replica == 0 and self.links.rank == (0 if 0 in devices else devices[-1])
 
     def share(self, segment: Segment) -> Share:
         """What the memory of this rank is for."""
@@ -186,7 +186,7 @@ class Chain(FirstForward):
 
     def __init__(self, ranks: Ranks, run: JobRun) -> None:
         self.links, self.capacity, self.run = ranks.links, ranks.capacity, run
-        self.ranks = [self.links.members[self.links.replica][d] for d in ranks.home(run.index)]
+        self.ranks = [self.links.members[self.links.replica][d] for d in ranks.placement(run.index)]
 
     def is_local(self, stage: int) -> bool:
         """Whether a stage is trained here."""

@@ -199,7 +199,7 @@ def _ends(plan: ExecutionPlan, block: Block) -> bool:
 
 
 def _kept(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int, int]:
-    """Bytes that a block takes, gives back and needs meanwhile, from measured ones."""
+    """Bytes that a block takes, gives back and needs meanwhile, from measured bytes."""
     by_block = (block.job, block.stage) in plan.recomputed
     less = by_block or here.recompute
     if block.kind == "F":  # the graph is made even if it is thrown away

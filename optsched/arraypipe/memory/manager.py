@@ -60,7 +60,7 @@ class DeviceSlots(Transfers):
             engine.adopt([flat for flats in self.flats for flat in flats])
         self.index: dict[tuple[int, int], int] = {}  # of a state, by (job, stage)
         self.states: list[BoundState] = []
-        self.announced = 0  # segments whose accesses have been announced
+        self.announced = 0  # segments with announced accesses
         self.open: Access | None = None
         self.version = 0  # of the weights when the open access began
 

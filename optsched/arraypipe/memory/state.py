@@ -104,7 +104,7 @@ def layout_of(stage: JobStage, title: str) -> Layout:
 
 
 def rows_of(stage: JobStage) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
-    """Parameters of a stage, its copies of tied ones, and float32 masters."""
+    """Parameters of a stage, its copies of tied parameters, and float32 masters."""
     masters = [p for _, p in stage.masters or ()]
     return [p for _, p in stage.parameters], [b.parameter for b in stage.tied], masters
 
@@ -196,7 +196,7 @@ class BoundState:
         return sum(t._version for t, _ in self.layout.weights)
 
     def has_graphs(self) -> bool:
-        """Whether a graph that refers to the weights waits for its backward."""
+        """Whether a graph that refers to the weights has its backward ahead."""
         return any(kept.roots is not None or kept.branches for kept in self.stage.kept.values())
 
     def absorb(self) -> None:

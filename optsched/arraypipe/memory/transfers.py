@@ -37,7 +37,7 @@ class CopyEngine:
 
     exposed_ns: float = 0.0  # that blocks have waited for copies, where none has pauses
     copies: list[Copied] = field(default_factory=list)  # that are over, with the host's times
-    pauses: list[tuple[Any, Any]] = field(default_factory=list)  # events around waits on a GPU
+    pauses: list[tuple[Any, Any]] = field(default_factory=list)  # events around pauses of a GPU
 
     def copy(
         self,
@@ -92,7 +92,7 @@ class Pool:
 class Transfers:
     """Has states in slots when they are accessed, and prefetches those of accesses to come.
 
-    The state that leaves is the one whose next use is farthest away, a clean one among equals
+    The state that leaves is the one with the farthest next use, a clean one among equals
     (Belady, IBM Systems Journal 5, 1966); but the one that was used last stays where there is a
     choice, so that copies overlap with its block. A copy is issued when no access before it needs
     the slot, in the order in which states are needed.

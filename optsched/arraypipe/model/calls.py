@@ -219,7 +219,7 @@ def _without_objects(value: Any) -> Any:
 
 
 def unknown(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of no memory whose values are not a number (0 if it has integers)."""
+    """A tensor of no memory; its values are not a number (0 if it has integers)."""
     numbers = dtype.is_floating_point or dtype.is_complex
     value = torch.full((), math.nan if numbers else 0, dtype=dtype, device=device)
     return value.expand(size)

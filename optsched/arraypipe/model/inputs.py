@@ -171,7 +171,7 @@ def counts_of(modules: Sequence[nn.Module]) -> dict[tuple[nn.Module, str], Any]:
 
 
 def changed_since(before: dict[tuple[nn.Module, str], Any]) -> list[tuple[nn.Module, str]]:
-    """Attributes that are other ones than they were for `counts_of`."""
+    """Attributes that differ from those of `counts_of`."""
     now = counts_of([part for part, _ in before])
     return [key for key, value in before.items() if key in now and now[key] != value]
 

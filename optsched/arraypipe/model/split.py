@@ -217,7 +217,7 @@ def shard(
     whole, found = model.state_dict(keep_vars=True), {}
     for name, value in whole.items():
         value = originals.get(id(value), value)
-        module = model.get_submodule(name.rpartition(".")[0])  # whose `get_extra_state` it may be
+        module = model.get_submodule(name.rpartition(".")[0])  # may have `get_extra_state`
         if owner.get(id(value), owner.get(id(module), 0)) == index:
             found[name] = value.detach() if isinstance(value, Tensor) else value
     return found, {
@@ -406,7 +406,7 @@ def shapes_of(model: nn.Module) -> dict[str, str]:
 def check_sibling(
     shapes: Mapping[str, str], title: str, first: Mapping[str, str], first_title: str
 ) -> None:
-    """Refuse a job whose tensors differ from those of the first job in name or shape."""
+    """Refuse a job if its tensors differ from those of the first job in name or shape."""
     if found := first_difference(first, shapes):
         name, other, one = (text.replace(_UNSET, "missing") for text in found)
         raise InputError(

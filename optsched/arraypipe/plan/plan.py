@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class RecurrentArc(NamedTuple):
-    """Instance c of `head` waits for instance ``c - tokens`` of `tail`; `lag` is advisory."""
+    """Instance c of `head` follows instance ``c - tokens`` of `tail`; `lag` is advisory."""
 
     tail: int
     head: int
@@ -59,7 +59,7 @@ class ExecutionPlan:
 
     @cached_property
     def arcs(self) -> tuple[RecurrentArc, ...]:
-        """Everything an instance waits for, the device orders apart; of equal ones the longest."""
+        """Predecessors of an instance, the device orders apart; of equal arcs the longest."""
         lags: dict[tuple[int, int, int], int] = {}
         columns = (column.tolist() for column in self.schedule.arcs)
         for tail, head, lag, distance in zip(*columns, strict=True):
@@ -104,7 +104,7 @@ class ExecutionPlan:
 
     @cached_property
     def updated(self) -> frozenset[int]:
-        """Jobs whose updates are operations of their own (else they belong to the last B)."""
+        """Jobs with updates as separate operations (else they belong to the last B)."""
         return frozenset(b.job for b in self.blocks if b.kind == "U")
 
     @cached_property
@@ -261,7 +261,7 @@ def routes(
     if ties and plan.split:
         raise InputError(
             "schedule: W blocks (split backward) cannot be run with a weight that several stages "
-            "use, whose gradient comes with B; use B blocks, or cut the model elsewhere"
+            "use, and its gradient comes with B; use B blocks, or cut the model elsewhere"
         )
     messages = tuple(_messages(plan, ties, together))
     inputs: list[list[int]] = [[] for _ in plan.blocks]

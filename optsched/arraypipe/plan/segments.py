@@ -64,7 +64,7 @@ def channel_stream(segment: Segment, channel: int) -> Iterator[Transfer]:
 
 
 FIRST_CYCLES: Final = 8
-"""Cycles of the first segment, whose time says how long others should be."""
+"""Cycles of the first segment; its time determines the length of others."""
 
 SEGMENT_S: Final = 4.0
 """Seconds of a segment: short enough for changes and Ctrl-C, long enough for its fill and drain."""
@@ -90,16 +90,16 @@ def moved(
     then: Segment,
     live: Collection[int],
     titles: Sequence[str],
-    home: Callable[[int], tuple[int, ...]] | None = None,
+    placement: Callable[[int], tuple[int, ...]] | None = None,
 ) -> str:
     """Why jobs cannot go on with another plan: they stay on their devices.
 
-    On ranks `home` has the devices of a job, where it was built.
+    On ranks `placement` has the devices of a job, where it was built.
     """
     homes = {job: places(now.plan, slot) for slot, job in enumerate(now.slots)}
     for slot in live:
         job, wanted = then.slots[slot], places(then.plan, slot)
-        found = homes.get(job, wanted) if home is None else home(job)
+        found = homes.get(job, wanted) if placement is None else placement(job)
         if found != wanted:
             return (
                 f"the new plan has the stages of job {titles[job]} on devices {wanted}; they are "
@@ -125,7 +125,7 @@ class Walk:
         followers: list[set[int]] = [set() for _ in plan.blocks]
         for arc in plan.arcs:
             followers[arc.tail].add(line_of[arc.head])
-        self.followers = [  # whose head may be free once an operation is over, its own line first
+        self.followers = [  # lines to look at once an operation is over, its own line first
             (line_of[i], *sorted(lines - {line_of[i]})) for i, lines in enumerate(followers)
         ]
         start: Any = plan.schedule.start
@@ -189,7 +189,7 @@ class Change(NamedTuple):
 
 
 class RunPlan:
-    """Makes the segments of a run, of all its jobs (`JobRun`), whose number may grow.
+    """Makes the segments of a run, of all its jobs (`JobRun`); their number may grow.
 
     `cycles` are those of the first segment, at most.
     """

@@ -173,7 +173,7 @@ def check_microbatches(blocks: tuple[Block, ...], sequences: Sequences) -> None:
 
 
 def check_together(together: Collection[int], blocks: tuple[Block, ...], n_jobs: int) -> None:
-    """Jobs whose updates wait for all stages exist and have update blocks."""
+    """Jobs that update all stages together exist and have update blocks."""
     kinds = {(block.job, block.kind) for block in blocks}
     what = "gradient clipping, loss scaling and schedulers that need a metric update all stages"
     for job in together:
