@@ -1,48 +1,39 @@
-"""What ranks refuse: wrong or different arguments, and a rank that cannot begin."""
+"""What ranks refuse: wrong or different arguments, and a rank that cannot begin or end."""
 
 from __future__ import annotations
 
 import sys
-import time
-from dataclasses import replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # the first optimizer would load it, in every rank
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import runs
 from arraypipe_models import data, loss, sgd
-from process_rows import CUTS, PROCESSES, STEPS, Row, alone, build_model, compared, trainer
+from process_rows import CUTS, PROCESSES, Row, build_model, trainer
 from pytest import MonkeyPatch
 from runs import array_trainer
 from torch import nn
 
-from optsched import InputError
 from optsched.arraypipe import Job, random_schedule
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 from optsched.arraypipe.distributed.group import Stalled
 from optsched.arraypipe.runtime.worker import Worker
-from optsched.arraypipe.train_alone import differences
-
-# what tests ask for; every rank runs it, the answer of rank 0 counts
 
 
-def said(ranks: int, call: Any) -> list[tuple[str, float]]:
-    """Of every rank the error with which it ends, and after how many seconds."""
-    words, began = "nothing", time.monotonic()
+def sentences(ranks: int, call: Any) -> list[str]:
+    """Of every rank the error with which it ends."""
+    sentence = "nothing"
     try:
         call()
     except (Exception, SystemExit) as error:
-        words = f"{type(error).__name__}: {error}"
-    everybody: list[Any] = [None] * ranks
-    dist.all_gather_object(everybody, (words, time.monotonic() - began))
-    return everybody
+        sentence = f"{type(error).__name__}: {error}"
+    found: list[Any] = [None] * ranks
+    dist.all_gather_object(found, sentence)
+    return found
 
 
 def raises(error: BaseException) -> Any:
@@ -54,20 +45,11 @@ def raises(error: BaseException) -> Any:
     return wrong
 
 
-def one_rank_cannot(ranks: int) -> dict[str, Any]:
-    """Rank 1 alone fails before anything is trained, in several ways; then all train together."""
-    rank = dist.get_rank()
-    schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=8)
-    rows = [Row(0), Row(1)]
-    good: dict[str, Any] = {
-        "model": build_model, "jobs": [row.job for row in rows], "stages": CUTS,
-        "loss": loss, "data": data,
-    }  # fmt: skip
-
-    def batches(job: Job, start: int) -> Any:
-        if rank and job.seed:
-            raise OSError("no such file here")
-        return data(job, start)
+def refused(ranks: int) -> dict[str, list[str]]:
+    """Ranks that differ, or of which rank 1 alone fails, before and after the training."""
+    rank, place = dist.get_rank(), [0, 1, 0, 1]
+    schedule = random_schedule([1, 1], 4, place=place, seed=8)
+    built: list[int] = []
 
     def unreadable(job: Job, start: int) -> Any:
         for pair in data(job, start):
@@ -75,127 +57,51 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
                 raise OSError("no such batch here")
             yield pair
 
-    def models(error: BaseException) -> Any:
-        built: list[int] = []
+    def build() -> nn.Module:
+        built.append(1)
+        if rank and len(built) > 1:  # the trainer itself makes the first
+            raise SystemExit("no such luck")
+        return build_model()
 
-        def build() -> nn.Module:
-            built.append(1)
-            if rank and len(built) > 1:  # the trainer itself makes the first
-                raise error
-            return build_model()
+    def with_rate(named: Any) -> Any:
+        return torch.optim.SGD(named, lr=0.1 * (1 + rank))
 
-        return build
-
-    optimizer = raises(ValueError("no such optimizer here")) if rank else sgd
-    changed: dict[str, dict[str, Any]] = {
-        "optimizer": {"jobs": [Job(0, 8, sgd), Job(1, 8, optimizer)]},
-        "exit": {"model": models(SystemExit("no such luck"))},
-        "data": {"data": batches},
+    bad = raises(ValueError("no such optimizer here")) if rank else sgd
+    cases: dict[str, dict[str, Any]] = {
+        "optimizer": {"jobs": [Job(0, 8, sgd), Job(1, 8, bad)]},
+        "exit": {"model": build},
         "batch": {"data": unreadable},
-    }
-    options: dict[str, dict[str, Any]] = {
         "schedule": {"schedule": random_schedule([1, 1], 4) if rank else schedule},
+        "folder": {"checkpoint": None if rank else "never_made"},
+        "setting": {"jobs": [Job(0, 8, with_rate), Job(1, 8, sgd)]},
+        "checkpoint": {"checkpoint": f"{sys.argv[1]}/full", "fails": CheckpointFolder},
+        "end": {"fails": Worker},
     }
+    found = {}
+    for name, changes in cases.items():
+        given: dict[str, Any] = {
+            "model": build_model, "jobs": [Job(j, 8, sgd) for j in range(2)], "stages": CUTS,
+            "loss": loss, "data": data, "schedule": schedule, "checkpoint": None, **changes,
+        }  # fmt: skip
+        order, folder, owner = (given.pop(k, None) for k in ("schedule", "checkpoint", "fails"))
 
-    def trained(name: str) -> None:
-        array = array_trainer(**good | changed.get(name, {}))
-        runs.run(array, **{"schedule": schedule, "steps": 3} | PROCESSES | options.get(name, {}))
+        def train(given: Any = given, order: Any = order, folder: Any = folder) -> None:
+            runs.run(array_trainer(**given), order, 2, checkpoint=folder, **PROCESSES)
 
-    bad = {name: partial(trained, name) for name in (*changed, *options)}
-    found: dict[str, Any] = {
-        name: [(words, seconds < 30) for words, seconds in said(ranks, call)]
-        for name, call in bad.items()
-    }
-    result = runs.run(array_trainer(**good), schedule, STEPS, **PROCESSES)
-    found["differences"] = compared(result, rows, [STEPS] * 2) if rank == 0 else []
-    return found
-
-
-def concluded(ranks: int) -> dict[str, Any]:
-    """One rank alone fails after the last block, in several ways; then all train together."""
-    rank, found = dist.get_rank(), {}
-    schedule = random_schedule(
-        [1, 1], 4, place=[0, 1, 0, 1] if ranks == 2 else [2, 1, 0, 3], seed=8
-    )
-
-    ways: dict[str, tuple[int, Any, str]] = {  # the rank that fails, and where
-        "checkpoint": (1, CheckpointFolder, "finish"),
-        "worker": (1, Worker, "finish"),
-    }
-    for name, (failing, owner, attribute) in ways.items():
-        folder = {"checkpoint": f"{sys.argv[1]}/{name}"} if name == "checkpoint" else {}
-        jobs = [Job(j, 8, sgd) for j in range(2)]
-        array = array_trainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss)
         with MonkeyPatch.context() as patch:
-            if rank == failing:
-                patch.setattr(owner, attribute, raises(OSError("no space left")))
-            run = partial(runs.run, array, schedule, 2, **PROCESSES, **folder)
-            found[name] = [words for words, _ in said(ranks, run)]
-    rows = [Row(0), Row(1)]
-    result = runs.run(trainer(rows), schedule, STEPS, **PROCESSES)
-    found["differences"] = compared(result, rows, [STEPS] * 2) if rank == 0 else []
+            if owner and rank:
+                patch.setattr(owner, "finish", raises(OSError("no space left")))
+            found[name] = sentences(ranks, train)
     return found
-
-
-def used_up(ranks: int) -> dict[str, Any]:
-    """Job 1 goes on from a checkpoint where its data end."""
-    rows = [Row(0), Row(1)]
-    schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=8)
-    folder: dict[str, Any] = {"checkpoint": f"{sys.argv[1]}/used_up"}
-    runs.run(trainer(rows), schedule, 2, **PROCESSES, **folder)
-
-    def ending(job: Job, start: int) -> Any:
-        return islice(data(job, start), max(0, (2 if job.seed else 4) - start))
-
-    array = array_trainer(
-        build_model, ending, jobs=[row.job for row in rows], stages=CUTS, loss=loss
-    )
-    result = runs.run(array, schedule, STEPS, resume=True, **PROCESSES, **folder)
-    found = []
-    if dist.get_rank() == 0:
-        whole = alone(rows[0], STEPS)
-        found = differences(result.trained[0], replace(whole, losses=whole.losses[2:]))
-    return {
-        "differences": found,
-        "status": [job.status for job in array.jobs],
-        "error": str(array.jobs[1].error),
-    }
 
 
 def absent(ranks: int) -> str:
     """Rank 1 has raised before it came to us: the others do not wait for ever, and say so."""
-    said = "nothing"
+    said, order = "nothing", random_schedule([1], 4, place=[0, 1, 0, 1])
     if not dist.get_rank():
         try:
-            runs.run(
-                trainer([Row(0)]),
-                random_schedule([1], 4, place=[0, 1, 0, 1]),
-                1,
-                backend="process",
-                timeout=0.5,
-            )
+            runs.run(trainer([Row(0)]), order, 1, backend="process", timeout=0.5)
         except Stalled as error:
             said = str(error)
     dist.barrier()
     return said
-
-
-def refused(ranks: int) -> list[str]:
-    """Sentences for what cannot be run on several ranks."""
-    array = trainer([Row(0)])
-    found = []
-    only_on_rank_0 = {"checkpoint": "never_made"} if torch.distributed.get_rank() == 0 else {}
-    here = random_schedule([1], 4, place=[0, 1, 0, 1])
-    lr = 0.1 * (1 + torch.distributed.get_rank())
-    other = Job(0, 8, lambda named: torch.optim.SGD(named, lr=lr))
-    for given, schedule, more in (
-        (array, random_schedule([1], 4), {}),
-        (array, here, {"timeout": 0.0}),
-        (array, here, only_on_rank_0),
-        (array.with_jobs([other]), here, {}),
-    ):
-        try:
-            runs.run(given, schedule, 1, **{**PROCESSES, **more})
-        except InputError as error:
-            found.append(str(error))
-    return found

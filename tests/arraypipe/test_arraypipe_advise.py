@@ -11,7 +11,7 @@ from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.arraypipe.advice import Advice, Option, advise
+from optsched.arraypipe.advice import advise
 from optsched.arraypipe.profile import Profile, from_tree
 from optsched.errors import InputError
 
@@ -88,20 +88,6 @@ def test_nothing_beats_the_sum_of_work(
     assert seconds == sorted(seconds) and seconds[0] >= 0.999 * least
     names = {option.name for option in advice.options}
     assert names == {"one job per GPU", "job array"} | ({"1F1B"} if devices > 1 else set())
-
-
-def test_near_times_are_too_close_to_call() -> None:
-    """A small lead is no lead; what does not fit is never the best."""
-    options = [Option(name, time, 1, True) for name, time in (("a", 1.0), ("b", 1.04), ("c", 1.2))]
-    none = Option("d", None, 1, False)
-
-    def verdict(*rows: Option) -> str:
-        return Advice(rows, 1, 1, 0).verdict
-
-    assert verdict(*options) == "too close to call: a leads b by 4.0%"
-    assert verdict(*options[1:]) == "best: b, 1.15x as fast as c"
-    assert verdict(options[2], none) == "best: c"
-    assert "no option fits" in verdict(none)
 
 
 def test_memory_that_is_small_smaller_and_unknown() -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -147,32 +143,6 @@ def test_recorded_models_have_the_bits_of_whole_ones(name: str) -> None:
     check_equal(whole, made)
 
 
-def test_storages_are_empty_until_they_are_needed() -> None:
-    """What is dropped is never made; what meets tensors from outside is right."""
-    outside = torch.from_numpy(np.full((10, 30), 2.0, dtype=np.float32))
-    torch.manual_seed(1)
-    expected = torch.randn(10, 30) * 3
-    torch.manual_seed(1)
-    with (recorder := Recorder()):
-        made, dropped = torch.randn(10, 30).mul_(3), torch.randn(10, 30)
-        row, total = made[3], dropped.sum().item()
-        product = made * outside
-        copied = made.clone()
-        assert recorder.recorded(row)
-        assert recorder.recorded(copied)
-        assert torch.equal(recorder.value(dropped).sum(), torch.tensor(total))
-        del dropped
-        recorder.records = "none"
-        added = copied + 1
-        copied.mul_(outside)  # now it is not recorded any more
-        assert not recorder.recorded(copied)
-    assert not made.untyped_storage().nbytes()
-    recorder.finish()
-    assert made.untyped_storage().nbytes() == 1200
-    assert torch.equal(product, expected * 2) and torch.equal(row, expected[3])
-    assert torch.equal(added, expected + 1) and torch.equal(copied, expected * 2)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16"])
 def test_parts_derive_from_weights(precision: str) -> None:
     """Copies and masters made inside are right; what is emptied stays empty."""
@@ -189,19 +159,6 @@ def test_parts_derive_from_weights(precision: str) -> None:
     assert got.model.embed_tokens.weight.numel() == 0  # tied
     del got.lm_head, got.model.embed_tokens, whole.lm_head, whole.model.embed_tokens
     check_equal(got, whole)
-
-
-def test_sketch_runs_forward_and_leaves_nothing() -> None:
-    """The forward of a model whose weights are made while they are read."""
-    ids = torch.arange(12).reshape(2, 6)
-    torch.manual_seed(5)
-    expected = make("gpt2")()(input_ids=ids).logits
-    with Builder(make("gpt2")).sketch(job()) as model:
-        made = model(input_ids=ids).logits
-        made.sum().backward()
-        assert torch.equal(made, expected) and all(p.grad is not None for p in model.parameters())
-    large = [p for p in model.parameters() if p.nbytes >= lazy.LARGE]
-    assert large and all(p.is_meta for p in large)
 
 
 def test_failure_under_recording_builds_whole() -> None:
@@ -334,52 +291,3 @@ def test_module_is_copied_and_keeps_its_tensors() -> None:
     ):
         with pytest.raises(InputError, match=sentence):
             model_function(bad)(**arguments)  # type: ignore[arg-type]
-
-
-MEMORY = """
-import torch
-from torch import nn
-from torch.optim import AdamW
-from optsched.arraypipe import ArrayTrainer, Callback, Job, RunConfig
-from optsched.arraypipe.model.lazy import collect
-
-def resident():
-    rows = dict(line.split(":", 1) for line in open("/proc/self/status"))
-    return int(rows["VmRSS"].split()[0]) / 1024
-
-class Start(Callback):
-    def on_start(self, jobs, steps, resumes):
-        self.at = resident()
-
-def model(width):
-    return nn.Sequential(*(nn.Linear(width, width) for _ in range(8)))
-
-def fit(width):
-    seen, rows = Start(), [(torch.randn(width), torch.zeros(width)) for _ in range(4)]
-    jobs = [Job(k, 2, lambda named: AdamW([p for _, p in named])) for k in range(4)]
-    collect()
-    before = resident()
-    trainer = ArrayTrainer(lambda: model(width), rows, 2, nn.functional.mse_loss)
-    trainer.fit(jobs, 1, callbacks=[seen], config=RunConfig(verbose=False))
-    return seen.at - before
-
-torch.manual_seed(0)
-fit(16)  # loads modules
-print("grown", fit(WIDTH), flush=True)
-"""
-
-
-def test_ranks_hold_only_their_stages_before_the_first_block(tmp_path: Path) -> None:
-    """Of 4 jobs on 2 ranks, also after measuring and checking: 10 % more at most."""
-    width = 1024
-    path = tmp_path / "memory.py"
-    path.write_text(MEMORY.replace("WIDTH", str(width)))
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *start, str(path)], capture_output=True, text=True, timeout=200,
-        check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    rows = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("grown")]
-    assert len(rows) == 2, done.stderr
-    stages = 4 * 4 * (width + 1) * width * 4 / 2**20
-    assert max(float(value) for row in rows for value in row) <= 1.1 * stages, rows

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,21 +125,6 @@ def test_errors_of_the_thread_end_the_run(
     result = run(trainer(JOBS[:1]), ONE, 5, checkpoint=tmp_path, resume=True)
     assert len(result.losses[0]) == 5 - done
     assert not list(tmp_path.rglob(".*"))
-
-
-def test_a_gpu_copies_after_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into page-locked memory of the same strides; the thread waits for the event after it."""
-    seen: list[str] = []
-    event = SimpleNamespace(synchronize=lambda: seen.append("waited"))
-    checkpoint._Noted({}, event).wait()  # type: ignore[arg-type]
-    checkpoint._Noted({}, None).wait()
-    assert seen == ["waited"]
-    monkeypatch.setattr(checkpoint_files, "page_locked_like", torch.empty_like)
-    for value in (torch.rand(3, 4).t(), torch.rand(6, 4)[::2], torch.rand(3, 1).expand(3, 4)):
-        copy = checkpoint_files.off_gpu(value)
-        assert torch.equal(copy, value)
-        assert copy.untyped_storage().nbytes() == 48
-        assert copy.stride() == value.to("cpu", copy=True).stride()
 
 
 def test_every_checkpoint_is_an_iteration_boundary(tmp_path: Path) -> None:
@@ -276,23 +259,6 @@ def test_every_kind_of_state_is_resumed(tmp_path: Path, case: str) -> None:
         assert train["extra"] == {"2._extra_state": {"name": "a"}}
 
 
-def test_resume_with_other_cuts(tmp_path: Path) -> None:
-    """Without random layers the stages do not matter; a warning names what would."""
-
-    def simple() -> nn.Sequential:
-        layers = [layer for layer in build_model() if not isinstance(layer, nn.Dropout)]
-        return nn.Sequential(*layers, nn.Linear(4, 4), nn.ReLU())
-
-    jobs = [Job(0, 8, adamw, scheduler=warmed, precision="bf16")]
-    array = trainer(jobs, build_model=simple, stages=[2, 5])
-    run(array, ONE, 2, checkpoint=tmp_path)
-    other = trainer(jobs, build_model=simple, stages=[4])
-    order = random_schedule([1], 2, update=[0], together=[0])
-    with pytest.warns(UserWarning, match="cut at other modules; if the model draws random"):
-        result = run(other, order, 5, checkpoint=tmp_path, resume=True)
-    assert same_state(result.trained[0], array.train_alone(0, 5)) == []
-
-
 def built(p: float = 0.3, width: int = 12, other: Any = None) -> nn.Sequential:
     """The tiny model with another dropout rate."""
     model = build_model(width)
@@ -362,12 +328,6 @@ def test_another_job_is_refused(written: Path, changes: dict[str, Any], sentence
     with pytest.raises(InputError, match=sentence):
         resume(written, **changes)
     assert files(written) == before
-
-
-def test_arguments_that_are_objects_are_not_compared(written: Path, tmp_path: Path) -> None:
-    """Only numbers, strings and containers of them can be."""
-    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
-    assert len(resume(tmp_path, model={"p": 0.1, "other": object()}).losses[0]) == 2
 
 
 def damaged(change: Any) -> Any:
@@ -492,52 +452,6 @@ def test_frozen_weights_are_written_once(tmp_path: Path) -> None:
     changed = trainer(jobs, build_model=other)
     with pytest.raises(InputError, match=r"'0.weight' is frozen and shared with other jobs"):
         run(changed, random_schedule([1, 1, 1], 3), 7, checkpoint=tmp_path, resume=True)
-
-
-LLAMA = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50,
-    "intermediate_size": 64, "max_position_embeddings": 32, "tie_word_embeddings": True,
-}  # fmt: skip
-
-
-def test_configs_let_from_pretrained_read_a_checkpoint(tmp_path: Path) -> None:
-    """Of a model of transformers by its class; of PEFT's the adapter on its base."""
-    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
-    model.save_pretrained(tmp_path / "base")
-
-    def stages(folder: Path, state: dict[str, torch.Tensor]) -> None:
-        folder.mkdir()
-        places, names = {}, sorted(state)
-        for k, part in enumerate((names[::2], names[1::2])):
-            file = checkpoint_files.stage_file("model", k, 2)
-            checkpoint.write_weights(folder / file, {name: state[name] for name in part})
-            places |= dict.fromkeys(part, file)
-        (folder / checkpoint_files.INDEX).write_text(
-            json.dumps({"metadata": {}, "weight_map": places})
-        )
-
-    with torch.no_grad():
-        model.model.layers[0].mlp.up_proj.weight.add_(1)
-    stages(tmp_path / "whole", model.state_dict())
-    checkpoint.write_configs(model, tmp_path / "whole")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
-    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
-    base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
-    settings = peft.LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])
-    adapted = peft.get_peft_model(base, settings)
-    with torch.no_grad():
-        for p in adapted.parameters():
-            p.add_(p.requires_grad)
-    stages(tmp_path / "adapted", adapted.state_dict())
-    checkpoint.write_configs(adapted, tmp_path / "adapted")
-    base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
-    again = peft.PeftModel.from_pretrained(base, tmp_path / "adapted")
-    assert all(torch.equal(v, again.state_dict()[k]) for k, v in adapted.state_dict().items())
-    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    prompted = peft.get_peft_model(model, prompt)
-    stages(tmp_path / "prompted", prompted.state_dict())
-    checkpoint.write_configs(prompted, tmp_path / "prompted")  # weights only, and no error
 
 
 def test_another_rank_completes_a_checkpoint_at_once(

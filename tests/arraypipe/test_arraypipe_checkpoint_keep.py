@@ -84,13 +84,6 @@ def test_the_newest_and_the_best_stay(
     assert numbered(tmp_path / "job0") == [STEPS + 1]
 
 
-def test_only_a_checkpoint_can_be_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values of iterations that are not written are passed over."""
-    use_folder(monkeypatch, marked([1.0, 3.0, 0.0, 4.0], False))
-    train(tmp_path, 4, checkpoint_every=2)
-    assert (tmp_path / "job0" / "best").read_text() == "2 3.0\n"
-
-
 # kills
 
 

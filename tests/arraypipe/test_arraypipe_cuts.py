@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from optsched import InputError
 from optsched.arraypipe import Job
-from optsched.arraypipe.model.calls import at_cut, form_of, stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,13 +156,6 @@ def test_exact(name: str) -> None:
     assert {*trained.parameters, *trained.buffers} == {*known}
 
 
-def test_balanced_by_work() -> None:
-    """Half of the work, not of the modules; the same in every process."""
-    build = lambda: sequence(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)), nn.Sequential(  # noqa: E731
-        nn.Linear(WIDTH, 64), nn.Linear(64, 64), nn.Linear(64, WIDTH)))  # fmt: skip
-    assert array(build, 2).cuts == ("3",)
-
-
 class Counted(nn.Module):
     """Changes a buffer of the whole model."""
 
@@ -259,21 +251,6 @@ def test_refused(name: str) -> None:
         array(build, stages)
 
 
-def test_the_module_is_named() -> None:
-    """The first one that gets a value of an earlier stage beside the hidden states."""
-
-    class Add(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x + y
-
-    def call(m: Any, x: Tensor) -> Any:
-        y = m.a(x)
-        return m.c(m.add(m.b(y), y=y))
-
-    with pytest.raises(InputError, match=r"'add' gets its argument y from an earlier stage"):
-        array(own(call, add=Add), ["b"])
-
-
 def test_a_model_of_another_job_is_compared_too() -> None:
     """Arguments of a job may change what its forward does."""
 
@@ -305,36 +282,3 @@ def test_a_block_that_is_called_twice_later() -> None:
 
 
 # parts
-
-
-def test_hidden_states_at_a_cut() -> None:
-    """Contiguous, each in memory of its own, with gradients that are contiguous."""
-    x = torch.randn(4, 6, requires_grad=True)
-    y = x * 1
-    a, b, c = at_cut((y.t(), y, y[:2]))
-    assert all(t.is_contiguous() for t in (a, b, c))
-    assert len({t.untyped_storage().data_ptr() for t in (a, b, c)}) == 3
-    assert torch.equal(a, y.t())
-    x.register_hook(lambda g: grads.append(g.is_contiguous()))
-    grads: list[bool] = []
-    at_cut(x).t().contiguous().sum().backward()
-    assert grads == [True]
-
-
-def test_stand_ins_give_nothing_away() -> None:
-    """Right shapes, types and attributes, no numbers and no memory."""
-    layer = nn.Embedding(10, 4)
-    x = torch.ones(2, 3, dtype=torch.long)
-    made = stand_in(layer, "embed", (form_of({"y": layer(x), "n": 1}, [x]),))
-    found = made(torch.ones(5, 7, dtype=torch.long))
-    assert isinstance(made, nn.Embedding)
-    assert found["n"] == 1
-    assert found["y"].shape == (5, 7, 4)
-    assert found["y"].isnan().all()
-    assert made.weight.isnan().all()
-    assert made.num_embeddings == 10
-    assert (made.weight.shape, made.weight.dtype) == (layer.weight.shape, torch.float32)
-    assert found["y"].untyped_storage().nbytes() == made.weight.untyped_storage().nbytes() == 4
-    assert list(made.parameters()) == list(made.buffers()) == []
-    layer.double()
-    assert made(x)["y"].dtype == torch.float64

@@ -161,27 +161,6 @@ def test_pairs_without_gradient_and_buffers_that_count() -> None:
     assert array.check_exact(STEPS) == []
 
 
-PER_TENSOR: dict[str, Any] = {
-    "Adam": lambda p: torch.optim.Adam(p, amsgrad=True),
-    "AdamW foreach": lambda p: torch.optim.AdamW(p, foreach=True),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.5),
-    "Rprop": lambda p: torch.optim.Rprop(p),
-    "the first parameter": lambda p: torch.optim.SGD([next(iter(p))[1]], lr=0.1),
-    "places": lambda p: torch.optim.SGD(
-        [{"params": [q], "lr": 0.1 / (k + 1)} for k, (_, q) in enumerate(p)]
-    ),
-    "groups": lambda p: torch.optim.SGD(
-        [{"params": [q], "lr": 0.1 if name.endswith("bias") else 0.01} for name, q in p]
-    ),
-}
-
-
-def test_optimizers_per_stage_equal_one_over_all() -> None:
-    """Rule 4: any optimizer that treats tensors one by one."""
-    jobs = [Job(k, 4, make, recompute=k % 2 == 1) for k, make in enumerate(PER_TENSOR.values())]
-    assert trainer(jobs).check_exact(STEPS) == []
-
-
 def test_check_exact_finds_a_layer_with_its_own_counter() -> None:
     """A Python counter in a layer runs twice under recompute: no rule knows, the check does."""
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import csv
-import os
 import random
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
@@ -27,6 +23,9 @@ from optsched.arraypipe import Callback, CsvLog, Job, random_schedule
 from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.events import measure_of
 from optsched.arraypipe.train_alone import NotIdentical, differences
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 QUICK = RunConfig(check=0, verbose=False)
 DRAW = torch.Generator().manual_seed(0)
@@ -383,63 +382,3 @@ def test_bad_input(call: Any, sentence: str) -> None:
     """One sentence, and nothing is trained."""
     with pytest.raises(InputError, match=sentence):
         call(array())
-
-
-RANKS = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from test_arraypipe_fit import *
-
-torch.set_num_threads(1)
-folder, rank = sys.argv[1], int(os.environ["RANK"])
-x = torch.randn(40, 6, generator=torch.Generator().manual_seed(rank))
-try:
-    other = ArrayTrainer(build_model, TensorDataset(x, (x.sum(1) > 0).long()), CUTS, loss)
-    other.fit(jobs_of(), 2, schedule=on_two(), config=RunConfig(timeout=60))
-except InputError as error:
-    Path(sys.argv[1]).with_name(f"refused{rank}").write_text(str(error))
-log = CsvLog(folder + "/log.csv")
-result = array().fit(jobs_of(), 5, checkpoint=folder, evaluate=DATA, callbacks=[log],
-                     config=RunConfig(every=1, timeout=60, verbose=False)).gather()
-if not rank:
-    torch.save([[t.parameters, t.buffers] for t in result.trained], folder + "/end.pt")
-"""
-
-
-def on_two() -> Any:
-    """A schedule on two devices."""
-    return random_schedule([1, 2], 3, seed=1, update=[1], together=[1], place=[0, 0, 1])
-
-
-def test_on_ranks(tmp_path: Path) -> None:
-    """Two processes: other data are refused; measured, solved, trained, checkpoints evaluated.
-
-    The log has every loss, and the values of those checkpoints that were looked at.
-    """
-    (tmp_path / "train.py").write_text(RANKS)
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    folder, here = tmp_path / "c", Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, *start, str(tmp_path / "train.py"), str(folder), str(here)],
-        capture_output=True, text=True, timeout=200, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        sentence = (tmp_path / f"refused{rank}").read_text()
-        assert sentence.startswith("first batch of job job0: differs between ranks")
-    made = array().with_jobs(jobs_of())
-    rows = list(csv.DictReader((folder / "log.csv").read_text().splitlines()))
-    for j, (parameters, buffers) in enumerate(torch.load(folder / "end.pt")):
-        alone = made.train_alone(j, 5)
-        assert all(torch.equal(alone.parameters[k], v) for k, v in parameters.items())
-        assert all(torch.equal(alone.buffers[k], v) for k, v in buffers.items())
-        mine = [row for row in rows if row["job"] == f"job{j}"]
-        assert {int(row["iteration"]) for row in mine if row["loss"]} == set(range(5))
-        values = {int(row["iteration"]): row["value"] for row in mine if row["value"]}
-        assert 4 in values
-        for iteration, value in values.items():
-            model = model_alone(made.train_alone(j, iteration + 1))
-            with torch.no_grad():
-                found = measure_of(DATA, loss)(made.jobs[j], model, torch.device("cpu"))
-            assert float(value) == found

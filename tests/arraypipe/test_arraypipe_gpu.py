@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from streams_model import GPU, streams
 
 from benchmarks.executor import gpu_check, gpu_parts
-from optsched.arraypipe.memory import state
 from optsched.arraypipe.runtime import cuda_streams
-from optsched.arraypipe.runtime.cuda_streams import Late, page_locked_like
+from optsched.arraypipe.runtime.cuda_streams import Late
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,61 +59,6 @@ def test_a_difference_fails(check: Any, monkeypatch: pytest.MonkeyPatch) -> None
     honest = gpu_parts.differences
     monkeypatch.setattr(gpu_parts, "differences", lambda a, b: [*honest(a, b), "a bit"])
     assert check.main(["--cpu", "--part", "exact"]) == 1
-
-
-def test_a_check_that_raises_fails_alone(
-    check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Its rows so far count, its sentence is a row, the next check runs."""
-    file = tmp_path / "rows.json"
-
-    def bad() -> Iterator[Any]:
-        yield gpu_parts.Row("before", "1")
-        raise ValueError("went wrong\nin detail")
-
-    good = [gpu_parts.Row("after", "2", "is 2", True)]
-    monkeypatch.setitem(check.PARTS, "exact", lambda sizes: [("bad", bad), ("good", lambda: good)])
-    assert check.main(["--cpu", "--part", "exact", "--json", str(file)]) == 1
-    rows = [(row["name"], row["value"]) for row in json.loads(file.read_text())["rows"]]
-    assert rows == [("before", "1"), ("bad", "ValueError: went wrong"), ("after", "2")]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "there is no GPU here that torch can use; --cpu checks the script itself"),
-        (["--part", "exact,speeed"], "--part: expected some of exact"),
-        (["--cpu", "--json", "/nowhere/x.json"], "--json: "),
-    ],
-)
-def test_bad_arguments(
-    check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    arguments: list[str], sentence: str,
-) -> None:  # fmt: skip
-    """One sentence, and nothing is run."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as ended:
-        check.main(arguments)
-    assert ended.value.code == 2
-    assert sentence in capsys.readouterr().err
-
-
-def test_on_a_simulated_gpu(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only runs on GPUs is run: all bits are equal, no access races another."""
-    slept: set[int] = set()
-    with streams(monkeypatch) as machine:
-        monkeypatch.setattr(
-            torch.cuda, "_sleep", lambda cycles: slept.add(machine.current.index), raising=False
-        )
-        monkeypatch.setattr(gpu_parts, "flat_bytes", state.flat_bytes)
-        sizes = gpu_parts.Sizes(GPU, 1, tiny=True)
-        chosen = [row for row in gpu_parts.exactness(sizes) if row[0] == "slots"]
-        monkeypatch.setitem(check.PARTS, "exact", lambda sizes: chosen)
-        table = check.Table(None, {})
-        check.run(table, ["exact"], sizes)
-    assert [row["holds"] for row in table.rows] == [True] * 2, table.rows
-    assert len(slept) > 2  # blocks, copies in, copies out
-    assert machine.races == []
 
 
 @pytest.mark.gpu
@@ -199,20 +142,3 @@ def test_the_clock_follows_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     times.add(row, At(begin), At(begin + 10), [(At(begin + 1), At(begin + 4))])
     times.read()
     assert (row[7], row[5] - row[4]) == (3_000_000, 7_000_000)
-
-
-def test_memory_that_cannot_be_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job fails for want of it, as for want of memory on the GPU; the GPU is as it was."""
-
-    def refuse(said: str) -> Any:
-        def empty_like(*_: Any, **__: Any) -> Any:
-            raise torch.AcceleratorError(said)
-
-        return empty_like
-
-    monkeypatch.setattr(torch, "empty_like", refuse("CUDA error: out of memory"))
-    with pytest.raises(torch.OutOfMemoryError, match="cannot page-lock 12 bytes"):
-        page_locked_like(torch.ones(3))
-    monkeypatch.setattr(torch, "empty_like", refuse("CUDA error: unspecified launch failure"))
-    with pytest.raises(torch.AcceleratorError, match="unspecified"):
-        page_locked_like(torch.ones(3))

@@ -90,29 +90,6 @@ def test_every_group_has_its_own_rate(name: str) -> None:
         assert differences(result.trained[j], array.train_alone(j, STEPS)) == []
 
 
-@pytest.mark.parametrize("name", ["one cycle", "plateau", "chained"])
-def test_rates_after_every_step(name: str) -> None:
-    """On all stages the rates of all groups are those of the unsplit optimizer."""
-    seen: list[tuple[int, list[float]]] = []
-
-    class Watched(optim.SGD):
-        """Notes its rates before a step."""
-
-        def step(self, closure: Any = None) -> Any:
-            """One step."""
-            seen.append((len(self.param_groups), [float(g["lr"]) for g in self.param_groups]))
-            return super().step(closure)
-
-    job = Job(0, 8, lambda named: grouped(named, Watched, momentum=0.9), scheduler=SCHEDULERS[name])
-    array = trainer([job], build_model=build_model, stages=[2, 5])
-    run(array, random_schedule([1], 3, update=[0], together=[0]), STEPS, on_error="raise")
-    split = seen[-3 * STEPS :]
-    seen.clear()
-    array.train_alone(0, STEPS)
-    alone = seen[-STEPS:]
-    assert sorted(split) == sorted(row for row in alone for _ in range(3))
-
-
 @pytest.mark.parametrize("name", ["plateau", "chained"])
 def test_resume_on_other_cuts(name: str, tmp_path: Path) -> None:
     """A checkpoint of one cut goes on with another, whose stages lack other groups."""

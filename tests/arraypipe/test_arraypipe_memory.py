@@ -16,18 +16,13 @@ from memory_limits import little, moving
 from runs import run
 from torch import Tensor, nn
 
-from optsched import InputError, InternalError, JobArray, Rows, Schedule, verify
+from optsched import InputError, JobArray, Rows, Schedule, verify
 from optsched.arraypipe import Job, random_schedule, rescheduling
-from optsched.arraypipe.memory.budget import Residency
-from optsched.arraypipe.memory.manager import DeviceSlots, memory_of
-from optsched.arraypipe.memory.state import layout_of
+from optsched.arraypipe.memory.manager import memory_of
 from optsched.arraypipe.memory.transfers import CopyEngine
 from optsched.arraypipe.plan.segments import Change
-from optsched.arraypipe.plan.types import Instance
 from optsched.arraypipe.rescheduling import Replanner, Rescheduling
 from optsched.arraypipe.runtime import worker
-from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages
-from optsched.arraypipe.runtime.state import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -441,28 +436,6 @@ def test_refusals(build: Any, memory: int, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         array = trainer(jobs, build_model=build, stages=[1], memory=memory)
         run(array, random_schedule([1] * 4, 2, place=[0, 0]), 2, on_error="raise")
-
-
-def test_a_state_that_left_between_forward_and_backward_is_noticed() -> None:
-    """No gradient is made of weights that another state has overwritten."""
-    runs = []
-    for seed in range(3):
-        one: Any = type("Run", (), {"title": f"job{seed}", "job": job((seed, 8, "sgd", 1), False)})
-        model, cut = fresh_model(build_model, one.job), trainer([one.job]).cut
-        one.stages = fresh_stages(model, cut, one.job, 0, one.title)
-        runs.append(one)
-    sizes = layout_of(runs[0].stages[0], "").bytes
-    decided, cpu = Residency((2, 2), sizes), torch.device("cpu")
-    memory = DeviceSlots(runs, (), 0, decided, 3, CopyEngine(), cpu)
-    for k in range(3):
-        for slot in memory.pools[0].slots:  # as if no graph had been announced
-            slot.graphs = 0
-        stage = memory.enter(k, 0, "F", Instance(k, 0, 0))
-        if not k:
-            stage.kept[0] = Kept(torch.ones(1), None, 0, None, (torch.ones(1),))  # type: ignore[arg-type]
-        memory.leave()
-    with pytest.raises(InternalError, match="left its slot between forward and backward"):
-        memory.enter(0, 0, "B", Instance(3, 0, 0))
 
 
 def test_gradients_of_all_micro_batches_are_held(monkeypatch: pytest.MonkeyPatch) -> None:

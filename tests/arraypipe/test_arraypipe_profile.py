@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from functools import partial
 from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
@@ -223,19 +222,3 @@ def test_a_frozen_base_counts_once() -> None:
         first = found.stages[0]
         assert (first.shared_bytes, first.state) == (count, (whole - count,) * 3)
         assert found.standing_bytes()[0] == 3 * (whole - count) + count + first.gradients_bytes
-
-
-def test_jobs_of_one_optimizer_are_built_once() -> None:
-    """Functions that differ in numbers only share the measurement of their updates."""
-    built = []
-
-    def build() -> nn.Sequential:
-        built.append(1)
-        return plain()
-
-    jobs = [Job(j, 8, partial(torch.optim.SGD, lr=0.1 * (j + 1))) for j in range(5)]
-    given = array_trainer(build, data, jobs=jobs, stages=[2], loss=loss)
-    before = len(built)
-    found = given.profile()
-    assert len(built) - before == 1
-    assert {job.optimizer for job in found.jobs} == {"SGD()"} and len(found.updates) == 2

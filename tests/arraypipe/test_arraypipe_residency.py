@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.executor.memory_engine import Simulated, SimulatedEngine, simulate
-from optsched import InputError, JobArray, solve
+from optsched import InputError, JobArray
 from optsched.arraypipe import compile_plan
 from optsched.arraypipe.memory.budget import (
     Access,
@@ -252,16 +252,6 @@ def test_later_jobs_are_checked(limit: int, changed: StageBytes, sentence: str) 
     assert limits.refusal(segment, [1, 2, 3]) == "" or changed == KEEPS
 
 
-def test_activations_of_the_schedule() -> None:
-    """The peak of a prefix sum."""
-    problem = JobArray([[2, 2]] * 3, [[4, 4]] * 3, activation=[[100, 50]] * 3)
-    plan = compile_plan(solve(problem, "dispatch").schedule)
-    table = budget(plan, 0, {})
-    assert 100 <= table.activations <= 300
-    assert table.total == table.activations + table.workspace
-    assert DeviceBytes("", 10**11, cuda=1).needs(plan, 0, {}, range(3)).reserve > 5 * 10**9
-
-
 @given(st.sampled_from(["fused", "block"]), st.integers(1, 3), st.integers(0, 10**6))
 def test_gradients_are_held_from_the_first_backward_to_the_update(
     mode: str, parts: int, seed: int
@@ -289,13 +279,3 @@ def test_gradients_are_held_from_the_first_backward_to_the_update(
             peak = max(peak, sum(10**j for j in held) + passing)
             held -= {b.job} if ends else set()
     assert table.gradients == table.total == peak >= 100
-
-
-def test_activations_are_those_measured_if_the_schedule_has_none() -> None:
-    """Held counts are those of the order; recomputation keeps inputs and needs the rest once."""
-    plan = compile_plan(solve(JobArray([[2, 2]] * 3, [[4, 4]] * 3), "dispatch").schedule)
-    kept = {(j, s): StageBytes(saved=100, inputs=10) for j in range(3) for s in range(2)}
-    less = {key: row._replace(recompute=True) for key, row in kept.items()}
-    whole, small = budget(plan, 0, kept), budget(plan, 0, less)
-    assert whole.activations in (100, 200, 300) and whole.workspace == 0
-    assert small.activations * 10 == whole.activations and small.workspace == 100

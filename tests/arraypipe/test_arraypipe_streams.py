@@ -163,16 +163,3 @@ def test_losses_are_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
         run([Job(0, 8, adamw)], steps=6, on_step=on_step)
         assert machine.races == []
     assert known == [0, 1]
-
-
-def test_a_long_run_remembers_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times stay with their blocks when others are forgotten, also those not read yet."""
-    monkeypatch.setattr(inline, "MOST", 40)
-    with streams(monkeypatch) as machine:
-        result = run(jobs(), steps=40)  # segments of 8 and 32 cycles
-        assert machine.races == []
-    trace, blocks = result.trace, len(result.log.records)
-    assert verify(trace) == []
-    assert trace.provenance["blocks_left_out"] == result.report.left_out >= blocks // 4 > 40
-    assert trace.n_operations == blocks
-    assert trace.duration[:blocks].min() > 0  # of the stream: every block has been read

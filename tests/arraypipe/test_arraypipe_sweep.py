@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -35,6 +32,7 @@ from optsched.arraypipe.train_alone import Trained, differences, train_alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -366,21 +364,3 @@ def test_bad_input(call: Any, sentence: str) -> None:
     """One sentence with field and value."""
     with pytest.raises(InputError, match=sentence):
         call()
-
-
-def test_on_ranks(tmp_path: Path) -> None:
-    """Two processes, one stage each: pruned, failed, refilled, a grid, interrupted, resumed."""
-    script = Path(__file__).with_name("sweep_rank.py")
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [sys.executable, *start, str(script), str(tmp_path)],
-        capture_output=True, text=True, timeout=300, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["differences"] == []
-    assert found["states"] == "PFCFPFCCC"
-    assert found["grid"] == [2, 2, 2, 2]
-    assert "RUNNING" in found["interrupted"] and len(found["interrupted"]) < 5
-    assert found["resumed"] == ["COMPLETE"] * 5

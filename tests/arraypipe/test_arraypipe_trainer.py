@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import runs
 import torch
-from arraypipe_models import adamw, build_model, data, exact, loss, sgd, trainer
+from arraypipe_models import adamw, data, exact, sgd, trainer
 from torch import nn
 
 from optsched import InputError
@@ -52,14 +52,6 @@ def test_global_state_is_what_it_was() -> None:
     assert torch.get_num_threads() == threads
 
 
-class Dictionary(nn.Module):
-    """Returns what cannot be sent."""
-
-    def forward(self, x: Any) -> Any:
-        """A dictionary."""
-        return {"x": x}
-
-
 X, Y = torch.zeros(8, 6), torch.zeros(8, dtype=torch.int64)
 
 
@@ -81,19 +73,9 @@ def layers(*makers: Any) -> dict[str, Any]:
 
 QUARTERS = {"jobs": [Job(0, 8, sgd, microbatches=4)], "schedule": random_schedule([4], 3)}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    # when the trainer is made
-    "too many": ({"stages": 10}, "expected 1..9"),
-    "none": ({"stages": 0}, "expected 1..9"),
-    "descending": ({"stages": [6, 4]}, "ascending cut indices"),
-    "beyond": ({"stages": [9]}, "ascending cut indices"),
-    "text": ({"stages": "abc"}, "expected a number"),
-    "names": ({"stages": ["nine"]}, "no module 'nine'"),
-    "twice": ({"stages": ["1", "1"]}, "in this order"),
     "no module": ({"build_model": lambda: 3}, "expected an nn.Module"),
     "lazy": (layers(nn.Tanh, lambda: nn.LazyLinear(6)), r"'1\.weight' of job job0 has no sh"),
     "names of jobs": ({"jobs": [Job(0, 8, sgd, name="job1"), JOBS[1]]}, "'job1' is also the name"),
-    # when it runs
-    "steps": ({"steps": True}, "steps: expected an integer"),
     "one job": ({"jobs": JOBS[:1]}, "the schedule has 2 jobs, the trainer 1"),
     "other stages": ({"stages": [4]}, "3 stages, the model 2"),
     "other parts": ({"jobs": [JOBS[0], JOBS[0]]}, "job job1: the schedule has 2 micro-batches"),
@@ -104,7 +86,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
                     "job0, iteration 0: 3 samples cannot be cut into 4"),
     "few targets": ({**QUARTERS, "data": always((X, Y[:3]))}, "the target has 3 rows and"),
     "no scalar": ({"loss": lambda out, y: out}, "one element"),
-    "boundary": (layers(Dictionary, nn.ReLU), "output of stage 0 is a dict"),
 }  # fmt: skip
 
 
@@ -135,28 +116,6 @@ def test_jobs_refused_when_made() -> None:
             Job(**{"seed": 0, "batch_size": 8, "optimizer": sgd, **changes})
 
 
-def test_reference_is_plain_training() -> None:
-    """Without random layers the reference equals a loop that knows nothing of keys."""
-
-    def plain() -> nn.Sequential:
-        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-
-    job = Job(4, 8, adamw)
-    alone = trainer([job], build_model=plain, stages=[1, 2]).train_alone(0, 3)
-    torch.manual_seed(4)
-    model = plain()
-    optimizer = adamw(list(model.named_parameters()))
-    batches = data(job, 0)
-    for _ in range(3):
-        x, y = next(batches)
-        optimizer.zero_grad()
-        loss(model(x), y).backward()
-        optimizer.step()
-    for name, parameter in model.named_parameters():
-        assert torch.equal(alone.parameters[name], parameter)
-    assert build_model() is not build_model()
-
-
 # siblings
 
 SENTENCE = (
@@ -168,31 +127,6 @@ SENTENCE = (
 def wide(seed: int = 1, **more: Any) -> Job:
     """A job with a larger model."""
     return Job(seed, 8, sgd, name="wide", model={"width": 13}, **more)
-
-
-def normed(norm: bool = True, masked: bool = False, frozen: bool = False) -> nn.Sequential:
-    """Three stages of the tiny model; a layer without parameters, or a buffer, may be missing."""
-    model = build_model()
-    if not norm:
-        model[6] = nn.Identity()
-    model[3].requires_grad_(not frozen)
-    if masked:
-        model[3].register_buffer("mask", torch.ones(3), persistent=False)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("model", "sentence"),
-    [
-        ({"norm": False}, r"job job1: '6.weight' is missing, in job job0 a parameter of shape"),
-        ({"masked": True}, r"'3.mask' is a buffer of shape \(3,\), in job job0 missing"),
-    ],
-)
-def test_missing_and_more_tensors_are_named(model: dict[str, Any], sentence: str) -> None:
-    """Parameters, and buffers that no state dict has."""
-    array = trainer([Job(0, 8, sgd), Job(1, 8, sgd, model=model)], build_model=normed)
-    with pytest.raises(InputError, match=sentence):
-        runs.run(array, random_schedule([1, 1], 3), 2)
 
 
 def test_other_shapes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -213,12 +147,6 @@ def test_a_refill_of_another_shape_fails_alone() -> None:
     assert bad.status == "failed" and "in an array of its own" in str(bad.error)
     assert array.titles == ["job0", "other"]
     assert exact(array, result)
-
-
-def test_frozen_layers_may_differ() -> None:
-    """As everything else that leaves shapes alone."""
-    jobs = [Job(0, 8, sgd), Job(1, 8, adamw, model={"frozen": True})]
-    assert trainer(jobs, build_model=normed).check_exact(2) == []
 
 
 @pytest.mark.parametrize("shared", [nn.Linear(12, 12), nn.BatchNorm1d(12, affine=False)])
