@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import random
-import signal
 import sys
 import time
 import traceback
@@ -171,31 +170,6 @@ def carried(ranks: int) -> dict[str, Any]:
     }
 
 
-def failed(ranks: int) -> dict[str, Any]:
-    """One job becomes NaN, one raises; the third does not notice."""
-    rows = [Row(0), Row(1), Row(2)]
-
-    def bad_data(job: Job, start: int) -> Any:
-        for t, (x, y) in enumerate(data(job, start), start):
-            if job.seed == 0 and t == 2:
-                x = x * float("nan")
-            yield x, y + 100 * (job.seed == 1 and t == 3)
-
-    array = array_trainer(
-        build_model, bad_data, jobs=[row.job for row in rows], stages=CUTS, loss=loss
-    )
-    schedule = random_schedule([1, 1, 1], 4, place=[1, 0, 1, 0], seed=8)
-    result = runs.run(array, schedule, 12, **PROCESSES)
-    found = []
-    if dist.get_rank() == 0:
-        found = differences(result.trained[2], alone(rows[2], 12))
-    return {
-        "differences": found,
-        "status": [job.status for job in array.jobs],
-        "errors": [str(job.error) for job in array.jobs],
-    }
-
-
 def first_forwards(ranks: int) -> dict[str, Any]:
     """Jobs of the plan and one that joins fail in their first forward, or by their first batch.
 
@@ -226,22 +200,6 @@ def first_forwards(ranks: int) -> dict[str, Any]:
         for j, row in ((0, rows[0]), (4, rows[3])):
             found += differences(result.trained[j], alone(row, 3))
     return {"differences": found, "status": [job.status for job in array.jobs]}
-
-
-def interrupted(ranks: int) -> dict[str, Any]:
-    """Ctrl-C on all ranks: every job ends with a whole iteration, long before its last."""
-    rows = [Row(0), Row(1)]
-    array = trainer(rows)
-
-    def on_step(job: Job, step: int, loss: float) -> None:
-        if (job.seed, step) == (1, 5):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    schedule = random_schedule([1, 1], 4, place=[1, 0, 1, 0], seed=1)
-    result = runs.run(array, schedule, 500, on_step=on_step, **PROCESSES)
-    steps = [len(losses) for losses in result.losses]
-    early = all(6 <= n < 50 for n in steps)
-    return {"differences": compared(result, rows, steps), "early": early}
 
 
 def longer(ranks: int) -> list[str]:

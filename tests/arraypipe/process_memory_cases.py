@@ -11,19 +11,17 @@ import process_cases
 import torch.distributed as dist
 from arraypipe_plans import in_turn
 from memory_limits import little, moving, needs
-from process_cases import MAKERS, PROCESSES, Row, alone, compared, main, patched, trainer
+from process_cases import PROCESSES, Row, alone, main, patched, trainer
 from runs import run
 
-from optsched import InputError, JobArray, verify
+from optsched import InputError, JobArray
 from optsched.arraypipe import (
     ArrayTrainer,
-    Job,
     RunConfig,
     random_schedule,
     training_run,
 )
 from optsched.arraypipe.memory.manager import memory_of
-from optsched.arraypipe.runtime import inline
 from optsched.arraypipe.train_alone import differences
 
 
@@ -161,32 +159,9 @@ def refilled(ranks: int) -> dict[str, Any]:
     }
 
 
-def remembered(ranks: int, swaps: bool, most: int) -> dict[str, Any]:
-    """Jobs of which one stops, with others that wait for slots or not; what is left of the run."""
-    rows = [Row(j, optimizer=list(MAKERS)[j % 2]) for j in range(5 if swaps else 2)]
-    array = trainer(rows)
-
-    def on_step(job: Job, step: int, loss: float) -> None:
-        if (job.seed, step) == (1, 3):
-            job.stop()
-
-    place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
-    schedule = random_schedule([1, 1], 4, place=place, seed=1)
-    with patched(inline, "MOST", most * (1 + dist.get_rank())):
-        result = run(array, schedule, 12, queue=swaps, on_step=on_step, **PROCESSES)
-    documents, report = (result.trace,), result.report
-    left_out = {d.provenance.get("blocks_left_out", 0) for d in documents} | {report.left_out}
-    return {
-        "differences": compared(result, rows, [4 if j == 1 else 12 for j in range(len(rows))]),
-        "violations": [str(row) for document in documents for row in verify(document)],
-        "alike": len(left_out) == 1 and report.cycles > 0,
-        "left out": max(left_out) > 0,
-    }
-
-
 vars(process_cases).update({
     case.__name__: case for case in (
-        tight, tight_replanned, too_small, too_large, refilled, remembered
+        tight, tight_replanned, too_small, too_large, refilled
     )
 })  # fmt: skip
 

@@ -19,10 +19,7 @@ from optsched.arraypipe.checkpoint.weights import open_weights, write_weights
 from optsched.arraypipe.job import Job
 from optsched.arraypipe.model import lazy
 from optsched.arraypipe.model.build import Builder, model_function
-from optsched.arraypipe.model.cuts import cut_of
-from optsched.arraypipe.model.inputs import Inputs
 from optsched.arraypipe.model.lazy import Recorder
-from optsched.arraypipe.model.split import split
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -253,24 +250,6 @@ def test_frozen_base_exists_once(tmp_path: Path, kind: str, precision: str) -> N
     assert len(adapters) == 12
     one, other = (model.get_parameter(adapters[0]) for model in models[:2])
     assert torch.equal(one, other) == (kind == "module")
-
-
-def test_frozen_copies_of_tied_weights_exist_once() -> None:
-    """In later stages; where values differ, as norms do not, every job has its own."""
-    frozen = lambda: make("gpt2")().requires_grad_(False)  # noqa: E731
-    for build, once in ((frozen, False), (model_function(frozen()), True)):
-        builder, twins = Builder(build), []
-        for seed in range(2):
-            model = builder.whole(job(seed))
-            cut = cut_of(model, 2, lambda: Inputs((), {"input_ids": torch.ones(1, 3).long()}))
-            model.transformer.h[2].mlp.requires_grad_(True)  # type: ignore[union-attr,index]
-            stages = split(model, cut, job(seed), "a")
-            builder.share_copies(stages)
-            (entry,) = stages[1].tied
-            assert stages[1].model.skeleton.lm_head.weight is entry.parameter  # type: ignore[union-attr]
-            assert torch.equal(entry.parameter, dict(stages[0].parameters)[entry.name])
-            twins.append(entry.parameter)
-        assert (twins[0] is twins[1]) == once
 
 
 def test_module_is_copied_and_keeps_its_tensors() -> None:

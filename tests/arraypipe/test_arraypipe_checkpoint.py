@@ -6,12 +6,10 @@ import os
 import shutil
 import threading
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from arraypipe_lives import Halves, use_folder
 from arraypipe_models import adamw, build_model, data, sgd, trainer
 from depth import seeds
 from runs import run
@@ -25,6 +23,9 @@ from optsched.arraypipe.checkpoint import folder as checkpoint
 from optsched.arraypipe.checkpoint.files import numbered, train_files
 from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.train_alone import Trained, differences
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 JOBS = [
     Job(0, 8, adamw, name="first"),
@@ -370,24 +371,6 @@ def test_damage_is_a_sentence(written: Path, tmp_path: Path, name: str) -> None:
     assert "remove" not in str(error.value)
 
 
-def test_processes_leave_the_files_that_one_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stages meet in the folder; what a killed run has left there is not used."""
-    how: Any = {"checkpoint_every": 2, "keep": 5}
-    run(trainer(JOBS), random_schedule(**ORDER), 4, checkpoint=tmp_path / "one", **how)
-    left = tmp_path / "two" / "first" / ".parts-2"
-    left.mkdir(parents=True)
-    (left / "train-00002-of-00003.pt").write_text("x")
-    use_folder(monkeypatch, Halves)
-    run(trainer(JOBS), random_schedule(**ORDER), 4, checkpoint=tmp_path / "two", **how)
-    assert files(tmp_path / "one") == files(tmp_path / "two")
-    for name in files(tmp_path / "one"):
-        if name.endswith(".safetensors"):
-            a, b = (load_file(tmp_path / side / name) for side in ("one", "two"))
-            assert all(torch.equal(value, b[key]) for key, value in a.items())
-
-
 # data
 
 
@@ -452,20 +435,3 @@ def test_frozen_weights_are_written_once(tmp_path: Path) -> None:
     changed = trainer(jobs, build_model=other)
     with pytest.raises(InputError, match=r"'0.weight' is frozen and shared with other jobs"):
         run(changed, random_schedule([1, 1, 1], 3), 7, checkpoint=tmp_path, resume=True)
-
-
-def test_another_rank_completes_a_checkpoint_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder has its last name before the rank that wrote a file has synced the old one."""
-    parts, replace = tmp_path / ".parts-4", Path.replace
-    parts.mkdir()
-
-    def completed(self: Path, target: Path) -> Path:
-        made = replace(self, target)
-        parts.rename(tmp_path / "4")
-        return made
-
-    monkeypatch.setattr(Path, "replace", completed)
-    checkpoint_files.replace_file(parts / "train", "done")
-    assert (tmp_path / "4" / "train").read_text() == "done"

@@ -15,7 +15,6 @@ from torch import nn, optim
 from torch.optim import lr_scheduler as schedulers
 from training_settings import FLOATS, INTEGERS, OPTIMIZERS, SCHEDULERS, Half
 
-from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Callback, Job, JobFailed, RunConfig, random_schedule
 from optsched.arraypipe.checkpoint import files as checkpoint_files
 from optsched.arraypipe.checkpoint.files import numbered
@@ -96,17 +95,6 @@ def test_every_spelling_of_a_number(tmp_path: Path) -> None:
     assert type(rate) is float
     assert rate == float(np.float32(0.01)) != 0.01
     assert type(jobs[-1].seed) is type(jobs[-1].batch_size) is int
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("seed", np.bool_(True)), ("seed", np.float64(1)), ("batch_size", np.array(True)),
-     ("clip_norm", np.float32("nan")), ("microbatches", torch.tensor(True)), ("name", np.int64(3))],
-)  # fmt: skip
-def test_what_is_no_such_number_is_named(field: str, value: Any) -> None:
-    """Truth values are no numbers, in no spelling."""
-    with pytest.raises(InputError, match=field):
-        Job(**{"seed": 0, "batch_size": 4, "optimizer": adam(), field: value})
 
 
 def schedules() -> list[Job]:

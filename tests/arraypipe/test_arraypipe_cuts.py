@@ -122,13 +122,11 @@ def same_twice() -> nn.Module:
 EXACT: dict[str, tuple[Callable[[], Any], Any, tuple[str, ...]]] = {
     "children": (own(chain), 2, ("b",)),
     "children by name": (own(chain), ["b", "c"], ("b", "c")),
-    "children by index": (own(chain), [2], ("c",)),
     "one stage": (own(chain), 1, ()),
     "recurrent": (
         own(recurrent, lstm=lambda: nn.LSTM(WIDTH, WIDTH, batch_first=True)), ["lstm"], ("lstm",),
     ),
     "list": (with_layers, 3, ("layers.1", "layers.3")),
-    "list by index": (with_layers, [1, 3], ("layers.1", "layers.3")),
     "list by name": (with_layers, ["layers.2"], ("layers.2",)),
     "hooks": (hooked, ["b", "c"], ("b", "c")),
     "a list of modules": (lambda: [linear(), nn.Tanh(), nn.Linear(WIDTH, 3)], [1], ("1",)),
@@ -187,20 +185,6 @@ def twice(m: Any, x: Tensor) -> Any:
     return m.c(m.a(m.b(m.a(x))))
 
 
-def mapped(m: Any, x: Tensor) -> Any:
-    """A block for every sample."""
-    return m.c(torch.func.vmap(m.b)(m.a(x)))
-
-
-class Outside(Own):
-    """Calls its layers, but not by the tree of modules."""
-
-    def __init__(self) -> None:
-        super().__init__(chain)
-        layers = [self.a, self.b, self.c]
-        self.call = lambda m, x: layers[2](layers[1](layers[0](x)))
-
-
 def backward_hook() -> nn.Module:
     """On the whole model."""
     model = Own(chain)
@@ -221,8 +205,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "twice": (own(twice), ["b"], r"module 'a' of job job0 occurs twice, in stages 0 and 1"),
     "cut twice": (own(twice), ["a"], "'a' is called more than once by the forward of Own"),
     "never": (own(lambda m, x: m.c(m.a(x))), ["b"], "'b' is not called by the forward of Own"),
-    "vmap": (own(mapped), ["b"], "'b' gets no tensor as first argument from"),
-    "outside": (Outside, ["b"], r"does not call 'b' as a module of its own tree"),
     "backward hook": (backward_hook, ["b"], "the model itself.* has backward hooks"),
     "buffers": (Counted, ["b"], "changes its buffers in job job0"),
     "first": (own(chain), ["a"], "nothing is called before 'a'"),

@@ -86,15 +86,6 @@ def test_batches_of_any_iteration(workers: int) -> None:
     assert (np.random.get_state()[1] == states[2]).all()  # type: ignore[index]  # noqa: NPY002
 
 
-def test_inputs_of_several_tensors() -> None:
-    """Lists, as `default_collate` makes them, are tuples; a collate function is used."""
-    rows = [((torch.ones(2), torch.zeros(3)), k) for k in range(5)]
-    (x, y) = next(iter(batches_of(rows)(job(), 0)))
-    assert isinstance(x, tuple) and [t.shape for t in x] == [(4, 2), (4, 3)] and y.shape == (4,)
-    loader = DataLoader(Rows(5), collate_fn=lambda rows: (torch.stack([r[0] for r in rows]), 7))
-    assert next(iter(batches_of(loader)(job(), 0)))[1] == 7
-
-
 def test_exact() -> None:
     """Training by an array ends with the bits of training alone."""
     data = DataLoader(Rows(21, noise=True), shuffle=True, num_workers=1)

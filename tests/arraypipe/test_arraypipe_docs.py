@@ -21,7 +21,6 @@ PAGES = {
     "executor": 6, "executor-life": 6, "executor-memory": 1,
     "executor-models": 3, "executor-profile": 3, "executor-report": 2, "executor-sweeps": 2,
 }  # fmt: skip
-NUMBER = r"[-+]?[0-9][0-9.]*(e[-+][0-9]+)?( (s|ms|us|ns)\b|%|x)?"
 
 
 def text_of(page: str) -> str:

@@ -11,7 +11,6 @@ import torch
 from arraypipe_models import adamw, build_model, data, loss, sgd, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 from optsched import verify
 from optsched.arraypipe import Job, random_schedule
@@ -114,68 +113,3 @@ def test_keys_tell_all_blocks_apart() -> None:
 
 
 # models and optimizers of other shapes
-
-
-class Skip(nn.Module):
-    """Sends two tensors on, one of them an integer without gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """A tensor or such a pair to such a pair."""
-        value, count = x if isinstance(x, tuple) else (x, torch.zeros(len(x), 1, dtype=torch.int64))
-        return value + torch.tanh(self.inner(value)), count + 1
-
-
-class Last(nn.Module):
-    """Uses both tensors of the pair; a counter buffer decides the scale of the output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(6, 4)
-        self.register_buffer("calls", torch.zeros(()), persistent=False)
-
-    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
-        """A pair to class scores."""
-        self.calls = self.calls + 1
-        scores: Tensor = self.head(x[0] * x[1]) / self.calls
-        return scores
-
-
-class Norm(nn.Module):
-    """A stage without parameters, between the others."""
-
-    def forward(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """A pair to a pair, transposed on the way."""
-        return (x[0].t() / (1 + x[0].t().norm())).t(), x[1]
-
-
-def test_pairs_without_gradient_and_buffers_that_count() -> None:
-    """Boundaries may be tuples with integers; a recompute sees the buffers that F saw."""
-    jobs = [Job(s, 6, adamw, microbatches=2, recompute=s == 1) for s in range(2)]
-    array = trainer(
-        jobs, build_model=lambda: nn.Sequential(Skip(), Norm(), Skip(), Last()), stages=[1, 2, 3]
-    )
-    assert array.check_exact(STEPS) == []
-
-
-def test_check_exact_finds_a_layer_with_its_own_counter() -> None:
-    """A Python counter in a layer runs twice under recompute: no rule knows, the check does."""
-
-    class Counter(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.calls = 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return x / self.calls
-
-    array = trainer(
-        [Job(0, 4, sgd, recompute=True)],
-        build_model=lambda: nn.Sequential(nn.Linear(6, 6), Counter(), nn.Linear(6, 4)),
-        stages=[1, 2],
-    )
-    assert any("job0: parameter" in d for d in array.check_exact(STEPS))

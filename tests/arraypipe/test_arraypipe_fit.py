@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -185,38 +184,6 @@ def test_values_are_means_over_a_dataset() -> None:
     tagger = Tagger()
     found = measure_of(rows, None)(jobs_of(1)[0], tagger, cpu)
     assert found == pytest.approx(float(tagger(x, some)["loss"]))
-
-
-def test_a_check_without_memory_uses_a_small_model(capsys: Any) -> None:
-    """One block per stage, if the whole does not fit."""
-
-    class Blocks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(6))
-            self.head = nn.Linear(6, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if len(self.blocks) == 6 and checking:
-                raise torch.OutOfMemoryError("too much")
-            for block in self.blocks:
-                x = block(x).tanh()
-            return self.head(x)
-
-    checking: list[int] = []
-    made = ArrayTrainer(Blocks, DATA, 2, loss)
-    checked = ArrayTrainer.check_exact
-
-    def check(self: ArrayTrainer, steps: int) -> list[str]:
-        checking.append(1)
-        try:
-            return checked(self, steps)
-        finally:
-            checking.clear()
-
-    with patch.object(ArrayTrainer, "check_exact", check):
-        made.fit(jobs_of(1), 2, schedule=random_schedule([1], 2))
-    assert "over 2 iterations of a model with one block per stage" in capsys.readouterr().err
 
 
 class Gives(Callback):

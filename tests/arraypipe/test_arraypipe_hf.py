@@ -148,6 +148,9 @@ def test_resume_and_slots(tmp_path: Any) -> None:
     run(array, order, 1, checkpoint=tmp_path)
     array.memory = 600_000
     result = run(array, order, 3, checkpoint=tmp_path, resume=True)
+    auto = transformers.AutoModelForSequenceClassification
+    read = auto.from_pretrained(tmp_path / "job1" / "3").state_dict()
+    assert all(torch.equal(v, read[k]) for k, v in result.models[1].state_dict().items())
     for j, trained in enumerate(result.trained):
         alone = array.train_alone(j, 3)
         found = [line for line in differences(trained, alone) if "iteration" not in line]

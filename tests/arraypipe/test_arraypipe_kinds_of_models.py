@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, RunConfig, random_schedule
-from optsched.arraypipe.model.inputs import tensors_in
 from optsched.arraypipe.train_alone import NotIdentical
 
 if TYPE_CHECKING:
@@ -142,61 +141,6 @@ def test_a_forward_that_calls_backward_is_refused() -> None:
     """Its gradients would be added in another order."""
     with pytest.raises(InputError, match=r"stage 0 calls backward.*use torch.autograd.grad"):
         differences(lambda: nn.Sequential(Backward(), nn.Linear(3, 3)), [1])
-
-
-class Gives(nn.Linear):
-    """An output of another type."""
-
-    def __init__(self, made: Callable[[Tensor], Any]) -> None:
-        super().__init__(3, 3)
-        self.made = made
-
-    def forward(self, x: Tensor) -> Any:
-        """Of a tensor."""
-        return self.made(super().forward(x))
-
-
-class Takes(nn.Linear):
-    """Anything to a tensor."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 3)
-
-    def forward(self, x: Any) -> Tensor:
-        """Whatever it is."""
-        found = tensors_in(x)
-        return super().forward(found[0] if found else torch.ones(4, 3))
-
-
-class Between(nn.Module):
-    """A forward that hands on another type."""
-
-    def __init__(self, made: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.a, self.b = Gives(made), Takes()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """One after the other."""
-        found: Tensor = self.b(self.a(x))
-        return found
-
-
-TYPES: dict[str, Callable[[Tensor], Any]] = {
-    "dict": lambda x: {"a": x}, "NoneType": lambda x: None, "int": lambda x: 0,
-    "tuple with a NoneType": lambda x: (x, None), "tuple with a tuple": lambda x: (x, (x,)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", TYPES)
-def test_what_stages_hand_on_is_named(kind: str) -> None:
-    """The sentence says what it is, not that modules are in another order."""
-    made = TYPES[kind]
-    if "tuple" not in kind:
-        with pytest.raises(InputError, match="'b' gets no tensor as first argument"):
-            differences(lambda: Between(made), ["b"])
-    for stages in (2, [1]):
-        with pytest.raises(InputError, match=f"output of stage 0 is a {kind}"):
-            differences(lambda: nn.Sequential(Gives(made), Takes()), stages)
 
 
 class Positions(nn.Module):

@@ -92,13 +92,3 @@ def test_adapters_are_small_checkpoints(base: Path, tmp_path: Path) -> None:
         alone = array.train_alone(j, 4)
         for name, value in again.trained[j].parameters.items():
             assert torch.equal(value, alone.parameters[name])
-
-
-def test_a_trained_module_is_the_model(base: Path) -> None:
-    """Jobs begin with copies of it, and it stays as it is."""
-    model = adapted(base)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    array = array_trainer(model, batches(), stages=2, jobs=jobs_of())
-    result = run(array, ORDER, 2)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert differences(result.trained[2], array.train_alone(2, 2)) == []

@@ -16,7 +16,7 @@ from runs import array_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from optsched.arraypipe import ArrayTrainer, Job, RunConfig
+from optsched.arraypipe import ArrayTrainer, Job
 from optsched.arraypipe.plan.plan import random_schedule
 from optsched.arraypipe.runtime.losses import NotMean, factors_of
 from optsched.arraypipe.train_alone import differences
@@ -50,7 +50,6 @@ class Ends(nn.Module):
         tokens = x.unflatten(1, (3, CLASSES))
         return {
             "tokens": tokens,
-            "times first": tokens.transpose(0, 1),
             "dict": {"logits": x, "note": "no tensor", "scale": 3},
         }.get(self.shape, x)
 
@@ -108,18 +107,6 @@ def by_mask(output: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
     return found.sum() / target[1].sum()
 
 
-def by_mask_and_sample(output: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean over samples of the mean over tokens that count."""
-    found = by_token(output, target[0], reduction="none").view_as(target[1]) * target[1]
-    return (found.sum(1) / target[1].sum(1)).mean()
-
-
-def ctc(output: Tensor, target: Tensor) -> Tensor:
-    """Outputs have time first; a mean over samples."""
-    long = torch.full((output.shape[1],), 3), torch.full((output.shape[1],), 1)
-    return F.ctc_loss(output.log_softmax(2), target.clamp(1)[:, None], *long, zero_infinity=True)
-
-
 class Row(NamedTuple):
     """A loss; whether micro-batches add up; its targets and outputs."""
 
@@ -131,8 +118,6 @@ class Row(NamedTuple):
 
 WEIGHTS = torch.linspace(1, 2, 3 * CLASSES)
 LOSSES = {
-    "time first": Row(ctc, True, classes, "times first"),
-    "mask by sample": Row(by_mask_and_sample, True, masked, "tokens"),
     "dict": Row(lambda y, t: y["scale"] * F.cross_entropy(y["logits"], t), True, classes, "dict"),
     "sum": Row(nn.CrossEntropyLoss(reduction="sum"), True),
     "sum of a function": Row(lambda y, t: F.mse_loss(y, t, reduction="sum"), False, numbers),
@@ -175,14 +160,6 @@ def test_micro_batches_add_up(name: str) -> None:
         return
     with pytest.raises(NotMean, match="loss: expected that micro-batches add up"):
         made.train_alone(0, 1)
-
-
-def test_fit_refuses_what_does_not_add_up() -> None:
-    """Before anything is trained."""
-    made = trainer(LOSSES["mask"], (11, 3))
-    with pytest.raises(NotMean, match="loss: expected that micro-batches add up"):
-        made.fit(made.jobs, 1, config=RunConfig(backend="inline", verbose=False))
-    trainer(LOSSES["mask"], (7, 1)).train_alone(0, 1)
 
 
 def hidden(draw: torch.Generator, n: int) -> Tensor:
@@ -356,18 +333,3 @@ def test_the_loss_of_the_model(shifted: bool, encoder: bool) -> None:
     weighed = array_trainer(Language, language, jobs=jobs[1:2], stages=2, loss=None, weight=len)
     with pytest.raises(NotMean, match="micro-batches add up"):
         weighed.train_alone(0, 1)
-
-
-class Mixed(nn.Linear):
-    """A loss with a layer, of scores and the labels of a batch."""
-
-    def forward(self, output: Answer, batch: Any) -> Tensor:  # type: ignore[override]
-        """Only in the type of the weights."""
-        return F.cross_entropy(super().forward(output.logits).flatten(0, 1), batch["ids"].flatten())
-
-
-def test_a_loss_has_the_precision_of_its_job() -> None:
-    """Also where stages are compared with the model."""
-    jobs = [Job(0, 4, sgd, precision=precision) for precision in ("fp64", "bf16")]
-    made = array_trainer(Language, language, jobs=jobs, stages=2, loss=Mixed(9, 9))
-    assert made.check_exact(1) == []

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 
 from optsched import InputError, JobArray, Rows, Schedule, verify
 from optsched.arraypipe import Job, random_schedule, rescheduling
-from optsched.arraypipe.memory.manager import memory_of
 from optsched.arraypipe.memory.transfers import CopyEngine
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.rescheduling import Replanner, Rescheduling
-from optsched.arraypipe.runtime import worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -375,27 +373,6 @@ def test_a_plan_that_needs_more_memory_or_other_devices_is_not_adopted(
     assert [len(row) for row in result.losses] == [2, 8, 8, 8] and exact(array, result)
 
 
-@pytest.mark.parametrize("way", ["queue", "refill"])
-def test_a_job_that_needs_more_slots_fails_alone(way: str) -> None:
-    """Without recompute, among jobs that recompute: its sentence says so, the others are exact."""
-    jobs = [job((s, 8, "sgd", 1), recompute=s != 3) for s in range(5)]
-    array, late = trainer(jobs[: 5 if way == "queue" else 3], memory=1), jobs[3:]
-
-    def on_step(one: Job, t: int, x: float) -> None:
-        if (one.seed, t) == (0, 1):
-            one.stop()
-
-    given = {} if way == "queue" else {"refill": lambda ended: late.pop(0) if late else None}
-    with little(lambda: 1.9) as made:
-        result = run(
-            array, random_schedule([1] * 3, 3, place=[0, 0, 0], seed=1), 4, on_step=on_step, **given
-        )
-    assert moving(made)
-    assert [one.status for one in array.jobs] == ["stopped", "done", "done", "failed", "done"]
-    assert "states are between a forward and its backward" in str(array.jobs[3].error)
-    assert [len(row) for row in result.losses] == [2, 4, 4, 0, 4] and exact(array, result)
-
-
 # mistakes and refusals
 
 
@@ -436,32 +413,3 @@ def test_refusals(build: Any, memory: int, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         array = trainer(jobs, build_model=build, stages=[1], memory=memory)
         run(array, random_schedule([1] * 4, 2, place=[0, 0]), 2, on_error="raise")
-
-
-def test_gradients_of_all_micro_batches_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At no moment of a run do more bytes of gradients exist than the budget has."""
-    seen, tables, honest = list[int](), list[int](), worker.blocks.update
-
-    def update(*given: Any) -> None:
-        stages = [stage for run in all_jobs for stage in run.stages]
-        gradients = [p.grad for stage in stages for _, p in stage.parameters]
-        seen.append(sum(gradient.nbytes for gradient in gradients if gradient is not None))
-        honest(*given)
-
-    all_jobs: list[Any] = []
-
-    def weighed(runs: Any, segments: Any, *rest: Any) -> Any:
-        all_jobs[:] = runs
-        memory = memory_of(runs, segments, *rest)
-        plan, known = segments[0].plan, memory.limits.of(segments[0])
-        tables.append(memory.limits.devices[0].needs(plan, 0, known, range(3)).gradients)
-        return memory
-
-    monkeypatch.setattr(worker.blocks, "update", update)
-    monkeypatch.setattr("optsched.arraypipe.training_run.memory_of", weighed)
-    for seed in range(2):
-        schedule = random_schedule([4] * 3, 3, place=[0, 0, 0], seed=seed)
-        jobs = [Job(s, 8, sgd, microbatches=4) for s in range(3)]
-        run(trainer(jobs, memory=10**6), schedule, 3, on_error="raise")
-        assert max(seen) == tables[-1] > 0
-        seen.clear()

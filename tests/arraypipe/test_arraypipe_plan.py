@@ -17,11 +17,9 @@ from depth import depth
 from hypothesis import given
 from hypothesis import strategies as st
 
-import optsched
-from optsched import Arcs, CyclicOrder, InputError, JobArray, Resource, Rows, Schedule
+from optsched import CyclicOrder, InputError, JobArray, Resource, Rows, Schedule
 from optsched.arraypipe import compile_plan, random_schedule
 from optsched.arraypipe.memory.budget import budget
-from optsched.arraypipe.report import explain, predict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,26 +69,6 @@ def test_every_instance_once_after_all_it_waits_for(
             if plan.blocks[i.operation].device == device
         ]
         assert turns == sorted(turns)
-
-
-def test_end_marks_and_further_arcs_are_kept() -> None:
-    """Marks without a resource are no work; an arc between jobs is a dependency like any other."""
-    base = random_schedule([1, 1], 1)
-    n = base.n_operations
-    marked = Schedule(
-        resources=base.resources,
-        duration=[*base.duration.tolist(), 0],  # type: ignore[arg-type]
-        op_resources=Rows.of([*base.op_resources.to_lists(), []]),
-        kind=[*base.kind.tolist(), "end"],  # type: ignore[arg-type]
-        job=[*base.job.tolist(), 0],  # type: ignore[arg-type]
-        arcs=Arcs.of([(1, n), (n, 2)]),  # B of job 0 -> mark -> F of job 1
-        sequences=Rows.of([[0, 1, 2, 3]]),
-        start=[0, 2, 6, 8, 6],  # type: ignore[arg-type]
-    )
-    plan = compile_plan(marked)
-    assert n not in {i.operation for i in walk(plan, [2, 2])}
-    with pytest.raises(CyclicOrder, match="end of job 0"):
-        compile_plan(changed(marked, sequences=Rows.of([[0, 2, 1, 3]])))
 
 
 BASE = random_schedule([1, 2], 2, update=[1], seed=1)
@@ -149,30 +127,6 @@ def test_refused_with_a_sentence() -> None:
         schedule, options = made if isinstance(made, tuple) else (made, {})
         with pytest.raises(InputError, match=sentence):
             compile_plan(schedule, **options)
-
-
-UNITS = {"ns": 10**9, "us": 10**6, "ms": 1000, "s": 1}  # a second in each
-
-
-def test_predictions_keep_their_size_in_any_unit() -> None:
-    """F takes 1 s, B 2 s, so that a device computes for 6 s a cycle of two jobs."""
-    for unit, one in UNITS.items():
-        array = JobArray([[one] * 2] * 2, [[2 * one] * 2] * 2, objective="period", time_unit=unit)
-        schedule = optsched.solve(array, "dispatch").schedule
-        assert schedule is not None
-        plan, second = compile_plan(schedule), 10**9
-        found = predict(plan)
-        assert (found.period_ns, found.load_ns) == (6 * second, (6 * second, 6 * second))
-        assert "predicted period 6 s, 0.0% above the bound" in explain(plan)
-
-
-def test_cycle_in_words() -> None:
-    """A cyclic order names the blocks on the cycle."""
-    schedule = random_schedule([1, 1], 2)
-    crossed = changed(schedule, sequences=Rows.of([[3, 0, 4, 7], [1, 2, 5, 6]]))
-    with pytest.raises(CyclicOrder, match="B of job 0, stage 0, micro-batch 0") as caught:
-        compile_plan(crossed)
-    assert caught.value.cycle[0] in (0, 1, 2, 3)
 
 
 def test_memory_of_the_steady_state() -> None:

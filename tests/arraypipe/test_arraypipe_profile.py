@@ -19,7 +19,6 @@ from optsched import InputError
 from optsched.arraypipe import measure
 from optsched.arraypipe.job import Job
 from optsched.arraypipe.profile import Profile, from_tree
-from optsched.pipelines import partition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,16 +107,6 @@ def kept(profile: Profile, stage: int, batch: int) -> tuple[int, int]:
     return block.saved_bytes, block.input_bytes
 
 
-def test_bf16_has_masters() -> None:
-    """Weights in two bytes; master weights and the moments of the optimizer in four."""
-    jobs = [Job(seed=1, batch_size=8, optimizer=sgd, precision="bf16")]
-    found = profile_of(jobs, plain, [2])
-    weights = 6 * 12 + 12
-    assert found.stages[0].state[0] == (2 + 4 + 4) * weights
-    assert found.block(0, 8, "bf16").output_bytes == 2 * 8 * 12
-    assert found.jobs[0].precision == "bf16"
-
-
 def test_updates_that_wait_for_all_stages() -> None:
     """Clipping and metric schedulers make the problem's updates global; others do not."""
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
@@ -197,17 +186,6 @@ def test_ranks_measure_their_stages() -> None:
     for one, other in zip(found.blocks, whole.blocks, strict=True):
         for key in ("stage", "batch", "saved_bytes", "input_bytes", "output_bytes"):
             assert getattr(one, key) == getattr(other, key)
-
-
-def test_measured_cuts_go_back_to_the_trainer() -> None:
-    """A profile with a stage per layer, the best cut of it, and a trainer that is cut there."""
-    jobs = [Job(j, 8, sgd) for j in range(3)]
-    layers = profile_of(jobs, plain, [1, 2, 3])
-    found = partition(layers, 2, memory="1MB")
-    assert found.names in {(stage.name,) for stage in layers.stages[1:]}
-    assert min(value for _, value in found.tried if value) == found.value >= found.lower_bound
-    cut = array_trainer(plain, jobs=jobs, stages=found.names, loss=loss, data=data)
-    assert cut.cuts == found.names
 
 
 def test_a_frozen_base_counts_once() -> None:

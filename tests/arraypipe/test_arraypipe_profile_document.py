@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched import InputError, JobArray
+from optsched import InputError
 from optsched.arraypipe.profile import Profile, from_tree, to_bytes
 
 if TYPE_CHECKING:
@@ -164,17 +164,6 @@ def test_times_bytes_and_lags() -> None:
     assert array.update_blocks_gradient  # the executor sends when the whole block is done
 
 
-def test_units_and_links() -> None:
-    """Microseconds once the shortest block has 100 of them, rounded up; no link on one device."""
-    given = tree()
-    for entry in given["blocks"] + given["updates"]:
-        entry |= {key: 10 * entry[key] + 1 for key in (*KINDS, "time") if key in entry}
-    array = from_tree(given).problem(place=[0, 0, 1])
-    assert (array.time_unit, array.n_devices) == ("us", 2)
-    assert array.forward.tolist()[0] == [1401, 2801, 4201]
-    assert array.lag_forward.tolist()[0] == [0, 3]  # 2.4 us
-
-
 def test_memory_is_what_states_leave() -> None:
     """States of all jobs and the gradients of those that hold them are subtracted."""
     array = made().problem(memory=100_000)
@@ -258,15 +247,3 @@ def test_split_backward_and_shared_bytes() -> None:
     assert array.memory.tolist() == [100_000 - 800 - 300 - 5000] * 3
     assert profile.standing_bytes() == [6100] * 3
     assert (profile.problem().backward[0] == [280_000, 560_000, 840_000]).all()
-
-
-def test_from_profile_makes_the_same_problem() -> None:
-    """A profile makes its problem, options included; a path is refused with the way out."""
-    profile = made()
-    expected = profile.problem(jobs=[0, 1], objective="makespan")
-    assert JobArray.from_profile(profile, jobs=[0, 1], objective="makespan") == expected
-    for one, stages, sentence in (
-        (profile, 4, "stages: settled by the profile"), ("x.profile.json", None, r"Profile\.read"),
-    ):  # fmt: skip
-        with pytest.raises(InputError, match=sentence):
-            JobArray.from_profile(one, stages)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from typing import Any
 
@@ -14,7 +13,7 @@ from runs import array_trainer, run
 from torch import nn
 
 from optsched import InputError
-from optsched.arraypipe import Job, JobFailed, random_schedule
+from optsched.arraypipe import Job, random_schedule
 from optsched.arraypipe.train_alone import differences
 
 
@@ -126,70 +125,6 @@ def test_outputs_that_view_a_live_buffer() -> None:
     result = run(array, random_schedule([4, 3], 2, seed=1), 3, on_error="raise")
     for j in range(2):
         assert differences(result.trained[j], array.train_alone(j, 3)) == []
-
-
-class Raises(nn.Module):
-    """Raises in every forward if `fails`."""
-
-    def __init__(self, fails: bool) -> None:
-        super().__init__()
-        self.fails = fails
-
-    def forward(self, x: Any) -> Any:
-        """The input as it is."""
-        if self.fails:
-            raise RuntimeError("out of luck")
-        return x
-
-
-def test_a_first_forward_that_raises_ends_its_job_alone() -> None:
-    """The others are trained; only if all fail there is nothing to do."""
-
-    def model(fails: bool) -> nn.Sequential:
-        return nn.Sequential(nn.Linear(6, 4), Raises(fails))
-
-    def jobs(*fails: bool) -> list[Job]:
-        return [Job(j, 8, sgd, model={"fails": f}) for j, f in enumerate(fails)]
-
-    array = trainer(jobs(False, True), build_model=model, stages=[1])
-    result = run(array, random_schedule([1, 1], 2), 3)
-    assert [job.status for job in array.jobs] == ["done", "failed"]
-    assert "out of luck" in str(array.jobs[1].error)
-    assert differences(result.trained[0], array.train_alone(0, 3)) == []
-    with pytest.raises(JobFailed, match="out of luck"):
-        run(trainer(jobs(True, True), build_model=model, stages=[1]), random_schedule([1, 1], 2), 3)
-
-
-class Clock:
-    """A microsecond passes at every look; more is added by hand."""
-
-    now = 0
-
-    def __call__(self) -> int:
-        """Nanoseconds."""
-        self.now += 1000
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock by which blocks are measured: no load of the machine changes it."""
-    found = Clock()
-    monkeypatch.setattr(time, "perf_counter_ns", found)
-    return found
-
-
-def test_waiting_for_data_is_not_the_time_of_a_block(clock: Clock) -> None:
-    """It is the host's: blocks are as long as they would be with quick data."""
-
-    def slow(job: Job, start: int) -> Any:
-        for pair in data(job, start):
-            clock.now += 50_000_000
-            yield pair
-
-    result = run(trainer([Job(0, 8, sgd)], data=slow), random_schedule([1], 3), 4)
-    assert 0 < result.trace.duration.sum() < 50_000_000
-    assert result.report.wall_ns > 2 * 50_000_000  # the first batches are drawn before it begins
 
 
 def test_nothing_of_a_run_stays_alive() -> None:

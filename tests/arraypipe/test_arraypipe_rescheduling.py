@@ -311,18 +311,6 @@ def test_a_plan_that_does_not_pay_or_cannot_be_run_is_not_adopted(
     assert [record.getMessage() for record in caplog.records] == sentences
 
 
-def test_an_heir_needs_no_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as every slot is taken the plan is as good as it was."""
-    heirs = [Job(9, 8, adamw)]
-    array, asked, changes, result = replanned(
-        monkeypatch, lambda *a: "none", steps=6, refill=lambda job: heirs.pop() if heirs else None
-    )
-    assert changes[0].slots == (4, 1, 2, 3)
-    assert result.losses[4] == array.train_alone(4, 6).losses
-    # when the first of the others have ended, the heir is left
-    assert all(problem.n_jobs < 4 for problem, _ in asked)
-
-
 # the solver's thread
 
 HARD = JobShop.read("ta41")

@@ -169,16 +169,6 @@ def test_closed_forms(n: int, size: int, block: int) -> None:
     assert time_ns(accesses, 2) == n * max(size, block)
 
 
-def test_chunks_overlap_both_directions_of_an_exchange() -> None:
-    """Cut copies of two slots take a little more than one direction, whole ones both."""
-    accesses = [Access(s, "U", operation=s) for s in range(6)]
-    whole, cut = (
-        simulate([(64, 0)] * 6, accesses, [32] * 6, (2, 1), 1e9, least_chunk=least).time_ns
-        for least in (64, 1)
-    )
-    assert 6 * 64 <= cut <= 6 * (64 + 11) < whole
-
-
 # residence, refusals and the budget
 
 

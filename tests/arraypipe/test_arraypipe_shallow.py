@@ -86,14 +86,6 @@ def test_blocks_that_are_kept(name: str) -> None:
     assert shallow(made) is None
 
 
-def test_nothing_can_be_left_out() -> None:
-    """Of cuts in several lists, or where every block gets another shape."""
-    build = lambda: nn.Sequential(*(nn.Linear(k, k - 1) for k in (4, 3, 2)))  # noqa: E731
-    assert shallow(array(build, [1], Job(0, 8, sgd))) is None
-    one = lambda: nn.Sequential(nn.Linear(4, 8), nn.Sequential(*chain()[1:4]), nn.Linear(8, 3))  # noqa: E731
-    assert shallow(array(one, ["1.1", "2"], Job(0, 8, sgd))) is None
-
-
 class Skips(Blocks):
     """The last layer gets what the first one has returned, too."""
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import runs
 from arraypipe_plans import random_rolling
 from depth import seeds
 from hypothesis import given
@@ -18,9 +16,8 @@ import optsched
 from optsched import JobArray
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, random_schedule, routes
 from optsched.arraypipe.plan.segments import Change, RunPlan, Walk
-from optsched.arraypipe.plan.types import Copied, Record
+from optsched.arraypipe.plan.types import Record
 from optsched.arraypipe.report import RunLog, compare, explain, measured, predict
-from optsched.formats import perfetto
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -230,39 +227,6 @@ def test_what_blocks_waited_for() -> None:
     assert "in turn" in str(turns)
 
 
-@given(run_plans())
-def test_copies_are_operations_of_links(given_run_plan: tuple[RunPlan, random.Random]) -> None:
-    """One resource a direction of a device; without them it is what would have been."""
-    run_plan, rng = given_run_plan
-    records = simulate(run_plan, lambda k, i: rng.randint(1, 9))
-    copies = [Copied(0, rng.choice(["in", "out"]), 0, 0, t, t + 5) for t in (0, 3, 9)]
-    trace = measured(log(run_plan, records, copies=copies))
-    assert optsched.verify(trace) == []
-    assert trace.n_operations == len(records) + len(copies)
-    assert set(trace.kind[len(records) :].tolist()) == {f"copy {c.direction}" for c in copies}
-    devices = trace.n_resources - len({c.direction for c in copies})
-    assert devices == max(len(part.plan.devices) for part in run_plan.segments)
-    assert trace.single_resource[len(records) :].min() >= devices
-    assert perfetto.trace(trace)["traceEvents"]
-
-
-def test_copies_before_the_first_block_and_links_named_as_devices() -> None:
-    """They keep their times: the clock starts with them; names of resources stay distinct."""
-    schedule = random_schedule([1], 2, seed=0)
-    named = (schedule.resources[0], schedule.resources[0]._replace(name="device0 from host"))
-    plan = compile_plan(dataclasses.replace(schedule, resources=named))
-    run_plan = run_plan_of([plan], [1], random.Random(0))
-    shifted = [r._replace(start_ns=r.start_ns + 100, end_ns=r.end_ns + 100)
-               for r in simulate(run_plan, lambda k, i: 5)]  # fmt: skip
-    copies = [Copied(0, "in", 0, 0, 40, 70, 512), Copied(0, "in", 0, 0, 70, 100, 64)]
-    trace = measured(log(run_plan, shifted, copies=copies))
-    assert optsched.verify(trace) == []
-    assert trace.start[-2:].tolist() == [0, 30] and trace.duration[-2:].tolist() == [30, 30]
-    assert int(trace.start[:-2].min()) == 60
-    assert trace.provenance["copied_bytes"] == {"in": 576, "out": 0}
-    assert trace.resources[-1].name == "device0 from host (link)"
-
-
 def test_a_run_of_nothing() -> None:
     """All jobs had been done before: empty documents, and a report that says so."""
     plan = compile_plan(random_schedule([1, 2], 2, seed=0))
@@ -313,38 +277,3 @@ def test_chain_and_load_of_a_known_plan() -> None:
     assert predict(plan) == (21 * MICRO, (9 * MICRO, 9 * MICRO), 21 * MICRO)
     assert "1 jobs in 2 stages on 2 devices\npredicted period 21 us, 0.0% above" in explain(plan)
     assert "devices compute 43%, 43% of it" in explain(plan)
-
-
-def real(n: int, fails: tuple[int, int] = (-1, 0)) -> Any:
-    """A trainer of so many jobs; one of them gets a batch that is not finite."""
-    from arraypipe_models import adamw, data, sgd, trainer
-
-    from optsched.arraypipe import Job
-
-    def poisoned(job: Job, start: int) -> Any:
-        for iteration, (x, y) in enumerate(data(job, start), start):
-            yield (x * float("nan") if (job.seed, iteration) == fails else x), y
-
-    return trainer([Job(i, 6, sgd if i % 2 else adamw) for i in range(n)], data=poisoned)
-
-
-@pytest.mark.parametrize("case", ["failed", "queue", "refill"])
-def test_trainer_runs_verify(case: str) -> None:
-    """Real runs that end early, lose a job, or give slots to others: iterations without gaps."""
-    array = real(5 if case == "queue" else 3, (1, 3) if case == "failed" else (-1, 0))
-    schedule = random_schedule([1] * 3, 3, update=[1], seed=5)
-    spare = [dataclasses.replace(array.jobs[0], seed=9)]
-    options: dict[str, Any] = {"queue": case == "queue"}
-    if case == "refill":
-        options["on_step"] = lambda job, step, loss: job.seed == 1 and step == 2 and job.stop()
-        options["refill"] = lambda job: spare.pop() if spare else None
-    result = runs.run(array, schedule, 5, **options)
-    lengths = [len(trained.losses) for trained in result.trained]
-    assert lengths[1] == {"failed": 3, "refill": 3}.get(case, 5)
-    trace = result.trace
-    assert optsched.verify(trace) == []
-    for job, length in enumerate(lengths):
-        for stage in range(3):
-            mine = (trace.job == job) & (trace.stage == stage) & (trace.kind == "B")
-            assert trace.iteration[mine].tolist() == list(range(length))
-    assert result.report.serial and result.report.exposed_ns == 0
