@@ -1,7 +1,4 @@
-"""The checks of `benchmarks/executor/gpu_check.py`, and parts of the executor for a GPU.
-
-Here they run at small sizes, on the CPU and on a simulated GPU, and as tests where a GPU is.
-"""
+"""The checks of `benchmarks/executor/gpu_check.py`: small on the CPU, whole where a GPU is."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import torch
 
 from benchmarks.executor import gpu_check, gpu_parts
 from optsched.arraypipe.runtime import cuda_streams
-from optsched.arraypipe.runtime.cuda_streams import Late
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,38 +64,6 @@ def test_on_a_gpu(check: Any, part: str, capsys: pytest.CaptureFixture[str]) -> 
     """All criteria hold."""
     failed = check.main(["--part", part])
     assert not failed, capsys.readouterr().out
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_a_late_number() -> None:
-    """Is read on any stream, once it is there."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        x = torch.ones(4096, 4096, device="cuda")
-        for _ in range(50):
-            x = x @ x / 4096
-        number = Late(x.mean())
-    assert number.item() == pytest.approx(1.0, rel=1e-3)
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_the_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events are in order, also when the origin has moved on."""
-    monkeypatch.setattr(cuda_streams, "_FRESH_NS", 0)
-    clock = cuda_streams.GpuClock(torch.device("cuda:0"))
-    x = torch.ones(1024, 1024, device="cuda")
-    events = []
-    for _ in range(6):
-        x = x @ x / 1024
-        events.append(torch.cuda.Event(enable_timing=True))
-        events[-1].record()
-    events[-1].synchronize()
-    # those of another stream may be read late: before the origin
-    times = {k: clock.times_ns(*events[k : k + 2]) for k in (0, 2, 1, 4, 3)}
-    assert times[0][0] > 0
-    assert all(times[k][1] <= times[k + 1][1] for k in range(4))
 
 
 class At:
