@@ -352,17 +352,9 @@ def renamed(place: Path) -> None:
     place.rename(place.with_name("1"))
 
 
-def torn(place: Path) -> None:
-    """Half a file."""
-    path = min(place.glob("model-*"))
-    path.write_bytes(path.read_bytes()[:-50])
-
-
 DAMAGE: dict[str, tuple[Any, str]] = {
-    "torn": (torn, "model-00001-of-00003.safetensors is damaged"),
     "renamed": (renamed, "was written after iteration 2; a folder must keep its name"),
     "format": (damaged(lambda train: {**train, "format": "x"}), "is not a checkpoint of format"),
-    "gone": (lambda place: min(place.glob("train*")).unlink(), "a file train.* is missing"),
 }
 
 
