@@ -243,11 +243,7 @@ def _run_all(
                 def report(now: int, ended: int, jobs: int, update: Any = update) -> None:
                     update(ended)
 
-                table = getattr(policy, "table", None)
-                packs = table if isinstance(table, PackingTable) else None
-                run = runs[name] = simulate(
-                    jobs, policy, nodes, on_progress=report, contention=packs, **settings
-                )
+                run = runs[name] = simulate(jobs, policy, nodes, on_progress=report, **settings)
                 for note in run.notes:
                     bar.say(f"{name}: {note}")
                 taken = time.monotonic() - since - (Entry.seconds_compiling - compiled)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from optsched.cluster.simulate import simulate
 
 if TYPE_CHECKING:
-    from optsched.cluster import contention, determined, policies
+    from optsched.cluster import determined, policies
     from optsched.cluster.expected import ExpectedStart, expected_starts
     from optsched.cluster.results.metrics import Metrics
     from optsched.cluster.results.run import Run
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.synthetic import entropy_workload, synthetic
     from optsched.cluster.workload.trace import read_trace, write_trace
     from optsched.cluster.workload.workload import Group, Workload
-    from optsched.cluster.world.compiled import compiled
+    from optsched.cluster.world.compiled import Choice, RulePolicy, compiled
     from optsched.cluster.world.errors import PolicyError, Stalled
     from optsched.cluster.world.log import Log
+    from optsched.cluster.world.packing_table import PackingTable
     from optsched.cluster.world.policy import ClusterView, Decision, Policy
     from optsched.cluster.world.reasons import Reason, Why
     from optsched.cluster.world.settings import Settings
@@ -37,7 +38,8 @@ _HOME = {
         "optsched.cluster.workload.nodes": "NodeChange NodeFailures Nodes",
         "optsched.cluster.workload.workload": "Group Workload",
         "optsched.cluster.workload.synthetic": "entropy_workload synthetic",
-        "optsched.cluster.world.compiled": "compiled",
+        "optsched.cluster.world.compiled": "Choice RulePolicy compiled",
+        "optsched.cluster.world.packing_table": "PackingTable",
         "optsched.cluster.world.errors": "PolicyError Stalled",
         "optsched.cluster.world.log": "Log",
         "optsched.cluster.world.policy": "ClusterView Decision Policy",
@@ -52,15 +54,14 @@ _HOME = {
     for name in names.split()
 }
 
-_MODULES = ("contention", "determined", "policies")
+_MODULES = ("determined", "policies")
 
 __all__ = [
-    "WORK", "Amdahl", "ClusterView", "Curve", "Decision", "ExpectedStart", "Goodput", "Group",
-    "Job", "Linear", "Log", "Metrics", "NodeChange", "NodeFailures", "Nodes", "Policy",
-    "PolicyError", "Reason", "Run", "Settings", "Speedup", "Stalled", "Start", "Stay", "Table",
-    "Why", "Workload",
-    "compiled", "contention", "determined", "entropy_workload", "expected_starts", "policies",
-    "read_start", "read_trace", "simulate", "synthetic", "write_trace",
+    "WORK", "Amdahl", "Choice", "ClusterView", "Curve", "Decision", "ExpectedStart", "Goodput", "Group", "Job",
+    "Linear", "Log", "Metrics", "NodeChange", "NodeFailures", "Nodes", "PackingTable", "Policy",
+    "PolicyError", "Reason", "RulePolicy", "Run", "Settings", "Speedup", "Stalled", "Start",
+    "Stay", "Table", "Why", "Workload", "compiled", "determined", "entropy_workload", "expected_starts",
+    "policies", "read_start", "read_trace", "simulate", "synthetic", "write_trace",
 ]  # fmt: skip
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import NodeChange, NodeFailures, Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.log import Log
-    from optsched.cluster.world.placement import Contention
     from optsched.cluster.world.policy import Policy
     from optsched.cluster.world.settings import Settings
     from optsched.cluster.world.start import Start
@@ -33,9 +32,7 @@ def simulate(
     restart_cost: int = 0,
     resize: Literal["pass", "anytime"] = "pass",
     checkpoint: Literal["immediate", "pass"] = "immediate",
-    timing: Literal["event", "lucid"] = "event",
     round: int = 0,
-    contention: Contention | None = None,
     changes: Sequence[NodeChange] | NodeFailures = (),
     seed: int = 0,
     start: Start | None = None,
@@ -53,7 +50,7 @@ def simulate(
         `optsched.cluster.policies`.
     nodes
         The machines.
-    restart_cost, resize, checkpoint, timing, round, contention, changes, seed, start
+    restart_cost, resize, checkpoint, round, changes, seed, start
         See `optsched.cluster.Settings`. As `changes` also `NodeFailures`, to the end of
         the last job.
     engine
@@ -87,12 +84,11 @@ def simulate(
     from optsched.cluster.world.settings import Settings
 
     settings = Settings(
-        restart_cost=restart_cost, resize=resize, checkpoint=checkpoint, timing=timing,
-        round=round, contention=contention, seed=seed, start=start,
+        restart_cost=restart_cost, resize=resize, checkpoint=checkpoint,
+        round=round, seed=seed, start=start,
         changes=() if isinstance(changes, NodeFailures) else tuple(_listed(changes)),
     )  # fmt: skip
     one_of("engine", engine, ENGINES)
-    _check_timing(settings)
     if on_progress is not None and not callable(on_progress):
         raise InputError(f"on_progress: expected a function, got {format_value(on_progress)}")
     if not isinstance(nodes, Nodes):
@@ -127,19 +123,6 @@ def _failing(
         if log.finished.min() < 0 or log.finished.max() <= until:  # below 0: after Ctrl-C
             return settings, log
         until = 2 * int(log.finished.max())  # the failures before stay the same
-
-
-def _check_timing(settings: Settings) -> None:
-    """Lucid's rules have their own costs and steps: refuse what they would ignore."""
-    if settings.timing != "lucid":
-        return
-    given = {"restart_cost": 0, "resize": "pass", "checkpoint": "immediate", "round": 0}
-    for key, default in given.items():
-        if (value := getattr(settings, key)) != default:
-            raise InputError(
-                f'{key}: {format_value(value)} means nothing with timing="lucid", which has its '
-                f'own rules; leave it at {format_value(default)}, or take timing="event"'
-            )
 
 
 def _listed(changes: Any) -> Sequence[NodeChange]:
@@ -217,23 +200,13 @@ def _log(
     on_progress: Callable[[int, int, int], None] | None,
 ) -> Log:
     """Compiled if the policy offers that and it may be used, else by asking."""
-    from optsched.cluster.world.build import is_limited
-    from optsched.cluster.world.compiled import RulePolicy
-
     compiled = getattr(policy, "compiled", None)
-    from_state = settings.start is None or isinstance(policy, RulePolicy)  # others keep queues
-    if callable(compiled) and engine == "auto" and from_state and not is_limited(workload, nodes):
-        log: Log | None = compiled(workload, nodes, settings)
-        if log is not None:
-            if on_progress is not None:
-                finished = log.finished
-                on_progress(int(finished.max()), int((finished >= 0).sum()), len(workload))
-            return log
-    if settings.timing == "lucid":
-        raise InputError(
-            f'timing: policy {format_value(policy.name)} knows no "lucid" timing for these '
-            'arguments (only compiled policies do, with engine="auto"); take timing="event"'
-        )
+    if callable(compiled) and engine == "auto":
+        log: Log = compiled(workload, nodes, settings)
+        if on_progress is not None:
+            finished = log.finished
+            on_progress(int(finished.max()), int((finished >= 0).sum()), len(workload))
+        return log
     from optsched.cluster.world.engine import simulate_generic
 
     return simulate_generic(workload, policy, nodes, settings, on_progress).log

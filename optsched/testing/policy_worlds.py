@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.cluster.contention import NodeSpan
 from optsched.cluster.workload.curve import Curve
 from optsched.cluster.workload.job import WORK, Job
 from optsched.cluster.workload.nodes import NodeChange, Nodes
@@ -58,7 +57,6 @@ def _world(seed: int, index: int, zero_slot: bool, non_preemptible: bool) -> Wor
         resize="anytime" if index % 5 == 4 else "pass",
         checkpoint="pass" if index % 7 == 6 else "immediate",
         round=dice.choice((0, 0, 10)),
-        contention=NodeSpan(0.2) if index % 6 == 5 else None,
         changes=tuple(changes),
     )
     workload = Workload.of(jobs, groups=groups, name=f"policy-{kind}-{seed}", seed=seed)

@@ -7,33 +7,98 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from optsched.cluster.policies.gangs import checked_gang
-from optsched.cluster.policies.rigid import NEVER, size_index
-from optsched.cluster.world.packing_table import packable, type_of
-from optsched.cluster.world.policy import Decision
+from optsched.cluster.policies.rigid import Rigid, size_index
+from optsched.cluster.world.compiled import Choice
+from optsched.cluster.world.packing_table import PackingTable
 from optsched.errors import InputError
 from optsched.io.values import format_value, number
+from optsched.kernels.compile import helper
 
 if TYPE_CHECKING:
-    from optsched.cluster.world.packing_table import PackingTable
-    from optsched.cluster.world.policy import ClusterView
+    from optsched.cluster.workload.nodes import Nodes
+    from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.settings import Settings
     from optsched.model.schedule import IntArray
 
 
-class Lucid:
-    """Order by estimated duration times GPUs; nobody blocks; jobs within a node are packed.
+@helper()
+def hosts_of(view):  # type: ignore[no-untyped-def]
+    """Positions of running jobs alone on their GPUs, by start, then position; their number."""
+    hosts, n = np.empty(len(view.job), np.int64), 0
+    for i in range(len(view.job)):
+        shares = len(view.partner) > 0 and view.partner[i] >= 0
+        if view.gpus[i] == 0 or shares:
+            continue
+        k = n
+        while k > 0 and view.entered[hosts[k - 1]] > view.entered[i]:
+            hosts[k] = hosts[k - 1]
+            k -= 1
+        hosts[k] = i
+        n += 1
+    return hosts, n
 
-    A pending job first seeks a partner: the first running job, by start, that shares its GPUs with
-    nobody, has as many, and with which the memory is below the limit, the share scores sum up to
-    at most 2, and the own estimated duration times GPUs is at most twice the partner's. If there is
-    none, it takes GPUs of its own if they are free. (Hu et al., *Lucid*, ASPLOS 2023; the profiler,
-    which runs short jobs on nodes of its own first, and the estimator are not part of the policy.)
+
+@helper()
+def host_of(view, i, hosts, size, cost, kind, fits):  # type: ignore[no-untyped-def]
+    """Place in `hosts` of the first job that pending job i may join; -1: none."""
+    own = kind[view.job[i]]
+    for h in range(len(hosts)):
+        k = hosts[h]
+        if k < 0 or view.gpus[k] != size or cost[i] > 2 * cost[k]:
+            continue
+        if fits[own, kind[view.job[k]]]:
+            return h
+    return -1
+
+
+def pack(view, ptr, size, rate, gang, estimate, kind, fits):  # type: ignore[no-untyped-def]
+    """Start pending jobs by estimated duration times GPUs, beside a running job or alone."""
+    n, limit = len(view.job), min(gang, view.capacity.sum())
+    need, cost = np.empty(n, np.int64), np.empty(n, np.int64)
+    for i in range(n):
+        job = view.job[i]
+        at = size_index(ptr, size, job, view.gpus[i] if view.running[i] else limit)
+        need[i] = size[at]
+        cost[i] = -(-max(estimate[job], 1) // rate[at]) * need[i]
+    quota, share = view.gpus.copy(), np.full(n, -1, np.int64)
+    found, number_of_hosts = hosts_of(view)
+    hosts = found[: number_of_hosts if fits.any() else 0]
+    free, node = view.free.sum(), view.capacity.max()
+    order = np.argsort(cost, kind="mergesort")
+    # hosts only become fewer in one decision, and later jobs cost more: no second search
+    closed = np.zeros((len(fits), node + 1), np.bool_)
+    for i in order:
+        gpus = need[i]
+        if view.running[i] or gpus == 0:
+            continue
+        h = -1
+        if gpus <= node and not closed[kind[view.job[i]], gpus]:
+            h = host_of(view, i, hosts, gpus, cost, kind, fits)
+            closed[kind[view.job[i]], gpus] = h < 0
+        if h >= 0:
+            share[i], hosts[h] = hosts[h], -1
+        elif gpus <= free:
+            free -= gpus
+        else:
+            continue
+        quota[i] = gpus
+    return Choice(quota, order, 0, share)
+
+
+class Lucid(Rigid):
+    """Order by estimated duration times GPUs; no job blocks; jobs within a node are packed.
+
+    A pending job first looks for a partner: the first running job, by start, that shares its GPUs
+    with no other, has as many, and with which the memory is below the limit, the share scores sum
+    up to at most 2, and the estimated duration times GPUs is at most twice the partner's. If there
+    is none, it takes free GPUs. (Hu et al., *Lucid*, ASPLOS 2023; the profiler, which runs short
+    jobs on separate nodes first, and the estimator are not part of the policy.)
 
     Parameters
     ----------
     table
         Speeds of pairs, and memory and share score by type; types or pairs that it does not name
-        are never packed. None: no packing. With ``timing="event"`` give the same table to
-        `simulate` as `contention`, or packed jobs run at full speed.
+        are never packed. None: no packing. `simulate` slows packed jobs down by it.
     memory_limit
         Of a GPU, in the table's unit (Lucid's: 24 GiB in MiB).
     gang
@@ -45,83 +110,27 @@ class Lucid:
         An option is wrong.
     """
 
-    name: ClassVar[str] = "lucid"
-    clairvoyant: bool = False
+    name = "lucid"
     options: ClassVar[tuple[str, ...]] = ("gang", "memory_limit", "table")
+    rule = staticmethod(pack)
 
     def __init__(
-        self,
-        *,
-        table: PackingTable | None = None,
-        memory_limit: float = 24576.0,
+        self, *, table: PackingTable | None = None, memory_limit: float = 24576.0,
         gang: int | None = None,
-    ) -> None:
-        self.table = _checked_table(table)
+    ) -> None:  # fmt: skip
+        if table is not None and not isinstance(table, PackingTable):
+            raise InputError(
+                f"table: expected a PackingTable, such as PackingTable.read(pairs, types), "
+                f"got {format_value(table)}"
+            )
+        self.table = table
         self.memory_limit = number("memory_limit", memory_limit, above=True)
         self.gang = checked_gang(gang)
 
-    def decide(self, view: ClusterView) -> Decision:
-        """Start, and pair, what may start."""
-        jobs, limit = view.workload, min(self.gang or NEVER, int(view.capacity.sum()))
-        most = np.where(view.running, view.gpus, limit)
-        at = [
-            size_index(jobs.size_ptr, jobs.size, j, m) for j, m in zip(view.job, most, strict=True)
-        ]
-        size, rate = jobs.size[at], jobs.rate[at]
-        estimate = np.maximum(view.workload.estimate[view.job], 1)
-        cost = -(-estimate // rate) * size
-        zero_slot = np.diff(view.size_ptr) == 0
-        quota = np.where(zero_slot, -1, np.where(view.running, view.gpus, 0))
-        pending = np.flatnonzero(~view.running & ~zero_slot)
-        pending = pending[np.argsort(cost[pending], kind="stable")]
-        hosts = self._hosts(view)
-        node, free = int(view.capacity.max(initial=0)), int(view.free.sum())
-        share: dict[int, int] = {}
-        for i in pending.tolist():
-            partner = self._partner(view, i, hosts, size, cost) if size[i] <= node else -1
-            if partner >= 0:
-                share[i] = partner
-                hosts.remove(partner)
-            elif size[i] <= free:
-                free -= int(size[i])
-            else:
-                continue
-            quota[i] = size[i]
-        return Decision(quota, order=pending, share=share, best_effort=bool(zero_slot.any()))
-
-    def _hosts(self, view: ClusterView) -> list[int]:
-        """Running jobs that share their GPUs with nobody, by start."""
-        if self.table is None:
-            return []
-        alone = view.running & (view.gpus > 0)
-        if len(view.partner):
-            alone &= view.partner < 0
-        found = np.flatnonzero(alone)
-        return [int(i) for i in found[np.argsort(view.entered[found], kind="stable")]]
-
-    def _partner(
-        self, view: ClusterView, i: int, hosts: list[int], size: IntArray, cost: IntArray
-    ) -> int:
-        """The first host of a pending job; -1 if there is none."""
-        for k in hosts:
-            if view.gpus[k] != size[i] or cost[i] > 2 * cost[k]:
-                continue
-            kinds = (
-                type_of(view.workload, int(view.job[i])),
-                type_of(view.workload, int(view.job[k])),
-            )
-            if packable(self.table, self.memory_limit, *kinds):
-                return k
-        return -1
-
-
-def _checked_table(table: Any) -> PackingTable | None:
-    """The option ``table``."""
-    from optsched.cluster.world.packing_table import PackingTable
-
-    if table is not None and not isinstance(table, PackingTable):
-        raise InputError(
-            f"table: expected a PackingTable, such as PackingTable.read(pairs, types), "
-            f"got {format_value(table)}"
-        )
-    return table
+    def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
+        """Sizes and rates, estimated work, kind of every job, and which kinds may be packed."""
+        kind: IntArray = np.zeros(len(workload), np.int64)
+        fits = np.zeros((1, 1), bool)
+        if self.table is not None:
+            kind, fits = self.table.packable(workload, self.memory_limit)
+        return *self.sizes(workload), workload.estimate, kind, fits

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 FORMAT = "optsched.metrics/1"
 
-SETTINGS = ("restart_cost", "resize", "checkpoint", "timing", "round", "seed")
-"""Settings that a document holds, beside `changes` and the name of the contention model."""
+SETTINGS = ("restart_cost", "resize", "checkpoint", "round", "seed")
+"""Settings that a document holds, beside `changes`."""
 
 
 def to_json(
@@ -81,14 +81,12 @@ def write(
 
 def _record(run: Run, per_job: bool) -> dict[str, Any]:
     found, settings = run.metrics, run.settings
-    model = settings.contention
     record: dict[str, Any] = {
         "policy": run.policy,
         "options": {key: as_document(value) for key, value in run.options.items()},
         "settings": {
             **{key: getattr(settings, key) for key in SETTINGS},
             "changes": [{"time": c.time, "node": c.node, "kind": c.kind} for c in settings.changes],
-            "contention": None if model is None else type(model).__name__,
         },
         "metrics": {k: v if math.isfinite(v) else None for k, v in found.summary().items()},
     }

@@ -14,7 +14,6 @@ from optsched.cluster.world.layout import (
     DRAIN,
     GIVEN,
     GROUP,
-    HELD,
     JOB,
     LOG,
     NODE,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
+    from optsched.cluster.world.packing_table import PackingTable
     from optsched.cluster.world.settings import Settings
     from optsched.model.schedule import IntArray
 
@@ -120,8 +120,10 @@ def _check_limits(workload: Workload, nodes: Nodes) -> None:
         )
 
 
-def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
-    """The cluster before the first event."""
+def world(
+    workload: Workload, nodes: Nodes, settings: Settings, table: PackingTable | None = None
+) -> World:
+    """The cluster before the first event; with speeds of jobs that share GPUs."""
     n, count = len(workload), len(nodes.gpus)
     state = np.zeros(1, STATE)
     given = np.zeros(n, GIVEN)
@@ -132,8 +134,12 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
     given["cost"] = np.where(own < 0, settings.restart_cost, own)
     given["preemptible"], given["group"] = workload.preemptible, workload.group
 
+    pair = np.zeros((0, 2), np.int64)
+    if table is not None:
+        given["kind"], pair = table.kinds(workload)
+        given["kinds"] = np.sqrt(len(pair))
     job = np.zeros(n, JOB)
-    for column in ("pass_end", "slot", "first_start", "finished", "row", "held", "partner"):
+    for column in ("pass_end", "slot", "first_start", "finished", "row", "partner"):
         job[column] = -1
 
     node = np.zeros(count, NODE)
@@ -159,8 +165,6 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
         node["takes"][which] = 0 if kind == ADD else 1
 
     pool = 2 * nodes.total + min(zero_slot, count * nodes.zero_slots) + 1
-    held = np.zeros(pool, HELD)
-    held["following"] = np.append(np.arange(1, pool), -1)
     group = np.zeros(max(1, len(workload.groups)), GROUP)
     group["limit"] = group["head"] = group["tail"] = -1
     for g, about in enumerate(workload.groups):
@@ -170,14 +174,10 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
     takes = node["takes"] == 1
     state["time"][0] = state["wake"][0] = -1
     state["unfinished"][0] = n
-    state["free_gpus"][0], state["free_zero"][0] = (
-        node["free"][takes].sum(),
-        node["free_units"][takes].sum(),
-    )
-    state["round"][0], state["restart"][0] = settings.round, settings.restart_cost
+    state["free_gpus"][0] = node["free"][takes].sum()
+    state["round"][0] = settings.round
     state["pass_only"][0] = settings.resize == "pass"
     state["loses_pass"][0] = settings.checkpoint == "pass"
-    state["consolidated"][0] = settings.timing == "lucid"
     state["horizon"][0] = min(MOST_TIME, 2**62 // max(1, nodes.total))
     made = World(
         state=state,
@@ -186,19 +186,20 @@ def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:
         rate=frozen(np.concatenate(rates).astype(np.int64)),
         job=job,
         active=np.zeros(n, np.int64),
+        assigned=np.zeros(n, np.int64),
         heap=np.zeros((min(n, pool), 2), np.int64),
         node=node,
         supply=supply,
         demand=frozen(demand),
-        held=held,
         group=group,
         change=frozen(np.array([(t, k, e) for t, _, k, e in changes], CHANGE)),
-        event=np.zeros((4 * n + 1, 2), np.int64),
+        pair=frozen(pair),
         quota=np.zeros(n, np.int64),
         order=np.zeros(n, np.int64),
         named_ptr=np.zeros(n + 1, np.int64),
         named=np.zeros((pool, 2), np.int64),
         present=np.zeros((11, n), np.int64),
+        changed=np.zeros(n, np.int64),
         share=np.full(n, -1, np.int64),
         log=np.zeros(4 * n + min(n, pool) + 64, LOG),
         log_node=np.zeros((8 * n + 2 * pool + 64, 2), np.int64),
@@ -258,7 +259,7 @@ def log_of(w: World) -> Log:
 
 def _close(w: World, log: Any, rows: IntArray) -> None:
     """Let open stays end at the present time in this copy of the log (an interrupted run)."""
-    from optsched.cluster.world.stays import done_now
+    from optsched.cluster.world.jobs import done_now
 
     now = int(w.state["time"][0])
     for row in rows.tolist():

@@ -36,11 +36,11 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload
 
-from optsched.cluster.world.build import frozen, grown, log_of, stalled, too_late, world
+from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
 from optsched.cluster.world.columns import PRESENT, turn
 from optsched.cluster.world.enact import failed, refused
 from optsched.cluster.world.errors import PolicyError
-from optsched.cluster.world.layout import ASK, NO_ROOM, STALLED, TOO_LATE, WORLD
+from optsched.cluster.world.layout import ASK, LOG_FULL, STALLED, TOO_LATE, WORLD
 from optsched.cluster.world.policy import Decision
 from optsched.cluster.world.progress import MOST_VAIN, Progress
 from optsched.cluster.world.rule_view import GIVEN, columns_of, given, viewer_of
@@ -65,9 +65,11 @@ PAUSE: Final = -100
 _LENGTH: Final = -101
 _ORDER: Final = -102
 _WAKE: Final = -103
+_SHARE: Final = -104
 _WRONG: Final = {
     _LENGTH: "quota: expected {} numbers, one per active job",
     _ORDER: "order: expected at most {} positions",
+    _SHARE: "share: expected {} positions or none",
     _WAKE: "wake_at: expected a time after now, or 0",
 }
 
@@ -81,6 +83,8 @@ class Choice(NamedTuple):
     """Positions in the order in which they are placed, others behind them; empty: by position."""
     wake_at: Any = 0
     """Decide again then at the latest; 0: at the next event."""
+    share: Any = ()
+    """Position of the job whose GPUs every job shares, -1: none; empty: no job does."""
 
 
 class RulePolicy:
@@ -115,18 +119,25 @@ class RulePolicy:
         if known[3] is not None:
             quota = np.where(known[3][view.job], -1, quota)
         order = np.asarray(choice.order) if len(choice.order) else None
-        return Decision(quota, order=order, wake_at=int(choice.wake_at) or None)
+        share = {i: int(k) for i, k in enumerate(choice.share) if k >= 0}
+        return Decision(quota, order=order, wake_at=int(choice.wake_at) or None, share=share)
 
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log:
         """Run the whole simulation in compiled code."""
-        columns, loop = _loop(self.rule, _types(self.arguments(workload, nodes, settings)))
+        arguments = tuple(
+            np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value
+            for value in self.arguments(workload, nodes, settings)
+        )
+        kinds = types.BaseTuple.from_types(tuple(map(numba.typeof, arguments)))
+        columns, loop = _loop(self.rule, kinds)
         known = given(workload, settings)
-        arguments = _frozen(self.arguments(workload, nodes, settings))
         shown = sum(1 << k for k, name in enumerate(PRESENT) if name in columns)
         zero = int(bool((workload.size == 0).any()))
 
         def simulate(w: World) -> Any:
-            w.state["columns"], w.state["clairvoyant"] = shown, int(self.clairvoyant)
+            if w.state["time"] < 0 or w.state["columns"] == 0:
+                w.state["clairvoyant"] = int(self.clairvoyant)
+                turn(w, shown)
             try:
                 status = loop(_address(), w, known, zero, arguments)
             except numba.core.errors.NumbaError as error:
@@ -139,7 +150,8 @@ class RulePolicy:
                 raise PolicyError(f"{at}: {text}")
             return status
 
-        return run(simulate, world(workload, nodes, settings), workload, self.name)
+        start = world(workload, nodes, settings, getattr(self, "table", None))
+        return run(simulate, start, workload, self.name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_known"}
@@ -186,13 +198,13 @@ def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -
     PolicyError, Stalled, InputError
         As the generic engine does.
     """
-    progress, asked, status = Progress(), 0, NO_ROOM
-    while status in (NO_ROOM, PAUSE):
+    progress, asked, status = Progress(), 0, LOG_FULL
+    while status in (LOG_FULL, PAUSE):
         if status == PAUSE:
             asked += MOST_VAIN
             progress.check(w, asked, name)
         status = loop(w)
-        if status == NO_ROOM:
+        if status == LOG_FULL:
             w = grown(w)
     if status < 0:
         raise refused(w, workload, name, -status)
@@ -201,15 +213,6 @@ def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -
     if status == TOO_LATE:
         raise too_late(w, workload, name)
     return log_of(w)
-
-
-def _types(arguments: tuple[Any, ...]) -> Any:
-    return types.BaseTuple.from_types(tuple(map(numba.typeof, _frozen(arguments))))
-
-
-def _frozen(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of a rule as kernels take them: arrays contiguous and read-only."""
-    return tuple(frozen(value) if isinstance(value, np.ndarray) else value for value in arguments)
 
 
 def _not_compiled(name: str, error: Exception) -> InputError:
@@ -237,10 +240,11 @@ def _call(_typing, address, w):  # type: ignore[no-untyped-def]
     """Call `turn` by its address."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        kind = context.call_conv.get_function_type(INT, [WORLD])
+        kinds = [WORLD, INT]
+        kind = context.call_conv.get_function_type(INT, kinds)
         pointer = builder.inttoptr(arguments[0], kind.as_pointer())
-        call = context.call_conv.call_function
-        return call(builder, pointer, INT, [WORLD], arguments[1:])[1]
+        values = [arguments[1], context.get_constant(INT, 0)]
+        return context.call_conv.call_function(builder, pointer, INT, kinds, values)[1]
 
     return INT(INT, WORLD), generate
 
@@ -257,17 +261,18 @@ def _choice_of(answer):  # type: ignore[no-untyped-def]
     if getattr(row, "ndim", None) != 1 or not isinstance(kind, types.Integer):
         of = kind or row
         raise TypingError(f"quota: expected a row of integers, got one of {of}")
-    if row is answer:
-        return lambda answer: Choice(answer, np.empty(0, np.int64), 0)
     # numba does not fill in defaults of named tuples: a short one has what was given
-    ordered = len(answer) > 1 and not isinstance(answer[1], types.BaseTuple)
-    if len(answer) > 2:
-        if ordered:
-            return lambda answer: Choice(answer[0], answer[1], answer[2])
-        return lambda answer: Choice(answer[0], np.empty(0, np.int64), answer[2])
-    if ordered:
-        return lambda answer: Choice(answer[0], answer[1], 0)
-    return lambda answer: Choice(answer[0], np.empty(0, np.int64), 0)
+    parts = () if row is answer else answer.types
+    values = ["answer[0]" if parts else "answer"]
+    for k in range(1, 4):
+        if k == 2:
+            values.append("answer[2]" if len(parts) > 2 else "0")
+        else:
+            is_given = len(parts) > k and isinstance(parts[k], types.Array)
+            values.append(f"answer[{k}]" if is_given else "empty(0, int64)")
+    known = {"Choice": Choice, "empty": np.empty, "int64": np.int64}
+    exec(f"def choice(answer):\n    return Choice({', '.join(values)})", known)
+    return known["choice"]
 
 
 @helper()
@@ -278,6 +283,11 @@ def _write(w, choice, zero):  # type: ignore[no-untyped-def]
         return _LENGTH
     if len(choice.order) > n:
         return _ORDER
+    if len(choice.share) > 0 and len(choice.share) != n:
+        return _SHARE
+    s.sharing = 1 if len(choice.share) > 0 else 0
+    for i in range(len(choice.share)):
+        w.share[i] = choice.share[i]
     for i in range(n):
         w.quota[i] = choice.quota[i]
         if zero == 1 and w.size[w.given[w.active[i]].first_size] == 0:

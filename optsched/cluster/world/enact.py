@@ -175,7 +175,7 @@ def _broken(w: World, workload: Workload, rule: int) -> str:
         return f"{job}: a node that it is to run on has too few free GPUs or takes no work"
     if rule == SHARE:
         return (
-            f"{job}: shares the GPUs of a job that is not running on as many GPUs, or that shares "
-            "them already"
+            f"{job}: shares the GPUs of a job that is not running on as many GPUs, that shares "
+            "them already, or beside which its speed was not measured"
         )
     return f"order: expected positions 0..{int(s['active'][0]) - 1}, got {about}"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
-from optsched.cluster.world import columns as world_view
-from optsched.cluster.world.apply import apply
 from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
+from optsched.cluster.world.columns import turn
 from optsched.cluster.world.enact import failed, read, refused
-from optsched.cluster.world.layout import ASK, FINISHED_ALL, LEGAL, NO_ROOM, RUNS, STALLED
-from optsched.cluster.world.placement import Placement, rates
+from optsched.cluster.world.layout import ASK, FINISHED_ALL, LOG_FULL, STALLED
 from optsched.cluster.world.progress import Progress
 from optsched.cluster.world.viewer import Viewer
 from optsched.errors import InputError
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.layout import World
     from optsched.cluster.world.log import Log
-    from optsched.cluster.world.placement import Contention
     from optsched.cluster.world.policy import ClusterView, Decision, Policy
     from optsched.cluster.world.settings import Settings
 
@@ -68,7 +63,7 @@ def simulate_generic(
     Stalled
         Jobs are pending for ever, or only started and stopped before they work.
     """
-    w = world(workload, nodes, settings)
+    w = world(workload, nodes, settings, getattr(policy, "table", None))
     viewer = Viewer(w, workload, nodes, settings)
     w.state["clairvoyant"] = int(policy.clairvoyant)
     report = _Report(on_progress, len(workload))
@@ -76,8 +71,8 @@ def simulate_generic(
     complete = False
     try:
         while True:
-            status = world_view.turn(w)
-            if status == NO_ROOM:
+            status = turn(w, 0)
+            if status == LOG_FULL:
                 viewer.world = w = grown(w)
                 continue
             if status != ASK:
@@ -93,11 +88,6 @@ def simulate_generic(
             if watch is not None:
                 watch(view, decision)
             viewer.world = w = read(w, workload, policy.name, view, decision)
-            if settings.contention is not None:
-                w.state["decided"], status = 0, -apply(w)
-                if status != -LEGAL:
-                    break
-                _slow_down(w, workload, settings.contention)
             report.tell(w)
         if status < 0:
             raise refused(w, workload, policy.name, -status)
@@ -126,32 +116,3 @@ class _Report:
         self.next = time.monotonic() + _EVERY
         finished = self.total - int(w.state["unfinished"][0])
         self.callback(max(0, int(w.state["time"][0])), finished, self.total)
-
-
-def _slow_down(w: World, workload: Workload, model: Contention) -> None:
-    """Set all speeds by what the model says of the present placement."""
-    jobs = w.active[: w.state["active"][0]]
-    jobs = jobs[w.job["phase"][jobs] == RUNS]
-    if len(jobs) == 0:
-        return
-    placement = placement_of(w, workload, jobs)
-    world_view.set_rates(w, placement.job, rates(model, placement))
-
-
-def placement_of(w: World, workload: Workload, jobs: Any) -> Placement:
-    """Where these running jobs are, ascending."""
-    ptr = np.empty(int(w.state["active"][0]) + 1, np.int64)
-    total = world_view.held_rows(w, ptr)
-    node, count = np.empty(total, np.int64), np.empty(total, np.int64)
-    world_view.held(w, node, count)
-    every = w.active[: w.state["active"][0]]
-    position = np.searchsorted(every, jobs)
-    # pending jobs have empty rows, so that the rows of the others follow each other
-    own = np.append(ptr[position], total)
-    partner = w.job["partner"][jobs]
-    row = np.where(partner < 0, -1, np.searchsorted(jobs, partner))
-    joined = (partner >= 0) & (w.log["partner"][w.job["row"][jobs]] == w.job["row"][partner])
-    return Placement(
-        job=np.ascontiguousarray(jobs), gpus=w.job["gpus"][jobs], rate=w.job["alone"][jobs],
-        node_ptr=own, node=node, count=count, partner=row, joined=joined, workload=workload,
-    )  # fmt: skip

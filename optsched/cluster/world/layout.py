@@ -20,41 +20,36 @@ if TYPE_CHECKING:
 # `World`'s records
 
 STATE: Final = record(
-    "time arrivals active unfinished running_now changes events log_rows log_nodes spare free_gpus "
-    "free_zero wake round restart pass_only loses_pass best_effort ordered named sharing at about "
-    "beside idle version horizon late consolidated listed decided columns clairvoyant"
+    "time arrivals active unfinished running_now changes log_rows log_nodes free_gpus wake round "
+    "pass_only loses_pass best_effort decided ordered named sharing at about beside idle version "
+    "horizon columns clairvoyant"
 )
 """One row of single numbers.
 
 `time`: the instant whose events have been applied, -1 before the first. `arrivals`, `changes`:
-jobs and rows of `World.change` before this one have come. `active`: length of `World.active`,
-`listed`: with those that have ended since it was tidied. `running_now`: length of `World.heap`.
-`events`: of `World.event`. `spare`: first unused row of `World.held`. `free_gpus`, `free_zero`:
-of all nodes that take work. `wake`: ask the policy then at the latest (-1: no wish; the caller of
-`advance` sets it). `pass_only`: sizes > 0 change at the ends of passes only. `loses_pass`: a stop
-loses the open pass. `ordered`: length of the order in `World.order`; `named`, `sharing`: whether
-`World.named`, `share` are to be read. `at`, `about`, `beside`: after a refusal, the position of
-the job and the numbers of the message. `idle`: decisions in a row while no job ran and only the
-policy's `wake` was left. `version` counts the changes of the set of active jobs. `horizon`: no
-event may lie behind it. `late`: an end is seen a unit of time late, and what is left of a restart
-is owed (Lucid). `consolidated`: jobs are placed on nodes of `LUCID_NODE` GPUs as by Lucid.
-`decided`: `World.quota` and its companions are a decision that `turn` has to apply.
-`columns`: rows of `World.present` that `turn` fills, as bits; `clairvoyant`: with true work.
+jobs and rows of `World.change` before this one have come. `active`: length of `World.active`.
+`running_now`: length of `World.heap`. `free_gpus`: of all nodes that take work. `wake`: the policy
+decides then at the latest; -1: at the next event. `pass_only`: sizes > 0 change at the ends of
+passes only. `loses_pass`: a stop loses the open pass. `decided`: `World.quota` and its companions
+are a decision that `turn` has to apply. `ordered`: length of the order in `World.order`; `named`,
+`sharing`: whether `World.named`, `share` are to be read. `at`, `about`, `beside`: after a refusal,
+the position of the job and the numbers of the message. `idle`: decisions in a row while no job ran
+and only a wake-up was left. `version` counts the changes of the set of active jobs. `horizon`:
+latest time of an event. `columns`: rows of `World.present` that are kept up to date, as bits;
+`clairvoyant`: with true work.
 """
 
-LUCID_NODE: Final = 8
-
 GIVEN: Final = record(
-    "submit work_total pass_work first_size end_size cost preemptible group estimate"
+    "submit work_total pass_work first_size end_size cost preemptible group estimate kind kinds"
 )
 """What never changes about a job. Its sizes: ``World.size[first_size:end_size]``, ascending, the
-speeds beside them; `cost` of a restart, that of the simulation put in."""
+speeds beside them; `cost` of a restart; `kind`: row and column of `World.pair`, and how many."""
 
 JOB: Final = record(
     "phase gpus leaves slot pass_end done rate since passes starts first_start entered attained "
-    "stay kept preempted next row stay_done held partner alone finished owed"
+    "stay kept preempted next row stay_done unit partner alone finished"
 )
-"""What changes, by groups of eight that are used together (lines of the cache).
+"""What changes.
 
 `leaves`: scratch of `apply`, 0 outside it. `slot`: row of a running job in `World.heap`, -1 for
 one that does not run. `pass_end`: when the last pass ended, -1 if none did. `done`: work done
@@ -62,10 +57,9 @@ until `since`; now it is done + rate * max(0, now - since). `since`: when progre
 began, in the future while the job restarts. `attained`: GPU-time of closed stays; now it is
 attained + gpus * (now - stay). `stay`: start of the open stay, `stay_done` the work done then.
 `kept`: work that a lost node leaves: that of the last end of a pass or stop. `next`: of a running
-job its next end of a pass or of all work. `row`: of its open stay in `World.log`; -1. `held`: its
-first row in `World.held`; -1. `partner`: the job that shares its GPUs; -1; of a hidden job the
-next hidden one of its group. `alone`: speed at its size without contention. `owed`: what was left
-of the last restart when it was stopped, if ``state.late``.
+job its next end of a pass or of all work. `row`: of its open stay in `World.log`, whose nodes it
+holds; -1. `unit`: node of a running zero-slot task. `partner`: the job that shares its GPUs; -1;
+of a hidden job the next hidden one of its group. `alone`: speed at its size without a partner.
 """
 
 # `JOB.phase`
@@ -79,8 +73,6 @@ ENDED: Final = 4
 NODE: Final = record("free capacity free_units units takes")
 """`free`: also of a node that takes no work. `takes`: 1; 0 if it is drained, removed, or not yet
 added."""
-HELD: Final = record("where count following")
-"""GPUs of a node that a job holds; `following`: its next row, -1 behind the last."""
 GROUP: Final = record("limit shown head tail")
 """Most jobs that are shown (-1: all), how many are, first and last hidden one."""
 CHANGE: Final = record("when which kind")
@@ -91,20 +83,12 @@ LOG: Final = record("job start end restart gpus half work first end_node partner
 """One row per stay: its rows ``first:end_node`` of `World.log_node` (node, count), nodes ascending;
 `partner`: row of the stay on whose GPUs it was put; -1."""
 
-# `World.event`: what happened at this instant (kind, job)
-COMPLETED: Final = 0
-PASSED: Final = 1
-LOST: Final = 2
-"""Its node was removed: it is pending again."""
-ARRIVED: Final = 3
-"""Has become visible."""
-
 # answers of `advance`
 ASK: Final = 0
 """Something happened and jobs are active: the policy is to be asked."""
 FINISHED_ALL: Final = 1
 STALLED: Final = 2
-NO_ROOM: Final = 3
+LOG_FULL: Final = 3
 """The log may not hold another instant: `grown`, and call again."""
 TOO_LATE: Final = 4
 """The next event lies behind the horizon."""
@@ -142,8 +126,9 @@ class World(NamedTuple):
     job: Records
     """`JOB`."""
     active: IntArray
-    """``active[:state.active]``: visible jobs that have arrived and not ended, ascending; after
-    `step`, before `tidy`, some that have ended may stand between them."""
+    """``active[:state.active]``: visible jobs that have arrived and not ended, ascending."""
+    assigned: IntArray
+    """GPUs of every active job by *position* in `active`; -1 for a running zero-slot task."""
     heap: Table
     """(jobs, 2): next event and job of every running job, least first."""
     node: Records
@@ -153,14 +138,13 @@ class World(NamedTuple):
     Without rows GPUs alone bound where jobs run; with them a job without room stays pending."""
     demand: Table
     """(jobs, 2): CPUs and memory by GPU, likewise; read-only."""
-    held: Records
-    """`HELD`: where jobs run."""
     group: Records
     """`GROUP`."""
     change: Records
     """`CHANGE` by time; read-only."""
-    event: Table
-    """``event[:state.events]``: kind and job, for what happened at this instant."""
+    pair: Table
+    """Speeds in millionths of a job that joins another one on its GPUs, and of that one, by kind
+    times number of kinds plus kind there; 0: not measured. Read-only."""
     quota: IntArray
     """Decision: GPUs by *position* in `active`; 0 = it does not run, -1 runs a zero-slot task."""
     order: IntArray
@@ -169,7 +153,9 @@ class World(NamedTuple):
     named: Table
     """Decision, if ``state.named``: chosen (node, GPUs) by position; an empty row: best fit."""
     present: Table
-    """(11, jobs): what `optsched.cluster.world.columns.turn` fills."""
+    """(11, jobs): columns that policies see, see `optsched.cluster.world.columns`."""
+    changed: IntArray
+    """Scratch of `apply`: positions of which the decision changes something."""
     share: IntArray
     """Decision, if ``state.sharing``: position of the job whose GPUs are shared; -1."""
     log: Records
@@ -178,14 +164,19 @@ class World(NamedTuple):
     """(capacity, 2)."""
 
 
+WHOLE: Final = 0
+HALF_A: Final = 1
+HALF_B: Final = 2
+"""`LOG.half`: the job has its GPUs alone, or one half of each."""
+
 INTS2: Final = types.Array(types.int64, 2, "C")
 
 READ2: Final = types.Array(types.int64, 2, "C", readonly=True)
 
 WORLD: Final[Any] = types.NamedTuple(
-    [records(STATE), records(GIVEN, readonly=True), READ, READ, records(JOB), INTS, INTS2,
-     records(NODE), INTS2, READ2, records(HELD), records(GROUP), records(CHANGE, readonly=True),
-     INTS2, INTS, INTS, INTS, INTS2, INTS2, INTS, records(LOG), INTS2],
+    [records(STATE), records(GIVEN, readonly=True), READ, READ, records(JOB), INTS, INTS, INTS2,
+     records(NODE), INTS2, READ2, records(GROUP), records(CHANGE, readonly=True), READ2, INTS, INTS,
+     INTS, INTS2, INTS2, INTS, INTS, records(LOG), INTS2],
     World,
 )  # fmt: skip
 """Type of a `World` in the signatures of kernels."""

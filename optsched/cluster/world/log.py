@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from optsched.cluster.world.layout import HALF_A, HALF_B, WHOLE
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
-WHOLE: Final = 0
-HALF_A: Final = 1
-HALF_B: Final = 2
+__all__ = ["HALF_A", "HALF_B", "WHOLE", "Log"]
 
 
 class Log(NamedTuple):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.world.placement import MOST_SPEED
+from optsched.cluster.world.jobs import PARTS
 from optsched.errors import InputError
 from optsched.io.csv_rows import csv_records
 from optsched.io.files import read_text
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from optsched.cluster.workload.workload import Workload
-    from optsched.cluster.world.placement import FloatArray, Placement
+    from optsched.model.schedule import IntArray
 
 PAIR_COLUMNS: Final = ("type_a", "type_b", "speed_a", "speed_b")
+MOST_SPEED: Final = 2.0
+"""Relative to running alone; above 1 it is an error of measurement."""
 TYPE_COLUMNS: Final = ("type", "memory", "share_score")
 
 
 class PackingTable:
-    """Speeds of pairs of job types on shared GPUs; also a model of contention.
+    """Speeds of pairs of job types on shared GPUs; for the policy `lucid`.
 
     The type of a job is its `source` (a trace's column ``type``), or its template if that is empty.
 
@@ -104,29 +106,35 @@ class PackingTable:
         """Speeds of a job of type a beside one of type b; None if that was not measured."""
         return self.speeds.get((a, b))
 
-    def factors(self, placement: Placement) -> FloatArray:
-        """1 for jobs alone on their GPUs, else the speed beside the partner.
+    def kinds(self, workload: Workload) -> tuple[IntArray, IntArray]:
+        """Kind of every job, and speeds of all pairs of kinds in millionths, shape (kinds^2, 2).
 
-        Raises
-        ------
-        InputError
-            Two jobs share GPUs whose types are not in the table.
+        Row (kind that joins) * kinds + (kind there): speed of the first and of the second; 0: the
+        pair was not measured.
         """
-        found = np.ones(len(placement.job))
-        for i in np.flatnonzero(placement.partner >= 0).tolist():
-            j = int(placement.job[i])
-            k = int(placement.job[int(placement.partner[i])])
-            mine, other = type_of(placement.workload, j), type_of(placement.workload, k)
-            pair = self.pair(mine, other)
-            if pair is None:
-                names = placement.workload.names
-                raise InputError(
-                    f"contention: jobs {format_value(names[j])} and {format_value(names[k])} "
-                    "share GPUs, and the "
-                    f"packing table has no pair {format_value(mine)}, {format_value(other)}"
-                )
-            found[i] = pair[1] if mine == other and not placement.joined[i] else pair[0]
-        return found
+        names = [type_of(workload, j) for j in range(len(workload))]
+        known = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        speeds = np.zeros((len(known), len(known), 2), np.int64)
+        for joining, i in known.items():
+            for host, k in known.items():
+                pair = self.pair(joining, host)
+                if pair is not None:
+                    speeds[i, k] = np.maximum(np.rint(np.array(pair) * PARTS), 1)
+        return np.array([known[name] for name in names]), speeds.reshape(-1, 2)
+
+    def packable(self, workload: Workload, memory_limit: float) -> tuple[IntArray, Any]:
+        """Kind of every job, and whether a job of a kind may join one of a kind (a matrix).
+
+        Only measured pairs, with memory below the limit and share scores of at most 2 in sum.
+        """
+        kind, speeds = self.kinds(workload)
+        names = list(dict.fromkeys(type_of(workload, j) for j in range(len(workload))))
+        fits = (speeds[:, 0] > 0).reshape(len(names), -1)
+        memory = np.array([self.memory.get(name, np.inf) for name in names])
+        score = np.array([self.share_score.get(name, np.inf) for name in names])
+        fits &= memory[None, :] < memory_limit - memory[:, None]
+        fits &= score[:, None] + score[None, :] <= 2
+        return kind, fits
 
 
 def type_of(workload: Workload, job: int) -> str:
@@ -159,14 +167,3 @@ def _rows(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Rows of a CSV file with exactly these columns in any order, and their places."""
     return csv_records(read_text(path), str(path), columns, columns)
-
-
-def packable(table: PackingTable | None, memory_limit: float, own: str, host: str) -> bool:
-    """Whether a job of one type may join one of another type."""
-    if table is None or table.pair(own, host) is None:
-        return False
-    for kind in (own, host):
-        if kind not in table.memory or kind not in table.share_score:
-            return False
-    fits = table.memory[host] < memory_limit - table.memory[own]
-    return fits and table.share_score[own] + table.share_score[host] <= 2

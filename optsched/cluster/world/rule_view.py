@@ -204,13 +204,16 @@ def _held(w):  # type: ignore[no-untyped-def]
     """Nodes and GPUs of the active jobs, in CSR form."""
     n, total = w.state[0].active, 0
     ptr = np.zeros(n + 1, np.int64)
-    node, count = np.empty(len(w.held), np.int64), np.empty(len(w.held), np.int64)
+    node, count = np.empty(len(w.named), np.int64), np.empty(len(w.named), np.int64)
     for i in range(n):
-        row = w.job[w.active[i]].held
-        while row >= 0:
-            node[total], count[total] = w.held[row].where, w.held[row].count
+        if w.assigned[i] < 0:
+            node[total], count[total] = w.job[w.active[i]].unit, 0
             total += 1
-            row = w.held[row].following
+        elif w.assigned[i] > 0:
+            row = w.job[w.active[i]].row
+            for k in range(w.log[row].first, w.log[row].end_node):
+                node[total], count[total] = w.log_node[k, 0], w.log_node[k, 1]
+                total += 1
         ptr[i + 1] = total
     return ptr, node[:total], count[:total]
 
@@ -223,11 +226,10 @@ def draining_now(w):  # type: ignore[no-untyped-def]
         closed += 1 - w.node[n].takes
     out = np.zeros(w.state[0].active if closed > 0 else 0, np.bool_)
     for i in range(len(out)):
-        row = w.job[w.active[i]].held
-        while row >= 0:
-            if w.node[w.held[row].where].takes == 0 and w.held[row].count > 0:
-                out[i] = True
-            row = w.held[row].following
+        if w.assigned[i] > 0:
+            row = w.job[w.active[i]].row
+            for k in range(w.log[row].first, w.log[row].end_node):
+                out[i] = out[i] or w.node[w.log_node[k, 0]].takes == 0
     return out
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from optsched.cluster.workload.nodes import NodeChange
 from optsched.cluster.world.start import Start
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer, one_of
 
-if TYPE_CHECKING:
-    from optsched.cluster.world.placement import Contention
-
 RESIZES: Final = ("pass", "anytime")
 CHECKPOINTS: Final = ("immediate", "pass")
-TIMINGS: Final = ("event", "lucid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +28,8 @@ class Settings:
     checkpoint
         A stop (a preemption, or a resize within a pass) loses nothing (``"immediate"``), or what
         was done since the last end of a pass or stop (``"pass"``).
-    timing
-        ``"event"``, or ``"lucid"``: the tick rules of Lucid's simulator.
     round
         Ask the policy also at all multiples of so many units of time; 0: never for that reason.
-    contention
-        How jobs slow each other down; None: not at all.
     changes
         Nodes that are added, drained or removed.
     seed
@@ -48,15 +40,13 @@ class Settings:
     Raises
     ------
     InputError
-        A negative number, another word, or a contention without ``factors``.
+        A negative number, or another word.
     """
 
     restart_cost: int = 0
     resize: Literal["pass", "anytime"] = "pass"
     checkpoint: Literal["immediate", "pass"] = "immediate"
-    timing: Literal["event", "lucid"] = "event"
     round: int = 0
-    contention: Contention | None = None
     changes: tuple[NodeChange, ...] = ()
     seed: int = 0
     start: Start | None = None
@@ -66,12 +56,6 @@ class Settings:
             object.__setattr__(self, key, integer(key, getattr(self, key)))
         one_of("resize", self.resize, RESIZES)
         one_of("checkpoint", self.checkpoint, CHECKPOINTS)
-        one_of("timing", self.timing, TIMINGS)
-        if self.contention is not None and not callable(getattr(self.contention, "factors", None)):
-            raise InputError(
-                "contention: expected None or an object with the method `factors`, "
-                f"got {format_value(self.contention)}"
-            )
         if isinstance(self.changes, NodeChange) or not hasattr(self.changes, "__iter__"):
             raise InputError(
                 f"changes: expected a list of NodeChange, got {format_value(self.changes)}"
@@ -83,8 +67,3 @@ class Settings:
             if not isinstance(change, NodeChange):
                 raise InputError(f"changes[{i}]: expected a NodeChange, got {format_value(change)}")
         object.__setattr__(self, "changes", changes)
-
-    @property
-    def without_drains(self) -> bool:
-        """Whether nodes only come, and go with the jobs on them."""
-        return all(change.kind != "drain" for change in self.changes)

@@ -256,7 +256,6 @@ def restored(w: World, workload: Workload, nodes: Nodes, start: Start) -> World:
     state["running_now"] = len(heap)
     takes = w.node["takes"] == 1
     state["free_gpus"] = w.node["free"][takes].sum()
-    state["free_zero"] = w.node["free_units"][takes].sum()
     state["version"] += 1
     return w
 
@@ -342,9 +341,8 @@ def _take_gpus(w: World, rows: list[Row]) -> None:
             units = np.flatnonzero((w.node["free_units"] > 0) & (w.node["takes"] == 1))
             if not len(units):
                 raise InputError(f"{place}: no zero-slot unit is free for it")
-            held = [(int(units[0]), 0)]
+            w.job["unit"][row.job] = units[0]
             w.node["free_units"][units[0]] -= 1
-        last = -1
         for node, gpus in held:
             if node in absent:
                 raise InputError(f"{place}: node {node} was removed before now")
@@ -358,14 +356,6 @@ def _take_gpus(w: World, rows: list[Row]) -> None:
                 w.supply[node, 1:] -= gpus * w.demand[row.job]
                 if (w.supply[node, 1:] < 0).any():
                     raise InputError(f"{place}: node {node} has too few CPUs or memory for it")
-            spare = int(w.state["spare"][0])
-            w.state["spare"] = w.held["following"][spare]
-            w.held[spare] = (node, gpus, -1)
-            if last < 0:
-                w.job["held"][row.job] = spare
-            else:
-                w.held["following"][last] = spare
-            last = spare
 
 
 def _arrived(w: World, workload: Workload, now: int) -> None:
@@ -388,4 +378,8 @@ def _arrived(w: World, workload: Workload, now: int) -> None:
         group["shown"] += 1
         active.append(j)
     w.active[: len(active)] = active
-    w.state["active"] = w.state["listed"] = len(active)
+    w.state["active"] = len(active)
+    job = w.job[active]
+    w.assigned[: len(active)] = np.where(
+        job["phase"] == RUNS, np.where(job["gpus"] == 0, -1, job["gpus"]), 0
+    )

@@ -109,7 +109,7 @@ def _present(name: str) -> Callable[[Viewer, dict[str, Any]], None]:
 
     def read(viewer: Viewer, columns: dict[str, Any]) -> None:
         if not viewer.state[_COLUMNS] >> row & 1:
-            world_view.fill(viewer.world, row)
+            world_view.turn(viewer.world, 1 << row)
         column = viewer.world.present[row, : len(columns["job"])]
         columns[name] = _frozen(column != 0 if flag else column.copy())
 
@@ -149,10 +149,14 @@ def _observed(viewer: Viewer, columns: dict[str, Any]) -> None:
 
 
 def _held(viewer: Viewer, columns: dict[str, Any]) -> None:
-    ptr = np.empty(len(columns["job"]) + 1, np.int64)
-    total = world_view.held_rows(viewer.world, ptr)
-    node, count = np.empty(total, np.int64), np.empty(total, np.int64)
-    world_view.held(viewer.world, node, count)
+    w, job = viewer.world, viewer.world.job[columns["job"]]
+    stay, runs = w.log[job["row"]], job["row"] >= 0
+    task = runs & (job["gpus"] == 0)
+    length = np.where(runs, stay["end_node"] - stay["first"], 0)
+    ptr, source = _rows(stay["first"], np.where(task, 1, length))
+    rows = w.log_node[np.minimum(source, len(w.log_node) - 1)]
+    node, count = rows[:, 0].copy(), rows[:, 1].copy()
+    node[ptr[:-1][task]], count[ptr[:-1][task]] = job["unit"][task], 0
     columns["held_ptr"], columns["held_node"] = _frozen(ptr), _frozen(node)
     columns["held_count"] = _frozen(count)
 
