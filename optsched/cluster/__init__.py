@@ -57,11 +57,12 @@ _HOME = {
 _MODULES = ("determined", "policies")
 
 __all__ = [
-    "WORK", "Amdahl", "Choice", "ClusterView", "Curve", "Decision", "ExpectedStart", "Goodput", "Group", "Job",
-    "Linear", "Log", "Metrics", "NodeChange", "NodeFailures", "Nodes", "PackingTable", "Policy",
-    "PolicyError", "Reason", "RulePolicy", "Run", "Settings", "Speedup", "Stalled", "Start",
-    "Stay", "Table", "Why", "Workload", "compiled", "determined", "entropy_workload", "expected_starts",
-    "policies", "read_start", "read_trace", "simulate", "synthetic", "write_trace",
+    "WORK", "Amdahl", "Choice", "ClusterView", "Curve", "Decision", "ExpectedStart",
+    "Goodput", "Group", "Job", "Linear", "Log", "Metrics", "NodeChange", "NodeFailures",
+    "Nodes", "PackingTable", "Policy", "PolicyError", "Reason", "RulePolicy", "Run",
+    "Settings", "Speedup", "Stalled", "Start", "Stay", "Table", "Why", "Workload", "compiled",
+    "determined", "entropy_workload", "expected_starts", "policies", "read_start",
+    "read_trace", "simulate", "synthetic", "write_trace",
 ]  # fmt: skip
 
 

@@ -221,8 +221,6 @@ def _check_compiled(policy: Policy, place: str, world: World, log: Log) -> None:
     if not callable(run):
         return
     compiled = run(world.workload, world.nodes, world.settings)
-    if compiled is None:
-        return
     differs = _difference(log, compiled)
     assert not differs, f"{place}: compiled, it differs in log.{differs}"
 

@@ -18,7 +18,7 @@ from optsched.cluster import (
     Stalled,
     simulate,
 )  # fmt: skip
-from optsched.cluster.contention import Both, NodeSpan, PackingTable
+from optsched.cluster.world.packing_table import PackingTable
 from optsched.errors import InputError
 
 UNIT = 10**6
@@ -61,7 +61,7 @@ ONE, TWO, ELASTIC = (1,), (2,), (1, 2, 4)
         ([(0,)], {0: [1]}, {}, "zero-slot task takes -1"),
         ([ELASTIC], {0: [2**62]}, {}, "is not one of"),
         ([TWO, TWO, ONE], {0: [2, 2, 1]}, {}, 'job "c": over-allocation: needs 1 GPUs when 0'),
-        ([TWO, TWO, ONE], {0: [2, 2, 1]}, {"order": np.array([2, 0, 1])}, 'job "b": over-alloc'),
+        ([TWO, TWO, ONE], {0: [2, 2, 1]}, {"order": np.array([2, 0, 1])}, 'job "c": over-alloc'),
         ([ELASTIC], {0: AWAKE, 3: [2]}, {}, 'job "a": would go from 1 to 2 GPUs'),
         ([ELASTIC], {0: [2]}, {"nodes": {0: {7: 2}}}, "there is no node 7"),
         ([ELASTIC], {0: [2]}, {"nodes": {0: {-1: 2}}}, "there is no node -1"),
@@ -159,9 +159,7 @@ def test_time_is_bounded() -> None:
         ({"seed": "x"}, "seed"),
         ({"resize": "never"}, "resize: expected one of pass, anytime"),
         ({"checkpoint": None}, "checkpoint"),
-        ({"timing": "tick"}, "timing"),
         ({"engine": "fast"}, "engine"),
-        ({"contention": 3}, "contention"),
         ({"changes": 3}, "changes: expected a list"),
         ({"changes": [3]}, r"changes\[0\]: expected a NodeChange"),
         ({"changes": [NodeChange(0, 1, "add")]}, "there is no node 1"),
@@ -198,8 +196,6 @@ def test_arguments(arguments: dict[str, Any], told: str) -> None:
         (lambda: NodeChange(0, -1, "add"), "node"),
         (lambda: NodeChange(0, 0, "lose"), "add, drain, remove"),  # type: ignore[arg-type]
         (lambda: Settings(changes=NodeChange(0, 0, "add")), "changes"),  # type: ignore[arg-type]
-        (lambda: NodeSpan(-1), "penalty"),
-        (lambda: Both(3), "factors"),  # type: ignore[arg-type]
         (lambda: PackingTable({("a", "b"): (0.5, 2.5)}), r"\(0, 2\]"),
         (lambda: PackingTable({("a", "b"): (0, 1)}), "> 0"),
         (lambda: PackingTable({("a", "b"): (1, 1), ("b", "a"): (1, 0.5)}), "given twice"),
@@ -213,34 +209,12 @@ def test_parts(make: Any, told: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("factor", [0.0, -1.0, 2.5, float("nan")])
-def test_contention_out_of_range(factor: float) -> None:
-    """A model that speeds up or stops jobs is refused with the job."""
-
-    class Odd:
-        def factors(self, placement: Any) -> Any:
-            return np.full(len(placement.job), factor)
-
-    with pytest.raises(InputError, match=r'factor in \(0, 2\] for job "a"'):
-        simulate(jobs(ONE), Greedy(), Nodes(1), contention=Odd())
-
-
-def test_contention_of_the_wrong_shape() -> None:
-    """One factor per running job."""
-
-    class Short:
-        def factors(self, placement: Any) -> Any:
-            return np.ones(0)
-
-    with pytest.raises(InputError, match="expected 1 factors"):
-        simulate(jobs(ONE), Greedy(), Nodes(1), contention=Short())
-
-
 def test_unmeasured_pair() -> None:
     """Two jobs share GPUs that the table does not know together."""
     script = Script({0: [1, 1]}, share={1: 0})
-    with pytest.raises(InputError, match='no pair "x", "x"'):
-        simulate(jobs(ONE, ONE, template="x"), script, Nodes(1), contention=PackingTable({}))
+    script.table = PackingTable({})
+    with pytest.raises(PolicyError, match="beside which its speed was not measured"):
+        simulate(jobs(ONE, ONE, template="x"), script, Nodes(1))
 
 
 def test_packing_table_files(tmp_path: Any) -> None:

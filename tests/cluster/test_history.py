@@ -81,16 +81,16 @@ def test_simulated_histories_verify(name: str, seed: int) -> None:
     """Real logs: preemptions, restarts, resizes and packed pairs."""
     jobs = synthetic(80, 2.0, seed, gpus=16, elastic=name.startswith("elastic"), passes=4)
     how = {"order": "srtf", "clairvoyant": True, "preempt": "order"} if name == "elastic" else {}
-    policy, contention = get(name, **how), None
+    policy = get(name, **how)
     if name == "lucid":
         jobs = jobs.changed(source=["a", "b"] * 40)
-        contention = PackingTable(
+        table = PackingTable(
             {("a", "a"): (0.9, 0.8), ("a", "b"): (0.7, 1.0), ("b", "b"): (0.6, 0.6)},
             {"a": 1, "b": 1},
             {"a": 0.5, "b": 1.0},
         )
-        policy = get(name, table=contention)
-    run = simulate(jobs, policy, Nodes(2, gpus=8), restart_cost=30, contention=contention)
+        policy = get(name, table=table)
+    run = simulate(jobs, policy, Nodes(2, gpus=8), restart_cost=30)
     assert (run.metrics.restarts > 0) == (name in ("srtf", "elastic"))
     assert bool((run.log.half != WHOLE).any()) == (name == "lucid")
     check(run)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from optsched.cluster import ClusterView, Nodes, Settings, Workload
-from optsched.cluster.contention import Placement, rates
 
 
 def simulate_by_ticks(
@@ -53,7 +52,7 @@ def simulate_by_ticks(
             decision = policy.decide(_view(work, settings, jobs, active, place, t, policy))
             _apply(work, settings, active, place, decision, t, stays)
             wake = decision.wake_at
-            _contend(work, settings, jobs)
+            _contend(work, getattr(policy, "table", None), jobs)
     return SimpleNamespace(
         finished=[x.end for x in jobs],
         preemptions=[x.preempted for x in jobs],
@@ -177,21 +176,15 @@ def _apply(
         _start(x, on, max(q, 0), half, t)
 
 
-def _contend(work: Workload, settings: Settings, jobs: list[Any]) -> None:
-    on = [x for x in jobs if x.on]
-    if settings.contention is None or not on:
-        return
-    rows = [sorted(x.on.items()) for x in on]
-    placement = Placement(
-        job=np.array([x.j for x in on]), gpus=np.array([x.gpus for x in on]),
-        rate=np.array([x.rates[x.gpus] for x in on]),
-        node_ptr=np.cumsum([0, *map(len, rows)]), node=np.array([n for r in rows for n, _ in r]),
-        count=np.array([c for r in rows for _, c in r]), workload=work,
-        partner=np.array([on.index(x.partner) if x.partner else -1 for x in on]),
-        joined=np.array([x.joined for x in on]),
-    )  # fmt: skip
-    for x, rate in zip(on, rates(settings.contention, placement).tolist(), strict=True):
-        x.rate = rate
+def _contend(work: Workload, table: Any, jobs: list[Any]) -> None:
+    """Speeds of pairs by a table of measured ones."""
+    for x in [x for x in jobs if x.on]:
+        x.rate = alone = x.rates[x.gpus]
+        if table is None or not x.partner:
+            continue
+        own, other = (work.templates[work.template[y.j]] for y in (x, x.partner))
+        speed = table.speeds[own, other][int(own == other and not x.joined)]
+        x.rate = max(1, (alone * round(speed * 10**6) + 500_000) // 10**6)
 
 
 def _view(
@@ -230,6 +223,9 @@ def _view(
         held_ptr=np.cumsum(ints([0, *map(len, held)])),
         held_node=ints(n for r in held for n, _ in r),
         held_count=ints(c for r in held for _, c in r), workload=work, settings=settings,
+        draining=np.array(
+            [x.gpus > 0 and any(not place[n].up for n in x.on) for x in active], bool
+        ),
         zero_free=ints(p.units * p.up for p in place),
         partner=ints(
             next((i for i, y in enumerate(active) if y is x.partner), -1) for x in active

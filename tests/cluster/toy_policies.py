@@ -36,8 +36,8 @@ class Anything(Greedy):
 
     name = "anything"
 
-    def __init__(self, seed: int, calm: int = 60, wild: bool = True) -> None:
-        self.seed, self.calm, self.wild = seed, calm, wild
+    def __init__(self, seed: int, calm: int = 60, wild: bool = True, table: Any = None) -> None:
+        self.seed, self.calm, self.wild, self.table = seed, calm, wild, table
 
     def decide(self, view: ClusterView) -> Decision:
         """A pure function of the view."""

@@ -259,14 +259,13 @@ def log_of(w: World) -> Log:
 
 def _close(w: World, log: Any, rows: IntArray) -> None:
     """Let open stays end at the present time in this copy of the log (an interrupted run)."""
-    from optsched.cluster.world.jobs import done_now
-
     now = int(w.state["time"][0])
-    for row in rows.tolist():
-        j = int(log["job"][row])
-        log["end"][row] = now
-        log["restart"][row] = min(log["restart"][row], now - log["start"][row])
-        log["work"][row] = done_now(w, j) - w.job["stay_done"][j]
+    job = w.job[log["job"][rows]]
+    done = job["done"] + job["rate"] * np.maximum(0, now - job["since"])
+    done = np.minimum(done, w.given["work_total"][log["job"][rows]])
+    log["end"][rows] = now
+    log["restart"][rows] = np.minimum(log["restart"][rows], now - log["start"][rows])
+    log["work"][rows] = done - job["stay_done"]
 
 
 def stalled(w: World, workload: Workload, policy: str) -> Stalled:
