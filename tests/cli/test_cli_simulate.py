@@ -176,12 +176,7 @@ def test_packing(site: Cli) -> None:
     for key, path in (("pairs", "pairs.csv"), ("types", "types.csv")):
         digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
         assert document["inputs"]["packing"][key] == {"file": path, "sha256": digest}
-<<<<<<< HEAD
-    assert document["runs"]["lucid"]["settings"]["contention"] == "PackingTable"
     assert "not named" in site.refused("simulate", "p.csv", "--policy", "fifo", *words[2:])
-=======
-    assert "not asked for" in site.refused("simulate", "p.csv", "--policy", "fifo", *words[2:])
->>>>>>> b2670591 (Tests of the world without contention)
     assert "two files" in site.refused("simulate", "p.csv", *words[:-1], "pairs.csv")
 
 
