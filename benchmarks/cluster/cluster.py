@@ -27,8 +27,7 @@ from benchmarks.cluster.cluster_paper import (
     TABLES_4_AND_5,
 )
 from benchmarks.machine import machine
-from optsched.cluster import Nodes, Run, entropy_workload, simulate
-from optsched.cluster.contention import PackingTable
+from optsched.cluster import Nodes, PackingTable, Run, entropy_workload, simulate
 from optsched.cluster.policies import get
 from optsched.cluster.workload.synthetic import MEAN_SERVICE
 
@@ -101,7 +100,7 @@ def run(row: Row, count: int, on: int, seed: int, **options: Any) -> Run:
         {(a, b): (PAIR / 2, PAIR / 2) for a in kinds for b in kinds if a <= b},
         dict.fromkeys(kinds, 0.4), dict.fromkeys(kinds, 0.8),
     )  # fmt: skip
-    return simulate(work, get(row.policy, table=table, memory_limit=1.0), nodes, contention=table)
+    return simulate(work, get(row.policy, table=table, memory_limit=1.0), nodes)
 
 
 def figures(one: Run) -> dict[str, float]:
