@@ -485,7 +485,9 @@ def main() -> None:
     """Run all groups; ends with 1 if a rank did."""
     folder, groups = Path(sys.argv[1]), json.loads(sys.argv[2])
     if "transformers_models" in sys.argv[2]:
-        import hf_models  # noqa: F401  # once, not in every rank
+        import hf_models
+
+        hf_models.build("llama tied")  # modules are loaded once, not in every rank
     torch.set_num_threads(1)
     gc.freeze()
     for number, (ranks, name, *arguments) in enumerate(groups):
