@@ -116,6 +116,9 @@ def test_decisions_are_those_of_the_pure_functions(kind: str, variant: Any, fit:
         for name, where in pure.start.items():
             assert decision.nodes[at[name]] == {int(n[1:]): c for n, c in where.items()}
         assert decision.wake_at == (view.time + 1 if pure else None)
+        if view.time % 4 == 0:
+            why = {view.workload.names[view.job[i]]: r for i, r in policy.reasons(view).items()}
+            assert why == pure.waiting and list(why) == list(pure.waiting)
         seen["start"] += len(begun)
         seen["release"] += len(stopped)
 
