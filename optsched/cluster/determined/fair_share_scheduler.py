@@ -335,16 +335,18 @@ class _Exchange:
 
     def _make_room(self, i: int) -> bool:
         """Release tasks of groups above their offers, on one agent, else on whole ones."""
-        agents, kind = self.agents, self.tasks.kinds[self.tasks.kind[i]]
-        saved = self._saved()
-        for a in np.flatnonzero(agents.takes_work & (agents.capacity >= kind.slots)).tolist():
+        capacity, kind = self.agents.capacity, self.tasks.kinds[self.tasks.kind[i]]
+        saved, rank = self._saved(), self.agents.rank
+        near = np.argsort((rank - self.tasks.first[i]) % len(rank))  # not by the order given
+        near = near[self.agents.takes_work[near]]
+        for a in near[capacity[near] >= kind.slots].tolist():
             if self._clear(a, i, whole=False):
                 return True
-        if kind.slots > 1 and not kind.single_agent:
-            usable = agents.takes_work & (agents.capacity <= kind.slots)
-            for a in np.flatnonzero(usable & (agents.free < agents.capacity)).tolist():
-                if self._clear(a, i, whole=True) and self._find(i):
-                    return True
+        spread = kind.slots > 1 and not kind.single_agent
+        for a in near[capacity[near] <= kind.slots].tolist() if spread else ():
+            busy = self.agents.free[a] < capacity[a]
+            if busy and self._clear(a, i, whole=True) and self._find(i):
+                return True
         self._restore(saved)
         return False
 
