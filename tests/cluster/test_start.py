@@ -62,7 +62,10 @@ def same(a: Log, b: Log) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "entropy", "time_to_target", "priority"])
+@pytest.mark.parametrize(
+    "name",
+    ["fifo", "sjf", "srtf", "las", "elastic", "entropy", "time_to_target", "sia", "priority"],
+)
 @seeds(8, 60)
 def test_a_cut_simulation_goes_on_as_before(name: str, seed: int) -> None:
     """Its whole log is the same; cut anywhere under rules that no decision more can change."""
