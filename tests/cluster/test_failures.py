@@ -48,7 +48,7 @@ def test_time_to_completion_between_checkpoints():
     assert np.mean(taken) == pytest.approx(expected, rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["fifo", "elastic_srtf", "fair_share"])
+@pytest.mark.parametrize("name", ["fifo", "elastic", "fair_share"])
 def test_what_is_lost_is_told(name):
     """GPU-time held is work, restarts, and what failures threw away; interruptions are counted."""
     random = np.random.default_rng(3)

@@ -27,6 +27,25 @@ if TYPE_CHECKING:
 PER_JOB: Final = ("jct", "queueing", "service", "waiting", "gpu_time", "rho")
 """Per-job metrics that have percentiles."""
 
+SUMMARY: Final = (
+    "jobs", "unfinished", "jct_mean", "queueing_mean", "service_mean", "waiting_mean",
+    "waiting_for_room_mean", "makespan", "utilisation", "effective_utilisation", "fragmentation",
+    "gpu_hours", "gpu_time_mean", "restarts", "restart_time", "preemptions", "interruptions",
+    "lost_time", "rho_mean", "rho_max",
+)  # fmt: skip
+"""Single numbers, in the order of tables; percentiles of the JCT follow the makespan."""
+
+
+class _Mean:
+    """Mean of a column over the jobs that ended; NaN without one."""
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+
+    def __get__(self, run: Metrics, _: object = None) -> float:
+        chosen = getattr(run, self.column)[run.ended].tolist()
+        return sum(chosen) / len(chosen) if chosen else math.nan
+
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Metrics:
@@ -78,30 +97,13 @@ class Metrics:
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
 
-    @property
-    def jct_mean(self) -> float:
-        """Mean completion time."""
-        return self._mean(self.jct)
-
-    @property
-    def queueing_mean(self) -> float:
-        """Mean time to the first start."""
-        return self._mean(self.queueing)
-
-    @property
-    def service_mean(self) -> float:
-        """Mean time from the first start to the end."""
-        return self._mean(self.service)
-
-    @property
-    def waiting_mean(self) -> float:
-        """Mean time without GPUs between submit and end."""
-        return self._mean(self.waiting)
-
-    @property
-    def gpu_time_mean(self) -> float:
-        """Mean GPU-time of a job."""
-        return self._mean(self.gpu_time)
+    jct_mean = _Mean("jct")
+    queueing_mean = _Mean("queueing")
+    service_mean = _Mean("service")
+    waiting_mean = _Mean("waiting")
+    waiting_for_room_mean = _Mean("waiting_for_room")
+    gpu_time_mean = _Mean("gpu_time")
+    rho_mean = _Mean("rho")
 
     @property
     def gpu_hours(self) -> float:
@@ -117,11 +119,6 @@ class Metrics:
     def preemptions(self) -> int:
         """Times that a running job lost all its GPUs."""
         return int(self.preemptions_by_job.sum())
-
-    @property
-    def rho_mean(self) -> float:
-        """Mean finish-time fairness."""
-        return float(self.rho[self.ended].mean()) if self.ended.any() else math.nan
 
     @property
     def rho_max(self) -> float:
@@ -149,33 +146,10 @@ class Metrics:
 
     def summary(self) -> dict[str, float]:
         """All single numbers by name, in the order of tables."""
-        found: dict[str, float] = {
-            "jobs": self.jobs, "unfinished": self.unfinished, "jct_mean": self.jct_mean,
-            "queueing_mean": self.queueing_mean, "service_mean": self.service_mean,
-            "waiting_mean": self.waiting_mean,
-            "waiting_for_room_mean": self._mean(self.waiting_for_room),
-            "makespan": self.makespan,
-        }  # fmt: skip
+        found: dict[str, float] = {key: getattr(self, key) for key in SUMMARY[:8]}
         if self.ended.any():
             found |= {f"jct_p{p}": self.percentile(p) for p in (50, 90, 95, 99, 100)}
-        return found | {
-            "utilisation": self.utilisation,
-            "effective_utilisation": self.effective_utilisation,
-            "fragmentation": self.fragmentation,
-            "gpu_hours": self.gpu_hours,
-            "gpu_time_mean": self.gpu_time_mean,
-            "restarts": self.restarts,
-            "restart_time": self.restart_time,
-            "preemptions": self.preemptions,
-            "interruptions": self.interruptions,
-            "lost_time": self.lost_time,
-            "rho_mean": self.rho_mean,
-            "rho_max": self.rho_max,
-        }
-
-    def _mean(self, values: IntArray) -> float:
-        chosen = values[self.ended]
-        return sum(chosen.tolist()) / len(chosen) if len(chosen) else math.nan
+        return found | {key: getattr(self, key) for key in SUMMARY[8:]}
 
     def __repr__(self) -> str:
         return (
