@@ -131,7 +131,7 @@ def _page(name: str, drawing: str, runs: Mapping[str, Run]) -> str:
     words = (
         f"{len(some.workload)} jobs on {some.nodes.total} GPUs in {len(some.nodes.gpus)} nodes, "
         f"restart cost {s.restart_cost} {some.workload.time_unit}, resize {s.resize}, "
-        f"timing {s.timing}, seed {s.seed}"
+        f"seed {s.seed}"
     )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
