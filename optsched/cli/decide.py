@@ -41,12 +41,12 @@ def decide(
     gets the same decision. In a stream, "id" is returned with it.
     """
     overrides: dict[str, Any] = {} if preemption is None else {"preemption": preemption}
-    for key, value, words in (
+    for key, value, allowed in (
         ("scheduler", scheduler, SCHEDULERS), ("variant", variant, VARIANTS), ("mode", mode, MODES),
         ("fit", fit, FITS),
     ):  # fmt: skip
         if value is not None:
-            overrides[key] = one_of(key, value, words)
+            overrides[key] = one_of(key, value, allowed)
     if stream:
         if state is not None and str(state) != "-":
             raise InputError(f"stream: states are read from stdin; leave out {str(state)!r:.60}")

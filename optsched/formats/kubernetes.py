@@ -86,7 +86,7 @@ class Options:
 
 
 def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str, Any]:
-    """A ``List``: priority classes, then a PodGroup (if asked for) and an Indexed Job per gang.
+    """A ``List``: priority classes, then a PodGroup (by `gang`) and an Indexed Job per gang.
 
     ``parallelism = completions`` = pods = ceil(GPUs / GPUs per pod); the gang's minimum counts pods
     too. Larger priorities win in Kubernetes: 1 becomes 99, 99 becomes 1. Kueue may admit fewer pods
@@ -170,7 +170,7 @@ def _priority_class(level: int, options: Options) -> dict[str, Any]:
         "kind": "WorkloadPriorityClass" if kueue else "PriorityClass",
         "metadata": {"name": _class_of(level)},
         "value": 100 - level,
-        "description": f"optsched priority {level} (1 goes first); in Kubernetes larger ones win",
+        "description": f"optsched priority {level} (1 goes first); in Kubernetes larger values win",
     }
 
 

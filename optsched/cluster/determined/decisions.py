@@ -33,13 +33,13 @@ MODES: Final = ("default", "gang")
 class Decision:
     """The tasks that start, and those to be released.
 
-    Slots become free only when a released task has stopped: nothing in `start` waits for that.
+    Slots become free only when a released task has stopped: nothing in `start` depends on that.
     """
 
     start: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task -> {agent: slots}, in the order of the decision.
 
-    They fit together: each on the cluster as the earlier ones leave it, with nothing released yet.
+    They fit together: each beside the earlier starts, with nothing released yet.
     """
     release: tuple[str, ...] = ()
     """Running tasks to be preempted, in the order of the decision."""
@@ -49,10 +49,10 @@ class Decision:
     """Tasks that the scheduler meant to start, but that no longer fit when their turn came.
 
     Determined's resource pool looks for agents a second time, in order; what fits nowhere then
-    waits for the next decision. Fair share as documented: those for which others are released.
+    is left to the next decision. Fair share as documented: those for which others are released.
     """
     waiting: Mapping[str, Reason] = field(default_factory=dict)
-    """Why every waiting task that does not start waits, in the scheduler's order."""
+    """Reason of every waiting task that does not start, in the scheduler's order."""
 
     def __bool__(self) -> bool:
         return bool(self.start or self.release)
@@ -70,7 +70,7 @@ class Pool:
         Distinct.
     scheduler
         ``"fair_share"``: slots are divided among groups; one that holds more than its offer
-        releases preemptible tasks, one that holds less starts waiting ones, in order of
+        releases preemptible tasks, one that holds less starts waiting tasks, in order of
         submission. ``"priority"``: tasks start level by level, 1 to 99. ``"kubernetes"``: tasks are
         pods, groups their jobs.
     variant
@@ -267,9 +267,9 @@ def _unambiguous(state: State) -> State:
 
 
 def apply(state: State, decision: Decision) -> State:
-    """The state after a decision: exactly what `start` says runs, what is released waits again.
+    """The state after a decision: `start` runs exactly so, what is released is waiting again.
 
-    Starts are placed in their order, each on the cluster as the earlier ones left it, before
+    Starts are placed in their order, each on the cluster as the earlier starts left it, before
     anything is released.
 
     Raises

@@ -88,7 +88,7 @@ class Start(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Waiting(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A task that waits: a word of `optsched.cluster.world.reasons.Why`, and a sentence."""
+    """A waiting task: a word of `optsched.cluster.world.reasons.Why`, and a sentence."""
 
     task: str
     why: str
@@ -106,7 +106,7 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
     postponed: list[str] | None = None
     """Tasks that were to start, but fit nowhere when their turn came; None: there are none."""
     waiting: list[Waiting] | None = None
-    """Why each task that neither runs nor starts waits; None: there are none."""
+    """Reason of each task that neither runs nor starts; None: there are none."""
     error: str | None = None
 
 
@@ -128,9 +128,9 @@ def from_tree(
     """
     check_format(tree, FORMAT, name)
     several = "pools" in tree
-    if several and (beside := [key for key in _OF_A_POOL if key in tree]):
+    if several and (of_a_pool := [key for key in _OF_A_POOL if key in tree]):
         raise InputError(
-            f"{name}: pools: excludes {beside[0]}, which belongs into an object in pools"
+            f"{name}: pools: excludes {of_a_pool[0]}, which belongs into an object in pools"
         )
     found: Any = decode(tree, _Several if several else _One, name)
     pools = []
@@ -188,9 +188,9 @@ def read_answer(tree: Any, name: str) -> Answer:
     with placed(f"{name}: "):
         for i, row in enumerate(found.start):
             with placed(f"start[{i}]: "):
-                task = Task(row.task, row.slots, allocation=row.agents)
+                checked = Task(row.task, row.slots, allocation=row.agents)
                 integer("priority", row.priority, 1, 99)
-                if not task.allocation:
+                if not checked.allocation:
                     raise InputError("agents: expected at least one, got none")
         seen: dict[str, str] = {}
         for place, names in (

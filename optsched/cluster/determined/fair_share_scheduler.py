@@ -45,14 +45,14 @@ class Shares:
     fixed: IntArray
     """Slots of running tasks that are not preemptible."""
     smallest: IntArray
-    """Slots of the smallest task that waits (``docs``: or may be released); -1: none."""
+    """Slots of the smallest waiting task (``docs``: or may be released); -1: none."""
     weight: FloatArray
     submitted: FloatArray
     offer: IntArray
     most: IntArray
     """Upper bound of the offer."""
     excluded: list[bool]
-    """Groups whose offer starts none of their tasks: it went to the others."""
+    """Groups with an offer too small for all their tasks: it went to the others."""
 
     def members(self, group: int) -> list[int]:
         """Tasks of a group, in order of submission."""
@@ -84,7 +84,7 @@ def share_slots(agents: Agents, tasks: Tasks, docs: bool) -> tuple[Outcome, Shar
 def divide(agents: Agents, tasks: Tasks, docs: bool) -> tuple[list[int], Shares, int]:
     """Tasks without slots that fit, the groups with their offers, and the slots that count."""
     open_agents = agents
-    if docs:  # a task counts if it fits once all preemptible ones have stopped
+    if docs:  # a task counts if it fits once all preemptible tasks have stopped
         open_agents = agents.copy()
         for i in np.flatnonzero(tasks.running & tasks.preemptible & (tasks.slots > 0)).tolist():
             open_agents.release(i)
@@ -218,7 +218,7 @@ def _offer_in_proportion(shares: Shares, capacity: int) -> None:
     """Shares in proportion to demand times weight, as the documentation says.
 
     Between a group's fixed slots and its demand, by largest remainder. As long as no slots are
-    left over, the latest group whose smallest task exceeds its offer is excluded, and all is
+    left over, the latest group with an offer below its smallest task is excluded, and all is
     divided anew: even if its offer was 0, for the remainders of the others are then different.
     """
     low, most = shares.fixed, shares.most.copy()
@@ -279,7 +279,7 @@ class _Exchange:
         self.credit = shares.active - offer
         """Slots that every group holds above its offer; below 0: that it may start."""
         self.start: dict[int, Places] = {}
-        """A task whose slots become free by a release has no places yet: it is postponed."""
+        """A task that needs a release has no places yet: it is postponed."""
         self.stopped: dict[int, None] = {}
         self.returned = np.zeros(len(agents.free), np.int64)
         """Slots of every agent that releases return."""
@@ -304,7 +304,7 @@ class _Exchange:
                 kind = int(tasks.kind[i])
                 if tasks.running[i] or tasks.slots[i] > -self.credit[g] or kind in hopeless:
                     continue
-                if self._find(i) or self._make_room(i):
+                if self._find(i) or self._release_for(i):
                     self._begin(i)
                     self.credit[g] += tasks.slots[i]
                 else:
@@ -333,8 +333,8 @@ class _Exchange:
         self.credit[group] -= self.tasks.slots[i]
         self.stopped[i] = None
 
-    def _make_room(self, i: int) -> bool:
-        """Release tasks of groups above their offers, on one agent, else on whole ones."""
+    def _release_for(self, i: int) -> bool:
+        """Release tasks of groups above their offers, on one agent, else on whole agents."""
         capacity, kind = self.agents.capacity, self.tasks.kinds[self.tasks.kind[i]]
         saved, rank = self._saved(), self.agents.rank
         near = np.argsort((rank - self.tasks.first[i]) % len(rank))  # not by the order given

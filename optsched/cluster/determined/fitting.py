@@ -75,7 +75,7 @@ class Agents:
     heterogeneous: bool = False
 
     def total(self) -> int:
-        """Slots that count: all of agents that take work, the used ones of others."""
+        """Slots that count: all of agents that take work, the used slots of others."""
         return int(np.where(self.takes_work, self.capacity, self.capacity - self.free).sum())
 
     def copy(self) -> Agents:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.cluster.determined.fitting import Outcome
-from optsched.cluster.determined.reasons import never_or_no_room
+from optsched.cluster.determined.reasons import never_or_not_now
 from optsched.cluster.world.reasons import Reason, Why
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def place_pods(agents: Agents, tasks: Tasks, needed: Mapping[int, int], gang: bool) -> Outcome:
-    """Place waiting pods by priority, then submission, wherever they fit; smaller ones may pass.
+    """Place waiting pods by priority, then submission, where they fit; smaller pods may pass.
 
-    The default scheduler takes pod by pod, so that two jobs whose pods take turns can each hold
+    The default scheduler takes pod by pod, so that two jobs with pods in turns can each hold
     half of the cluster and wait for ever. A gang starts only together with the `needed` pods of
     its job (by group), among them those that run.
     """
@@ -49,7 +49,7 @@ def pod_reasons(
     for places in outcome.start.values():
         after.place(places)
     waiting = [i for i in np.flatnonzero(~tasks.running).tolist() if i not in outcome.start]
-    text = never_or_no_room(agents, after, {int(tasks.kind[i]) for i in waiting}, tasks.kinds)
+    text = never_or_not_now(agents, after, {int(tasks.kind[i]) for i in waiting}, tasks.kinds)
     for group in dict.fromkeys(tasks.group[waiting].tolist()):
         pods = [i for i in waiting if tasks.group[i] == group]
         started = sum(int(tasks.group[i]) == group for i in outcome.start)

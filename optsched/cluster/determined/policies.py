@@ -103,14 +103,14 @@ class Scheduler:
         for i, places in start.items():
             quota[i] = sum(slots for _, slots in places) or -1
         quota[outcome.release] = 0
-        # if nothing changes now, the same state gets the same decision: the next event asks again
+        # without a change, the same state gets the same decision until the next event
         wake = view.time + 1 if start or outcome.release else None
         nodes = {i: dict(places) for i, places in start.items()}
         order = np.array([*start], np.int64) if len(start) > 1 else None
         return Decision(quota, nodes=nodes, wake_at=wake, order=order)
 
     def reasons(self, view: ClusterView) -> dict[int, Reason]:
-        """Why every job waits that does not start now, by its position."""
+        """Reason of every waiting job that does not start now, by its position."""
         agents, tasks = self._table(view)
         outcome, shares, order = self.outcome(agents, tasks)
         names = [view.workload.names[j] for j in view.job.tolist()]

@@ -23,14 +23,14 @@ _INSERTION_SORT: Final = 12
 
 
 def place_by_level(agents: Agents, tasks: Tasks, preemption: bool, backfill: bool) -> Outcome:
-    """Place tasks with slots, then those without, by level; release others that stand in the way.
+    """Place tasks with slots, then those without, by level; release running tasks for them.
 
     Parameters
     ----------
     preemption
         Whether running tasks of worse levels are released for one that does not fit.
     backfill
-        Whether preemptible tasks pass better ones that do not fit (only with preemption).
+        Whether preemptible tasks pass better tasks that do not fit (only with preemption).
     """
     order = in_order(tasks)
     outcome, started = Outcome({}, []), list[int]()
@@ -92,7 +92,7 @@ class _Walk:
             misfits = rows[~np.isin(rows, placed)]
             for i in misfits[~self.hopeless[tasks.kind[misfits]]].tolist():
                 if not self._place(i):
-                    self._make_room(i)
+                    self._release_for(i)
 
     def _place(self, i: int) -> bool:
         """Place a task if it fits."""
@@ -111,7 +111,7 @@ class _Walk:
     def _find(self, agents: Agents, i: int) -> Places:
         return agents.find(self.tasks.kinds[self.tasks.kind[i]], int(self.tasks.first[i]))
 
-    def _make_room(self, i: int) -> None:
+    def _release_for(self, i: int) -> None:
         """Release running tasks, one after the other, until task i fits; else none."""
         k, mixed = self.tasks.kind[i], self.agents.heterogeneous
         if self.hopeless[k]:
@@ -151,7 +151,7 @@ class _Walk:
 def in_order(tasks: Tasks) -> IntArray:
     """Tasks as the scheduler looks at them: by level, then queue position, then submission.
 
-    Negative positions are behind positive ones. Between two tasks of a level the submission decides
+    Negative positions come last. Between two tasks of a level the submission decides
     as well if one has no position, if both are negative, and between 0 and a negative one: that is
     no order (0 before 1 before -1, but 0 beside -1), so that the result depends on the sort: Go's.
     """

@@ -21,7 +21,7 @@ def reasons(
     agents: Agents, tasks: Tasks, names: Sequence[str], outcome: Outcome,
     order: IntArray, shares: Shares | None = None, docs: bool = False,
 ) -> dict[int, Reason]:  # fmt: skip
-    """Why every waiting task waits that does not start, in this order.
+    """Reasons of all waiting tasks that do not start, in this order.
 
     Parameters
     ----------
@@ -34,10 +34,10 @@ def reasons(
     for places in outcome.start.values():
         after.place(places)
     waiting = [i for i in order[~tasks.running[order]].tolist() if not outcome.start.get(i)]
-    make_room = {i for i in outcome.start if tasks.slots[i]} if docs else set()
+    after_releases = {i for i in outcome.start if tasks.slots[i]} if docs else set()
     if shares is None:
-        make_room = _after_releases(after, tasks, outcome, waiting)
-    text = never_or_no_room(agents, after, {int(tasks.kind[i]) for i in waiting}, tasks.kinds)
+        after_releases = _fitting_after_releases(after, tasks, outcome, waiting)
+    text = never_or_not_now(agents, after, {int(tasks.kind[i]) for i in waiting}, tasks.kinds)
     beyond = {} if shares is None else _beyond_shares(tasks, shares, outcome)
     stopping = ", ".join(format_value(names[i]) for i in outcome.release[:3])
     stopping += f" and {len(outcome.release) - 3} more" if len(outcome.release) > 3 else ""
@@ -48,7 +48,7 @@ def reasons(
         ahead = first.setdefault(tasks.slots[i] == 0, i)
         if reason is not None and reason.why is Why.NEVER:
             pass
-        elif i in make_room:
+        elif i in after_releases:
             reason = Reason(Why.RELEASE, f"starts after the stop of {stopping}")
         elif i in outcome.start:
             reason = Reason(Why.ORDER, "the tasks that start before it leave it no free slots")
@@ -63,10 +63,10 @@ def reasons(
     return answer
 
 
-def _after_releases(
+def _fitting_after_releases(
     after: Agents, tasks: Tasks, outcome: Outcome, waiting: Sequence[int]
 ) -> set[int]:
-    """Tasks that fit, one after the other, once the released ones have stopped."""
+    """Tasks that fit, one after the other, once the released tasks have stopped."""
     found: set[int] = set()
     full: set[int] = set()
     later = after.copy()
@@ -103,7 +103,7 @@ def _beyond_shares(tasks: Tasks, shares: Shares, outcome: Outcome) -> dict[int, 
     return found
 
 
-def never_or_no_room(
+def never_or_not_now(
     agents: Agents, after: Agents, present: set[int], kinds: Sequence[Kind]
 ) -> dict[int, Reason]:
     """Why tasks of these kinds never fit, or not now; those that fit are left out."""

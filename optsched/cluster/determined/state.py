@@ -93,14 +93,14 @@ class Task:
     submitted, requested
         When its job was submitted and when it requested slots, in any unit of time.
     position
-        Place in the queue (negative: behind all positive ones); None: by `submitted`.
+        Place in the queue (negative: behind all positive positions); None: by `submitted`.
     blocked
         Agents of the pool that the task may not use.
     single_agent
         Never spread over several agents.
     allocation
         Slots it holds by agent, all of them: the task runs. Empty: it runs on none of these
-        agents' slots. None: it waits.
+        agents' slots. None: it is waiting.
     """
 
     name: str
