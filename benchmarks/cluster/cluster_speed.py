@@ -1,13 +1,11 @@
-"""Jobs a second of every compiled policy, of rigid ones in both timings.
+"""Jobs a second of every compiled policy.
 
-python -m benchmarks.cluster.cluster_speed [--traces DIR] [--repeat 5] [--ticks 200] [--own]
+python -m benchmarks.cluster.cluster_speed [--traces DIR] [--repeat 5] [--own]
 
 Workloads: synthetic (Poisson, load .9 and 1.1) and, with traces, the 2000-job Philly slice on 64
 GPUs and all Philly jobs with at most 64 GPUs on 512. Wall and CPU seconds of `simulate`, log
-included, without reading; warm, median of the repeats. The peer is *our* tick simulator (plain
-Python, a second a step, written from the rules of Lucid's), on the first `--ticks` jobs: a faithful
-stand-in for the kind of simulator that Lucid has, not Lucid's program. With `--own` only decisions
-a second of a user's policy (5,000 jobs, 16 GPUs), asked in Python and compiled by the decorator.
+included, without reading; warm, median of the repeats. With `--own` only decisions a second of a
+user's policy (5,000 jobs, 16 GPUs), in Python and compiled by the decorator.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,15 +30,10 @@ from optsched.cluster.world.settings import Settings
 if TYPE_CHECKING:
     from optsched.cluster import ClusterView, Workload
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "cluster"))
-
-import lucid_tick_oracle
-
 POLICIES = [
-    ("fifo", {}, ("event", "lucid")), ("sjf", {}, ("event", "lucid")),
-    ("srtf", {}, ("event", "lucid")), ("las", {}, ("event", "lucid")),
-    ("lucid", {}, ("lucid",)), ("fifo", {"backfill": "first_fit"}, ("event",)),
-    ("fifo", {"backfill": "easy"}, ("event",)), ("sjf", {"backfill": "easy"}, ("event",)),
+    ("fifo", {}), ("sjf", {}), ("srtf", {}), ("las", {}), ("lucid", {}),
+    ("fifo", {"backfill": "first_fit"}), ("fifo", {"backfill": "easy"}),
+    ("sjf", {"backfill": "easy"}),
 ]  # fmt: skip
 
 
@@ -55,13 +47,12 @@ OTHERS = [
 
 
 def main() -> None:
-    """Print one line per workload, policy and timing."""
+    """Print one line per workload and policy."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("--traces", default=os.environ.get("OPTSCHED_TRACES"))
     options.add_argument("--repeat", type=int, default=5)
-    options.add_argument("--ticks", type=int, default=200, help="0: no tick simulator")
     options.add_argument("--own", action="store_true")
     given = options.parse_args()
     print(machine("numpy", "numba"))
@@ -77,24 +68,21 @@ def main() -> None:
         week = read_trace(folder / "philly_week_2017-10-09.csv")[:2000]
         cases.append(("2000 Philly jobs", week, Nodes(8)))
         cases.append(("all Philly", read_trace(folder / "philly_full.csv", largest=64), Nodes(64)))
-        if given.ticks:
-            ticks(week, given.ticks)
     else:
         print("no traces (--traces or OPTSCHED_TRACES): synthetic workloads only")
     if given.traces:
         for name, chosen in OTHERS:
-            _, cpu, _ = timed(cases[-1][1], name, chosen, "event", cases[-1][2], 1)
+            _, cpu, _ = timed(cases[-1][1], name, chosen, cases[-1][2], 1)
             print(f"all Philly, {name} {chosen or ''}: CPU {cpu:.2f} s")
     for what, workload, nodes in cases:
         print(f"{what}: {len(workload)} jobs, {nodes.total} GPUs")
-        for name, chosen, timings in POLICIES:
-            for timing in timings:
-                wall, cpu, stays = timed(workload, name, chosen, timing, nodes, given.repeat)
-                told = " ".join([name, *map(str, chosen.values())])
-                print(
-                    f"  {told:15} {timing:5} {1000 * wall:8.1f} ms, CPU {1000 * cpu:8.1f} ms, "
-                    f"{len(workload) / wall / 1e6:6.2f} M jobs/s, {stays} stays"
-                )
+        for name, chosen in POLICIES:
+            wall, cpu, stays = timed(workload, name, chosen, nodes, given.repeat)
+            label = " ".join([name, *map(str, chosen.values())])
+            print(
+                f"  {label:15} {1000 * wall:8.1f} ms, CPU {1000 * cpu:8.1f} ms, "
+                f"{len(workload) / wall / 1e6:6.2f} M jobs/s, {stays} stays"
+            )
 
 
 class Longest:
@@ -143,31 +131,18 @@ def own(repeat: int) -> None:
 
 
 def timed(
-    workload: Workload, name: str, chosen: dict[str, str], timing: str, nodes: Nodes, repeat: int
+    workload: Workload, name: str, chosen: dict[str, str], nodes: Nodes, repeat: int
 ) -> tuple[float, float, int]:
     """Median wall and CPU seconds of one simulation after one to warm up, and its stays."""
     policy = get(name, **chosen)
-    cost = {"restart_cost": 40} if timing == "event" else {}
     walls, cpus = [], []
     for i in range(repeat + 1):
         begin, used = time.perf_counter(), time.process_time()
-        log = simulate(workload, policy, nodes, timing=timing, **cost).log
+        log = simulate(workload, policy, nodes, restart_cost=40).log
         if i:
             walls.append(time.perf_counter() - begin)
             cpus.append(time.process_time() - used)
     return statistics.median(walls), statistics.median(cpus), len(log.job)
-
-
-def ticks(workload: Workload, jobs: int) -> None:
-    """Jobs a second of the tick simulator."""
-    rows = (workload.submit[:jobs] - workload.submit[0], workload.size[:jobs],
-            workload.work[:jobs] // workload.rate[:jobs])  # fmt: skip
-    columns = [column.tolist() for column in rows]
-    for policy in ("fifo", "sjf", "srtf", "las"):
-        begin = time.process_time()
-        lucid_tick_oracle.simulate(policy, *columns, 8)
-        took = time.process_time() - begin
-        print(f"tick simulator (ours), {policy}: {jobs / took:.0f} jobs/s on {jobs} jobs, 64 GPUs")
 
 
 if __name__ == "__main__":

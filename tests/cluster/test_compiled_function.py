@@ -11,6 +11,7 @@ from hypothesis import given
 from rigid_workloads import clusters, workload
 
 from optsched.cluster import Nodes, PolicyError, Stalled, compiled, simulate
+from optsched.cluster.policies import get
 from optsched.errors import InputError
 from optsched.testing import check_policy
 from optsched.testing.policy_worlds import policy_worlds
@@ -120,3 +121,16 @@ def test_what_breaks_inside_is_said(engine):
     assert "test_compiled_function.py" in str(info.value)
     with pytest.raises(PolicyError, match="quota: expected a row of integers"):
         simulate(jobs, halves, nodes, engine=engine)
+
+
+@pytest.mark.parametrize("name", ["named_policies:first_fit", "named_policies:Limited"])
+def test_by_module_and_name(name):
+    """A rule function, or a class with options; what is not there is refused."""
+    jobs = workload([0, 0, 1], [2, 8, 5], [5, 5, 9])
+    policy = get(name)
+    logs = [simulate(jobs, policy, Nodes(1), engine=e).log for e in ("auto", "generic")]
+    assert all(np.array_equal(a, b) for a, b in zip(*logs, strict=True) if a is not None)
+    with pytest.raises(InputError, match="cannot be loaded"):
+        get("named_policies:Nothing")
+    with pytest.raises(InputError, match="no method `decide`"):
+        get("math:pi")

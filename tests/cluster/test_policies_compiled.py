@@ -13,16 +13,20 @@ from hypothesis import strategies as st
 from rigid_workloads import clusters
 from test_compiled_function import longest
 
-from optsched.cluster import NodeFailures, Settings, Stalled, simulate
+from optsched.cluster import NodeFailures, PackingTable, Settings, Stalled, simulate
 from optsched.cluster.policies import get
 from optsched.model.verify import verify
 
+TABLE = PackingTable(
+    {("", ""): (0.7, 0.9), ("a", "b"): (0.5, 0.8), ("a", "a"): (1.2, 0.4)},
+    memory={"": 1, "a": 1, "b": 2}, share_score={"": 1, "a": 0.5, "b": 1.5},
+)  # fmt: skip
 RIGID = [
     ("fifo", {}), ("sjf", {}), ("fifo", {"gang": 2}), ("fifo", {"backfill": "first_fit"}),
     ("sjf", {"backfill": "first_fit"}), ("fifo", {"backfill": "easy"}),
     ("sjf", {"backfill": "easy", "gang": 2}), ("srtf", {}), ("srtf", {"gang": 3}),
     ("las", {"thresholds": (50,), "round": 5}), ("las", {"thresholds": (5, 60, 900), "round": 0}),
-    ("las", {"thresholds": ()}),
+    ("las", {"thresholds": ()}), ("lucid", {}), ("lucid", {"gang": 2, "table": TABLE}),
 ]  # fmt: skip
 
 SRTF = {"order": "srtf", "clairvoyant": True, "preempt": "order"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.errors import InputError
-from optsched.io.values import did_you_mean
+from optsched.io.values import did_you_mean, format_value
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -61,7 +63,7 @@ def names() -> list[str]:
 
 
 def get(name: str, **options: Any) -> Policy:
-    """A policy by name, with its options.
+    """A policy by name, or by ``module:Class`` (a class, policy or rule function), with options.
 
     Raises
     ------
@@ -74,7 +76,15 @@ def get(name: str, **options: Any) -> Policy:
         if key not in known:
             told = ", ".join(known) or "none"
             raise InputError(f"options: {name} has no option {key!r:.60}; it has: {told}")
-    policy: Policy = kind(**options) if isinstance(kind, type) else kind
+    if isinstance(kind, type):
+        kind = kind(**options)
+    elif isinstance(kind, FunctionType):
+        from optsched.cluster.world.compiled import compiled
+
+        kind = compiled(kind)
+    if not callable(getattr(kind, "decide", None)):
+        raise InputError(f"policy: {name!r:.60} has no method `decide`, got {format_value(kind)}")
+    policy: Policy = kind
     return policy
 
 
@@ -83,16 +93,34 @@ def _kind(name: str) -> Any:
     if name in _HOME:
         module, _, attribute = _HOME[name].partition(":")
         return getattr(import_module(module), attribute)
+    if ":" in name:
+        return _from_module(name)
     others = _others()
     if name not in others:
         if name in _RENAMED:
             raise InputError(f"policy: {name!r} is now {_RENAMED[name]}")
         known = names()
         hint = did_you_mean(name, known)
-        raise InputError(f"policy: there is no {name!r:.60}{hint}; there are: {', '.join(known)}")
+        raise InputError(
+            f"policy: there is no {name!r:.60}{hint}; there are: {', '.join(known)}, and "
+            "module:Class for any other"
+        )
     try:
         return others[name].load()
     except (ImportError, AttributeError) as error:
         raise InputError(
             f"policy: {name!r:.60} of the entry points {GROUP!r} cannot be loaded: {error}"
         ) from None
+
+
+def _from_module(name: str) -> Any:
+    """The object ``module:Class``; modules of the current folder are found too."""
+    module, _, attribute = name.partition(":")
+    before = list(sys.path)
+    sys.path.insert(0, "")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"policy: {name!r:.60} cannot be loaded: {error}") from None
+    finally:
+        sys.path[:] = before

@@ -89,6 +89,7 @@ class Allocation(RulePolicy):
     """
 
     name: ClassVar[str] = "allocation"
+    types_in_python: ClassVar[bool] = True
     options: ClassVar[tuple[str, ...]] = ("objective", "of", "score", "p", "clairvoyant")
 
     def __init__(

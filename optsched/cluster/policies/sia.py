@@ -47,6 +47,7 @@ class Sia(RulePolicy):
     """
 
     name: ClassVar[str] = "sia"
+    types_in_python: ClassVar[bool] = True
     options: ClassVar[tuple[str, ...]] = ("p",)
     clairvoyant: bool = False
 

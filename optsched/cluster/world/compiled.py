@@ -39,6 +39,7 @@ from numba.extending import intrinsic, overload
 from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
 from optsched.cluster.world.columns import PRESENT, turn
 from optsched.cluster.world.enact import failed, refused
+from optsched.cluster.world.engine import simulate_generic
 from optsched.cluster.world.errors import PolicyError
 from optsched.cluster.world.layout import ASK, LOG_FULL, STALLED, TOO_LATE, WORLD
 from optsched.cluster.world.policy import Decision
@@ -98,11 +99,24 @@ class RulePolicy:
     clairvoyant: bool = False
     """Whether `remaining` is the true one."""
     options: ClassVar[tuple[str, ...]] = ()
+    types_in_python: ClassVar[bool] = False
+    """On GPUs of several types `decide` does more than the rule: simulate by that."""
     rule: Callable[..., Any]
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
         """Numbers and arrays that the rule takes after the view, computed once for a simulation."""
         return ()
+
+    def notes(self, workload: Workload, nodes: Nodes) -> tuple[str, ...]:
+        """Sentences for `Run.notes`: whether the rule ignores types of GPUs."""
+        if len(set(nodes.types)) < 2 or self.types_in_python:
+            return ()
+        if "node_type" in columns_of(self.rule):
+            return ()
+        return (
+            f"{self.name} ignores GPU types: a job starts on the type that is fastest for it "
+            "among those with enough free GPUs",
+        )
 
     def decide(self, view: ClusterView) -> Decision:
         """Run the rule in Python."""
@@ -124,6 +138,8 @@ class RulePolicy:
 
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log:
         """Run the whole simulation in compiled code."""
+        if self.types_in_python and len(set(nodes.types)) > 1:
+            return simulate_generic(workload, self, nodes, settings).log
         arguments = tuple(
             np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value
             for value in self.arguments(workload, nodes, settings)
