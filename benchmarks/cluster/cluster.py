@@ -81,8 +81,17 @@ def jobs(count: int, seed: int, sigma: float, options: tuple[tuple[str, Any], ..
     """The reference workload, with errors of estimates."""
     given: dict[str, Any] = {"sizes": ELASTIC, "mean_service": MEAN_SERVICE} | dict(options)
     given["mean_service"] *= given.pop("micro_factor", 1.0)  # a factor on the work of every job
-    levels = given.pop("priorities", None)
+    levels, templates = given.pop("priorities", None), given.pop("templates", True)
+    curves = given.pop("curves", True)
     made = entropy_workload(count, seed, **given)
+    if not curves:
+        none = np.full(count, np.nan)
+        made = made.changed(
+            curves={}, target=none, initial=none, observed=np.zeros(0),
+            observed_ptr=np.zeros(count + 1, np.int64),
+        )  # fmt: skip
+    if not templates:
+        made = made.changed(template=np.full(count, -1))
     if levels is not None:  # by kind
         made = made.changed(priority=np.array(levels)[made.template])
     return made.with_estimate_error(sigma, seed + 10_000) if sigma else made

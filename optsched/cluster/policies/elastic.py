@@ -36,6 +36,7 @@ from optsched.cluster.policies.elastic_rule import (
     fixed_sizes,
     in_order,
     last_passes,
+    placed,
     share,
 )
 from optsched.cluster.world.compiled import Choice, RulePolicy
@@ -109,7 +110,8 @@ class Elastic(RulePolicy):
             order = in_order(view, work[view.job].astype(np.float64) if by == 1 else left)
         fixed, none = fixed_sizes(view, last_pass, by_pass), np.zeros(n)
         jobs = Jobs(order, fixed, left, np.ones(n), none, none, view.rate)
-        return Choice(share(view, jobs, preempt, surplus)[0], jobs.order, 0)
+        quota, _ = share(view, jobs, preempt, surplus)
+        return Choice(quota, placed(view, order, quota), 0)
 
     def notes(self, workload: Workload, nodes: Nodes) -> tuple[str, ...]:
         """Sentences for `Run.notes`."""
@@ -178,7 +180,8 @@ class Entropy(RulePolicy):
             in_order(view, -scores), fixed_sizes(view, last_pass, by_pass), scores, np.ones(n),
             np.zeros(n), np.zeros(n), view.rate,
         )  # fmt: skip
-        return Choice(share(view, jobs, preempt, APPORTION)[0], jobs.order, 0)
+        quota, _ = share(view, jobs, preempt, APPORTION)
+        return Choice(quota, placed(view, jobs.order, quota), 0)
 
     def notes(self, workload: Workload, nodes: Nodes) -> tuple[str, ...]:
         """Sentences for `Run.notes`."""

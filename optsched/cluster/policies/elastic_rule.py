@@ -235,6 +235,17 @@ def share(view, jobs, preempt, surplus):  # type: ignore[no-untyped-def]
 
 
 @helper()
+def placed(view, order, quota):  # type: ignore[no-untyped-def]
+    """Positions of the jobs that start or change their size, in the order."""
+    found, count = np.empty(len(order), np.int64), 0
+    for i in order:
+        if quota[i] > 0 and quota[i] != view.gpus[i]:
+            found[count] = i
+            count += 1
+    return found[:count]
+
+
+@helper()
 def _round(view, able, quota, step, spare):  # type: ignore[no-untyped-def]
     """One step up for each in order, again and again; returns what is left."""
     moved = True

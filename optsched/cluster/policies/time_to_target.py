@@ -27,6 +27,7 @@ from optsched.cluster.policies.elastic_rule import (
     fixed_sizes,
     in_order,
     last_passes,
+    placed,
     share,
 )
 from optsched.cluster.policies.posterior import find_ended, learn, memory, pooled, prior, work_left
@@ -84,7 +85,8 @@ class TimeToTarget(RulePolicy):
             in_order(view, left / view.weight), fixed_sizes(view, last_pass, by_pass), left,
             view.weight, np.zeros(len(left)), start_costs(view, loses_pass), view.rate,
         )  # fmt: skip
-        return Choice(share(view, jobs, BY_GAIN, surplus)[0], jobs.order, 0)
+        quota, _ = share(view, jobs, BY_GAIN, surplus)
+        return Choice(quota, placed(view, jobs.order, quota), 0)
 
     def notes(self, workload: Workload, nodes: Nodes) -> tuple[str, ...]:
         """Sentences for `Run.notes`."""
