@@ -69,8 +69,8 @@ def check_suffix(path: str | os.PathLike[str]) -> None:
 def table(runs: Mapping[str, Run]) -> tuple[list[str], list[list[str]]]:
     """Header and rows as people read them; times in a readable unit."""
     found = {name: run.metrics for name, run in runs.items()}
-    own = next(iter(found.values())).time_unit
-    unit = readable_unit(own, max(int(max(m.jct_mean for m in found.values())), 1))
+    longest = max(int(max(m.jct_mean for m in found.values())), 1)
+    unit = readable_unit(next(iter(found.values())).time_unit, longest)
 
     def time(value: float) -> str:
         return f"{value / unit.ticks:,.2f}"
@@ -83,16 +83,15 @@ def table(runs: Mapping[str, Run]) -> tuple[list[str], list[list[str]]]:
     header += ["interrupted", "GPU-h lost"] * fails
     rows = []
     for name, m in found.items():
-        ended = bool(m.ended.any())
-        all_time = max(int(m.gpu_time.sum()), 1)
+        lost = m.gpu_hours * m.lost_time / max(int(m.gpu_time.sum()), 1)
         part = f" ({m.jobs - m.unfinished:,} of {m.jobs:,} ended)" if m.unfinished else ""
         rows.append([
             plain(name, 40) + part, time(m.jct_mean), time(m.queueing_mean), time(m.service_mean),
-            *(time(m.percentile(p)) if ended else "-" for p in (50, 95, 99)),
+            *(time(m.percentile(p)) if m.ended.any() else "-" for p in (50, 95, 99)),
             time(m.makespan), f"{100 * m.utilisation:.1f} %",
             f"{100 * m.effective_utilisation:.1f} %", f"{m.gpu_hours:,.1f}",
             f"{m.restarts:,}", f"{m.preemptions:,}", f"{m.rho_max:.2f}",
-            *([f"{m.interruptions:,}", f"{m.gpu_hours * m.lost_time / all_time:,.1f}"] * fails),
+            *([f"{m.interruptions:,}", f"{lost:,.1f}"] * fails),
         ])  # fmt: skip
     return header, rows
 
@@ -126,13 +125,15 @@ svg { max-width: 100%; height: auto; }
 
 def _page(name: str, drawing: str, runs: Mapping[str, Run]) -> str:
     header, rows = table(runs)
-    some = next(iter(runs.values()))
-    s = some.settings
+    s = (some := next(iter(runs.values()))).settings
     words = (
         f"{len(some.workload)} jobs on {some.nodes.total} GPUs in {len(some.nodes.gpus)} nodes, "
-        f"restart cost {s.restart_cost} {some.workload.time_unit}, resize {s.resize}, "
-        f"seed {s.seed}"
+        f"restart cost {s.restart_cost} {some.workload.time_unit}, resize {s.resize}, seed {s.seed}"
     )
+    cells = "".join(_row((policy, job, why.text), "td") for policy, run in runs.items()
+                    for job, why in run.reported_waiting().items())  # fmt: skip
+    if cells:
+        drawing += f"<table>{_row(('policy', 'waiting job', 'reason'), 'th')}{cells}</table>"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '

@@ -332,10 +332,11 @@ def test_from_now(cli: Cli) -> None:
     Path("r.csv").write_text("job_id,start_s,nodes\na,0,n0:8\nb,150,n1:4\n")
     base = ("simulate", "q.csv", "--policy", "fifo", "--nodes", "2x8")
     now = (*base, "--running", "r.csv", "--now", "1000")
-    ran = cli(*now, "--metrics", "m.json")
+    ran = cli(*now, "--metrics", "m.json", "--plot", "r.html")
     assert ran.code == 0, ran.err
     found = json.loads(Path("m.json").read_text())["runs"]["fifo"]
     assert found["jobs"]["jct"] == [4000, 9050, 4800]
+    assert "<td>fifo</td><td>c</td><td>needs 8 GPUs, 4 are free</td>" in Path("r.html").read_text()
     assert found["waiting"] == {"c": {"why": "room", "text": "needs 8 GPUs, 4 are free"}}
     ran = cli(*now, "--expected", "9", "--spread", "0", "--json")
     assert json.loads(ran.out)["expected"]["c"]["times"] == [4000] * 3

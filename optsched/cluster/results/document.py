@@ -92,9 +92,10 @@ def _record(run: Run, per_job: bool) -> dict[str, Any]:
     }
     if run.notes:
         record["notes"] = list(run.notes)
-    if per_job and (found.unfinished or settings.start is not None):
-        waiting = run.waiting(settings.start.now if settings.start else None).items()
-        record["waiting"] = {name: {"why": why, "text": text} for name, (why, text) in waiting}
+    if per_job and (waiting := run.reported_waiting()):
+        record["waiting"] = {
+            name: {"why": why, "text": text} for name, (why, text) in waiting.items()
+        }
     if per_job:
         columns = {
             "jct": found.jct, "queueing": found.queueing, "waiting": found.waiting,

@@ -66,6 +66,13 @@ class Run:
         changes = self.settings.changes
         return _reasons(self.workload, self.nodes, changes, self.log, self.policy, time)
 
+    def reported_waiting(self) -> dict[str, Reason]:
+        """Waiting jobs for reports: at the start of a simulation from now, or after a Ctrl-C."""
+        start = self.settings.start
+        if start is None and not self.metrics.unfinished:
+            return {}
+        return self.waiting(None if start is None else start.now)
+
     def at(self, time: int) -> Start:
         """The state just before the decisions of an instant, to simulate from present.
 
