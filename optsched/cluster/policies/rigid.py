@@ -30,8 +30,7 @@ _FIRST_FIT: Final = 1
 _EASY: Final = 2
 BY_ARRIVAL: Final = 0
 BY_ESTIMATE: Final = 1
-BY_AREA: Final = 2
-"""Keys of pending jobs: position, estimated duration, estimated duration times GPUs."""
+"""Keys of pending jobs: position, or estimated duration."""
 NEVER: Final = 2**62
 _ROUND: Final = 60
 _THRESHOLD: Final = 18_000
@@ -59,12 +58,19 @@ def size_index(ptr, size, job, limit):  # type: ignore[no-untyped-def]
 
 
 @helper()
-def durations(view, ptr, size, rate, limit):  # type: ignore[no-untyped-def]
-    """Time to completion of every active job at its size, by `remaining`."""
+def duration(view, i, ptr, size, rate, limit):  # type: ignore[no-untyped-def]
+    """Time to completion of a job at its size, by `remaining`."""
+    most = view.gpus[i] if view.running[i] else limit
+    return -(-view.remaining[i] // rate[size_index(ptr, size, view.job[i], most)])
+
+
+@helper()
+def durations(view, ptr, size, rate, limit, only_running):  # type: ignore[no-untyped-def]
+    """Time to completion of every active job, or of running ones, at its size."""
     time = np.empty(len(view.job), np.int64)
     for i in range(len(view.job)):
-        most = view.gpus[i] if view.running[i] else limit
-        time[i] = -(-view.remaining[i] // rate[size_index(ptr, size, view.job[i], most)])
+        if view.running[i] or not only_running:
+            time[i] = duration(view, i, ptr, size, rate, limit)
     return time
 
 
@@ -95,7 +101,7 @@ def next_job(view, quota, key, by_key, sizes, free, blocked, allowed):  # type: 
 
     `allowed`: latest end of such a job (time from now), and GPUs for jobs that end later.
     """
-    ptr, size, limit, time = sizes
+    ptr, size, rate, limit = sizes
     best = -1
     for i in range(len(quota)):
         if quota[i] > 0 or (best >= 0 and key[i] >= key[best]):
@@ -103,7 +109,8 @@ def next_job(view, quota, key, by_key, sizes, free, blocked, allowed):  # type: 
         gpus = size[size_index(ptr, size, view.job[i], limit)]
         if gpus == 0 or (blocked and gpus > free):
             continue
-        if blocked and gpus > allowed[1] and time[i] > allowed[0]:
+        late = blocked and gpus > allowed[1]
+        if late and duration(view, i, ptr, size, rate, limit) > allowed[0]:
             continue
         best = i
         if not by_key:
@@ -121,15 +128,11 @@ def in_order(view, ptr, size, rate, gang, by, backfill):  # type: ignore[no-unty
     order, started = np.empty(n, np.int64), 0
     if free == 0:
         return Choice(quota, order[:0])
-    by_key, time, key = by != BY_ARRIVAL, view.job, view.job
+    by_key, time, key = by != BY_ARRIVAL, order, view.job
     if by_key or backfill == _EASY:
-        time = durations(view, ptr, size, rate, limit)
+        time = durations(view, ptr, size, rate, limit, not by_key)
         key = time if by_key else key
-    if by == BY_AREA:
-        key = np.empty(n, np.int64)
-        for i in range(n):
-            key[i] = time[i] * size[size_index(ptr, size, view.job[i], limit)]
-    blocked, allowed, sizes = False, (NEVER, 0), (ptr, size, limit, time)
+    blocked, allowed, sizes = False, (NEVER, 0), (ptr, size, rate, limit)
     while free > 0:
         best = next_job(view, quota, key, by_key, sizes, free, blocked, allowed)
         if best < 0:
@@ -142,8 +145,12 @@ def in_order(view, ptr, size, rate, gang, by, backfill):  # type: ignore[no-unty
             if backfill == _EASY:
                 allowed = reservation(quota, time, free, gpus)
             continue
-        if blocked and time[best] > allowed[0]:
-            allowed = (allowed[0], allowed[1] - gpus)
+        if backfill == _EASY:
+            end = duration(view, best, ptr, size, rate, limit)
+            if blocked and end > allowed[0]:
+                allowed = (allowed[0], allowed[1] - gpus)
+            if not by_key:
+                time[best] = end
         quota[best] = gpus
         free -= gpus
         order[started] = best
@@ -244,7 +251,7 @@ def walk(view, order, ptr, size, limit):  # type: ignore[no-untyped-def]
 def shortest_remaining(view, ptr, size, rate, gang):  # type: ignore[no-untyped-def]
     """Walk all jobs by remaining time with restarts, pending before running ones."""
     limit = min(gang, view.capacity.sum())
-    key = durations(view, ptr, size, rate, limit)
+    key = durations(view, ptr, size, rate, limit, False)
     for i in range(len(key)):
         begun = view.starts[i] > 1 or (view.starts[i] == 1 and not view.running[i])
         served = view.time - view.entered[i] if view.running[i] else 0
