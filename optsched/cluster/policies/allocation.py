@@ -88,7 +88,7 @@ class Allocation(RulePolicy):
         True remaining work instead of the estimate.
     """
 
-    name: ClassVar[str] = "allocation"
+    name = "allocation"
     types_in_python: ClassVar[bool] = True
     options: ClassVar[tuple[str, ...]] = ("objective", "of", "score", "p", "clairvoyant")
 

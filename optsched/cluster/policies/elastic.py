@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 ORDERS: Final = ("fifo", "sjf", "srtf")
 PREEMPT: Final = {"never": NEVER, "order": BY_ORDER}
 SURPLUS: Final = {"round": ROUND, "marginal": MARGINAL}
-IGNORES_TYPES: Final = "elastic policies count the GPUs of all types together, and ignore `speeds`"
 
 
 def by_pass(settings: Settings) -> bool:
@@ -77,7 +76,7 @@ class Elastic(RulePolicy):
         (weights do not count).
     """
 
-    name: ClassVar[str] = "elastic"
+    name = "elastic"
     options: ClassVar[tuple[str, ...]] = ("order", "clairvoyant", "preempt", "surplus")
 
     def __init__(
@@ -113,10 +112,6 @@ class Elastic(RulePolicy):
         quota, _ = share(view, jobs, preempt, surplus)
         return Choice(quota, placed(view, order, quota), 0)
 
-    def notes(self, workload: Workload, nodes: Nodes) -> tuple[str, ...]:
-        """Sentences for `Run.notes`."""
-        return (IGNORES_TYPES,) if len(set(nodes.types)) > 1 else ()
-
 
 @helper()
 def score(reports, initial, lam):  # type: ignore[no-untyped-def]
@@ -142,7 +137,7 @@ class Entropy(RulePolicy):
         U of a job that never ran, 0..1.
     """
 
-    name: ClassVar[str] = "entropy"
+    name = "entropy"
     options: ClassVar[tuple[str, ...]] = ("score", "lam", "preemptive", "initial")
     clairvoyant: bool = False
 
@@ -182,7 +177,3 @@ class Entropy(RulePolicy):
         )  # fmt: skip
         quota, _ = share(view, jobs, preempt, APPORTION)
         return Choice(quota, placed(view, jobs.order, quota), 0)
-
-    def notes(self, workload: Workload, nodes: Nodes) -> tuple[str, ...]:
-        """Sentences for `Run.notes`."""
-        return (IGNORES_TYPES,) if len(set(nodes.types)) > 1 else ()

@@ -71,7 +71,7 @@ def decision(view: ClusterView, quota: IntArray, kind: IntArray) -> Decision:
     changes = (quota > 0) & ((quota != view.gpus) | (kind != held_types(view)))
     free, nodes = view.free.copy(), dict[int, dict[int, int]]()
     takes = view.capacity > 0
-    for i in np.flatnonzero((view.gpus > 0) & ((quota == 0) | changes)):
+    for i in np.flatnonzero((view.gpus > 0) & ((quota == 0) | changes)).tolist():
         rows = slice(view.held_ptr[i], view.held_ptr[i + 1])
         np.add.at(free, view.held_node[rows], view.held_count[rows] * takes[view.held_node[rows]])
     for i in sorted(np.flatnonzero(changes).tolist(), key=lambda i: -quota[i]):

@@ -46,7 +46,7 @@ class Sia(RulePolicy):
         Exponent, -10 up to below 0.
     """
 
-    name: ClassVar[str] = "sia"
+    name = "sia"
     types_in_python: ClassVar[bool] = True
     options: ClassVar[tuple[str, ...]] = ("p",)
     clairvoyant: bool = False

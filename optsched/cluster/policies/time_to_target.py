@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from optsched.cluster.policies.elastic import IGNORES_TYPES, SURPLUS, by_pass
+from optsched.cluster.policies.elastic import SURPLUS, by_pass
 from optsched.cluster.policies.elastic_rule import (
     BY_GAIN,
     Jobs,
@@ -55,7 +55,7 @@ class TimeToTarget(RulePolicy):
         largest w (R/f(g) - R/f(g+1)).
     """
 
-    name: ClassVar[str] = "time_to_target"
+    name = "time_to_target"
     options: ClassVar[tuple[str, ...]] = ("sigma", "pool", "surplus")
     clairvoyant: bool = False
     signal: ClassVar[str] = "metric"
@@ -87,10 +87,6 @@ class TimeToTarget(RulePolicy):
         )  # fmt: skip
         quota, _ = share(view, jobs, BY_GAIN, surplus)
         return Choice(quota, placed(view, jobs.order, quota), 0)
-
-    def notes(self, workload: Workload, nodes: Nodes) -> tuple[str, ...]:
-        """Sentences for `Run.notes`."""
-        return (IGNORES_TYPES,) if len(set(nodes.types)) > 1 else ()
 
 
 @helper()

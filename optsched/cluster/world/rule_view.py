@@ -127,13 +127,13 @@ def _code_names(code: CodeType) -> Iterator[str]:
 def viewer_of(columns: tuple[str, ...]) -> Any:
     """A helper ``see(w, given)`` that returns a named tuple of these columns, arrays read-only."""
     view = namedtuple("View", columns)  # type: ignore[misc]  # noqa: PYI024
-    kinds = [_KINDS.get(name, READ) for name in columns]
+    kinds: list[Any] = [_KINDS.get(name, READ) for name in columns]
     for k, name in enumerate(columns):
         if name == "time":
             kinds[k] = INT
         elif name in (*_BITS, "draining"):
             kinds[k] = FLAGS
-    known = {
+    known: dict[str, Any] = {
         "view": view, "of_jobs": _of_jobs, "sizes": _sizes, "observed": _observed, "held": _held,
         "node_type": _node_type, "draining": draining_now,
     }  # fmt: skip
