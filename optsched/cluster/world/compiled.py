@@ -123,7 +123,8 @@ class RulePolicy:
         known = self.__dict__.get("_known")
         if known is None or known[0] is not view.workload or known[1] is not view.settings:
             jobs = view.workload
-            given = self.arguments(jobs, view.nodes, view.settings)
+            nodes: Any = view.nodes
+            given = self.arguments(jobs, nodes, view.settings)
             none = jobs.size[jobs.size_ptr[:-1]] == 0
             known = view.workload, view.settings, given, none if none.any() else None
             self.__dict__["_known"] = known
@@ -245,22 +246,24 @@ def _not_compiled(name: str, error: Exception) -> InputError:
 @cache
 def _address() -> int:
     """Address of the machine code of `turn`, so that no loop compiles it again."""
-    turn.prepare()
-    made = turn.overloads[tuple(turn.declared.args)]
+    kernel: Any = turn
+    kernel.prepare()
+    made = kernel.overloads[tuple(kernel.declared.args)]
     address: int = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
     return address
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _call(_typing, address, w):  # type: ignore[no-untyped-def]
     """Call `turn` by its address."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         kinds = [WORLD, INT]
-        kind = context.call_conv.get_function_type(INT, kinds)
+        convention: Any = context.call_conv
+        kind = convention.get_function_type(INT, kinds)
         pointer = builder.inttoptr(arguments[0], kind.as_pointer())
         values = [arguments[1], context.get_constant(INT, 0)]
-        return context.call_conv.call_function(builder, pointer, INT, kinds, values)[1]
+        return convention.call_function(builder, pointer, INT, kinds, values)[1]
 
     return INT(INT, WORLD), generate
 
@@ -272,7 +275,8 @@ def _choice(answer: Any) -> Any:
 
 @overload(_choice)
 def _choice_of(answer):  # type: ignore[no-untyped-def]
-    row = answer[0] if isinstance(answer, types.BaseTuple) and len(answer) else answer
+    several: Any = isinstance(answer, types.BaseTuple)
+    row = answer[0] if several and len(answer) else answer
     kind = getattr(row, "dtype", None)
     if getattr(row, "ndim", None) != 1 or not isinstance(kind, types.Integer):
         of = kind or row
@@ -334,7 +338,7 @@ def _loop(rule: Any, arguments: Any) -> tuple[tuple[str, ...], Any]:
 
     def loop(turn, w, given, zero, arguments):  # type: ignore[no-untyped-def]
         for _ in range(MOST_VAIN):
-            status = _call(turn, w)
+            status = _call(turn, w)  # type: ignore[call-arg,var-annotated]
             if status != ASK:
                 return status
             wrong = _write(w, _choice(decide(see(w, given), *arguments)), zero)

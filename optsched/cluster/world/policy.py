@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     FloatArray = npt.NDArray[np.float64]
 
 
-def _none() -> IntArray:
-    return np.empty(0, np.int64)
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClusterView:
     """The cluster at one instant, read-only; position i is the i-th active job.
@@ -86,16 +82,16 @@ class ClusterView:
     workload: Workload
     """For what never changes (names, groups, templates, uncertainty targets)."""
     settings: Settings
-    node_type: IntArray = field(default_factory=_none)
+    node_type: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """Type of every node's GPUs: its place among the distinct `Nodes.types`; empty: alike;
     the jobs' speeds by name are ``workload.types`` and ``workload.speeds``."""
     nodes: Nodes | None = None
     """All nodes, also those that take no work."""
-    draining: BoolArray = field(default_factory=_none)  # type: ignore[assignment]
+    draining: BoolArray = field(default_factory=lambda: np.empty(0, bool))
     """Whether the job holds GPUs of a node that takes no work; an empty array: no job does."""
-    zero_free: IntArray = field(default_factory=_none)
+    zero_free: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """Free zero-slot units of every node (0 likewise); an empty array: no limit."""
-    partner: IntArray = field(default_factory=_none)
+    partner: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """Position of the job that shares the GPUs of job i, -1: none; an empty array: nobody does."""
 
 
