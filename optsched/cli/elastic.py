@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 import typer
 
@@ -74,8 +74,8 @@ def elastic(
     with Bar(quiet=quiet) as bar:
         news = News(f"{policy}, {count(slots, 'worker')}", bar, quiet=quiet)
         found = run(
-            specs, slots, rule, preempt=preempt, devices=places, folder=folder, resume=resume,
-            on_progress=news,
+            specs, slots, rule, preempt=cast("Literal['pass', 'anytime']", preempt),
+            devices=places, folder=folder, resume=resume, on_progress=news,
         )  # fmt: skip
     written = outputs.write({policy: found}, quiet=True)
     news.summary(found)

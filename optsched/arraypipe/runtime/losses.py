@@ -63,7 +63,7 @@ def counts_of(loss: Loss | None, weight: Weight, model: nn.Module) -> Callable[[
         found = next((m for m in model.modules() if "loss_type" in m.__dict__), None)
         encoder = getattr(getattr(found, "config", None), "is_encoder_decoder", False)
         shifts = found is not None and not encoder and found.__dict__["loss_type"] in _SHIFTED
-        adapter = getattr(model, "active_peft_config", None)
+        adapter: Any = getattr(model, "active_peft_config", None)
         if getattr(adapter, "is_prompt_learning", False) and "PREFIX" not in str(adapter.peft_type):
             shifts = False  # PEFT puts learned prompts before the first label
 
