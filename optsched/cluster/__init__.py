@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.curve import Curve
     from optsched.cluster.workload.job import WORK, Job
     from optsched.cluster.workload.nodes import NodeChange, NodeFailures, Nodes
-    from optsched.cluster.workload.speedup import Amdahl, Goodput, Linear, Speedup, Table
+    from optsched.cluster.workload.speedup import Amdahl, Linear, Speedup, Table
     from optsched.cluster.workload.synthetic import entropy_workload, synthetic
     from optsched.cluster.workload.trace import read_trace, write_trace
     from optsched.cluster.workload.workload import Group, Workload
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _HOME = {
     name: module
     for module, names in {
-        "optsched.cluster.workload.speedup": "Amdahl Goodput Linear Speedup Table",
+        "optsched.cluster.workload.speedup": "Amdahl Linear Speedup Table",
         "optsched.cluster.workload.curve": "Curve",
         "optsched.cluster.workload.job": "Job WORK",
         "optsched.cluster.workload.nodes": "NodeChange NodeFailures Nodes",
@@ -58,7 +58,7 @@ _MODULES = ("determined", "policies")
 
 __all__ = [
     "WORK", "Amdahl", "Choice", "ClusterView", "Curve", "Decision", "ExpectedStart",
-    "Goodput", "Group", "Job", "Linear", "Log", "Metrics", "NodeChange", "NodeFailures",
+    "Group", "Job", "Linear", "Log", "Metrics", "NodeChange", "NodeFailures",
     "Nodes", "PackingTable", "Policy", "PolicyError", "Reason", "RulePolicy", "Run",
     "Settings", "Speedup", "Stalled", "Start", "Stay", "Table", "Why", "Workload", "compiled",
     "determined", "entropy_workload", "expected_starts", "policies", "read_start",

@@ -60,7 +60,7 @@ def test_a_case_by_hand() -> None:
 
 @given(runs())
 def test_against_ticks(run: Run) -> None:
-    """Utilisation, fragmentation and GPU-time by walking time step by step."""
+    """Utilisation and GPU-time by walking time step by step."""
     check_against_ticks(run)
 
 
@@ -71,20 +71,13 @@ def test_against_ticks_with_shared_gpus(run: Run) -> None:
 
 
 def check_against_ticks(run: Run) -> None:
-    """The three that are integrals over time, and those of every job."""
+    """Those that are integrals over time, and those of every job."""
     m, log, w = run.metrics, run.log, run.workload
     begin, end = int(w.submit[0]), int(log.end.max())
-    least = [int(w.sizes_of(j)[0]) for j in range(len(w))]
-    used = lost = 0.0
-    for t in range(begin, end):
-        for node, busy in held_at(run, t).items():
-            c = run.nodes.gpus[node]
-            used += busy
-            lost += sum((c - busy) * (min(d, c) > c - busy) for d in least) / len(least)
+    used = sum(sum(held_at(run, t).values()) for t in range(begin, end))
     total = run.nodes.total * (end - begin)
     assert m.makespan == end - begin
     assert m.utilisation == pytest.approx(used / total)
-    assert m.fragmentation == pytest.approx(lost / total)
     for j in range(len(w)):
         rows = [i for i in range(len(log.job)) if log.job[i] == j]
         assert m.gpu_time[j] == sum(log.gpus[i] * (log.end[i] - log.start[i]) for i in rows)
@@ -201,11 +194,10 @@ def coming_and_going(draw: st.DrawFn) -> Run:
 
 @given(coming_and_going())
 def test_nodes_that_change_at_random(run: Run) -> None:
-    """Three shares by counting, in every tick, the GPUs that are there and those that are held."""
+    """Shares by counting, in every tick, the GPUs that are there and those that are held."""
     changes = sorted(run.settings.changes, key=lambda change: change.time)
     w, log = run.workload, run.log
-    least = [int(w.sizes_of(j)[0]) for j in range(len(w))]
-    there = used = lost = 0.0
+    there = used = 0.0
     for t in range(int(w.submit[0]), int(log.end.max())):
         for node, busy in held_at(run, t).items():
             own = [change for change in changes if change.node == node]
@@ -217,11 +209,9 @@ def test_nodes_that_change_at_random(run: Run) -> None:
             free = count - busy if takes else 0
             there += busy + free
             used += busy
-            lost += sum(free * (min(d, count) > free) for d in least) / len(least)
     m = run.metrics
-    assert 0 <= m.utilisation <= 1 and 0 <= m.fragmentation <= 1
+    assert 0 <= m.utilisation <= 1
     assert m.utilisation == pytest.approx(used / there if there else 0)
-    assert m.fragmentation == pytest.approx(lost / there if there else 0)
     assert m.effective_utilisation <= m.utilisation + 1e-12
 
 

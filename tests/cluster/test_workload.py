@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from optsched.cluster.workload.curve import Curve
 from optsched.cluster.workload.job import WORK, Job, rates
-from optsched.cluster.workload.speedup import Amdahl, Goodput, Linear, Table
+from optsched.cluster.workload.speedup import Amdahl, Linear, Table
 from optsched.cluster.workload.workload import Group, Workload
 from optsched.errors import InputError
 
@@ -263,50 +263,12 @@ def test_estimate_errors() -> None:
         (lambda: Table({0: 1.0}), "GPUs"),
         (lambda: Table({1: 1.0}).of(2), "no speed for 2"),
         (lambda: rates(Table({1: 1.0, 2: 1e-9}), (2,)), "outside"),
-        (lambda: Goodput(grad=(0, 0), batch=8, noise_scale=1, max_batch=8), "takes no time"),
-        (lambda: Goodput(grad=(1,), batch=8, noise_scale=1, max_batch=8), "grad"),  # type: ignore[arg-type]
-        (lambda: Goodput(grad=(1, 1), batch=9, noise_scale=1, max_batch=8), "batch"),
-        (lambda: Goodput(grad=(1, 1), batch=8, noise_scale=-1, max_batch=8), "noise_scale"),
-        (lambda: Goodput(grad=(1, 1), batch=8, noise_scale=1, max_batch=8, gamma=0.5), "gamma"),
-        (
-            lambda: Goodput(grad=(1, 1), batch=8, noise_scale=1, max_batch=8, max_local=4),
-            "max_local",
-        ),
-        (lambda: Goodput(grad=(1, 1), batch=8, noise_scale=1, max_batch=8).of(9), "no batch"),
     ],
 )
 def test_speedups_that_cannot_be(build: Any, message: str) -> None:
     """One sentence with the field."""
     with pytest.raises(InputError, match=message):
         build()
-
-
-@given(
-    st.floats(0.01, 1), st.floats(0, 0.1), st.floats(0, 1), st.floats(0, 0.1),
-    st.floats(1, 8), st.integers(1, 40), st.floats(0, 500), st.integers(0, 300),
-    st.integers(1, 16),
-)  # fmt: skip
-def test_goodput_against_its_definition(
-    a: float, b: float, c: float, d: float, gamma: float, first: int, phi: float, more: int, g: int
-) -> None:
-    """The best batch of all, by plain formulas."""
-    model = Goodput(
-        grad=(a, b), sync=(c, d), sync_nodes=(2 * c, d), batch=first, noise_scale=phi,
-        max_batch=first + more + 16, gamma=gamma, per_node=4,
-    )  # fmt: skip
-
-    def value(m: int, gpus: int) -> float:
-        grad = a + b * m / gpus
-        sync = 0.0 if gpus == 1 else (2 * c if gpus > 4 else c) + d * (gpus - 2)
-        step = (grad**gamma + sync**gamma) ** (1 / gamma)
-        return m / step * (phi + first) / (phi + m)
-
-    def best(gpus: int) -> float:
-        return max(value(m, gpus) for m in range(max(first, gpus), first + more + 17))
-
-    assert model.of(g) == pytest.approx(best(g) / best(1), rel=1e-9)
-    found, batch = model.best(g)
-    assert found == pytest.approx(value(batch, g), rel=1e-9) == model.at(g, batch)
 
 
 # curves

@@ -19,9 +19,9 @@ wait these rules see only the smallest size. What is left after that goes by the
     with n jobs active now and s the largest allowed size of at most G/n GPUs, else the smallest.
 ``goodput``
     Power mean of speed-ups: Qiao et al., *Pollux*, OSDI 2021, eq. 14-16: speedup(g) = goodput(g) /
-    goodput(fair share), fitness (mean of speedup^p)^(1/p). A job's speeds are its goodputs if its
-    speed-up is `optsched.cluster.Goodput`. Pollux searches by a genetic algorithm; here it is a
-    multiple choice, solved exactly. Its restart penalty is left out.
+    goodput(fair share), fitness (mean of speedup^p)^(1/p). A job's goodputs are given as the
+    `Table` of its speeds. Pollux searches by a genetic algorithm; here it is a multiple choice,
+    solved exactly. Its restart penalty is left out.
 
 On several types of GPUs a job gets the type where it is fastest of those with room, and the
 objective holds among the jobs of one type, by their speeds on it (Gavel moves jobs between types in

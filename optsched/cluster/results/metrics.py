@@ -1,4 +1,4 @@
-"""What a simulation was worth: times of jobs, use of the GPUs, fairness, fragmentation."""
+"""What a simulation was worth: times of jobs, use of the GPUs, fairness."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from optsched.errors import InputError
 from optsched.io.values import format_value, one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -29,9 +29,9 @@ PER_JOB: Final = ("jct", "queueing", "service", "waiting", "gpu_time", "rho")
 
 SUMMARY: Final = (
     "jobs", "unfinished", "jct_mean", "queueing_mean", "service_mean", "waiting_mean",
-    "waiting_for_room_mean", "makespan", "utilisation", "effective_utilisation", "fragmentation",
-    "gpu_hours", "gpu_time_mean", "restarts", "restart_time", "preemptions", "interruptions",
-    "lost_time", "rho_mean", "rho_max",
+    "waiting_for_room_mean", "makespan", "utilisation", "effective_utilisation", "gpu_hours",
+    "gpu_time_mean", "restarts", "restart_time", "preemptions", "interruptions", "lost_time",
+    "rho_mean", "rho_max",
 )  # fmt: skip
 """Single numbers, in the order of tables; percentiles of the JCT follow the makespan."""
 
@@ -73,8 +73,6 @@ class Metrics:
     """
     effective_utilisation: float
     """Work done over the same: a GPU-time at speed f(g)/g counts so much only."""
-    fragmentation: float
-    """Free GPUs of nodes that have too few of them for a task, as a share of the GPUs there."""
     restart_time: int
     """GPU-time spent in restarts."""
     interruptions: int
@@ -138,12 +136,6 @@ class Metrics:
         values = getattr(self, one_of("of", of, PER_JOB))
         return nearest_rank(values[self.ended], p)
 
-    def cdf(self, of: str = "jct") -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
-        """Distinct values, ascending, and the share of ended jobs at or below each."""
-        values = getattr(self, one_of("of", of, PER_JOB))[self.ended]
-        found, times = np.unique(values, return_counts=True)
-        return found, np.cumsum(times) / max(len(values), 1)
-
     def summary(self) -> dict[str, float]:
         """All single numbers by name, in the order of tables."""
         found: dict[str, float] = {key: getattr(self, key) for key in SUMMARY[:8]}
@@ -200,7 +192,6 @@ def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) 
         makespan=makespan,
         utilisation=allocated / capacity if capacity else 0.0,
         effective_utilisation=done / capacity if capacity else 0.0,
-        fragmentation=_fragmentation(w, nodes, taken, away, (begin, finish), capacity),
         restart_time=int((np.minimum(log.restart, lasts) * log.gpus).sum()),
         interruptions=len(hit),
         lost_time=_lost_time(w, nodes, log, hit),
@@ -212,7 +203,7 @@ def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) 
         gpu_time=gpu_time,
         restarts_by_job=np.maximum(stays - 1, 0),
         preemptions_by_job=log.preemptions,
-        rho=np.where(ended, jct / isolated(w, log.finished, nodes.total), np.nan),
+        rho=np.where(ended, jct / _isolated(w, log.finished, nodes.total), np.nan),
         ended=ended,
     )
 
@@ -239,99 +230,44 @@ def _for_room(w: Workload, nodes: Nodes, log: Log, taken: Held, away: Held) -> I
     time = np.concatenate((taken.start, away.start, taken.end, away.end, [begin, finish]))
     change = np.concatenate((taken.count, away.count, -taken.count, -away.count, [0, 0]))
     order = np.argsort(time, kind="stable")
-    time = time[order]
-    free = nodes.total - np.cumsum(change[order])[:-1]
-    lasts = np.diff(time)
+    free = nodes.total - np.cumsum(change[order])
     least = w.size[w.size_ptr[:-1]]
     end = np.where(log.finished >= 0, log.finished, np.maximum(finish, w.submit))
     found = np.zeros(len(w), np.int64)
     for size in np.unique(least).tolist():
-        short = np.concatenate(([0], np.cumsum(np.where(free < size, lasts, 0))))
-
-        def up_to(moment: IntArray, short: IntArray = short, size: int = size) -> IntArray:
-            """Time with too few free GPUs up to then."""
-            k = np.clip(np.searchsorted(time, moment, side="right") - 1, 0, len(time) - 1)
-            inside = np.append(free, nodes.total)[k] < size
-            return short[k] + np.where(inside, moment - time[k], 0)
-
+        short = _integral(time[order], (free < size).astype(np.int64))
         jobs, stays = least == size, least[log.job] == size
-        found[jobs] = up_to(end[jobs]) - up_to(w.submit[jobs])
-        on_gpus = up_to(log.end[stays]) - up_to(log.start[stays])
+        found[jobs] = short(end[jobs]) - short(w.submit[jobs])
+        on_gpus = short(log.end[stays]) - short(log.start[stays])
         np.subtract.at(found, log.job[stays], on_gpus)
     return found
 
 
-def isolated(w: Workload, finished: IntArray, gpus: int) -> npt.NDArray[np.float64]:
+def _integral(time: IntArray, level: npt.NDArray[Any]) -> Callable[[IntArray], npt.NDArray[Any]]:
+    """Integral, from the first time to any moment, of a function that steps at these times."""
+    area = np.concatenate(([0], np.cumsum(level[:-1] * np.diff(time))))
+
+    def up_to(moment: IntArray) -> npt.NDArray[Any]:
+        k = np.clip(np.searchsorted(time, moment, side="right") - 1, 0, None)
+        return np.where(moment < time[0], 0, area[k] + level[k] * (moment - time[k]))
+
+    return up_to
+
+
+def _isolated(w: Workload, finished: IntArray, gpus: int) -> npt.NDArray[np.float64]:
     """T_iso of every job that ended: its time on its fair share of so many GPUs."""
     end = np.where(finished >= 0, finished, max(int(finished.max(initial=0)), int(w.submit[-1])))
-    active = _mean_active(w, end)
+    active = np.ones(len(w))  # mean number of active jobs with GPUs in the life of every job
+    with_gpus = w.size[w.size_ptr[1:] - 1] > 0
+    if with_gpus.any():
+        time = np.concatenate((w.submit[with_gpus], end[with_gpus]))
+        order = np.argsort(time, kind="stable")
+        change = np.repeat((1.0, -1.0), int(with_gpus.sum()))  # int64 areas could overflow
+        area = _integral(time[order], np.cumsum(change[order]))
+        lives = np.maximum(end - w.submit, 1)
+        active = np.maximum((area(end) - area(w.submit)) / lives, 1.0)
     fits = w.size * np.repeat(active, np.diff(w.size_ptr)) <= gpus
-    ptr = w.size_ptr[:-1]
-    fitting = np.add.reduceat(fits.astype(np.int64), ptr)
-    at = ptr + np.maximum(fitting - 1, 0)
+    begin = w.size_ptr[:-1]
+    at = begin + np.maximum(np.add.reduceat(fits.astype(np.int64), begin) - 1, 0)
     share: npt.NDArray[np.float64] = np.maximum(1.0, active * w.size[at] / max(gpus, 1))
     return np.asarray(w.work / w.rate[at] * share)
-
-
-def _mean_active(w: Workload, end: IntArray) -> npt.NDArray[np.float64]:
-    """Mean number of active jobs with GPUs between submit and end of every job."""
-    with_gpus = w.size[w.size_ptr[1:] - 1] > 0
-    time = np.concatenate((w.submit[with_gpus], end[with_gpus]))
-    change = np.repeat((1, -1), int(with_gpus.sum()))
-    order = np.argsort(time, kind="stable")
-    time, change = time[order], change[order]
-    # integral of the number of active jobs up to every event
-    if not len(time):
-        return np.ones(len(w))
-    level = np.cumsum(change)
-    step = level[:-1] * np.diff(time).astype(np.float64)  # int64 could overflow
-    area = np.concatenate(([0.0], np.cumsum(step)))
-
-    def up_to(moment: IntArray) -> npt.NDArray[np.float64]:
-        k = np.clip(np.searchsorted(time, moment, side="right") - 1, 0, None)
-        inside = area[k] + level[k] * (moment - time[k])
-        return np.where(moment < time[0], 0.0, inside)
-
-    life = np.maximum(end - w.submit, 1)
-    mean: npt.NDArray[np.float64] = (up_to(end) - up_to(w.submit)) / life
-    return np.maximum(mean, 1.0)
-
-
-def _fragmentation(
-    w: Workload, nodes: Nodes, taken: Held, away: Held, time_span: tuple[int, int], total: int
-) -> float:
-    """Time integral of the FGD fragment of all nodes, over `total`, the GPU-time that was there.
-
-    A task class is a smallest size of a job, with its share of the jobs. Free GPUs of a node are
-    a fragment for a class that needs more of them; a gang larger than the node needs all of it.
-    """
-    begin, finish = time_span
-    capacity = np.array(nodes.gpus, np.int64)
-    least = w.size[w.size_ptr[:-1]]
-    demand, times = np.unique(least[least > 0], return_counts=True)
-    if not len(demand) or total == 0:
-        return 0.0
-    widest = int(capacity.max())
-    lost = np.zeros((widest + 1, widest + 1))  # by capacity and free GPUs
-    free = np.arange(widest + 1)
-    for c in range(widest + 1):
-        needs = np.minimum(demand, c)[:, None] > free[None, :]
-        lost[c] = free * (times[:, None] * needs).sum(axis=0) / times.sum()
-    every = np.arange(len(capacity))
-    node = np.concatenate((taken.node, away.node, taken.node, away.node, every, every))
-    time = np.concatenate(
-        (taken.start, away.start, taken.end, away.end, every * 0 + begin, every * 0 + finish)
-    )
-    change = np.concatenate(
-        (taken.count, away.count, -taken.count, -away.count, every * 0, every * 0)
-    )
-    order = np.lexsort((time, node))
-    node, time, change = node[order], time[order], change[order]
-    used = np.cumsum(change)  # every node ends at 0, so that the next begins there
-    lasting = np.where(node[1:] == node[:-1], np.diff(time), 0)
-    size = capacity[node[:-1]]
-    left = np.clip(size - used[:-1], 0, size)
-    return float((lost[size, left] * lasting).sum() / total)
-
-
-__all__ = ["Metrics", "isolated", "metrics", "nearest_rank"]

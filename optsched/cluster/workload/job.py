@@ -129,7 +129,7 @@ def rates(speedup: Speedup, sizes: tuple[int, ...], place: str = "") -> tuple[in
     """Work per unit of time at every size: round(`WORK` * f(g)), `WORK` for a zero-slot task."""
     if not isinstance(speedup, Speedup) or isinstance(speedup, type):
         raise InputError(
-            f"{place}speedup: expected Linear(), Amdahl(c), Table(...) or Goodput(...), "
+            f"{place}speedup: expected Linear(), Amdahl(c) or Table(...), "
             f"got {format_value(speedup)}"
         )
     try:
