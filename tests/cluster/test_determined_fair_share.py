@@ -14,9 +14,7 @@ from optsched.cluster.determined import (
     Task,
     fair_share,
     fair_share_offers,
-    queue,
 )
-from optsched.errors import InputError
 
 BOTH = pytest.mark.parametrize("variant", ["code", "docs"])
 
@@ -251,14 +249,3 @@ def test_docs_divides_anew_whoever_is_left_out() -> None:
     )  # fmt: skip
     assert fair_share_offers(state, "docs") == {"u": 0, "g0": 0, "g3": 8}
     assert started(fair_share(state, "docs")) == {"x", "y"}
-
-
-def test_a_task_with_the_name_of_a_group() -> None:
-    """Its own group would have that name too: answers by group refuse it, decisions do not."""
-    state = State((Agent("n", 16),), (Task("x", 4), Task("y", 8, "x", submitted=1)))
-    for ask in (fair_share_offers, queue):
-        with pytest.raises(InputError, match=r'task "x": group: missing, .* rename the task'):
-            ask(state)
-    assert started(fair_share(state)) == {"x", "y"}
-    named = replace(state, tasks=(Task("x", 4, "x"), state.tasks[1]))
-    assert fair_share_offers(named) == {"x": 12} and queue(named)["x"].requested == 12

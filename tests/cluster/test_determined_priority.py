@@ -8,9 +8,10 @@ from typing import Literal
 
 import pytest
 from determined_states import agents, apply, groups, row, started, tasks, with_tasks, without
+from test_determined_oracle import order
 
 from optsched.cluster import determined
-from optsched.cluster.determined import Decision, Queued, State, order, queue
+from optsched.cluster.determined import Decision, State
 
 Variant = Literal["code", "docs"]
 
@@ -231,35 +232,6 @@ def test_what_was_released_makes_room_for_more() -> None:
     assert priority(state).release == ("t0",)
     both = tasks(row(2, "low", agent=0), row(2, "low", agent=0), *[row(1, "high")] * 3)
     assert priority(State(agents(4), both, LEVELS)).release == ("t1", "t0")
-
-
-def test_the_queue() -> None:
-    """Upstream's job order: groups ahead, slots asked for and held."""
-    levels = groups(job1=50, job2=40, job3=50, job4=50)
-    rows = tasks(
-        row(1, "job1"), row(1, "job1"), row(1, "job2"), row(1, "job3"), row(1, "job4"),
-        row(0, "job4"),
-    )  # fmt: skip
-    state = State(agents(1, zero_slots=1), rows, levels)
-    found = queue(apply(state, priority(state, preemption=False)))
-    assert found["job2"] == Queued(ahead=0, is_running=True, requested=1, allocated=1)
-    assert found["job1"] == Queued(ahead=1, is_running=False, requested=2, allocated=0)
-    assert found["job3"].ahead == 2 and found["job4"].ahead == 3
-    assert found["job4"].is_running and list(found) == ["job2", "job1", "job3", "job4"]
-
-
-def test_upstreams_statistics_of_jobs() -> None:
-    """Two jobs wait and two run, by either scheduler; gangs of two on one slot all wait."""
-    from optsched.cluster.determined import fair_share
-
-    rows = tasks(row(1, "job1"), row(1, "job2"), row(0, "job3"), row(0, "job4"))
-    levels = groups(job1=50, job2=40, job3=50, job4=50)
-    state = State(agents(1, zero_slots=1), rows, levels)
-    for decision in (priority(state, preemption=False), fair_share(state)):
-        runs = [job.is_running for job in queue(apply(state, decision)).values()]
-        assert sorted(runs) == [False, False, True, True]
-    gangs = State(agents(1), tasks(*[row(2, "job1")] * 3, *[row(2, f"job{k}") for k in (2, 3, 4)]))
-    assert not priority(gangs) and not fair_share(gangs)
 
 
 def test_the_walk_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:

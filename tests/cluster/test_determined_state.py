@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from optsched.cluster import determined
 from optsched.cluster.determined import (
     Agent,
     Decision,
@@ -59,6 +58,7 @@ WAITING = State(
         (lambda: State((Agent("n", 8, zero_slots=0),), (Task("t", 0, allocation={"n": 0}),)),
          "zero_slots: its tasks hold 1 units, it has 0"),
         (lambda: State(tuple(Agent(f"n{i}", 10**6) for i in range(2))), "split the pool"),
+        (lambda: State((AGENT,), (Task("x", 4), Task("y", 8, "x"))), 'task "x": group: missing'),
         (lambda: fair_share("state"), "state: expected a State"),  # type: ignore[arg-type]
         (lambda: fair_share(State(()), "doc"), "variant: expected one of code, docs"),  # type: ignore[arg-type]
         (lambda: priority(State(()), 1), "preemption"),  # type: ignore[arg-type]
@@ -107,15 +107,3 @@ def test_apply_follows_what_agents_show() -> None:
     assert [task.is_running for task in after.tasks] == [False, True, True]
     assert after == apply(state, Decision({"new": {"n": 2}, "unit": {"n": 0}}, ("old",)))
     assert after != state and state.tasks[1].allocation is None
-
-
-def test_names_are_the_public_ones() -> None:
-    """Whatever was imported before."""
-    import optsched.cluster.determined.decisions
-    import optsched.cluster.determined.priority_scheduler  # noqa: F401
-
-    assert sorted(determined.__all__) == dir(determined)
-    for name in determined.__all__:
-        assert callable(getattr(determined, name)), name
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        getattr(determined, "nothing")  # noqa: B009

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal
 
-import numpy as np
-
-from optsched.cluster.determined.fair_share_scheduler import divide, share_slots
+from optsched.cluster.determined.fair_share_scheduler import divide, share_reasons, share_slots
 from optsched.cluster.determined.fitting import table
 from optsched.cluster.determined.kubernetes_scheduler import place_pods, pod_reasons
-from optsched.cluster.determined.priority_scheduler import in_order, place_by_level
-from optsched.cluster.determined.reasons import reasons
-from optsched.cluster.determined.state import State, Task, check_agents
+from optsched.cluster.determined.priority_scheduler import level_reasons, place_by_level
+from optsched.cluster.determined.state import State, Task, check_agents, held
 from optsched.errors import InputError
 from optsched.io.values import boolean, format_value, label, one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    from optsched.cluster.determined.fitting import Outcome
-    from optsched.cluster.determined.state import Agent
     from optsched.cluster.world.reasons import Reason
 
 SCHEDULERS: Final = ("fair_share", "priority", "kubernetes")
@@ -108,42 +103,31 @@ class Pool:
         names, docs = [task.name for task in rows], self.variant == "docs"
         if self.scheduler == "kubernetes":
             tasks.kinds = [kind._replace(single_agent=True) for kind in tasks.kinds]
-            needed, gang = _needed(self.state, rows, tasks.group.tolist()), self.mode == "gang"
-            outcome = place_pods(agents, tasks, needed, gang)
-            why = pod_reasons(agents, tasks, outcome, needed, gang)
+            given = {group.name: group.min_members for group in self.state.groups}
+            groups = tasks.group.tolist()
+            pods = Counter(groups)
+            needed = {
+                g: given.get(row.group or "") or pods[g]
+                for row, g in zip(rows, groups, strict=True)
+            }
+            outcome = place_pods(agents, tasks, needed, self.mode == "gang")
+            why = pod_reasons(agents, tasks, outcome, needed, self.mode == "gang")
         elif self.scheduler == "priority":
             outcome = place_by_level(agents, tasks, self.preemption, not docs)
-            why = reasons(agents, tasks, names, outcome, in_order(tasks))
+            why = level_reasons(agents, tasks, names, outcome)
         else:
             outcome, shares = share_slots(agents, tasks, docs)
-            order = np.arange(len(rows))
-            why = reasons(agents, tasks, names, outcome, order, shares, docs)
-        return _named(outcome, why, names, self.state.agents)
-
-
-def _named(
-    outcome: Outcome, why: Mapping[int, Reason], names: Sequence[str], agents: Sequence[Agent]
-) -> Decision:
-    """A decision by names instead of numbers."""
-    start = {
-        names[i]: {agents[a].name: slots for a, slots in places}
-        for i, places in outcome.start.items()
-        if places
-    }
-    return Decision(
-        start,
-        tuple(names[i] for i in outcome.release),
-        tuple(names[i] for i in outcome.backfilled if names[i] in start),
-        tuple(names[i] for i, places in outcome.start.items() if not places),
-        {names[i]: reason for i, reason in why.items()},
-    )
-
-
-def _needed(state: State, rows: Sequence[Task], groups: Sequence[int]) -> dict[int, int]:
-    """Pods without which the job of a group does not work, by number."""
-    given = {group.name: group.min_members for group in state.groups}
-    pods = Counter(groups)
-    return {g: given.get(row.group or "") or pods[g] for row, g in zip(rows, groups, strict=True)}
+            why = share_reasons(agents, tasks, names, outcome, shares, docs)
+        return Decision(
+            {
+                names[i]: {self.state.agents[a].name: slots for a, slots in places}
+                for i, places in outcome.start.items()
+            },
+            tuple(names[i] for i in outcome.release),
+            tuple(names[i] for i in outcome.backfilled),
+            tuple(names[i] for i in outcome.postponed),
+            {names[i]: reason for i, reason in why.items()},
+        )
 
 
 def fair_share(state: State, variant: Literal["code", "docs"] = "code") -> Decision:
@@ -215,55 +199,10 @@ def fair_share_offers(state: State, variant: Literal["code", "docs"] = "code") -
 
     A task without a group is a group of its own, with the name of the task.
     """
-    agents, tasks, rows = table(_unambiguous(Pool(state, variant=variant).state))
+    agents, tasks, rows = table(Pool(state, variant=variant).state)
     _, shares, _ = divide(agents, tasks, variant == "docs")
-    heads = [rows[i] for i in shares.head.tolist()]
-    offers = zip(heads, shares.offer.tolist(), strict=True)
-    return {task.group or task.name: offer for task, offer in offers}
-
-
-def order(state: State) -> list[str]:
-    """All tasks in the order in which the priority scheduler looks at them; see the docs page."""
-    _, tasks, rows = table(Pool(state).state)
-    return [rows[i].name for i in in_order(tasks).tolist()]
-
-
-class Queued(NamedTuple):
-    """A group in the queue."""
-
-    ahead: int
-    """Groups before it."""
-    is_running: bool
-    """Whether one of its tasks runs."""
-    requested: int
-    """Slots of all its tasks."""
-    allocated: int
-    """Slots of its running tasks."""
-
-
-def queue(state: State) -> dict[str, Queued]:
-    """Groups in the order of the priority scheduler; a task without a group counts as its own."""
-    _, tasks, rows = table(_unambiguous(Pool(state).state))
-    found: dict[str, Queued] = {}
-    for task in (rows[i] for i in in_order(tasks).tolist()):
-        name, held = task.group or task.name, task.slots if task.is_running else 0
-        ahead, running, requested, allocated = found.get(name, Queued(len(found), False, 0, 0))
-        found[name] = Queued(
-            ahead, running or task.is_running, requested + task.slots, allocated + held
-        )
-    return found
-
-
-def _unambiguous(state: State) -> State:
-    """Refuse a state in which a name stands for two groups."""
-    groups = {task.group for task in state.tasks}
-    for task in state.tasks:
-        if task.group is None and task.name in groups:
-            raise InputError(
-                f"task {format_value(task.name)}: group: missing, so that its name is that of its "
-                "group, but other tasks name a group so; rename the task or the group"
-            )
-    return state
+    heads = [rows[i].group_name for i in shares.head.tolist()]
+    return dict(zip(heads, shares.offer.tolist(), strict=True))
 
 
 def apply(state: State, decision: Decision) -> State:
@@ -286,47 +225,45 @@ def apply(state: State, decision: Decision) -> State:
             rule = "runs" if name in decision.start else "waits"
             rule = f"{rule} in this state" if name in tasks else "does not exist"
             raise InputError(f"decision: task {format_value(name)} {rule}")
-    changed = _started(state, decision, tasks)
+    changed = {
+        name: replace(tasks[name], allocation=where) for name, where in decision.start.items()
+    }
+    _check_places(state, changed.values())
     changed |= {name: replace(tasks[name], allocation=None) for name in decision.release}
-    slots, units = Counter[str](), Counter[str]()
-    for name, task in changed.items():
-        for sign, held in ((-1, tasks[name].allocation), (1, task.allocation)):
-            for where, count in (held or {}).items():
-                slots[where] += sign * count
-                units[where] += sign * (count == 0)
+    slots, units = held(tuple(changed.values()))
+    slots_before, units_before = held(tuple(tasks[name] for name in changed))
     agents = []
     for agent in state.agents:  # those that report what they use follow
-        if agent.used is not None and slots[agent.name]:
-            agent = replace(agent, used=max(0, agent.used + slots[agent.name]))
-        if agent.zero_used is not None and units[agent.name]:
-            agent = replace(agent, zero_used=max(0, agent.zero_used + units[agent.name]))
-        agents.append(agent)
+        name, used, busy = agent.name, agent.used, agent.zero_used
+        if used is not None:
+            used = max(0, used + slots.get(name, 0) - slots_before.get(name, 0))
+        if busy is not None:
+            busy = max(0, busy + units.get(name, 0) - units_before.get(name, 0))
+        agents.append(replace(agent, used=used, zero_used=busy))
     rows = tuple(changed.get(task.name, task) for task in state.tasks)
     return replace(state, agents=tuple(agents), tasks=rows)
 
 
-def _started(state: State, decision: Decision, tasks: Mapping[str, Task]) -> dict[str, Task]:
-    """The tasks that start, with their allocations."""
+def _check_places(state: State, started: Iterable[Task]) -> None:
+    """Refuse tasks that start on agents that cannot take them."""
     number = {agent.name: a for a, agent in enumerate(state.agents)}
     agents, _, _ = table(state, ())
-    found: dict[str, Task] = {}
-    for name, where in decision.start.items():
-        place = f"decision: start[{format_value(name)}]"
-        task = replace(tasks[name], allocation=where)
+    for task in started:
+        place = f"decision: start[{format_value(task.name)}]"
         if not task.allocation:
             raise InputError(f"{place}: names no agents")
         check_agents(place, task.allocation, number)
-        for agent, slots in task.allocation.items():
-            if agent in task.blocked:
-                raise InputError(f"{place}: agent {format_value(agent)} is blocked for it")
-            a = number[agent]
-            free, what = (agents.free, "slots") if slots else (agents.free_units, "zero-slot units")
-            count = max(0, int(free[a])) if agents.takes_work[a] else 0
-            if count < max(1, slots):
+        for name, slots in task.allocation.items():
+            a, requested = number[name], max(1, slots)
+            if name in task.blocked:
+                raise InputError(f"{place}: agent {format_value(name)} is blocked for it")
+            column, what = (
+                (agents.free, "slots") if slots else (agents.free_units, "zero-slot units")
+            )
+            free = max(0, int(column[a])) if agents.takes_work[a] else 0
+            if free < requested:
                 raise InputError(
-                    f"{place}: agent {format_value(agent)} has {count} free {what}, requested "
-                    f"{max(1, slots)}"
+                    f"{place}: agent {format_value(name)} has {free} free {what}, requested "
+                    f"{requested}"
                 )
             agents.place([(a, slots)])
-        found[name] = task
-    return found

@@ -10,14 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.cluster.determined.fitting import Outcome, second_look
+from optsched.cluster.determined.fitting import Outcome, placed_again
+from optsched.cluster.determined.reasons import (
+    NEXT_TIME,
+    POSTPONED,
+    after_release,
+    in_slots,
+    unplaced,
+)
+from optsched.cluster.world.reasons import Reason, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from optsched.cluster.determined.fitting import Agents, Places, Tasks
     from optsched.cluster.world.policy import FloatArray
@@ -62,10 +70,10 @@ class Shares:
 
 def share_slots(agents: Agents, tasks: Tasks, docs: bool) -> tuple[Outcome, Shares]:
     """Divide the slots; groups above their offer release tasks, groups below it start tasks."""
-    zero_slot, shares, capacity = divide(agents, tasks, docs)
+    start, shares, capacity = divide(agents, tasks, docs)
     if docs:
-        return _exchange_until_settled(agents, tasks, shares, zero_slot, capacity), shares
-    start, release = zero_slot, []
+        return _exchanged(agents, tasks, shares, start, capacity), shares
+    release = []
     for g in np.flatnonzero(shares.active != shares.offer).tolist():
         above = int(shares.active[g] - shares.offer[g])
         for i in shares.members(g):
@@ -78,7 +86,47 @@ def share_slots(agents: Agents, tasks: Tasks, docs: bool) -> tuple[Outcome, Shar
                 above += slots
             if above == 0:
                 break
-    return Outcome(second_look(agents, tasks, start), release), shares
+    outcome = placed_again(agents, tasks, start)
+    outcome.release = release
+    return outcome, shares
+
+
+def share_reasons(
+    agents: Agents, tasks: Tasks, names: Sequence[str], outcome: Outcome, shares: Shares, docs: bool
+) -> dict[int, Reason]:
+    """Why tasks wait.
+
+    The share is the reason of a task that would fit, in ``docs`` also of others: in ``code`` a
+    task that does not fit now has no part in a share.
+    """
+    _, found = unplaced(agents, tasks, outcome, range(len(tasks.slots)))
+    row = {int(g): at for at, g in enumerate(tasks.group[shares.head].tolist())}
+    taken = [0] * len(row)
+    begun = {*np.flatnonzero(tasks.running).tolist(), *outcome.start, *outcome.postponed}
+    for i in begun.difference(outcome.release):
+        if (at := row.get(int(tasks.group[i]))) is not None:
+            taken[at] += int(tasks.slots[i])
+    answer = {}
+    for i, misfit in found.items():
+        slots, limit, at = int(tasks.slots[i]), int(tasks.limit[i]), row.get(int(tasks.group[i]))
+        answer[i] = misfit or NEXT_TIME
+        if misfit and misfit.why is Why.NEVER:
+            continue
+        if i in outcome.postponed:
+            answer[i] = after_release(names, outcome) if docs and slots else POSTPONED
+        elif 0 <= limit < slots:
+            text = f"requests {in_slots(slots)}, its group's max_slots is {limit}"
+            answer[i] = Reason(Why.SHARE, text)
+        elif at is None or slots == 0 or (misfit and not docs):
+            continue
+        elif shares.excluded[at]:
+            text = "its group is excluded: its share is smaller than its smallest task"
+            answer[i] = Reason(Why.SHARE, text)
+        elif taken[at] + slots > shares.offer[at]:
+            share = f"{in_slots(int(shares.offer[at]))}, {taken[at]} of them taken"
+            text = f"requests {in_slots(slots)}, its group's share is {share}"
+            answer[i] = Reason(Why.SHARE, text)
+    return answer
 
 
 def divide(agents: Agents, tasks: Tasks, docs: bool) -> tuple[list[int], Shares, int]:
@@ -98,7 +146,7 @@ def divide(agents: Agents, tasks: Tasks, docs: bool) -> tuple[list[int], Shares,
     if docs:
         counts &= tasks.running | (tasks.limit < 0) | (tasks.limit >= tasks.slots)
     shares = _groups(tasks, np.flatnonzero(counts), capacity, docs)
-    if docs and not _all_alike(shares):
+    if docs:
         _offer_in_proportion(shares, capacity)
     else:
         _offer_in_passes(shares, capacity)
@@ -208,12 +256,6 @@ def _latest(submitted: FloatArray) -> list[int]:
     return latest
 
 
-def _all_alike(shares: Shares) -> bool:
-    """Whether both variants offer the same: equal demands and weights, nothing fixed."""
-    alike = len({*zip(shares.demand.tolist(), shares.weight.tolist(), strict=True)}) <= 1
-    return alike and not shares.fixed.any()
-
-
 def _offer_in_proportion(shares: Shares, capacity: int) -> None:
     """Shares in proportion to demand times weight, as the documentation says.
 
@@ -253,7 +295,7 @@ def _divided(shares: Shares, capacity: int, most: IntArray) -> IntArray:
     return proportional(shares.demand * shares.weight, budget, shares.fixed, most)[0]
 
 
-def _exchange_until_settled(
+def _exchanged(
     agents: Agents, tasks: Tasks, shares: Shares, zero_slot: list[int], capacity: int
 ) -> Outcome:
     """Start and release; slots that a group cannot use are offered to the others, and again."""
@@ -263,11 +305,11 @@ def _exchange_until_settled(
         exchange = _Exchange(agents, tasks, shares, offer)
         exchange.run(zero_slot)
         # groups that release have no part in it: what they lack then they can use later
-        spare = np.where(shares.active < offer, np.maximum(-exchange.credit, 0), 0)
+        spare = np.where(shares.active < offer, np.maximum(-np.array(exchange.credit), 0), 0)
         most = np.where(spare > 0, offer - spare, most)
         following = _divided(shares, capacity, most)
         if not spare.any() or (following <= offer).all():
-            return Outcome(exchange.start, [*exchange.stopped])
+            return Outcome(exchange.start, [*exchange.stopped], exchange.postponed)
         offer = following
 
 
@@ -275,24 +317,24 @@ class _Exchange:
     """Tasks that start within the offers, and those released for them."""
 
     def __init__(self, agents: Agents, tasks: Tasks, shares: Shares, offer: IntArray) -> None:
-        self.agents, self.tasks, self.shares = agents.copy(), tasks, shares
-        self.credit = shares.active - offer
+        self.tasks, self.shares = tasks, shares
+        self.now, self.agents = agents.copy(), agents.copy()
+        """Before and after the releases."""
+        self.credit: list[int] = (shares.active - offer).tolist()
         """Slots that every group holds above its offer; below 0: that it may start."""
         self.start: dict[int, Places] = {}
-        """A task that needs a release has no places yet: it is postponed."""
+        self.postponed: list[int] = []
+        """Tasks that start after the releases."""
         self.stopped: dict[int, None] = {}
-        self.returned = np.zeros(len(agents.free), np.int64)
-        """Slots of every agent that releases return."""
         running = tasks.running[shares.member] & tasks.preemptible[shares.member]
-        self.donors = list(
-            zip(shares.member[running].tolist(), shares.group[running].tolist(), strict=True)
-        )
+        donors = shares.member[running].tolist(), shares.group[running].tolist()
+        self.donors = dict(zip(*donors, strict=True))
         """Tasks that may be released, and their groups."""
-        self.on: dict[int, list[tuple[int, int, int]]] = {}
-        """Of every agent: these tasks, their groups, and their slots on the agent."""
-        for i, g in self.donors:
+        self.on: dict[int, list[tuple[int, int]]] = {}
+        """Of every agent: these tasks, and their slots on it."""
+        for i in self.donors:
             for agent, slots in agents.held(i):
-                self.on.setdefault(agent, []).append((i, g, slots))
+                self.on.setdefault(agent, []).append((i, slots))
 
     def run(self, zero_slot: list[int]) -> None:
         """Start in order of groups and tasks, then release what is above the offers."""
@@ -301,74 +343,54 @@ class _Exchange:
             self._begin(i)
         for g in range(len(self.credit)):
             for i in self.shares.members(g) if self.credit[g] < 0 else ():
-                kind = int(tasks.kind[i])
-                if tasks.running[i] or tasks.slots[i] > -self.credit[g] or kind in hopeless:
+                slots, kind = int(tasks.slots[i]), int(tasks.kind[i])
+                if tasks.running[i] or slots > -self.credit[g] or kind in hopeless:
                     continue
-                if self._find(i) or self._release_for(i):
-                    self._begin(i)
-                    self.credit[g] += tasks.slots[i]
+                if self._begin(i) or (self._release_for(i) and self._begin(i)):
+                    self.credit[g] += slots
                 else:
                     hopeless.add(kind)
-        for i, g in self.donors:
-            if self._may_stop(i, g):
-                self._stop(i, g)
+        for i, g in self.donors.items():
+            if i not in self.stopped and self.credit[g] > 0:
+                self.stopped[i] = None
+                self.credit[g] -= int(tasks.slots[i])
 
-    def _find(self, i: int) -> Places:
-        return self.agents.find(self.tasks.kinds[self.tasks.kind[i]], int(self.tasks.first[i]))
-
-    def _begin(self, i: int) -> None:
-        places = self._find(i)
-        now = all(self.agents.free[a] - self.returned[a] >= slots for a, slots in places)
+    def _begin(self, i: int) -> bool:
+        """Place a task if it fits after the releases; it starts if it fits before them."""
+        places = self.agents.find(self.tasks.kinds[self.tasks.kind[i]], int(self.tasks.first[i]))
+        if places and all(self.now.free[a] >= slots for a, slots in places):
+            self.start[i] = places
+        elif places or self.tasks.slots[i] == 0:
+            self.postponed.append(i)
         self.agents.place(places)
-        self.start[i] = places if now else []
-
-    def _may_stop(self, i: int, group: int) -> bool:
-        """Whether a running task may be released: its group is above its offer."""
-        return bool(i not in self.stopped and self.credit[group] > 0)
-
-    def _stop(self, i: int, group: int) -> None:
-        before = self.agents.free.copy()
-        self.agents.release(i)
-        self.returned += self.agents.free - before
-        self.credit[group] -= self.tasks.slots[i]
-        self.stopped[i] = None
+        self.now.place(places)
+        return bool(places)
 
     def _release_for(self, i: int) -> bool:
-        """Release tasks of groups above their offers, on one agent, else on whole agents."""
-        capacity, kind = self.agents.capacity, self.tasks.kinds[self.tasks.kind[i]]
-        saved, rank = self._saved(), self.agents.rank
-        near = np.argsort((rank - self.tasks.first[i]) % len(rank))  # not by the order given
-        near = near[self.agents.takes_work[near]]
-        for a in near[capacity[near] >= kind.slots].tolist():
-            if self._clear(a, i, whole=False):
+        """Release tasks of groups above their offers on one agent, else on whole agents."""
+        tasks, agents = self.tasks, self.agents.copy()
+        kind, first = tasks.kinds[tasks.kind[i]], int(tasks.first[i])
+        credit, stopped = self.credit, self.stopped
+        near = np.argsort((agents.rank - first) % len(agents.rank))  # not by the order given
+        large = agents.capacity[near] >= kind.slots
+        smaller = near[~large].tolist() if kind.slots > 1 and not kind.single_agent else []
+        for a in near[large].tolist() + smaller:
+            missing = int(min(kind.slots, agents.capacity[a]) - agents.free[a])
+            if missing <= 0 or not agents.takes_work[a] or a in kind.blocked:
+                continue
+            left, chosen = credit.copy(), []
+            for donor, slots in self.on.get(a, ()):
+                g = self.donors[donor]
+                if missing > 0 and left[g] > 0 and donor not in stopped:
+                    chosen.append(donor)
+                    left[g] -= int(tasks.slots[donor])
+                    missing -= slots
+            if missing > 0:
+                continue
+            credit, stopped = left, stopped | dict.fromkeys(chosen)
+            for donor in chosen:
+                agents.release(donor)
+            if agents.find(kind, first):
+                self.agents, self.credit, self.stopped = agents, credit, stopped
                 return True
-        spread = kind.slots > 1 and not kind.single_agent
-        for a in near[capacity[near] <= kind.slots].tolist() if spread else ():
-            busy = self.agents.free[a] < capacity[a]
-            if busy and self._clear(a, i, whole=True) and self._find(i):
-                return True
-        self._restore(saved)
         return False
-
-    def _clear(self, agent: int, i: int, whole: bool) -> bool:
-        """Release tasks on an agent until task i fits, or the agent is idle; else none."""
-        donors = [row for row in self.on.get(agent, ()) if self._may_stop(*row[:2])]
-        request = self.tasks.slots[i]
-        request = min(request, self.agents.capacity[agent]) if whole else request
-        if self.agents.free[agent] + sum(slots for _, _, slots in donors) < request:
-            return False
-        saved = self._saved()
-        for donor, g, _ in donors:
-            if self._may_stop(donor, g):
-                self._stop(donor, g)
-                idle = self.agents.free[agent] == self.agents.capacity[agent]
-                if idle if whole else self._find(i):
-                    return True
-        self._restore(saved)
-        return False
-
-    def _saved(self) -> Any:
-        return self.agents.copy(), self.credit.copy(), self.returned.copy(), {**self.stopped}
-
-    def _restore(self, saved: Any) -> None:
-        self.agents, self.credit, self.returned, self.stopped = saved

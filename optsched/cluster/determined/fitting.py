@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from optsched.cluster.determined.state import held
+from optsched.cluster.determined.state import Group, held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -163,25 +163,38 @@ class Agents:
 
 @dataclass
 class Outcome:
-    """What a scheduler decides, by numbers of tasks."""
+    """What a scheduler decides, by numbers of tasks, in its order."""
 
     start: dict[int, Places]
-    """In order; tasks without places were to start, but must wait: they are postponed."""
-    release: list[int]
+    release: list[int] = field(default_factory=list)
+    postponed: list[int] = field(default_factory=list)
+    """Tasks that were to start, but must wait."""
     backfilled: list[int] = field(default_factory=list)
     """Tasks of `start` that pass one of a better priority that does not fit."""
 
 
-def second_look(agents: Agents, tasks: Tasks, start: Iterable[int]) -> dict[int, Places]:
-    """Places of tasks, one after the other, before anything is released.
+def place_each(agents: Agents, tasks: Tasks, rows: Iterable[int]) -> dict[int, Places]:
+    """Place these tasks, one after the other, as far as they fit; the agents change."""
+    found, left = {}, _ints(rows)
+    at = 0
+    while at < len(left):
+        i, at = int(left[at]), at + 1
+        k = tasks.kind[i]
+        if places := agents.find(tasks.kinds[k], int(tasks.first[i])):
+            agents.place(places)
+            found[i] = places
+        elif not agents.heterogeneous:  # there fewer idle agents may serve what more do not
+            left, at = left[at:][tasks.kind[left[at:]] != k], 0
+    return found
+
+
+def placed_again(agents: Agents, tasks: Tasks, start: Sequence[int]) -> Outcome:
+    """Starts on agents as they are, with nothing released; what does not fit is postponed.
 
     Determined's resource pool (``allocateResources``) looks for agents a second time.
     """
-    left, found = agents.copy(), {}
-    for i in start:
-        found[i] = left.find(tasks.kinds[tasks.kind[i]], int(tasks.first[i]))
-        left.place(found[i])
-    return found
+    found = place_each(agents.copy(), tasks, start)
+    return Outcome(found, postponed=[i for i in start if i not in found])
 
 
 def scores(
@@ -219,39 +232,32 @@ def table(state: State, tasks: Sequence[Task] | None = None) -> tuple[Agents, Ta
     names = [agent.name for agent in state.agents]
     number = {name: a for a, name in enumerate(names)}
     rank, first = by_hash(names, [task.name for task in rows])
-    groups = {group.name: group for group in state.groups}
-    group_of = [groups.get(task.group or "") for task in rows]
-    numbers: dict[tuple[bool, str], int] = {}
+    listed = {group.name: group for group in state.groups}
+    default = Group("default")
+    groups = [listed.get(task.group or "", default) for task in rows]
+    numbers: dict[str, int] = {}
     kinds: dict[Kind, int] = {}
     kind_of = []
     for task in rows:
-        numbers.setdefault(_group_key(task), len(numbers))
+        numbers.setdefault(task.group_name, len(numbers))
         blocked = tuple(sorted(number[name] for name in task.blocked))
         kind_of.append(kinds.setdefault(Kind(task.slots, task.single_agent, blocked), len(kinds)))
     columns = Tasks(
         slots=_ints(task.slots for task in rows),
-        group=_ints(numbers[_group_key(task)] for task in rows),
+        group=_ints(numbers[task.group_name] for task in rows),
         kind=_ints(kind_of),
         kinds=list(kinds),
         preemptible=np.array([task.preemptible for task in rows], bool),
         running=np.array([task.is_running for task in rows], bool),
         submitted=np.array([task.submitted for task in rows], float),
-        level=_ints(42 if group is None else group.priority for group in group_of),
-        weight=np.array([1.0 if group is None else group.weight for group in group_of], float),
-        limit=_ints(
-            -1 if group is None or group.max_slots is None else group.max_slots
-            for group in group_of
-        ),
+        level=_ints(group.priority for group in groups),
+        weight=np.array([group.weight for group in groups], float),
+        limit=_ints(-1 if group.max_slots is None else group.max_slots for group in groups),
         first=first,
         position=[task.position for task in rows] if any(t.position for t in rows) else None,
     )
     places = [[(number[n], s) for n, s in (task.allocation or {}).items()] for task in rows]
     return _agents(state, rank, places.__getitem__), columns, rows
-
-
-def _group_key(task: Task) -> tuple[bool, str]:
-    """A task without a group is one of its own, even if another group has its name."""
-    return (False, task.name) if task.group is None else (True, task.group)
 
 
 def _agents(state: State, rank: IntArray, places: Callable[[int], Places]) -> Agents:

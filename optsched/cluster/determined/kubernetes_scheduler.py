@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.cluster.determined.fitting import Outcome
-from optsched.cluster.determined.reasons import never_or_not_now
+from optsched.cluster.determined.fitting import Outcome, place_each
+from optsched.cluster.determined.reasons import unplaced
 from optsched.cluster.world.reasons import Reason, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from optsched.cluster.determined.fitting import Agents, Places, Tasks
 
@@ -27,44 +27,42 @@ def place_pods(agents: Agents, tasks: Tasks, needed: Mapping[int, int], gang: bo
     half of the cluster and wait for ever. A gang starts only together with the `needed` pods of
     its job (by group), among them those that run.
     """
-    queue = np.lexsort((np.arange(len(tasks.level)), tasks.level))
+    queue = np.argsort(tasks.level, kind="stable")
     queue = queue[~tasks.running[queue]]
     if not gang:
-        return Outcome(_placed(agents.copy(), tasks, queue.tolist()), [])
+        return Outcome(place_each(agents.copy(), tasks, queue))
     start: dict[int, Places] = {}
     for group in dict.fromkeys(tasks.group[queue].tolist()):
         trial = agents.copy()
-        placed = _placed(trial, tasks, queue[tasks.group[queue] == group].tolist())
+        placed = place_each(trial, tasks, queue[tasks.group[queue] == group])
         if len(placed) + _running(tasks, group) >= needed[group]:
             start |= placed
             agents = trial
-    return Outcome(start, [])
+    return Outcome(start)
 
 
 def pod_reasons(
     agents: Agents, tasks: Tasks, outcome: Outcome, needed: Mapping[int, int], gang: bool
 ) -> dict[int, Reason]:
     """Why pods wait."""
-    after, answer = agents.copy(), {}
-    for places in outcome.start.values():
-        after.place(places)
-    waiting = [i for i in np.flatnonzero(~tasks.running).tolist() if i not in outcome.start]
-    text = never_or_not_now(agents, after, {int(tasks.kind[i]) for i in waiting}, tasks.kinds)
-    for group in dict.fromkeys(tasks.group[waiting].tolist()):
-        pods = [i for i in waiting if tasks.group[i] == group]
+    after, found = unplaced(agents, tasks, outcome, range(len(tasks.group)))
+    answer = {}
+    for group in dict.fromkeys(tasks.group[[*found]].tolist()):
+        pods = [i for i in found if tasks.group[i] == group]
         started = sum(int(tasks.group[i]) == group for i in outcome.start)
         running, least = _running(tasks, group) + started, needed[group]
-        together = Reason(Why.GANG, "")
+        together = None
         if gang and running < least:
-            fit = len(_placed(after.copy(), tasks, pods))
-            most = len(_placed(agents.idle(), tasks, np.flatnonzero(tasks.group == group).tolist()))
-            together = Reason(Why.GANG, f"its job starts {least} pods together, {fit} of them fit")
+            fit = len(place_each(after.copy(), tasks, pods))
+            most = len(place_each(agents.idle(), tasks, np.flatnonzero(tasks.group == group)))
+            text = f"its job starts {least} pods together"
+            together = Reason(Why.GANG, f"{text}, {fit} of them fit")
             if most < least:
-                text_ = f"its job starts {least} pods together, idle agents hold {most} of them"
-                together = Reason(Why.NEVER, text_)
+                together = Reason(Why.NEVER, f"{text}, idle agents hold {most} of them")
         for i in pods:
-            reason = text.get(int(tasks.kind[i]), together)
-            if together.text and reason.why is not Why.NEVER:
+            reason = found[i] or together
+            assert reason, "a pod that fits alone is placed"
+            if together and reason.why is not Why.NEVER:
                 reason = together
             elif 0 < running < least:
                 job = f"its job holds the slots of {running} pods, but works with {least}"
@@ -75,14 +73,3 @@ def pod_reasons(
 
 def _running(tasks: Tasks, group: int) -> int:
     return int((tasks.running & (tasks.group == group)).sum())
-
-
-def _placed(agents: Agents, tasks: Tasks, pods: Sequence[int]) -> dict[int, Places]:
-    """Pods that fit one after the other; takes their slots."""
-    found = {}
-    for i in pods:
-        places = agents.find(tasks.kinds[tasks.kind[i]], int(tasks.first[i]))
-        if places:
-            agents.place(places)
-            found[i] = places
-    return found

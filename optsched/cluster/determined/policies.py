@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from optsched.cluster.determined.decisions import VARIANTS
-from optsched.cluster.determined.fair_share_scheduler import share_slots
+from optsched.cluster.determined.fair_share_scheduler import share_reasons, share_slots
 from optsched.cluster.determined.fitting import Agents, Kind, Tasks, by_hash
-from optsched.cluster.determined.priority_scheduler import in_order, place_by_level
-from optsched.cluster.determined.reasons import reasons
+from optsched.cluster.determined.priority_scheduler import level_reasons, place_by_level
 from optsched.cluster.determined.state import FITS
 from optsched.cluster.policies.gangs import checked_gang
 from optsched.cluster.world.policy import Decision
@@ -21,7 +20,6 @@ from optsched.io.values import boolean, format_value, one_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched.cluster.determined.fair_share_scheduler import Shares
     from optsched.cluster.determined.fitting import Outcome
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
@@ -84,8 +82,12 @@ class Scheduler:
         """Leave out what is derived from a workload: other processes derive it anew."""
         return {**self.__dict__, "_known": None}
 
-    def outcome(self, agents: Agents, tasks: Tasks) -> tuple[Outcome, Shares | None, IntArray]:
-        """The scheduler's decision, its shares, and tasks in its order."""
+    def outcome(self, agents: Agents, tasks: Tasks) -> Outcome:
+        """The scheduler's decision."""
+        raise NotImplementedError
+
+    def explain(self, agents: Agents, tasks: Tasks, names: list[str]) -> dict[int, Reason]:
+        """Why tasks wait after the scheduler's decision."""
         raise NotImplementedError
 
     def decide(self, view: ClusterView) -> Decision:
@@ -98,8 +100,8 @@ class Scheduler:
         kinds = sorted(set(tasks.kind[~tasks.running].tolist())) if waits else ()
         if waits and not any(agents.fits(tasks.kinds[k]) for k in kinds):
             return Decision(quota)
-        outcome, _, _ = self.outcome(agents, tasks)
-        start = {i: places for i, places in outcome.start.items() if places}
+        outcome = self.outcome(agents, tasks)
+        start = outcome.start
         for i, places in start.items():
             quota[i] = sum(slots for _, slots in places) or -1
         quota[outcome.release] = 0
@@ -111,10 +113,7 @@ class Scheduler:
 
     def reasons(self, view: ClusterView) -> dict[int, Reason]:
         """Reason of every waiting job that does not start now, by its position."""
-        agents, tasks = self._table(view)
-        outcome, shares, order = self.outcome(agents, tasks)
-        names = [view.workload.names[j] for j in view.job.tolist()]
-        return reasons(agents, tasks, names, outcome, order, shares, self.variant == "docs")
+        return self.explain(*self._table(view), [view.workload.names[j] for j in view.job.tolist()])
 
     def notes(self, workload: Workload, nodes: Nodes) -> list[str]:
         """Jobs that would wait for ever in Determined."""
@@ -172,9 +171,14 @@ class FairShare(Scheduler):
     name: ClassVar[str] = "fair_share"
     honours_max_slots: ClassVar[bool] = True
 
-    def outcome(self, agents: Agents, tasks: Tasks) -> tuple[Outcome, Shares | None, IntArray]:
-        """The scheduler's decision, its shares, and tasks in its order."""
-        return *share_slots(agents, tasks, self.variant == "docs"), np.arange(len(tasks.slots))
+    def outcome(self, agents: Agents, tasks: Tasks) -> Outcome:
+        """The scheduler's decision."""
+        return share_slots(agents, tasks, self.variant == "docs")[0]
+
+    def explain(self, agents: Agents, tasks: Tasks, names: list[str]) -> dict[int, Reason]:
+        """Why tasks wait after the scheduler's decision."""
+        docs = self.variant == "docs"
+        return share_reasons(agents, tasks, names, *share_slots(agents, tasks, docs), docs)
 
 
 class Priority(Scheduler):
@@ -196,10 +200,13 @@ class Priority(Scheduler):
         self.preemption = boolean("preemption", preemption)
         super().__init__(**others)
 
-    def outcome(self, agents: Agents, tasks: Tasks) -> tuple[Outcome, Shares | None, IntArray]:
-        """The scheduler's decision, and tasks in its order."""
-        outcome = place_by_level(agents, tasks, self.preemption, self.variant == "code")
-        return outcome, None, in_order(tasks)
+    def outcome(self, agents: Agents, tasks: Tasks) -> Outcome:
+        """The scheduler's decision."""
+        return place_by_level(agents, tasks, self.preemption, self.variant == "code")
+
+    def explain(self, agents: Agents, tasks: Tasks, names: list[str]) -> dict[int, Reason]:
+        """Why tasks wait after the scheduler's decision."""
+        return level_reasons(agents, tasks, names, self.outcome(agents, tasks))
 
 
 def _tasks(w: Workload, sizes: list[int], gang: int | None, heterogeneous: bool) -> Tasks:

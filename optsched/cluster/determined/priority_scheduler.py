@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.cluster.determined.fitting import Outcome, second_look
+from optsched.cluster.determined.fitting import place_each, placed_again
+from optsched.cluster.determined.reasons import NEXT_TIME, POSTPONED, after_release, unplaced
+from optsched.cluster.world.reasons import Reason, Why
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from optsched.cluster.determined.fitting import Agents, Places, Tasks
+    from optsched.cluster.determined.fitting import Agents, Outcome, Tasks
     from optsched.model.schedule import IntArray
 
 _INSERTION_SORT: Final = 12
@@ -33,104 +36,77 @@ def place_by_level(agents: Agents, tasks: Tasks, preemption: bool, backfill: boo
         Whether preemptible tasks pass better tasks that do not fit (only with preemption).
     """
     order = in_order(tasks)
-    outcome, started = Outcome({}, []), list[int]()
+    start, release, backfilled = list[int](), list[int](), list[int]()
     for zero_slot in (False, True):
         rows = order[(tasks.slots[order] == 0) == zero_slot]
         waiting = rows[~tasks.running[rows]]
         if not len(waiting):
             continue
-        walk = _Walk(agents, tasks, rows, preemption)
-        for at in np.split(waiting, np.flatnonzero(np.diff(tasks.level[waiting])) + 1):
-            walk.level(at, backfill)
-        started += walk.start
-        outcome.release += walk.released
-        outcome.backfilled += walk.backfilled
-    outcome.start = second_look(agents, tasks, started)
+        walk = _Walk(agents, tasks, rows[tasks.running[rows]], preemption, backfill)
+        for level in np.split(waiting, np.flatnonzero(np.diff(tasks.level[waiting])) + 1):
+            walk.place(level)
+        start += walk.start
+        release += walk.released
+        backfilled += walk.backfilled
+    outcome = placed_again(agents, tasks, start)
+    outcome.release = release
+    outcome.backfilled = [i for i in backfilled if i in outcome.start]
     return outcome
 
 
 class _Walk:
     """The levels of tasks with slots, or of those without."""
 
-    def __init__(self, agents: Agents, tasks: Tasks, rows: IntArray, preemption: bool) -> None:
+    def __init__(
+        self, agents: Agents, tasks: Tasks, running: IntArray, preemption: bool, backfill: bool
+    ) -> None:
         self.agents, self.tasks = agents.copy(), tasks
-        self.running = rows[tasks.running[rows]][::-1].tolist() if preemption else []
+        self.running = running[::-1].tolist()
         """In the order in which they are released: worst level first, there the last one."""
-        self.preemption = preemption
+        self.preemption, self.backfill = preemption, preemption and backfill
         self.start: list[int] = []
         self.released: dict[int, None] = {}
         self.backfilled: list[int] = []
         self.blocked = False
         """Whether a better level has a task that does not fit."""
-        size = np.array([kind.slots for kind in tasks.kinds], np.int64)
-        free = int(np.maximum(self.agents.free[self.agents.takes_work], 0).sum())
-        self.full = size > free
-        """Kinds that fit nowhere now."""
-        self.hopeless = np.zeros(len(size), bool)
+        self.hopeless = np.zeros(len(tasks.kinds), bool)
         """Kinds that no release helps. What can be released only shrinks from level to level, and
         more free slots never make a task misfit if agents of different sizes are not mixed."""
 
-    def level(self, rows: IntArray, backfill: bool) -> None:
+    def place(self, rows: IntArray) -> None:
         """Place the tasks of a level in order; then release others for those that do not fit."""
-        tasks, placed, at = self.tasks, [], 0
-        kinds = tasks.kind[rows]
-        while len(left := np.flatnonzero(~self.full[kinds[at:]])):
-            at += int(left[0]) + 1
-            if self._place(int(rows[at - 1])):
-                placed.append(int(rows[at - 1]))
-        begun = placed
+        placed = place_each(self.agents, self.tasks, rows)
+        begun = [*placed]
         if self.blocked:  # only backfill passes a misfit
-            passes = backfill and self.preemption
-            begun = [i for i in placed if passes and tasks.preemptible[i]]
+            begun = [i for i in placed if self.backfill and self.tasks.preemptible[i]]
         if not self.released:
             self.start += begun
             self.backfilled += begun if self.blocked else []
-        if len(placed) == len(rows):
-            return
-        self.blocked = True
-        if self.preemption:
-            misfits = rows[~np.isin(rows, placed)]
-            for i in misfits[~self.hopeless[tasks.kind[misfits]]].tolist():
-                if not self._place(i):
+        self.blocked = self.blocked or len(placed) < len(rows)
+        if self.preemption and len(placed) < len(rows):
+            misfits = rows[~np.isin(rows, [*placed])]
+            for i in misfits[~self.hopeless[self.tasks.kind[misfits]]].tolist():
+                if not place_each(self.agents, self.tasks, [i]):
                     self._release_for(i)
-
-    def _place(self, i: int) -> bool:
-        """Place a task if it fits."""
-        k = self.tasks.kind[i]
-        places = [] if self.full[k] else self._find(self.agents, i)
-        self.full[k] = not places
-        if places:
-            self._take(self.agents, places)
-        return bool(places)
-
-    def _take(self, agents: Agents, places: Places) -> None:
-        agents.place(places)
-        if agents.heterogeneous:  # fewer idle agents may serve a task that more did not
-            self.full[:] = False
-
-    def _find(self, agents: Agents, i: int) -> Places:
-        return agents.find(self.tasks.kinds[self.tasks.kind[i]], int(self.tasks.first[i]))
 
     def _release_for(self, i: int) -> None:
         """Release running tasks, one after the other, until task i fits; else none."""
-        k, mixed = self.tasks.kind[i], self.agents.heterogeneous
-        if self.hopeless[k]:
-            return
-        victims, trial = list(self._victims(i)), self.agents.copy()
-        if not mixed:
+        k = self.tasks.kind[i]
+        victims = [] if self.hopeless[k] else list(self._victims(i))
+        if victims and not self.agents.heterogeneous:
+            trial = self.agents.copy()
             for v in victims:
                 trial.release(v)
-            if not victims or not self._find(trial, i):
-                self.hopeless[k] = self.tasks.position is None
-                return
-            trial = self.agents.copy()
+            if not place_each(trial, self.tasks, [i]):
+                victims = []
+        trial = self.agents.copy()
         for n, v in enumerate(victims, 1):
             trial.release(v)
-            if places := self._find(trial, i):
-                self._take(trial, places)
-                self.agents, self.full[:] = trial, False
+            if place_each(trial, self.tasks, [i]):
+                self.agents = trial
                 self.released |= dict.fromkeys(victims[:n])
                 return
+        self.hopeless[k] = self.tasks.position is None and not self.agents.heterogeneous
 
     def _victims(self, i: int) -> Iterator[int]:
         """Tasks that may be released for task i: of worse levels, and behind it on its own.
@@ -146,6 +122,32 @@ class _Walk:
                 return
             if tasks.preemptible[v] and v not in self.released:
                 yield v
+
+
+def level_reasons(
+    agents: Agents, tasks: Tasks, names: Sequence[str], outcome: Outcome
+) -> dict[int, Reason]:
+    """Why tasks wait, in the scheduler's order."""
+    after, found = unplaced(agents, tasks, outcome, in_order(tasks))
+    for v in outcome.release:
+        after.release(v)
+    fitting = place_each(after, tasks, [*found]) if outcome.release else {}
+    first: dict[bool, int] = {}
+    answer = {}
+    for i, misfit in found.items():
+        ahead = first.setdefault(tasks.slots[i] == 0, i)
+        if misfit and misfit.why is Why.NEVER:
+            answer[i] = misfit
+        elif i in fitting:
+            answer[i] = after_release(names, outcome)
+        elif i in outcome.postponed:
+            answer[i] = POSTPONED
+        elif misfit or ahead == i:
+            answer[i] = misfit or NEXT_TIME
+        else:
+            task = f"{format_value(names[ahead])} of priority {tasks.level[ahead]}"
+            answer[i] = Reason(Why.ORDER, f"fits, but waits for {task}")
+    return answer
 
 
 def in_order(tasks: Tasks) -> IntArray:

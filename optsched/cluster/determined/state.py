@@ -136,6 +136,11 @@ class Task:
         """Whether it has an allocation."""
         return self.allocation is not None
 
+    @property
+    def group_name(self) -> str:
+        """Name of its group; of a task without one, its name."""
+        return self.name if self.group is None else self.group
+
 
 @dataclass(frozen=True)
 class State:
@@ -161,7 +166,13 @@ class State:
             raise InputError(f"agents: have {total} slots, more than {MOST_SLOTS}; split the pool")
         known = {agent.name: agent for agent in self.agents}
         slots, units = held(self.tasks)
+        groups = {task.group for task in self.tasks}
         for task in self.tasks:
+            if task.group is None and task.name in groups:
+                raise InputError(
+                    f"task {format_value(task.name)}: group: missing, so that its name is that of "
+                    "its group, but other tasks name a group so; rename the task or the group"
+                )
             for key, names in (("blocked", task.blocked), ("allocation", task.allocation or ())):
                 check_agents(f"task {format_value(task.name)}: {key}", names, known)
         for name, agent in known.items():
