@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import msgspec
 import numpy as np
 
-from optsched.cluster.workload.columns import COLUMNS, grouped, sized
+from optsched.cluster.workload.columns import COLUMNS
 from optsched.cluster.workload.foreign import looks_like
 from optsched.cluster.workload.job import (
     CONTROL,
@@ -22,7 +22,7 @@ from optsched.cluster.workload.job import (
     ascending,
 )
 from optsched.cluster.workload.speedup import MOST_GPUS, Linear
-from optsched.cluster.workload.workload import Workload
+from optsched.cluster.workload.workload import Workload, grouped, sized
 from optsched.errors import InputError
 from optsched.io.csv_rows import check_header, csv_rows, csv_text
 from optsched.io.files import read_text, write_atomic

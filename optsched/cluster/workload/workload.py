@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from optsched.cluster.workload.job import MOST_RATE, MOST_WORK
+from optsched.cluster.workload.columns import COLUMNS, checked, column, csr, picked
+from optsched.cluster.workload.curve import Curve
+from optsched.cluster.workload.job import (
+    MOST_RATE,
+    MOST_SPEED,
+    MOST_WORK,
+    Job,
+    ascending,
+    line,
+    rates,
+)
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from optsched.cluster.workload.curve import Curve
-    from optsched.cluster.workload.job import Job
     from optsched.cluster.workload.speedup import Speedup
     from optsched.model.schedule import IntArray
 
@@ -39,6 +48,9 @@ class Group(NamedTuple):
 
 _LATER: Any = None
 """Default of columns that `columns.checked` fills."""
+
+_COPIED = ("submit", "priority", "weight", "preemptible", "cpus_per_gpu", "memory_per_gpu_gb")
+"""Columns that are fields of jobs."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -96,9 +108,7 @@ class Workload:
     """Curve of every job that has one, by its number."""
 
     def __post_init__(self) -> None:
-        from optsched.cluster.workload.columns import checked
-
-        self.__dict__.update(checked(self))
+        self.__dict__.update(checked(self.__dict__))
 
     @classmethod
     def of(
@@ -130,9 +140,7 @@ class Workload:
         InputError
             No job, two of one name, a target that is never reached, or times that could overflow.
         """
-        from optsched.cluster.workload.columns import columns_of
-
-        return cls(**columns_of(jobs, groups, seed), time_unit=time_unit, name=name)
+        return cls(**_columns_of(jobs, groups, seed), time_unit=time_unit, name=name)
 
     def __len__(self) -> int:
         return len(self.submit)
@@ -148,21 +156,45 @@ class Workload:
         """One job, or the workload of a slice of them."""
         if isinstance(key, slice):
             return self.take(np.arange(len(self))[key])
-        from optsched.cluster.workload.columns import job_of
-
         try:
             i = range(len(self))[key]
         except TypeError:
-            raise InputError(
-                f"workload: expected a number or a slice, got {format_value(key)}"
-            ) from None
-        return job_of(self, i)
+            what = f"expected a number or a slice, got {format_value(key)}"
+            raise InputError(f"workload: {what}") from None
+        template, cost = int(self.template[i]), int(self.restart_cost[i])
+        copied = (*_COPIED, "work", "passes", "estimate")
+        return Job(
+            name=self.names[i],
+            sizes=tuple(self.sizes_of(i).tolist()),
+            speedup=self.speedups[int(self.speedup[i])],
+            curve=self.curves.get(i),
+            group=self.groups[int(self.group[i])].name,
+            restart_cost=None if cost < 0 else cost,
+            template="" if template < 0 else self.templates[template],
+            speeds=dict(zip(self.types, self.speeds[i].tolist(), strict=True)),
+            **{name: getattr(self, name)[i].item() for name in copied},
+        )
 
     def take(self, jobs: npt.ArrayLike) -> Workload:
         """The workload of these jobs (numbers, or a mask), in their present order."""
-        from optsched.cluster.workload.columns import taken
-
-        return Workload(**taken(self, jobs))
+        chosen = np.asarray(jobs)
+        if chosen.size == 0:
+            raise InputError("jobs: none chosen; a workload has at least one")
+        if chosen.dtype == np.bool_ and chosen.shape == (len(self),):
+            chosen = np.flatnonzero(chosen)
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+            raise InputError("jobs: expected numbers of jobs, or one truth value per job")
+        if chosen.min(initial=0) < 0 or chosen.max(initial=0) >= len(self):
+            raise InputError(f"jobs: expected numbers in 0..{len(self) - 1}")
+        chosen = np.sort(chosen)
+        new: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        new |= {key: new[key][chosen] for key in (*COLUMNS, "speeds")}
+        for key, ptr in (("size", "size_ptr"), ("rate", "size_ptr"), ("observed", "observed_ptr")):
+            new[ptr], new[key] = picked(getattr(self, ptr), new[key], chosen)
+        new["names"] = tuple(self.names[i] for i in chosen.tolist())
+        place = {old: k for k, old in enumerate(chosen.tolist())}
+        new["curves"] = {place[i]: c for i, c in self.curves.items() if i in place}
+        return Workload(**new)
 
     def with_estimate_error(self, sigma: float, seed: int) -> Workload:
         """Multiply every estimate by a seeded lognormal factor exp(sigma * normal).
@@ -232,3 +264,122 @@ class Workload:
     def __repr__(self) -> str:
         span = f"{self.submit[0]}..{self.submit[-1]} {self.time_unit}"
         return f"<Workload {self.name!r}: {len(self)} jobs, submitted {span}>"
+
+
+# columns from jobs
+
+
+def _columns_of(jobs: Iterable[Job], groups: Sequence[Group], seed: int) -> dict[str, Any]:
+    """Columns of jobs, sorted by submit time; what cannot become a column is refused."""
+    integer("seed", seed)
+    if isinstance(jobs, (str, bytes)) or not hasattr(jobs, "__iter__"):
+        raise InputError(f"jobs: expected a list of Job, got {format_value(jobs)}")
+    rows = list(jobs)
+    for i, job in enumerate(rows):
+        if not isinstance(job, Job):
+            raise InputError(f"jobs[{i}]: expected a Job, got {format_value(job)}")
+        line(f"jobs[{i}].name", job.name, empty=False)
+    submit = column("submit", [job.submit for job in rows], [job.name for job in rows])
+    rows = [rows[i] for i in np.argsort(submit, kind="stable").tolist()]
+    names = [job.name for job in rows]
+    places = [f"job {format_value(name)}: " for name in names]
+    for key in ("group", "template"):
+        for text in dict.fromkeys(getattr(job, key) for job in rows):
+            line(key, text)
+    templates = tuple(sorted({job.template for job in rows} - {""}))
+    number_of = {name: k for k, name in enumerate(templates)} | {"": -1}
+    all_groups = grouped([job.group for job in rows], groups)
+    at = {group.name: k for k, group in enumerate(all_groups)}
+    curves = {i: job.curve for i, job in enumerate(rows) if job.curve is not None}
+    reports, passes, work = _passes(rows, places, seed)
+    observed_ptr, observed = csr(reports, np.float64)
+    target, initial = np.full((2, len(rows)), np.nan)
+    for i, curve in curves.items():
+        initial[i], target[i] = curve.initial, np.nan if curve.target is None else curve.target
+    sizes = [ascending(f"{places[i]}sizes", job.sizes) for i, job in enumerate(rows)]
+    return {
+        **{key: [getattr(job, key) for job in rows] for key in _COPIED},
+        **sized(names, sizes, [job.speedup for job in rows]), **_typed(rows, places),
+        "names": tuple(names), "work": work, "passes": passes,
+        "estimate": [work[i] if job.estimate is None else job.estimate
+                     for i, job in enumerate(rows)],
+        "group": [at[job.group] for job in rows], "groups": all_groups,
+        "template": [number_of[job.template] for job in rows], "templates": templates,
+        "source": [job.template for job in rows],
+        "restart_cost": [-1 if job.restart_cost is None else job.restart_cost for job in rows],
+        "observed_ptr": observed_ptr, "observed": observed, "target": target, "initial": initial,
+        "curves": curves,
+    }  # fmt: skip
+
+
+def sized(
+    names: Sequence[str], sizes: Sequence[Sequence[int]], speedups: Sequence[Speedup]
+) -> dict[str, Any]:
+    """Distinct speed-ups, that of every job, and sizes with their rates in CSR form."""
+    distinct: dict[Any, int] = {}
+    known: dict[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
+    for i, (one, speedup) in enumerate(zip(sizes, speedups, strict=True)):
+        key = id(speedup), tuple(one)
+        if key not in known:
+            rate = rates(speedup, key[1], f"job {format_value(names[i])}: ")
+            known[key] = distinct.setdefault(speedup, len(distinct)), rate
+    rows = [known[id(s), tuple(one)] for one, s in zip(sizes, speedups, strict=True)]
+    size_ptr, size = csr(sizes, np.int64)
+    return {
+        "speedups": tuple(distinct), "speedup": np.array([which for which, _ in rows], np.int64),
+        "size_ptr": size_ptr, "size": size, "rate": csr([row for _, row in rows], np.int64)[1],
+    }  # fmt: skip
+
+
+def _typed(rows: Sequence[Job], places: Sequence[str]) -> dict[str, Any]:
+    """Types of GPUs that jobs name, and the jobs' speeds there."""
+    for place, job in zip(places, rows, strict=True):
+        if not isinstance(job.speeds, Mapping):
+            what = 'expected speeds by type such as {"A100": 2.0}'
+            raise InputError(f"{place}speeds: {what}, got {format_value(job.speeds)}")
+        for kind, speed in job.speeds.items():
+            number(f"{place}speeds[{format_value(kind)}]", speed, 0.0, MOST_SPEED)
+    types = tuple(dict.fromkeys(kind for job in rows for kind in job.speeds))
+    speeds = [[job.speeds.get(kind, 1.0) for kind in types] for job in rows] if types else None
+    return {"types": types, "speeds": speeds}
+
+
+def grouped(names: Iterable[str], given: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups given, then those that jobs name, in the order in which their jobs come."""
+    known: dict[str, Group] = {}
+    for g, group in enumerate(given):
+        if not isinstance(group, Group):
+            raise InputError(f"groups[{g}]: expected a Group, got {format_value(group)}")
+        if group.name in known:
+            raise InputError(f"groups[{g}].name: {format_value(group.name)} is there twice")
+        known[group.name] = group
+    for name in dict.fromkeys(names):
+        known.setdefault(name, Group(name))
+    return tuple(known.values())
+
+
+def _passes(
+    rows: Sequence[Job], places: Sequence[str], seed: int
+) -> tuple[list[list[float]], list[Any], list[Any]]:
+    """Reports, true passes, and true work of every job."""
+    reports: list[list[float]] = [[] for _ in rows]
+    passes, work = [job.passes for job in rows], [job.work for job in rows]
+    for i, (job, place) in enumerate(zip(rows, places, strict=True)):
+        curve = job.curve
+        if curve is None:
+            continue
+        if not isinstance(curve, Curve):
+            raise InputError(f"{place}curve: expected a Curve, got {format_value(curve)}")
+        integer(f"{place}passes of a job with a curve", job.passes, 1, 10**6)
+        if curve.target is None:
+            reports[i] = curve.reported(job.passes, seed, job.name).tolist()
+            continue
+        try:
+            reports[i] = curve.reached(seed, job.name).tolist()
+        except InputError as error:
+            raise InputError(f"{place}{error.args[0]}") from None
+        passes[i] = len(reports[i])
+        if passes[i] != job.passes:
+            total = -(-integer(f"{place}work", job.work, 1, MOST_WORK) // job.passes) * passes[i]
+            work[i] = integer(f"{place}work until the target", total, 1, MOST_WORK)
+    return reports, passes, work
