@@ -6,6 +6,6 @@ from __future__ import annotations
 def looks_like(text: str) -> str:
     """``"; this looks like ..."``, if the kind of the text is recognised, else ``""``."""
     from optsched.bandwidth.topology import foreign  # files in order need neither
-    from optsched.cluster.workload import foreign as logs
+    from optsched.cluster.workload import trace
 
-    return foreign.looks_like(text) or logs.looks_like(text)
+    return foreign.looks_like(text) or trace.looks_like(text)

@@ -16,14 +16,13 @@ import msgspec
 
 from optsched.cluster.workload.job import CONTROL, MOST_AMOUNT
 from optsched.cluster.workload.speedup import MOST_GPUS
-from optsched.cluster.workload.trace import MOST_TEXT
 from optsched.errors import InputError
 from optsched.formats.foreign import looks_like
 from optsched.formats.registry import Reader, Source, readers
 from optsched.io.csv_rows import csv_records, csv_text
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import MAX_INTEGER, decode, parse, without_collector
-from optsched.io.values import one_of
+from optsched.io.values import MAX_NAME, one_of
 
 if TYPE_CHECKING:
     import os
@@ -205,8 +204,8 @@ def _jobs(file: str, text: str, format: str) -> tuple[str, dict[str, _Job]]:
             what = "a name, GPUs, CPUs and memory >= 0 and an end after its start"
             raise InputError(f"{run.place}: expected {what}, got job {run.job!r:.40}")
         for text in (run.job, run.kind, run.group):
-            if len(text) > MOST_TEXT or CONTROL.search(text):
-                what = f"names of at most {MOST_TEXT} printable characters"
+            if len(text) > MAX_NAME or CONTROL.search(text):
+                what = f"names of at most {MAX_NAME} printable characters"
                 raise InputError(f"{run.place}: expected {what}, got {text!r:.40}")
         jobs.setdefault(run.job, _Job()).add(run)
     return names[0], jobs

@@ -119,8 +119,7 @@ def test_options(tmp_path: Path) -> None:
         ("a,0,9,5,,\n", {"largest": 8}, "no job has at most 8 GPUs"),
         ("a,0,1,5,,\na,1,1,5,,\n", {}, "t.csv:3 .*job_id: is also that of .*t.csv:2"),
         (",0,1,5,,\n", {}, "t.csv:2 .*job_id: empty"),
-        (f"{'x' * 201},0,1,5,,\n", {}, "job_id: longer than 200"),
-        (f"a,0,1,5,,{'x' * 201}\n", {}, "type: longer than 200"),
+        (f"{'x' * 201},0,1,5,,\n", {}, "name: longer than 200"),
         ("a,0,1,5,0,\n", {}, r'priority: expected a whole number in 1\.\.99 .*, got "0"'),
         ("a,0,1,5,high,\n", {}, 'priority: expected a whole number .*, got "high"'),
         ("a,0,1,5\n", {}, "t.csv:2: has 4 fields, the header has 6"),
@@ -277,9 +276,9 @@ def test_more_columns_by_hand(tmp_path: Path) -> None:
         ("preemptible", "yes", "preemptible: expected true, false, 1 or 0"),
         ("passes", "0", "passes: expected a whole number of passes in 1"),
         ("passes", "9007199254740000", "passes of less than one unit of work"),
-        ("group", "x" * 201, "group: longer than 200"),
-        ("template", '"a\nb"', "template: control characters"),
-        ("type", '"a\rb"', "type: control characters"),
+        ("group", "x" * 201, r"t.csv: groups\[0\].name: longer than 200"),
+        ("template", '"a\nb"', r"templates\[0\]: control characters"),
+        ("type", '"a\rb"', "source: control characters"),
     ],
 )  # fmt: skip
 def test_hostile_extras(tmp_path: Path, columns: str, cells: str, message: str) -> None:
@@ -297,9 +296,9 @@ def test_what_clashes(tmp_path: Path) -> None:
     assert len(read_trace(path, ignore_columns=True)) == 2
     with pytest.raises(InputError, match=r"t.csv:3: a NUL byte"):
         read_trace(trace(tmp_path, "a,0,1,5,,\nb\0,0,1,5,,\n"))
-    with pytest.raises(InputError, match="job_id: control characters"):
+    with pytest.raises(InputError, match="name: control characters"):
         read_trace(trace(tmp_path, '"a\nb",0,1,5,,\n'))
-    with pytest.raises(InputError, match=r"t.csv:3 .*ends beyond 2\^53 s"):
+    with pytest.raises(InputError, match=r"t.csv: job .b.: .* would end beyond 2\^53"):
         read_trace(trace(tmp_path, "a,0,1,5,,\nb,9007199254740992,1,5,,\n"))
 
 

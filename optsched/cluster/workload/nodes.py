@@ -67,9 +67,11 @@ class Nodes:
         cpus: float = math.inf, memory_gb: float = math.inf,
     ) -> None:  # fmt: skip
         n = integer("nodes", count, 1, MOST_NODES)
-        sizes = (integer("gpus", gpus, 0, MOST_TOTAL),) * n
-        self._fill(sizes, zero_slots, None, types=[type] * n, cpus=[cpus] * n,
-                   memory_gb=[memory_gb] * n)  # fmt: skip
+        made = Nodes.of(
+            [integer("gpus", gpus, 0, MOST_TOTAL)] * n, zero_slots=zero_slots, types=[type] * n,
+            cpus=[cpus] * n, memory_gb=[memory_gb] * n,
+        )  # fmt: skip
+        self.__dict__.update(made.__dict__)
 
     @classmethod
     def of(
@@ -86,8 +88,32 @@ class Nodes:
         if isinstance(gpus, (str, bytes)) or not hasattr(gpus, "__iter__"):
             raise InputError(f"nodes: expected GPUs of every node, got {format_value(gpus)}")
         sizes = tuple(integer(f"nodes[{i}]", g, 0, MOST_TOTAL) for i, g in enumerate(gpus))
+        n, total = len(sizes), sum(sizes)
+        if not 1 <= n <= MOST_NODES:
+            raise InputError(f"nodes: expected 1..{MOST_NODES} nodes, got {n}")
+        if total > MOST_TOTAL:
+            raise InputError(f"nodes: {total} GPUs in all, more than {MOST_TOTAL}")
+        named = [f"n{i}" for i in range(n)] if names is None else names
+        columns: dict[str, tuple[Any, ...]] = {
+            "names": tuple(label(f"names[{i}]", name) for i, name in enumerate(named)),
+            "types": ("",) * n if types is None else tuple(types),
+            "cpus": (math.inf,) * n if cpus is None else tuple(cpus),
+            "memory_gb": (math.inf,) * n if memory_gb is None else tuple(memory_gb),
+        }
+        for key, column in columns.items():
+            if len(column) != n:
+                raise InputError(f"{key}: {len(column)} {key} for {n} nodes")
+            for value in dict.fromkeys(column if key != "names" else ()):
+                if key == "types":
+                    line("types", value)
+                elif value != math.inf:
+                    number(key, value, 0.0, MOST_AMOUNT)
+        if len(set(columns["names"])) < n:
+            twice = next(x for i, x in enumerate(columns["names"]) if x in columns["names"][:i])
+            raise InputError(f"names: {format_value(twice)} is there twice")
+        units = integer("zero_slots", zero_slots, 0, MOST_TOTAL)
         made = cls.__new__(cls)
-        made._fill(sizes, zero_slots, names, types=types, cpus=cpus, memory_gb=memory_gb)
+        made.__dict__.update(gpus=sizes, zero_slots=units, **columns)
         return made
 
     @classmethod
@@ -113,35 +139,6 @@ class Nodes:
         of, types, cpus, memory = zip(*rows, strict=True)
         return cls.of(of, types=types, cpus=cpus, memory_gb=memory)
 
-    def _fill(
-        self, gpus: tuple[int, ...], zero_slots: Any, names: Sequence[str] | None, **other: Any
-    ) -> None:
-        """Check what concerns all nodes."""
-        if not 1 <= len(gpus) <= MOST_NODES:
-            raise InputError(f"nodes: expected 1..{MOST_NODES} nodes, got {len(gpus)}")
-        units = integer("zero_slots", zero_slots, 0, MOST_TOTAL)
-        if sum(gpus) > MOST_TOTAL:
-            raise InputError(f"nodes: {sum(gpus)} GPUs in all, more than {MOST_TOTAL}")
-        if names is None:
-            named = tuple(f"n{i}" for i in range(len(gpus)))
-        else:
-            named = tuple(label(f"names[{i}]", name) for i, name in enumerate(names))
-            if len(set(named)) < len(named):
-                twice = next(name for i, name in enumerate(named) if name in named[:i])
-                raise InputError(f"names: {format_value(twice)} is there twice")
-        self.__dict__.update(gpus=gpus, zero_slots=units, names=named)
-        for key, default in (("types", ""), ("cpus", math.inf), ("memory_gb", math.inf)):
-            given = (default,) * len(gpus) if other[key] is None else tuple(other[key])
-            for value in dict.fromkeys(given):
-                if key == "types":
-                    line("types", value)
-                elif value != math.inf:
-                    number(key, value, 0.0, MOST_AMOUNT)
-            self.__dict__[key] = given
-        for key in ("names", "types", "cpus", "memory_gb"):
-            if len(self.__dict__[key]) != len(gpus):
-                raise InputError(f"{key}: {len(self.__dict__[key])} {key} for {len(gpus)} nodes")
-
     @property
     def total(self) -> int:
         """All GPUs."""
@@ -153,26 +150,12 @@ class Nodes:
 
 @dataclass(frozen=True)
 class NodeChange:
-    """At a time a node is added, drained, or removed.
+    """At a time (in the workload's unit) a node is added, drained, or removed.
 
     A node whose first change is ``"add"`` is not there before. A drained node takes no new work;
     what runs there goes on. The jobs of a removed node lose what they did since their last end of
     a pass or stop, and are pending again, preemptible or not. Either may be added again; `simulate`
     refuses to add a node that takes work. Changes of one instant happen in the order given.
-
-    Parameters
-    ----------
-    time
-        When, in the workload's unit.
-    node
-        Its number.
-    kind
-        ``"add"``, ``"drain"`` or ``"remove"``.
-
-    Raises
-    ------
-    InputError
-        A negative time or node, or another word.
     """
 
     time: int
@@ -189,23 +172,10 @@ class NodeChange:
 class NodeFailures:
     """Every node fails and is repaired, again and again, independently of other nodes.
 
-    Times between a repair and the next failure, and those of repairs, are exponential with these
-    means, rounded up to whole units. A failed node loses its jobs as by ``"remove"`` (see
-    `NodeChange`), and takes work again when it is repaired. `simulate` takes it as its `changes`.
-
-    Parameters
-    ----------
-    mtbf
-        Mean time between a repair and the next failure of a node, in the workload's unit.
-    repair
-        Mean time of a repair.
-    seed
-        Of the times; those of a node depend on nothing else.
-
-    Raises
-    ------
-    InputError
-        No whole number, or one below 1 (seed: 0).
+    Times between a repair and the next failure, and those of repairs, are exponential with the
+    means `mtbf` and `repair` in the workload's unit, rounded up. A failed node loses its jobs as by
+    ``"remove"`` (see `NodeChange`), and takes work again when it is repaired. `simulate` takes it
+    as its `changes`. The times of a node depend on its number and the `seed` only.
     """
 
     mtbf: int
@@ -218,13 +188,7 @@ class NodeFailures:
         integer("failures: seed", self.seed, 0, 2**63)
 
     def changes(self, nodes: Nodes, until: int) -> tuple[NodeChange, ...]:
-        """All failures before a time, with their repairs, by time.
-
-        Raises
-        ------
-        InputError
-            There would be more than a million.
-        """
+        """All failures before a time, at most a million, with their repairs, by time."""
         if len(nodes) * until > MOST_FAILURES * (self.mtbf + self.repair):
             raise InputError(
                 f"failures: more than {MOST_FAILURES:,} before time {until:,}, with a mean of "

@@ -12,9 +12,7 @@ import msgspec
 import numpy as np
 
 from optsched.cluster.workload.columns import COLUMNS
-from optsched.cluster.workload.foreign import looks_like
 from optsched.cluster.workload.job import (
-    CONTROL,
     MOST_AMOUNT,
     MOST_SPEED,
     MOST_WORK,
@@ -38,12 +36,10 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.speedup import Speedup
     from optsched.model.schedule import IntArray
 
-MOST_TEXT: Final = 200
 SPEED: Final = "speed:"
 """Begins the name of a column of speeds on a type of GPU."""
 
 REQUIRED: Final = ("job_id", "submit_time_s", "num_gpus", "duration_s")
-TEXTS: Final = ("job_id", "type", "group", "template", "sizes")
 VALUES: Final[dict[str, tuple[Any, str]]] = {
     "num_gpus": (Annotated[int, msgspec.Meta(ge=0, le=MOST_GPUS)],
                  "whole GPUs in 0..2^24 (jobs that share a GPU: see optsched workload)"),
@@ -113,27 +109,24 @@ def read_trace(
     InputError
         With ``file:line`` and the field.
     """
-    table = TraceTable(path, ignore_columns)
     one_of("time_unit", time_unit, TIME_UNITS)
-    gpus = table.numbers("num_gpus")
+    table = _Table(path, ignore_columns)
+    gpus, submit = table.numbers("num_gpus"), table.times("submit_time_s", time_unit, 0)
+    table.check_names()
+    kept = np.arange(len(gpus))
     if largest is not None:
         kept = np.flatnonzero(gpus <= integer("largest", largest, 1))
         if not len(kept):
             raise InputError(f"{path}: no job has at most {largest} GPUs")
-        table.take(kept)
-        gpus = gpus[kept]
+    kept = kept[np.argsort(submit[kept], kind="stable")]
+    table.take(kept)
+    gpus, submit = gpus[kept], submit[kept]
     if nodes is not None:
         table.refuse_first(
             gpus > nodes.total, "num_gpus",
             lambda i: f"needs {gpus[i]} GPUs, but the cluster has {nodes.total} "
             f"(largest={nodes.total} leaves such jobs out)",
         )  # fmt: skip
-    submit = table.times("submit_time_s", time_unit, 0)
-    table.check_names()
-    if (np.diff(submit) < 0).any():
-        order = np.argsort(submit, kind="stable")
-        table.take(order)
-        gpus, submit = gpus[order], submit[order]
     columns: dict[str, Any] = _sizes(table, gpus, speedup or Linear(), sizes)
     rate = columns["rate"][columns["size"] == np.repeat(gpus, np.diff(columns["size_ptr"]))]
     duration = table.times("duration_s", time_unit, 1)
@@ -141,32 +134,28 @@ def read_trace(
         duration > MOST_WORK // rate, "duration_s",
         lambda i: f"{duration[i]} {time_unit} on its GPUs: more work than 2^62",
     )  # fmt: skip
-    work = duration * rate
-    table.refuse_first(
-        duration > MAX_INTEGER - submit, "duration_s", lambda _: f"ends beyond 2^53 {time_unit}"
-    )
     columns["passes"] = table.numbers("passes", integer("passes", passes, 1))
-    table.refuse_first(
-        columns["passes"] > work, "passes",
-        lambda i: f"{columns['passes'][i]} passes of less than one unit of work",
-    )  # fmt: skip
     for key in ("priority", "weight", "preemptible", "cpus_per_gpu", "memory_per_gpu_gb"):
         columns[key] = table.numbers(key, COLUMNS[key].default)
     group, template = table.texts("group"), table.texts("template")
-    columns["templates"] = tuple(sorted({*template} - {""}))
+    groups, templates = grouped(group, ()), sorted({*template} - {""})
     types = [key.removeprefix(SPEED) for key in table.columns if _is_speed(key)]
     speeds = [table.numbers(SPEED + kind, 1.0) for kind in types]
-    return Workload(
-        name=file_label(Path(path).name), time_unit=time_unit, submit=submit, work=work,
-        names=tuple(table.columns["job_id"]), source=np.array(table.texts("type"), np.str_),
-        groups=grouped(group, ()), group=_places(group, [*dict.fromkeys(group)]),
-        template=_places(template, columns["templates"]),
-        types=tuple(types), speeds=np.array(speeds, np.float64).T, **columns,
-    )  # fmt: skip
+    try:
+        return Workload(
+            name=file_label(Path(path).name), time_unit=time_unit, submit=submit,
+            work=duration * rate, names=tuple(table.columns["job_id"]),
+            source=np.array(table.texts("type"), np.str_), groups=groups,
+            group=_places(group, [one.name for one in groups]), templates=tuple(templates),
+            template=_places(template, templates), types=tuple(types),
+            speeds=np.array(speeds, np.float64).T, **columns,
+        )  # fmt: skip
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _sizes(
-    table: TraceTable, gpus: IntArray, speedup: Speedup, sizes: Sequence[int] | None
+    table: _Table, gpus: IntArray, speedup: Speedup, sizes: Sequence[int] | None
 ) -> dict[str, Any]:
     """Speed-ups, and sizes with their rates in CSR form: columns of a workload."""
     others = () if sizes is None else ascending("sizes", sizes)
@@ -176,17 +165,17 @@ def _sizes(
     for i, (cell, g) in enumerate(zip(table.texts("sizes"), gpus.tolist(), strict=True)):
         if cell not in known:
             known[cell] = _listed_sizes(table, i, cell)
-        named = known[cell]
-        if cell and g not in named:
+        listed = known[cell]
+        if cell and g not in listed:
             table.refuse(i, "num_gpus", f"{g} is not among the sizes {format_json(cell)}")
-        total += len(named or (g,))
+        total += len(listed or (g,))
         if total > _MOST_SIZES:
             table.refuse(i, "sizes", f"more than {_MOST_SIZES:,} sizes in all rows up to here")
-        rows.append(named or ((g,) if not others or g == 0 else sorted({*others, g} - {0})))
+        rows.append(listed or ((g,) if not others or g == 0 else sorted({*others, g} - {0})))
     return sized(table.columns["job_id"], rows, [speedup] * len(rows))
 
 
-def _listed_sizes(table: TraceTable, i: int, cell: str) -> Sequence[int]:
+def _listed_sizes(table: _Table, i: int, cell: str) -> Sequence[int]:
     """Sizes of a cell such as ``1|2|4`` or ``2-8``."""
     dense = re.fullmatch(r"([1-9][0-9]{0,7})-([1-9][0-9]{0,7})", cell)
     if dense and int(dense[1]) <= int(dense[2]) <= MOST_GPUS:
@@ -207,7 +196,7 @@ def _is_speed(key: str) -> bool:
     return key.startswith(SPEED) and key != SPEED
 
 
-class TraceTable:
+class _Table:
     """Rows of the file by column, with what is needed to name a place in it."""
 
     def __init__(self, path: Any, ignore_columns: bool) -> None:
@@ -265,22 +254,13 @@ class TraceTable:
         self.columns = {key: [cells[i] for i in places] for key, cells in self.columns.items()}
 
     def texts(self, key: str) -> Sequence[str]:
-        """A column of texts without control characters; empty texts if it is missing."""
-        column = self.columns.get(key)
-        if column is None:
-            return ("",) * len(self.places)
-        long = max(column, key=len)
-        if len(long) > (MOST_TEXT if key != "sizes" else _MOST_CELL):
-            self.refuse(column.index(long), key, f"longer than {MOST_TEXT} characters")
-        if CONTROL.search("".join(column)):
-            i = next(i for i, text in enumerate(column) if CONTROL.search(text))
-            self.refuse(i, key, f"control characters (a line break) in {format_json(column[i])}")
-        return column
+        """A column of texts; empty ones if it is missing."""
+        return self.columns.get(key, ("",) * len(self.places))
 
     def check_names(self) -> None:
         """Refuse ids that are empty or there twice."""
         seen: dict[str, int] = {}
-        for i, name in enumerate(self.texts("job_id")):
+        for i, name in enumerate(self.columns["job_id"]):
             if not name:
                 self.refuse(i, "job_id", "empty")
             if (first := seen.setdefault(name, i)) != i:
@@ -304,28 +284,21 @@ class TraceTable:
     def times(self, key: str, time_unit: str, least: int) -> IntArray:
         """Whole times >= least in a unit, of a column in seconds."""
         column, scale = self.columns[key], PER_SECOND[time_unit]
-        text = "".join(column)
-        digits_only = text.isascii() and text.isdigit() and "" not in column
-        if digits_only and len(max(column, key=len)) < 40:
-            numbers = [int(cell) * scale for cell in column]
-        else:
-            numbers = [self._time(i, key, cell, time_unit) for i, cell in enumerate(column)]
-        if min(numbers) < least or max(numbers) > MAX_INTEGER:
-            i = next(i for i, value in enumerate(numbers) if not least <= value <= MAX_INTEGER)
-            rule = f"expected a time {'>= 0' if least == 0 else '> 0'}, got {column[i]:.40}"
-            beyond = f"{column[i]:.40} s is beyond 2^53 {time_unit}"
-            self.refuse(i, key, rule if numbers[i] < least else beyond)
-        return np.array(numbers, np.int64)
-
-    def _time(self, i: int, key: str, text: str, time_unit: str) -> int:
-        if not _NUMBER.fullmatch(text):
-            self.expected(i, key, "seconds")
-        value = Decimal(text) * PER_SECOND[time_unit]
-        if value != value.to_integral_value():
-            finer = TIME_UNITS[max(TIME_UNITS.index(time_unit) - 1, 0)]
-            hint = f"(time_unit={finer!r}; optsched workload rounds)"
-            self.refuse(i, key, f"{text} s is not a whole number of {time_unit} {hint}")
-        return int(value)
+        found = []
+        for i, cell in enumerate(column):
+            if not _NUMBER.fullmatch(cell):
+                self.expected(i, key, "seconds")
+            value = int(cell) * scale if cell.isdigit() else Decimal(cell) * scale
+            if not least <= value <= MAX_INTEGER:
+                rule = f"expected a time {'>= 0' if least == 0 else '> 0'}, got {cell:.40}"
+                beyond = f"{cell:.40} s is beyond 2^53 {time_unit}"
+                self.refuse(i, key, rule if value < least else beyond)
+            if value != int(value):
+                finer = TIME_UNITS[max(TIME_UNITS.index(time_unit) - 1, 0)]
+                hint = f"(time_unit={finer!r}; optsched workload rounds)"
+                self.refuse(i, key, f"{cell} s is not a whole number of {time_unit} {hint}")
+            found.append(int(value))
+        return np.array(found, np.int64)
 
 
 # writing
@@ -392,3 +365,50 @@ def _cells_of_sizes(w: Workload, path: Any) -> dict[str, Sequence[Any]]:
             raise InputError(f"{path}: job {format_json(w.names[i])}: {count:,} sizes are too many")
     duration = seconds(-(-w.work // w.rate[at]), w.time_unit)
     return {"num_gpus": w.size[at].tolist(), "duration_s": duration, "sizes": listed}
+
+
+# tables of others
+
+
+_TABLES: Final = {
+    "submit_time_s duration_s num_gpus": "a trace of optsched: `optsched simulate` takes it",
+    "num_gpu submit_time iterations duration": "a Tiresias trace: `optsched workload` reads it",
+    "job_id submit_time start_time gpu_num": "a Helios log: `optsched workload` reads it",
+    "job_name inst_num start_time plan_gpu": "Alibaba's tasks (2020): `optsched workload` reads it",
+    "name num_gpu gpu_milli creation_time": "Alibaba's pods of 2023: `optsched workload` reads it",
+    "jobid submit start end": "a log of sacct: `optsched workload` reads that of sacct -P",
+    "job_name inst_id status start_time": "Alibaba's table of jobs or instances, without GPUs: "
+    "`optsched workload` reads pai_task_table.csv",
+    "job_name worker_name gpu_wrk_util": "Alibaba's table of sensors of 2020, not of jobs",
+    "sn cpu_milli memory_mib gpu": "a list of nodes, not of jobs",
+    "time name application num_replicas": "a Pollux or Sia workload, without durations",
+    "machineid gpu0_util": "Philly's utilisation of GPUs: its jobs are in cluster_job_log",
+    "time_submit time_start time_end gres_used": "a Slurm log of MIT Supercloud: name its "
+    "columns as sacct -P does",
+    "vmid vmcreated vmdeleted": "an Azure trace of virtual machines, without GPUs",
+    "timestamp contexttokens generatedtokens": "a trace of inference requests, not of jobs",
+    "timestamp request_tokens response_tokens": "a trace of inference requests, not of jobs",
+}
+"""What a table is that has these columns, in small letters."""
+
+_TEXTS: Final = {
+    r"\s*jobid +\S+.*\n[ -]*-{3}": "sacct without -P: its columns are cut, use sacct -P",
+    r"\s*\{\s*\"(?:meta|jobs)\"": "sacct --json: use sacct -P",
+    r"\s*jobid +partition +name +user": "squeue, which has no ends of jobs: use sacct -P",
+    r"\s*\[\s*\{[^\[]*\"(?:attempts|jobid)\"": "Philly's log: `optsched workload` reads it",
+    r"; *(?:version|computer):|\s*([-.\d]+[ \t]+){17}[-\d]+\s*$": "SWF: use `optsched workload`",
+    r"[^\t\n]+\t[^\t\n]*(?:\t[^\t\n]*){7,9}(?:\n|$)": "a Gavel trace, with steps and no "
+    "durations: its throughput tables decide",
+}
+"""What a text is that begins like this, in small letters."""
+
+
+def looks_like(text: str) -> str:
+    """``"; this looks like ..."`` for the first lines of a known table of others, else ``""``."""
+    text = text.lstrip("\ufeff")[:4000].lower()
+    head = {
+        cell.strip(' "').replace(" ", "_") for cell in re.split(r"[,|;\t]", text.split("\n")[0])
+    }
+    found = [what for columns, what in _TABLES.items() if head.issuperset(columns.split())]
+    found += [what for begin, what in _TEXTS.items() if re.match(begin, text, re.M)]
+    return f"; this looks like {found[0]}" if found else ""
