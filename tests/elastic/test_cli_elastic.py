@@ -52,7 +52,7 @@ THREE = (
 
 
 def test_all_outputs(cli: Cli) -> None:
-    """A job that fails: said in a sentence, exit code 1, and the rest is there."""
+    """A job that fails: a sentence, exit code 1, and the results of the others."""
     Path("own.py").write_text(LINEAR)
     Path("jobs.toml").write_text(THREE)
     ran = cli(
@@ -77,17 +77,8 @@ def test_all_outputs(cli: Cli) -> None:
     page = Path("p.html").read_text()
     assert "<svg" in page and "elastic training" in page and "http:" not in page.split("<svg")[0]
     assert Path("kept/one/checkpoint.pt").exists()
-
     error = cli.refused("elastic", "jobs.toml", "--slots", "2", "--folder", "kept")
     assert "has a run in it" in error
-    before = json.loads(Path("kept/run.json").read_text())
-    ran = cli(
-        "elastic", "jobs.toml", "--slots", "2", "--folder", "kept", "--resume", "--plot", "p.svg",
-        "--quiet",
-    )  # fmt: skip
-    assert (ran.code, ran.out) == (1, "") and Path("p.svg").exists()
-    after = json.loads(Path("kept/run.json").read_text())["stays"]
-    assert after[:-1] == before["stays"] and after[-1][0] == 1  # what had failed was tried again
 
 
 @pytest.mark.parametrize(
@@ -95,25 +86,17 @@ def test_all_outputs(cli: Cli) -> None:
     [
         (table(batchsize="3"), 'jobs[0]: there is no field "batchsize" (did you mean batch_size?)'),
         (table(model=None), "jobs[0]: model is missing"),
-        (table(passes='"3"'), 'job "a": passes: expected an integer'),
-        (table(weight="nan"), "weight: expected a finite number"),
         (table(sizes="[2, 1]"), "sizes: expected ascending"),
-        (table(name="3"), "name: expected a string"),
         (table(name='"a/b"'), "name: it becomes a folder"),
         (table(model='"resnet"'), 'there is no "resnet"; built in: logistic, mlp, cnn'),
         (table(model='"none.py:f"'), "none.py: no such file"),
         (table(model='"no_module:f"'), 'there is no module "no_module"'),
-        (table(model='{cal = "cnn"}'), "jobs[0].model: expected"),
         (table(micro="{step = 1}"), 'micro: no "step"; it has alpha'),
-        (table(micro="3"), "micro: expected a table of options"),
         (table(micro="{alpha = 2}"), "micro: alpha"),
-        (table(target="2"), "target: expected a number"),
         (table() + table(), 'jobs[1].name: "a" is there twice'),
         (table(sizes="[4]"), 'job "a": needs 4 workers, there are 2'),
-        ("", "expected tables [[jobs]]"),
         ("slots = 3", 'expected tables [[jobs]], and no "slots"'),
         ("[[jobs]\n", "no TOML"),
-        ("\x00", "no TOML"),
     ],
 )
 def test_bad_jobs(cli: Cli, text: str, says: str) -> None:
@@ -129,22 +112,14 @@ def test_bad_jobs(cli: Cli, text: str, says: str) -> None:
         (("none.toml", "--slots", 2), "none.toml: no such file"),
         (("jobs.toml", "--demo"), "demo: it has jobs of its own"),
         (("jobs.toml",), "slots: how many workers"),
-        (("jobs.toml", "--slots", 0), "slots: expected an integer in 1..4096, got 0"),
         (("jobs.toml", "--devices", "tpu"), 'devices: expected cpu, got "tpu"'),
         (("jobs.toml", "--slots", 2, "--devices", "cpu"), "devices: expected 2"),
-        (("jobs.toml", "--slots", 2, "--policy", "nice"), "policy: there is no 'nice'"),
         (("jobs.toml", "--slots", 2, "--policy", "fifo,las"), "policy: expected one"),
-        (("jobs.toml", "--slots", 2, "--option", "x=1"), "has no option 'x'"),
         (("jobs.toml", "--slots", 2, "--option", "x"), "option: expected KEY=VALUE"),
         (("jobs.toml", "--slots", 2, "--resume"), "resume: name the folder"),
-        (
-            ("jobs.toml", "--slots", 2, "--resume", "--folder", "f"),
-            "folder: f cannot be used (No such file",
-        ),
         (("jobs.toml", "--slots", 2, "--folder", "shop.txt"), "folder: shop.txt cannot be used"),
         (("jobs.toml", "--slots", 2, "-o", "jobs.toml"), "is the file that is read"),
         (("jobs.toml", "--slots", 2, "--plot", "p.gif"), "p.gif: expected a file ending in"),
-        (("jobs.toml", "--slots", 2, "--metrics", "no/m.json"), "there is no folder no"),
     ],
 )
 def test_bad_options(cli: Cli, words: tuple[Any, ...], says: str) -> None:
@@ -154,7 +129,7 @@ def test_bad_options(cli: Cli, words: tuple[Any, ...], says: str) -> None:
 
 
 def test_interrupted(cli: Cli) -> None:
-    """Ctrl-C: 130, what there is is written, and the run can go on."""
+    """Ctrl-C: code 130, the results so far are written, and ``--resume`` continues."""
     Path("jobs.toml").write_text(table(passes="100000", data='{call = "digits", repeat = 3}'))
     words = ("elastic", "jobs.toml", "--slots", "1", "--folder", "kept")
     process = start(*words, "-o", "h.schedule.json", "--metrics", "m.json", "--plot", "p.html")
@@ -166,13 +141,14 @@ def test_interrupted(cli: Cli) -> None:
     assert err == "interrupted: go on with --folder kept --resume\n"
     assert "0 of 1 job ended" in out and "p.html is not written" in out
     assert optsched.verify(optsched.Schedule.read("h.schedule.json")) == []
-    assert (
-        json.loads(Path("m.json").read_bytes())["runs"]["time_to_target"]["metrics"]["unfinished"]
-        == 1
-    )
+    document = json.loads(Path("m.json").read_bytes())
+    assert document["runs"]["time_to_target"]["metrics"]["unfinished"] == 1
     assert not Path("p.html").exists()
     done = json.loads(Path("kept/run.json").read_text())
     assert [job[1] for job in done["jobs"].values()] == [-1] and done["stays"][0][5] >= 1
+    Path("jobs.toml").write_text(table(passes="1", data='{call = "digits", repeat = 3}'))
+    ran = cli("elastic", *words, "--resume", "--plot", "p.svg", "--quiet")  # it is done
+    assert (ran.code, ran.out) == (0, "") and Path("p.svg").exists()
 
 
 def test_the_first_line_comes_without_torch(cli: Cli) -> None:

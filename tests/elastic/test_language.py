@@ -16,38 +16,11 @@ from torch import nn
 from training_cases import Replay, job
 
 from optsched import InputError
-from optsched.elastic import StepPlan, VariableBatchLoader, read_checkpoint, run
-from optsched.elastic.checkpoint import seed_all
+from optsched.elastic import run
 from optsched.elastic.objective import Objective, batch_on
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def alone(one: Any, quotas: list[int]) -> tuple[Any, list[float]]:
-    """The oracle: one process, the model's mean loss of every global batch, padded as a whole."""
-    seed_all(one.seed, 0, 0)
-    model, (train, _) = one.model(), one.data()
-    optimizer = one.optimizer(model.parameters())
-    losses = []
-    for number, workers in enumerate(quotas):
-        counts = [len(train) // workers + (r < len(train) % workers) for r in range(workers)]
-        sizes = [one.batch_size // workers + (r < one.batch_size % workers) for r in range(workers)]
-        plan = StepPlan(tuple(counts), tuple(sizes))
-        loader = VariableBatchLoader(train, plan, 0, epoch=number, seed=one.seed)
-        total, targets = 0.0, 0
-        model.train()
-        parts = [loader._parts(r) for r in range(workers)]
-        for step in zip(*parts, strict=True):
-            batch = cases.padded([train[i] for part in step for i in part])
-            loss = model(**batch).loss
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            valid = int((batch["labels"][:, 1:] >= 0).sum())
-            total, targets = total + float(loss.detach()) * valid, targets + valid
-        losses.append(total / targets)
-    return model, losses
 
 
 def test_equals_one_process(tmp_path: Path) -> None:
@@ -61,10 +34,10 @@ def test_equals_one_process(tmp_path: Path) -> None:
     found = run([one], 2, Replay({"a": quotas}), folder=tmp_path)
     assert not found.failed
     assert found.quotas == {"a": quotas}
-    model, losses = alone(one, quotas)
-    state = read_checkpoint(tmp_path / "a" / "checkpoint.pt", "a")["model"]
+    model, _, losses = cases.alone(one, quotas)
+    (state,) = cases.states(tmp_path, "a")
     for key, value in model.state_dict().items():
-        assert torch.allclose(state[key], value, rtol=0, atol=1e-6), key
+        assert torch.allclose(state["model"][key], value, rtol=0, atol=1e-6), key
     log = found.records["a"]
     assert [record["loss"] for record in log] == pytest.approx(losses, rel=1e-6)
     assert log[-1]["loss"] < log[0]["loss"] < 1.1 * math.log(cases.VOCABULARY)
@@ -75,21 +48,13 @@ def test_equals_one_process(tmp_path: Path) -> None:
     assert log[-1]["metric"] == pytest.approx(share, abs=0.03)
 
 
-def made(kind: str) -> tuple[Any, Any, Any]:
-    """An objective, a batch of three texts, and the output of a model for it."""
-    fields: dict[str, Any] = {"loss": cases.token_loss} if kind == "own" else {}
-    one = job("a", **cases.LANGUAGE | {"model": partial(cases.gpt2, 0.0)}, **fields)
-    torch.manual_seed(0)
-    given = cases.padded([one.data()[0][i] for i in range(3)])
-    batch = batch_on(torch.device("cpu"), given, 3)
-    model = one.model()
-    return Objective(one), batch, batch.inputs.call(model)
-
-
-@pytest.mark.parametrize("kind", ["default", "own"])
-def test_total_and_predictions(kind: str) -> None:
-    """The sum over valid targets, and the logits before each of them."""
-    objective, batch, out = made(kind)
+@pytest.mark.parametrize("loss", [None, cases.token_loss])
+def test_total_and_predictions(loss: Any) -> None:
+    """The sum over valid targets and the logits before each; without targets 0, and no NaN."""
+    one = job("a", **cases.LANGUAGE | {"model": partial(cases.gpt2, 0.0)}, loss=loss)
+    cpu, model, objective = torch.device("cpu"), one.model(), Objective(one)
+    batch = batch_on(cpu, cases.padded([one.data()[0][i] for i in range(3)]), 3)
+    out = batch.inputs.call(model)
     total, count = objective.total(batch, out)
     logits, labels, axis = objective.predictions(batch, out)
     assert (axis, objective.shifted) == (-1, True)
@@ -98,16 +63,8 @@ def test_total_and_predictions(kind: str) -> None:
         logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum"
     )
     assert float(total.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
-
-
-def test_batches_without_targets() -> None:
-    """A sum of 0 with a graph and without NaN, also for a rank that has no samples."""
-    objective, batch, out = made("default")
-    objective.total(batch, out)
-    for samples, labels in ((0, batch.labels), (3, torch.full_like(batch.labels, -100))):
-        rows = batch.target | {"labels": labels}
-        none = batch_on(torch.device("cpu"), rows, samples)
-        model = cases.gpt2(0.0)
+    for samples, given in ((0, batch.labels), (3, torch.full_like(batch.labels, -100))):
+        none = batch_on(cpu, batch.target | {"labels": given}, samples)
         total, count = objective.total(none, none.inputs.call(model))
         total.backward()
         assert float(total.detach()) == float(count) == 0
@@ -151,11 +108,12 @@ def test_output_objects(model: Any, labels: Any, says: str) -> None:
     }
     objective = Objective(job("a"))
     batch = batch_on(torch.device("cpu"), given, 2)
+    out = batch.inputs.call(model)
     if says:
         with pytest.raises(InputError, match=says):
-            objective.total(batch, batch.inputs.call(model))
+            objective.total(batch, out)
         return
-    total, count = objective.total(batch, batch.inputs.call(model))
+    total, count = objective.total(batch, out)
     assert (objective.shifted, int(count)) == (False, 8)
-    assert float(total.detach()) == pytest.approx(8 * float(batch.inputs.call(model)["loss"]))
-    assert int(objective.score(batch, batch.inputs.call(model))[1]) == 8
+    assert float(total.detach()) == pytest.approx(8 * float(out["loss"]))
+    assert int(objective.score(batch, out)[1]) == 8

@@ -64,39 +64,38 @@ def test_any_shape_precision_and_mask(data: Any) -> None:
     assert all(type(value) is kind for value, kind in zip(got, (float, float, int), strict=True))
 
 
-def test_ends_of_the_scale() -> None:
-    """Uniform is exactly 1 and certain exactly 0, also with a class that is impossible."""
-    for kind in (torch.float16, torch.float32):
-        meter = EntropyMeter(7)
-        meter.update(torch.full((1000, 7), 3.3, dtype=kind))
-        assert meter.compute() == (pytest.approx(1, abs=1e-6), 1.0, 1000)
-        assert meter.compute().entropy <= 1
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32])
+def test_ends_of_the_scale(kind: Any) -> None:
+    """Uniform is exactly 1, certain exactly 0, also with an impossible class; NaN is refused."""
+    meter = EntropyMeter(7)
+    meter.update(torch.full((1000, 7), 3.3, dtype=kind))
+    assert meter.compute() == (pytest.approx(1, abs=1e-6), 1.0, 1000)
+    assert meter.compute().entropy <= 1
+    meter.reset()
+    meter.update(torch.tensor([[0.0] + [-math.inf] * 6], dtype=kind))
+    assert meter.compute() == (0.0, 0.0, 1)
+    for wrong in (math.nan, -math.inf):
+        meter.update(torch.full((2, 7), wrong, dtype=kind))
+        with pytest.raises(InputError, match="compute: logits were NaN"):
+            meter.compute()
         meter.reset()
-        meter.update(torch.tensor([[0.0] + [-math.inf] * 6], dtype=kind))
-        assert meter.compute() == (0.0, 0.0, 1)
 
 
 def test_what_a_training_loop_may_do() -> None:
-    """Large and small batches, changed logits, inference mode, autocast, empty batches, resets."""
+    """Changed logits, inference mode, autocast, empty and large batches."""
     torch.manual_seed(0)
     small, large = torch.randn(3, 5), torch.randn(20_000, 5)
     meter, alone = EntropyMeter(5), EntropyMeter(5)
-    for _ in range(20):
-        changed = small.clone().requires_grad_() * 1
-        meter.update(changed)
-        changed.detach().zero_()
-        meter.update(torch.empty(0, 5))
+    changed = small.clone().requires_grad_() * 1
+    meter.update(changed)
+    changed.detach().zero_()
+    meter.update(torch.empty(0, 5))
     with torch.inference_mode():
         meter.update(large * 1)
-        meter.update(small * 1)
     with torch.autocast("cpu", torch.bfloat16):
         meter.update(large)
-    assert not meter._sums.requires_grad  # type: ignore[union-attr]
-    alone.update(torch.cat([small] * 21 + [large] * 2))
-    assert meter.compute() == pytest.approx((*alone.compute()[:2], 40_063), abs=1e-7)
-    meter.reset()
-    meter.update(small)
-    assert meter.compute().count == 3
+    alone.update(torch.cat([small, large, large]))
+    assert meter.compute() == pytest.approx((*alone.compute()[:2], 40_003), abs=1e-7)
 
 
 Z = torch.zeros(4, 3)
@@ -106,37 +105,21 @@ Z = torch.zeros(4, 3)
     ("call", "says"),
     [
         (lambda: EntropyMeter(1), "num_classes: 1: .*torch.stack"),
-        (lambda: EntropyMeter(2.0), "num_classes: expected an integer"),
         (lambda: EntropyMeter(3, dim="last"), "dim: "),
-        (lambda: EntropyMeter(3, ignore_index=0.5), "ignore_index: "),
         (lambda: EntropyMeter(4).update(Z), r"logits: expected 4 classes at axis -1, .*\(4, 3\)"),
-        (lambda: EntropyMeter(3, dim=2).update(Z), "classes at axis 2"),
         (lambda: EntropyMeter(3).update(Z.long()), "logits: .*floating point.* torch.int64"),
-        (lambda: EntropyMeter(3).update([[1.0] * 3]), "logits: .* got list"),
         (lambda: EntropyMeter(3, ignore_index=0).update(Z), "target: .* got None"),
-        (lambda: ignoring(torch.zeros(3)), r"target: .*\(4,\), cpu, got \(3,\)"),
-        (lambda: ignoring(torch.zeros(4, device="meta")), "target: .*, meta"),
+        (
+            lambda: EntropyMeter(3, ignore_index=0).update(Z, torch.zeros(3)),
+            r"target: .*\(4,\), cpu, got \(3,\)",
+        ),
         (lambda: EntropyMeter(3).compute(), "compute: no sample was counted"),
-        (lambda: measured(Z * math.nan), "compute: logits were NaN"),
-        (lambda: measured(Z - math.inf), "compute: logits were NaN"),
     ],
 )  # fmt: skip
 def test_refusals(call: Any, says: str) -> None:
     """A sentence with the field and the value."""
     with pytest.raises(InputError, match=says):
         call()
-
-
-def ignoring(target: Any) -> None:
-    """Measure with a target."""
-    EntropyMeter(3, ignore_index=0).update(Z, target)
-
-
-def measured(logits: Any) -> None:
-    """What the meter says of logits."""
-    meter = EntropyMeter(3)
-    meter.update(logits)
-    meter.compute()
 
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:

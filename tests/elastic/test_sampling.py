@@ -26,10 +26,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.utils.data import Dataset, TensorDataset, default_collate  # noqa: E402
 
 from optsched import InputError  # noqa: E402
-from optsched.elastic import (  # noqa: E402
-    StepPlan,
-    VariableBatchLoader,
-)
+from optsched.elastic import StepPlan, VariableBatchLoader  # noqa: E402
 
 
 class Samples(Dataset[Any]):
@@ -130,22 +127,9 @@ def test_resample(plan: StepPlan, data: int, passes: int) -> None:
     assert sum(map(len, owners)) == len(set().union(*owners))
 
 
-def test_resampling_with_other_counts() -> None:
-    """Draws go on where the last pass stopped, whatever its count; other ranks start anew."""
-    loader = VariableBatchLoader(range(20), StepPlan([5, 8], [9, 9]), 0, exposure="resample")
-    seen = loader.order().tolist()
-    for epoch, count in ((1, 3), (2, 2)):
-        loader.set_epoch(epoch, StepPlan([count, 8], [9, 9]))
-        loader.set_epoch(epoch)  # the same pass: nothing moves
-        seen += loader.order().tolist()
-    assert len(seen) == len(set(seen)) == 10
-    loader.set_epoch(3, StepPlan([5, 8, 7], [9] * 3))
-    assert loader.pointers == (0, 0, 0)
-
-
 @pytest.mark.parametrize("exposure", ["partition", "resample"])
-def test_led_through_the_past(exposure: str) -> None:
-    """A fresh loader that is led through the plans of the passes gone by draws as the old one."""
+def test_a_new_loader_repeats_the_plans(exposure: str) -> None:
+    """A new loader that is given the plans of earlier passes draws as the old one."""
     data, plan = TensorDataset(torch.arange(30)), StepPlan([20, 10], [4, 4])
     passes = [(1, StepPlan([12, 18], [3, 5])), (3, StepPlan([7, 23], [3, 5])), (4, None)]
     for r in range(2):
@@ -156,6 +140,8 @@ def test_led_through_the_past(exposure: str) -> None:
         for epoch, then in passes:
             new.set_epoch(epoch, then)
         assert [(batch[0].tolist(), scale) for batch, scale in new] == before
+        new.set_epoch(5, StepPlan([10] * 3, [4] * 3))
+        assert new.pointers == (0, 0, 0)  # other ranks: shards start anew
 
 
 def test_order_is_what_it_was() -> None:
@@ -186,21 +172,14 @@ def test_batches_of_any_data() -> None:
     raws = [batch for batch, _ in VariableBatchLoader(Samples(), plan, 1, collate_fn=collated)]
     assert sorted(raw.x.shape for raw in raws) == [(0, 2, 3), (0, 2, 3), (1, 2, 3)]
     assert {type(raw) for raw in raws} == {Raw}
-
-
-def test_worker_processes() -> None:
-    """The same batches with num_workers; direct indexing gives what a DataLoader gives."""
-    data = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6))
-    plan = StepPlan([4, 2], [2, 1])
-    loaders = [
-        VariableBatchLoader(data, plan, 0, **options)
+    tensors = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6))
+    loaders = [  # direct indexing, a process, a DataLoader
+        VariableBatchLoader(tensors, StepPlan([4, 2], [2, 1]), 0, **options)
         for options in ({}, {"num_workers": 1}, {"collate_fn": default_collate})
     ]
     for batches in zip(*loaders, strict=True):
-        (x, y), _ = batches[0]
-        for (other, label), _ in batches[1:]:
-            assert torch.equal(x, other)
-            assert torch.equal(y, label)
+        for row in zip(*(batch for batch, _ in batches), strict=True):
+            assert all(torch.equal(row[0], other) for other in row)
 
 
 def proof(rank: int, folder: str) -> None:
@@ -215,9 +194,8 @@ def proof(rank: int, folder: str) -> None:
         if rank < len(counts):
             group = pair if len(counts) == 2 else dist.group.WORLD
             plan = StepPlan(counts, batches)
-            for exposure in ("partition", "resample"):
-                for dtype, near in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
-                    same(rank, plan, exposure, dtype, near, group)
+            same(rank, plan, "partition", torch.float64, 1e-12, group)
+            same(rank, plan, "resample", torch.float32, 1e-6, group)
     dist.destroy_process_group()
 
 
@@ -298,21 +276,14 @@ GOOD = StepPlan([3, 3], [2, 2])
         (lambda: StepPlan([1, 2.0], [1, 1]), "counts: rank 1: expected an integer"),
         (lambda: StepPlan([0, 0], [1, 1]), "counts: all are 0"),
         (lambda: StepPlan([1, 1], [1, 0]), "batches: rank 1: .* got 0"),
-        (lambda: StepPlan([1, 1], [1]), "batches: expected 2, as many as counts: 1"),
         (lambda: GOOD.size(2, 0), "rank: expected an integer in 0..1, got 2"),
-        (lambda: GOOD.size(0, 2), "step: expected an integer in 0..1, got 2"),
         (lambda: VariableBatchLoader([1] * 7, GOOD, 0), "add up to 6, but the data have 7"),
-        (lambda: VariableBatchLoader([1] * 6, GOOD, 2), "rank: .* got 2"),
-        (lambda: VariableBatchLoader([1] * 6, GOOD, 0, epoch=-1), "epoch: "),
         (lambda: VariableBatchLoader([1] * 6, GOOD, 0, seed=2**32), "seed: "),
         (lambda: VariableBatchLoader([1] * 6, GOOD, 0, exposure="all"), 'exposure: .* "all"'),
         (lambda: VariableBatchLoader([1], GOOD, 0, exposure="resample"), "use fewer"),
-        (lambda: VariableBatchLoader(object(), GOOD, 0), "dataset: .* got object"),
-        (lambda: VariableBatchLoader([], GOOD, 0), "dataset: its length: .* got 0"),
         (lambda: VariableBatchLoader(6, GOOD, 0), "dataset: expected data with indices, got int"),
         (lambda: VariableBatchLoader([1] * 6, [3, 3], 0), "plan: expected a StepPlan"),
         (lambda: VariableBatchLoader([1] * 6, GOOD, 0, batch_size=4), "options.*batch_size"),
-        (lambda: VariableBatchLoader([1] * 6, GOOD, 0, workers=1), "options.*workers"),
     ],
 )  # fmt: skip
 def test_refusals(call: Any, says: str) -> None:
@@ -324,11 +295,10 @@ def test_refusals(call: Any, says: str) -> None:
 def test_refused_changes_change_nothing() -> None:
     """Passes of the past and counts of other data: the loader stays as it was."""
     loader = VariableBatchLoader([1] * 6, GOOD, 1, epoch=2)
-    for call, says in (
-        (lambda: loader.set_epoch(1), "epoch: 1 comes before 2"),
-        (lambda: loader.set_epoch(3, StepPlan([3, 4], [2, 2])), "add up to 7"),
-        (lambda: loader.set_epoch(3, StepPlan([6], [2])), "rank: "),
-    ):
+    for change, says in (
+        ((1,), "epoch: 1 comes before 2"), ((3, StepPlan([3, 4], [2, 2])), "add up to 7"),
+        ((3, StepPlan([6], [2])), "rank: "),
+    ):  # fmt: skip
         with pytest.raises(InputError, match=says):
-            call()
+            loader.set_epoch(*change)
         assert (loader.plan, loader.epoch) == (GOOD, 2)

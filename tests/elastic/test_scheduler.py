@@ -65,7 +65,7 @@ def measured(jobs: list[TrainingJob]) -> tuple[dict[tuple[str, int], int], PassT
 
 
 class BetweenPasses:
-    """A policy in a simulation, told as in reality that no job can be preempted within a pass."""
+    """A policy in a simulation that, as in reality, cannot preempt jobs within a pass."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.name, self.clairvoyant = policy, policy.name, policy.clairvoyant
@@ -85,7 +85,7 @@ def test_decides_as_the_simulator(name: str, jobs: list[TrainingJob], slots: int
     needed = {one.name: one.passes for one in jobs}
     jobs = [replace(one, passes=one.passes if one.target is None else 9) for one in jobs]
     policy = policies.get(name)
-    if policy.clairvoyant:  # nobody knows more of real jobs than was believed
+    if policy.clairvoyant:  # of real jobs it sees estimates
         jobs = [replace(one, expected_passes=needed[one.name]) for one in jobs]
     pool = SimulatedPool(slots, lambda job, g: milliseconds[job, g])
     pool.metric = lambda job, done: min(1.0, done / needed[job])
@@ -110,17 +110,14 @@ class Always:
     def __init__(self, answer: Any) -> None:
         self.answer, self.name = answer, "always"
 
-    def decide(self, view: Any) -> Decision:
-        """What it was given."""
-        return self.answer(view)  # type: ignore[no-any-return]
+    def decide(self, view: Any) -> Any:
+        """The answer to a view."""
+        return self.answer(view)
 
 
 def everything(view: Any) -> Decision:
-    """Every job on one worker, as far as there are any."""
-    left, quota = int(view.free.sum()), view.gpus.copy()
-    for i in np.flatnonzero(~view.running)[:left].tolist():
-        quota[i] = 1
-    return Decision(quota)
+    """The first jobs on a worker each, and a decision within their first passes."""
+    return Decision((np.arange(len(view.job)) < view.free.sum()).astype(np.int64), wake_at=500)
 
 
 @given(
@@ -128,7 +125,7 @@ def everything(view: Any) -> Decision:
     policy=st.sampled_from(["elastic", "allocation", "entropy", "time_to_target", "fifo"]),
 )
 def test_crashes(kills: list[tuple[int, int]], policy: str) -> None:
-    """A worker that dies costs its job the open pass, and nobody else anything but time."""
+    """A worker that dies costs its job the open pass, and the others only time."""
     jobs = [job(f"j{i}", passes=3 + i, sizes=(1, 2), submit=1.3 * i, micro={}) for i in range(3)]
     pool = SimulatedPool(2, lambda name, g: 2000 // g, start=30)
     pool.due = [(time, Event(slot, "died")) for time, slot in kills]
@@ -150,38 +147,8 @@ def test_crashes(kills: list[tuple[int, int]], policy: str) -> None:
         assert sum(stay.passes for stay in scheduler.stays if stay.job == one.number) == one.passes
 
 
-def test_crash_repeats_the_same_pass() -> None:
-    """The micro level plans the pass that is done again as it did before."""
-
-    class Recording(SimulatedPool):
-        orders: list[Any]
-
-        def order(self, slots: Any, order: Any) -> None:
-            self.orders.append(order)
-            super().order(slots, order)
-
-    found = []
-    for deaths in ([], [(2500, Event(1, "died"))], [(4100, Event(0, "died"))]):
-        pool = Recording(2, lambda name, g: 1000)
-        pool.orders, pool.due = [], [*deaths]
-        order = pool.order
-
-        def uneven(slots: Any, given: Any, order: Any = order, pool: Any = pool) -> None:
-            order(slots, given)
-            for _, event in pool.due:
-                if event.kind == "passed":
-                    event.content["entropy"] = [0.9 / (1 + given.number), 0.3]
-
-        pool.order = uneven  # type: ignore[method-assign]
-        scheduled([job("a", passes=6, sizes=(2,), micro={})], pool, policies.get("elastic"))
-        found.append({order.number: order for order in pool.orders})
-        assert len(pool.orders) == 6 + len(deaths)
-    assert found[0] == found[1] == found[2]
-    assert len({tuple(order.samples) for order in found[0].values()}) > 3
-
-
-def test_a_pass_that_was_saved_but_not_told() -> None:
-    """It counts, once, and the policy decides about the next one."""
+def test_a_pass_that_was_saved_but_not_reported() -> None:
+    """It counts, once, and the policy decides on the next one."""
     pool = SimulatedPool(2, lambda name, g: 1000)
     pool.due = [(1500, Event(0, "died"))]
     saved = {"samples": [500, 500], "uncertainty": 0.5, "metric": 0.0}
@@ -194,25 +161,24 @@ def test_a_pass_that_was_saved_but_not_told() -> None:
     assert scheduler.jobs[0].finished == 3500
 
 
+class Deadly(SimulatedPool):
+    """Workers of one job die in every pass."""
+
+    def order(self, slots: Any, order: Any) -> None:
+        """Die soon, or do the pass."""
+        if self.job[slots[0]] == "bad":
+            self.due.append((self.time + 5, Event(slots[-1], "died")))
+        else:
+            super().order(slots, order)
+
+
 def test_hopeless_jobs_fail() -> None:
-    """Workers that always die, or code that raises, fail the job; the others go on."""
-
-    class Deadly(SimulatedPool):
-        def order(self, slots: Any, order: Any) -> None:
-            if self.job[slots[0]] == "bad":
-                self.due.append((self.time + 5, Event(slots[-1], "died")))
-            elif self.job[slots[0]] == "raises":
-                self.due.append((self.time + 5, Event(slots[0], "failed", "ValueError: no")))
-            else:
-                super().order(slots, order)
-
+    """Workers that always die fail the job; the others go on."""
+    jobs = [job(name, passes=2, sizes=(1, 2)) for name in ("bad", "good")]
     pool = Deadly(2, lambda name, g: 1000)
-    jobs = [job(name, passes=2, sizes=(1, 2)) for name in ("bad", "good", "raises")]
-    scheduler = scheduled(jobs, pool, policies.get("elastic"))
-    bad, good, raises = scheduler.jobs
-    assert (bad.phase, good.phase, raises.phase) == ("failed", "ended", "failed")
+    bad, good = scheduled(jobs, pool, policies.get("elastic")).jobs
+    assert (bad.phase, good.phase) == ("failed", "ended")
     assert "died 10 times in pass 1" in bad.reason
-    assert raises.reason == "ValueError: no"
     assert good.finished >= 0 > bad.finished
 
 
@@ -221,8 +187,8 @@ def test_hopeless_jobs_fail() -> None:
     [
         (lambda view: Decision(np.full(len(view.job), 2)), "quota 2 is none of its sizes"),
         (lambda view: Decision(np.ones(3, np.int64)), "over-allocation: 3 workers of 2"),
-        (lambda view: Decision(np.zeros(1, np.int64)), "expected 3 quotas"),
         (lambda view: Decision(np.ones(3)), "expected 3 quotas"),
+        (lambda view: Decision(0 * view.gpus) if view.time else everything(view), "within a pass"),
         (lambda view: Decision(view.gpus.copy(), wake_at=view.time), "wake_at"),
         (lambda view: Decision(view.gpus.copy(), share={0: 1}), "without share"),
     ],
@@ -234,17 +200,8 @@ def test_illegal_decisions(answer: Any, words: str) -> None:
         scheduled(jobs, SimulatedPool(2, lambda name, g: 1000), Always(answer))
 
 
-def test_no_change_within_a_pass() -> None:
-    """A job within a pass keeps its workers."""
-    jobs = [job("a", passes=3), job("b", passes=3, submit=0.5)]
-    late = Always(lambda view: Decision((view.submit > 0).astype(np.int64)))
-    with pytest.raises(PolicyError, match='"a": is within a pass'):
-        first = Always(lambda view: late.decide(view) if view.time else everything(view))
-        scheduled(jobs, SimulatedPool(1, lambda name, g: 1000), first)
-
-
 def test_stalled_and_woken() -> None:
-    """Jobs that nobody starts are an error at once; a policy that wants to be asked later is."""
+    """Jobs that no policy starts are an error; a policy is called at its wake-up time."""
     jobs = [job("a", passes=1), job("b", passes=1)]
     with pytest.raises(Stalled, match='"a", "b"'):
         scheduled(jobs, SimulatedPool(1, lambda n, g: 1000), Always(lambda v: Decision(v.gpus + 0)))
@@ -255,21 +212,6 @@ def test_stalled_and_woken() -> None:
 
     scheduler = scheduled(jobs, Late(1, lambda n, g: 1000), policies.get("las", round=700))
     assert [one.finished for one in scheduler.jobs] == [1703, 3103]
-
-
-@pytest.mark.parametrize("spread", [0, 37])
-def test_newcomers_get_their_share_as_documented(spread: int) -> None:
-    """Six jobs hold four workers when twelve of another group come: soon it is one and three."""
-    jobs = [job(f"a{i}", passes=40, group="a") for i in range(6)]
-    jobs += [job(f"b{i}", passes=40, group="b", submit=2.5) for i in range(12)]
-
-    def held(variant: str) -> int:
-        pool = SimulatedPool(4, lambda name, g: 1000 + spread * int(name[1:]))
-        policy = policies.get("fair_share", variant=variant)
-        stays = scheduled(jobs, pool, policy).all_stays()
-        return sum(stay.start <= 5000 < stay.end and jobs[stay.job].group == "b" for stay in stays)
-
-    assert (held("docs"), held("code")) == (3, 0)
 
 
 def test_passes_follow_the_quota() -> None:
@@ -286,32 +228,14 @@ def test_passes_follow_the_quota() -> None:
     assert done.jobs[1].expected == 4
 
 
-@given(jobs=workloads(), policy=st.sampled_from(["elastic", "time_to_target", "srtf"]))
-def test_replay(jobs: list[TrainingJob], policy: str) -> None:
-    """`Replay` gives every pass the workers that it had."""
-    milliseconds, _ = measured(jobs)
-    jobs = [replace(one, preemptible=True) for one in jobs]
-
-    def quotas(chosen: Any) -> dict[str, list[int]]:
-        pool = SimulatedPool(4, lambda name, g: milliseconds[name, g])
-        found = scheduled(jobs, pool, chosen)
-        return {one.spec.name: [len(r["samples"]) for r in one.log] for one in found.jobs}
-
-    first = quotas(policies.get(policy))
-    assert quotas(Replay(first)) == first
-
-
 def test_pass_times() -> None:
-    """What is not measured is believed from what is, by template, then from the user."""
+    """Estimates come from measurements of the template, without any from the user."""
     one, two = job("one", sizes=(1, 2), template="t"), job("two", sizes=(2, 4), template="t")
     times = PassTimes()
     assert times.of(job("x", pass_seconds=3.0))[0] == 3000
-    assert times.of(job("x"))[0] == 1000
-    times.add(one, 1, 1000)
-    times.add(one, 2, 700)
-    times.add(one, 2, 500)
-    times.add(one, 2, 550)
+    for size, time in ((1, 1000), (2, 700), (2, 500), (2, 550)):
+        times.add(one, size, time)
     base, speed = times.of(two)
     assert (base, speed.of(2)) == (1000, pytest.approx(1000 / 583.333))
     assert speed.of(4) == live.UNMEASURED.of(4)
-    assert times.of(job("x"))[0] > 0
+    assert times.of(job("x"))[0] == 1000

@@ -14,15 +14,13 @@ import pytest
 pytest.importorskip("torch")
 import torch
 import training_cases as cases
-from training_cases import Replay, job
+from training_cases import Replay, job, member, states
 
 import optsched
 from optsched import InputError
 from optsched.cluster import Decision
 from optsched.elastic import run
-from optsched.elastic.checkpoint import read_checkpoint, seed_all
-from optsched.elastic.training import Member
-from optsched.elastic.workers import Join, Order, StopFile
+from optsched.elastic.workers import Order, StopFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,28 +39,16 @@ class StopAt:
         return not stops
 
 
-def noisy(dropout: float = 0.3) -> Any:
-    """A network with statistics, whose data are random on every access."""
-    return cases.net(dropout, norm=True)
-
-
 def random_data() -> Any:
     """Samples with noise of all three random generators."""
     train, validation = cases.data(61)
     return cases.Noisy(train), validation
 
 
-def member(one: Any, folder: Path, done: int = 0) -> Member:
-    """The only worker of a job, in this process."""
-    folder.mkdir(exist_ok=True)
-    seed_all(0)
-    return Member(one, Join(0, 1, "cpu", "", str(folder), done), one.data())
-
-
 def test_every_step(tmp_path: Path) -> None:
     """A pass that is stopped before any of its steps has the bits of one that is not."""
     kinds: dict[str, Any] = {
-        "noise": {"model": noisy, "data": random_data, "micro": {}},
+        "noise": {"model": partial(cases.net, 0.3, True), "data": random_data, "micro": {}},
         "language": cases.LANGUAGE,
     }
     for name, fields in kinds.items():
@@ -92,8 +78,8 @@ class Flicker:
     name = "flicker"
     clairvoyant = False
 
-    def __init__(self, sizes: dict[str, int], moments: int, every: float = 60.0) -> None:
-        self.sizes, self.left, self.every = sizes, moments, every
+    def __init__(self, sizes: dict[str, int], moments: int) -> None:
+        self.sizes, self.left = sizes, moments
         self.random = np.random.default_rng(0)
 
     def decide(self, view: Any) -> Decision:
@@ -105,81 +91,84 @@ class Flicker:
         if self.left and len(may) and self.random.random() < 0.5:
             quota[self.random.choice(may)] = 0
             self.left -= 1
-        return Decision(quota, wake_at=view.time + 1 + int(self.random.exponential(self.every)))
+        return Decision(quota, wake_at=view.time + 1 + int(self.random.exponential(60)))
 
 
-def bits(folder: Path, *names: str) -> list[Any]:
-    """Checkpoints of jobs."""
-    return [read_checkpoint(folder / name / "checkpoint.pt", name) for name in names]
+def jobs(seconds: float = 0.003, passes: int = 2) -> list[Any]:
+    """Jobs on one to three workers, with data whose samples take some time."""
+    fields: dict[str, Any] = {"data": partial(cases.slow_data, seconds), "passes": passes}
+    slower = fields | {"data": partial(cases.slow_data, 2 * seconds), "model": cases.net}
+    return [
+        job("wide", model=partial(cases.net, 0.3, True), sizes=(3,), **fields),
+        job("one", sizes=(1,), micro={}, **fields),
+        job("equal", **slower),
+        job("uneven", micro={"exposure": "resample"}, **slower),
+    ]
+
+
+SIZES = {"wide": 3, "one": 1, "equal": 2, "uneven": 2}
+
+
+def quotas(**changes: int) -> Replay:
+    """The sizes, with changes."""
+    return Replay({name: [size] for name, size in (SIZES | changes).items()})
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run without stops, and its folder."""
+    folder = tmp_path_factory.mktemp("calm")
+    return run(jobs(), 5, quotas(), folder=folder), folder
 
 
 @pytest.mark.parametrize("moments", [4, pytest.param(50, marks=pytest.mark.slow)])
-def test_preempted_within_passes(moments: int, tmp_path: Path) -> None:
+def test_preempted_within_passes(moments: int, calm: Any, tmp_path: Path) -> None:
     """Jobs on one and three workers that are stopped at many moments: the same bits."""
-    data = partial(cases.slow_data, 0.003 if moments > 4 else 0.0005)
-    passes = 12 if moments > 4 else 3
-    jobs = [
-        job("wide", model=partial(cases.net, 0.3, True), data=data, sizes=(3,), passes=passes),
-        job("one", data=data, sizes=(1,), passes=passes, micro={}),
-    ]
-    sizes = {"wide": 3, "one": 1}
-    calm = run(jobs, 4, Replay({k: [v] for k, v in sizes.items()}), folder=tmp_path / "calm")
-    found = run(jobs, 4, Flicker(sizes, moments), folder=tmp_path / "hit", preempt="anytime")
+    expected, folder = calm
+    two = jobs()[:2]
+    if moments > 4:
+        two, folder = jobs(0.0005, 12)[:2], tmp_path / "calm"
+        expected = run(two, 4, quotas(), folder=folder)
+    found = run(two, 4, Flicker(SIZES, moments), folder=tmp_path / "hit", preempt="anytime")
     assert not found.failed
-    assert moments // 2 < found.metrics.preemptions <= moments
+    assert moments // 4 < found.metrics.preemptions <= moments
     assert optsched.verify(found.history) == []
-    assert found.records == calm.records
-    assert cases.same(bits(tmp_path / "calm", *sizes), bits(tmp_path / "hit", *sizes))
+    for name in ("wide", "one"):
+        assert found.records[name] == expected.records[name]
+        assert cases.same(states(folder, name), states(tmp_path / "hit", name))
 
 
-def notified(jobs: list[Any], quotas: Any, folder: Path, after: float, resume: bool) -> Any:
-    """A run that gets SIGTERM so long after its workers are at work."""
+def test_notice(calm: Any, tmp_path: Path) -> None:
+    """SIGTERM stops passes after their steps, and a run that is resumed continues them.
+
+    On as many workers the bits are the same; on others the remainder of the pass has the same
+    global batches.
+    """
+    expected, folder = calm
     timers: list[threading.Timer] = []
 
     def begin(status: Any) -> None:
-        if not timers and all(row.phase == "running" for row in status.jobs):
-            timers.append(threading.Timer(after, os.kill, (os.getpid(), signal.SIGTERM)))
+        if not timers and all(row.phase == "running" for row in status.jobs[1:]):
+            timers.append(threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGTERM)))
             timers[0].start()
 
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    three = jobs()[1:]
     try:
-        return run(jobs, 2, Replay(quotas), folder=folder, resume=resume, on_progress=begin)
+        found = run(three, 5, quotas(), folder=tmp_path, on_progress=begin)
     finally:
         for timer in timers:
             timer.cancel()
-
-
-def test_notice(tmp_path: Path) -> None:
-    """SIGTERM stops passes after their steps; the run is resumed to the same bits."""
-    jobs = [job("a", data=partial(cases.slow_data, 0.003), sizes=(2,), passes=3, micro={})]
-    calm = run(jobs, 2, Replay({"a": [2]}), folder=tmp_path / "calm")
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    parts = []
-    for k, after in enumerate((0.1, 0.2, 0.25)):
-        found = notified(jobs, {"a": [2]}, tmp_path / "hit", after, k > 0)
-        assert not found.complete
-        assert found.live[0].phase == "pending"
-        parts.append(found.live[0].passes + found.live[0].part)
-    assert parts == sorted(parts)
-    assert any(part % 1 for part in parts)
     assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    found = run(jobs, 2, Replay({"a": [2]}), folder=tmp_path / "hit", resume=True)
-    assert found.records == calm.records
-    assert cases.same(bits(tmp_path / "calm", "a"), bits(tmp_path / "hit", "a"))
+    assert not found.complete
+    assert all(row.phase == "pending" for row in found.live)
+    assert all(row.passes == 0 < row.part < 1 for row in found.live[1:])
+    found = run(three, 5, quotas(equal=1, uneven=1), folder=tmp_path, resume=True)
     assert optsched.verify(found.history) == []
-
-
-def test_continued_on_other_workers(tmp_path: Path) -> None:
-    """The remainder of a stopped pass has the same global batches, on any number of workers."""
-    fields: dict[str, Any] = {"model": cases.net, "passes": 2, "sizes": (1, 2)}
-    fields["data"] = partial(cases.slow_data, 0.003)
-    kinds: dict[str, Any] = {"equal": {}, "uneven": {"micro": {"exposure": "resample"}}}
-    for name, more in kinds.items():
-        one = job(name, **fields, **more)
-        calm = run([one], 2, Replay({name: [2]}), folder=tmp_path / "calm" / name)
-        found = notified([one], {name: [2]}, tmp_path / name, 0.15, False)
-        assert 0 < found.live[0].part < 1
-        found = run([one], 2, Replay({name: [1]}), folder=tmp_path / name, resume=True)
-        (before, *_), (after, last) = calm.records[name], found.records[name]
+    assert found.records["one"] == expected.records["one"]
+    assert cases.same(states(folder, "one"), states(tmp_path, "one"))
+    for name in ("equal", "uneven"):
+        (before, _), (after, last) = expected.records[name], found.records[name]
         assert after["samples"] == before["samples"]
         assert len(last["samples"]) == 1
         assert len({*after["entropy"]}) == 1
@@ -202,15 +191,15 @@ def test_stop_file(tmp_path: Path) -> None:
 
 
 class Counts(torch.nn.Module):
-    """A module that counts its forwards."""
+    """A module that counts its forwards in an attribute, or in a buffer."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, buffer: bool) -> None:
         super().__init__()
-        self.inner, self.kind = cases.net(), kind
-        self.calls: Any = torch.zeros(()) if kind == "tensor" else 0
-        if kind == "buffer":
-            del self.calls
+        self.inner = cases.net()
+        if buffer:
             self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        else:
+            self.calls: Any = 0
 
     def forward(self, x: Any) -> Any:
         """Count."""
@@ -232,14 +221,11 @@ class Keeps(Counts):
 
 def test_counters_are_refused(tmp_path: Path) -> None:
     """A number that only an attribute holds would be reset by a resize: the module is named."""
-    for kind in ("number", "tensor"):
-        model = partial(torch.nn.Sequential, Counts(kind))
-        with pytest.raises(InputError, match=r"model: training changes the attribute 0\.calls of"):
-            member(job("a", sizes=(1,), model=model), tmp_path / kind).train(
-                Order(0, [cases.SAMPLES], [20], 1.0)
-            )
-    for kind, made in (("buffer", Counts), ("number", Keeps)):
-        one = job("b", sizes=(1,), model=partial(made, kind))
-        member(one, tmp_path / made.__name__).train(Order(0, [cases.SAMPLES], [20], 1.0))
-        again = member(one, tmp_path / made.__name__, 1)
-        assert int(again.model.calls) > 10
+    order = Order(0, [cases.SAMPLES], [20], 1.0)
+    one = job("a", sizes=(1,), model=partial(torch.nn.Sequential, Counts(False)))
+    with pytest.raises(InputError, match=r"model: training changes the attribute 0\.calls of"):
+        member(one, tmp_path / "refused").train(order)
+    for kind, made in enumerate((Keeps, Counts)):
+        one = job("b", sizes=(1,), model=partial(made, bool(kind)))
+        member(one, tmp_path / made.__name__).train(order)
+        assert int(member(one, tmp_path / made.__name__, 1).model.calls) > 10

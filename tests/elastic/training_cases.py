@@ -7,15 +7,22 @@ import random
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from simulated_pool import Replay as Replay
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import TensorDataset, default_collate
 
-from optsched.elastic import TrainingJob
+from optsched.elastic import StepPlan, TrainingJob, VariableBatchLoader, read_checkpoint
+from optsched.elastic.checkpoint import seed_all
+from optsched.elastic.training import Member
+from optsched.elastic.workers import Join
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SAMPLES = 203
 
@@ -47,7 +54,7 @@ def sgd(parameters: Any) -> Any:
 
 
 def slow_data(seconds: float) -> Any:
-    """Data of which every batch takes some time."""
+    """Data whose samples take some time."""
     train, validation = data()
     return Slow(train, seconds), validation
 
@@ -146,6 +153,63 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list):
         return len(a) == len(b) and all(map(same, a, b))
     return bool(a == b)
+
+
+def states(folder: Path, *names: str) -> list[dict[str, Any]]:
+    """Checkpoints of jobs."""
+    return [read_checkpoint(folder / name / "checkpoint.pt", name) for name in names]
+
+
+def member(one: TrainingJob, folder: Path, done: int = 0) -> Member:
+    """The only worker of a job, in this process."""
+    folder.mkdir(exist_ok=True)
+    seed_all(0)
+    return Member(one, Join(0, 1, "cpu", "", str(folder), done), one.data())
+
+
+def alone(
+    one: TrainingJob, quotas: Sequence[int], factors: Sequence[float] = ()
+) -> tuple[nn.Module, Any, list[float]]:
+    """The oracle: a plain loop in one process on whole global batches; also its mean losses."""
+    seed_all(one.seed, 0, 0)
+    model, (train, _) = one.model(), one.data()
+    optimizer: Any = one.optimizer(model.parameters())
+    scheduler: Any = None if one.scheduler is None else one.scheduler(optimizer)
+    model.train()
+    losses = []
+    for number, workers in enumerate(quotas):
+        factor = factors[number] if factors else 1.0
+        plan = StepPlan(*(
+            tuple(total // workers + (r < total % workers) for r in range(workers))
+            for total in (len(train), one.batch_size)
+        ))  # fmt: skip
+        loaders = [
+            VariableBatchLoader(range(len(train)), plan, r, epoch=number, seed=one.seed)
+            for r in range(workers)
+        ]
+        total, targets = 0.0, 0
+        for step in zip(*loaders, strict=True):
+            batch = (one.collate or default_collate)([train[i] for part, _ in step for i in part])
+            if isinstance(batch, dict):
+                loss, count = model(**batch).loss, int((batch["labels"][:, 1:] >= 0).sum())
+            else:
+                count = len(batch[1])
+                summed = nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+                loss = summed * (1 / count)
+            optimizer.zero_grad()
+            loss.backward()
+            rates = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+            optimizer.step()
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            if scheduler is not None:
+                mean = [float(loss.detach())] * isinstance(scheduler, ReduceLROnPlateau)
+                scheduler.step(*mean)
+            total, targets = total + float(loss.detach()) * count, targets + count
+        losses.append(total / targets)
+    return model, optimizer, losses
 
 
 VOCABULARY = 23
