@@ -177,7 +177,9 @@ def view(
     pass_work = work.pass_work[ids]
     open_pass = each(lambda job: job.phase in (RUNNING, STOPPING) and not job.at_end) != 0
     within = np.where(open_pass, now - each(attrgetter("began")), 0)
-    rates = each(lambda job: _rate_of(work, job) if job.slots else 0)
+    rates = each(
+        lambda job: work.rates_of(job.number)[work.sizes_of(job.number) == len(job.slots)].sum()
+    )
     before = pass_work * np.array([job.part for job in active])  # the stop of a pass
     done = passes * pass_work + np.minimum(before.astype(np.int64) + within * rates, pass_work)
     anytime = each(lambda job: job.phase == RUNNING and settings.checkpoint == "immediate") != 0
@@ -206,9 +208,3 @@ def view(
         column.flags.writeable = False
     fixed: dict[str, Any] = {"workload": work, "settings": settings, "nodes": Nodes(1, slots)}
     return ClusterView(time=now, **fixed, **columns)
-
-
-def _rate_of(work: Workload, job: LiveJob) -> int:
-    """Work per ms at its present size."""
-    at = work.sizes_of(job.number) == len(job.slots)
-    return int(work.rates_of(job.number)[at][0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.errors import InputError, MissingExtra
 from optsched.io.values import integer
@@ -15,8 +15,6 @@ except ImportError:
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_TYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Uncertainty(NamedTuple):
@@ -62,7 +60,7 @@ class EntropyMeter:
         `target`, the classes, which only `ignore_index` needs, has that shape without the axis.
         Others are an `InputError`.
         """
-        if not isinstance(logits, torch.Tensor) or logits.dtype not in _TYPES:
+        if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
             kind = getattr(logits, "dtype", type(logits).__name__)
             raise InputError(f"logits: expected a tensor of floating point numbers, got {kind}")
         shape, dim = logits.shape, self.dim

@@ -8,7 +8,7 @@ predictions, Q_r in [0, 1] its margin uncertainty. U is a job's uncertainty.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 
     FloatArray = npt.NDArray[np.float64]
     IntArray = npt.NDArray[np.int64]
-
-WEIGHTS: Final = (0.5, 1.5)
-"""Default bounds of a worker's weight, as a multiple of the mean."""
-BETA: Final = 0.3
-"""Default share of the last weights in the next (21), of the paper's Table 3."""
-RATES: Final = (1e-5, 1e-2)
-"""Default bounds of the learning rate."""
 
 
 class MicroStep(NamedTuple):
@@ -74,7 +67,7 @@ class MicroController:
     alpha
         Share of the entropy; that of the margin is 1 - alpha (19).
     beta
-        Share of the last weights in the next (21).
+        Share of the last weights in the next (21); the default is of Table 3.
     gamma
         Exponent of the learning rate (27).
     rate, rate_bounds
@@ -84,9 +77,9 @@ class MicroController:
     def __init__(
         self, budget: int = 64, batch_bounds: tuple[int, int] = (8, 64), *,
         samples: int | None = None, density: float | None = None,
-        weight_bounds: tuple[float, float] = WEIGHTS,
-        alpha: float = 1.0, beta: float = BETA, gamma: float = 0.5, rate: float = 1e-3,
-        rate_bounds: tuple[float, float] = RATES,
+        weight_bounds: tuple[float, float] = (0.5, 1.5),
+        alpha: float = 1.0, beta: float = 0.3, gamma: float = 0.5, rate: float = 1e-3,
+        rate_bounds: tuple[float, float] = (1e-5, 1e-2),
     ) -> None:  # fmt: skip
         self.budget = integer("budget", budget, 1, 2**30)
         self.samples = integer("samples", budget if samples is None else samples, 1, 2**30)
@@ -111,6 +104,8 @@ class MicroController:
         `workers`: then weights start anew, equal, and the learning rate continues. Other values, or
         a budget that so many workers cannot share, are an `InputError`.
         """
+        from optsched_solvers.quota import continuous_shares, proportional
+
         h = _unit_values("H", H)
         size = len(h) if workers is None else integer("workers", workers, 1, 2**20)
         used = self._weights if len(self._weights) == len(h) else np.full(len(h), 1.0 / len(h))
@@ -118,12 +113,14 @@ class MicroController:
         q = h if Q is None else _unit_values("Q", Q)
         one, two = (x / x.sum() * len(x) if x.any() else np.ones(len(x)) for x in (h, q))  # (18)
         u = self.alpha * one + (1.0 - self.alpha) * two  # (19)
-        weights = self._smoothed(used, u) if size == len(h) else np.full(size, 1.0 / size)
+        weights = np.full(size, 1.0 / size)
+        if size == len(h):
+            low, high = self.weight_bounds
+            mixed = self.beta * used * size + (1.0 - self.beta) * np.clip(u, low, high)  # (21)
+            weights = continuous_shares(mixed, size, low, high) / size  # (22)
         batches = self._batches(weights)
         total = self.samples if self.density is None else pass_samples(size, self.density)
         first = now if self._first is None else self._first
-        from optsched_solvers.quota import proportional
-
         samples = proportional(weights, total, 0, total)[0]  # (23), (24)
         # the state changes only after everything has succeeded
         self._weights, self._first = weights, first
@@ -131,14 +128,6 @@ class MicroController:
             samples, batches, self._rate(now, first) / self.rate, weights, now,
             float(size * batches.max() / batches.sum()),
         )  # fmt: skip
-
-    def _smoothed(self, last: FloatArray, u: FloatArray) -> FloatArray:
-        """Weights from the last weights and relative uncertainties (20)-(22)."""
-        from optsched_solvers.quota import continuous_shares
-
-        low, high = self.weight_bounds
-        mixed = self.beta * last * len(last) + (1.0 - self.beta) * np.clip(u, low, high)
-        return continuous_shares(mixed, len(last), low, high) / len(last)
 
     def _batches(self, weights: FloatArray) -> IntArray:
         """Batch size of every worker (25), adding up to the budget."""

@@ -16,8 +16,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from optsched.elastic.job import TrainingJob
 
-IGNORED: Final = -100
-"""Label of a position that is no target, as in torch's cross entropy."""
+IGNORED: Final = -100  # label of a position that is no target, as in torch's cross entropy
 _NEAR: Final = 1e-4  # relative difference of two computations of a mean loss
 
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from optsched.cluster.results.run import Run
+from optsched.cluster.simulate import chosen_policy, policy_options
 from optsched.cluster.workload.nodes import Nodes
 from optsched.cluster.world.log import Log
 from optsched.elastic.job import TrainingJob, modules_of, pickled
@@ -120,8 +121,6 @@ def run(
         A wrong argument, a job that cannot run, a folder with another run in it; `PolicyError` and
         `Stalled` as in `optsched.cluster.simulate`; `MissingExtra` without torch.
     """
-    from optsched.cluster.simulate import chosen_policy
-
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("elastic training", "torch")
     slots = integer("slots", slots, 1, 4096)
@@ -236,11 +235,8 @@ def _prepared(place: Path, jobs: Sequence[LiveJob], slots: int, resume: bool) ->
             raise InputError(f"slots: the run in {place} had more, or jobs that there are not")
     elif any(file.exists() for file in (state, *files)):
         raise InputError(f"folder: {place} has a run in it; resume it, or name another")
-    try:
-        for file in files:
-            file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"folder: {place} cannot be written ({error.strerror})") from None
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
     if not resume:
         return _Saved({})
     for job, file in zip(jobs, files, strict=True):
@@ -296,8 +292,6 @@ def _result(scheduler: Scheduler, complete: bool) -> LiveRun:
         finished=np.array([job.finished for job in jobs], np.int64),
         preemptions=np.array([job.preemptions for job in jobs], np.int64),
     )  # fmt: skip
-    from optsched.cluster.simulate import policy_options
-
     return LiveRun(
         work, Nodes(1, gpus=scheduler.slots), scheduler.settings(), scheduler.policy.name,
         policy_options(scheduler.policy), log, tuple(jobs), scheduler.times, complete,

@@ -107,14 +107,10 @@ class VariableBatchLoader:
         self, dataset: Any, plan: StepPlan, rank: int, *, epoch: int = 0, seed: int = 0,
         exposure: str = "partition", **options: Any,
     ) -> None:  # fmt: skip
-        if not hasattr(dataset, "__getitem__"):
-            raise InputError(f"dataset: expected data with indices, got {type(dataset).__name__}")
-        try:
-            size = len(dataset)
-        except (TypeError, NotImplementedError):
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             got = type(dataset).__name__
-            raise InputError(f"dataset: expected data with a length, got {got}") from None
-        self.samples = integer("dataset: its length", size, 1, _MOST)
+            raise InputError(f"dataset: expected data with indices and a length, got {got}")
+        self.samples = integer("dataset: its length", len(dataset), 1, _MOST)
         self.exposure = one_of("exposure", exposure, ("partition", "resample"))
         self.seed = integer("seed", seed, 0, _MOST_SEED)
         self.epoch = integer("epoch", epoch, 0, _MOST_SEED)

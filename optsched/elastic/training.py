@@ -109,7 +109,7 @@ class Member:
         that `stop` ends returns the part that is done, in [0, 1], and continues in the next call.
         Rank 0 has written the checkpoint then.
         """
-        plan = _plan(order.samples, order.batches)
+        plan = StepPlan(tuple(order.samples), tuple(order.batches))
         first = 0 if self.position is None else self.position.step
         batches = self._loader(order, plan).steps(first, (self.join.rank, self.join.workers))
         self.model.train()
@@ -248,7 +248,7 @@ class Member:
         while first and len(self.log[first - 1]["samples"]) == plan.ranks:
             first -= 1
         past = self.log[first : order.number]
-        plans = [_plan(record["samples"], record["batches"]) for record in past] + [plan]
+        plans = [StepPlan(row["samples"], row["batches"]) for row in past] + [plan]
         rank = self.join.rank if self.join.workers == plan.ranks else 0
         self.loader = VariableBatchLoader(
             self.data[0], plans[0], rank, epoch=first, seed=job.seed, exposure=job.exposure,
@@ -278,7 +278,3 @@ class Member:
                     found, number = self.objective.score(batch, batch.inputs.call(self.model))
                     score, scored = score + found.to(self.device), scored + number
         return float(score), scored
-
-
-def _plan(samples: list[int], batches: list[int]) -> StepPlan:
-    return StepPlan(tuple(samples), tuple(batches))

@@ -169,9 +169,8 @@ class Processes:
 
     def interrupt(self) -> None:
         """Let `wait` return at once; safe in a signal handler."""
-        if not self.interrupted:
-            self.interrupted = True
-            self._alarm[1].send_bytes(b"!")
+        self.interrupted = True
+        self._alarm[1].send_bytes(b"!")
 
     def now(self) -> int:
         """Milliseconds since the start."""

@@ -281,7 +281,7 @@ GOOD = StepPlan([3, 3], [2, 2])
         (lambda: VariableBatchLoader([1] * 6, GOOD, 0, seed=2**32), "seed: "),
         (lambda: VariableBatchLoader([1] * 6, GOOD, 0, exposure="all"), 'exposure: .* "all"'),
         (lambda: VariableBatchLoader([1], GOOD, 0, exposure="resample"), "use fewer"),
-        (lambda: VariableBatchLoader(6, GOOD, 0), "dataset: expected data with indices, got int"),
+        (lambda: VariableBatchLoader(6, GOOD, 0), "dataset: expected data with .*, got int"),
         (lambda: VariableBatchLoader([1] * 6, [3, 3], 0), "plan: expected a StepPlan"),
         (lambda: VariableBatchLoader([1] * 6, GOOD, 0, batch_size=4), "options.*batch_size"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from simulated_pool import Replay as Replay
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import TensorDataset, default_collate
 
 from optsched.elastic import StepPlan, TrainingJob, VariableBatchLoader, read_checkpoint
@@ -51,6 +52,48 @@ def adam(parameters: Any) -> Any:
 def sgd(parameters: Any) -> Any:
     """An optimizer whose steps are proportional to the gradients."""
     return torch.optim.SGD(parameters, lr=0.5)
+
+
+def cosine(optimizer: Any) -> Any:
+    """A cosine by NumPy, over all passes."""
+    return schedulers.LambdaLR(optimizer, lambda step: 0.5 * (1 + np.cos(np.pi * step / 20)))
+
+
+def warm_up(optimizer: Any) -> Any:
+    """Two schedules, one after the other, which changes in the middle of a pass."""
+    first = schedulers.LinearLR(optimizer, 0.1, total_iters=6)
+    return schedulers.SequentialLR(optimizer, [first, schedulers.StepLR(optimizer, 3, 0.5)], [6])
+
+
+def plateau(optimizer: Any) -> Any:
+    """Looks at the loss of every batch."""
+    return schedulers.ReduceLROnPlateau(optimizer, factor=0.5, patience=1, threshold=0.1)
+
+
+def bare(optimizer: Any) -> Any:
+    """A schedule without a state."""
+    return object()
+
+
+def nested(optimizer: Any) -> Any:
+    """A schedule with an object in its state."""
+    found = schedulers.StepLR(optimizer, 2)
+    found.after = schedulers.StepLR(optimizer, 2)  # type: ignore[attr-defined]
+    return found
+
+
+def made(kind: Any, settings: dict[str, Any], parameters: Any) -> Any:
+    """An optimizer."""
+    return kind(parameters, **settings)
+
+
+class Late(torch.optim.SGD):
+    """An object comes into its state with the first step."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step."""
+        super().step()
+        self.state[self.param_groups[0]["params"][0]]["odd"] = deque()
 
 
 def slow_data(seconds: float) -> Any:
@@ -205,7 +248,7 @@ def alone(
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
             if scheduler is not None:
-                mean = [float(loss.detach())] * isinstance(scheduler, ReduceLROnPlateau)
+                mean = [float(loss.detach())] * isinstance(scheduler, schedulers.ReduceLROnPlateau)
                 scheduler.step(*mean)
             total, targets = total + float(loss.detach()) * count, targets + count
         losses.append(total / targets)
