@@ -7,6 +7,7 @@ import sys
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Final
 
+import msgspec
 import typer
 
 import optsched
@@ -15,8 +16,7 @@ from optsched.cli.output import stdin_or_file
 from optsched.cluster.determined.document import read_answer
 from optsched.errors import InputError
 from optsched.formats import kubernetes
-from optsched.formats.kubernetes import Options, pods_of, to_json
-from optsched.formats.kubernetes import manifest as written
+from optsched.formats.kubernetes import Options, pods_of
 from optsched.io.files import check_outputs, write_atomic
 from optsched.io.strict_json import format_json, parse, without_collector
 from optsched.model.schedule import Schedule
@@ -24,7 +24,6 @@ from optsched.problems.quota import document as quota_json
 
 if TYPE_CHECKING:
     from optsched.formats.kubernetes import Gang
-    from optsched.problems.quota.problem import QuotaPlan
 
 _PLAN_SECONDS: Final = 60.0
 """Limit for a plan: most take milliseconds, on a new machine kernels are compiled first."""
@@ -35,7 +34,7 @@ def manifest(
         Path,
         argument("optsched.quota/1 (is solved) or optsched.decision/1; - reads stdin."),
     ],
-    gang: Annotated[str, option("podgroup, labels (older), volcano or kueue.")] = "podgroup",
+    gang: Annotated[str, option("podgroup, volcano or kueue.")] = "podgroup",
     queue: Annotated[str | None, option("Of volcano; LocalQueue of kueue.")] = None,
     schedule: Annotated[Path | None, option("Of the plan [default: solve it].")] = None,
     gpus_per_pod: Annotated[int | None, option("At most [default: 8, as nodes allow].")] = None,
@@ -56,7 +55,8 @@ def manifest(
     )  # fmt: skip
     check_outputs([output], [None if str(file) == "-" else file, schedule])
     gangs, notes = _gangs(file, schedule)
-    text = to_json(written(gangs, options))
+    written = msgspec.json.encode(kubernetes.manifest(gangs, options))
+    text = msgspec.json.format(written, indent=2) + b"\n"
     for job in gangs:
         pods, gpus = pods_of(job, gpus_per_pod, pin=pin)
         if more := pods * gpus - job.gpus:
@@ -87,18 +87,14 @@ def _gangs(file: Path, schedule: Path | None) -> tuple[list[Gang], list[str]]:
         return kubernetes.of_answer(answer), notes
     if family == "optsched.quota":
         plan = quota_json.from_tree(tree, name)
-        return kubernetes.of_plan(plan, _answer(plan, schedule)), []
+        if schedule is not None:
+            return kubernetes.of_plan(plan, Schedule.read(schedule)), []
+        result = optsched.solve(plan, time_limit=_PLAN_SECONDS)
+        if result.schedule is None:
+            print(f"{result.status}: {result.reason or 'nothing found'}", file=sys.stderr)
+            raise typer.Exit(1)
+        return kubernetes.of_plan(plan, result.schedule), []
     raise InputError(
         f"{name}: format: expected optsched.quota/1 or optsched.decision/1, "
         f"got {format_json(found) if found is not None else 'nothing'}"
     )
-
-
-def _answer(plan: QuotaPlan, schedule: Path | None) -> Schedule:
-    if schedule is not None:
-        return Schedule.read(schedule)
-    result = optsched.solve(plan, time_limit=_PLAN_SECONDS)
-    if result.schedule is None:
-        print(f"{result.status}: {result.reason or 'nothing found'}", file=sys.stderr)
-        raise typer.Exit(1)
-    return result.schedule

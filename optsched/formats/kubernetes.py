@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import msgspec
-
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer, label, one_of
 
@@ -23,14 +21,12 @@ if TYPE_CHECKING:
 LARGEST_POD: Final = 8
 """GPUs of a pod at most, by default."""
 
-_OLD: Final = "pod-group.scheduling.sigs.k8s.io"  # as Determined sets it
 _KUEUE: Final = "kueue.x-k8s.io"
 _POD_GROUPS: Final = {
     "podgroup": "scheduling.x-k8s.io/v1alpha1", "volcano": "scheduling.volcano.sh/v1beta1",
 }  # fmt: skip
 _SCHEDULERS: Final = {
-    "podgroup": "scheduler-plugins-scheduler", "labels": "coscheduler", "volcano": "volcano",
-    "kueue": None,
+    "podgroup": "scheduler-plugins-scheduler", "volcano": "volcano", "kueue": None,
 }  # fmt: skip
 _MANAGED: Final = {"app.kubernetes.io/managed-by": "optsched"}
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -52,14 +48,27 @@ class Gang:
     priority: int | None = None
     """1 (first) to 99, of its group; None: that of the namespace."""
 
+    def __post_init__(self) -> None:
+        place = f"job {format_value(self.name)}"
+        _check_name(place, self.name)
+        integer(f"{place}: gpus", self.gpus, 0, 2**30)
+        for node, count in self.nodes.items():
+            integer(f"{place}: nodes[{format_value(node)}]", count, min(1, self.gpus), 2**30)
+        if self.nodes and (total := sum(self.nodes.values())) != self.gpus:
+            raise InputError(f"{place}: nodes: have {total} GPUs, but gpus says {self.gpus}")
+        if self.minimum is not None:
+            integer(f"{place}: minimum", self.minimum, 0, self.gpus)
+        if self.priority is not None:
+            integer(f"{place}: priority", self.priority, 1, 99)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """How gangs are written."""
 
-    gang: Literal["podgroup", "labels", "volcano", "kueue"] = "podgroup"
-    """A PodGroup of the coscheduling plugin per job, the two labels of its older form, a PodGroup
-    of Volcano, or suspended Jobs that Kueue admits."""
+    gang: Literal["podgroup", "volcano", "kueue"] = "podgroup"
+    """A PodGroup of the coscheduling plugin or of Volcano per job, or suspended Jobs that Kueue
+    admits."""
     queue: str | None = None
     """Of Volcano (None: its default), or the LocalQueue of Kueue, which is required."""
     gpus_per_pod: int | None = None
@@ -98,10 +107,10 @@ def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str,
         A name that Kubernetes would refuse, two jobs of one name, a node to pin to that is unknown.
     """
     chosen = options or Options()
-    rows = [_checked(gang) for gang in gangs]
-    twice = [name for name, count in Counter(gang.name for gang in rows).items() if count > 1]
-    if twice:
-        raise InputError(f"jobs: {format_value(twice[0])} is there twice")
+    rows = list(gangs)
+    for name, count in Counter(gang.name for gang in rows).items():
+        if count > 1:
+            raise InputError(f"jobs: duplicate name {format_value(name)}")
     levels = sorted({gang.priority for gang in rows if gang.priority is not None})
     items: list[dict[str, Any]] = [_priority_class(level, chosen) for level in levels]
     for gang in rows:
@@ -112,11 +121,6 @@ def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str,
             items.append(_pod_group(gang, needed, chosen))
         items.append(_job(gang, pods, gpus, needed, chosen))
     return {"apiVersion": "v1", "kind": "List", "items": items}
-
-
-def to_json(document: Mapping[str, Any]) -> bytes:
-    """The manifest, indented."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
 def pods_of(gang: Gang, most: int | None = None, *, pin: bool = False) -> tuple[int, int]:
@@ -146,23 +150,6 @@ def _check_name(place: str, name: Any, longest: int = 63, form: re.Pattern[str] 
         )
 
 
-def _checked(gang: Gang) -> Gang:
-    place = f"job {format_value(gang.name)}"
-    _check_name(place, gang.name)
-    integer(f"{place}: gpus", gang.gpus, 0, 2**30)
-    for node, count in gang.nodes.items():
-        integer(f"{place}: nodes[{format_value(node)}]", count, min(1, gang.gpus), 2**30)
-    if gang.nodes and sum(gang.nodes.values()) != gang.gpus:
-        raise InputError(
-            f"{place}: nodes: have {sum(gang.nodes.values())} GPUs, but gpus says {gang.gpus}"
-        )
-    if gang.minimum is not None:
-        integer(f"{place}: minimum", gang.minimum, 0, gang.gpus)
-    if gang.priority is not None:
-        integer(f"{place}: priority", gang.priority, 1, 99)
-    return gang
-
-
 def _priority_class(level: int, options: Options) -> dict[str, Any]:
     kueue = options.gang == "kueue"
     return {
@@ -184,12 +171,8 @@ def _pod_group(gang: Gang, needed: int, options: Options) -> dict[str, Any]:
         spec["queue"] = options.queue
     if options.gang == "volcano" and gang.priority is not None:
         spec["priorityClassName"] = _class_of(gang.priority)
-    return {
-        "apiVersion": _POD_GROUPS[options.gang],
-        "kind": "PodGroup",
-        "metadata": {"name": gang.name},
-        "spec": spec,
-    }
+    kind = {"apiVersion": _POD_GROUPS[options.gang], "kind": "PodGroup"}
+    return {**kind, "metadata": {"name": gang.name}, "spec": spec}
 
 
 def _job(gang: Gang, pods: int, gpus: int, needed: int, options: Options) -> dict[str, Any]:
@@ -197,8 +180,6 @@ def _job(gang: Gang, pods: int, gpus: int, needed: int, options: Options) -> dic
     joined: dict[str, Any] = {"labels": dict(_MANAGED)}
     if options.gang == "podgroup":
         joined["labels"]["scheduling.x-k8s.io/pod-group"] = gang.name
-    elif options.gang == "labels":
-        joined["labels"] |= {f"{_OLD}/name": gang.name, f"{_OLD}/min-available": str(needed)}
     elif options.gang == "volcano":
         joined["annotations"] = {"scheduling.k8s.io/group-name": gang.name}
     else:
@@ -221,12 +202,9 @@ def _job(gang: Gang, pods: int, gpus: int, needed: int, options: Options) -> dic
     if options.pin:
         pod["affinity"] = _affinity(gang)
     spec = {
-        "completionMode": "Indexed",
-        "parallelism": pods,
-        "completions": pods,
-        "backoffLimit": 0,
+        "completionMode": "Indexed", "parallelism": pods, "completions": pods, "backoffLimit": 0,
         "template": {"metadata": joined, "spec": pod},
-    }
+    }  # fmt: skip
     if options.gang == "kueue":
         spec["suspend"] = True
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}

@@ -244,7 +244,7 @@ def test_a_manifest_of_a_decision(cli: Cli) -> None:
         ],
     }  # fmt: skip
     Path("a.json").write_text(cli("decide", put("s.json", state)).out)
-    ran = cli("manifest", "a.json", "--gang", "labels", "--pin", "--image", "img:1",
+    ran = cli("manifest", "a.json", "--gang", "podgroup", "--pin", "--image", "img:1",
               "--command", "python train.py --x '1 2'")  # fmt: skip
     jobs = jobs_of(ran.out)
     pod = jobs["wide"]["spec"]["template"]["spec"]
@@ -272,7 +272,7 @@ def test_refused_manifests(cli: Cli) -> None:
     assert 'job "A_b": "A_b" is not a Kubernetes name' in cli.refused("manifest", "q.json")
     assert "format: expected optsched.quota/1" in cli.refused("manifest", put("s.json", STATE))
     assert "format: expected optsched.quota/1" in cli.refused("manifest", put("l.json", []))
-    assert "gang: expected one of podgroup, labels" in cli.refused(
+    assert "gang: expected one of podgroup, volcano" in cli.refused(
         "manifest", "q.json", "--gang", "x"
     )
     assert "gpus_per_pod" in cli.refused("manifest", "q.json", "--gpus-per-pod", "0")
