@@ -140,7 +140,7 @@ def test_pools(cli: Cli) -> None:
                 "agents": [{"name": "n", "slots": 1, "zero_slots": 0}],
                 "tasks": [{"name": "t", "slots": 0, "allocation": {"n": 0}}],
             },
-            'agent "n": zero_slots: its tasks hold 1 units, it has 0',
+            'agent "n": its tasks hold 1 zero-slot units, it has 0',
         ),
     ],
 )

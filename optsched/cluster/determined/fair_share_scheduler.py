@@ -193,15 +193,10 @@ def _offer_in_passes(shares: Shares, capacity: int) -> None:
     parts = shares.weight * _FINE
     exact = bool((parts == np.floor(parts)).all() and shares.weight.sum() < 2.0**32)
     left = before = max(capacity - int(shares.fixed.sum()), 0)
-    # groups of one slot come first, and any pass gives them exactly this slot
-    singles = np.flatnonzero((shares.demand == 1) & (shares.fixed == 0))[:left]
-    offers = shares.fixed.copy()
-    offers[singles] = 1
-    left -= len(singles)
     demand, smallest = shares.demand.tolist(), shares.smallest.tolist()
-    credit, offer = shares.fixed.tolist(), offers.tolist()
-    needy = np.flatnonzero(offers < shares.demand).tolist()
-    latest: Iterable[int] | None = None
+    credit, offer = shares.fixed.tolist(), shares.fixed.tolist()
+    needy = [g for g in range(len(demand)) if offer[g] < demand[g]]
+    latest = iter(_latest(shares.submitted))
     while needy:
         total = (sum if exact else _sum)([weight[g] for g in needy])
         for g in needy:
@@ -221,7 +216,6 @@ def _offer_in_passes(shares: Shares, capacity: int) -> None:
                     total = _sum(weight[h] for h in needy if offer[h] < demand[h])
         needy = [g for g in needy if offer[g] < demand[g]]
         if left == 0:
-            latest = iter(_latest(shares.submitted)) if latest is None else latest
             for g in latest:
                 if offer[g] < min(demand[g], smallest[g]):
                     left, offer[g], excluded[g] = offer[g], 0, True
@@ -244,12 +238,11 @@ def _latest(submitted: FloatArray) -> list[int]:
 
     Up to 12 groups Go sorts by insertion, which is reproduced; beyond, the sort is a proper one.
     """
-    n = len(submitted)
-    if n > _INSERTION_SORT:
+    if len(submitted) > _INSERTION_SORT:
         order: list[int] = np.argsort(-submitted, kind="stable").tolist()
         return order
-    latest = list(range(n))
-    for i in range(1, n):
+    latest = list(range(len(submitted)))
+    for i in range(1, len(submitted)):
         while i > 0 and submitted[i] > submitted[i - 1]:
             latest[i], latest[i - 1] = latest[i - 1], latest[i]
             i -= 1

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from optsched.errors import InputError
 from optsched.io.values import boolean, format_value, integer, label, number, one_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FITS: Final = ("best", "worst")
 
@@ -67,10 +66,7 @@ class Group:
 
     def __post_init__(self) -> None:
         place = f"group {_name('group', self.name)}"
-        if number(f"{place}: weight", self.weight) > MOST_WEIGHT:
-            raise InputError(
-                f"{place}: weight: expected at most 10^9, got {format_value(self.weight)}"
-            )
+        number(f"{place}: weight", self.weight, 0, MOST_WEIGHT)
         if self.max_slots is not None:
             integer(f"{place}: max_slots", self.max_slots)
         integer(f"{place}: priority", self.priority, 1, 99)
@@ -121,15 +117,29 @@ class Task:
             _name(f"{place}: group", self.group)
         boolean(f"{place}: preemptible", self.preemptible)
         boolean(f"{place}: single_agent", self.single_agent)
-        for key in ("submitted", "requested", "position"):
-            if (value := getattr(self, key)) is not None or key != "position":
-                number(f"{place}: {key}", value, -_TIMES, _TIMES)
-        if type(self.blocked) is not frozenset or self.blocked:
-            names = _listed(f"{place}: blocked", self.blocked, "names of agents")
-            blocked = frozenset(_name(f"{place}: blocked", name) for name in names)
-            object.__setattr__(self, "blocked", blocked)
+        number(f"{place}: submitted", self.submitted, -_TIMES, _TIMES)
+        number(f"{place}: requested", self.requested, -_TIMES, _TIMES)
+        if self.position is not None:
+            number(f"{place}: position", self.position, -_TIMES, _TIMES)
+        names = _listed(f"{place}: blocked", self.blocked, "names of agents")
+        blocked = frozenset(_name(f"{place}: blocked", name) for name in names)
+        object.__setattr__(self, "blocked", blocked)
         if self.allocation is not None:
-            object.__setattr__(self, "allocation", _allocation(place, self.allocation, self.slots))
+            object.__setattr__(self, "allocation", self._checked_allocation(f"{place}: allocation"))
+
+    def _checked_allocation(self, place: str) -> Mapping[str, int]:
+        given, slots = self.allocation, self.slots
+        if not isinstance(given, Mapping):
+            raise InputError(f"{place}: expected {{agent: slots}}, got {format_value(given)}")
+        rows = {
+            _name(place, name): integer(f"{place}[{format_value(name)}]", count, min(slots, 1))
+            for name, count in given.items()
+        }
+        if rows and sum(rows.values()) != slots:
+            raise InputError(f"{place}: holds {sum(rows.values())} slots, but requests {slots}")
+        if slots == 0 and len(rows) > 1:
+            raise InputError(f"{place}: names {len(rows)} agents, a task without slots is on one")
+        return MappingProxyType(rows)
 
     @property
     def is_running(self) -> bool:
@@ -158,70 +168,60 @@ class State:
 
     def __post_init__(self) -> None:
         for key, kind in (("agents", Agent), ("tasks", Task), ("groups", Group)):
-            object.__setattr__(self, key, _rows(key, getattr(self, key), kind))
+            rows = tuple(_listed(key, getattr(self, key), f"a list of {kind.__name__}s"))
+            object.__setattr__(self, key, rows)
+            names = set()
+            for i, row in enumerate(rows):
+                if not isinstance(row, kind):
+                    got = format_value(row)
+                    raise InputError(f"{key}[{i}]: expected type {kind.__name__}, got {got}")
+                if row.name in names:
+                    raise InputError(f"{key}: duplicate name {format_value(row.name)}")
+                names.add(row.name)
         one_of("fit", self.fit, FITS)
         boolean("heterogeneous", self.heterogeneous)
         total = sum(agent.slots for agent in self.agents)
         if total > MOST_SLOTS:
             raise InputError(f"agents: have {total} slots, more than {MOST_SLOTS}; split the pool")
         known = {agent.name: agent for agent in self.agents}
-        slots, units = held(self.tasks)
         groups = {task.group for task in self.tasks}
         for task in self.tasks:
+            place = f"task {format_value(task.name)}"
+            check_agents(f"{place}: blocked", task.blocked, known)
+            check_agents(f"{place}: allocation", task.allocation or (), known)
             if task.group is None and task.name in groups:
                 raise InputError(
-                    f"task {format_value(task.name)}: group: missing, so that its name is that of "
-                    "its group, but other tasks name a group so; rename the task or the group"
+                    f"{place}: group: missing, so that its name is that of its group, but other "
+                    "tasks name a group so; rename the task or the group"
                 )
-            for key, names in (("blocked", task.blocked), ("allocation", task.allocation or ())):
-                check_agents(f"task {format_value(task.name)}: {key}", names, known)
-        for name, agent in known.items():
-            place = f"agent {format_value(name)}"
-            if agent.used is None and slots.get(name, 0) > agent.slots:
-                raise InputError(
-                    f"{place}: its tasks hold {slots[name]} slots, it has {agent.slots}; give the "
-                    "number that it reports as used"
-                )
-            if agent.zero_used is None and units.get(name, 0) > agent.zero_slots:
-                raise InputError(
-                    f"{place}: zero_slots: its tasks hold {units[name]} units, it has "
-                    f"{agent.zero_slots}; give the number that it reports as zero_used"
-                )
+        slots, units = held(self.tasks)
+        for agent in self.agents:
+            for key, reported, taken, most in (
+                ("used", agent.used, slots[agent.name], agent.slots),
+                ("zero_used", agent.zero_used, units[agent.name], agent.zero_slots),
+            ):
+                if reported is None and taken > most:
+                    what = "slots" if key == "used" else "zero-slot units"
+                    raise InputError(
+                        f"agent {format_value(agent.name)}: its tasks hold {taken} {what}, it has "
+                        f"{most}; give the number that it reports as {key}"
+                    )
 
 
-def held(tasks: tuple[Task, ...]) -> tuple[dict[str, int], dict[str, int]]:
+def held(tasks: Iterable[Task]) -> tuple[Counter[str], Counter[str]]:
     """Slots and zero-slot units that running tasks hold, by agent."""
-    slots: dict[str, int] = {}
-    units: dict[str, int] = {}
+    slots, units = Counter[str](), Counter[str]()
     for task in tasks:
         for name, count in (task.allocation or {}).items():
-            slots[name] = slots.get(name, 0) + count
-            units[name] = units.get(name, 0) + (count == 0)
+            slots[name] += count
+            units[name] += count == 0
     return slots, units
 
 
-def check_agents(place: str, names: Any, known: Any) -> None:
+def check_agents(place: str, names: Iterable[str], known: Container[str]) -> None:
     """Refuse names of agents that are not in the pool."""
-    for name in names:
-        if name not in known:
-            first = min(other for other in names if other not in known)
-            raise InputError(f"{place}: there is no agent {format_value(first)}")
-
-
-def _rows(key: str, given: Any, kind: type) -> tuple[Any, ...]:
-    rows = tuple(_listed(key, given, f"a list of {kind.__name__}s"))
-    names = set()
-    for i, row in enumerate(rows):
-        if not isinstance(row, kind):
-            article = "an" if kind is Agent else "a"
-            raise InputError(
-                f"{key}[{i}]: expected {article} {kind.__name__}, got {format_value(row)}"
-            )
-        if row.name in names:  # type: ignore[attr-defined]
-            name = format_value(row.name)  # type: ignore[attr-defined]
-            raise InputError(f"{key}: duplicate name {name}; names are distinct")
-        names.add(row.name)  # type: ignore[attr-defined]
-    return rows
+    if unknown := [name for name in names if name not in known]:
+        raise InputError(f"{place}: there is no agent {format_value(min(unknown))}")
 
 
 def _listed(place: str, given: Any, what: str) -> Any:
@@ -231,23 +231,6 @@ def _listed(place: str, given: Any, what: str) -> Any:
 
 
 def _name(place: str, given: Any) -> str:
-    if type(given) is str and given.isascii() and 0 < len(given) <= 200:
-        return given
     if not label(place, given):
         raise InputError(f"{place}: expected a name, got an empty one")
     return str(given)
-
-
-def _allocation(place: str, given: Any, slots: int) -> Mapping[str, int]:
-    place = f"{place}: allocation"
-    if not hasattr(given, "items"):
-        raise InputError(f"{place}: expected {{agent: slots}}, got {format_value(given)}")
-    rows = {
-        _name(place, name): integer(f"{place}[{format_value(name)}]", count, min(slots, 1))
-        for name, count in given.items()
-    }
-    if rows and sum(rows.values()) != slots:
-        raise InputError(f"{place}: holds {sum(rows.values())} slots, but requests {slots}")
-    if slots == 0 and len(rows) > 1:
-        raise InputError(f"{place}: names {len(rows)} agents, but a task without slots is on one")
-    return MappingProxyType(rows)
