@@ -16,8 +16,6 @@ from optsched.cluster.determined import (
     fair_share_offers,
 )
 
-BOTH = pytest.mark.parametrize("variant", ["code", "docs"])
-
 
 def many(group: str, count: int, slots: int = 1, first: int = 0, **rest: object) -> list[Task]:
     """Equal tasks of one group, submitted one after the other."""
@@ -27,108 +25,69 @@ def many(group: str, count: int, slots: int = 1, first: int = 0, **rest: object)
     ]
 
 
-def test_a_limit_of_slots_leaves_the_rest_to_others() -> None:
-    """Four slots, two groups of four single tasks, the first limited to one slot."""
-    state = State(
-        agents(4), tasks(*[row(1, "a")] * 4, *[row(1, "b")] * 4),
-        (Group("a", 1.0, max_slots=1), Group("b", 0.0)),
-    )  # fmt: skip
-    assert started(fair_share(state)) == {"t0", "t4", "t5", "t6"}
+def situation(
+    sizes: tuple[int, ...], rows: list[dict[str, object]], *sheet: Group, shown: int | None = None
+) -> State:
+    """A state of these agents, tasks and groups."""
+    return State(agents(*sizes, shown=shown), tasks(*rows), sheet)
 
 
-def test_weights_multiply_shares_up_to_the_demand() -> None:
-    """Eight slots at weights 10 : 30; the heavy group gets six, the light one two."""
-    state = State(
-        agents(8), tasks(*[row(1, "a")] * 3, *[row(1, "b")] * 7),
-        (Group("a", 10, max_slots=100), Group("b", 30, max_slots=100)),
-    )  # fmt: skip
-    assert started(fair_share(state)) == {"t0", "t1", "t3", "t4", "t5", "t6", "t7", "t8"}
+AT_LIMIT = [row(2, "a"), row(1, "a", agent=0), row(1, "a", agent=1)]
+ACTIVE = [row(3, "a"), row(1, "b"), row(1, "b", agent=1), row(4, "c"), row(1, "d")]
+NO_WEIGHTS = [Group(name, 0) for name in "abcd"]
+FIXED = [row(1, "g", agent=0, preemptible=False), row(1, "g", agent=0)]
+ALONE = [row(1, agent=0, preemptible=False), row(1, agent=0)]
+BLOCKED = {"blocked": ["agent0"]}
 
 
-@BOTH
-def test_two_gangs_fit_beside_each_other(variant: str) -> None:
-    """Two agents of four, two tasks of four, weights 0 as upstream's test leaves them."""
-    state = State(agents(4, 4), tasks(row(4, "a"), row(4, "b")), (Group("a", 0), Group("b", 0)))
-    assert started(fair_share(state, variant)) == {"t0", "t1"}  # type: ignore[arg-type]
-
-
-@BOTH
-def test_what_exceeds_the_limit_is_released_oldest_first(variant: str) -> None:
-    """Four running tasks of a group that may have two slots."""
-    state = State(agents(4), tasks(*[row(1, "a", agent=0)] * 4), (Group("a", max_slots=2),))
-    decision = fair_share(state, variant)  # type: ignore[arg-type]
-    assert decision.release == ("t0", "t1") and not decision.start
-
-
-@BOTH
-def test_a_group_at_its_limit_waits(variant: str) -> None:
-    """Two agents of two with one slot used each: the task of two fits nowhere now."""
-    state = State(
-        agents(2, 2), tasks(row(2, "a"), row(1, "a", agent=0), row(1, "a", agent=1)),
-        (Group("a", max_slots=2),),
-    )  # fmt: skip
-    assert not fair_share(state, variant)  # type: ignore[arg-type]
-    assert not fair_share(
-        replace(state, agents=agents(2, 2, shown=0)),
-        variant,  # type: ignore[arg-type]
-    )
-
-
-@BOTH
-def test_gangs_do_not_block_each_other(variant: str) -> None:
-    """Two slots, two tasks of two: one slot each would start nobody, so the later one waits."""
-    state = State(agents(2), tasks(row(2, "a"), row(2, "b")))
-    assert started(fair_share(state, variant)) == {"t0"}  # type: ignore[arg-type]
-
-
-@BOTH
-def test_a_task_larger_than_the_cluster_is_ignored(variant: str) -> None:
-    """Five slots asked of four."""
-    state = State(agents(4), tasks(row(5, "a"), row(4, "b")))
-    assert started(fair_share(state, variant)) == {"t1"}  # type: ignore[arg-type]
-
-
-def test_active_tasks_count_in_their_group() -> None:
-    """Agents of 4 and 3, one slot held: the gang of four yields to three others."""
-    rows = tasks(row(3, "a"), row(1, "b"), row(1, "b", agent=1), row(4, "c"), row(1, "d"))
-    bare = tuple(Group(name, 0) for name in "abcd")
-    for shown in (None, 0):
-        state = State(agents(4, 3, shown=shown), rows, bare)
-        assert started(fair_share(state)) == {"t0", "t1", "t4"}
-        assert fair_share(state).release == ()
-
-
-@pytest.mark.parametrize("weight", [0.0, 1.0])
-def test_too_much_is_held_without_groups(weight: float) -> None:
-    """Five slots held of four: the larger task's share is three, so it goes."""
-    rows = tasks(row(4, "a", agent=0), row(1, "b", agent=0))
-    state = State(agents(4, shown=0), rows, (Group("a", weight), Group("b", weight)))
-    assert fair_share(state).release == ("t0",)
-
-
-@BOTH
-def test_the_later_of_two_gives_way(variant: str) -> None:
-    """Two tasks on one slot."""
-    state = State(agents(1, shown=0), tasks(row(1, agent=0), row(1, agent=0)))
-    assert fair_share(state, variant).release == ("t1",)  # type: ignore[arg-type]
-
-
-@BOTH
-@pytest.mark.parametrize("group", ["g", None])
-@pytest.mark.parametrize("fixed", [0, 1])
-def test_what_cannot_be_preempted_stays(variant: str, group: str | None, fixed: int) -> None:
-    """Two tasks on one slot, one of them not preemptible, in either order."""
-    rows = tasks(*(row(1, group, agent=0, preemptible=i != fixed) for i in range(2)))
-    state = State(agents(1, shown=0), rows, (Group("g", max_slots=2),))
-    decision = fair_share(state, variant)  # type: ignore[arg-type]
-    assert decision.release == (f"t{1 - fixed}",) and not decision.start
-
-
-@BOTH
-def test_blocked_agents(variant: str) -> None:
-    """A task that may not use the only agent counts for nothing."""
-    state = State(agents(1), tasks(row(1, "a", blocked=["agent0"]), row(1, "b")))
-    assert started(fair_share(state, variant)) == {"t1"}  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("variants", "state", "start", "release"),
+    [
+        # four slots, two groups of four single tasks, the first limited to one slot
+        ("code", situation((4,), [row(1, "a")] * 4 + [row(1, "b")] * 4, Group("a", 1, 1),
+                           Group("b", 0)), "0456", ""),
+        # weights 10 : 30; the heavy group gets six slots, the other one two
+        ("code", situation((8,), [row(1, "a")] * 3 + [row(1, "b")] * 7, Group("a", 10, 100),
+                           Group("b", 30, 100)), "01345678", ""),
+        # two gangs on two agents, at weights 0 as upstream's test leaves them
+        ("both", situation((4, 4), [row(4, "a"), row(4, "b")], Group("a", 0), Group("b", 0)),
+         "01", ""),
+        # four running tasks of a group that may have two slots: the oldest are released
+        ("both", situation((4,), [row(1, "a", agent=0)] * 4, Group("a", max_slots=2)), "", "01"),
+        # one slot of each agent is used: the task of two fits nowhere now
+        ("both", situation((2, 2), AT_LIMIT, Group("a", max_slots=2)), "", ""),
+        ("both", situation((2, 2), AT_LIMIT, Group("a", max_slots=2), shown=0), "", ""),
+        # two slots, two tasks of two: one slot each would start none, so the later one waits
+        ("both", situation((2,), [row(2, "a"), row(2, "b")]), "0", ""),
+        # five slots requested of four
+        ("both", situation((4,), [row(5, "a"), row(4, "b")]), "1", ""),
+        # agents of 4 and 3, one slot held: the gang of four yields to three others
+        ("code", situation((4, 3), ACTIVE, *NO_WEIGHTS), "014", ""),
+        ("code", situation((4, 3), ACTIVE, *NO_WEIGHTS, shown=0), "014", ""),
+        # five slots held of four: the share of the larger task is three
+        *(("code", situation((4,), [row(4, "a", agent=0), row(1, "b", agent=0)], Group("a", w),
+                             Group("b", w), shown=0), "", "0") for w in (0, 1)),
+        # two tasks on one slot: the later one stops, never one that is not preemptible
+        ("both", situation((1,), [row(1, agent=0)] * 2, shown=0), "", "1"),
+        *(("both", situation((1,), rows, Group("g", max_slots=2), shown=0), "", "1")
+          for rows in (FIXED, ALONE)),
+        *(("both", situation((1,), rows[::-1], Group("g", max_slots=2), shown=0), "", "0")
+          for rows in (FIXED, ALONE)),
+        # a task that may not use the only agent counts for nothing
+        ("both", situation((1,), [row(1, "a", **BLOCKED), row(1, "b")]), "1", ""),
+        # upstream's three situations with blocked agents among running tasks
+        ("code", situation((1, 1), [row(1, blocked=["agent0", "agent1"]), row(1, agent=0),
+                                    row(1, **BLOCKED), row(1, agent=1)], shown=0), "2", "3"),
+        ("code", situation((1,), [row(1, **BLOCKED)] * 3 + [row(1, agent=0)], shown=0), "", ""),
+        ("code", situation((1,), [row(1, **BLOCKED)] + [row(1, agent=0)] * 3, shown=0), "", "23"),
+    ],
+)  # fmt: skip
+def test_decisions(variants: str, state: State, start: str, release: str) -> None:
+    """Which tasks start and which are released."""
+    for variant in ("code", "docs") if variants == "both" else ("code",):
+        decision = fair_share(state, variant)  # type: ignore[arg-type]
+        assert started(decision) == {f"t{i}" for i in start}
+        assert decision.release == tuple(f"t{i}" for i in release)
 
 
 def test_two_starts_may_want_the_same_agents() -> None:
@@ -140,20 +99,6 @@ def test_two_starts_may_want_the_same_agents() -> None:
     assert decision.postponed == ("t1",)
     after = apply(state, decision)
     assert [task.is_running for task in after.tasks] == [True, False]
-
-
-def test_a_blocked_task_does_not_take_part() -> None:
-    """Upstream's three situations with blocked agents among running tasks."""
-    rows = tasks(
-        row(1, blocked=["agent0", "agent1"]), row(1, agent=0),
-        row(1, blocked=["agent0"]), row(1, agent=1),
-    )  # fmt: skip
-    decision = fair_share(State(agents(1, 1, shown=0), rows))
-    assert started(decision) == {"t2"} and decision.release == ("t3",)
-    rows = tasks(*[row(1, blocked=["agent0"])] * 3, row(1, agent=0))
-    assert not fair_share(State(agents(1, shown=0), rows))
-    rows = tasks(row(1, blocked=["agent0"]), *[row(1, agent=0)] * 3)
-    assert fair_share(State(agents(1, shown=0), rows)).release == ("t2", "t3")
 
 
 def test_zero_slot_tasks_start_as_long_as_they_fit() -> None:

@@ -1,10 +1,10 @@
-"""The priority scheduler: upstream's situations, queue positions, backfill, both walks."""
+"""The priority scheduler: upstream's situations, queue positions, backfill, the documented walk."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from determined_states import agents, apply, groups, row, started, tasks, with_tasks, without
@@ -14,8 +14,7 @@ from optsched.cluster import determined
 from optsched.cluster.determined import Decision, State
 
 Variant = Literal["code", "docs"]
-
-LEVELS = groups(low=50, high=40)
+LEVELS = groups(last=55, low=50, middle=45, high=40)
 
 
 def priority(state: State, preemption: bool = True, variant: Variant = "code") -> Decision:
@@ -42,83 +41,112 @@ def test_order_by_priority_then_submission() -> None:
     assert order(replace(state, tasks=tuple(running))) == order(state)
 
 
-def test_positions_go_before_submit_times() -> None:
-    """Ascending; negative ones behind all others, among each other by submission."""
-    rows = tasks(
-        row(1, position=3), row(1, position=1.5), row(1, position=-1), row(1, position=0.5),
-        row(1, position=-7), row(1, position=3),
-    )  # fmt: skip
-    assert order(State((), rows)) == ["t3", "t1", "t0", "t5", "t2", "t4"]
+@pytest.mark.parametrize(
+    ("positions", "expected"),
+    [
+        ((3, 1.5, -1, 0.5, -7, 3), "310524"),  # negative ones last, by submission
+        ((-1, 0), "01"),  # only a positive one is before a negative one
+        ((0, -1), "01"),
+        ((-1, 0, 5, -3), "0123"),  # 5 before -1, but Go's insertion stops at 0
+        ((2, None, 1), "012"),  # no order at all: t0, t1, t2, t0
+        ((2, 1, None), "102"),
+    ],
+)
+def test_positions(positions: Any, expected: str) -> None:
+    """Ascending, before submission; where upstream's comparison is no order, as Go sorts."""
+    rows = tasks(*[row(1, position=position) for position in positions])
+    assert order(State((), rows)) == [f"t{i}" for i in expected]
 
 
-def test_zero_beside_a_negative_position() -> None:
-    """Upstream only looks whether one is positive: then it is in front, else submission decides."""
-    rows = tasks(row(1, position=-1), row(1, position=0))
-    assert order(State((), rows)) == ["t0", "t1"]
-    assert order(State((), tasks(row(1, position=0), row(1, position=-1)))) == ["t0", "t1"]
-    rows = tasks(row(1, position=-1), row(1, position=0), row(1, position=5), row(1, position=-3))
-    # t2 is behind t1 and before t0, which Go's insertion does not ask any more
-    assert order(State((), rows)) == ["t0", "t1", "t2", "t3"]
-    levels = groups(a=1, b=2)
-    rows = tasks(row(1, "b", position=-1), row(1, "a", position=0), row(1, "b", position=2))
-    assert order(State((), rows, levels)) == ["t1", "t2", "t0"]
-
-
-def test_agents_are_those_of_the_second_look() -> None:
-    """What was only placed for later takes no room when it comes to starting.
-
-    Behind a task that fits nowhere, backfill may start t2 but not t1, which is not preemptible. t1
-    was placed on the smaller agent, the best fit; that is where t2 really goes.
-    """
-    rows = tasks(row(8, "high"), row(2, "low", preemptible=False), row(2, "low"))
-    state = State(agents(2, 4), rows, LEVELS)
-    decision = priority(state)
-    assert decision.start == {"t2": {"agent0": 2}} and decision.backfilled == ("t2",)
-    assert apply(state, decision).tasks[2].allocation == {"agent0": 2}
-
-
-def test_positions_beside_none_are_sorted_as_upstream_does() -> None:
-    """No order at all (t0 before t1 before t2 before t0), hence by insertion, as Go's sort."""
-    rows = tasks(row(1, position=2), row(1), row(1, position=1))
-    assert order(State((), rows)) == ["t0", "t1", "t2"]
-    rows = tasks(row(1, position=2), row(1, position=1), row(1))
-    assert order(State((), rows)) == ["t1", "t0", "t2"]
+def test_positions_of_levels_and_of_many() -> None:
+    """Levels go first; beyond twelve tasks, any order of the same tasks."""
+    rows = tasks(row(1, "low", position=-1), row(1, "high", position=0), row(1, "low", position=2))
+    assert order(State((), rows, LEVELS)) == ["t1", "t2", "t0"]
     many = tasks(*[row(1, position=9 - i if i < 9 else None) for i in range(30)])
     assert sorted(order(State((), many))) == sorted(task.name for task in many)
 
 
-def test_zero_slot_tasks_need_a_unit() -> None:
-    """An agent without units takes only the task with slots."""
-    state = State(agents(4), tasks(row(4, "high"), row(0, "low")), LEVELS)
-    assert started(priority(state)) == {"t0"}
+MIXED = (
+    row(4, "low"), row(1, "low"), row(1, "high"), row(0, "high"), row(4, "high"), row(0, "low"),
+)  # fmt: skip
+TWELVE = (row(4, "low"), row(1, "low"), row(12, "high"))
+UNITS = (*agents(0, zero_slots=1), agents(0, 0, zero_slots=1)[1])
+MORE_UNITS = (*agents(0, zero_slots=4), agents(0, 0, zero_slots=1)[1])
+ABOVE = (
+    row(1, "last", agent=0), row(1, "low"), row(1, "middle"), row(4, "high", agent=1),
+    row(2, "high"), row(8, "high"),
+)  # fmt: skip
 
 
-MIXED = tasks(
-    row(4, "low"), row(1, "low"), row(1, "high"), row(0, "high"), row(4, "high"), row(0, "low")
-)
+@pytest.mark.parametrize(
+    ("pool", "rows", "options", "start", "release", "backfilled"),
+    [
+        # an agent without units takes only the task with slots
+        (agents(4), (row(4, "high"), row(0, "low")), {}, "0", "", ""),
+        # high ones first, then what is left; tasks without slots beside them
+        (agents(4, 4, zero_slots=100), MIXED, {"preemption": False}, "24135", "", ""),
+        # a task of twelve on eight slots: nothing of a worse level starts, except as backfill
+        (agents(4, 4), TWELVE, {"preemption": False}, "", "", ""),
+        (agents(4, 4), TWELVE, {}, "01", "", "01"),
+        (agents(4, 4), TWELVE, {"variant": "docs"}, "", "", ""),
+        # what was only placed for later takes no slots: t2 is where t1 was placed
+        (agents(2, 4), (row(8, "high"), row(2, "low", preemptible=False), row(2, "low")), {},
+         "2", "", "2"),
+        # the middle task is released for a high one; nothing starts, not even what would fit
+        (agents(4, 4), (row(1, "low"), row(4, "middle", agent=0), row(4, "high", agent=1),
+                        row(4, "high"), row(8, "high")), {}, "", "1", ""),
+        # levels above the first release start, also as backfill; those from it on do not
+        (agents(4, 4), ABOVE, {}, "42", "0", "2"),
+        # without backfill the middle task only keeps its place: the low one still releases
+        (agents(4, 4), ABOVE, {"variant": "docs"}, "4", "0", ""),
+        # preemption of tasks without slots, and then enough units
+        (UNITS, (row(0, "low"), row(0, "middle", agent=0), row(0, "high", agent=1),
+                 row(0, "high")), {}, "", "1", ""),
+        (MORE_UNITS, (row(0, "last"), row(0, "low", agent=0), row(0, "middle", agent=1),
+                      row(0, "high")), {}, "30", "", ""),
+        # by position: the last in the queue first, and no more than needed
+        (agents(4, 4), (row(1, agent=0, position=1), row(4, agent=1, position=2),
+                        row(4, position=1.5)), {}, "", "1", ""),
+        (agents(4, 4), (row(1, agent=0, position=1), row(4, agent=1, position=1),
+                        row(4, position=0.999)), {}, "", "1", ""),
+        (agents(4, 4), (row(1, agent=0), row(4, agent=1), row(4)), {}, "", "", ""),
+        # eight slots are never free: the task at 2 goes on
+        (agents(4, 4), (row(1, agent=0, position=1), row(4, agent=1, position=2),
+                        row(8, position=1.5)), {}, "", "", ""),
+        # t4 releases t0; for t3, t1 ahead ends the search although it cannot be released itself
+        (agents(4, 4, 4), (row(4, agent=0, position=5),
+                           row(4, agent=1, position=3, preemptible=False),
+                           row(4, agent=2, position=6, preemptible=False), row(4, position=4),
+                           row(4, position=2)), {}, "", "0", ""),
+        # a gang of four is released for one slot; two more tasks find their place there
+        (agents(4), (row(4, "low", agent=0), *[row(1, "high")] * 3, row(2, "high")), {},
+         "", "0", ""),
+        (agents(4), (row(2, "low", agent=0), row(2, "low", agent=0), *[row(1, "high")] * 3), {},
+         "", "10", ""),
+    ],
+)  # fmt: skip
+def test_decisions(
+    pool: Any, rows: Any, options: Any, start: str, release: str, backfilled: str
+) -> None:
+    """Which tasks start and are released, in which order."""
+    state = State(pool, tasks(*rows), LEVELS)
+    decision = priority(state, **options)
+    assert list(decision.start) == [f"t{i}" for i in start]
+    assert decision.release == tuple(f"t{i}" for i in release)
+    assert decision.backfilled == tuple(f"t{i}" for i in backfilled)
+    apply(state, decision)
 
 
-def test_without_preemption() -> None:
-    """High ones first, then what is left; tasks without slots beside them."""
-    state = State(agents(4, 4, zero_slots=100), MIXED, LEVELS)
-    decision = priority(state, preemption=False)
-    assert started(decision) == {"t1", "t2", "t3", "t4", "t5"} and not decision.release
-    # more tasks of the low level: two slots are left, and t0 does not block its own level
-    state = with_tasks(apply(state, decision), tasks(*[row(1, "low")] * 3, first=7))
+def test_a_level_is_not_blocked_by_its_own_misfits() -> None:
+    """Two slots are left for three more tasks of the low level; t0 of four does not fit."""
+    state = State(agents(4, 4, zero_slots=100), tasks(*MIXED), LEVELS)
+    state = apply(state, priority(state, preemption=False))
+    state = with_tasks(state, tasks(*[row(1, "low")] * 3, first=7))
     assert started(priority(state, preemption=False)) == {"t7", "t8"}
 
 
-def test_a_better_level_blocks_a_worse_one_without_preemption() -> None:
-    """A task of twelve on eight slots: nothing of the lower level starts."""
-    state = State(agents(4, 4), tasks(row(4, "low"), row(1, "low"), row(12, "high")), LEVELS)
-    assert not priority(state, preemption=False)
-    assert started(priority(state)) == {"t0", "t1"}
-    assert set(priority(state).backfilled) == {"t0", "t1"}
-    assert not priority(state, variant="docs")
-
-
-def test_a_full_cluster_starts_nobody() -> None:
-    """All eight slots taken, then two more tasks of the high level."""
+def test_a_full_cluster() -> None:
+    """Nothing starts; when all have ended, a task of four of each level does."""
     rows = tasks(
         row(4, "low"), row(1, "low"), row(1, "high"), row(1, "high"), row(4, "high"), row(1, "low")
     )
@@ -128,13 +156,12 @@ def test_a_full_cluster_starts_nobody() -> None:
     state = apply(state, decision)
     full = with_tasks(state, tasks(row(1, "high"), row(1, "high"), first=6))
     assert not priority(full, preemption=False)
-    # and when all of them have ended, a task of four of each level starts
     ended = with_tasks(without(state, started(decision)), tasks(row(4, "high"), first=6))
     assert started(priority(ended, preemption=False)) == {"t0", "t6"}
 
 
 def test_a_worse_level_waits_for_a_misfit() -> None:
-    """Three of four slots taken, two asked for: the low task waits although it would fit."""
+    """Three of four slots taken, two requested: the low task waits although it would fit."""
     rows = tasks(row(1, "low"), *[row(1, "high")] * 3, row(2, "high"))
     state = State(agents(4), rows, LEVELS)
     first = priority(state, preemption=False)
@@ -152,86 +179,6 @@ def test_units_are_taken_one_by_one() -> None:
     state = with_tasks(apply(state, decision), tasks(row(0, "high"), first=2))
     assert not priority(state, preemption=False)
     assert priority(state).release == ("t0",)
-
-
-def test_preemption() -> None:
-    """The middle task is released for a high one; nothing starts, not even what would fit."""
-    levels = groups(low=50, middle=45, high=40)
-    rows = tasks(
-        row(1, "low"), row(4, "middle", agent=0), row(4, "high", agent=1), row(4, "high"),
-        row(8, "high"),
-    )  # fmt: skip
-    decision = priority(State(agents(4, 4), rows, levels))
-    assert not decision.start and decision.release == ("t1",)
-
-
-def test_backfilling_above_the_level_that_preempts() -> None:
-    """Levels above the first release start, also as backfill; those from there on do not."""
-    levels = groups(last=55, low=50, middle=45, high=40)
-    rows = tasks(
-        row(1, "last", agent=0), row(1, "low"), row(1, "middle"), row(4, "high", agent=1),
-        row(2, "high"), row(8, "high"),
-    )  # fmt: skip
-    state = State(agents(4, 4), rows, levels)
-    decision = priority(state)
-    assert started(decision) == {"t2", "t4"} and decision.release == ("t0",)
-    assert decision.backfilled == ("t2",)
-    # without backfill the middle task only keeps its place, so that the low one still releases
-    decision = priority(state, variant="docs")
-    assert started(decision) == {"t4"} and decision.release == ("t0",)
-
-
-def test_preemption_and_backfill_of_tasks_without_slots() -> None:
-    """As with slots, by units."""
-    levels = groups(last=55, low=50, middle=45, high=40)
-    one = (*agents(0, zero_slots=1), replace(agents(0, 0, zero_slots=1)[1]))
-    rows = tasks(row(0, "low"), row(0, "middle", agent=0), row(0, "high", agent=1), row(0, "high"))
-    decision = priority(State(one, rows, levels))
-    assert not decision.start and decision.release == ("t1",)
-    two = (*agents(0, zero_slots=4), agents(0, 0, zero_slots=1)[1])
-    rows = tasks(row(0, "last"), row(0, "low", agent=0), row(0, "middle", agent=1), row(0, "high"))
-    decision = priority(State(two, rows, levels))
-    assert started(decision) == {"t0", "t3"} and not decision.release
-
-
-@pytest.mark.parametrize("positions", [(1, 2, 1.5), (1, 1, 0.999)])
-def test_preemption_by_position_takes_one(positions: tuple[float, float, float]) -> None:
-    """The last in the queue first, and no more than needed."""
-    rows = tasks(
-        row(1, "a", agent=0, position=positions[0]), row(4, "b", agent=1, position=positions[1]),
-        row(4, "c", position=positions[2]),
-    )  # fmt: skip
-    state = State(agents(4, 4), rows, groups(a=42, b=42, c=42))
-    decision = priority(state)
-    assert not decision.start and decision.release == ("t1",)
-    unplaced = replace(state, tasks=tuple(replace(task, position=None) for task in rows))
-    assert not priority(unplaced)
-
-
-def test_no_preemption_by_position_if_it_does_not_help() -> None:
-    """Eight slots are never free: the one ahead in the queue stays."""
-    rows = tasks(row(1, agent=0, position=1), row(4, agent=1, position=2), row(8, position=1.5))
-    assert not priority(State(agents(4, 4), rows))
-
-
-def test_a_task_ahead_in_the_queue_ends_the_search() -> None:
-    """Also one that cannot be preempted itself."""
-    rows = tasks(
-        row(4, agent=0, position=5), row(4, agent=1, position=3, preemptible=False),
-        row(4, agent=2, position=6, preemptible=False), row(4, position=4), row(4, position=2),
-    )  # fmt: skip
-    state = State(agents(4, 4, 4), rows)
-    # t4 (place 2) releases t0 (place 5), then t3 (place 4) finds nobody behind it any more
-    assert priority(state).release == ("t0",)
-
-
-def test_what_was_released_makes_room_for_more() -> None:
-    """A gang of four is released for one slot; two more tasks find their place there."""
-    rows = tasks(row(4, "low", agent=0), *[row(1, "high")] * 3, row(2, "high"))
-    state = State(agents(4), rows, LEVELS)
-    assert priority(state).release == ("t0",)
-    both = tasks(row(2, "low", agent=0), row(2, "low", agent=0), *[row(1, "high")] * 3)
-    assert priority(State(agents(4), both, LEVELS)).release == ("t1", "t0")
 
 
 def test_the_walk_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
