@@ -9,13 +9,10 @@ from typing import Annotated, Any
 from optsched.cli.options import argument, option
 from optsched.cli.output import answer_lines, stdin_or_file
 from optsched.cluster.determined import decide as decide_pools
-from optsched.cluster.determined.decisions import MODES, SCHEDULERS, VARIANTS
-from optsched.cluster.determined.document import Answer, answer_of, from_tree, read, to_json
-from optsched.cluster.determined.state import FITS
+from optsched.cluster.determined.document import Answer, answer_of, from_tree, to_json
 from optsched.errors import InputError
 from optsched.io.files import decode_text
-from optsched.io.strict_json import parse
-from optsched.io.values import one_of
+from optsched.io.strict_json import parse, without_collector
 
 
 def decide(
@@ -40,13 +37,11 @@ def decide(
     The output is optsched.decision/1. Options override the settings in the state. The same state
     gets the same decision. In a stream, "id" is returned with it.
     """
-    overrides: dict[str, Any] = {} if preemption is None else {"preemption": preemption}
-    for key, value, allowed in (
-        ("scheduler", scheduler, SCHEDULERS), ("variant", variant, VARIANTS), ("mode", mode, MODES),
-        ("fit", fit, FITS),
-    ):  # fmt: skip
-        if value is not None:
-            overrides[key] = one_of(key, value, allowed)
+    given = {
+        "scheduler": scheduler, "variant": variant, "preemption": preemption, "mode": mode,
+        "fit": fit,
+    }  # fmt: skip
+    overrides = {key: value for key, value in given.items() if value is not None}
     if stream:
         if state is not None and str(state) != "-":
             raise InputError(f"stream: states are read from stdin; leave out {str(state)!r:.60}")
@@ -59,7 +54,9 @@ def decide(
     if state is None:
         raise InputError("state: missing; give a file, - for stdin, or --stream")
     name, text = stdin_or_file(state)
-    sys.stdout.write(_decided(*read(text, name, overrides)).decode())
+    with without_collector():
+        pools, given_id = from_tree(parse(text, name), name, overrides)
+    sys.stdout.write(_decided(pools, given_id).decode())
 
 
 def _answer(line: bytes, name: str, overrides: dict[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -45,10 +46,10 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: A
 def test_documents_are_read() -> None:
     """The one in the page, and those of the instances."""
     (text,) = blocks("json")
-    pools, _ = document.read(text, "page")
+    pools, _ = document.from_tree(json.loads(text), "page")
     assert pools[0].decide().release == ("old",)
     for path in (ROOT / "instances/determined").glob("*.json"):
-        pools, _ = document.read(path.read_text(), str(path))
+        pools, _ = document.from_tree(json.loads(path.read_text()), str(path))
         assert pools[0].decide()
 
 

@@ -76,10 +76,12 @@ WAITING = State(
         (lambda: apply(WAITING, Decision({"t": {"m": 4}})), 'start["t"]: there is no agent "m"'),
         (lambda: apply(WAITING, Decision({"t": {}})), "names no agents"),
         (lambda: apply(WAITING, Decision({"t": {"n": 4}, "u": {"n": 8}})),
-         'start["u"]: agent "n" has 4 free slots, requested 8'),
-        (lambda: apply(WAITING, Decision({"t": {"drained": 4}})), "has 0 free slots"),
-        (lambda: apply(WAITING, Decision({"z": {"drained": 0}})), "has 0 free zero-slot units"),
+         'decision: agent "n": its tasks hold 12 slots, it has 8'),
+        (lambda: apply(WAITING, Decision({"t": {"drained": 4}})), 'agent "drained" takes no work'),
+        (lambda: apply(WAITING, Decision({"z": {"drained": 0}})), "takes no work"),
         (lambda: apply(WAITING, Decision({"v": {"n": 1}})), "is blocked for it"),
+        (lambda: apply(State((Agent("n", 8, used=1),), (Task("t", 8),)), Decision({"t": {"n": 8}})),
+         "decision: agent n: used: expected an integer in 0..8, got 9"),
         (lambda: apply(State(()), {}), "decision: expected a Decision"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip

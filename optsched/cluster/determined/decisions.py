@@ -12,10 +12,11 @@ from optsched.cluster.determined.kubernetes_scheduler import place_pods, pod_rea
 from optsched.cluster.determined.priority_scheduler import level_reasons, place_by_level
 from optsched.cluster.determined.state import State, Task, check_agents, held
 from optsched.errors import InputError
+from optsched.io.strict_json import placed
 from optsched.io.values import boolean, format_value, label, one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from optsched.cluster.world.reasons import Reason
 
@@ -225,45 +226,34 @@ def apply(state: State, decision: Decision) -> State:
             rule = "runs" if name in decision.start else "waits"
             rule = f"{rule} in this state" if name in tasks else "does not exist"
             raise InputError(f"decision: task {format_value(name)} {rule}")
-    changed = {
-        name: replace(tasks[name], allocation=where) for name, where in decision.start.items()
-    }
-    _check_places(state, changed.values())
-    changed |= {name: replace(tasks[name], allocation=None) for name in decision.release}
-    slots, units = held(tuple(changed.values()))
-    slots_before, units_before = held(tuple(tasks[name] for name in changed))
-    agents = []
-    for agent in state.agents:  # those that report what they use follow
-        name, used, busy = agent.name, agent.used, agent.zero_used
-        if used is not None:
-            used = max(0, used + slots.get(name, 0) - slots_before.get(name, 0))
-        if busy is not None:
-            busy = max(0, busy + units.get(name, 0) - units_before.get(name, 0))
-        agents.append(replace(agent, used=used, zero_used=busy))
-    rows = tuple(changed.get(task.name, task) for task in state.tasks)
-    return replace(state, agents=tuple(agents), tasks=rows)
-
-
-def _check_places(state: State, started: Iterable[Task]) -> None:
-    """Refuse tasks that start on agents that cannot take them."""
-    number = {agent.name: a for a, agent in enumerate(state.agents)}
-    agents, _, _ = table(state, ())
-    for task in started:
+    takes_work = {agent.name for agent in state.agents if not (agent.drained or agent.disabled)}
+    starts = [replace(tasks[name], allocation=where) for name, where in decision.start.items()]
+    for task in starts:
         place = f"decision: start[{format_value(task.name)}]"
         if not task.allocation:
             raise InputError(f"{place}: names no agents")
-        check_agents(place, task.allocation, number)
-        for name, slots in task.allocation.items():
-            a, requested = number[name], max(1, slots)
-            if name in task.blocked:
-                raise InputError(f"{place}: agent {format_value(name)} is blocked for it")
-            column, what = (
-                (agents.free, "slots") if slots else (agents.free_units, "zero-slot units")
-            )
-            free = max(0, int(column[a])) if agents.takes_work[a] else 0
-            if free < requested:
-                raise InputError(
-                    f"{place}: agent {format_value(name)} has {free} free {what}, requested "
-                    f"{requested}"
-                )
-            agents.place([(a, slots)])
+        check_agents(place, task.allocation, {agent.name for agent in state.agents})
+        for name in task.allocation:
+            if name not in takes_work or name in task.blocked:
+                rule = "is blocked for it" if name in takes_work else "takes no work"
+                raise InputError(f"{place}: agent {format_value(name)} {rule}")
+    with placed("decision: "):
+        state = _changed(state, starts)
+    return _changed(state, [replace(tasks[name], allocation=None) for name in decision.release])
+
+
+def _changed(state: State, tasks: Sequence[Task]) -> State:
+    """The state with these tasks; agents that report what they use follow."""
+    after = {task.name: task for task in tasks}
+    before = [task for task in state.tasks if task.name in after]
+    (slots, units), (slots_before, units_before) = held(tasks), held(before)
+    agents = []
+    for agent in state.agents:
+        name, used, busy = agent.name, agent.used, agent.zero_used
+        if used is not None:
+            used = max(0, used + slots[name] - slots_before[name])
+        if busy is not None:
+            busy = max(0, busy + units[name] - units_before[name])
+        agents.append(replace(agent, used=used, zero_used=busy))
+    rows = tuple(after.get(task.name, task) for task in state.tasks)
+    return replace(state, agents=tuple(agents), tasks=rows)

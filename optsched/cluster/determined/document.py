@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import msgspec
 
 from optsched.cluster.determined.decisions import Pool, checked_pools
 from optsched.cluster.determined.state import Agent, Group, State, Task
 from optsched.errors import InputError
-from optsched.io.strict_json import (
-    check_format,
-    decode,
-    format_json,
-    parse,
-    placed,
-    without_collector,
-)
+from optsched.io.strict_json import check_format, decode, format_json, placed
 from optsched.io.values import format_value, integer, label
 
 if TYPE_CHECKING:
@@ -30,49 +23,29 @@ FORMAT: Final = "optsched.decide/1"
 ANSWER: Final = "optsched.decision/1"
 
 
-def _strict(kind: type) -> Any:
-    """The JSON object of a dataclass: its fields and defaults, and nothing else."""
-    types = get_type_hints(kind, localns={"Mapping": Mapping})
-    rows = [
-        (f.name, types[f.name]) if f.default is MISSING else (f.name, types[f.name], f.default)
+def _rows(kind: type, **types: Any) -> list[Any]:
+    """Name, type and default of the fields of a dataclass; other types for some of them."""
+    hints = get_type_hints(kind, localns={"Mapping": Mapping}) | types
+    return [
+        (f.name, hints[f.name]) if f.default is MISSING else (f.name, hints[f.name], f.default)
         for f in fields(kind)
+        if f.name != "state"
     ]
-    return msgspec.defstruct(kind.__name__, rows, forbid_unknown_fields=True)
 
 
-if TYPE_CHECKING:
-    _Agent: TypeAlias = Any
-    _Group: TypeAlias = Any
-    _Task: TypeAlias = Any
-else:
-    _Agent, _Group, _Task = map(_strict, (Agent, Group, Task))
+def _strict(name: str, rows: list[Any]) -> Any:
+    """A JSON object that has these fields, and nothing else."""
+    return msgspec.defstruct(name, rows, forbid_unknown_fields=True, kw_only=True)
 
 
-class _Pool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    name: str = "default"
-    scheduler: Literal["fair_share", "priority", "kubernetes"] = "fair_share"
-    variant: Literal["code", "docs"] = "code"
-    preemption: bool = False
-    mode: Literal["default", "gang"] = "default"
-    fit: Literal["best", "worst"] = "best"
-    heterogeneous: bool = False
-    agents: list[_Agent]
-    groups: list[_Group] = []
-    tasks: list[_Task] = []
-
-
-class _One(_Pool, forbid_unknown_fields=True, kw_only=True):
-    format: str
-    id: int | str | None = None
-
-
-class _Several(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    format: str
-    id: int | str | None = None
-    pools: list[_Pool]
-
-
-_OF_A_POOL: Final = tuple(field.name for field in msgspec.structs.fields(_Pool))
+_LISTS: Final = {"agents": Agent, "tasks": Task, "groups": Group}
+_HEAD: Final = [("format", str), ("id", int | str | None, None)]
+_OF_A_POOL: Final = _rows(Pool) + _rows(
+    State,
+    **{key: list[_strict(kind.__name__, _rows(kind))] for key, kind in _LISTS.items()},  # type: ignore[misc]
+)
+_ONE: Final = _strict("One", _HEAD + _OF_A_POOL)
+_SEVERAL: Final = _strict("Several", [*_HEAD, ("pools", list[_strict("Pool", _OF_A_POOL)])])  # type: ignore[misc]
 
 
 class Start(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -110,14 +83,6 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
     error: str | None = None
 
 
-def read(
-    text: str, name: str, overrides: Mapping[str, Any] | None = None
-) -> tuple[list[Pool], Any]:
-    """Pools from the text of a document; see `from_tree`."""
-    with without_collector():
-        return from_tree(parse(text, name), name, overrides)
-
-
 def from_tree(
     tree: Any, name: str, overrides: Mapping[str, Any] | None = None
 ) -> tuple[list[Pool], int | str | None]:
@@ -128,47 +93,46 @@ def from_tree(
     """
     check_format(tree, FORMAT, name)
     several = "pools" in tree
-    if several and (of_a_pool := [key for key in _OF_A_POOL if key in tree]):
+    if several and (of_a_pool := [row[0] for row in _OF_A_POOL if row[0] in tree]):
         raise InputError(
             f"{name}: pools: excludes {of_a_pool[0]}, which belongs into an object in pools"
         )
-    found: Any = decode(tree, _Several if several else _One, name)
+    found: Any = decode(tree, _SEVERAL if several else _ONE, name)
     pools = []
     for i, given in enumerate(found.pools if several else [found]):
         inner = f"pools[{i}] ({format_json(given.name)}): " if several else ""
+        settings = msgspec.structs.asdict(given) | dict(overrides or {})
         with placed(f"{name}: {inner}"):
-            pools.append(_pool(given, overrides))
+            for key, kind in _LISTS.items():
+                rows = (msgspec.structs.asdict(row) for row in settings[key])
+                settings[key] = tuple(kind(**row) for row in rows)
+            state = State(**{field.name: settings[field.name] for field in fields(State)})
+            settings["state"] = state
+            pools.append(Pool(**{field.name: settings[field.name] for field in fields(Pool)}))
     with placed(f"{name}: "):
         return checked_pools(pools), found.id
 
 
 def answer_of(pools: Sequence[Pool], decisions: Mapping[str, Decision], id: Any = None) -> Answer:
     """The answer of the pools' schedulers, in their order."""
-    start: list[Start] = []
-    release: list[str] = []
-    postponed: list[str] = []
-    waiting: list[Waiting] = []
+    answer = Answer(format=ANSWER, id=id, start=[], release=[], postponed=[], waiting=[])
+    assert answer.start is not None and answer.release is not None
+    assert answer.postponed is not None and answer.waiting is not None
     for pool in pools:
         decision = decisions[pool.name]
         tasks = {task.name: task for task in pool.state.tasks}
         level = {group.name: group.priority for group in pool.state.groups}
-        passed = set(decision.backfilled)
         for name, agents in decision.start.items():
-            task = tasks[name]
-            start.append(
-                Start(
-                    name, dict(agents), task.slots, task.group, level.get(task.group or "", 42),
-                    pool.name, name in passed,
-                )
-            )  # fmt: skip
-        release += decision.release
-        postponed += decision.postponed
+            slots, group = tasks[name].slots, tasks[name].group
+            priority, passes = level.get(group or "", 42), name in decision.backfilled
+            start = Start(name, dict(agents), slots, group, priority, pool.name, passes)
+            answer.start.append(start)
+        answer.release += decision.release
+        answer.postponed += decision.postponed
         for name, (why, text) in decision.waiting.items():
-            waiting.append(Waiting(name, why.value, text, pool.name))
-    return Answer(
-        format=ANSWER, id=id, start=start, release=release, postponed=postponed or None,
-        waiting=waiting or None,
-    )  # fmt: skip
+            answer.waiting.append(Waiting(name, why.value, text, pool.name))
+    answer.postponed, answer.waiting = answer.postponed or None, answer.waiting or None
+    return answer
 
 
 def to_json(answer: Answer) -> bytes:
@@ -205,15 +169,3 @@ def read_answer(tree: Any, name: str) -> Answer:
                 seen[task] = place
     found.postponed, found.waiting = found.postponed or None, found.waiting or None
     return found
-
-
-def _pool(given: _Pool, overrides: Mapping[str, Any] | None) -> Pool:
-    settings = msgspec.structs.asdict(given) | dict(overrides or {})
-    rows: dict[str, Any] = {
-        key: tuple(kind(*msgspec.structs.astuple(row)) for row in settings[key])
-        for key, kind in (("agents", Agent), ("tasks", Task), ("groups", Group))
-    }
-    state = State(**rows, fit=settings["fit"], heterogeneous=settings["heterogeneous"])
-    return Pool(
-        state, *(settings[key] for key in ("name", "scheduler", "variant", "preemption", "mode"))
-    )

@@ -45,7 +45,7 @@ class Agent:
             integer(f"{place}: used", self.used, 0, self.slots)
         integer(f"{place}: zero_slots", self.zero_slots)
         if self.zero_used is not None:
-            integer(f"{place}: zero_used", self.zero_used)
+            integer(f"{place}: zero_used", self.zero_used, 0, self.zero_slots)
         boolean(f"{place}: drained", self.drained)
         boolean(f"{place}: disabled", self.disabled)
 
