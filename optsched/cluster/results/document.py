@@ -79,42 +79,44 @@ def write(
     write_atomic(path, to_json(runs, per_job=per_job, inputs=inputs))
 
 
-def _record(run: Run, per_job: bool) -> dict[str, Any]:
-    found, settings = run.metrics, run.settings
-    record: dict[str, Any] = {
+def described(run: Run) -> dict[str, Any]:
+    """Policy, options and settings of a run."""
+    return {
         "policy": run.policy,
-        "options": {key: as_document(value) for key, value in run.options.items()},
-        "settings": {
-            **{key: getattr(settings, key) for key in SETTINGS},
-            "changes": [{"time": c.time, "node": c.node, "kind": c.kind} for c in settings.changes],
-        },
-        "metrics": {k: v if math.isfinite(v) else None for k, v in found.summary().items()},
+        "options": {key: _as_json(value) for key, value in run.options.items()},
+        "settings": {key: getattr(run.settings, key) for key in SETTINGS},
     }
+
+
+def _record(run: Run, per_job: bool) -> dict[str, Any]:
+    found, record = run.metrics, described(run)
+    record["settings"]["changes"] = [
+        {"time": c.time, "node": c.node, "kind": c.kind} for c in run.settings.changes
+    ]
+    record["metrics"] = {k: v if math.isfinite(v) else None for k, v in found.summary().items()}
     if run.notes:
         record["notes"] = list(run.notes)
-    if per_job and (waiting := run.reported_waiting()):
+    if not per_job:
+        return record
+    if waiting := run.reported_waiting():
         record["waiting"] = {
             name: {"why": why, "text": text} for name, (why, text) in waiting.items()
         }
-    if per_job:
-        columns = {
-            "jct": found.jct, "queueing": found.queueing, "waiting": found.waiting,
-            "waiting_for_room": found.waiting_for_room, "gpu_time": found.gpu_time,
-            "restarts": found.restarts_by_job, "preemptions": found.preemptions_by_job,
-            "rho": found.rho,
-        }  # fmt: skip
-        ended = found.ended.tolist()
-        record["jobs"] = lines(
-            {
-                key: [v if e else None for v, e in zip(column.tolist(), ended, strict=True)]
-                for key, column in columns.items()
-            },
-            3,
-        )
+    columns = {
+        "jct": found.jct, "queueing": found.queueing, "waiting": found.waiting,
+        "waiting_for_room": found.waiting_for_room, "gpu_time": found.gpu_time,
+        "restarts": found.restarts_by_job, "preemptions": found.preemptions_by_job,
+        "rho": found.rho,
+    }  # fmt: skip
+    ended = found.ended.tolist()
+    record["jobs"] = lines({
+        key: [v if e else None for v, e in zip(column.tolist(), ended, strict=True)]
+        for key, column in columns.items()
+    }, 3)  # fmt: skip
     return record
 
 
-def as_document(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """Return an option as JSON has it, or its representation."""
     try:
         return plain("options", value)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.cluster.results.document import SETTINGS, as_document
+from optsched.cluster.results.document import described
+from optsched.cluster.workload.columns import picked
 from optsched.cluster.world.log import HALF_B, WHOLE
 from optsched.errors import InputError
 from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
@@ -46,20 +47,15 @@ def history(run: Run) -> Schedule:
         gpu_ptr, gpu = _halves(gpu_ptr, gpu, log.half)
     order = np.lexsort((log.start, log.job))
     restart = np.minimum(log.restart, log.end - log.start)[order]
+    begins, ends = log.start[order], log.end[order]
     # a stay becomes its restart, its run, or both
-    parts = np.where(restart > 0, 1, 0) + np.where(
-        log.start[order] + restart < log.end[order], 1, 0
-    )
-    parts = np.maximum(parts, 1)
+    parts = np.maximum((restart > 0) * 1 + (begins + restart < ends), 1)
     stay = np.repeat(np.arange(len(order)), parts)
-    first = np.concatenate(([True], stay[1:] != stay[:-1])) if len(stay) else np.zeros(0, np.bool_)
-    is_restart = first & (restart[stay] > 0)
+    is_restart = (np.diff(stay, prepend=-1) > 0) & (restart[stay] > 0)
     row = order[stay]
-    begin = np.where(
-        is_restart | ~(restart[stay] > 0), log.start[row], log.start[row] + restart[stay]
-    )
-    end = np.where(is_restart, log.start[row] + restart[stay], log.end[row])
-    op_resources = _rows(gpu_ptr, gpu, row)
+    begin = begins[stay] + np.where(is_restart, 0, restart[stay])
+    end = np.where(is_restart, begin + restart[stay], ends[stay])
+    op_resources = Rows(*picked(gpu_ptr, gpu, row))
     job = log.job[row]
     after = np.flatnonzero(job[1:] == job[:-1])
     zero = np.zeros(len(after), np.int64)
@@ -77,7 +73,11 @@ def history(run: Run) -> Schedule:
         sequences=_sequences(op_resources, begin, end, len(names)),
         start=begin,
         objective=Objective("makespan", last, None, "feasible"),
-        provenance=_provenance(run),
+        provenance=described(run)
+        | {
+            "workload": run.workload.name,
+            "jobs": list(run.workload.names),
+        },
     )
 
 
@@ -147,27 +147,9 @@ def _halves(ptr: IntArray, gpu: IntArray, half: IntArray) -> tuple[IntArray, Int
     return np.concatenate(([0], np.cumsum(np.diff(ptr) * each))).astype(np.int64), found + second
 
 
-def _rows(ptr: IntArray, values: IntArray, rows: IntArray) -> Rows:
-    """These rows of a CSR table, maybe several times."""
-    length = np.diff(ptr)[rows]
-    out = np.concatenate(([0], np.cumsum(length))).astype(np.int64)
-    inside = np.arange(int(out[-1])) - np.repeat(out[:-1], length)
-    return Rows(out, values[np.repeat(ptr[rows], length) + inside])
-
-
 def _sequences(rows: Rows, begin: IntArray, end: IntArray, n_resources: int) -> Rows:
     operation = np.repeat(np.arange(len(begin)), np.diff(rows.indptr))
     order = np.lexsort((operation, end[operation], begin[operation], rows.ids))
     ptr = np.zeros(n_resources + 1, np.int64)
     np.cumsum(np.bincount(rows.ids, minlength=n_resources), out=ptr[1:])
     return Rows(ptr, operation[order])
-
-
-def _provenance(run: Run) -> dict[str, Any]:
-    return {
-        "policy": run.policy,
-        "options": {key: as_document(value) for key, value in run.options.items()},
-        "settings": {key: getattr(run.settings, key) for key in SETTINGS},
-        "workload": run.workload.name,
-        "jobs": list(run.workload.names),
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,7 +47,7 @@ class _Mean:
         return sum(chosen) / len(chosen) if chosen else math.nan
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Metrics:
     """All numbers of a run; times in `time_unit`, means and percentiles over the jobs that ended.
 
@@ -88,7 +88,7 @@ class Metrics:
     restarts_by_job: IntArray
     preemptions_by_job: IntArray
     rho: npt.NDArray[np.float64]
-    ended: npt.NDArray[np.bool_] = field(repr=False)
+    ended: npt.NDArray[np.bool_]
 
     def __post_init__(self) -> None:
         for value in self.__dict__.values():
@@ -124,15 +124,7 @@ class Metrics:
         return float(self.rho[self.ended].max()) if self.ended.any() else math.nan
 
     def percentile(self, p: float, of: str = "jct") -> float:
-        """Nearest-rank percentile: the smallest x with F(x) >= p/100.
-
-        Parameters
-        ----------
-        p
-            0 < p <= 100.
-        of
-            ``"jct"``, ``"queueing"``, ``"service"``, ``"waiting"``, ``"gpu_time"`` or ``"rho"``.
-        """
+        """Nearest rank, 0 < p <= 100, of one of `PER_JOB`: the smallest x with F(x) >= p/100."""
         values = getattr(self, one_of("of", of, PER_JOB))
         return nearest_rank(values[self.ended], p)
 
@@ -142,12 +134,6 @@ class Metrics:
         if self.ended.any():
             found |= {f"jct_p{p}": self.percentile(p) for p in (50, 90, 95, 99, 100)}
         return found | {key: getattr(self, key) for key in SUMMARY[8:]}
-
-    def __repr__(self) -> str:
-        return (
-            f"<Metrics of {self.jobs} jobs: mean JCT {self.jct_mean:,.1f} {self.time_unit}, "
-            f"makespan {self.makespan:,} {self.time_unit}>"
-        )
 
 
 def nearest_rank(values: npt.NDArray[Any], p: float) -> float:

@@ -52,17 +52,11 @@ class Curve:
             number(f"curve.{key}", getattr(self, key))
         number("curve.kappa", self.kappa, above=True)
         if self.initial < self.final:
-            raise InputError(
-                f"curve.initial: {format_value(self.initial)} is below the final "
-                f"{format_value(self.final)}: "
-                "uncertainty falls"
-            )
+            what = f"{format_value(self.initial)} is below the final {format_value(self.final)}"
+            raise InputError(f"curve.initial: {what}: uncertainty falls")
         if self.target is not None and not self.final < number("curve.target", self.target):
-            raise InputError(
-                f"curve.target: {format_value(self.target)} is not above the final "
-                f"{format_value(self.final)}: "
-                "never reached"
-            )
+            what = f"{format_value(self.target)} is not above the final {format_value(self.final)}"
+            raise InputError(f"curve.target: {what}: never reached")
 
     def after(self, passes: int) -> npt.NDArray[np.float64]:
         """U without noise after 1, 2, ..., `passes` passes."""
@@ -79,10 +73,7 @@ class Curve:
             return values
         key = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         random = np.random.default_rng([integer("seed", seed), int.from_bytes(key, "little")])
-        noisy: npt.NDArray[np.float64] = np.maximum(
-            values + self.noise * random.standard_normal(passes), 0.0
-        )
-        return noisy
+        return np.asarray(np.maximum(values + self.noise * random.standard_normal(passes), 0.0))
 
     def reached(self, seed: int, name: str, most: int = MOST_PASSES) -> npt.NDArray[np.float64]:
         """Reports up to the first at or below the target; as many as the job takes passes.

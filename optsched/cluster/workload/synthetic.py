@@ -29,10 +29,6 @@ PHILLY_DURATION: Final = (1100.0, 2.1)
 """Median in seconds and sigma of the logarithm of durations, likewise."""
 
 MOST_LOAD: Final = 1e6
-MOST_SIGMA: Final = 10.0
-
-_LEAST_SECONDS: Final = 10.0
-_MOST_SECONDS: Final = 30 * 86_400.0
 
 
 def synthetic(
@@ -76,9 +72,9 @@ def synthetic(
     random = np.random.default_rng(integer("seed", seed))
     gang = _gangs(random, jobs, gpus, PHILLY_SIZES if sizes is None else sizes)
     median = number("duration: median", duration[0], above=True)
-    sigma = number("duration: sigma", duration[1], 0.0, MOST_SIGMA)
+    sigma = number("duration: sigma", duration[1], 0.0, 10.0)
     logs = math.log(median) + sigma * random.standard_normal(jobs)
-    seconds = np.clip(np.exp(np.minimum(logs, 700.0)), _LEAST_SECONDS, _MOST_SECONDS)
+    seconds = np.clip(np.exp(np.minimum(logs, 700.0)), 10.0, 30 * 86_400.0)
     lasts = np.rint(seconds).astype(np.int64)
     submit = _poisson(random, float((gang * lasts).mean()) / (load * gpus), jobs)
     owner = np.minimum(random.exponential(groups / 3, jobs).astype(np.int64), groups - 1)
@@ -127,6 +123,12 @@ class Kind(NamedTuple):
     step_ms: int
     curve: tuple[float, float, float]
     """U_0, U_inf, and kappa times the passes: our assumption, the source gives no curves."""
+
+    def curve_of(self, factor: float) -> Curve:
+        """A curve that is at its target after about ``passes * factor`` passes."""
+        initial, final, bend = self.curve
+        target = final + (initial - final) * math.exp(-bend)
+        return Curve(initial, final, bend / (self.passes * factor), target, NOISE)
 
 
 REFERENCE: Final = (
@@ -192,7 +194,12 @@ def entropy_workload(
     integer("gpus", gpus, 1, 2**24)
     number("mean_service", mean_service, above=True)
     random = np.random.default_rng(integer("seed", seed))
-    kinds, law = _kinds(random, jobs), Amdahl(c)
+    counts = np.array([kind.count for kind in REFERENCE])
+    if jobs == counts.sum():
+        order = random.permutation(np.repeat(np.arange(len(REFERENCE)), counts))
+    else:
+        order = random.choice(len(REFERENCE), jobs, p=counts / counts.sum())
+    kinds, law = [REFERENCE[k] for k in order.tolist()], Amdahl(c)
     allowed = ascending("sizes", range(1, gpus + 1) if sizes is None else sizes)
     factor = np.exp(SPREAD * random.standard_normal(jobs)).tolist()
     submit = np.zeros(jobs, np.int64)
@@ -200,7 +207,7 @@ def entropy_workload(
         share = number("load", load, 0.0, MOST_LOAD, above=True) * gpus
         submit = _poisson(random, GANG * mean_service / share, jobs)
     names = [f"{kind.name}-{i:0{len(str(jobs - 1))}d}" for i, kind in enumerate(kinds)]
-    curves = [_curve(kind, times) for kind, times in zip(kinds, factor, strict=True)]
+    curves = [kind.curve_of(times) for kind, times in zip(kinds, factor, strict=True)]
     passes = [len(curve.reached(seed, name)) for curve, name in zip(curves, names, strict=True)]
     raw = np.array([k.samples / BATCH * k.step_ms for k in kinds])  # of a pass, on one GPU
     mean = float((raw * passes).mean()) / law.of(GANG)
@@ -218,19 +225,3 @@ def entropy_workload(
             passes=passes[i], curve=curves[i], template=kind.name,
         ))  # fmt: skip
     return Workload.of(made, name=f"entropy:{jobs}", seed=seed)
-
-
-def _kinds(random: np.random.Generator, jobs: int) -> list[Kind]:
-    counts = np.array([kind.count for kind in REFERENCE])
-    if jobs == counts.sum():
-        order = random.permutation(np.repeat(np.arange(len(REFERENCE)), counts))
-    else:
-        order = random.choice(len(REFERENCE), jobs, p=counts / counts.sum())
-    return [REFERENCE[k] for k in order.tolist()]
-
-
-def _curve(kind: Kind, factor: float) -> Curve:
-    """A curve that is at its target after about ``passes * factor`` passes."""
-    initial, final, bend = kind.curve
-    target = final + (initial - final) * math.exp(-bend)
-    return Curve(initial, final, bend / (kind.passes * factor), target, NOISE)
