@@ -50,19 +50,18 @@ class Checkpoint:
         scheduler = None if job.scheduler is None else job.scheduler(optimizer)
         plain.python_numbers(optimizer, scheduler)
         self.trained = model, optimizer, scheduler
-        schedule = scheduler_state(scheduler, job.name)
         self.made: dict[str, Any] = {
             "optimizer": _kind(optimizer),
             "settings": settings,
             "scheduler": _kind(scheduler),
-            "schedule": copied(schedule, f"{self.place}: scheduler"),
+            "schedule": copied(scheduler_state(scheduler, job.name), f"{self.place}: scheduler"),
         }
 
     def check_kept(self) -> None:
         """Refuse state that no checkpoint can keep before the first pass."""
         plain.reread(plain.kept(self._state([], None), self.place, plain.empty))
-        job, model = self.job, self.trained[0]
-        plain.check_kept(job.optimizer, job.scheduler, [*model.parameters()], self.place)
+        parameters = [*self.trained[0].parameters()]
+        plain.check_kept(self.job.optimizer, self.job.scheduler, parameters, self.place)
 
     def save(self, log: list[dict[str, Any]], position: Position | None = None) -> None:
         """Replace the file; within a pass with the position."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 UNBORN, PENDING, JOINING = "unborn", "pending", "joining"
 RUNNING, STOPPING, ENDED, FAILED = "running", "stopping", "ended", "failed"
+ACTIVE: Final = (PENDING, JOINING, RUNNING)
 
 UNMEASURED: Final = Amdahl(0.1)  # speed-up of sizes without measurements
 
@@ -67,11 +68,6 @@ class LiveJob:
     def passes(self) -> int:
         """Passes completed."""
         return len(self.log)
-
-    @property
-    def active(self) -> bool:
-        """Whether it has arrived and is not over."""
-        return self.phase in (PENDING, JOINING, RUNNING)
 
     @property
     def done(self) -> bool:
@@ -166,7 +162,7 @@ def view(
 
     A job within a pass is preemptible only if a stop loses nothing (``checkpoint="immediate"``).
     """
-    active = [job for job in jobs if job.active]
+    active = [job for job in jobs if job.phase in ACTIVE]
 
     def each(value: Callable[[LiveJob], int]) -> IntArray:
         return np.array([value(job) for job in active], np.int64)

@@ -58,7 +58,6 @@ class EntropyMeter:
 
         `logits` have any shape with C at axis `dim`; half, bfloat16, single or double precision.
         `target`, the classes, which only `ignore_index` needs, has that shape without the axis.
-        Others are an `InputError`.
         """
         if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
             kind = getattr(logits, "dtype", type(logits).__name__)
@@ -84,9 +83,7 @@ class EntropyMeter:
         return means_of(self._sums.tolist() if isinstance(self._sums, torch.Tensor) else [0.0] * 3)
 
 
-def sums_of(
-    logits: Tensor, target: Tensor | None, dim: int, ignored: int | None = None
-) -> Tensor:  # fmt: skip
+def sums_of(logits: Tensor, target: Tensor | None, dim: int, ignored: int | None) -> Tensor:
     """Sums of normalised entropy and margin ambiguity of a batch, and its number of samples."""
     with torch.no_grad():
         wide = torch.float64 if logits.dtype is torch.float64 else torch.float32

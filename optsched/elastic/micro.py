@@ -151,9 +151,7 @@ class MicroController:
 def pass_samples(gpus: int, density: float) -> int:
     """Samples of a pass of a job with a quota of `gpus` (12): N = g rho, rounded.
 
-    It links the levels: the macro level sets the quota g, the micro level divides its N samples
-    among the workers by (23) and (24). With a fixed number of passes a smaller quota then means
-    less training, not less time.
+    With a fixed number of passes a smaller quota then means less training, not less time.
     """
     found = round(integer("gpus", gpus, 1, 2**20) * number("density", density, above=True))
     if not gpus <= found <= 2**30:

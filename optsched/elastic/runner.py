@@ -154,8 +154,9 @@ def run(
         stack.enter_context(_interrupts(pool))
         complete = False
         with suppress(KeyboardInterrupt):
-            pool.start()
-            pool.begin()
+            if any(job.phase != ENDED for job in made):
+                pool.start()
+                pool.begin()
             complete = scheduler.run()
         if not complete:
             scheduler.stop(keep=folder is not None)

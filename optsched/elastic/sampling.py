@@ -205,8 +205,8 @@ class VariableBatchLoader:
         if self._tensors is not None:
             return ([t[torch.tensor(found)] for t in self._tensors or ()] for found in lists)
         self._lists[:] = lists
-        key = (_WORKERS, self.seed, self.epoch, self.rank)
-        self._random.manual_seed(int(_stream(*key).random_raw() >> 1))
+        seed = np.random.SeedSequence((_WORKERS, self.seed, self.epoch, self.rank))
+        self._random.manual_seed(int(np.random.PCG64(seed).random_raw() >> 1))
         return iter(self._loader)
 
 
@@ -229,13 +229,10 @@ def _size(counts: tuple[int, ...], rank: int, step: Any, steps: int) -> Any:
     return _share(first + counts[rank], step, steps) - _share(first, step, steps)
 
 
-def _stream(*key: int) -> np.random.PCG64:
-    return np.random.PCG64(np.random.SeedSequence(key))
-
-
 def _permutation(size: int, *key: int) -> IntArray:
     """Sort raw random integers: NumPy promises that these never change."""
-    return np.argsort(_stream(*key).random_raw(size), kind="stable")
+    random = np.random.PCG64(np.random.SeedSequence(key))
+    return np.argsort(random.random_raw(size), kind="stable")
 
 
 def _integers(name: str, given: Any, least: int) -> tuple[int, ...]:

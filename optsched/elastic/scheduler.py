@@ -73,10 +73,7 @@ class Scheduler:
         return False
 
     def stop(self, keep: bool) -> None:
-        """Take all workers from all jobs; `keep`: stop passes after their step, with a checkpoint.
-
-        A second interrupt loses the open passes.
-        """
+        """Take all workers from all jobs; `keep`: stop passes after a step, with a checkpoint."""
         with suppress(KeyboardInterrupt):
             for job in self.jobs if keep else ():
                 if job.phase == RUNNING and job.answers:
@@ -232,7 +229,7 @@ class Scheduler:
 
     def _decide(self) -> None:
         self._due, self._wake = False, None
-        if not any(job.active for job in self.jobs):
+        if not any(job.phase in live.ACTIVE for job in self.jobs):
             return
         view = live.view(self.jobs, self.workload(), self.settings(), self.slots, self.now)
         decision = self.policy.decide(view)

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from optsched.elastic.workers import Join, Order, StopFile
 
 _PATIENCE: Final = timedelta(seconds=600)  # deaths of ranks are found by the scheduler
-_VALIDATED: Final = 256  # samples of a batch of validation data
 
 
 class Member:
@@ -266,7 +265,7 @@ class Member:
         self.model.eval()
         ranks, data = self.join.workers, self.data[1]
         counts = tuple(len(range(r, len(data), ranks)) for r in range(ranks))
-        size = max(1, self.job.batch_size // ranks) if isinstance(data[0], dict) else _VALIDATED
+        size = max(1, self.job.batch_size // ranks) if isinstance(data[0], dict) else 256
         loader = VariableBatchLoader(
             data, StepPlan(counts, (size,) * ranks), self.join.rank, collate_fn=self.job.collate
         )

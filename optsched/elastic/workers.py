@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 MOST_CRASHES: Final = 10  # of a job's workers in a row, without a pass between
-_TRAINING: Final = "optsched.elastic.training"
-_MOMENT: Final = 0.5  # seconds between the end of a process's sockets and its own
 _NEVER: Final = 2**62
 
 
@@ -121,7 +119,7 @@ class Processes:
         self._context: Any = multiprocessing.get_context("forkserver")
         # what DistributedDataParallel imports when it is first made takes over a second
         ours = [module for module in modules if module.startswith("optsched.")]
-        self._context.set_forkserver_preload(["torch._dynamo", _TRAINING, *ours])
+        self._context.set_forkserver_preload(["torch._dynamo", "optsched.elastic.training", *ours])
         self._modules = sorted({*modules} - {"__main__"})
         self._origin, self._begun = origin, time.monotonic()
         self._stores = Path(tempfile.mkdtemp(prefix="optsched-elastic-"))
@@ -212,7 +210,7 @@ class Processes:
 
     def dead(self, slots: Iterable[int]) -> bool:
         """Whether one of these is dead, or dies within moments, which makes the others fail."""
-        return bool(wait([self._workers[slot].sentinel for slot in slots], _MOMENT))
+        return bool(wait([self._workers[slot].sentinel for slot in slots], timeout=0.5))
 
     def wait(self, until: int | None) -> list[Event]:
         """Events as soon as there are any; none at this time, or when interrupted."""

@@ -57,14 +57,15 @@ class SimulatedPool(Processes):
         self.open: dict[str, tuple[Order, int, int, float]] = {}  # order, begin, end, part done
         self.stopped: dict[str, tuple[Order, float]] = {}
         self.job: list[str | None] = [None] * slots
-        self.killed: list[int] = []
+        self.late = 0  # of the clock, as of real ones
+        self.deadly = ""  # the job whose workers die in every pass
         self.metric: Callable[[str, int], float] = lambda name, done: 0.0
         self.joins: list[tuple[str, int]] = []
-        self.missing: dict[str, dict[int, Any]] = {}  # records of passes saved but not told
+        self.missing: dict[str, dict[int, Any]] = {}  # records of passes saved but not reported
 
     def now(self) -> int:
         """Milliseconds since the start."""
-        return self.time
+        return self.time + self.late
 
     def join(self, slots: Sequence[int], job: bytes, folder: str, done: int) -> None:
         """Every slot answers after `start`."""
@@ -91,6 +92,8 @@ class SimulatedPool(Processes):
         }  # fmt: skip
         end = self.time + round(self.pass_time(name, len(slots)) * (1 - part))
         self.open[name] = (order, self.time, end, part)
+        if name == self.deadly:
+            self.due.append((self.time + 5, Event(slots[-1], "died")))
         self.due += [(end, Event(slot, "passed", record)) for slot in slots]
 
     def stop(self, slots: Sequence[int]) -> None:
@@ -112,7 +115,6 @@ class SimulatedPool(Processes):
     def kill(self, slots: Iterable[int]) -> None:
         """Free slots, whatever they do."""
         for slot in slots:
-            self.killed.append(slot)
             self.job[slot] = None
             self.due = [(time, event) for time, event in self.due if event.slot != slot]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,22 +147,6 @@ def test_interrupted(cli: Cli) -> None:
     Path("jobs.toml").write_text(table(passes="1", data='{call = "digits", repeat = 3}'))
     ran = cli(*words, "--resume", "--plot", "p.svg", "--quiet")  # it is done
     assert (ran.code, ran.out) == (0, "") and Path("p.svg").exists()
-
-
-def test_the_first_line_comes_without_torch(cli: Cli) -> None:
-    """What takes seconds comes after it."""
-    Path("jobs.toml").write_text(table())
-    code = """
-import sys
-from optsched.cli import main
-from optsched.cli.elastic import News
-def stop(*_):
-    sys.exit(3 + any(name in sys.modules for name in ("torch", "sklearn", "matplotlib")))
-News.print = stop
-sys.argv = ["optsched", "elastic", "jobs.toml", "--slots", "1", "--plot", "p.html"]
-main()
-"""
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 3
 
 
 @pytest.mark.parametrize("terminal", [False, True])

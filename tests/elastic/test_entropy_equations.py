@@ -55,17 +55,6 @@ def test_by_hand() -> None:
     assert uncertainty(np.full(4, 0.25), [0.9] * 4) == pytest.approx(0.9)  # as printed: 1 / R
 
 
-def test_samples_of_a_pass_follow_the_quota() -> None:
-    """(12): N = g rho; the micro level shares it, whatever the training data are."""
-    assert [pass_samples(g, 250.5) for g in (1, 2, 4)] == [250, 501, 1002]
-    micro = MicroController(64, samples=9_999, density=300)
-    assert micro.step([0.9, 0.3], workers=2).samples.sum() == 600
-    assert micro.step([0.9, 0.3], workers=4).samples.tolist() == [300] * 4
-    assert micro.step([0.5] * 4, workers=1).samples.tolist() == [300]
-    without = MicroController(64, samples=9_999)
-    assert without.step([0.9, 0.3], workers=4).samples.sum() == 9_999
-
-
 def test_learning_rate() -> None:
     """(27): the rate grows when U falls, of the first rate and within bounds; gamma < 0 decays."""
     micro = MicroController(rate=1e-3)

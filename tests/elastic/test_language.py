@@ -115,5 +115,5 @@ def test_output_objects(model: Any, labels: Any, says: str) -> None:
         return
     total, count = objective.total(batch, out)
     assert (objective.shifted, int(count)) == (False, 8)
-    assert float(total.detach()) == pytest.approx(8 * float(out["loss"]))
+    assert float(total.detach()) == pytest.approx(8 * float(out["loss"].detach()))
     assert int(objective.score(batch, out)[1]) == 8

@@ -10,7 +10,7 @@ import re
 import socket
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,33 +23,15 @@ torch = pytest.importorskip("torch")
 from torch import distributed as dist  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.utils.data import Dataset, TensorDataset, default_collate  # noqa: E402
+from torch.utils.data import TensorDataset, default_collate  # noqa: E402
 
 from optsched import InputError  # noqa: E402
 from optsched.elastic import StepPlan, VariableBatchLoader  # noqa: E402
 
-
-class Samples(Dataset[Any]):
-    """Six samples, of dicts with a text."""
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        """One sample."""
-        return {"x": np.full((2, 3), i, np.float32), "pair": (i, str(i)), "raw": torch.tensor(i)}
-
-
-class Raw(NamedTuple):
-    """A batch that a user collates."""
-
-    x: Any
-    longest: int
-
-
-def collated(samples: list[Any]) -> Raw:
-    """Samples in an array, and a number."""
-    return Raw(np.stack([s["x"] for s in samples]), 7)
+SAMPLES = [
+    {"x": np.full((2, 3), i, np.float32), "pair": (i, str(i)), "raw": torch.tensor(i)}
+    for i in range(6)
+]
 
 
 @st.composite
@@ -150,7 +132,7 @@ def test_order_is_what_it_was() -> None:
     before = torch.get_rng_state()
     sampler = VariableBatchLoader(range(10), StepPlan([7, 3], [9, 9]), 0, epoch=2, seed=4)
     assert sampler.order().tolist() == [9, 6, 0, 7, 5, 4, 1]
-    loader = VariableBatchLoader(Samples(), StepPlan([4, 2], [2, 1]), 1)
+    loader = VariableBatchLoader(SAMPLES, StepPlan([4, 2], [2, 1]), 1)
     assert len(list(loader)) == len(loader) == 2
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -158,9 +140,8 @@ def test_order_is_what_it_was() -> None:
 def test_batches_of_any_data() -> None:
     """What torch's DataLoader gives; an empty batch has the same structure, types and shapes."""
     plan = StepPlan([5, 1], [2, 2])
-    full, few = (VariableBatchLoader(Samples(), plan, r) for r in range(2))
-    data = Samples()
-    want = default_collate([data[i] for i in full.order().tolist()[: plan.size(0, 0)]])
+    full, few = (VariableBatchLoader(SAMPLES, plan, r) for r in range(2))
+    want = default_collate([SAMPLES[i] for i in full.order().tolist()[: plan.size(0, 0)]])
     (first, scale), *_ = full
     assert scale == 1.0
     assert first["pair"][1] == want["pair"][1]
@@ -169,9 +150,6 @@ def test_batches_of_any_data() -> None:
     assert empty["x"].shape == (0, 2, 3)
     assert empty["pair"][0].dtype == torch.int64
     assert empty["raw"].shape == (0,)
-    raws = [batch for batch, _ in VariableBatchLoader(Samples(), plan, 1, collate_fn=collated)]
-    assert sorted(raw.x.shape for raw in raws) == [(0, 2, 3), (0, 2, 3), (1, 2, 3)]
-    assert {type(raw) for raw in raws} == {Raw}
     tensors = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6))
     loaders = [  # direct indexing, a process, a DataLoader
         VariableBatchLoader(tensors, StepPlan([4, 2], [2, 1]), 0, **options)
@@ -182,8 +160,8 @@ def test_batches_of_any_data() -> None:
             assert all(torch.equal(row[0], other) for other in row)
 
 
-def proof(rank: int, folder: str) -> None:
-    """In every of 3 processes: gradients are those of one process with the union batch."""
+def proof(rank: int, folder: str, code: str, port: str) -> None:
+    """In each of 3 processes compare gradients with one process; on 2 run a script as torchrun."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=3)
     pair = dist.new_group([0, 1])
@@ -197,6 +175,11 @@ def proof(rank: int, folder: str) -> None:
             same(rank, plan, "partition", torch.float64, 1e-12, group)
             same(rank, plan, "resample", torch.float32, 1e-6, group)
     dist.destroy_process_group()
+    ours = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update(ours)
+    if rank < 2:
+        with open(f"{folder}/{rank}", "w") as out, contextlib.redirect_stdout(out):
+            exec(compile(code, "train.py", "exec"), {"__name__": "__main__"})
 
 
 def same(rank: int, plan: StepPlan, exposure: str, dtype: Any, near: float, group: Any) -> None:
@@ -230,39 +213,24 @@ def same(rank: int, plan: StepPlan, exposure: str, dtype: Any, near: float, grou
             theirs.step()
 
 
-def start(ranks: int, task: Any, *rest: str) -> None:
-    """Run a function of rank and texts in so many processes."""
-    multiprocessing.set_forkserver_preload(["torch", "torch._dynamo"])  # slow: once, not thrice
-    torch.multiprocessing.start_processes(task, rest, nprocs=ranks, start_method="forkserver")
+def test_under_ddp(tmp_path: Path) -> None:
+    """Two and three ranks, uneven and empty batches, several steps; the script of the page trains.
 
-
-def test_gradients_under_ddp(tmp_path: Path) -> None:
-    """Two and three ranks, uneven and empty batches, several optimiser steps."""
-    start(3, proof, str(tmp_path))
-
-
-def script(rank: int, code: str, port: str, folder: str) -> None:
-    """Run a script as torchrun would, for 2 ranks."""
-    ours = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update(ours)
-    with open(f"{folder}/{rank}", "w") as out, contextlib.redirect_stdout(out):
-        exec(compile(code, "train.py", "exec"), {"__name__": "__main__"})
-
-
-def test_the_page_on_ddp(tmp_path: Path) -> None:
-    """Its script trains; the short excerpts are lines of the script."""
+    The short excerpts of the page are lines of its script.
+    """
     page = Path(__file__).parents[2] / "docs" / "elastic-ddp.md"
     *excerpts, code = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert excerpts
     lines = {line.split("#")[0].strip() for line in code.splitlines()}
     for excerpt in excerpts:
         assert {line.split("#")[0].strip() for line in excerpt.splitlines()} <= lines
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    start(2, script, code, str(port), str(tmp_path))
-    told = (tmp_path / "0").read_text().splitlines()
-    first, last = (float(line.split()[1]) for line in (told[0], told[-1]))
-    assert len(told) == 5
+    multiprocessing.set_forkserver_preload(["torch", "torch._dynamo"])  # slow: once, not thrice
+    rest = (str(tmp_path), code, str(port))
+    torch.multiprocessing.start_processes(proof, rest, nprocs=3, start_method="forkserver")
+    printed = (tmp_path / "0").read_text().splitlines()
+    first, last = (float(line.split()[1]) for line in (printed[0], printed[-1]))
+    assert len(printed) == 5
     assert last < 0.6 * first
 
 

@@ -23,6 +23,7 @@ from optsched.cluster import (
 )  # fmt: skip
 from optsched.elastic import TrainingJob, live
 from optsched.elastic.live import PassTimes
+from optsched.elastic.micro import pass_samples
 from optsched.elastic.workers import Event
 
 SPEED = {1: 1.0, 2: 1.6, 4: 2.5}
@@ -161,21 +162,11 @@ def test_a_pass_that_was_saved_but_not_reported() -> None:
     assert scheduler.jobs[0].finished == 3500
 
 
-class Deadly(SimulatedPool):
-    """Workers of one job die in every pass."""
-
-    def order(self, slots: Any, order: Any) -> None:
-        """Die soon, or do the pass."""
-        if self.job[slots[0]] == "bad":
-            self.due.append((self.time + 5, Event(slots[-1], "died")))
-        else:
-            super().order(slots, order)
-
-
 def test_hopeless_jobs_fail() -> None:
     """Workers that always die fail the job; the others go on."""
     jobs = [job(name, passes=2, sizes=(1, 2)) for name in ("bad", "good")]
-    pool = Deadly(2, lambda name, g: 1000)
+    pool = SimulatedPool(2, lambda name, g: 1000)
+    pool.deadly = "bad"
     bad, good = scheduled(jobs, pool, policies.get("elastic")).jobs
     assert (bad.phase, good.phase) == ("failed", "ended")
     assert "died 10 times in pass 1" in bad.reason
@@ -206,11 +197,9 @@ def test_stalled_and_woken() -> None:
     with pytest.raises(Stalled, match='"a", "b"'):
         scheduled(jobs, SimulatedPool(1, lambda n, g: 1000), Always(lambda v: Decision(v.gpus + 0)))
 
-    class Late(SimulatedPool):
-        def now(self) -> int:
-            return self.time + 3  # as of real clocks
-
-    scheduler = scheduled(jobs, Late(1, lambda n, g: 1000), policies.get("las", round=700))
+    pool = SimulatedPool(1, lambda n, g: 1000)
+    pool.late = 3
+    scheduler = scheduled(jobs, pool, policies.get("las", round=700))
     assert [one.finished for one in scheduler.jobs] == [1703, 3103]
 
 
@@ -226,6 +215,7 @@ def test_passes_follow_the_quota() -> None:
     totals = [[sum(record["samples"]) for record in one.log] for one in done.jobs]
     assert totals == [[500] * 3, [250] * 4, [1000] * 2]
     assert done.jobs[1].expected == 4
+    assert [pass_samples(g, 250.5) for g in (1, 2, 4)] == [250, 501, 1002]
 
 
 def test_pass_times() -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import TensorDataset, default_collate
 
+from optsched.arraypipe.model.inputs import same as same
 from optsched.elastic import StepPlan, TrainingJob, VariableBatchLoader, read_checkpoint
 from optsched.elastic.checkpoint import seed_all
 from optsched.elastic.training import Member
@@ -187,17 +188,6 @@ class Noisy(Slow):
         return x + random.random() + np.random.random() + torch.rand(()), y  # noqa: NPY002
 
 
-def same(a: Any, b: Any) -> bool:
-    """Whether two checkpoints have the same bits."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
-
-
 def states(folder: Path, *names: str) -> list[dict[str, Any]]:
     """Checkpoints of jobs."""
     return [read_checkpoint(folder / name / "checkpoint.pt", name) for name in names]
@@ -270,27 +260,12 @@ def gpt2(dropout: float = 0.1) -> nn.Module:
     return transformers.GPT2LMHeadModel(config).double()
 
 
-class Texts(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """Sequences of 3 to 9 tokens."""
-
-    def __init__(self, count: int, seed: int) -> None:
-        some = np.random.default_rng(seed)
-        self.rows = [
-            some.integers(1, 9, some.integers(3, 10)).cumsum() % VOCABULARY for _ in range(count)
-        ]
-
-    def __len__(self) -> int:
-        """Number of sequences."""
-        return len(self.rows)
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        """One sequence."""
-        return {"input_ids": torch.tensor(self.rows[i])}
-
-
-def texts(count: int = 37) -> Any:
-    """Sequences to train and to validate."""
-    return Texts(count, 0), Texts(11, 1)
+def texts() -> Any:
+    """Sequences of 3 to 9 tokens, to train and to validate."""
+    some = np.random.default_rng(0)
+    rows = [some.integers(1, 9, some.integers(3, 10)).cumsum() % VOCABULARY for _ in range(48)]
+    samples = [{"input_ids": torch.tensor(row)} for row in rows]
+    return samples[:37], samples[37:]
 
 
 def padded(samples: list[Any]) -> dict[str, Any]:
