@@ -65,38 +65,6 @@ def test_a_preemption_at_any_time_and_what_it_loses() -> None:
     assert kept.log.preemptions.tolist() == lost.log.preemptions.tolist() == [1]
 
 
-def test_a_preemption_during_the_restart() -> None:
-    """The stay is all restart."""
-    run = simulate(
-        [job()], Plan({0: [1], 4: [0], 6: [1], 8: [0], 9: [2]}), Nodes(1), restart_cost=5
-    )
-    assert rows(run) == [(0, 0, 4, 0, 1), (0, 6, 8, 2, 1), (0, 9, 22, 5, 2)]
-    assert run.log.work.tolist() == [4 * UNIT, 0, 16 * UNIT]
-
-
-def test_own_restart_cost_goes_first() -> None:
-    """0 is a cost, too."""
-    run = simulate(
-        [job(restart_cost=0)], Plan({0: [1], 4: [2]}), Nodes(1), restart_cost=5, resize="anytime"
-    )
-    assert rows(run) == [(0, 0, 4, 0, 1), (0, 4, 12, 0, 2)]
-
-
-def test_surplus_of_a_tick_counts_for_the_next_pass() -> None:
-    """Speed 4, passes of 10 units: they end at 3, 5, 8 and 10, not at 3, 6, 9 and 12."""
-    seen: list[int] = []
-
-    class Watch(Plan):
-        def decide(self, view: Any) -> Decision:
-            seen.append(view.time)
-            assert view.passes[0] == 4 * view.time // 10
-            return super().decide(view)
-
-    run = simulate([job(work=40, passes=4)], Watch({0: [4]}), Nodes(1))
-    assert seen == [0, 3, 5, 8]
-    assert run.log.finished.tolist() == [10]
-
-
 def test_placement_is_best_fit_then_the_emptiest() -> None:
     """Nodes of 4, 2, 3, 3: two fit the node of 2, then 7 take 4 whole, and 3 on the first of 3."""
     jobs = [job("a", (2,), 2), job("b", (7,), 7), job("c", (3,), 3)]
@@ -116,12 +84,6 @@ def test_a_removed_node_loses_the_open_pass_and_a_drained_one_does_not() -> None
         assert run.log.finished.tolist() == [end]
         assert run.log.preemptions.tolist() == [int(kind == "remove")]
         assert run.log.node.tolist() == ([0] if kind == "drain" else [0, 1])
-
-
-def test_a_node_is_not_there_before_it_is_added() -> None:
-    """The job waits for it."""
-    run = simulate([job()], Greedy(), Nodes(1), changes=[NodeChange(6, 0, "add")])
-    assert rows(run) == [(0, 6, 26, 0, 1)]
 
 
 def test_max_concurrent_hides_the_rest_of_a_group() -> None:

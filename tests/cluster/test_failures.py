@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from optsched.cluster import Job, NodeChange, NodeFailures, Nodes, simulate
+from optsched.cluster import Job, NodeFailures, Nodes, simulate
 from optsched.cluster.workload import nodes
 from optsched.cluster.workload.job import WORK
 from optsched.errors import InputError
@@ -93,13 +93,3 @@ def test_refusals(wrong, told):
     """Whole numbers from 1 up."""
     with pytest.raises(InputError, match=told):
         NodeFailures(*wrong)
-
-
-def test_a_list_of_changes_is_what_failures_are():
-    """The same run from the changes themselves."""
-    jobs = [Job(name=f"j{i}", sizes=(2,), work=90 * WORK, passes=9) for i in range(9)]
-    given = NodeFailures(60, 20, 2)
-    run = simulate(jobs, "sjf", Nodes(2, 4), changes=given)
-    assert isinstance(run.settings.changes[0], NodeChange)
-    again = simulate(jobs, "sjf", Nodes(2, 4), changes=run.settings.changes, engine="generic")
-    assert (run.log.start == again.log.start).all()

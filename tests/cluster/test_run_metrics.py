@@ -18,7 +18,6 @@ from optsched.cluster.simulate import simulate
 from optsched.cluster.workload.job import WORK, Job
 from optsched.cluster.workload.nodes import NodeChange, Nodes
 from optsched.cluster.workload.synthetic import synthetic
-from optsched.cluster.world.log import HALF_A, HALF_B
 from optsched.errors import InputError
 from optsched.io.strict_json import parse
 
@@ -136,31 +135,6 @@ def test_percentiles_out_of_range(p: object) -> None:
     """Refused, with the range."""
     with pytest.raises(InputError, match="0 < p <= 100"):
         nearest_rank(np.array([1, 2]), p)  # type: ignore[arg-type]
-
-
-def test_a_pair_counts_its_gpu_once_and_each_job_its_own_time() -> None:
-    """The second joins the first, which ends; the third joins the second: busy from 0 to 9."""
-    jobs = [Job(name=x, sizes=(1,), work=WORK) for x in "abc"]
-    run = run_of(
-        jobs,
-        Nodes(1, gpus=2),
-        [
-            stay(0, 0, 4, {0: 1}, half=HALF_A),
-            stay(1, 2, 7, {0: 1}, half=HALF_B, partner=0),
-            stay(2, 5, 9, {0: 1}, half=HALF_A, partner=1),
-        ],
-    )
-    assert run.metrics.utilisation == pytest.approx(9 / 18)
-    assert run.metrics.gpu_time.tolist() == [4, 5, 4]
-
-
-def test_a_drained_node_counts_as_long_as_it_is_held() -> None:
-    """Whole GPUs from 10 to 90 that nobody else could use are there for their job only."""
-    job = Job(name="a", sizes=(3,), work=300 * WORK)
-    changes = (NodeChange(10, 1, "drain"), NodeChange(90, 1, "add"))
-    run = simulate([job], "fifo", Nodes(2, gpus=2), changes=changes)
-    assert run.metrics.utilisation == run.metrics.effective_utilisation == 300 / (4 * 20 + 3 * 80)
-    assert simulate([job], "fifo", Nodes.of([2, 1]), changes=changes).metrics.utilisation == 1.0
 
 
 @st.composite

@@ -34,34 +34,6 @@ NAMES = st.text(
 )  # fmt: skip
 
 
-@st.composite
-def rigid(draw: st.DrawFn) -> Workload:
-    """Rigid jobs with awkward names, in any unit of time."""
-    names = draw(st.lists(NAMES, min_size=1, max_size=8, unique=True))
-    made = []
-    for name in names:
-        g = draw(st.sampled_from([0, 1, 2, 8, 64]))
-        made.append(
-            Job(
-                name=name,
-                submit=draw(st.integers(0, 10**9)),
-                sizes=(g,),
-                work=draw(st.integers(1, 10**9)) * WORK * max(g, 1),
-                priority=draw(st.integers(1, 99)),
-                template=draw(NAMES),
-            )
-        )
-    return Workload.of(made, time_unit=draw(st.sampled_from(["s", "ms", "us", "ns"])))
-
-
-@given(rigid())
-def test_round_trip(tmp_path: Path, workload: Workload) -> None:
-    """Every column that a trace has."""
-    write_trace(workload, tmp_path / "x.csv")
-    again = read_trace(tmp_path / "x.csv", time_unit=workload.time_unit)
-    assert again == workload.changed(name="x.csv")
-
-
 def test_a_trace_by_hand(tmp_path: Path) -> None:
     """Columns, defaults, floats that are whole, tasks without GPUs, any order of columns."""
     path = trace(
@@ -100,28 +72,19 @@ def test_options(tmp_path: Path) -> None:
         ("a,0,1,-5,,\n", {}, r't.csv:2 \(job "a"\): duration_s: expected a time > 0, got -5'),
         ("a,0,1,nan,,\n", {}, r't.csv:2 \(job "a"\): duration_s: expected seconds, got "nan"'),
         ("a,0,1,1e999,,\n", {}, r"duration_s: 1e999 s is beyond 2\^53 s"),
-        (f"a,0,1,{'9' * 5000},,\n", {}, "duration_s: expected seconds"),
-        ("a,0,1,٣,,\n", {}, "duration_s"),
         ("a,0,1,9007199254740993,,\n", {}, r"9007199254740993 s is beyond 2\^53 s"),
-        ("a,0,1,9007199254740992,,\n", {"time_unit": "ms"}, r"beyond 2\^53 ms"),
         ("a,0,1,1.5,,\n", {}, r"1.5 s is not a whole number of s \(time_unit='ms'; optsched work"),
         ("a,0,16777216,9007199254740992,,\n", {}, r"more work than 2\^62"),
         ("a,0,1,5,,k\nb,0,1,,,k\n", {}, "t.csv:3 .*duration_s: expected seconds, got nothing"),
         ("a,-1,1,5,,\n", {}, "submit_time_s: expected a time >= 0, got -1"),
-        (
-            "a,0,0.46,5,,\n",
-            {},
-            r'expected whole GPUs .*jobs that share a GPU.*, got "0.46"',
-        ),
+        ("a,0,0.46,5,,\n", {}, r'expected whole GPUs .*that share a GPU.*, got "0.46"'),
         ("a,0,-1,5,,\n", {}, r'num_gpus: expected whole GPUs in 0\.\.2\^24 .*, got "-1"'),
-        ("a,0,two,5,,\n", {}, 'num_gpus: expected whole GPUs .*, got "two"'),
         ("a,0,9,5,,\n", {"nodes": Nodes(1)}, "needs 9 GPUs, but the cluster has 8"),
         ("a,0,9,5,,\n", {"largest": 8}, "no job has at most 8 GPUs"),
         ("a,0,1,5,,\na,1,1,5,,\n", {}, "t.csv:3 .*job_id: is also that of .*t.csv:2"),
         (",0,1,5,,\n", {}, "t.csv:2 .*job_id: empty"),
         (f"{'x' * 201},0,1,5,,\n", {}, "name: longer than 200"),
         ("a,0,1,5,0,\n", {}, r'priority: expected a whole number in 1\.\.99 .*, got "0"'),
-        ("a,0,1,5,high,\n", {}, 'priority: expected a whole number .*, got "high"'),
         ("a,0,1,5\n", {}, "t.csv:2: has 4 fields, the header has 6"),
         ('a,0,1,5,,"x\n', {}, "not valid CSV"),
         ("a,0,1,5,,\n", {"passes": 0}, "passes"),
@@ -137,28 +100,16 @@ def test_hostile_rows(tmp_path: Path, body: str, options: dict[str, Any], messag
     assert "\n" not in str(found.value) and len(str(found.value)) < 500
 
 
-@pytest.mark.parametrize(
-    ("head", "message"),
-    [
-        ("", "the file is empty"),
+def test_hostile_files(tmp_path: Path) -> None:
+    """Nothing there, a folder, bytes that are no text, headers, columns that may be skipped."""
+    for head, message in (
         ("\n\n", "the file is empty"),
         ("job_id,submit_time_s\n", '"num_gpus" is missing'),
-        (
-            "job_id,submit_time_s,num_gpus,duration_s,gpus\n",
-            r'unknown column "gpus" .*optsched workload',
-        ),
+        ("job_id,submit_time_s,num_gpus,duration_s,x\n", 'unknown column "x" .*optsched workload'),
         ("job_id,submit_time_s,num_gpus,job_id\n", '"job_id" is there twice'),
-        ("job_id,submit_time_s,num_gpus\na,0,1\n", '"duration_s" is missing'),
-    ],
-)
-def test_hostile_headers(tmp_path: Path, head: str, message: str) -> None:
-    """One sentence with the column."""
-    with pytest.raises(InputError, match=message):
-        read_trace(trace(tmp_path, "", head))
-
-
-def test_hostile_files(tmp_path: Path) -> None:
-    """Nothing there, a folder, bytes that are no text, unknown columns that may be skipped."""
+    ):
+        with pytest.raises(InputError, match=message):
+            read_trace(trace(tmp_path, "", head))
     with pytest.raises(InputError, match="no such file"):
         read_trace(tmp_path / "none.csv")
     with pytest.raises(InputError, match="directory"):
@@ -262,23 +213,17 @@ def test_more_columns_by_hand(tmp_path: Path) -> None:
     [
         ("sizes", "3-2", r't.csv:2 \(job "a"\): sizes: expected ascending'),
         ("sizes", "3-4", r'num_gpus: 2 is not among the sizes "3-4"'),
-        ("sizes", "0-2", "sizes: expected ascending"),
-        ("sizes", "1-2-3", "sizes: expected ascending"),
         ("sizes", "1-16777216", "sizes in all rows"),
         ("sizes", "1-99999999999999", "sizes: expected ascending"),
         ("sizes", "1|4", r'num_gpus: 2 is not among the sizes "1\|4"'),
-        ("sizes", "2|1", "sizes: expected ascending sizes"),
         ("sizes", "1;2", r'sizes: expected .* such as 1\|2\|4 or .*got "1;2"'),
         ("sizes", "0|2", "sizes: expected .* 0 alone"),
         ("weight", "0", 'weight: expected a finite weight > 0, got "0"'),
-        ("weight", "nan", "weight: expected a finite weight > 0"),
-        ("weight", "1e999", "weight: expected a finite weight"),
         ("preemptible", "yes", "preemptible: expected true, false, 1 or 0"),
         ("passes", "0", "passes: expected a whole number of passes in 1"),
         ("passes", "9007199254740000", "passes of less than one unit of work"),
         ("group", "x" * 201, r"t.csv: groups\[0\].name: longer than 200"),
         ("template", '"a\nb"', r"templates\[0\]: control characters"),
-        ("type", '"a\rb"', "source: control characters"),
     ],
 )  # fmt: skip
 def test_hostile_extras(tmp_path: Path, columns: str, cells: str, message: str) -> None:
