@@ -106,7 +106,8 @@ def simulate(
         log = run(settings)
     said = getattr(chosen, "notes", None)
     notes = tuple(said(jobs, nodes)) if callable(said) else ()
-    return Run(jobs, nodes, settings, chosen.name, policy_options(chosen), log, notes=notes)
+    options, reasons = policy_options(chosen), getattr(chosen, "reasons", None)
+    return Run(jobs, nodes, settings, chosen.name, options, log, notes=notes, reasons=reasons)
 
 
 def _failing(

@@ -22,6 +22,7 @@ from optsched.cluster import (
     Workload,
     simulate,
 )
+from optsched.cluster.policies import get
 from optsched.cluster.results import document
 
 POLICIES = ["fifo", "sjf", "srtf", "las", "elastic", "fair_share", "priority", "allocation"]
@@ -80,8 +81,9 @@ def test_every_waiting_job_has_a_reason_at_every_instant(run: Run) -> None:
             why, text = found[w.names[j]]
             assert text
             if why is not Why.SHARE:
-                expected = Why.ROOM if least[j] > free else Why.ORDER
-                assert why is (Why.NEVER if least[j] > there else expected)
+                expected = [Why.ROOM] if least[j] > free else [Why.ORDER, Why.GANG]
+                assert why in ([Why.NEVER] if least[j] > there else expected)
+                assert why is not Why.GANG or run.policy in ("fair_share", "priority")
             waited[j] += least[j] > free
     assert run.metrics.waiting_for_room.tolist() == waited.tolist()
     assert (run.metrics.waiting_for_room <= run.metrics.waiting).all()
@@ -105,6 +107,19 @@ def test_words_and_documents() -> None:
     columns = json.loads(document.to_json({"fifo": run}))["runs"]["fifo"]["jobs"]
     assert columns["waiting_for_room"] == run.metrics.waiting_for_room.tolist()
     assert columns["waiting"] == run.metrics.waiting.tolist()
+
+
+def test_reasons_of_the_policy_itself() -> None:
+    """Enough GPUs are free, but on two nodes, or another job of a better priority waits."""
+    jobs = [Job(name=f"r{i}", sizes=(2,), work=20 * WORK) for i in range(2)]
+    jobs += [Job(name="wide", submit=1, sizes=(3,), work=WORK, priority=10),
+             Job(name="late", submit=2, sizes=(1,), work=WORK, priority=90)]  # fmt: skip
+    nodes = Nodes(2, gpus=4)
+    run = simulate(jobs, get("priority", fit="worst"), nodes)
+    assert run.waiting(5) == {
+        "wide": (Why.GANG, "requests 3 slots on one agent; 4 are free, at most 2 on one"),
+        "late": (Why.ORDER, 'fits, but waits for "wide" of priority 10'),
+    }
 
 
 def test_a_cluster_that_shrinks_tells_why_it_stalls() -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optsched.cluster.results.held import absences, held, span
+from optsched.cluster.world.engine import first_view
 from optsched.cluster.world.reasons import Reason, Why, of_free_gpus
 from optsched.errors import InputError
 from optsched.io.values import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from optsched.cluster.results.metrics import Metrics
     from optsched.cluster.workload.nodes import NodeChange, Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.log import Log
+    from optsched.cluster.world.policy import ClusterView
     from optsched.cluster.world.settings import Settings
     from optsched.cluster.world.start import Start
     from optsched.model.schedule import IntArray, Schedule
@@ -37,6 +39,10 @@ class Run:
     log: Log
     notes: tuple[str, ...] = field(default=(), kw_only=True)
     """What the policy says of these jobs on these nodes."""
+    reasons: Callable[[ClusterView], Mapping[int, Reason]] | None = field(
+        default=None, kw_only=True, repr=False
+    )
+    """The policy's method `reasons`, if it has one: why jobs of a view wait, by position."""
 
     def __post_init__(self) -> None:
         for column in self.log:
@@ -64,7 +70,17 @@ class Run:
         At this time, after all that happens then; by default when the log ends, after a Ctrl-C.
         """
         changes = self.settings.changes
-        return _reasons(self.workload, self.nodes, changes, self.log, self.policy, time)
+        found = _reasons(self.workload, self.nodes, changes, self.log, self.policy, time)
+        if self.reasons is None or all(why is not Why.ORDER for why, _ in found.values()):
+            return found
+        now = int(self.log.end.max()) if time is None else time
+        settings = replace(self.settings, start=self.at(now))
+        if (view := first_view(self.workload, self.nodes, settings)) is not None:
+            for i, reason in self.reasons(view).items():
+                name = self.workload.names[view.job[i]]
+                if name in found and found[name].why is Why.ORDER:
+                    found[name] = reason
+        return found
 
     def reported_waiting(self) -> dict[str, Reason]:
         """Waiting jobs for reports: at the start of a simulation from now, or after a Ctrl-C."""

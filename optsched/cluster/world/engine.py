@@ -103,6 +103,16 @@ def simulate_generic(
     return Simulated(log_of(w), viewer.asked - 1, complete)
 
 
+def first_view(workload: Workload, nodes: Nodes, settings: Settings) -> ClusterView | None:
+    """The view of the first instant at which a policy decides; None: there is no such instant."""
+    w = world(workload, nodes, settings, None)
+    viewer = Viewer(w, workload, nodes, settings)
+    w.state["clairvoyant"] = 1
+    while (status := turn(w, 0)) == LOG_FULL:
+        viewer.world = w = grown(w)
+    return viewer.look() if status == ASK else None
+
+
 class _Report:
     """Tells progress now and then."""
 
