@@ -173,10 +173,11 @@ class Outcome:
     """Tasks of `start` that pass one of a better priority that does not fit."""
 
 
-def place_each(agents: Agents, tasks: Tasks, rows: Iterable[int]) -> dict[int, Places]:
+def place_each(agents: Agents, tasks: Tasks, rows: IntArray | list[int]) -> dict[int, Places]:
     """Place these tasks, one after the other, as far as they fit; the agents change."""
-    found, left = {}, _ints(rows)
-    at = 0
+    left, free = np.asarray(rows, np.int64), np.maximum(agents.free, 0)
+    left = left[tasks.slots[left] <= free[agents.takes_work].sum()]
+    found, at = {}, 0
     while at < len(left):
         i, at = int(left[at]), at + 1
         k = tasks.kind[i]
@@ -188,7 +189,7 @@ def place_each(agents: Agents, tasks: Tasks, rows: Iterable[int]) -> dict[int, P
     return found
 
 
-def placed_again(agents: Agents, tasks: Tasks, start: Sequence[int]) -> Outcome:
+def placed_again(agents: Agents, tasks: Tasks, start: list[int]) -> Outcome:
     """Starts on agents as they are, with nothing released; what does not fit is postponed.
 
     Determined's resource pool (``allocateResources``) looks for agents a second time.
