@@ -21,6 +21,7 @@ from optsched.cluster.world.layout import (
     REMOVE,
     STATE,
     World,
+    addressed,
 )
 from optsched.cluster.world.log import Log
 from optsched.cluster.world.reasons import of_free_gpus
@@ -203,8 +204,12 @@ def world(
         share=np.full(n, -1, np.int64),
         log=np.zeros(4 * n + min(n, pool) + 64, LOG),
         log_node=np.zeros((8 * n + 2 * pool + 64, 2), np.int64),
+        table=np.zeros(0, np.int64),
+        address=0,
     )
-    return made if settings.start is None else restored(made, workload, nodes, settings.start)
+    if settings.start is not None:
+        made = restored(made, workload, nodes, settings.start)
+    return addressed(made)
 
 
 def frozen(array: Any) -> Any:
@@ -216,10 +221,10 @@ def frozen(array: Any) -> Any:
 
 def grown(w: World) -> World:
     """The same world with twice the room for the log."""
-    return w._replace(
+    return addressed(w._replace(
         log=np.concatenate((w.log, np.zeros_like(w.log))),
         log_node=np.concatenate((w.log_node, np.zeros_like(w.log_node))),
-    )
+    ))  # fmt: skip
 
 
 def log_of(w: World) -> Log:

@@ -7,7 +7,7 @@ from typing import Final
 from optsched.cluster.world.apply import apply
 from optsched.cluster.world.events import advance
 from optsched.cluster.world.jobs import show
-from optsched.cluster.world.layout import ASK, LEGAL, WORLD
+from optsched.cluster.world.layout import ASK, LEGAL, at
 from optsched.kernels.compile import INT, entry
 
 PRESENT: Final = (
@@ -17,16 +17,15 @@ PRESENT: Final = (
 """Rows of `World.present`; bit k of ``state.columns``: row k is kept up to date."""
 
 
-@entry(INT, WORLD, INT, counted=False)
-def turn(w, columns):  # type: ignore[no-untyped-def]
+@entry(INT, INT, INT, counted=False)
+def turn(address, columns):  # type: ignore[no-untyped-def]
     """Apply the decision if there is one, `advance`, and update columns of the active jobs.
 
     With `columns` only these rows of `World.present` are filled, and kept up to date from now on.
-    Returns the answer of `advance`, or the broken rule times -1. All is in one call, because
-    passing a world takes longer than a step.
+    Returns the answer of `advance`, or the broken rule times -1. It takes the address of a `World`.
     """
-    s = w.state[0]
-    status = ASK
+    w = at(address)
+    s, status = w.state[0], ASK
     if columns == 0:
         if s.decided == 1:
             s.decided = 0

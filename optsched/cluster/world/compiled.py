@@ -41,7 +41,7 @@ from optsched.cluster.world.columns import PRESENT, turn
 from optsched.cluster.world.enact import failed, refused
 from optsched.cluster.world.engine import simulate_generic
 from optsched.cluster.world.errors import PolicyError
-from optsched.cluster.world.layout import ASK, LOG_FULL, STALLED, TOO_LATE, WORLD
+from optsched.cluster.world.layout import ASK, LOG_FULL, STALLED, TOO_LATE, at
 from optsched.cluster.world.policy import Decision
 from optsched.cluster.world.progress import MOST_VAIN, Progress
 from optsched.cluster.world.rule_view import GIVEN, columns_of, given, viewer_of
@@ -154,9 +154,9 @@ class RulePolicy:
         def simulate(w: World) -> Any:
             if w.state["time"] < 0 or w.state["columns"] == 0:
                 w.state["clairvoyant"] = int(self.clairvoyant)
-                turn(w, shown)
+                turn(w.address, shown)
             try:
-                status = loop(_address(), w, known, zero, arguments)
+                status = loop(_address(), w.address, known, zero, arguments)
             except numba.core.errors.NumbaError as error:
                 raise _not_compiled(self.name, error) from error
             except Exception as error:
@@ -254,18 +254,17 @@ def _address() -> int:
 
 
 @intrinsic
-def _call(_typing, address, w):  # type: ignore[no-untyped-def]
+def _call(_typing, turn, world):  # type: ignore[no-untyped-def]
     """Call `turn` by its address."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        kinds = [WORLD, INT]
         convention: Any = context.call_conv
-        kind = convention.get_function_type(INT, kinds)
+        kind = convention.get_function_type(INT, [INT, INT])
         pointer = builder.inttoptr(arguments[0], kind.as_pointer())
         values = [arguments[1], context.get_constant(INT, 0)]
-        return convention.call_function(builder, pointer, INT, kinds, values)[1]
+        return convention.call_function(builder, pointer, INT, [INT, INT], values)[1]
 
-    return INT(INT, WORLD), generate
+    return INT(INT, INT), generate
 
 
 def _choice(answer: Any) -> Any:
@@ -336,9 +335,10 @@ def _loop(rule: Any, arguments: Any) -> tuple[tuple[str, ...], Any]:
     columns = columns_of(rule)
     see, decide = viewer_of(columns), helper()(_named_by_content(rule))
 
-    def loop(turn, w, given, zero, arguments):  # type: ignore[no-untyped-def]
+    def loop(turn, world, given, zero, arguments):  # type: ignore[no-untyped-def]
+        w = at(world)  # type: ignore[call-arg,var-annotated]
         for _ in range(MOST_VAIN):
-            status = _call(turn, w)  # type: ignore[call-arg,var-annotated]
+            status = _call(turn, world)  # type: ignore[call-arg,var-annotated]
             if status != ASK:
                 return status
             wrong = _write(w, _choice(decide(see(w, given), *arguments)), zero)
@@ -347,4 +347,4 @@ def _loop(rule: Any, arguments: Any) -> tuple[tuple[str, ...], Any]:
         return PAUSE
 
     loop.__module__, loop.__name__ = rule.__module__, rule.__qualname__
-    return columns, entry(INT, INT, WORLD, GIVEN, INT, arguments)(loop)
+    return columns, entry(INT, INT, INT, GIVEN, INT, arguments)(loop)

@@ -18,6 +18,7 @@ from optsched.cluster.world.layout import (
     SIZE,
     TOO_MANY,
     UNKNOWN_NODE,
+    addressed,
 )
 from optsched.cluster.world.policy import Decision
 from optsched.io.strict_json import MAX_INTEGER
@@ -140,7 +141,7 @@ def _name_nodes(w: World, workload: Workload, view: ClusterView, nodes: Any) -> 
         w.named_ptr[i + 1] = len(chosen)
     np.cumsum(w.named_ptr[: n + 1], out=w.named_ptr[: n + 1])
     if len(chosen_rows) > len(w.named):
-        w = w._replace(named=np.zeros((2 * len(chosen_rows), 2), np.int64))
+        w = addressed(w._replace(named=np.zeros((2 * len(chosen_rows), 2), np.int64)))
     if chosen_rows:
         w.named[: len(chosen_rows)] = chosen_rows
     return w

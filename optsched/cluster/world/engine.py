@@ -71,7 +71,7 @@ def simulate_generic(
     complete = False
     try:
         while True:
-            status = turn(w, 0)
+            status = turn(w.address, 0)
             if status == LOG_FULL:
                 viewer.world = w = grown(w)
                 continue

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 from numba import types
+from numba.core.cgutils import pointer_add
+from numba.core.typing.templates import AttributeTemplate
+from numba.core.datamodel import models, register_default
+from numba.core.imputils import lower_getattr_generic
+from numba.core.typing.templates import infer_getattr
+from numba.extending import intrinsic
 
-from optsched.kernels.compile import INTS, READ, record, records
+from optsched.kernels.compile import INT, INTS, READ, record, records
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from optsched.model.schedule import IntArray
@@ -112,7 +118,7 @@ ORDER: Final = 9
 class World(NamedTuple):
     """All of a simulation under way; every array is C-contiguous, of int64 or records of them.
 
-    Compiled loops take it as one argument of type `WORLD`. Jobs are numbers in the workload.
+    Kernels take its `address`, and have it as a `WORLD` by `at`. Jobs are numbers in the workload.
     """
 
     state: Records
@@ -162,6 +168,10 @@ class World(NamedTuple):
     """`LOG`."""
     log_node: Table
     """(capacity, 2)."""
+    table: IntArray
+    """Where these arrays lie, as kernels read it; made by `addressed`."""
+    address: int
+    """Where `table` lies."""
 
 
 WHOLE: Final = 0
@@ -173,10 +183,59 @@ INTS2: Final = types.Array(types.int64, 2, "C")
 
 READ2: Final = types.Array(types.int64, 2, "C", readonly=True)
 
-WORLD: Final[Any] = types.NamedTuple(
-    [records(STATE), records(GIVEN, readonly=True), READ, READ, records(JOB), INTS, INTS, INTS2,
-     records(NODE), INTS2, READ2, records(GROUP), records(CHANGE, readonly=True), READ2, INTS, INTS,
-     INTS, INTS2, INTS2, INTS, INTS, records(LOG), INTS2],
-    World,
-)  # fmt: skip
-"""Type of a `World` in the signatures of kernels."""
+_FIELDS: Final[dict[str, Any]] = {
+    "state": records(STATE), "given": records(GIVEN, readonly=True), "size": READ, "rate": READ,
+    "job": records(JOB), "active": INTS, "assigned": INTS, "heap": INTS2, "node": records(NODE),
+    "supply": INTS2, "demand": READ2, "group": records(GROUP),
+    "change": records(CHANGE, readonly=True), "pair": READ2, "quota": INTS, "order": INTS,
+    "named_ptr": INTS, "named": INTS2, "present": INTS2, "changed": INTS, "share": INTS,
+    "log": records(LOG), "log_node": INTS2,
+}  # fmt: skip
+"""Types of the arrays of a `World` for kernels."""
+
+
+def addressed(w: World) -> World:
+    """The same with the addresses of its present arrays, as `at` reads them."""
+    rows = []
+    for name, kind in _FIELDS.items():
+        array = getattr(w, name)
+        if array.ndim != kind.ndim or not array.flags.c_contiguous or array.dtype.itemsize % 8:
+            raise TypeError(f"World.{name}: {array.dtype}")
+        rows += [0, 0, array.size, array.itemsize, array.ctypes.data, *array.shape, *array.strides]
+    table = np.array(rows, np.int64)
+    return w._replace(table=table, address=int(table.ctypes.data))
+
+
+class _Kind(types.Opaque):  # type: ignore[misc]
+    """A `World` in kernels: the address of its table."""
+
+
+WORLD: Final = _Kind(f"World({_FIELDS})")
+register_default(_Kind)(models.OpaqueModel)
+
+
+@intrinsic
+def at(_typing, address):  # type: ignore[no-untyped-def]
+    """The world whose table has this address."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(WORLD))
+
+    return WORLD(INT), generate
+
+
+@infer_getattr
+class _Attributes(AttributeTemplate):  # type: ignore[misc]
+    key = _Kind
+
+    def generic_resolve(self, _kind: Any, name: str) -> Any:
+        return _FIELDS.get(name)
+
+
+@lower_getattr_generic(_Kind)
+def _read(context: Any, builder: Any, _kind: Any, pointer: Any, name: str) -> Any:
+    """Load an array of the world."""
+    before = list(_FIELDS)[: list(_FIELDS).index(name)]
+    words = sum(5 + 2 * _FIELDS[one].ndim for one in before)
+    array = context.get_value_type(_FIELDS[name])
+    return builder.load(pointer_add(builder, pointer, 8 * words, array.as_pointer()))

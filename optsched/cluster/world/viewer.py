@@ -109,7 +109,7 @@ def _present(name: str) -> Callable[[Viewer, dict[str, Any]], None]:
 
     def read(viewer: Viewer, columns: dict[str, Any]) -> None:
         if not viewer.state[_COLUMNS] >> row & 1:
-            world_view.turn(viewer.world, 1 << row)
+            world_view.turn(viewer.world.address, 1 << row)
         column = viewer.world.present[row, : len(columns["job"])]
         columns[name] = _frozen(column != 0 if flag else column.copy())
 
