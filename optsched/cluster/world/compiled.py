@@ -336,7 +336,7 @@ def _loop(rule: Any, arguments: Any) -> tuple[tuple[str, ...], Any]:
     see, decide = viewer_of(columns), helper()(_named_by_content(rule))
 
     def loop(turn, world, given, zero, arguments):  # type: ignore[no-untyped-def]
-        w = at(world)  # type: ignore[call-arg,var-annotated]
+        w = at(world)
         for _ in range(MOST_VAIN):
             status = _call(turn, world)  # type: ignore[call-arg,var-annotated]
             if status != ASK:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 from numba.core.cgutils import pointer_add
-from numba.core.typing.templates import AttributeTemplate
-from numba.core.datamodel import models, register_default
+from numba.core.datamodel import models
+from numba.core.datamodel.registry import register_default
 from numba.core.imputils import lower_getattr_generic
-from numba.core.typing.templates import infer_getattr
+from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic
+from numba.np.numpy_support import as_dtype
 
 from optsched.kernels.compile import INT, INTS, READ, record, records
 
@@ -199,14 +200,15 @@ def addressed(w: World) -> World:
     rows = []
     for name, kind in _FIELDS.items():
         array = getattr(w, name)
-        if array.ndim != kind.ndim or not array.flags.c_contiguous or array.dtype.itemsize % 8:
+        same = array.ndim == kind.ndim and array.dtype == as_dtype(kind.dtype)
+        if not same or not array.flags.c_contiguous:
             raise TypeError(f"World.{name}: {array.dtype}")
         rows += [0, 0, array.size, array.itemsize, array.ctypes.data, *array.shape, *array.strides]
     table = np.array(rows, np.int64)
     return w._replace(table=table, address=int(table.ctypes.data))
 
 
-class _Kind(types.Opaque):  # type: ignore[misc]
+class _Kind(types.Opaque):
     """A `World` in kernels: the address of its table."""
 
 
@@ -214,8 +216,7 @@ WORLD: Final = _Kind(f"World({_FIELDS})")
 register_default(_Kind)(models.OpaqueModel)
 
 
-@intrinsic
-def at(_typing, address):  # type: ignore[no-untyped-def]
+def _at(_typing, address):  # type: ignore[no-untyped-def]
     """The world whose table has this address."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -224,15 +225,18 @@ def at(_typing, address):  # type: ignore[no-untyped-def]
     return WORLD(INT), generate
 
 
+at: Final[Any] = intrinsic(_at)
+
+
 @infer_getattr
-class _Attributes(AttributeTemplate):  # type: ignore[misc]
+class _Attributes(AttributeTemplate):
     key = _Kind
 
-    def generic_resolve(self, _kind: Any, name: str) -> Any:
+    def generic_resolve(self, _kind: Any, name: str) -> Any:  # type: ignore[override]
         return _FIELDS.get(name)
 
 
-@lower_getattr_generic(_Kind)
+@lower_getattr_generic(_Kind)  # type: ignore[untyped-decorator]
 def _read(context: Any, builder: Any, _kind: Any, pointer: Any, name: str) -> Any:
     """Load an array of the world."""
     before = list(_FIELDS)[: list(_FIELDS).index(name)]
