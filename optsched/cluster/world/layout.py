@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from llvmlite.ir import IntType
 from numba import types
 from numba.core.cgutils import pointer_add
 from numba.core.datamodel import models
@@ -12,6 +13,7 @@ from numba.core.datamodel.registry import register_default
 from numba.core.imputils import lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
 from numba.np.numpy_support import as_dtype
 
 from optsched.kernels.compile import INT, INTS, READ, record, records
@@ -203,7 +205,7 @@ def addressed(w: World) -> World:
         same = array.ndim == kind.ndim and array.dtype == as_dtype(kind.dtype)
         if not same or not array.flags.c_contiguous:
             raise TypeError(f"World.{name}: {array.dtype}")
-        rows += [0, 0, array.size, array.itemsize, array.ctypes.data, *array.shape, *array.strides]
+        rows += [array.ctypes.data, *array.shape]
     table = np.array(rows, np.int64)
     return w._replace(table=table, address=int(table.ctypes.data))
 
@@ -212,7 +214,7 @@ class _Kind(types.Opaque):
     """A `World` in kernels: the address of its table."""
 
 
-WORLD: Final = _Kind(f"World({_FIELDS})")
+WORLD: Final = _Kind(f"World of data and shapes ({_FIELDS})")
 register_default(_Kind)(models.OpaqueModel)
 
 
@@ -239,7 +241,18 @@ class _Attributes(AttributeTemplate):
 @lower_getattr_generic(_Kind)  # type: ignore[untyped-decorator]
 def _read(context: Any, builder: Any, _kind: Any, pointer: Any, name: str) -> Any:
     """Load an array of the world."""
+    kind = _FIELDS[name]
     before = list(_FIELDS)[: list(_FIELDS).index(name)]
-    words = sum(5 + 2 * _FIELDS[one].ndim for one in before)
-    array = context.get_value_type(_FIELDS[name])
-    return builder.load(pointer_add(builder, pointer, 8 * words, array.as_pointer()))
+    place = sum(1 + _FIELDS[one].ndim for one in before)
+    words = []
+    for k in range(1 + kind.ndim):
+        at_word = pointer_add(builder, pointer, 8 * (place + k), IntType(64).as_pointer())
+        words.append(builder.load(at_word))
+        # so that loops need not load it again after they have written to an array
+        words[k].set_metadata("invariant.load", builder.module.add_metadata([]))
+    array = make_array(kind)(context, builder)
+    size = IntType(64)(as_dtype(kind.dtype).itemsize)
+    strides = [size] if kind.ndim == 1 else [builder.mul(size, words[2]), size]
+    data = builder.inttoptr(words[0], array.data.type)
+    populate_array(array, data=data, shape=words[1:], strides=strides, itemsize=size, meminfo=None)
+    return array._getvalue()
