@@ -19,7 +19,7 @@ PAGES = [
     "docs/simulator.md", "docs/policies.md", "docs/traces.md",
     "docs/pytorch-csv.md", "docs/pipelines.md", "docs/single-job.md",
     "docs/rolling.md", "docs/arraypipe-study.md", "docs/serving.md",
-    "docs/elastic.md", "docs/formats.md",
+    "docs/elastic.md", "docs/formats.md", "docs/determined.md",
 ]  # fmt: skip
 
 
@@ -56,6 +56,7 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     [
         "README.md",
         "docs/quickstart.md",
+        "docs/determined.md",
         *(pytest.param(f"docs/{name}.md", marks=pytest.mark.slow) for name in COMMANDS),
     ],
 )
@@ -63,6 +64,7 @@ def test_optsched_commands_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Every `$ optsched ...` line exits with 0; with less time to solve than is shown."""
+    shutil.copytree(ROOT / "instances", tmp_path / "instances")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("optsched.bench.run.missing_kernels", lambda tasks: [])
     write_files(page)

@@ -93,11 +93,12 @@ class Scheduler:
     def decide(self, view: ClusterView) -> Decision:
         """Start and release jobs now."""
         quota = np.where(view.running & (view.gpus == 0), -1, view.gpus)
-        waits = self._waits_for_slots(view)
+        # then no job starts, and none is released, before slots are free
+        waits = not (self.preemption or self.variant == "docs" or self._every(view).zero_slot)
         if view.running.all() or (waits and not view.free.any()):
             return Decision(quota)
         agents, tasks = self._table(view)
-        kinds = sorted(set(tasks.kind[~tasks.running].tolist())) if waits else ()
+        kinds = {*tasks.kind[~tasks.running].tolist()}
         if waits and not any(agents.fits(tasks.kinds[k]) for k in kinds):
             return Decision(quota)
         outcome = self.outcome(agents, tasks)
@@ -126,10 +127,6 @@ class Scheduler:
             f"job {format_value(workload.names[cut[0]])} of {tasks.slots[cut[0]]} GPUs{more} would "
             "wait for ever in Determined, for no idle agents make up the gang: cut in pieces"
         ]
-
-    def _waits_for_slots(self, view: ClusterView) -> bool:
-        """Whether no job starts, and none is released, before slots are free."""
-        return not self.preemption and self.variant == "code" and not self._every(view).zero_slot
 
     def _every(self, view: ClusterView) -> _Every:
         """What the workload and the sizes of the nodes determine; derived once."""
