@@ -10,7 +10,7 @@ from depth import depth, few_examples
 from hypothesis import given
 from rigid_workloads import clusters, workload
 
-from optsched.cluster import Nodes, PolicyError, Stalled, compiled, simulate
+from optsched.cluster import Choice, Nodes, PolicyError, Stalled, compiled, simulate
 from optsched.cluster.policies import get
 from optsched.errors import InputError
 from optsched.testing import check_policy
@@ -123,6 +123,42 @@ def test_what_breaks_inside_is_said(engine):
         simulate(jobs, halves, nodes, engine=engine)
 
 
+def _of_floats(view):
+    return Choice(view.gpus.copy(), np.arange(len(view.gpus)) * 1.0)
+
+
+def _of_tuple(view):
+    return Choice(view.gpus.copy(), (1, 0))
+
+
+def _late(view):
+    return Choice(view.gpus.copy(), (), view.time + 1.5)
+
+
+def _plain(view):
+    return view.gpus.copy(), np.arange(len(view.gpus))
+
+
+def _gap(view):
+    return Choice(view.gpus.copy(), wake_at=view.time + 1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (_of_floats, "order: expected a row of integers, got one of float64"),
+        (_of_tuple, "order: expected a row of integers"),
+        (_late, "wake_at: expected a time"),
+        (_plain, "quota: expected a row of integers"),
+        (_gap, "give Choice all values before the last one"),
+    ],
+)
+def test_compiled_choices_are_not_read_wrongly(rule, message):
+    """An order of another kind was left out or cut in silence, where Python takes or refuses it."""
+    with pytest.raises(InputError, match=message):
+        simulate(workload([0, 1], [4, 8], [5, 5]), compiled(rule), Nodes(1))
+
+
 @pytest.mark.parametrize("name", ["named_policies:first_fit", "named_policies:Limited"])
 def test_by_module_and_name(name):
     """A rule function, or a class with options; what is not there is refused."""
@@ -134,3 +170,14 @@ def test_by_module_and_name(name):
         get("named_policies:Nothing")
     with pytest.raises(InputError, match="no method `decide`"):
         get("math:pi")
+
+
+def test_a_module_that_breaks_is_told(tmp_path, monkeypatch):
+    """Whatever goes wrong in the module of the caller ends in one sentence."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "breaks_at_once.py").write_text("raise RuntimeError('no')\n")
+    (tmp_path / "needs_more.py").write_text("class Needs:\n    def __init__(self, x): ...\n")
+    with pytest.raises(InputError, match="cannot be loaded: RuntimeError: no"):
+        get("breaks_at_once:X")
+    with pytest.raises(InputError, match="cannot be made: .*missing 1 required"):
+        get("needs_more:Needs")

@@ -259,3 +259,9 @@ def test_sia_on_two_types_against_brute_force(seed: int) -> None:
         )
     best = min(map(total, itertools.product(*ways)))
     assert best <= total(mine) <= 1.15 * best
+
+
+def test_sia_counts_whole_nodes_that_are_there() -> None:
+    """6 GPUs are three nodes of 2, of which there is one: the job starts on the node of 8."""
+    jobs = [Job(name="a", sizes=(6,), work=60 * WORK)]
+    assert simulate(jobs, "sia", Nodes.parse("1x8:A,1x2:B")).log.finished.tolist() == [10]

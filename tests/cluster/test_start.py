@@ -211,3 +211,12 @@ def test_stays_in_a_file(tmp_path: Path) -> None:
         path.write_text(f"job_id,start_s,nodes\n{cells}\n")
         with pytest.raises(InputError, match=message):
             read_start(path, Nodes(2), 9)
+
+
+def test_a_zero_slot_task_goes_on_where_its_node_is_drained() -> None:
+    """No unit of a node that takes work is free for it: it holds one of a drained node."""
+    jobs = [Job(name=name, sizes=(0,), work=50 * WORK) for name in "ab"]
+    nodes, changes = Nodes(2, gpus=4, zero_slots=1), [NodeChange(10, 1, "drain")]
+    run = simulate(jobs, "fifo", nodes, changes=changes)
+    later = simulate(jobs, "fifo", nodes, changes=changes, start=run.at(20))
+    assert later.log.finished.tolist() == run.log.finished.tolist() == [50, 50]

@@ -77,7 +77,10 @@ def get(name: str, **options: Any) -> Policy:
             told = ", ".join(known) or "none"
             raise InputError(f"options: {name} has no option {key!r:.60}; it has: {told}")
     if isinstance(kind, type):
-        kind = kind(**options)
+        try:
+            kind = kind(**options)
+        except TypeError as error:
+            raise InputError(f"policy: {name!r:.60} cannot be made: {error}") from error
     elif isinstance(kind, FunctionType):
         from optsched.cluster.world.compiled import compiled
 
@@ -120,7 +123,8 @@ def _from_module(name: str) -> Any:
     sys.path.insert(0, "")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"policy: {name!r:.60} cannot be loaded: {error}") from None
+    except Exception as error:  # the module is the caller's: whatever breaks in it
+        said = f"{type(error).__name__}: {error}"
+        raise InputError(f"policy: {name!r:.60} cannot be loaded: {said}") from error
     finally:
         sys.path[:] = before

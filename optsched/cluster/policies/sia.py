@@ -85,7 +85,7 @@ class Sia(RulePolicy):
 @helper()
 def costs(view, fixed, loose, p):  # type: ignore[no-untyped-def]
     """Configurations of the jobs: offsets, GPUs, costs in hundredths with a trace for changes."""
-    node = max(view.capacity.max(), 1)
+    node, there = max(view.capacity.max(), 1), view.capacity.sum()
     ptr, at = np.zeros(len(loose) + 1, np.int64), 0
     size = np.empty(len(view.size) + len(loose), np.int64)
     cost = np.empty(len(size), np.int64)
@@ -97,10 +97,10 @@ def costs(view, fixed, loose, p):  # type: ignore[no-untyped-def]
             at += 1
         usual = 0
         for k in range(first, end):
-            usual += is_usual(view.size[k], node)
+            usual += is_usual(view.size[k], node, there)
         slowest = 0
         for k in range(first, end):
-            if usual == 0 or view.size[k] == held or is_usual(view.size[k], node):
+            if usual == 0 or view.size[k] == held or is_usual(view.size[k], node, there):
                 slowest = view.rate[k] if slowest == 0 else min(slowest, view.rate[k])
         change = discount(view, i)
         for k in range(first, end):
@@ -108,7 +108,7 @@ def costs(view, fixed, loose, p):  # type: ignore[no-untyped-def]
             r = 1.0 if g == held else change
             if r <= 0.0 or (g != held and fixed[i] != FREE):
                 continue
-            if usual == 0 or g == held or is_usual(g, node):
+            if usual == 0 or g == held or is_usual(g, node, there):
                 relative = min((view.rate[k] * r / slowest) ** p, _MOST)
                 size[at], cost[at] = g, int(np.rint(100.0 * relative))
                 at += 1
@@ -119,9 +119,9 @@ def costs(view, fixed, loose, p):  # type: ignore[no-untyped-def]
 
 
 @helper()
-def is_usual(gpus, node):  # type: ignore[no-untyped-def]
-    """Whether a size is a power of two within a node, or whole nodes."""
-    return (gpus & (gpus - 1) == 0 and gpus <= node) or gpus % node == 0
+def is_usual(gpus, node, there):  # type: ignore[no-untyped-def]
+    """Whether a size is a power of two within a node, or whole nodes that are there."""
+    return gpus <= there and ((gpus & (gpus - 1) == 0 and gpus <= node) or gpus % node == 0)
 
 
 @helper()
@@ -170,7 +170,12 @@ def costs_by_type(
         ]
         now = (int(held[i]), int(view.gpus[i]))
         every = [(t, g) for t, speeds in enumerate(rates) for g in speeds]
-        usual = [(t, g) for t, g in every if is_usual(g, max(int(views[t].capacity.max()), 1))]
+        nodes = [v.capacity for v in views]
+        usual = [
+            (t, g)
+            for t, g in every
+            if is_usual(g, max(int(nodes[t].max()), 1), int(nodes[t].sum()))
+        ]
         every = [one for one in every if one in usual or one == now] if usual else every
         slowest, change = min(rates[t][g] for t, g in every), discount(view, i)
         for t in range(kinds):

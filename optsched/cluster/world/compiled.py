@@ -26,6 +26,7 @@ a class with options derives from `RulePolicy`::
 from __future__ import annotations
 
 import re
+import traceback
 from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
@@ -75,8 +76,14 @@ _WRONG: Final = {
 }
 
 
+_LEFT_OUT: Final = "give Choice all values before the last one that you give, () for no order"
+
+
 class Choice(NamedTuple):
-    """What a rule returns that says more than GPUs of every active job."""
+    """What a rule returns that says more than GPUs of every active job.
+
+    Compiled code knows no defaults: give all values before the last one, ``()`` for no order.
+    """
 
     quota: Any
     """GPUs of every active job; 0: it does not run. Zero-slot tasks run whatever it says."""
@@ -92,7 +99,8 @@ class RulePolicy:
     """A policy made of one rule and its arguments; see the module for an example.
 
     `rule` is compiled by numba, from the columns that its code names: plain Python without objects,
-    pure, and what it calls is a `helper` or `numba.njit`. Machine code is kept on disk by content.
+    pure. What it calls with the view is a `helper`, which Python runs as it is; on numbers and
+    arrays `numba.njit` does, too. Machine code is kept on disk by content.
     """
 
     name: str
@@ -134,8 +142,11 @@ class RulePolicy:
         if known[3] is not None:
             quota = np.where(known[3][view.job], -1, quota)
         order = np.asarray(choice.order) if len(choice.order) else None
+        if len(choice.share) not in (0, len(view.job)):
+            said = _WRONG[_SHARE].format(len(view.job))
+            raise PolicyError(f"policy {format_value(self.name)} at time {view.time}: {said}")
         share = {i: int(k) for i, k in enumerate(choice.share) if k >= 0}
-        return Decision(quota, order=order, wake_at=int(choice.wake_at) or None, share=share)
+        return Decision(quota, order=order, wake_at=choice.wake_at or None, share=share)
 
     def compiled(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log:
         """Run the whole simulation in compiled code."""
@@ -160,6 +171,9 @@ class RulePolicy:
             except numba.core.errors.NumbaError as error:
                 raise _not_compiled(self.name, error) from error
             except Exception as error:
+                if _leaves_out(error):
+                    said = f"policy {self.name}: numba cannot compile it: {_LEFT_OUT}"
+                    raise InputError(said) from error
                 raise failed(w, self.name, error) from error
             if status in _WRONG:
                 text = _WRONG[status].format(w.state["active"][0])
@@ -235,12 +249,18 @@ def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -
 def _not_compiled(name: str, error: Exception) -> InputError:
     """The exception for a rule that numba cannot compile: reason and place, without types."""
     text = re.sub(r"View\((?:[^()]|\([^()]*\))*\)", "View", str(error))
-    if found := re.search(r"quota: expected[^\n]*", text):
+    if found := re.search(r"(quota|order|wake_at|share): expected[^\n]*", text):
         return PolicyError(f"policy {format_value(name)}: {found[0]}")
     lines = [line.strip() for line in text.splitlines()]
     about = [line for line in lines if line and not line.startswith("Failed in")]
     place = next((f" ({line.rstrip(':')})" for line in about if line.startswith("File ")), "")
     return InputError(f"policy {name}: numba cannot compile it: {about[0][:_LONGEST]}{place}")
+
+
+def _leaves_out(error: Exception) -> bool:
+    """Whether numba met a `Choice` that leaves out a value before one that it gives."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return isinstance(error, AssertionError) and "numba" in place.filename
 
 
 @cache
@@ -274,24 +294,29 @@ def _choice(answer: Any) -> Any:
 
 @overload(_choice)
 def _choice_of(answer):  # type: ignore[no-untyped-def]
-    several: Any = isinstance(answer, types.BaseTuple)
-    row = answer[0] if several and len(answer) else answer
-    kind = getattr(row, "dtype", None)
-    if getattr(row, "ndim", None) != 1 or not isinstance(kind, types.Integer):
-        of = kind or row
-        raise TypingError(f"quota: expected a row of integers, got one of {of}")
     # numba does not fill in defaults of named tuples: a short one has what was given
-    parts = () if row is answer else answer.types
+    parts = answer.types if getattr(answer, "instance_class", None) is Choice else ()
     values = ["answer[0]" if parts else "answer"]
-    for k in range(1, 4):
-        if k == 2:
-            values.append("answer[2]" if len(parts) > 2 else "0")
-        else:
-            is_given = len(parts) > k and isinstance(parts[k], types.Array)
-            values.append(f"answer[{k}]" if is_given else "empty(0, int64)")
+    _check_row("quota", parts[0] if parts else answer)
+    for k, name in enumerate(Choice._fields[1:], 1):
+        if len(parts) <= k or parts[k] == types.Tuple(()):
+            values.append("0" if name == "wake_at" else "empty(0, int64)")
+            continue
+        if name != "wake_at":
+            _check_row(name, parts[k])
+        elif not isinstance(parts[k], types.Integer):
+            raise TypingError(f"{name}: expected a time as an integer, or 0, got {parts[k]}")
+        values.append(f"answer[{k}]")
     known = {"Choice": Choice, "empty": np.empty, "int64": np.int64}
     exec(f"def choice(answer):\n    return Choice({', '.join(values)})", known)
     return known["choice"]
+
+
+def _check_row(name: str, row: Any) -> None:
+    """Refuse what is no array of integers: a list, a tuple or floats would be read wrongly."""
+    kind = getattr(row, "dtype", None)
+    if not isinstance(row, types.Array) or row.ndim != 1 or not isinstance(kind, types.Integer):
+        raise TypingError(f"{name}: expected a row of integers, got one of {kind or row}")
 
 
 @helper()

@@ -159,7 +159,9 @@ def read_start(path: str | os.PathLike[str], nodes: Nodes, now: int) -> Start:
                     f"({nodes.names[0]} to {nodes.names[-1]}), got {format_value(row.nodes)}"
                 )
             held[number[name]] = int(gpus)
-        work = None if row.work_s is None else round(number_of("work_s", row.work_s) * WORK)
+        work = row.work_s
+        if work is not None:
+            work = round(number_of(f"{place}: work_s", work, 0.0, 2.0**62 / WORK) * WORK)
         stays.append(Stay(job=row.job_id, start=row.start_s, nodes=held, end=row.end_s,
                           restart=row.restart_s, work=work))  # fmt: skip
     return Start(now, tuple(stays))
@@ -338,7 +340,9 @@ def _take_gpus(w: World, rows: list[Row]) -> None:
         place = f"start: job {format_value(row.stay.job)}"
         held = sorted(row.stay.nodes.items())
         if row.gpus == 0:
-            units = np.flatnonzero((w.node["free_units"] > 0) & (w.node["takes"] == 1))
+            there = np.flatnonzero((w.node["free_units"] > 0) & (w.node["takes"] == 1))
+            drained = (n for n in np.flatnonzero(w.node["free_units"] > 0) if n not in absent)
+            units = there if len(there) else np.fromiter(drained, np.int64)  # the task goes on
             if not len(units):
                 raise InputError(f"{place}: no zero-slot unit is free for it")
             w.job["unit"][row.job] = units[0]
