@@ -179,5 +179,5 @@ def test_a_module_that_breaks_is_told(tmp_path, monkeypatch):
     (tmp_path / "needs_more.py").write_text("class Needs:\n    def __init__(self, x): ...\n")
     with pytest.raises(InputError, match="cannot be loaded: RuntimeError: no"):
         get("breaks_at_once:X")
-    with pytest.raises(InputError, match="cannot be made: .*missing 1 required"):
+    with pytest.raises(InputError, match=r"cannot be made: .*missing 1 required"):
         get("needs_more:Needs")
