@@ -68,15 +68,9 @@ def to_json(
     return lines(members)
 
 
-def write(
-    runs: Mapping[str, Run],
-    path: str | os.PathLike[str],
-    *,
-    per_job: bool = True,
-    inputs: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the document; see `to_json`."""
-    write_atomic(path, to_json(runs, per_job=per_job, inputs=inputs))
+def write(runs: Mapping[str, Run], path: str | os.PathLike[str], **options: Any) -> None:
+    """Write the document; options are those of `to_json`."""
+    write_atomic(path, to_json(runs, **options))
 
 
 def described(run: Run) -> dict[str, Any]:
