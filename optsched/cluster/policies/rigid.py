@@ -248,6 +248,29 @@ def walk(view, order, ptr, size, limit):  # type: ignore[no-untyped-def]
     return quota
 
 
+@helper()
+def by_key(key):  # type: ignore[no-untyped-def]
+    """Positions by key, equal keys by position, as a stable `np.argsort`, which compiles for 1 s."""
+    n, width = len(key), 1
+    order, merged = np.empty(n, np.int64), np.empty(n, np.int64)
+    for i in range(n):
+        order[i] = i
+    while width < n:
+        for first in range(0, n, 2 * width):
+            left, right = first, min(first + width, n)
+            middle, end = right, min(first + 2 * width, n)
+            for k in range(first, end):
+                if right == end or (left < middle and key[order[left]] <= key[order[right]]):
+                    merged[k] = order[left]
+                    left += 1
+                else:
+                    merged[k] = order[right]
+                    right += 1
+        order, merged = merged, order
+        width *= 2
+    return order
+
+
 def shortest_remaining(view, ptr, size, rate, gang):  # type: ignore[no-untyped-def]
     """Walk all jobs by remaining time with restarts, pending before running ones."""
     limit = min(gang, view.capacity.sum())
@@ -258,7 +281,7 @@ def shortest_remaining(view, ptr, size, rate, gang):  # type: ignore[no-untyped-
         if begun and served < view.restart_cost[i]:
             key[i] += view.restart_cost[i] - served
         key[i] = 2 * key[i] + (1 if view.running[i] else 0)
-    order = np.argsort(key, kind="mergesort")
+    order = by_key(key)
     return Choice(walk(view, order, ptr, size, limit), order)
 
 

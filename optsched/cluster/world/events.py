@@ -56,9 +56,10 @@ def _shift(w, i, step):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, counted=False)
 def _arrive(w, j):  # type: ignore[no-untyped-def]
     """Job j arrives: visible and pending, or behind the hidden ones of its group."""
+    job, s = w.job[j], w.state[0]
     group = w.given[j].group
     if 0 <= w.group[group].limit <= w.group[group].shown:
-        w.job[j].phase = HIDDEN
+        job.phase = HIDDEN
         if w.group[group].head < 0:
             w.group[group].head = j
         else:
@@ -68,25 +69,26 @@ def _arrive(w, j):  # type: ignore[no-untyped-def]
     i = position(w, j)
     _shift(w, i, 1)
     w.active[i], w.assigned[i] = j, 0
-    w.job[j].phase, w.job[j].entered = PENDING, w.state[0].time
+    job.phase, job.entered = PENDING, s.time
     w.group[group].shown += 1
-    return show(w, i, w.state[0].columns)
+    return show(w, i, s.columns)
 
 
 @helper(INT, WORLD, INT, counted=False)
 def _reached(w, j):  # type: ignore[no-untyped-def]
     """Job j is at the end of a pass, or of its work."""
-    if sync(w, j) < w.given[j].work_total:
-        w.job[j].passes = w.job[j].done // w.given[j].pass_work
-        w.job[j].pass_end, w.job[j].kept = w.state[0].time, w.job[j].done
+    job, given, s = w.job[j], w.given[j], w.state[0]
+    if sync(w, j) < given.work_total:
+        job.passes = job.done // given.pass_work
+        job.pass_end, job.kept = s.time, job.done
         return foresee(w, j)
-    w.job[j].done = w.given[j].work_total
-    w.job[j].passes = (w.given[j].work_total + w.given[j].pass_work - 1) // w.given[j].pass_work
+    job.done = given.work_total
+    job.passes = (given.work_total + given.pass_work - 1) // given.pass_work
     vacate(w, j)
     _shift(w, position(w, j), -1)
-    w.job[j].phase, w.job[j].finished = ENDED, w.state[0].time
-    w.state[0].unfinished -= 1
-    group = w.given[j].group
+    job.phase, job.finished = ENDED, s.time
+    s.unfinished -= 1
+    group = given.group
     w.group[group].shown -= 1
     following = w.group[group].head
     if following >= 0:
@@ -99,12 +101,13 @@ def _reached(w, j):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, INT, counted=False)
 def _change(w, node, kind):  # type: ignore[no-untyped-def]
     """A node is added, drained, or removed with the open passes of its jobs."""
+    s = w.state[0]
     takes = 1 if kind == ADD else 0
-    w.state[0].free_gpus += (takes - w.node[node].takes) * w.node[node].free
+    s.free_gpus += (takes - w.node[node].takes) * w.node[node].free
     w.node[node].takes = takes
     if kind != REMOVE:
         return 0
-    for i in range(w.state[0].active):
+    for i in range(s.active):
         j = w.active[i]
         if w.job[j].row < 0:
             continue

@@ -31,36 +31,39 @@ def position(w, job):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, counted=False)
 def done_now(w, j):  # type: ignore[no-untyped-def]
     """Work done until now, at most all."""
-    done = w.job[j].done
-    if w.job[j].slot >= 0 and w.state[0].time > w.job[j].since:
-        done += w.job[j].rate * (w.state[0].time - w.job[j].since)
+    job, s = w.job[j], w.state[0]
+    done = job.done
+    if job.slot >= 0 and s.time > job.since:
+        done += job.rate * (s.time - job.since)
     return min(done, w.given[j].work_total)
 
 
 @helper(INT, WORLD, INT, INT, counted=False)
 def show(w, i, columns):  # type: ignore[no-untyped-def]
     """Fill column i of these rows of `World.present`; rows as in `columns.PRESENT`."""
-    j, out, now = w.active[i], w.present, w.state[0].time
-    runs = w.job[j].slot >= 0
+    s = w.state[0]
+    j, out, now = w.active[i], w.present, s.time
+    job = w.job[j]
+    runs = job.slot >= 0
     if columns & 1:
-        out[0, i] = w.job[j].gpus
+        out[0, i] = job.gpus
     if columns & 2:
         out[1, i] = 1 if runs else 0
     if columns & 12:
         out[2, i] = done_now(w, j)
         left = max(1, w.given[j].estimate - out[2, i])
-        if w.state[0].clairvoyant == 1:
+        if s.clairvoyant == 1:
             left = w.given[j].work_total - out[2, i]
         out[3, i] = left
     if columns & 16:
-        out[4, i] = 1 if not runs or w.job[j].pass_end == now else 0
+        out[4, i] = 1 if not runs or job.pass_end == now else 0
     if columns & 480:
-        out[5, i], out[6, i] = w.job[j].passes, w.job[j].starts
-        out[7, i], out[8, i] = w.job[j].first_start, w.job[j].entered
+        out[5, i], out[6, i] = job.passes, job.starts
+        out[7, i], out[8, i] = job.first_start, job.entered
     if columns & 512:
-        out[9, i] = w.job[j].attained + w.job[j].gpus * (now - w.job[j].stay)
+        out[9, i] = job.attained + job.gpus * (now - job.stay)
     if columns & 1024:
-        out[10, i] = position(w, w.job[j].partner)
+        out[10, i] = position(w, job.partner)
     return i
 
 
@@ -102,30 +105,33 @@ def _sift(w, i):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, counted=False)
 def sync(w, j):  # type: ignore[no-untyped-def]
     """Add the progress of running job j until now."""
-    if w.state[0].time > w.job[j].since:
-        w.job[j].done, w.job[j].since = done_now(w, j), w.state[0].time
-    return w.job[j].done
+    job, s = w.job[j], w.state[0]
+    if s.time > job.since:
+        job.done, job.since = done_now(w, j), s.time
+    return job.done
 
 
 @helper(INT, WORLD, INT, counted=False)
 def foresee(w, j):  # type: ignore[no-untyped-def]
     """Set `JOB.next` of synchronized job j, when a pass or all its work is done, and its row."""
-    goal = min((w.job[j].passes + 1) * w.given[j].pass_work, w.given[j].work_total)
-    left, rate = goal - w.job[j].done, w.job[j].rate
+    job, given, s = w.job[j], w.given[j], w.state[0]
+    goal = min((job.passes + 1) * given.pass_work, given.work_total)
+    left, rate = goal - job.done, job.rate
     wait = (left + rate - 1) // rate
-    w.job[j].next = NEVER if wait > w.state[0].horizon else w.job[j].since + wait
-    if w.job[j].slot < 0:
-        w.job[j].slot = w.state[0].running_now
-        w.state[0].running_now += 1
-    w.heap[w.job[j].slot, 0], w.heap[w.job[j].slot, 1] = w.job[j].next, j
-    return _sift(w, w.job[j].slot)
+    job.next = NEVER if wait > s.horizon else job.since + wait
+    if job.slot < 0:
+        job.slot = s.running_now
+        s.running_now += 1
+    w.heap[job.slot, 0], w.heap[job.slot, 1] = job.next, j
+    return _sift(w, job.slot)
 
 
 @helper(INT, WORLD, INT, INT, counted=False)
 def _set_speed(w, j, parts):  # type: ignore[no-untyped-def]
     """From now on running job j is so fast, in millionths of its speed alone."""
+    job = w.job[j]
     sync(w, j)
-    w.job[j].rate = max(1, (w.job[j].alone * parts + PARTS // 2) // PARTS)
+    job.rate = max(1, (job.alone * parts + PARTS // 2) // PARTS)
     return foresee(w, j)
 
 
@@ -135,9 +141,10 @@ def rate_of(w, j, gpus, kind):  # type: ignore[no-untyped-def]
 
     On a type of GPU (0: any), 0 if the job does not run on that.
     """
+    given = w.given[j]
     if gpus == 0 or gpus < -1:
         return 0
-    for k in range(w.given[j].first_size, w.given[j].end_size):
+    for k in range(given.first_size, given.end_size):
         if w.size[k] == max(gpus, 0):
             return w.rate[k + kind * w.size.shape[0]]
     return 0
@@ -157,16 +164,17 @@ def _take(w, j, node, count):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, INT, INT, counted=False)
 def _note(w, j, node, count):  # type: ignore[no-untyped-def]
     """Write a row of the stay that is being opened, and take CPUs and memory."""
+    s = w.state[0]
     if w.supply.shape[0] > 0:
         w.supply[node, 1] -= count * w.demand[j, 0]
         w.supply[node, 2] -= count * w.demand[j, 1]
-    i = w.state[0].log_nodes
-    first = w.log[w.state[0].log_rows].first
+    i = s.log_nodes
+    first = w.log[s.log_rows].first
     while i > first and w.log_node[i - 1, 0] > node:
         w.log_node[i, 0], w.log_node[i, 1] = w.log_node[i - 1, 0], w.log_node[i - 1, 1]
         i -= 1
     w.log_node[i, 0], w.log_node[i, 1] = node, count
-    w.state[0].log_nodes += 1
+    s.log_nodes += 1
     return i
 
 
@@ -247,24 +255,26 @@ def _named(w, j, gpus, first, end):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, INT, INT, counted=False)
 def _open(w, j, gpus, half):  # type: ignore[no-untyped-def]
     """Run job j on the GPUs that were taken for it, after its restart cost."""
-    now, row = w.state[0].time, w.state[0].log_rows
-    cost = w.given[j].cost if w.job[j].starts > 0 else 0
-    w.log[row].job, w.log[row].start, w.log[row].end = j, now, -1
-    w.log[row].restart, w.log[row].gpus, w.log[row].half = cost, gpus, half
-    w.log[row].work, w.log[row].partner = 0, -1
-    w.log[row].end_node = w.state[0].log_nodes
-    w.state[0].log_rows += 1
-    w.job[j].phase, w.job[j].gpus, w.job[j].row, w.job[j].stay = RUNS, gpus, row, now
-    w.job[j].entered = now
-    if w.job[j].starts == 0:
-        w.job[j].first_start = now
-    w.job[j].starts += 1
-    w.job[j].since, w.job[j].stay_done = now + cost, w.job[j].done
-    w.job[j].kept = w.job[j].done
+    job, s = w.job[j], w.state[0]
+    now, row = s.time, s.log_rows
+    cost = w.given[j].cost if job.starts > 0 else 0
+    stay = w.log[row]
+    stay.job, stay.start, stay.end = j, now, -1
+    stay.restart, stay.gpus, stay.half = cost, gpus, half
+    stay.work, stay.partner = 0, -1
+    stay.end_node = s.log_nodes
+    s.log_rows += 1
+    job.phase, job.gpus, job.row, job.stay = RUNS, gpus, row, now
+    job.entered = now
+    if job.starts == 0:
+        job.first_start = now
+    job.starts += 1
+    job.since, job.stay_done = now + cost, job.done
+    job.kept = job.done
     kind = 0
     if gpus > 0 and w.supply.shape[0] > 0:
-        kind = w.supply[w.log_node[w.log[row].first, 0], 0]
-    w.job[j].rate = w.job[j].alone = rate_of(w, j, gpus if gpus > 0 else -1, kind)
+        kind = w.supply[w.log_node[stay.first, 0], 0]
+    job.rate = job.alone = rate_of(w, j, gpus if gpus > 0 else -1, kind)
     w.assigned[position(w, j)] = gpus if gpus > 0 else -1
     return foresee(w, j)
 
@@ -276,7 +286,8 @@ def start(w, j, gpus, first, end):  # type: ignore[no-untyped-def]
     On the nodes of rows ``first:end`` of `World.named`, or best-fit if there are none. All
     releases of an instant come before its starts.
     """
-    w.log[w.state[0].log_rows].first = w.state[0].log_nodes
+    s = w.state[0]
+    w.log[s.log_rows].first = s.log_nodes
     if gpus < 0:
         node = w.named[first, 0] if end > first else 0
         while (
@@ -304,10 +315,11 @@ def start_beside(w, j, partner):  # type: ignore[no-untyped-def]
 
     With measured pairs (`World.pair`) both change their speeds; other pairs are refused.
     """
+    job, given, s = w.job[j], w.given[j], w.state[0]
     theirs, gpus = w.job[partner].row, w.job[partner].gpus
     if partner == j or gpus == 0 or w.job[partner].partner >= 0:
         return 0
-    kinds, pair = w.given[j].kinds, w.given[j].kind * w.given[j].kinds + w.given[partner].kind
+    kinds, pair = given.kinds, given.kind * given.kinds + w.given[partner].kind
     if kinds > 0 and w.pair[pair, 0] == 0:
         return 0
     first, end = w.log[theirs].first, w.log[theirs].end_node
@@ -317,14 +329,14 @@ def start_beside(w, j, partner):  # type: ignore[no-untyped-def]
     for i in range(first, end):
         if _usable(w, j, w.log_node[i, 0], kind, w.log_node[i, 1]) < w.log_node[i, 1]:
             return 0
-    w.log[w.state[0].log_rows].first = w.state[0].log_nodes
+    w.log[s.log_rows].first = s.log_nodes
     for i in range(first, end):
         _note(w, j, w.log_node[i, 0], w.log_node[i, 1])
     if w.log[theirs].half == WHOLE:
         w.log[theirs].half = HALF_A
     _open(w, j, gpus, HALF_B if w.log[theirs].half == HALF_A else HALF_A)
-    w.log[w.job[j].row].partner = theirs
-    w.job[j].partner, w.job[partner].partner = partner, j
+    w.log[job.row].partner = theirs
+    job.partner, w.job[partner].partner = partner, j
     if kinds > 0:
         _set_speed(w, j, w.pair[pair, 0])
         _set_speed(w, partner, w.pair[pair, 1])
@@ -334,31 +346,33 @@ def start_beside(w, j, partner):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, counted=False)
 def vacate(w, j):  # type: ignore[no-untyped-def]
     """Close the stay of synchronized running job j and free what it holds alone."""
-    now, row, partner = w.state[0].time, w.job[j].row, w.job[j].partner
-    w.log[row].end, w.log[row].work = now, w.job[j].done - w.job[j].stay_done
-    w.log[row].restart = min(w.log[row].restart, now - w.job[j].stay)
-    w.job[j].attained += w.job[j].gpus * (now - w.job[j].stay)
-    if w.job[j].gpus == 0:
-        w.node[w.job[j].unit].free_units += 1
-    for i in range(w.log[row].first, w.log[row].end_node):
+    job, s = w.job[j], w.state[0]
+    now, row, partner = s.time, job.row, job.partner
+    stay = w.log[row]
+    stay.end, stay.work = now, job.done - job.stay_done
+    stay.restart = min(stay.restart, now - job.stay)
+    job.attained += job.gpus * (now - job.stay)
+    if job.gpus == 0:
+        w.node[job.unit].free_units += 1
+    for i in range(stay.first, stay.end_node):
         node, count = w.log_node[i, 0], w.log_node[i, 1]
         if w.supply.shape[0] > 0:
             w.supply[node, 1] += count * w.demand[j, 0]
             w.supply[node, 2] += count * w.demand[j, 1]
         if partner < 0:
             w.node[node].free += count
-            w.state[0].free_gpus += count * w.node[node].takes
+            s.free_gpus += count * w.node[node].takes
     if partner >= 0:
-        w.job[partner].partner = w.job[j].partner = -1
+        w.job[partner].partner = job.partner = -1
         if w.job[partner].rate != w.job[partner].alone:
             _set_speed(w, partner, PARTS)
-    w.job[j].row = -1
-    w.job[j].gpus = w.job[j].rate = w.job[j].alone = 0
+    job.row = -1
+    job.gpus = job.rate = job.alone = 0
     w.assigned[position(w, j)] = 0
-    i = w.job[j].slot
-    w.job[j].slot = -1
-    w.state[0].running_now -= 1
-    last = w.state[0].running_now
+    i = job.slot
+    job.slot = -1
+    s.running_now -= 1
+    last = s.running_now
     if i < last:
         w.heap[i, 0], w.heap[i, 1] = w.heap[last, 0], w.heap[last, 1]
         _sift(w, i)
@@ -368,10 +382,11 @@ def vacate(w, j):  # type: ignore[no-untyped-def]
 @helper(INT, WORLD, INT, INT, counted=False)
 def release(w, j, preempted):  # type: ignore[no-untyped-def]
     """Take running job j off its GPUs: preempted, or for a resize, after which `start` follows."""
+    job, s = w.job[j], w.state[0]
     sync(w, j)
-    if w.state[0].loses_pass == 1:
-        w.job[j].done = w.job[j].kept
+    if s.loses_pass == 1:
+        job.done = job.kept
     vacate(w, j)
-    w.job[j].phase, w.job[j].entered = PENDING, w.state[0].time
-    w.job[j].preempted += preempted
-    return show(w, position(w, j), w.state[0].columns)
+    job.phase, job.entered = PENDING, s.time
+    job.preempted += preempted
+    return show(w, position(w, j), s.columns)

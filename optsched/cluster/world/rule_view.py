@@ -73,9 +73,9 @@ _COLUMNS: Final[dict[str, str]] = {
     "rate": "sized[2]",
     "observed_ptr": "seen[0]",
     "observed": "seen[1]",
-    "free": "w.node[:].free * w.node[:].takes",
-    "capacity": "w.node[:].capacity * w.node[:].takes",
-    "zero_free": "w.node[:].free_units * w.node[:].takes",
+    "free": "of_nodes(w, 0)",
+    "capacity": "of_nodes(w, 1)",
+    "zero_free": "of_nodes(w, 2)",
     "node_type": "node_type(w)",
     "draining": "draining(w)",
     "held_ptr": "holds[0]",
@@ -134,7 +134,7 @@ def viewer_of(columns: tuple[str, ...]) -> Any:
         elif name in (*_BITS, "draining"):
             kinds[k] = FLAGS
     known: dict[str, Any] = {
-        "view": view, "of_jobs": _of_jobs, "sizes": _sizes, "observed": _observed, "held": _held,
+        "view": view, "of_jobs": _of_jobs, "of_nodes": _of_nodes, "sizes": _sizes, "observed": _observed, "held": _held,
         "node_type": _node_type, "draining": draining_now,
     }  # fmt: skip
     values = ", ".join(_COLUMNS[name] for name in columns)
@@ -160,6 +160,21 @@ def _of_jobs(w, values):  # type: ignore[no-untyped-def]
     out = np.empty(w.state[0].active, values.dtype)
     for i in range(len(out)):
         out[i] = values[w.active[i]]
+    return out
+
+
+@helper()
+def _of_nodes(w, which):  # type: ignore[no-untyped-def]
+    """Free GPUs, all GPUs or free zero-slot units of every node that takes work, else 0."""
+    out = np.zeros(len(w.node), np.int64)
+    for n in range(len(out)):
+        node = w.node[n]
+        if node.takes == 1:
+            out[n] = node.free
+            if which == 1:
+                out[n] = node.capacity
+            elif which == 2:
+                out[n] = node.free_units
     return out
 
 
