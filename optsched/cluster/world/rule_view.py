@@ -134,8 +134,8 @@ def viewer_of(columns: tuple[str, ...]) -> Any:
         elif name in (*_BITS, "draining"):
             kinds[k] = FLAGS
     known: dict[str, Any] = {
-        "view": view, "of_jobs": _of_jobs, "of_nodes": _of_nodes, "sizes": _sizes, "observed": _observed, "held": _held,
-        "node_type": _node_type, "draining": draining_now,
+        "view": view, "of_jobs": _of_jobs, "of_nodes": _of_nodes, "sizes": _sizes,
+        "observed": _observed, "held": _held, "node_type": _node_type, "draining": draining_now,
     }  # fmt: skip
     values = ", ".join(_COLUMNS[name] for name in columns)
     tables = [
