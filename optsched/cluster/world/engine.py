@@ -108,7 +108,7 @@ def first_view(workload: Workload, nodes: Nodes, settings: Settings) -> ClusterV
     w = world(workload, nodes, settings, None)
     viewer = Viewer(w, workload, nodes, settings)
     w.state["clairvoyant"] = 1
-    while (status := turn(w, 0)) == LOG_FULL:
+    while (status := turn(w.address, 0)) == LOG_FULL:
         viewer.world = w = grown(w)
     return viewer.look() if status == ASK else None
 
