@@ -55,7 +55,7 @@ def simulate(
         the last job.
     engine
         ``"auto"`` takes the policy's `compiled` simulation where there is one, ``"generic"`` always
-        asks the policy itself: the logs are equal, compiled ones are faster.
+        calls the policy itself: the logs are equal, compiled ones are faster.
     on_progress
         Called now and then with the time, the jobs that have ended, and all jobs (compiled:
         once, at the end). Ctrl-C in the generic engine returns what has happened until then; jobs
@@ -104,8 +104,8 @@ def simulate(
         settings, log = _failing(changes, jobs, nodes, settings, run)
     else:
         log = run(settings)
-    said = getattr(chosen, "notes", None)
-    notes = tuple(said(jobs, nodes)) if callable(said) else ()
+    sentences = getattr(chosen, "notes", None)
+    notes = tuple(sentences(jobs, nodes)) if callable(sentences) else ()
     options, reasons = policy_options(chosen), getattr(chosen, "reasons", None)
     return Run(jobs, nodes, settings, chosen.name, options, log, notes=notes, reasons=reasons)
 

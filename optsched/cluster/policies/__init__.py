@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from optsched.cluster.world.policy import Policy
 
-_HOME: Final = {
+_MODULES: Final = {
     "allocation": "optsched.cluster.policies.allocation:Allocation",
     "elastic": "optsched.cluster.policies.elastic:Elastic",
     "entropy": "optsched.cluster.policies.elastic:Entropy",
@@ -54,12 +54,12 @@ GROUP: Final = "optsched.policies"
 def _others() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points  # 20 ms that our own policies need not pay
 
-    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _HOME}
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _MODULES}
 
 
 def names() -> list[str]:
     """Names of all policies: those of the library and of installed packages."""
-    return sorted({*_HOME, *_others()})
+    return sorted({*_MODULES, *_others()})
 
 
 def get(name: str, **options: Any) -> Policy:
@@ -74,8 +74,8 @@ def get(name: str, **options: Any) -> Policy:
     known = sorted(getattr(kind, "options", ()))
     for key in options:
         if key not in known:
-            told = ", ".join(known) or "none"
-            raise InputError(f"options: {name} has no option {key!r:.60}; it has: {told}")
+            listed = ", ".join(known) or "none"
+            raise InputError(f"options: {name} has no option {key!r:.60}; it has: {listed}")
     if isinstance(kind, type):
         try:
             kind = kind(**options)
@@ -93,8 +93,8 @@ def get(name: str, **options: Any) -> Policy:
 
 def _kind(name: str) -> Any:
     """The class of a name."""
-    if name in _HOME:
-        module, _, attribute = _HOME[name].partition(":")
+    if name in _MODULES:
+        module, _, attribute = _MODULES[name].partition(":")
         return getattr(import_module(module), attribute)
     if ":" in name:
         return _from_module(name)
@@ -124,7 +124,7 @@ def _from_module(name: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except Exception as error:  # the module is the caller's: whatever breaks in it
-        said = f"{type(error).__name__}: {error}"
-        raise InputError(f"policy: {name!r:.60} cannot be loaded: {said}") from error
+        message = f"{type(error).__name__}: {error}"
+        raise InputError(f"policy: {name!r:.60} cannot be loaded: {message}") from error
     finally:
         sys.path[:] = before

@@ -76,14 +76,14 @@ def decision(view: ClusterView, quota: IntArray, kind: IntArray) -> Decision:
         np.add.at(free, view.held_node[rows], view.held_count[rows] * takes[view.held_node[rows]])
     for i in sorted(np.flatnonzero(changes).tolist(), key=lambda i: -quota[i]):
         need, on = int(quota[i]), dict[int, int]()
-        there = np.where(view.node_type == kind[i], free, 0)
-        while 0 < need <= there.sum():
-            fits = np.flatnonzero(there >= need)
-            node = int(fits[np.argmin(there[fits])] if len(fits) else np.argmax(there))
-            on[node] = min(need, int(there[node]))
+        vacant = np.where(view.node_type == kind[i], free, 0)
+        while 0 < need <= vacant.sum():
+            fits = np.flatnonzero(vacant >= need)
+            node = int(fits[np.argmin(vacant[fits])] if len(fits) else np.argmax(vacant))
+            on[node] = min(need, int(vacant[node]))
             need -= on[node]
             free[node] -= on[node]
-            there[node] = 0
+            vacant[node] = 0
         if need == 0:
             nodes[i] = dict(sorted(on.items()))
     quota = np.where(np.diff(view.size_ptr) == 0, -1, quota)

@@ -41,12 +41,12 @@ def hosts_of(view):  # type: ignore[no-untyped-def]
 @helper()
 def host_of(view, i, hosts, size, cost, kind, fits):  # type: ignore[no-untyped-def]
     """Place in `hosts` of the first job that pending job i may join; -1: none."""
-    own = kind[view.job[i]]
+    this = kind[view.job[i]]
     for h in range(len(hosts)):
         k = hosts[h]
         if k < 0 or view.gpus[k] != size or cost[i] > 2 * cost[k]:
             continue
-        if fits[own, kind[view.job[k]]]:
+        if fits[this, kind[view.job[k]]]:
             return h
     return -1
 

@@ -202,11 +202,11 @@ def find_ended(view, prior, memory):  # type: ignore[no-untyped-def]
         memory.known[:] = False
         memory.changed[:] = True
     now[0], now[3] = view.time, now[3] + 1
-    shown, behind = np.zeros(len(prior.limit), np.int64), np.zeros(len(prior.limit), np.int64)
+    visible, behind = np.zeros(len(prior.limit), np.int64), np.zeros(len(prior.limit), np.int64)
     for j in view.job:
         memory.stamp[j] = now[3]
-        if len(shown) > 0:
-            shown[prior.owner[j]] += 1
+        if len(visible) > 0:
+            visible[prior.owner[j]] += 1
             behind[prior.owner[j]] = j
     while now[1] < len(prior.arrival) and prior.arrival[now[1]] <= view.time:
         memory.open[now[2]] = now[1]
@@ -216,8 +216,8 @@ def find_ended(view, prior, memory):  # type: ignore[no-untyped-def]
     for k in range(now[2]):
         j = memory.open[k]
         hidden, group = False, prior.owner[j]
-        if len(shown) > 0 and 0 <= prior.limit[group] <= shown[group]:
-            hidden = shown[group] == 0 or j > behind[group]
+        if len(visible) > 0 and 0 <= prior.limit[group] <= visible[group]:
+            hidden = visible[group] == 0 or j > behind[group]
         if hidden or memory.stamp[j] == now[3]:
             memory.open[kept] = j
             kept += 1

@@ -85,7 +85,7 @@ class Sia(RulePolicy):
 @helper()
 def costs(view, fixed, loose, p):  # type: ignore[no-untyped-def]
     """Configurations of the jobs: offsets, GPUs, costs in hundredths with a trace for changes."""
-    node, there = max(view.capacity.max(), 1), view.capacity.sum()
+    node, total = max(view.capacity.max(), 1), view.capacity.sum()
     ptr, at = np.zeros(len(loose) + 1, np.int64), 0
     size = np.empty(len(view.size) + len(loose), np.int64)
     cost = np.empty(len(size), np.int64)
@@ -95,12 +95,12 @@ def costs(view, fixed, loose, p):  # type: ignore[no-untyped-def]
         if held == 0 or view.preemptible[i]:
             size[at], cost[at] = 0, LEFT_OUT
             at += 1
-        usual = 0
+        common = 0
         for k in range(first, end):
-            usual += is_usual(view.size[k], node, there)
+            common += is_common(view.size[k], node, total)
         slowest = 0
         for k in range(first, end):
-            if usual == 0 or view.size[k] == held or is_usual(view.size[k], node, there):
+            if common == 0 or view.size[k] == held or is_common(view.size[k], node, total):
                 slowest = view.rate[k] if slowest == 0 else min(slowest, view.rate[k])
         change = discount(view, i)
         for k in range(first, end):
@@ -108,7 +108,7 @@ def costs(view, fixed, loose, p):  # type: ignore[no-untyped-def]
             r = 1.0 if g == held else change
             if r <= 0.0 or (g != held and fixed[i] != FREE):
                 continue
-            if usual == 0 or g == held or is_usual(g, node, there):
+            if common == 0 or g == held or is_common(g, node, total):
                 relative = min((view.rate[k] * r / slowest) ** p, _MOST)
                 size[at], cost[at] = g, int(np.rint(100.0 * relative))
                 at += 1
@@ -119,9 +119,9 @@ def costs(view, fixed, loose, p):  # type: ignore[no-untyped-def]
 
 
 @helper()
-def is_usual(gpus, node, there):  # type: ignore[no-untyped-def]
+def is_common(gpus, node, total):  # type: ignore[no-untyped-def]
     """Whether a size is a power of two within a node, or whole nodes that are there."""
-    return gpus <= there and ((gpus & (gpus - 1) == 0 and gpus <= node) or gpus % node == 0)
+    return gpus <= total and ((gpus & (gpus - 1) == 0 and gpus <= node) or gpus % node == 0)
 
 
 @helper()
@@ -171,12 +171,12 @@ def costs_by_type(
         now = (int(held[i]), int(view.gpus[i]))
         every = [(t, g) for t, speeds in enumerate(rates) for g in speeds]
         nodes = [v.capacity for v in views]
-        usual = [
+        common = [
             (t, g)
             for t, g in every
-            if is_usual(g, max(int(nodes[t].max()), 1), int(nodes[t].sum()))
+            if is_common(g, max(int(nodes[t].max()), 1), int(nodes[t].sum()))
         ]
-        every = [one for one in every if one in usual or one == now] if usual else every
+        every = [one for one in every if one in common or one == now] if common else every
         slowest, change = min(rates[t][g] for t, g in every), discount(view, i)
         for t in range(kinds):
             options = {}

@@ -99,8 +99,8 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     for key, values in (("group", "groups"), ("template", "templates"), ("speedup", "speedups")):
         found[values] = tuple(given[values])
         if found[key].max() >= len(found[values]):
-            there = len(found[values])
-            raise InputError(f"{key}: {found[key].max()} but there are {there} of them")
+            known = len(found[values])
+            raise InputError(f"{key}: {found[key].max()} but there are {known} of them")
     _check_times(found, names)
     for g, group in enumerate(found["groups"]):
         line(f"groups[{g}].name", group.name)

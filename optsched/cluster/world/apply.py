@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from optsched.cluster.world.jobs import rate_of, release, start, start_beside
+from optsched.cluster.world.jobs import rate_of, release, start, start_shared
 from optsched.cluster.world.layout import (
     LEGAL,
     MID_PASS,
@@ -39,7 +39,7 @@ def _same_nodes(w, i):  # type: ignore[no-untyped-def]
         if w.named[k, 1] < 0 or (q > 0 and w.named[k, 1] == 0):
             return -NODE_SUM
         total += w.named[k, 1]
-    s.about, s.beside = total, max(q, 0)
+    s.about, s.other = total, max(q, 0)
     if total != max(q, 0) or (q < 0 and end > first + 1):
         return -NODE_SUM
     if w.assigned[i] != q:
@@ -84,7 +84,7 @@ def _mark(w, i):  # type: ignore[no-untyped-def]
     if same == 1:
         return LEGAL
     if running and s.pass_only == 1 and w.job[j].pass_end != s.time:
-        s.about, s.beside = w.job[j].gpus, q
+        s.about, s.other = w.job[j].gpus, q
         return MID_PASS
     w.job[j].leaves = _COMES | _GOES if running else _COMES
     return LEGAL
@@ -113,7 +113,7 @@ def _lacks(w, count):  # type: ignore[no-untyped-def]
             continue
         free -= w.quota[i]
         if free < 0:
-            s.at, s.about, s.beside = i, w.quota[i], free + w.quota[i]
+            s.at, s.about, s.other = i, w.quota[i], free + w.quota[i]
             return 1
     return 0
 
@@ -131,7 +131,7 @@ def _put(w, i):  # type: ignore[no-untyped-def]
     if s.sharing == 1 and w.share[i] >= 0:
         rule, partner = SHARE, w.active[w.share[i]]
         if w.job[partner].gpus == q:
-            placed = start_beside(w, j, partner)
+            placed = start_shared(w, j, partner)
     else:
         first, end = 0, 0
         if s.named == 1:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MOST_TIME: Final = 2**53
 """Behind it no event may lie."""
 
-_SHOWN: Final = 5
+_LISTED: Final = 5
 _KINDS: Final = {"add": ADD, "drain": DRAIN, "remove": REMOVE}
 
 
@@ -87,11 +87,11 @@ def check_fits(workload: Workload, nodes: Nodes, settings: Settings) -> None:
 def is_limited(workload: Workload, nodes: Nodes) -> bool:
     """Whether more than the number of GPUs bounds where jobs run, or their speed depends on it."""
     kinds = set(nodes.types)
-    asked = ((workload.cpus_per_gpu, nodes.cpus), (workload.memory_per_gpu_gb, nodes.memory_gb))
+    demands = ((workload.cpus_per_gpu, nodes.cpus), (workload.memory_per_gpu_gb, nodes.memory_gb))
     return (
         len(kinds) > 1
         or bool(kinds & set(workload.types))
-        or any(bool(need.any()) and min(there) < np.inf for need, there in asked)
+        or any(bool(need.any()) and min(offers) < np.inf for need, offers in demands)
     )
 
 
@@ -103,10 +103,10 @@ def _thousandths(amounts: Any) -> IntArray:
 def _check_limits(workload: Workload, nodes: Nodes) -> None:
     """Refuse a size that no type of GPU has room for, with the job's CPUs and memory, when idle."""
     need = np.stack([_thousandths(workload.cpus_per_gpu), _thousandths(workload.memory_per_gpu_gb)])
-    there = np.stack([_thousandths(nodes.cpus), _thousandths(nodes.memory_gb)])
+    offers = np.stack([_thousandths(nodes.cpus), _thousandths(nodes.memory_gb)])
     distinct, which = np.unique(need, axis=1, return_inverse=True)
     types, most = np.array(nodes.types), np.zeros(len(workload), np.int64)
-    fits = [np.minimum((there // np.maximum(one, 1)[:, None] + (one == 0)[:, None] * 2**40).min(0),
+    fits = [np.minimum((offers // np.maximum(one, 1)[:, None] + (one == 0)[:, None] * 2**40).min(0),
                        nodes.gpus) for one in distinct.T]  # fmt: skip
     for kind in dict.fromkeys(nodes.types):
         room = np.array([fit[types == kind].sum() for fit in fits])[which.reshape(-1)]
@@ -131,8 +131,8 @@ def world(
     given["submit"], given["work_total"] = workload.submit, workload.work
     given["pass_work"], given["estimate"] = workload.pass_work, workload.estimate
     given["first_size"], given["end_size"] = workload.size_ptr[:-1], workload.size_ptr[1:]
-    own = workload.restart_cost
-    given["cost"] = np.where(own < 0, settings.restart_cost, own)
+    cost = workload.restart_cost
+    given["cost"] = np.where(cost < 0, settings.restart_cost, cost)
     given["preemptible"], given["group"] = workload.preemptible, workload.group
 
     pair = np.zeros((0, 2), np.int64)
@@ -154,10 +154,10 @@ def world(
     supply, demand = np.zeros((0, 3), np.int64), np.zeros((0, 2), np.int64)
     if kinds:
         of = [1 + kinds.index(kind) for kind in nodes.types]
-        there = of, _thousandths(nodes.cpus), _thousandths(nodes.memory_gb)
-        supply = np.stack(there, axis=1).astype(np.int64)
-        asked = workload.cpus_per_gpu, workload.memory_per_gpu_gb
-        demand = np.stack([_thousandths(need) for need in asked], axis=1)
+        offers = of, _thousandths(nodes.cpus), _thousandths(nodes.memory_gb)
+        supply = np.stack(offers, axis=1).astype(np.int64)
+        demands = workload.cpus_per_gpu, workload.memory_per_gpu_gb
+        demand = np.stack([_thousandths(need) for need in demands], axis=1)
     changes = sorted(
         (change.time, index, change.node, _KINDS[change.kind])
         for index, change in enumerate(settings.changes)
@@ -274,11 +274,11 @@ def _close(w: World, log: Any, rows: IntArray) -> None:
 
 
 def stalled(w: World, workload: Workload, policy: str) -> Stalled:
-    """The exception that says who waits for nothing."""
+    """The exception with the jobs that wait for nothing."""
     waiting = [int(j) for j in w.active[: w.state["active"][0]] if w.job["phase"][j] == PENDING]
-    there = int(w.node["capacity"][w.node["takes"] == 1].sum())
+    total = int(w.node["capacity"][w.node["takes"] == 1].sum())
     least = int(workload.size[workload.size_ptr[waiting[0]]])
-    reason = of_free_gpus(least, int(w.state["free_gpus"][0]), there, policy)
+    reason = of_free_gpus(least, int(w.state["free_gpus"][0]), total, policy)
     return Stalled(
         f"policy {policy!r:.60} starts none of {len(waiting)} pending jobs at time "
         f"{w.state['time'][0]}, nothing runs, and no event is left: {_listed(workload, waiting)} "
@@ -298,8 +298,8 @@ def too_late(w: World, workload: Workload, policy: str) -> InputError:
 def _listed(workload: Workload, jobs: Iterable[int]) -> str:
     """Some names."""
     every = list(jobs)
-    told = ", ".join(f"{workload.names[j]!s:.40}" for j in every[:_SHOWN])
-    return told + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")
+    listed = ", ".join(f"{workload.names[j]!s:.40}" for j in every[:_LISTED])
+    return listed + (f" and {len(every) - _LISTED} more" if len(every) > _LISTED else "")
 
 
 __all__ = [

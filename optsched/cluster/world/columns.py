@@ -7,7 +7,7 @@ from typing import Final
 from optsched.cluster.world.apply import apply
 from optsched.cluster.world.events import advance
 from optsched.cluster.world.jobs import show
-from optsched.cluster.world.layout import ASK, LEGAL, at
+from optsched.cluster.world.layout import DECIDE, LEGAL, at
 from optsched.kernels.compile import INT, entry
 
 PRESENT: Final = (
@@ -25,7 +25,7 @@ def turn(address, columns):  # type: ignore[no-untyped-def]
     Returns the answer of `advance`, or the broken rule times -1. It takes the address of a `World`.
     """
     w = at(address)
-    s, status = w.state[0], ASK
+    s, status = w.state[0], DECIDE
     if columns == 0:
         if s.decided == 1:
             s.decided = 0
@@ -34,7 +34,7 @@ def turn(address, columns):  # type: ignore[no-untyped-def]
                 return -rule
         status = advance(w)
     s.columns |= columns
-    if status == ASK:
+    if status == DECIDE:
         for i in range(s.active):
             if w.assigned[i] != 0 or columns != 0:
                 show(w, i, s.columns)

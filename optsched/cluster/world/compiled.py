@@ -42,7 +42,7 @@ from optsched.cluster.world.columns import PRESENT, turn
 from optsched.cluster.world.enact import failed, refused
 from optsched.cluster.world.engine import simulate_generic
 from optsched.cluster.world.errors import PolicyError
-from optsched.cluster.world.layout import ASK, LOG_FULL, STALLED, TOO_LATE, at
+from optsched.cluster.world.layout import DECIDE, LOG_FULL, STALLED, TOO_LATE, at
 from optsched.cluster.world.policy import Decision
 from optsched.cluster.world.progress import MOST_VAIN, Progress
 from optsched.cluster.world.rule_view import GIVEN, columns_of, given, viewer_of
@@ -82,7 +82,7 @@ _LEFT_OUT: Final = "give Choice all values before the last one that you give, ()
 class Choice(NamedTuple):
     """What a rule returns that says more than GPUs of every active job.
 
-    Compiled code knows no defaults: give all values before the last one, ``()`` for no order.
+    Compiled code has no defaults: give all values before the last one, ``()`` for no order.
     """
 
     quota: Any
@@ -143,8 +143,8 @@ class RulePolicy:
             quota = np.where(known[3][view.job], -1, quota)
         order = np.asarray(choice.order) if len(choice.order) else None
         if len(choice.share) not in (0, len(view.job)):
-            said = _WRONG[_SHARE].format(len(view.job))
-            raise PolicyError(f"policy {format_value(self.name)} at time {view.time}: {said}")
+            message = _WRONG[_SHARE].format(len(view.job))
+            raise PolicyError(f"policy {format_value(self.name)} at time {view.time}: {message}")
         share = {i: int(k) for i, k in enumerate(choice.share) if k >= 0}
         return Decision(quota, order=order, wake_at=choice.wake_at or None, share=share)
 
@@ -159,21 +159,21 @@ class RulePolicy:
         kinds = types.BaseTuple.from_types(tuple(map(numba.typeof, arguments)))
         columns, loop = _loop(self.rule, kinds)
         known = given(workload, settings)
-        shown = sum(1 << k for k, name in enumerate(PRESENT) if name in columns)
+        mask = sum(1 << k for k, name in enumerate(PRESENT) if name in columns)
         zero = int(bool((workload.size == 0).any()))
 
         def simulate(w: World) -> Any:
             if w.state["time"] < 0 or w.state["columns"] == 0:
                 w.state["clairvoyant"] = int(self.clairvoyant)
-                turn(w.address, shown)
+                turn(w.address, mask)
             try:
                 status = loop(_address(), w.address, known, zero, arguments)
             except numba.core.errors.NumbaError as error:
                 raise _not_compiled(self.name, error) from error
             except Exception as error:
                 if _leaves_out(error):
-                    said = f"policy {self.name}: numba cannot compile it: {_LEFT_OUT}"
-                    raise InputError(said) from error
+                    message = f"policy {self.name}: numba cannot compile it: {_LEFT_OUT}"
+                    raise InputError(message) from error
                 raise failed(w, self.name, error) from error
             if status in _WRONG:
                 text = _WRONG[status].format(w.state["active"][0])
@@ -229,11 +229,11 @@ def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -
     PolicyError, Stalled, InputError
         As the generic engine does.
     """
-    progress, asked, status = Progress(), 0, LOG_FULL
+    progress, decisions, status = Progress(), 0, LOG_FULL
     while status in (LOG_FULL, PAUSE):
         if status == PAUSE:
-            asked += MOST_VAIN
-            progress.check(w, asked, name)
+            decisions += MOST_VAIN
+            progress.check(w, decisions, name)
         status = loop(w)
         if status == LOG_FULL:
             w = grown(w)
@@ -343,7 +343,7 @@ def _write(w, choice, zero):  # type: ignore[no-untyped-def]
             return _WAKE
         s.wake = choice.wake_at
     s.decided, s.ordered = 1, len(choice.order)
-    return ASK
+    return DECIDE
 
 
 def _named_by_content(rule: Any) -> Any:
@@ -364,10 +364,10 @@ def _loop(rule: Any, arguments: Any) -> tuple[tuple[str, ...], Any]:
         w = at(world)
         for _ in range(MOST_VAIN):
             status = _call(turn, world)  # type: ignore[call-arg,var-annotated]
-            if status != ASK:
+            if status != DECIDE:
                 return status
             wrong = _write(w, _choice(decide(see(w, given), *arguments)), zero)
-            if wrong != ASK:
+            if wrong != DECIDE:
                 return wrong
         return PAUSE
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from optsched.cluster.world.layout import World
     from optsched.cluster.world.policy import ClusterView
 
-_SHOWN: Final = 8
+_LISTED: Final = 8
 
 
 def read(w: World, workload: Workload, policy: str, view: ClusterView, decision: Any) -> World:
@@ -44,8 +44,8 @@ def read(w: World, workload: Workload, policy: str, view: ClusterView, decision:
 
 def refused(w: World, workload: Workload, policy: str, rule: int) -> PolicyError:
     """The exception that says which rule the decision breaks."""
-    told = _broken(w, workload, rule)
-    return PolicyError(f"policy {format_value(policy)} at time {w.state['time'][0]}: {told}")
+    sentence = _broken(w, workload, rule)
+    return PolicyError(f"policy {format_value(policy)} at time {w.state['time'][0]}: {sentence}")
 
 
 def failed(w: World, policy: str, error: Exception) -> PolicyError:
@@ -150,12 +150,12 @@ def _name_nodes(w: World, workload: Workload, view: ClusterView, nodes: Any) -> 
 def _broken(w: World, workload: Workload, rule: int) -> str:
     """The rule in words."""
     s = w.state
-    at, about, beside = int(s["at"][0]), int(s["about"][0]), int(s["beside"][0])
+    at, about, other = int(s["at"][0]), int(s["about"][0]), int(s["other"][0])
     j = int(w.active[at])
     job = f"job {format_value(workload.names[j])}"
     if rule == SIZE:
         sizes = workload.size[workload.size_ptr[j] : workload.size_ptr[j + 1]].tolist()
-        allowed = ", ".join(map(str, sizes[:_SHOWN])) + (", ..." if len(sizes) > _SHOWN else "")
+        allowed = ", ".join(map(str, sizes[:_LISTED])) + (", ..." if len(sizes) > _LISTED else "")
         if sizes == [0]:
             return f"{job}: quota {about}, but a zero-slot task takes -1 (run) or 0"
         return f"{job}: quota {about} is not one of its sizes ({allowed}) or 0"
@@ -163,15 +163,15 @@ def _broken(w: World, workload: Workload, rule: int) -> str:
         return f"{job}: runs and is not preemptible, but would lose its GPUs"
     if rule == MID_PASS:
         return (
-            f"{job}: would go from {about} to {beside} GPUs (or move) within a pass, which "
+            f"{job}: would go from {about} to {other} GPUs (or move) within a pass, which "
             'resize="pass" allows only at the end of one'
         )
     if rule == TOO_MANY:
-        return f"{job}: over-allocation: needs {about} GPUs when {beside} are left"
+        return f"{job}: over-allocation: needs {about} GPUs when {other} are left"
     if rule == UNKNOWN_NODE:
         return f"{job}: there is no node {about} (0..{len(w.node) - 1})"
     if rule == NODE_SUM:
-        return f"{job}: its nodes give {about} GPUs (each at least 1), its quota is {beside}"
+        return f"{job}: its nodes give {about} GPUs (each at least 1), its quota is {other}"
     if rule == NODE_FULL:
         return f"{job}: a node that it is to run on has too few free GPUs or takes no work"
     if rule == SHARE:

@@ -1,4 +1,4 @@
-"""The generic simulation: kernels move the world, and any policy is asked at every instant."""
+"""The generic simulation: kernels move the world, and any policy is decisions at every instant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
 from optsched.cluster.world.columns import turn
 from optsched.cluster.world.enact import failed, read, refused
-from optsched.cluster.world.layout import ASK, FINISHED_ALL, LOG_FULL, STALLED
+from optsched.cluster.world.layout import DECIDE, FINISHED_ALL, LOG_FULL, STALLED
 from optsched.cluster.world.progress import Progress
 from optsched.cluster.world.viewer import Viewer
 from optsched.errors import InputError
@@ -31,7 +31,7 @@ class Simulated(NamedTuple):
     """What the generic engine returns."""
 
     log: Log
-    asked: int
+    decisions: int
     """How often the policy decided."""
     complete: bool
     """False: interrupted, jobs without an end have ``finished`` -1."""
@@ -75,10 +75,10 @@ def simulate_generic(
             if status == LOG_FULL:
                 viewer.world = w = grown(w)
                 continue
-            if status != ASK:
+            if status != DECIDE:
                 break
             view = viewer.look()
-            progress.check(w, viewer.asked, policy.name)
+            progress.check(w, viewer.decisions, policy.name)
             try:
                 decision = policy.decide(view)
             except InputError:
@@ -88,7 +88,7 @@ def simulate_generic(
             if watch is not None:
                 watch(view, decision)
             viewer.world = w = read(w, workload, policy.name, view, decision)
-            report.tell(w)
+            report.report(w)
         if status < 0:
             raise refused(w, workload, policy.name, -status)
         if status == STALLED:
@@ -98,9 +98,9 @@ def simulate_generic(
         complete = True
     except KeyboardInterrupt:
         pass  # what has happened so far is worth having
-    viewer.asked += 1
-    report.tell(w, last=True)
-    return Simulated(log_of(w), viewer.asked - 1, complete)
+    viewer.decisions += 1
+    report.report(w, last=True)
+    return Simulated(log_of(w), viewer.decisions - 1, complete)
 
 
 def first_view(workload: Workload, nodes: Nodes, settings: Settings) -> ClusterView | None:
@@ -110,17 +110,17 @@ def first_view(workload: Workload, nodes: Nodes, settings: Settings) -> ClusterV
     w.state["clairvoyant"] = 1
     while (status := turn(w.address, 0)) == LOG_FULL:
         viewer.world = w = grown(w)
-    return viewer.look() if status == ASK else None
+    return viewer.look() if status == DECIDE else None
 
 
 class _Report:
     """Tells progress now and then."""
 
-    def __init__(self, tell: Callable[[int, int, int], None] | None, total: int) -> None:
-        self.callback, self.total = tell, total
+    def __init__(self, report: Callable[[int, int, int], None] | None, total: int) -> None:
+        self.callback, self.total = report, total
         self.next = time.monotonic() + _EVERY
 
-    def tell(self, w: World, last: bool = False) -> None:
+    def report(self, w: World, last: bool = False) -> None:
         if self.callback is None or (not last and time.monotonic() < self.next):
             return
         self.next = time.monotonic() + _EVERY

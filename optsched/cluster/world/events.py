@@ -11,7 +11,7 @@ from typing import Final
 from optsched.cluster.world.jobs import NEVER, foresee, position, release, show, sync, vacate
 from optsched.cluster.world.layout import (
     ADD,
-    ASK,
+    DECIDE,
     ENDED,
     FINISHED_ALL,
     HIDDEN,
@@ -58,7 +58,7 @@ def _arrive(w, j):  # type: ignore[no-untyped-def]
     """Job j arrives: visible and pending, or behind the hidden ones of its group."""
     job, s = w.job[j], w.state[0]
     group = w.given[j].group
-    if 0 <= w.group[group].limit <= w.group[group].shown:
+    if 0 <= w.group[group].limit <= w.group[group].visible:
         job.phase = HIDDEN
         if w.group[group].head < 0:
             w.group[group].head = j
@@ -70,7 +70,7 @@ def _arrive(w, j):  # type: ignore[no-untyped-def]
     _shift(w, i, 1)
     w.active[i], w.assigned[i] = j, 0
     job.phase, job.entered = PENDING, s.time
-    w.group[group].shown += 1
+    w.group[group].visible += 1
     return show(w, i, s.columns)
 
 
@@ -89,7 +89,7 @@ def _reached(w, j):  # type: ignore[no-untyped-def]
     job.phase, job.finished = ENDED, s.time
     s.unfinished -= 1
     group = given.group
-    w.group[group].shown -= 1
+    w.group[group].visible -= 1
     following = w.group[group].head
     if following >= 0:
         w.group[group].head = w.job[following].partner
@@ -126,7 +126,7 @@ def _change(w, node, kind):  # type: ignore[no-untyped-def]
 def advance(w):  # type: ignore[no-untyped-def]
     """Go to the next instant at which jobs are active, and apply its events.
 
-    Returns `ASK`, `FINISHED_ALL`, `STALLED`, `LOG_FULL` (nothing was done) or `TOO_LATE`.
+    Returns `DECIDE`, `FINISHED_ALL`, `STALLED`, `LOG_FULL` (nothing was done) or `TOO_LATE`.
     ``state.wake`` is read and set to -1.
     """
     s = w.state[0]
@@ -165,5 +165,5 @@ def advance(w):  # type: ignore[no-untyped-def]
             _arrive(w, s.arrivals)
             s.arrivals += 1
         if s.active > 0:
-            return ASK
+            return DECIDE
     return FINISHED_ALL

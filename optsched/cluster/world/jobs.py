@@ -310,7 +310,7 @@ def start(w, j, gpus, first, end):  # type: ignore[no-untyped-def]
 
 
 @helper(INT, WORLD, INT, INT, counted=False)
-def start_beside(w, j, partner):  # type: ignore[no-untyped-def]
+def start_shared(w, j, partner):  # type: ignore[no-untyped-def]
     """Run pending job j on the GPUs of a running job that shares them with no other; else 0.
 
     With measured pairs (`World.pair`) both change their speeds; other pairs are refused.

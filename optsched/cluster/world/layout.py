@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 STATE: Final = record(
     "time arrivals active unfinished running_now changes log_rows log_nodes free_gpus wake round "
-    "pass_only loses_pass best_effort decided ordered named sharing at about beside idle version "
+    "pass_only loses_pass best_effort decided ordered named sharing at about other idle version "
     "horizon columns clairvoyant"
 )
 """One row of single numbers.
@@ -41,7 +41,7 @@ jobs and rows of `World.change` before this one have come. `active`: length of `
 decides then at the latest; -1: at the next event. `pass_only`: sizes > 0 change at the ends of
 passes only. `loses_pass`: a stop loses the open pass. `decided`: `World.quota` and its companions
 are a decision that `turn` has to apply. `ordered`: length of the order in `World.order`; `named`,
-`sharing`: whether `World.named`, `share` are to be read. `at`, `about`, `beside`: after a refusal,
+`sharing`: whether `World.named`, `share` are to be read. `at`, `about`, `other`: after a refusal,
 the position of the job and the numbers of the message. `idle`: decisions in a row while no job ran
 and only a wake-up was left. `version` counts the changes of the set of active jobs. `horizon`:
 latest time of an event. `columns`: rows of `World.present` that are kept up to date, as bits;
@@ -82,8 +82,8 @@ ENDED: Final = 4
 NODE: Final = record("free capacity free_units units takes")
 """`free`: also of a node that takes no work. `takes`: 1; 0 if it is drained, removed, or not yet
 added."""
-GROUP: Final = record("limit shown head tail")
-"""Most jobs that are shown (-1: all), how many are, first and last hidden one."""
+GROUP: Final = record("limit visible head tail")
+"""Most jobs that are visible (-1: all), how many are, first and last hidden one."""
 CHANGE: Final = record("when which kind")
 ADD: Final = 0
 DRAIN: Final = 1
@@ -93,8 +93,8 @@ LOG: Final = record("job start end restart gpus half work first end_node partner
 `partner`: row of the stay on whose GPUs it was put; -1."""
 
 # answers of `advance`
-ASK: Final = 0
-"""Something happened and jobs are active: the policy is to be asked."""
+DECIDE: Final = 0
+"""Something happened and jobs are active: the policy is to decide."""
 FINISHED_ALL: Final = 1
 STALLED: Final = 2
 LOG_FULL: Final = 3
@@ -244,15 +244,15 @@ def _read(context: Any, builder: Any, _kind: Any, pointer: Any, name: str) -> An
     kind = _FIELDS[name]
     before = list(_FIELDS)[: list(_FIELDS).index(name)]
     place = sum(1 + _FIELDS[one].ndim for one in before)
-    words = []
+    fields = []
     for k in range(1 + kind.ndim):
-        at_word = pointer_add(builder, pointer, 8 * (place + k), IntType(64).as_pointer())
-        words.append(builder.load(at_word))
+        at_field = pointer_add(builder, pointer, 8 * (place + k), IntType(64).as_pointer())
+        fields.append(builder.load(at_field))
         # so that loops need not load it again after they have written to an array
-        words[k].set_metadata("invariant.load", builder.module.add_metadata([]))
+        fields[k].set_metadata("invariant.load", builder.module.add_metadata([]))
     array = make_array(kind)(context, builder)
     size = IntType(64)(as_dtype(kind.dtype).itemsize)
-    strides = [size] if kind.ndim == 1 else [builder.mul(size, words[2]), size]
-    data = builder.inttoptr(words[0], array.data.type)
-    populate_array(array, data=data, shape=words[1:], strides=strides, itemsize=size, meminfo=None)
+    strides = [size] if kind.ndim == 1 else [builder.mul(size, fields[2]), size]
+    data = builder.inttoptr(fields[0], array.data.type)
+    populate_array(array, data=data, shape=fields[1:], strides=strides, itemsize=size, meminfo=None)
     return array._getvalue()

@@ -92,7 +92,7 @@ class ClusterView:
     zero_free: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """Free zero-slot units of every node (0 likewise); an empty array: no limit."""
     partner: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Position of the job that shares the GPUs of job i, -1: none; an empty array: nobody does."""
+    """Position of the job that shares the GPUs of job i, -1: none; an empty array: no job does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ class Decision:
     an error."""
     share: Mapping[int, int] = field(default_factory=dict)
     """Position -> position of the job whose GPUs it shares: one that runs on as many, and shares
-    them with nobody (packing)."""
+    them with no other job (packing)."""
 
 
 @runtime_checkable
@@ -126,7 +126,7 @@ class Policy(Protocol):
     """Says at every event who runs on how many GPUs.
 
     It may offer ``compiled(workload, nodes, settings) -> Log | None``: the same decisions in
-    compiled code, for all that `simulate` is asked to do, or None if it cannot. A policy that keeps
+    compiled code, for all settings of `simulate`. A policy that keeps
     groups to their `Group.max_slots` says so by the attribute ``honours_max_slots = True``; without
     it, `simulate` refuses groups that have one. ``notes(workload, nodes)`` gives sentences for
     `Run.notes`.

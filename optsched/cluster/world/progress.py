@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from optsched.cluster.world.layout import World
 
 MOST_VAIN: Final = 100_000
-"""So many decisions in a row may start jobs of which none works; it is looked after so many."""
+"""Decisions in a row that may start jobs of which none works, and from check to check."""
 MOST_LOST: Final = 10
 """So many times as long all work may be lost again (``checkpoint="pass"``)."""
 
 
 class Progress:
-    """What had happened when it was last looked at; between two looks nothing is counted."""
+    """What had happened at the last check; between two checks nothing is counted."""
 
     def __init__(self) -> None:
         self.every = MOST_VAIN
@@ -26,13 +26,13 @@ class Progress:
         self.rows = self.started = self.lost = 0
         self.events: tuple[int, ...] = ()
 
-    def check(self, w: World, asked: int, policy: str) -> None:
+    def check(self, w: World, decisions: int, policy: str) -> None:
         """Raise `Stalled` if all that was started since the last look was stopped before it worked.
 
         A stay that began before the last look is progress: it works, or pays a restart cost that
         ends one day. So is a sleep in which nothing is started: it ends, or `advance` says so.
         """
-        if asked % self.every:
+        if decisions % self.every:
             return
         s = w.state
         events = (int(s["arrivals"][0]), int(s["changes"][0]), int(s["unfinished"][0]))

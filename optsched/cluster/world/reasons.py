@@ -24,13 +24,13 @@ class Reason(NamedTuple):
     text: str
 
 
-def of_free_gpus(least: int, free: int, there: int, policy: str) -> Reason:
+def of_free_gpus(least: int, free: int, total: int, policy: str) -> Reason:
     """Why a job whose smallest size is `least` waits, by the free GPUs and all that take work."""
     if least == 0:
         return Reason(Why.ROOM, "needs a zero-slot unit of a node")
     needs = f"needs {least} GPU{'s' * (least != 1)}"
-    if least > there:
-        return Reason(Why.NEVER, f"{needs}, the nodes that take work have {there}")
+    if least > total:
+        return Reason(Why.NEVER, f"{needs}, the nodes that take work have {total}")
     if least > free:
         return Reason(Why.ROOM, f"{needs}, {free} are free")
     return Reason(Why.ORDER, f"{needs}, {free} are free, but policy {policy:.60} keeps it back")

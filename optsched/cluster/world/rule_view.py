@@ -49,8 +49,8 @@ GIVEN: Final[Any] = types.NamedTuple([_KINDS.get(name, READ) for name in Given._
 def given(workload: Workload, settings: Settings) -> Given:
     """Columns of a workload as kernels take them."""
     made = {name: np.ascontiguousarray(getattr(workload, name)[:]) for name in Given._fields}
-    own = workload.restart_cost
-    made["restart_cost"] = np.where(own < 0, settings.restart_cost, own)
+    cost = workload.restart_cost
+    made["restart_cost"] = np.where(cost < 0, settings.restart_cost, cost)
     for column in made.values():
         column.setflags(write=False)
     return Given(**made)

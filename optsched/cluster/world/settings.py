@@ -16,7 +16,7 @@ CHECKPOINTS: Final = ("immediate", "pass")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All that `simulate` is told beside jobs, nodes and policy.
+    """Settings of `simulate` besides jobs, nodes and policy.
 
     Parameters
     ----------

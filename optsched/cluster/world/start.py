@@ -340,9 +340,9 @@ def _take_gpus(w: World, rows: list[Row]) -> None:
         place = f"start: job {format_value(row.stay.job)}"
         held = sorted(row.stay.nodes.items())
         if row.gpus == 0:
-            there = np.flatnonzero((w.node["free_units"] > 0) & (w.node["takes"] == 1))
+            vacant = np.flatnonzero((w.node["free_units"] > 0) & (w.node["takes"] == 1))
             drained = (n for n in np.flatnonzero(w.node["free_units"] > 0) if n not in absent)
-            units = there if len(there) else np.fromiter(drained, np.int64)  # the task goes on
+            units = vacant if len(vacant) else np.fromiter(drained, np.int64)  # the task goes on
             if not len(units):
                 raise InputError(f"{place}: no zero-slot unit is free for it")
             w.job["unit"][row.job] = units[0]
@@ -369,7 +369,7 @@ def _arrived(w: World, workload: Workload, now: int) -> None:
     active = []
     for j in np.flatnonzero(w.job["phase"][:arrivals] != ENDED).tolist():
         group, phase = w.group[workload.group[j]], w.job["phase"][j]
-        if phase != RUNS and phase != PENDING and 0 <= group["limit"] <= group["shown"]:
+        if phase != RUNS and phase != PENDING and 0 <= group["limit"] <= group["visible"]:
             w.job["phase"][j] = HIDDEN
             if group["head"] < 0:
                 group["head"] = j
@@ -379,7 +379,7 @@ def _arrived(w: World, workload: Workload, now: int) -> None:
             continue
         if phase != RUNS and phase != PENDING:
             w.job["phase"][j], w.job["entered"][j] = PENDING, workload.submit[j]
-        group["shown"] += 1
+        group["visible"] += 1
         active.append(j)
     w.active[: len(active)] = active
     w.state["active"] = len(active)

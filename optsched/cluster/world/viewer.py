@@ -42,7 +42,7 @@ class EngineView(ClusterView):
         make = None if viewer is None else _LATER.get(name)
         if viewer is None or make is None:
             raise AttributeError(f"'ClusterView' object has no attribute {name!r}")
-        if self.__dict__["_asked"] != viewer.asked:
+        if self.__dict__["_decision"] != viewer.decisions:
             raise RuntimeError(
                 f"view.{name}: this view is of an earlier instant; policies read it within decide()"
             )
@@ -64,11 +64,11 @@ class Viewer:
     def __init__(self, world: World, workload: Workload, nodes: Nodes, settings: Settings) -> None:
         self.world, self.workload = world, workload
         self.fixed = {"workload": workload, "settings": settings, "nodes": nodes}
-        self.asked = 0
+        self.decisions = 0
         self.version = -1
         self.kept: dict[str, Any] = {}
-        own = workload.restart_cost
-        self.cost = np.where(own < 0, settings.restart_cost, own)
+        cost = workload.restart_cost
+        self.cost = np.where(cost < 0, settings.restart_cost, cost)
         self.one_size = len(workload.size) == len(workload) and bool((workload.size > 0).all())
         self.steps = _frozen(np.arange(len(workload) + 1))
         self.state = world.state.view(np.int64)
@@ -76,12 +76,12 @@ class Viewer:
     def look(self) -> EngineView:
         """The view of the present instant; earlier ones are over."""
         state = self.state
-        self.asked += 1
+        self.decisions += 1
         if self.version != state[_VERSION]:
             self.version = int(state[_VERSION])
             self.kept = self.fixed | {"job": _frozen(self.world.active[: state[_ACTIVE]].copy())}
         columns = self.kept.copy()
-        columns["_viewer"], columns["_asked"] = self, self.asked
+        columns["_viewer"], columns["_decision"] = self, self.decisions
         columns["time"] = int(state[_TIME])
         return EngineView(columns)
 
