@@ -57,6 +57,8 @@ def test_min_members() -> None:
     assert decision.waiting["a7"].why is Why.ROOM and decision.waiting["b0"].why is Why.NEVER
     more = replace(apply(state, decision), agents=(*agents, Agent("n3", 1)))
     assert list(kubernetes(more, "gang").start) == ["a6"]
+    few = replace(state, groups=(Group("a", min_members=9),))
+    assert kubernetes(few, "gang").waiting["a0"].text == "its job starts 9 pods together, it has 8"
 
 
 def test_a_pod_is_on_one_node_and_better_priorities_go_first() -> None:

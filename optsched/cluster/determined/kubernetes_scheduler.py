@@ -54,11 +54,13 @@ def pod_reasons(
         together = None
         if gang and running < least:
             fit = len(place_each(after.copy(), tasks, pods))
-            most = len(place_each(agents.idle(), tasks, np.flatnonzero(tasks.group == group)))
+            every = np.flatnonzero(tasks.group == group)
+            most = len(place_each(agents.idle(), tasks, every))
             text = f"its job starts {least} pods together"
             together = Reason(Why.GANG, f"{text}, {fit} of them fit")
             if most < least:
-                together = Reason(Why.NEVER, f"{text}, idle agents hold {most} of them")
+                few = f"it has {len(every)}" if len(every) < least else f"idle agents hold {most}"
+                together = Reason(Why.NEVER, f"{text}, {few}")
         for i in pods:
             reason = found[i] or together
             assert reason, "a pod that fits alone is placed"
