@@ -1,11 +1,12 @@
 """Jobs a second of every compiled policy.
 
-python -m benchmarks.cluster.cluster_speed [--traces DIR] [--repeat 5] [--own]
+python -m benchmarks.cluster.cluster_speed [--traces DIR] [--repeat 5] [--own] [--first NAME]
 
 Workloads: synthetic (Poisson, load .9 and 1.1) and, with traces, the 2000-job Philly slice on 64
 GPUs and all Philly jobs with at most 64 GPUs on 512. Wall and CPU seconds of `simulate`, log
 included, without reading; warm, median of the repeats. With `--own` only decisions a second of a
-user's policy (5,000 jobs, 16 GPUs), in Python and compiled by the decorator.
+user's policy (5,000 jobs, 16 GPUs), in Python and compiled by the decorator. With `--first` only
+CPU seconds of the first simulation of 50 jobs, compiling included (NUMBA_CACHE_DIR=$(mktemp -d)).
 """
 
 from __future__ import annotations
@@ -54,8 +55,14 @@ def main() -> None:
     options.add_argument("--traces", default=os.environ.get("OPTSCHED_TRACES"))
     options.add_argument("--repeat", type=int, default=5)
     options.add_argument("--own", action="store_true")
+    options.add_argument("--first", metavar="NAME")
     given = options.parse_args()
     print(machine("numpy", "numba"))
+    if given.first:
+        begun = time.process_time()
+        simulate(synthetic(50), given.first, Nodes(4))
+        print(f"{given.first}: {time.process_time() - begun:.1f} CPU s")
+        return
     if given.own:
         own(given.repeat)
         return
@@ -123,11 +130,11 @@ def own(repeat: int) -> None:
     for policy in (Longest(), longest):
         most = 0.0
         for _ in range(repeat + 1):
-            asked = simulate_generic(workload, policy, nodes, Settings()).asked
+            decisions = simulate_generic(workload, policy, nodes, Settings()).decisions
             begin = time.process_time()
             simulate(workload, policy, nodes)
-            most = max(most, asked / (time.process_time() - begin))
-        print(f"{type(policy).__name__:10} {most:,.0f} decisions/s ({asked} decisions)")
+            most = max(most, decisions / (time.process_time() - begin))
+        print(f"{type(policy).__name__:10} {most:,.0f} decisions/s ({decisions} decisions)")
 
 
 def timed(

@@ -158,7 +158,9 @@ class Entry(Kernel):
             if is_in_python():
                 return self.py_func
             begun = time.perf_counter()
-            _log(f"compiling {self.label}, once on this machine; `optsched warmup` compiles all")
+            known = getattr(sys.modules.get(self.__module__), self.__name__, None) is self
+            hint = "; `optsched warmup` compiles all" * known  # not the loops of rules
+            _log(f"compiling {self.label}, once on this machine{hint}")
             self.prepare()
             Entry.seconds_compiling += time.perf_counter() - begun
         return self  # numba calls it again, and checks the types of the arguments now

@@ -62,13 +62,13 @@ def test_every_step(tmp_path: Path) -> None:
 
 
 class Flicker:
-    """Take all workers from a random job at four moments within passes."""
+    """Take all workers from a random job at so many moments within passes."""
 
     name = "flicker"
     clairvoyant = False
 
-    def __init__(self) -> None:
-        self.left, self.random = 4, np.random.default_rng(0)
+    def __init__(self, moments: int) -> None:
+        self.left, self.random = moments, np.random.default_rng(0)
 
     def decide(self, view: Any) -> Decision:
         """Keep the sizes, but stop one job."""
@@ -81,10 +81,10 @@ class Flicker:
         return Decision(quota, wake_at=view.time + 1 + int(self.random.exponential(60)))
 
 
-def jobs() -> list[Any]:
+def jobs(seconds: float = 0.003, passes: int = 2) -> list[Any]:
     """Jobs on one to three workers, with data whose samples take some time."""
-    fields: dict[str, Any] = {"data": partial(cases.slow_data, 0.003), "passes": 2}
-    slower = fields | {"data": partial(cases.slow_data, 0.006), "model": cases.net}
+    fields: dict[str, Any] = {"data": partial(cases.slow_data, seconds), "passes": passes}
+    slower = fields | {"data": partial(cases.slow_data, 2 * seconds), "model": cases.net}
     return [
         job("wide", model=partial(cases.net, 0.3, True), sizes=(3,), **fields),
         job("one", sizes=(1,), micro={}, **fields),
@@ -108,12 +108,16 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run(jobs(), 5, quotas(), folder=folder), folder
 
 
-def test_preempted_within_passes(calm: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("moments", [4, pytest.param(50, marks=pytest.mark.slow)])
+def test_preempted_within_passes(moments: int, calm: Any, tmp_path: Path) -> None:
     """Jobs on one and three workers that are stopped at many moments: the same bits."""
-    expected, folder = calm
-    found = run(jobs()[:2], 4, Flicker(), folder=tmp_path / "hit", preempt="anytime")
+    (expected, folder), two = calm, jobs()[:2]
+    if moments > 4:
+        two, folder = jobs(0.0005, 12)[:2], tmp_path / "calm"
+        expected = run(two, 4, quotas(), folder=folder)
+    found = run(two, 4, Flicker(moments), folder=tmp_path / "hit", preempt="anytime")
     assert not found.failed
-    assert 1 < found.metrics.preemptions <= 4
+    assert moments // 4 < found.metrics.preemptions <= moments
     assert optsched.verify(found.history) == []
     for name in ("wide", "one"):
         assert found.records[name] == expected.records[name]
