@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         OptschedError,
         UnsupportedProblem,
     )
-    from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
+    from optsched.model.schedule import Arcs, Csr, Objective, Resource, Schedule
     from optsched.model.verify import Violation, verify
     from optsched.problems.jobarray.problem import JobArray
     from optsched.problems.jobshop.problem import JobShop
@@ -53,7 +53,7 @@ _HOME = {
         "arraypipe": "ArrayTrainer Job RunConfig",  # not in `__all__`: they need torch
         "errors": "CyclicOrder Infeasible InputError InternalError MissingExtra OptschedError "
         "UnsupportedProblem",
-        "model.schedule": "Arcs Objective Resource Rows Schedule",
+        "model.schedule": "Arcs Objective Resource Csr Schedule",
         "model.verify": "verify",
         "model.violation": "Violation",
         "bandwidth.placement.problem": "GpuPlacement",
@@ -77,6 +77,7 @@ _MODULES = (
 
 __all__ = [
     "Arcs",
+    "Csr",
     "CyclicOrder",
     "GpuPlacement",
     "Infeasible",
@@ -95,7 +96,6 @@ __all__ = [
     "Resource",
     "Result",
     "Routing",
-    "Rows",
     "Schedule",
     "UnsupportedProblem",
     "Violation",

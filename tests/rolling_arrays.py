@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Objective, Resource, Schedule
 
 
 def rolling(
@@ -58,14 +58,14 @@ def rolling(
     return Schedule(
         name="rolling",
         resources=tuple(Resource(f"gpu{v}", memory) for v in range(stages)),
-        op_resources=Rows.of([[v] for v in fields["stage"].tolist()]),
+        op_resources=Csr.of([[v] for v in fields["stage"].tolist()]),
         arcs=Arcs.of(arcs),
         kind=np.array(kind),
         family=fields["job"],
         setup_out=np.full(len(kind), switch),
         offset=begin // period,
         period=period,
-        sequences=Rows.of([ids[np.argsort(start[ids], kind="stable")].tolist() for ids in on]),
+        sequences=Csr.of([ids[np.argsort(start[ids], kind="stable")].tolist() for ids in on]),
         start=start,
         objective=Objective("period", period, None, "feasible"),
         **fields,

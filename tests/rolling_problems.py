@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched import InputError, JobArray
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Csr
 
 if TYPE_CHECKING:
     from random import Random
@@ -76,14 +76,14 @@ def _awkward(rng: Random, jobs: int, stages: int) -> JobArray:
     return JobArray(forward, backward, objective="period", **fields)
 
 
-def random_orders(rng: Random, graph: Schedule, least: int = 0) -> tuple[Rows, IntArray]:
+def random_orders(rng: Random, graph: Schedule, least: int = 0) -> tuple[Csr, IntArray]:
     """Any orders, with offsets from `least` to 1: most of them are deadlocks."""
     rows = [rng.sample(row, len(row)) for row in graph.users.to_lists()]
     offsets = [rng.randint(least, 1) for _ in range(graph.n_operations)]
-    return Rows.of(rows), np.array(offsets)
+    return Csr.of(rows), np.array(offsets)
 
 
-def circular_orders(rng: Random, graph: Schedule) -> tuple[Rows, IntArray]:
+def circular_orders(rng: Random, graph: Schedule) -> tuple[Csr, IntArray]:
     """Orders and offsets of a schedule: every block at a random time after what it waits for."""
     period = graph.period or 1
     start = np.zeros(graph.n_operations, np.int64)
@@ -97,4 +97,4 @@ def circular_orders(rng: Random, graph: Schedule) -> tuple[Rows, IntArray]:
     rows = [
         sorted(row, key=lambda i: (int(start[i]) % period, i)) for row in graph.users.to_lists()
     ]
-    return Rows.of(rows), start // period
+    return Csr.of(rows), start // period

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from optsched.model.schedule import NO_DEADLINE, Arcs, Objective, Resource, Rows, Schedule
+from optsched.model.schedule import NO_DEADLINE, Arcs, Csr, Objective, Resource, Schedule
 
 KINDS = ("F", "B", "U", "")
 
@@ -46,7 +46,7 @@ def schedules(draw: st.DrawFn, max_operations: int = 7, max_resources: int = 3) 
         raw.graph(memory),
         release=np.array(release, np.int64),
         deadline=np.array(deadline, np.int64),
-        sequences=Rows.of(sequences),
+        sequences=Csr.of(sequences),
         start=np.array(start, np.int64),
         objective=Objective("makespan", max(end, default=0)),
     )
@@ -79,7 +79,7 @@ def periodic_schedules(
     return replace(
         raw.graph(memory, period),
         offset=np.array(offset, np.int64),
-        sequences=Rows.of(sequences),
+        sequences=Csr.of(sequences),
         start=np.array(start, np.int64),
         objective=Objective("period", period),
     )
@@ -113,7 +113,7 @@ class _Raw:
         }  # fmt: skip
         return Schedule(
             resources=tuple(Resource(f"gpu{r}", m) for r, m in enumerate(memory)),
-            op_resources=Rows.of(self.resources),
+            op_resources=Csr.of(self.resources),
             arcs=Arcs.of(self.arcs),
             kind=np.array(self.kind, np.str_),
             job=columns["family"],
@@ -280,7 +280,7 @@ def _change_entries(draw: st.DrawFn, s: Schedule) -> Schedule:
     how = draw(st.sampled_from(["swap", "swap", "rotate", "drop", "double", "foreign"]))
     if how == "foreign" or not row:
         row.insert(draw(st.integers(0, len(row))), _operation(draw, s))
-        return replace(s, sequences=Rows.of(rows))
+        return replace(s, sequences=Csr.of(rows))
     a, b = (draw(st.integers(0, len(row) - 1)) for _ in range(2))
     if how == "swap":
         row[a], row[b] = row[b], row[a]
@@ -290,7 +290,7 @@ def _change_entries(draw: st.DrawFn, s: Schedule) -> Schedule:
         del row[a]
     else:
         row.insert(b, row[a])
-    return replace(s, sequences=Rows.of(rows))
+    return replace(s, sequences=Csr.of(rows))
 
 
 def _lengthen(draw: st.DrawFn, s: Schedule) -> Schedule:

@@ -12,7 +12,7 @@ from optsched.errors import InputError
 from optsched.model.cycles import cycle_of
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import IntArray, Rows, Schedule
+    from optsched.model.schedule import Csr, IntArray, Schedule
 
 
 def critical_path(schedule: Schedule) -> list[int]:
@@ -110,7 +110,7 @@ _SAFE = 1 << 61
 
 
 def _neighbours(
-    sequences: Rows | None, cyclic: bool
+    sequences: Csr | None, cyclic: bool
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Neighbours on every resource: left, right, resource, and 1 where a cycle wraps round."""
     rows: list[tuple[int, int, int, int]] = []

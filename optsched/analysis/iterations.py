@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.model.graph import evaluate
-from optsched.model.schedule import Arcs, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Schedule
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
@@ -115,7 +115,7 @@ def _own_arcs(schedule: Schedule) -> Schedule:
     return Schedule(
         resources=(),
         duration=schedule.duration,
-        op_resources=Rows(np.zeros(schedule.n_operations + 1, np.int64), []),
+        op_resources=Csr(np.zeros(schedule.n_operations + 1, np.int64), []),
         arcs=Arcs(tail[own], head[own], lag[own], distance[own]),
     )
 

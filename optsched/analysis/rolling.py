@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.kernels.cycle_ratio import cycle_arcs, cycle_time, lower_starts
-from optsched.model.schedule import Objective, Rows
+from optsched.model.schedule import Csr, Objective
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def rolling(
     graph: Schedule,
-    sequences: Rows | Sequence[Sequence[int]],
+    sequences: Csr | Sequence[Sequence[int]],
     offsets: IntArray | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Schedule:
@@ -48,8 +48,8 @@ def rolling(
     InputError
         The orders or offsets are none of this graph.
     """
-    if not isinstance(sequences, Rows):
-        sequences = Rows.of(sequences)
+    if not isinstance(sequences, Csr):
+        sequences = Csr.of(sequences)
     found = cycle_time(graph, sequences, offsets)
     given = np.zeros(graph.n_operations, np.int64) if offsets is None else np.asarray(offsets)
     start = _compact(graph, sequences, given, found)
@@ -69,7 +69,7 @@ def rolling(
     )
 
 
-def _compact(graph: Schedule, sequences: Rows, offset: IntArray, found: CycleTime) -> IntArray:
+def _compact(graph: Schedule, sequences: Csr, offset: IntArray, found: CycleTime) -> IntArray:
     """Starts with the same ends of iterations, before which all else begins as late as it can."""
     tail, head, _, distance = graph.arcs
     _, iteration = np.unique(np.stack((graph.job, graph.iteration)), axis=1, return_inverse=True)
@@ -94,7 +94,7 @@ def _independent(graph: Schedule) -> IntArray:
     return numbers
 
 
-def _rotated(rows: Rows, turns: IntArray) -> Rows:
+def _rotated(rows: Csr, turns: IntArray) -> Csr:
     """Each row from its first operation of a later turn on; at most two turns are in a row."""
     ids = rows.ids.copy()
     for r in range(len(rows)):
@@ -102,4 +102,4 @@ def _rotated(rows: Rows, turns: IntArray) -> Rows:
         if len(row) and turns[row[-1]] != turns[row[0]]:
             at = int(np.argmax(turns[row] != turns[row[0]]))
             ids[rows.indptr[r] : rows.indptr[r + 1]] = np.roll(row, -at)
-    return Rows(rows.indptr, ids)
+    return Csr(rows.indptr, ids)

@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.values import integer
-from optsched.model.schedule import COLUMNS, Arcs, IntArray, Objective, Rows, Schedule
+from optsched.model.schedule import COLUMNS, Arcs, Csr, IntArray, Objective, Schedule
 
 _MAX_OPERATIONS = 10_000_000
 
@@ -90,12 +90,12 @@ def copies(schedule: Schedule) -> IntArray:
     return found[job]
 
 
-def _resources(rows: Rows, operation: IntArray) -> Rows:
+def _resources(rows: Csr, operation: IntArray) -> Csr:
     length = np.diff(rows.indptr)[operation]
     indptr = np.zeros(len(operation) + 1, np.int64)
     np.cumsum(length, out=indptr[1:])
     place = np.arange(indptr[-1]) - np.repeat(indptr[:-1], length)
-    return Rows(indptr, rows.ids[np.repeat(rows.indptr[:-1][operation], length) + place])
+    return Csr(indptr, rows.ids[np.repeat(rows.indptr[:-1][operation], length) + place])
 
 
 def _arcs(s: Schedule, number: IntArray) -> Arcs:
@@ -111,10 +111,10 @@ def _arcs(s: Schedule, number: IntArray) -> Arcs:
     return Arcs(tails, heads, lags, np.zeros(len(lags), np.int64))
 
 
-def _sequences(rows: Rows, number: IntArray) -> Rows:
+def _sequences(rows: Csr, number: IntArray) -> Csr:
     row = np.repeat(np.arange(len(rows)), np.diff(rows.indptr))
     instance = number[:, rows.ids]  # cycle by cycle, in the order of the sequences
     rows_of, kept = np.broadcast_to(row, instance.shape)[instance >= 0], instance[instance >= 0]
     indptr = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(np.bincount(rows_of, minlength=len(rows)), out=indptr[1:])
-    return Rows(indptr, kept[np.argsort(rows_of, kind="stable")])
+    return Csr(indptr, kept[np.argsort(rows_of, kind="stable")])

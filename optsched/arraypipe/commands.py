@@ -15,7 +15,7 @@ import msgspec
 from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import format_json
-from optsched.io.text import aligned, duration, plain
+from optsched.io.text import aligned, duration, one_line
 from optsched.model.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def summary_of(result: RunResult, *, backend: str, steps: int, seconds: float) -
             "last_loss": last, "error": error,
         })  # fmt: skip
         shown = ["-" if x is None else f"{x:.4f}" for x in (first, last)]
-        rows.append([plain(title), job.status, str(len(losses)), *shown])
+        rows.append([one_line(title), job.status, str(len(losses)), *shown])
     errors = [job["error"] for job in jobs if job["error"]]
-    lines = [*aligned(rows, left=2), *(plain(error, 500) for error in errors)]
+    lines = [*aligned(rows, left=2), *(one_line(error, 500) for error in errors)]
     if any(job["status"] == "stopped" for job in jobs):
         lines.append("interrupted: jobs ended with whole iterations")
     lines += [f"{backend} backend, {duration(seconds * 1e9)}", "", str(result.report)]
@@ -207,5 +207,5 @@ def run_script(
         if out is not None:
             write_results(out, summary, result)
         for failure in summary.failures:
-            print(plain(f"failed: {failure}", 10**5), file=sys.stderr, flush=True)
+            print(one_line(f"failed: {failure}", 10**5), file=sys.stderr, flush=True)
     return not summary.failures

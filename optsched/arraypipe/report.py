@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from optsched.arraypipe.plan.types import COPIES
-from optsched.io.text import aligned, duration, plain
+from optsched.io.text import aligned, duration, one_line
 from optsched.kernels.cycle_ratio import cycle_time
-from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Objective, Resource, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,7 +104,7 @@ class RunLog:
         return {**columns, **dict(labels), "kind": kind}
 
     @cached_property
-    def sequences(self) -> Rows:
+    def sequences(self) -> Csr:
         """Records of every device in its order."""
         return grouped(self.columns["device"], len(self.devices))
 
@@ -176,7 +176,7 @@ class Report:
         rows = [["device", "blocks", "compute", "waited", "idle"]]
         for d in self.devices:
             times = (duration(d.compute_ns), duration(d.waited_ns))
-            rows.append([plain(d.name), str(d.blocks), *times, f"{d.idle:.1%}"])
+            rows.append([one_line(d.name), str(d.blocks), *times, f"{d.idle:.1%}"])
         lines = [
             f"a cycle: predicted {predicted}, measured {measured}; waited "
             f"{duration(self.waited_ns)} ({share:.1%}) for messages and copies",
@@ -278,7 +278,7 @@ def measured(log: RunLog) -> Schedule:
         name=log.name,
         time_unit="ns",
         resources=tuple(map(Resource, resources)),
-        op_resources=Rows(np.arange(len(owner) + 1), owner),
+        op_resources=Csr(np.arange(len(owner) + 1), owner),
         arcs=Arcs(tail[kept], head[kept], early[kept], np.zeros(int(kept.sum()), np.int64)),
         sequences=grouped(owner, len(resources)),
         objective=Objective("makespan", int(ends.max(initial=0))),
@@ -287,11 +287,11 @@ def measured(log: RunLog) -> Schedule:
     )
 
 
-def grouped(key: IntArray, n: int) -> Rows:
+def grouped(key: IntArray, n: int) -> Csr:
     """Positions of the values 0..n-1 in an array, ascending."""
     indptr = np.zeros(n + 1, np.int64)
     np.cumsum(np.bincount(key, minlength=n), out=indptr[1:])
-    return Rows(indptr, np.argsort(key, kind="stable"))
+    return Csr(indptr, np.argsort(key, kind="stable"))
 
 
 def _arcs(log: RunLog) -> IntArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from optsched.io.text import plain
+from optsched.io.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +96,7 @@ def _means(summary: Summary, narrow: bool) -> Any:
 def _text(name: str) -> Any:
     from rich.text import Text
 
-    return Text(plain(name, 200))  # names are data, never markup
+    return Text(one_line(name, 200))  # names are data, never markup
 
 
 def _number(value: int | None) -> str:

@@ -16,7 +16,7 @@ from optsched.cli.progress import Bar
 from optsched.cli.simulate import policies
 from optsched.cli.tables import display, table
 from optsched.errors import InputError
-from optsched.io.text import plain
+from optsched.io.text import one_line
 from optsched.io.values import file_label
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class News:
         old, self.status = self.status, status
         if old is None:
             self.print(f"{self.title}, {count(len(status.jobs), 'job')}; starting the workers")
-            names = [(plain(job.spec.name, 40), job.spec.passes) for job in status.jobs]
+            names = [(one_line(job.spec.name, 40), job.spec.passes) for job in status.jobs]
             self._bars = [self.bar.task(*name) for name in names]
             return
         for bar, before, job in zip(self._bars, old.jobs, status.jobs, strict=True):
@@ -172,7 +172,7 @@ def _cells(job: LiveJob, time: float) -> tuple[str, ...]:
     target = "" if job.spec.target is None else f" of {job.spec.target:g}"
     jct = max(0.0, (job.finished / 1e3 if job.finished >= 0 else time) - job.spec.submit)
     return (
-        plain(job.spec.name, 40), job.phase, str(len(job.slots) or ""),
+        one_line(job.spec.name, 40), job.phase, str(len(job.slots) or ""),
         f"{job.passes}/{job.spec.passes}", u, metric + target,
-        "" if job.phase == "unborn" else f"{jct:.1f}", plain(job.reason, 200),
+        "" if job.phase == "unborn" else f"{jct:.1f}", one_line(job.reason, 200),
     )  # fmt: skip

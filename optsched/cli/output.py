@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from optsched.errors import InternalError, MissingExtra
-from optsched.io.text import plain
+from optsched.io.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +34,7 @@ def facts(rows: Iterable[tuple[str, object]], width: int = 12) -> None:
     """One fact a line, its name first; none of what is None."""
     for key, value in rows:
         if value is not None:
-            print(f"{key:{width}}{plain(str(value), 1000)}".rstrip())
+            print(f"{key:{width}}{one_line(str(value), 1000)}".rstrip())
 
 
 def wrote(path: Path | None, write: Callable[[Path], object] | bytes | str, what: str = "") -> None:
@@ -161,7 +161,7 @@ def _print_table(runs: Mapping[str, Run]) -> None:
 
     some = next(iter(runs.values()))
     title = (
-        f"{plain(some.workload.name, 60)}: {len(some.workload):,} jobs, {some.nodes.total:,} GPUs "
-        f"in {len(some.nodes.gpus):,} nodes"
+        f"{one_line(some.workload.name, 60)}: {len(some.workload):,} jobs, "
+        f"{some.nodes.total:,} GPUs in {len(some.nodes.gpus):,} nodes"
     )
     display(title, table(*comparison(runs)))

@@ -13,7 +13,7 @@ from optsched.cli.output import wrote
 from optsched.cli.tables import display, table
 from optsched.errors import InputError
 from optsched.io.files import check_outputs
-from optsched.io.text import bytes_text, plain, time_text
+from optsched.io.text import bytes_text, one_line, time_text
 from optsched.io.values import integer
 from optsched.pipelines import NAMES, bubble, idle_share, uniform
 from optsched.pipelines.equal_stages import CHUNKED, SPLIT, layout
@@ -83,7 +83,7 @@ def pipeline(
         except InputError as error:
             if name != "all":
                 raise
-            rows.append([one, "-", "-", plain(str(error), 300), "-", "-"])
+            rows.append([one, "-", "-", one_line(str(error), 300), "-", "-"])
         else:
             rows.append(_row(one, found[-1], equal))
     span = "makespan" if all(schedule.period is None for schedule in found) else "period"
@@ -91,7 +91,7 @@ def pipeline(
     display(table(heads, rows, left=(0, 3)))
     if name != "all":
         for violation in optsched.verify(found[0]):
-            print(f"does not fit: {plain(violation.message, 1000)}")
+            print(f"does not fit: {one_line(violation.message, 1000)}")
         wrote(output, found[0].write)
 
 

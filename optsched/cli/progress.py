@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Self
 
-from optsched.io.text import plain
+from optsched.io.text import one_line
 from optsched.solving.progress import EVERY, FIRST_AFTER, LOGGER
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Bar:
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        self.console.print(plain(text, 300))
+        self.console.print(one_line(text, 300))
 
     def stop(self) -> None:
         """Take the bar away."""

@@ -22,7 +22,7 @@ from optsched.errors import InputError
 from optsched.formats import perfetto
 from optsched.formats.read_problem import read_problem
 from optsched.io.files import check_outputs
-from optsched.io.text import plain
+from optsched.io.text import one_line
 from optsched.model.schedule import Schedule
 from optsched.problems.jobshop import published
 
@@ -59,7 +59,7 @@ def verify(
             codes.add(1)
         if len(files) == 1:
             for violation in violations:
-                print(f"{violation.kind}: {plain(violation.message, 1000)}")
+                print(f"{violation.kind}: {one_line(violation.message, 1000)}")
         print(f"{file}: {_verdict(schedule, len(violations), instance)}")
     if code := max(codes):
         raise typer.Exit(code)

@@ -12,7 +12,7 @@ from rich.text import Text
 from optsched.cli.options import ScheduleFile  # noqa: TC001 (typer reads the annotations)
 from optsched.cli.schedules import scheduled
 from optsched.cli.tables import display, table
-from optsched.io.text import bytes_text, plain, readable_unit, share_text, time_in, time_text
+from optsched.io.text import bytes_text, one_line, readable_unit, share_text, time_in, time_text
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -47,11 +47,11 @@ def render(report: Report) -> Group:
 def _headline(report: Report) -> Text:
     from optsched.plots.look import worth
 
-    text = Text(plain(report.name) or "schedule", style="bold")
+    text = Text(one_line(report.name) or "schedule", style="bold")
     parts = [*worth(report), *([] if report.status == "optimal" else [report.status])]
     style = "green" if report.status == "optimal" else "default"
     if report.solver:
-        parts.append(f"by {plain(report.solver, 40)}")
+        parts.append(f"by {one_line(report.solver, 40)}")
     text.append("\n" + ", ".join(parts), style)
     size = f"\n{report.operations} operations of {report.jobs} jobs"
     text.append(f"{size} on {len(report.resources)} resources", "dim")
@@ -75,7 +75,7 @@ def _resources(report: Report) -> Table:
     rows: list[list[str | Text]] = []
     unit = readable_unit(report.time_unit, report.span)
     for row in report.resources:
-        name = Text(plain(row.name, 40))
+        name = Text(one_line(row.name, 40))
         cells: list[str | Text] = [name, time_in(unit, row.busy), share_text(row.busy_share)]
         if setups:
             cells += [time_in(unit, row.setup), share_text(row.setup_share)]
@@ -97,7 +97,7 @@ def _jobs(report: Report) -> Table:
     rows: list[list[str | Text]] = []
     unit = readable_unit(report.time_unit, report.span)
     for first, last in _alike(report.iterations)[:_MOST_JOBS]:
-        ends = [plain(row.name, 40) or str(row.job) for row in (first, last)]
+        ends = [one_line(row.name, 40) or str(row.job) for row in (first, last)]
         name = " … ".join(ends[: 1 + (first is not last)])
         cells: list[str | Text] = [name, str(first.iterations), time_in(unit, first.latency)]
         if first.cycles is not None:
@@ -163,13 +163,13 @@ def _runs(steps: tuple[CriticalStep, ...]) -> list[list[CriticalStep]]:
 def _run_cells(run: list[CriticalStep], time_unit: str) -> list[Text]:
     """When, where, what and why, each in its column."""
     first, last = run[0], run[-1]
-    what = Text(plain(first.words))
+    what = Text(one_line(first.words))
     if len(run) > 1:
-        what.append((" … " if len(run) > 2 else ", ") + plain(last.words))
+        what.append((" … " if len(run) > 2 else ", ") + one_line(last.words))
         what.append(f" ({len(run)} operations)", "dim")
     return [
         Text(time_text(first.start, time_unit), "dim"),
-        Text(plain(" + ".join(first.resources), 40), "cyan"),
+        Text(one_line(" + ".join(first.resources), 40), "cyan"),
         what,
-        Text(plain(first.reason, 120), "dim"),
+        Text(one_line(first.reason, 120), "dim"),
     ]

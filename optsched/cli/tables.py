@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optsched.cli.output import console
-from optsched.io.text import plain
+from optsched.io.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -45,11 +45,11 @@ def table(
     for k, head in enumerate(heads):
         widest = max(len(cell) for cell in (head, *(row[k] for row in rows)))
         made.add_column(
-            Text(plain(head)), justify="left" if k in left else "right", overflow="ellipsis",
+            Text(one_line(head)), justify="left" if k in left else "right", overflow="ellipsis",
             no_wrap=k not in left, min_width=min(widest, WORD) if k in left else widest,
         )  # fmt: skip
     for row in rows:
-        made.add_row(*(Text(plain(c, 300)) if isinstance(c, str) else c for c in row))
+        made.add_row(*(Text(one_line(c, 300)) if isinstance(c, str) else c for c in row))
     return made
 
 

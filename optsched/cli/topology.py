@@ -22,7 +22,7 @@ from optsched.cli.tables import display, table
 from optsched.errors import InputError
 from optsched.io.files import check_outputs
 from optsched.io.strict_json import shortened
-from optsched.io.text import plain
+from optsched.io.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,11 +213,11 @@ def _map(state: ClusterState, marked: set[int]) -> Iterator[str]:
     left = [max(map(len, names)) for names in (rows, [n for row in rows.values() for n in row])]
     width = (console().width - sum(left) - 3) // (1 + int(cluster.sizes.max()))
     for domain, names in rows.items():
-        title, step = plain(domain), max(1, min(width, 16))
+        title, step = one_line(domain), max(1, min(width, 16))
         for at in range(0, len(names), step):
             part = names[at : at + step]
             cells = ("".join(sign[gpu] for gpu in cluster.machine(name)) for name in part)
-            yield f"{title:{left[0]}}  {plain(part[0]):{left[1]}} {' '.join(cells)}".lstrip()
+            yield f"{title:{left[0]}}  {one_line(part[0]):{left[1]}} {' '.join(cells)}".lstrip()
             title = ""
 
 
@@ -225,12 +225,12 @@ def render(cluster: Cluster) -> Group:
     """What ``optsched topology show`` prints; names appear as they are, never as markup."""
     from rich.console import Group
 
-    title = Text(plain(cluster.name) or "cluster", style="bold")
+    title = Text(one_line(cluster.name) or "cluster", style="bold")
     title.append(f"\n{_sizes(cluster)}{', rails' * cluster.rails}", "dim")
     parts: list[RenderableType] = [title, "", _types(cluster)]
     for kind in cluster.types:
         if kind.links is not None and kind.gpus <= _MOST_MATRIX:
-            parts += ["", Text(plain(f"links of {kind.name}")), _links(kind)]
+            parts += ["", Text(one_line(f"links of {kind.name}")), _links(kind)]
     if cluster.levels:
         parts += ["", _domains(cluster)]
     return Group(*parts, "", _hosts(cluster))
@@ -282,7 +282,7 @@ def _links(kind: HostType) -> Table:
     heads = ["", *(str(i) for i in range(kind.gpus)), *["network cards near"] * bool(kind.near)]
     rows: list[list[str | Text]] = [[str(i), *map(_link, row)] for i, row in enumerate(kind.links)]
     for row, cards in zip(rows, kind.near, strict=False):
-        row.append(plain(" ".join(cards)))
+        row.append(one_line(" ".join(cards)))
     return table(heads, rows, left=range(len(heads)))
 
 

@@ -21,7 +21,7 @@ from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import format_json
 from optsched.io.values import file_label
 from optsched.model.graph import check_permutations, evaluate, scheduled
-from optsched.model.schedule import Arcs, IntArray, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, IntArray, Resource, Schedule
 
 if TYPE_CHECKING:
     import os
@@ -166,12 +166,12 @@ def _columns(schedule: Schedule, rows: list[list[Block]], last: int) -> IntArray
         if before in number
     ]
     n = len(blocks)
-    sequences = Rows(np.cumsum([0, *map(len, rows)]), np.arange(n))
+    sequences = Csr(np.cumsum([0, *map(len, rows)]), np.arange(n))
     kind, stage, microbatch = zip(*blocks, strict=True)
     graph = Schedule(
         resources=tuple(Resource(resource.name) for resource in schedule.resources),
         duration=np.ones(n, np.int64),
-        op_resources=Rows(np.arange(n + 1), np.repeat(np.arange(len(rows)), [*map(len, rows)])),
+        op_resources=Csr(np.arange(n + 1), np.repeat(np.arange(len(rows)), [*map(len, rows)])),
         arcs=Arcs.of(arcs),
         kind=np.array(kind),
         stage=np.array(stage),
@@ -293,7 +293,7 @@ def from_text(text: str, name: str, job: JobArray) -> Schedule:
     graph = job.graph()
     number = _numbers(graph)
     _check(rows, name, job, graph, number)
-    sequences = Rows.of(
+    sequences = Csr.of(
         _with_implicit_blocks([cell.block for cell in row], number, job) for row in rows
     )
     try:

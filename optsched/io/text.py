@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def plain(name: str, longest: int = 80) -> str:
+def one_line(name: str, longest: int = 80) -> str:
     """A name from a document, fit to be shown: one line, no control characters, not too long."""
     text = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in name)
     return text if len(text) <= longest else text[: longest - 1] + "…"

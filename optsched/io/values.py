@@ -187,7 +187,7 @@ def file_label(text: str) -> str:
     return HALF_PAIR.sub("?", text[:MAX_NAME])
 
 
-def plain(place: str, given: Any, depth: int = _MAX_DEPTH) -> Any:
+def json_value(place: str, given: Any, depth: int = _MAX_DEPTH) -> Any:
     """A copy in plain JSON types that reads back the same.
 
     Parameters
@@ -218,11 +218,11 @@ def plain(place: str, given: Any, depth: int = _MAX_DEPTH) -> Any:
         raise InputError(f"{place}: nested too deeply")
     if isinstance(given, Mapping):
         return {
-            _key(place, key): plain(f"{place}.{_key(place, key)[:60]}", value, depth - 1)
+            _key(place, key): json_value(f"{place}.{_key(place, key)[:60]}", value, depth - 1)
             for key, value in given.items()
         }
     if isinstance(given, (list, tuple)):
-        return [plain(f"{place}[{i}]", value, depth - 1) for i, value in enumerate(given)]
+        return [json_value(f"{place}[{i}]", value, depth - 1) for i, value in enumerate(given)]
     raise InputError(f"{place}: expected plain JSON values, got a {type(given).__name__}")
 
 

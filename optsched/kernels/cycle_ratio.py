@@ -19,7 +19,7 @@ from optsched.io.strict_json import MAX_INTEGER
 from optsched.kernels.compile import INT, INTS, READ, entry
 from optsched.kernels.plain_python import run
 from optsched.model.graph import check_permutations, describe, shortest_cycle
-from optsched.model.schedule import Rows, _frozen
+from optsched.model.schedule import Csr, _frozen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +68,7 @@ class CycleArcs(NamedTuple):
 
 def cycle_time(
     graph: Schedule,
-    sequences: Rows | Sequence[Sequence[int]] | None = None,
+    sequences: Csr | Sequence[Sequence[int]] | None = None,
     offsets: IntArray | None = None,
 ) -> CycleTime:
     """The least period of a periodic graph under the given orders.
@@ -91,7 +91,7 @@ def cycle_time(
         A sequence is not a permutation of the users of its resource, or offsets are wrong.
     """
     if sequences is not None:
-        sequences = sequences if isinstance(sequences, Rows) else Rows.of(sequences)
+        sequences = sequences if isinstance(sequences, Csr) else Csr.of(sequences)
         check_permutations(graph, sequences)
     n = graph.n_operations
     arcs = cycle_arcs(graph, sequences, _offset(offsets, n))
@@ -121,7 +121,7 @@ def _offset(given: IntArray | None, n: int) -> IntArray:
     return offset
 
 
-def cycle_arcs(graph: Schedule, sequences: Rows | None, offset: IntArray) -> CycleArcs:
+def cycle_arcs(graph: Schedule, sequences: Csr | None, offset: IntArray) -> CycleArcs:
     """All arcs of an ordered cycle; the last operation of a resource precedes the first again."""
     tail, head, lag, distance = graph.arcs
     tokens = distance + offset[head] - offset[tail]

@@ -12,7 +12,7 @@ from optsched.kernels.compile import INT, INTS, READ, entry
 from optsched.model.graph import check_permutations, cyclic_order
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import IntArray, Rows, Schedule
+    from optsched.model.schedule import Csr, IntArray, Schedule
 
 
 class LongestPath(NamedTuple):
@@ -23,7 +23,7 @@ class LongestPath(NamedTuple):
     makespan: int
 
 
-def evaluate(graph: Schedule, sequences: Rows) -> LongestPath:
+def evaluate(graph: Schedule, sequences: Csr) -> LongestPath:
     """Longest paths of a graph under the given machine orders.
 
     Parameters

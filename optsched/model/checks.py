@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
-from optsched.io.values import format_value, integer, label, one_of, plain
+from optsched.io.values import format_value, integer, json_value, label, one_of
 from optsched.model.cycles import cycle_of
 from optsched.model.schedule import (
     COLUMNS,
@@ -18,10 +18,10 @@ from optsched.model.schedule import (
     STATUSES,
     TIME_UNITS,
     Arcs,
+    Csr,
     IntArray,
     Objective,
     Resource,
-    Rows,
     Schedule,
     _frozen,
 )
@@ -72,7 +72,7 @@ def solution(
         values["objective"] = _objective(objective)
     if not isinstance(provenance, Mapping):
         raise InputError(f"provenance: expected a mapping, got {format_value(provenance)}")
-    values["provenance"] = plain("provenance", provenance)
+    values["provenance"] = json_value("provenance", provenance)
     return values
 
 
@@ -162,9 +162,9 @@ def _resources(given: Any) -> tuple[Resource, ...]:
     return _recent[0]
 
 
-def _op_resources(rows: Rows, n: int, n_resources: int) -> Rows:
-    if not isinstance(rows, Rows):
-        rows = Rows.of(rows)
+def _op_resources(rows: Csr, n: int, n_resources: int) -> Csr:
+    if not isinstance(rows, Csr):
+        rows = Csr.of(rows)
     if len(rows) != n:
         raise InputError(f"op_resources: expected {n} rows, one per operation, got {len(rows)}")
     owner = np.repeat(np.arange(n), np.diff(rows.indptr))
@@ -255,8 +255,8 @@ def _exact_sum(array: IntArray) -> int:
     return (int((array >> 32).sum()) << 32) + int((array & 0xFFFFFFFF).sum())
 
 
-def _sequences(given: Any, n: int, resources: tuple[Resource, ...]) -> Rows:
-    rows = given if isinstance(given, Rows) else Rows.of(given)
+def _sequences(given: Any, n: int, resources: tuple[Resource, ...]) -> Csr:
+    rows = given if isinstance(given, Csr) else Csr.of(given)
     if len(rows) != len(resources):
         raise InputError(
             f"sequences: expected {len(resources)} rows, one per resource, got {len(rows)}"

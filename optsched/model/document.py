@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from optsched.io.strict_json import MAX_INTEGER, decode_document, parse, placed, without_collector
-from optsched.model.schedule import MAX_KIND, NO_DEADLINE, Arcs, Objective, Resource, Rows, Schedule
+from optsched.model.schedule import MAX_KIND, NO_DEADLINE, Arcs, Csr, Objective, Resource, Schedule
 
 FORMAT = "optsched.schedule/1"
 
@@ -128,12 +128,12 @@ def _schedule(document: _Document) -> Schedule:
         name=document.name,
         time_unit=document.time_unit,
         resources=tuple(Resource(r.name, r.memory) for r in document.resources),
-        op_resources=Rows(indptr, ids),
+        op_resources=Csr(indptr, ids),
         kind=np.array([op.kind for op in operations], dtype=np.str_),
         deadline=deadline,
         arcs=Arcs.of(document.arcs),
         period=document.period,
-        sequences=None if document.sequences is None else Rows.of(document.sequences),
+        sequences=None if document.sequences is None else Csr.of(document.sequences),
         start=None if document.starts is None else np.array(document.starts, np.int64),
         objective=None
         if given is None

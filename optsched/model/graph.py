@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
-from optsched.model.schedule import COLUMNS, IntArray, Objective, Rows, Schedule
+from optsched.model.schedule import COLUMNS, Csr, IntArray, Objective, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Evaluation(NamedTuple):
     order: IntArray
 
 
-def evaluate(graph: Schedule, sequences: Rows | None = None) -> Evaluation:
+def evaluate(graph: Schedule, sequences: Csr | None = None) -> Evaluation:
     """Heads, tails and makespan of a graph under the given machine orders.
 
     Parameters
@@ -66,7 +66,7 @@ def evaluate(graph: Schedule, sequences: Rows | None = None) -> Evaluation:
     return kept
 
 
-def _evaluate(graph: Schedule, sequences: Rows | None) -> Evaluation:
+def _evaluate(graph: Schedule, sequences: Csr | None) -> Evaluation:
     n = graph.n_operations
     after = _weighted_successors(graph, sequences)
     waiting = [0] * n
@@ -97,7 +97,7 @@ def _evaluate(graph: Schedule, sequences: Rows | None) -> Evaluation:
 
 
 def scheduled(
-    graph: Schedule, sequences: Rows, provenance: Mapping[str, Any] | None = None
+    graph: Schedule, sequences: Csr, provenance: Mapping[str, Any] | None = None
 ) -> Schedule:
     """The semi-active schedule of the given orders: every operation starts at its head.
 
@@ -108,7 +108,7 @@ def scheduled(
     return graph.with_orders(sequences, found.head, objective, provenance)
 
 
-def machine_orders(graph: Schedule, operations: IntArray) -> Rows:
+def machine_orders(graph: Schedule, operations: IntArray) -> Csr:
     """One order of all operations, cut into the order on each resource.
 
     Every operation holds at most one resource; those that hold none are left out.
@@ -116,10 +116,10 @@ def machine_orders(graph: Schedule, operations: IntArray) -> Rows:
     resource = graph.single_resource[operations]
     used = operations[resource >= 0]
     order = np.argsort(resource[resource >= 0], kind="stable")
-    return Rows(graph.users.indptr, used[order])
+    return Csr(graph.users.indptr, used[order])
 
 
-def check_permutations(graph: Schedule, sequences: Rows) -> None:
+def check_permutations(graph: Schedule, sequences: Csr) -> None:
     """Refuse orders that do not hold exactly the users of each resource, once."""
     if len(sequences) != graph.n_resources:
         raise InputError(
@@ -139,7 +139,7 @@ def check_permutations(graph: Schedule, sequences: Rows) -> None:
         raise InputError(f"sequences[{r}]: operation {missing} is missing")
 
 
-def cyclic_order(graph: Schedule, sequences: Rows | None, among: list[int]) -> CyclicOrder:
+def cyclic_order(graph: Schedule, sequences: Csr | None, among: list[int]) -> CyclicOrder:
     """A `CyclicOrder` that tells a shortest cycle in words.
 
     Parameters
@@ -245,7 +245,7 @@ _SHOWN_STEPS = 12  # of a cycle in words; the error has all its operations
 _CYCLE_SOURCES = 500  # enough to find a shortest cycle in practice; keeps hopeless orders quick
 
 
-def _weighted_successors(graph: Schedule, sequences: Rows | None) -> list[list[tuple[int, int]]]:
+def _weighted_successors(graph: Schedule, sequences: Csr | None) -> list[list[tuple[int, int]]]:
     after: list[list[tuple[int, int]]] = [[] for _ in range(graph.n_operations)]
     weights = (graph.duration[graph.arcs.tail] + graph.arcs.lag).tolist()
     for i, j, weight in zip(
@@ -288,7 +288,7 @@ def _cycle_through(source: int, after: list[list[int]], allowed: set[int], below
     return []
 
 
-def _step(graph: Schedule, sequences: Rows | None, i: int, j: int, conjunctive: bool) -> str:
+def _step(graph: Schedule, sequences: Csr | None, i: int, j: int, conjunctive: bool) -> str:
     words = f"{describe(graph, i)} before {describe(graph, j)}"
     if conjunctive or sequences is None:
         return f"by an arc {words}"

@@ -86,7 +86,7 @@ class Arcs(NamedTuple):
         return cls(*(_frozen("arcs", table[:, c]) for c in range(4)))
 
 
-class Rows:
+class Csr:
     """Ragged integer rows in compressed form (CSR): row r is ``ids[indptr[r]:indptr[r+1]]``.
 
     Used for the resources of every operation and for the order of operations on every resource.
@@ -106,7 +106,7 @@ class Rows:
             )
 
     @classmethod
-    def of(cls, rows: Iterable[Iterable[int]]) -> Rows:
+    def of(cls, rows: Iterable[Iterable[int]]) -> Csr:
         """Compress a list of rows."""
         try:
             lists = [[_plain_int(i) for i in row] for row in rows]
@@ -124,9 +124,9 @@ class Rows:
             raise IndexError(row)
         return self.ids[self.indptr[row] : self.indptr[row + 1]]
 
-    def part(self, keep: npt.NDArray[np.bool_]) -> Rows:
+    def part(self, keep: npt.NDArray[np.bool_]) -> Csr:
         """Those entries of all rows that are kept; `keep` has one flag for each."""
-        return Rows(np.concatenate([[0], np.cumsum(keep)])[self.indptr], self.ids[keep])
+        return Csr(np.concatenate([[0], np.cumsum(keep)])[self.indptr], self.ids[keep])
 
     def to_lists(self) -> list[list[int]]:
         """The rows as lists of Python integers."""
@@ -134,14 +134,14 @@ class Rows:
         return [ids[a:b] for a, b in pairwise(bounds)]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Rows):
+        if not isinstance(other, Csr):
             return NotImplemented
         return np.array_equal(self.indptr, other.indptr) and np.array_equal(self.ids, other.ids)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Rows({self.to_lists()!r})" if len(self.ids) <= 64 else f"<Rows of {len(self)}>"
+        return f"Csr({self.to_lists()!r})" if len(self.ids) <= 64 else f"<Rows of {len(self)}>"
 
 
 class Adjacency(NamedTuple):
@@ -221,7 +221,7 @@ class Problem(ABC):
         """
         from optsched.model.verify import verify
 
-        self.check_own(schedule)
+        self.check_same_graph(schedule)
         if schedule.sequences is None:
             raise InputError("has no orders")
         violations = verify(schedule)
@@ -237,15 +237,15 @@ class Problem(ABC):
         InputError
             The schedule is not of this problem.
         """
-        self.check_own(schedule)
+        self.check_same_graph(schedule)
         return []
 
-    def check_own(self, schedule: Schedule) -> None:
+    def check_same_graph(self, schedule: Schedule) -> None:
         """Refuse a schedule of another instance with an `InputError`."""
         if not self.graph().same_graph(schedule):
-            raise self.foreign(schedule)
+            raise self.other_instance(schedule)
 
-    def foreign(self, schedule: Schedule, graph: Schedule | None = None) -> InputError:
+    def other_instance(self, schedule: Schedule, graph: Schedule | None = None) -> InputError:
         """What is said of a schedule of another instance, whose graph differs from this one's."""
         from optsched.model.difference import difference
 
@@ -275,7 +275,7 @@ class Problem(ABC):
         InputError
             The schedule belongs to another instance, or has no starts.
         """
-        self.check_own(schedule)
+        self.check_same_graph(schedule)
         return schedule.makespan
 
     def describe(self, objective: int) -> str:
@@ -334,7 +334,7 @@ class Schedule(Problem):
 
     resources: tuple[Resource, ...]
     duration: IntArray
-    op_resources: Rows
+    op_resources: Csr
     arcs: Arcs = field(default_factory=lambda: Arcs.of([]))
     name: str = ""
     time_unit: str = "us"
@@ -353,7 +353,7 @@ class Schedule(Problem):
     free: IntArray = None  # type: ignore[assignment]
     workspace: IntArray = None  # type: ignore[assignment]
     period: int | None = None
-    sequences: Rows | None = None
+    sequences: Csr | None = None
     start: IntArray | None = None
     objective: Objective | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -434,14 +434,14 @@ class Schedule(Problem):
         return Adjacency(indptr, far[order], weight[order])
 
     @cached_property
-    def users(self) -> Rows:
+    def users(self) -> Csr:
         """Operations that need each resource, ascending."""
         counts = np.diff(self.op_resources.indptr)
         operation = np.repeat(np.arange(self.n_operations), counts)
         order = np.argsort(self.op_resources.ids, kind="stable")
         indptr = np.zeros(self.n_resources + 1, np.int64)
         np.cumsum(np.bincount(self.op_resources.ids, minlength=self.n_resources), out=indptr[1:])
-        return Rows(indptr, operation[order])
+        return Csr(indptr, operation[order])
 
     @cached_property
     def single_resource(self) -> IntArray:
@@ -467,7 +467,7 @@ class Schedule(Problem):
 
     def with_orders(
         self,
-        sequences: Rows,
+        sequences: Csr,
         start: npt.ArrayLike,
         objective: Objective | None = None,
         provenance: Mapping[str, Any] | None = None,
@@ -482,7 +482,7 @@ class Schedule(Problem):
         self,
         period: int,
         offset: npt.ArrayLike,
-        sequences: Rows,
+        sequences: Csr,
         start: npt.ArrayLike,
         objective: Objective | None = None,
         provenance: Mapping[str, Any] | None = None,
@@ -555,9 +555,9 @@ class Schedule(Problem):
         rows = None if rows is None else rows.part(keep[rows.ids])
         return replace(
             self,
-            op_resources=Rows(np.append(own.indptr[:-1][keep], own.indptr[-1]), own.ids),
+            op_resources=Csr(np.append(own.indptr[:-1][keep], own.indptr[-1]), own.ids),
             arcs=Arcs(number[tail[inner]], number[head[inner]], lag[inner], distance[inner]),
-            sequences=None if rows is None else Rows(rows.indptr, number[rows.ids]),
+            sequences=None if rows is None else Csr(rows.indptr, number[rows.ids]),
             start=None if self.start is None else self.start[keep],
             objective=None,
             **{key: getattr(self, key)[keep] for key in COLUMNS},

@@ -13,7 +13,7 @@ from optsched.model.violation import Kind, Violation, Words, count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.model.schedule import IntArray, Rows, Schedule
+    from optsched.model.schedule import Csr, IntArray, Schedule
 
 
 _SAFE = 1 << 61
@@ -45,7 +45,7 @@ class Pairs(NamedTuple):
     shift: IntArray
 
 
-def entries_of(plan: Plan, sequences: Rows) -> tuple[Entries, list[Violation]]:
+def entries_of(plan: Plan, sequences: Csr) -> tuple[Entries, list[Violation]]:
     """The sequences cut down to operations that use the resource, once each, and what was wrong."""
     needs, n = plan.schedule.op_resources, plan.schedule.n_operations
     needed = needs.ids * n + np.repeat(np.arange(n), np.diff(needs.indptr))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from optsched.errors import InputError
 from optsched.io.values import format_value
 from optsched.model.graph import scheduled
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Csr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,10 +79,10 @@ def ordered(
     if array.job_names:
         provenance["jobs"] = list(array.job_names)
     if graph.period is None:
-        return scheduled(graph, Rows.of(sequences), provenance)
+        return scheduled(graph, Csr.of(sequences), provenance)
     from optsched.analysis.rolling import rolling  # its kernels need a compiler
 
-    return rolling(graph, Rows.of(sequences), provenance=provenance)
+    return rolling(graph, Csr.of(sequences), provenance=provenance)
 
 
 def _operations(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from optsched.io.text import plain
+from optsched.io.text import one_line
 from optsched.plots.look import colour, shade
 from optsched.plots.picture import INK, MUTED, new_figure, picture
 
@@ -60,9 +60,9 @@ def gpu_map(
                 Rectangle((left + 0.06, at + 0.06), 0.88, 0.88, fc=fill[gpu], ec=edge, lw=line)
             )
         for left, at, domain in titles:
-            axes.text(left, at, plain(domain, 24), fontsize=6, color=MUTED, va="bottom")
+            axes.text(left, at, one_line(domain, 24), fontsize=6, color=MUTED, va="bottom")
         keys = [("free", "white", MUTED), ("down", INK, INK), ("chosen", "white", _CHOSEN)]
-        keys += [(plain(job.name, 20), fill[job.gpus[0]], MUTED) for job in state.jobs[:8]]
+        keys += [(one_line(job.name, 20), fill[job.gpus[0]], MUTED) for job in state.jobs[:8]]
         patches = [Patch(fc=face, ec=edge, label=name) for name, face, edge in keys]
         figure.legend(handles=patches, loc="outside lower left", ncols=6, fontsize=6, frameon=False)
         return figure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.analysis.occupancy import bars
-from optsched.io.text import plain, readable_unit
+from optsched.io.text import one_line, readable_unit
 from optsched.plots.look import colour, shade
 from optsched.plots.picture import INK, dress, new_figure
 
@@ -54,7 +54,7 @@ def _workers(axes: Axes, run: LiveRun) -> None:
         job, kind = int(history.job[operation]), str(history.kind[operation])
         wide = (end - start) / unit.ticks
         axes.barh(worker, wide, left=start / unit.ticks, height=0.84, color=_colour(job, kind))
-        name = plain(run.live[job].spec.name, 24)
+        name = one_line(run.live[job].spec.name, 24)
         if kind == "run" and (end - start) / span * 110 > len(name):
             middle = (start + end) / 2 / unit.ticks
             axes.text(middle, worker, name, ha="center", va="center", fontsize=8, color=INK)
@@ -78,5 +78,5 @@ def _times(axes: Axes, run: LiveRun) -> None:
         else:
             axes.text(0, k, f" {job.phase}", va="center", fontsize=8, color=INK)
     dress(axes, f"completion time in {unit.name} (pale: before the first start)")
-    axes.set_yticks(range(len(run.live)), [plain(job.spec.name, 24) for job in run.live])
+    axes.set_yticks(range(len(run.live)), [one_line(job.spec.name, 24) for job in run.live])
     axes.set_ylim(len(run.live) - 0.5, -0.5)

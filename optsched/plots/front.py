@@ -9,7 +9,7 @@ from optsched.bench.routers import MEASURES, Point, front_of
 from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import check_format, decode, parse
-from optsched.io.text import plain
+from optsched.io.text import one_line
 from optsched.plots.look import oklch
 from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
 
@@ -104,7 +104,7 @@ def _draw(points: Sequence[Point], x: str, y: str) -> Figure:
         for point in own:
             axes.errorbar(
                 point.mean[x], point.mean[y], xerr=point.interval[x], yerr=point.interval[y],
-                marker="o", ms=5, lw=0.8, color=colour[point.router], label=plain(point.router),
+                marker="o", ms=5, lw=0.8, color=colour[point.router], label=one_line(point.router),
                 markerfacecolor="none" if point.saturated else colour[point.router],
             )  # fmt: skip
         axes.set(xlabel=_TITLES[x], ylabel=_TITLES[y])
@@ -113,7 +113,7 @@ def _draw(points: Sequence[Point], x: str, y: str) -> Figure:
             low, high = axes.get_ylim()
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else "")
-        axes.set_title(plain(load), color=INK, fontsize=10)
+        axes.set_title(one_line(load), color=INK, fontsize=10)
         axes.grid(color=GRID, lw=0.5)
         axes.legend(fontsize=6, frameon=False)
     return figure

@@ -10,7 +10,7 @@ import numpy as np
 from optsched.analysis.occupancy import Bars, bars, horizon, left_out, setups
 from optsched.analysis.report import Report, report
 from optsched.errors import InputError
-from optsched.io.text import Unit, bytes_text, plain, readable_unit, time_text
+from optsched.io.text import Unit, bytes_text, one_line, readable_unit, time_text
 from optsched.plots.look import colour, is_dark, shade, shades, worth
 from optsched.plots.picture import GRID, INK, MUTED, picture, suffix_of
 
@@ -81,7 +81,7 @@ def _draw(schedule: Schedule, summary: Report, width: float | None, cycles: int)
     lane = float(np.clip(9 / max(lanes, 1), 0.16, 0.5))  # inches
     tall = min(lane * max(lanes, 1), 60.0) + 1.75
     figure = Figure(figsize=(wide, tall), facecolor="white")
-    names = [plain(r.name, 28) for r in schedule.resources]
+    names = [one_line(r.name, 28) for r in schedule.resources]
     names += ["no resource"] * (lanes - len(names))
     left = 0.35 + 0.085 * max((len(name) for name in names), default=4)
     axes = figure.add_axes((left / wide, 0.82 / tall, (wide - left - 0.75) / wide, 1 - 1.75 / tall))
@@ -96,7 +96,7 @@ def _draw(schedule: Schedule, summary: Report, width: float | None, cycles: int)
     if _one_job(schedule):
         axes.set_xlabel(f"{axes.get_xlabel()}; numbers are micro-batches")
     _title(figure, summary, wide, tall, left)
-    _job_key(figure, schedule, wide, tall, left + 0.115 * len(plain(summary.name)))
+    _job_key(figure, schedule, wide, tall, left + 0.115 * len(one_line(summary.name)))
     _legend(figure, schedule, bool(left_out(schedule, chart).any()), wide, tall, left)
     return figure
 
@@ -230,7 +230,7 @@ def _labels(
 
 def _short(schedule: Schedule, job: int) -> str:
     """The name of a job, cut to the length of a label."""
-    return plain(schedule.job_name(job), 12)
+    return one_line(schedule.job_name(job), 12)
 
 
 def _one_job(schedule: Schedule) -> bool:
@@ -247,7 +247,7 @@ def _title(figure: Figure, summary: Report, wide: float, tall: float, left: floa
     if peak:
         parts.append(f"peak memory {bytes_text(peak)}")
     place: dict[str, Any] = {"x": left / wide, "ha": "left", "va": "baseline"}
-    name = plain(summary.name) or "schedule"
+    name = one_line(summary.name) or "schedule"
     figure.text(y=1 - 0.38 / tall, s=name, fontsize=13, fontweight="bold", color=INK, **place)
     figure.text(y=1 - 0.62 / tall, s="  ·  ".join(parts), fontsize=9, color=MUTED, **place)
 
@@ -289,7 +289,7 @@ def _legend(
             facecolor=colour(0, look),
             edgecolor="white",
             hatch=look.hatch or None,
-            label=_WORDS.get(kind, plain(kind)),
+            label=_WORDS.get(kind, one_line(kind)),
         )
         for kind, look in shades(schedule).items()
     ]
@@ -343,7 +343,7 @@ def gantt_text(schedule: Schedule, begin: int, end: int, width: int = 88) -> str
         first, last = columns[i]
         for r in resources:
             rows[r][first:last] = shown * (last - first)
-    names = [plain(resource.name, 16) for resource in schedule.resources]
+    names = [one_line(resource.name, 16) for resource in schedule.resources]
     room = max(map(len, names), default=0)
     lines = [f"{name:{room}} |{''.join(row)}|" for name, row in zip(names, rows, strict=True)]
     span = time_text(end - begin, schedule.time_unit)

@@ -13,7 +13,7 @@ from optsched.analysis.occupancy import bars, holds_memory, horizon, memory_step
 from optsched.analysis.report import Report, report
 from optsched.analysis.unroll import copies
 from optsched.io.files import write_atomic
-from optsched.io.text import plain, readable_unit
+from optsched.io.text import one_line, readable_unit
 from optsched.model.schedule import NO_DEADLINE
 from optsched.plots.look import colour, shades, worth
 
@@ -54,7 +54,7 @@ def page(schedule: Schedule, *, cycles: int = 3) -> str:
     template = resources.files("optsched.plots").joinpath("page.html").read_text("utf-8")
     top, rest = template.split(_TITLE)
     middle, foot = rest.split(_DATA)
-    title = html.escape(plain(schedule.name) or "schedule")
+    title = html.escape(one_line(schedule.name) or "schedule")
     return top + title + middle + _safe_json(payload(schedule, summary, cycles)) + foot
 
 
@@ -68,7 +68,7 @@ def payload(schedule: Schedule, summary: Report, cycles: int = 3) -> dict[str, A
     own = schedule.time_unit.replace("us", "µs")
     size = f"{summary.operations} operations of {summary.jobs} jobs"
     return {
-        "name": plain(schedule.name) or "schedule",
+        "name": one_line(schedule.name) or "schedule",
         "headline": " · ".join([*worth(summary), size]),
         "unit": {"own": own, "name": unit.name, "ticks": unit.ticks},
         "span": span,
@@ -76,8 +76,8 @@ def payload(schedule: Schedule, summary: Report, cycles: int = 3) -> dict[str, A
         "period": schedule.period,
         "resources": [_resource(summary, r) for r in range(schedule.n_resources)],
         "jobs": [_job(row) for row in summary.iterations],
-        "job_names": [plain(name, 60) for name in schedule.job_names],
-        "kinds": [{"name": plain(kind), "hatch": bool(look[kind].hatch)} for kind in kinds],
+        "job_names": [one_line(name, 60) for name in schedule.job_names],
+        "kinds": [{"name": one_line(kind), "hatch": bool(look[kind].hatch)} for kind in kinds],
         "operations": _operations(schedule, kinds),
         "arcs": _arcs(schedule),
         "bars": _columns(chart, ("operation", "resource", "start", "end", "cycle")),
@@ -88,7 +88,7 @@ def payload(schedule: Schedule, summary: Report, cycles: int = 3) -> dict[str, A
         ]
         if holds_memory(schedule)
         else [],
-        "critical": [[step.operation, plain(step.reason, 200)] for step in summary.critical_path],
+        "critical": [[s.operation, one_line(s.reason, 200)] for s in summary.critical_path],
         "critical_complete": summary.path_is_complete,
     }
 
@@ -115,7 +115,7 @@ def _columns(table: Any, keys: tuple[str, ...]) -> dict[str, list[int]]:
 def _resource(summary: Report, r: int) -> dict[str, Any]:
     row = summary.resources[r]
     return {
-        "name": plain(row.name, 60),
+        "name": one_line(row.name, 60),
         "operations": row.operations,
         "busy": row.busy,
         "setup": row.setup,

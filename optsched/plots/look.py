@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.io.text import plain, share_text, time_text
+from optsched.io.text import one_line, share_text, time_text
 
 if TYPE_CHECKING:
     from optsched.analysis.report import Report
@@ -98,7 +98,7 @@ IN_PARTS = {"utility": -1, "level": -1, "deviation": 1}
 
 def worth(summary: Report) -> list[str]:
     """Objective, bound and gap of a schedule, as parts of a headline."""
-    name = plain(summary.objective_name, 30)
+    name = one_line(summary.objective_name, 30)
     parts = [f"{name} {value_text(name, summary.objective, summary.time_unit)}"]
     if summary.lower_bound is not None:
         negative = name in SHOWN_NEGATIVE or IN_PARTS.get(name) == -1

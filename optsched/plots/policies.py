@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.text import plain, readable_unit
+from optsched.io.text import one_line, readable_unit
 from optsched.io.values import format_value
 from optsched.plots.picture import INK, MUTED, dress, look_of, new_figure, picture
 
@@ -112,7 +112,7 @@ def draw_cdf(
         share, shown = (few + 1) / len(values), values[few]
         axes.step(
             np.concatenate((shown[:1], shown)) / unit.ticks, np.concatenate(([0.0], share)),
-            where="post", lw=1.6, label=plain(name, 60), gid=f"cdf-{k}", **look_of(k),
+            where="post", lw=1.6, label=one_line(name, 60), gid=f"cdf-{k}", **look_of(k),
         )  # fmt: skip
     positive = [float(v[v > 0].min()) for v in jct.values() if (v > 0).any()]
     if log and positive:
@@ -184,7 +184,7 @@ def draw_decomposition(axes: Axes, found: Mapping[str, Metrics]) -> None:
     axes.barh(rows, service, left=queueing, height=0.62, **runs)
     for row, total in zip(rows.tolist(), (queueing + service).tolist(), strict=True):
         axes.text(total, row, f"  {total:,.3g}", va="center", fontsize=8.5, color=MUTED)
-    axes.set_yticks(rows, [plain(name, 40) for name in found], fontsize=9, color=INK)
+    axes.set_yticks(rows, [one_line(name, 40) for name in found], fontsize=9, color=INK)
     axes.invert_yaxis()
     axes.margins(x=0.1)
     dress(axes, "mean completion time")
@@ -250,7 +250,7 @@ def draw_utilisation(axes: Axes, runs: Mapping[str, Run]) -> None:
     for k, (name, run) in enumerate(runs.items()):
         axes.stairs(
             busy_share(run, edges), (edges - begin) / unit.ticks, baseline=None,
-            lw=1.3, label=plain(name, 60), gid=f"busy-{k}", **look_of(k),
+            lw=1.3, label=one_line(name, 60), gid=f"busy-{k}", **look_of(k),
         )  # fmt: skip
     dress(axes, "GPUs in use")
     axes.set_ylim(0, 1.03)

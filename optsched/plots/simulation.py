@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
-from optsched.io.text import plain, readable_unit
+from optsched.io.text import one_line, readable_unit
 from optsched.plots.picture import PICTURES, new_figure, picture, picture_style, rendered
 from optsched.plots.policies import draw_cdf, draw_decomposition, draw_utilisation, times_of
 
@@ -51,7 +51,7 @@ def simulation_report(
         raise InputError("runs: expected at least one")
     some = next(iter(runs.values()))
     kind = "elastic training" if hasattr(some, "live") else "simulation"
-    name = plain(title or some.workload.name or kind)
+    name = one_line(title or some.workload.name or kind)
     if str(path).lower().endswith(".html"):
         with picture_style():
             drawing = rendered(_draw(runs, ""), ".svg").decode()
@@ -86,7 +86,7 @@ def table(runs: Mapping[str, Run]) -> tuple[list[str], list[list[str]]]:
         lost = m.gpu_hours * m.lost_time / max(int(m.gpu_time.sum()), 1)
         part = f" ({m.jobs - m.unfinished:,} of {m.jobs:,} ended)" if m.unfinished else ""
         rows.append([
-            plain(name, 40) + part, time(m.jct_mean), time(m.queueing_mean), time(m.service_mean),
+            one_line(name, 40) + part, *map(time, (m.jct_mean, m.queueing_mean, m.service_mean)),
             *(time(m.percentile(p)) if m.ended.any() else "-" for p in (50, 95, 99)),
             time(m.makespan), f"{100 * m.utilisation:.1f} %",
             f"{100 * m.effective_utilisation:.1f} %", f"{m.gpu_hours:,.1f}",

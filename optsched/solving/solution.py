@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import IntArray, Rows
+    from optsched.model.schedule import Csr, IntArray
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Orders:
     """Orders of one iteration, where the solver also chose which jobs recompute."""
 
-    sequences: Rows
+    sequences: Csr
     """One order of operations per resource."""
     recompute: tuple[bool, ...] | None = None
     """Which jobs recompute; None where that was not to be chosen."""
@@ -23,7 +23,7 @@ class Orders:
 class PeriodicOrders:
     """Orders of a cycle, each repeated for ever."""
 
-    sequences: Rows
+    sequences: Csr
     """One order of operations per resource."""
     offset: IntArray
     """Cycles by which the iteration of every operation is late, shape (n_operations,)."""
@@ -31,5 +31,5 @@ class PeriodicOrders:
     """Which jobs recompute; None where that was not to be chosen."""
 
 
-Solution: TypeAlias = "Rows | Orders | PeriodicOrders"
-"""What a monitor keeps; a plain order of one iteration is a `Rows`."""
+Solution: TypeAlias = "Csr | Orders | PeriodicOrders"
+"""What a monitor keeps; a plain order of one iteration is a `Csr`."""

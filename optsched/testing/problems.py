@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.model.schedule import Arcs, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Resource, Schedule
 from optsched.problems.jobarray.problem import JobArray
 from optsched.problems.jobshop.problem import JobShop
 from optsched.problems.quota.job import QuotaJob
@@ -68,16 +68,16 @@ def degenerate_problems() -> list[Problem]:
         JobShop([[(0, 0), (1, 3), (0, 0)], [(0, 4), (1, 0)], [(0, 0)]], name="durations of 0"),
         JobShop([[(0, 2**51)], [(0, 2**51 - 1)]], name="nearly 2^53"),
         JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], deadline=[7, 5], name="tight deadlines"),
-        Schedule(resources=two, duration=np.array([3, 2, 4]), op_resources=Rows.of([[0], [], [0]]),
+        Schedule(resources=two, duration=np.array([3, 2, 4]), op_resources=Csr.of([[0], [], [0]]),
                  arcs=Arcs.of([(0, 1, -2), (1, 2, 5)]), name="no resource"),
-        Schedule(resources=two, duration=np.array([4, 3]), op_resources=Rows.of([[0], [1]]),
+        Schedule(resources=two, duration=np.array([4, 3]), op_resources=Csr.of([[0], [1]]),
                  arcs=Arcs.of([(0, 1, -4)]), name="start together"),
         Schedule(resources=(Resource("a", 4),), duration=np.array([2, 2, 2, 2]),
-                 op_resources=Rows.of([[0]] * 4), arcs=Arcs.of([(0, 1), (2, 3)]),
+                 op_resources=Csr.of([[0]] * 4), arcs=Arcs.of([(0, 1), (2, 3)]),
                  acquire=np.array([3, 0, 3, 0]), free=np.array([0, 3, 0, 3]),
                  workspace=np.array([1, 1, 0, 1]), name="room for one, with workspace"),
         Schedule(resources=(Resource("a"),), duration=np.array([2, 1, 2]),
-                 op_resources=Rows.of([[0]] * 3), family=np.array([0, 1, 2]),
+                 op_resources=Csr.of([[0]] * 3), family=np.array([0, 1, 2]),
                  setup_out=np.array([20, 0, 0]), setup_in=np.array([0, 0, 9]),
                  name="setups that are not triangular"),
     ]  # fmt: skip

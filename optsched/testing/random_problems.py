@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.model.schedule import NO_DEADLINE, Arcs, Resource, Rows, Schedule
+from optsched.model.schedule import NO_DEADLINE, Arcs, Csr, Resource, Schedule
 from optsched.problems.jobarray.problem import JobArray
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def random_graph(
         _bytes(rng, columns, needs, arcs)
     return Schedule(
         resources=tuple(Resource(f"gpu{r}", cap) for r, cap in enumerate(caps)),
-        op_resources=Rows.of(needs),
+        op_resources=Csr.of(needs),
         arcs=Arcs.of(arcs),
         kind=np.array([rng.choice(["F", "B", "U", ""]) for _ in range(n)], np.str_),
         **{key: np.array(column, np.int64) for key, column in columns.items()},  # type: ignore[arg-type]

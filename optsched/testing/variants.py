@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optsched.model.schedule import COLUMNS, NO_DEADLINE, Arcs, Resource, Rows, Schedule
+from optsched.model.schedule import COLUMNS, NO_DEADLINE, Arcs, Csr, Resource, Schedule
 from optsched.problems.jobshop.problem import JobShop
 from optsched.problems.quota.problem import QuotaPlan
 
@@ -74,7 +74,7 @@ def renamed(graph: Schedule, rng: random.Random) -> Schedule:
     return replace(
         graph.graph(),
         resources=tuple(Resource(f"x{k}", graph.resources[r].memory) for k, r in enumerate(where)),
-        op_resources=Rows.of([[seats[r] for r in rows[i]] for i in order]),
+        op_resources=Csr.of([[seats[r] for r in rows[i]] for i in order]),
         arcs=Arcs.of([(place[i], place[j], *rest) for i, j, *rest in arcs]),
         **columns,
     )

@@ -20,7 +20,7 @@ from optsched.analysis.occupancy import memory_steps
 from optsched.analysis.report import report
 from optsched.analysis.unroll import unroll
 from optsched.errors import InputError
-from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Objective, Resource, Schedule
 from optsched.solving.progress import relative_gap
 
 
@@ -29,12 +29,12 @@ def hand_made(start: list[int], **changes: object) -> Schedule:
     fields: dict[str, object] = {
         "resources": (Resource("a"), Resource("b")),
         "duration": np.array([4, 3, 5, 0, 0]),
-        "op_resources": Rows.of([[0], [0, 1], [1], [1], []]),
+        "op_resources": Csr.of([[0], [0, 1], [1], [1], []]),
         "arcs": Arcs.of([(0, 2, -2), (2, 3), (3, 4, 1)]),
         "job": np.arange(5),
         "family": np.array([0, 1, 1, 1, 1]),
         "setup_out": np.array([2, 0, 0, 0, 0]),
-        "sequences": Rows.of([[0, 1], [1, 2, 3]]),
+        "sequences": Csr.of([[0, 1], [1, 2, 3]]),
         "start": np.array(start),
     }
     return Schedule(**(fields | changes))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from optsched.analysis.iterations import job_reports
 from optsched.analysis.rolling import rolling
 from optsched.analysis.unroll import unroll
 from optsched.kernels.cycle_ratio import cycle_arcs, cycle_time
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Csr
 from optsched.model.verify import verify
 from optsched.testing.random_problems import random_rolling
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from random import Random
 
 
-def with_orders(rng: Random, graph: Schedule) -> tuple[Rows, np.ndarray]:
+def with_orders(rng: Random, graph: Schedule) -> tuple[Csr, np.ndarray]:
     """Orders without a deadlock: of a random layout, else one block after the other."""
     for attempt in range(8):
         make = circular_orders if attempt % 2 else random_orders
@@ -96,7 +96,7 @@ def test_nothing_can_begin_later() -> None:
     """An idle pipeline: the first job's blocks do not wait on a device longer than they must."""
     array = JobArray([[1, 1, 1], [9, 9, 9]], [[1, 1, 1], [9, 9, 9]], objective="period")
     graph = array.graph()
-    rows = Rows.of([[6, 0, 5, 11], [7, 1, 4, 10], [8, 2, 3, 9]])
+    rows = Csr.of([[6, 0, 5, 11], [7, 1, 4, 10], [8, 2, 3, 9]])
     plan = rolling(graph, rows, np.zeros(12, np.int64))
     assert verify(plan) == []
     arcs = cycle_arcs(plan, plan.sequences, plan.offset)
@@ -112,7 +112,7 @@ def test_orders_may_be_plain_lists() -> None:
     """And what are none is refused in a sentence."""
     array = JobArray([[1, 1]], [[2, 2]], objective="period")
     graph, orders = array.graph(), [[0, 3], [1, 2]]
-    assert rolling(graph, orders).period == rolling(graph, Rows.of(orders)).period == 6
+    assert rolling(graph, orders).period == rolling(graph, Csr.of(orders)).period == 6
     assert cycle_time(graph, orders).period == array.evaluate_orders(orders) == 6
     for wrong in (3, [0, 3], [["a"]], [[0, 3]]):
         with pytest.raises(InputError, match=r"expected (a list|2 rows|an integer)"):
@@ -129,6 +129,6 @@ def test_where_rows_are_cut_does_not_matter(rng: Random) -> None:
         for _ in range(rng.randint(0, len(row))):
             moved[row[0]] -= 1
             row.append(row.pop(0))
-    plan = rolling(graph, Rows.of(lists), moved)
+    plan = rolling(graph, Csr.of(lists), moved)
     assert verify(plan) == []
     assert plan.period == cycle_time(graph, rows, offset).period

@@ -11,7 +11,7 @@ from optsched import JobArray
 from optsched.analysis.rolling import rolling
 from optsched.arraypipe.plan.plan import routes, topological
 from optsched.arraypipe.plan.segments import Segment, Walk
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Csr
 from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
@@ -83,4 +83,4 @@ def in_turn(problem: JobArray, breadth: bool) -> Schedule:
         back = [[2 * stages * (j + 1) - 1 - s for s in reversed(here)] for j in range(n)]
         turns = [*forward, *back] if breadth else zip(forward, back, strict=True)
         orders.append(np.ravel([*turns]).tolist())
-    return problem.scheduled(PeriodicOrders(Rows.of(orders), np.zeros(2 * stages * n, np.int64)))
+    return problem.scheduled(PeriodicOrders(Csr.of(orders), np.zeros(2 * stages * n, np.int64)))

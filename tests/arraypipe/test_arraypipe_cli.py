@@ -34,7 +34,7 @@ def shop(cli: Cli) -> Cli:
     orders = random_schedule([1, 1, 1], 2, seed=3)
     rows = orders.sequences.to_lists()  # type: ignore[union-attr]
     rows[0].reverse()
-    cyclic = orders.with_orders(optsched.Rows.of(rows), orders.start)
+    cyclic = orders.with_orders(optsched.Csr.of(rows), orders.start)
     cyclic.write("cyclic.schedule.json")
     free = JobArray([[1, 1]], [[2, 2]], micro_batches=[3], microbatch_order="free")
     gpipe(free, reverse=True).write("free.schedule.json")  # would not be training alone

@@ -16,7 +16,7 @@ from memory_limits import little, moving
 from runs import run
 from torch import Tensor, nn
 
-from optsched import InputError, JobArray, Rows, Schedule, verify
+from optsched import Csr, InputError, JobArray, Schedule, verify
 from optsched.arraypipe import Job, random_schedule, rescheduling
 from optsched.arraypipe.memory.transfers import CopyEngine
 from optsched.arraypipe.plan.segments import Change
@@ -42,7 +42,7 @@ def order_of(seed: int, first: int = 0, place: Any = (0, 0, 0), **options: Any) 
     found = random_schedule([row[3] for row in FOUR], 3, place=place, seed=seed, **options)
     assert found.sequences is not None and found.start is not None
     rows = [sorted(r, key=lambda i: first * int(found.job[i])) for r in found.sequences.to_lists()]
-    return found.with_orders(Rows.of(rows), found.start)
+    return found.with_orders(Csr.of(rows), found.start)
 
 
 # the same bits

@@ -17,7 +17,7 @@ from depth import depth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched import CyclicOrder, InputError, JobArray, Resource, Rows, Schedule, verify
+from optsched import Csr, CyclicOrder, InputError, JobArray, Resource, Schedule, verify
 from optsched.arraypipe import compile_plan, random_schedule
 from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.plan import topological, without
@@ -92,7 +92,7 @@ def order(edit: Any) -> Schedule:
     assert BASE.sequences is not None
     rows = BASE.sequences.to_lists()
     edit(rows)
-    return changed(BASE, sequences=Rows.of(rows))
+    return changed(BASE, sequences=Csr.of(rows))
 
 
 HOSTILE: dict[str, tuple[Any, str]] = {
@@ -109,11 +109,11 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "doubled": (lambda: label("kind", 2, "F"), "is also operations"),
     "missing": (lambda: label("kind", 2, "R"), "is missing"),
     "missing update": (lambda: label("kind", BASE.n_operations - 1, "R"), "is missing|is also"),
-    "two resources": (lambda: changed(BASE, op_resources=Rows.of(
+    "two resources": (lambda: changed(BASE, op_resources=Csr.of(
         [[0, 1], *BASE.op_resources.to_lists()[1:]])), "holds 2 resources at once"),
-    "no resource": (lambda: changed(BASE, op_resources=Rows.of(
+    "no resource": (lambda: changed(BASE, op_resources=Csr.of(
         [[], *BASE.op_resources.to_lists()[1:]])), "holds no resource"),
-    "two devices": (lambda: changed(BASE, op_resources=Rows.of(
+    "two devices": (lambda: changed(BASE, op_resources=Csr.of(
         [[1], *BASE.op_resources.to_lists()[1:]])), "stays on one device"),
     "not listed": (lambda: order(lambda rows: rows[0].pop()), "is missing"),
     "listed twice": (lambda: order(lambda rows: rows[0].append(rows[0][0])), "appears twice"),
@@ -140,7 +140,7 @@ def test_memory_of_the_steady_state() -> None:
     backward = (base.kind == "B").astype(int) * 10
     resources = (Resource("gpu", 20),)
     kept = changed(base, resources=resources, acquire=forward, free=backward)
-    both = changed(kept, sequences=Rows.of([[0, 2, 1, 3]]))
+    both = changed(kept, sequences=Csr.of([[0, 2, 1, 3]]))
     compile_plan(both)
     with pytest.raises(InputError, match="needs 21 bytes in all, the device has 20"):
         compile_plan(changed(both, workspace=(base.kind == "B").astype(int)))
@@ -178,7 +178,7 @@ def test_together_adds_arcs() -> None:
     updates = {b.operation for b in plan.blocks if b.kind == "U"}
     assert updates == {a.head for a in plan.arcs if a.tail == last and a.head in updates}
     # operations of a job: F0 F1 B1 B0 U0 U1; the update of stage 1 stands before B1 of job 1
-    crossed = changed(schedule, sequences=Rows.of([[0, 6, 9, 3, 4], [1, 2, 5, 7, 8]]))
+    crossed = changed(schedule, sequences=Csr.of([[0, 6, 9, 3, 4], [1, 2, 5, 7, 8]]))
     compile_plan(crossed)
     with pytest.raises(CyclicOrder, match="U of job 0, stage 1"):
         compile_plan(crossed, together=[0])
@@ -242,7 +242,7 @@ def _spoilt(schedule: Schedule, draw: Random) -> Schedule:
     for _ in range(draw.choice([0, 0, 0, 2])):
         i = draw.randrange(len(offset))
         offset[i] = max(0, offset[i] + draw.choice([-1, 1]))
-    return dataclasses.replace(schedule, sequences=Rows.of(rows), offset=offset, objective=None)
+    return dataclasses.replace(schedule, sequences=Csr.of(rows), offset=offset, objective=None)
 
 
 def _halts(schedule: Schedule) -> bool:
@@ -352,7 +352,7 @@ def random_document(seed: int) -> tuple[JobArray, Schedule]:
         arcs = zip(graph.arcs.tail.tolist(), graph.arcs.head.tolist(), strict=True)
         order = topological(graph.n_operations, arcs, draw)
         rows = [sorted(row, key=order.index) for row in graph.users.to_lists()]
-        schedule = array.scheduled(Rows.of(rows))
+        schedule = array.scheduled(Csr.of(rows))
     plan, resources = compile_plan(schedule), []
     for d, resource in enumerate(schedule.resources):
         held = budget(plan, d, {}).activations

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched import JobArray, Schedule
 from optsched.model.graph import scheduled
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Csr
 
 if TYPE_CHECKING:
     from random import Random
@@ -38,7 +38,7 @@ def random_job(rng: Random, stages: int = 4, micro_batches: int = 4) -> JobArray
     return JobArray(row(0, 5), row(0, 5), **fields)
 
 
-def random_orders(rng: Random, graph: Schedule) -> Rows:
+def random_orders(rng: Random, graph: Schedule) -> Csr:
     """Orders along a random topological order: they never contradict each other."""
     waiting = [0] * graph.n_operations
     for head in graph.arcs.head.tolist():
@@ -53,7 +53,7 @@ def random_orders(rng: Random, graph: Schedule) -> Rows:
             waiting[k] -= 1
             if not waiting[k]:
                 ready.append(k)
-    return Rows.of(rows)
+    return Csr.of(rows)
 
 
 def random_schedule(rng: Random, job: JobArray) -> Schedule:

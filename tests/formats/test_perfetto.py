@@ -18,7 +18,7 @@ from strategies import periodic_schedules, schedules, spoilt
 
 from optsched.errors import InputError
 from optsched.formats import perfetto
-from optsched.model.schedule import Arcs, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Resource, Schedule
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,9 +184,9 @@ def test_names_and_file(tmp_path: Path) -> None:
         name=hostile,
         resources=(Resource(hostile), Resource("b")),
         duration=np.array([2, 3]),
-        op_resources=Rows.of([[0], [1]]),
+        op_resources=Csr.of([[0], [1]]),
         arcs=Arcs.of([(0, 1)]),
-        sequences=Rows.of([[0], [1]]),
+        sequences=Csr.of([[0], [1]]),
         start=np.array([0, 2]),
     )
     one, two = tmp_path / "one.json", tmp_path / "two.json"
@@ -200,7 +200,7 @@ def test_names_and_file(tmp_path: Path) -> None:
 
 def test_graphs_are_refused(tmp_path: Path) -> None:
     """Without starts there is nothing to trace, and no file appears."""
-    s = Schedule(resources=(), duration=np.array([1]), op_resources=Rows.of([[]]))
+    s = Schedule(resources=(), duration=np.array([1]), op_resources=Csr.of([[]]))
     with pytest.raises(InputError, match="not scheduled"):
         perfetto.write(s, tmp_path / "x.json")
     assert not list(tmp_path.iterdir())

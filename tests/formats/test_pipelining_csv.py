@@ -24,7 +24,7 @@ from optsched import JobArray, Schedule, verify
 from optsched.errors import CyclicOrder, InputError
 from optsched.formats import pipelining_csv
 from optsched.model.graph import scheduled
-from optsched.model.schedule import Arcs, Resource, Rows
+from optsched.model.schedule import Arcs, Csr, Resource
 from optsched.pipelines import gpipe, one_f_one_b
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def test_whole_backwards_of_a_split_job() -> None:
 def with_orders(schedule: Schedule, rows: list[list[int]]) -> Schedule:
     """The same starts, other orders."""
     assert schedule.start is not None
-    return schedule.with_orders(Rows.of(rows), schedule.start)
+    return schedule.with_orders(Csr.of(rows), schedule.start)
 
 
 def test_what_torch_would_reject_is_not_written() -> None:
@@ -142,7 +142,7 @@ def test_what_torch_would_reject_is_not_written() -> None:
     two = one_f_one_b(JobArray([[1, 1]] * 2, [[1, 1]] * 2))
     mirrored = JobArray([[1, 1]], [[1, 1]], micro_batches=2, place=[[[0, 1], [1, 0]]])
     graph = mirrored.graph()
-    chimera = scheduled(graph, Rows.of(graph.users.to_lists()))
+    chimera = scheduled(graph, Csr.of(graph.users.to_lists()))
     idle = one_f_one_b(JobArray([[1, 1]], [[1, 1]], devices=["a", "b", "c"]))
     rolling = replace(one, period=100)
     cases = {
@@ -166,8 +166,8 @@ def handmade(cells: list[str]) -> Schedule:
     n = len(cells)
     return Schedule(
         resources=(Resource("gpu0"),), duration=np.ones(n, np.int64), kind=np.array(kinds),
-        op_resources=Rows.of([[0]] * n), arcs=Arcs.of([]), stage=np.array(stages),
-        microbatch=np.array(numbers), sequences=Rows.of([range(n)]), start=np.arange(n),
+        op_resources=Csr.of([[0]] * n), arcs=Arcs.of([]), stage=np.array(stages),
+        microbatch=np.array(numbers), sequences=Csr.of([range(n)]), start=np.arange(n),
     )  # fmt: skip
 
 

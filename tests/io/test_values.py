@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optsched import InputError
-from optsched.io.values import boolean, format_value, integer, number, one_of, plain
+from optsched.io.values import boolean, format_value, integer, json_value, number, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ def test_values_of_numpy_become_plain() -> None:
     assert type(integer("x", np.int32(3))) is int
     assert type(number("x", np.float32(0.5))) is float
     assert number("x", math.inf, infinite=True) == math.inf
-    assert plain("x", {"a": (np.bool_(True), np.int8(1), None)}) == {"a": [True, 1, None]}
+    assert json_value("x", {"a": (np.bool_(True), np.int8(1), None)}) == {"a": [True, 1, None]}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_values_of_numpy_become_plain() -> None:
         (lambda: boolean("x", 1), "x: expected True or False, got 1"),
         (lambda: one_of("x", "c", ("a", "b")), 'x: expected one of a, b, got "c"'),
         (lambda: one_of("x", ["a"], ("a", "b")), "x: expected one of a, b, got ['a']"),
-        (lambda: plain("x", {"a": {1}}), "x.a: expected plain JSON values, got a set"),
+        (lambda: json_value("x", {"a": {1}}), "x.a: expected plain JSON values, got a set"),
     ],
 )
 def test_refusals(call: Callable[[], object], message: str) -> None:

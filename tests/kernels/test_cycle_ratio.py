@@ -13,7 +13,7 @@ from rolling_problems import circular_orders, random_orders
 
 from optsched import CyclicOrder, InputError, JobArray, Schedule
 from optsched.kernels.cycle_ratio import cycle_time
-from optsched.model.schedule import Arcs, Resource, Rows
+from optsched.model.schedule import Arcs, Csr, Resource
 from optsched.testing.random_problems import random_rolling
 
 if TYPE_CHECKING:
@@ -105,14 +105,14 @@ def test_by_hand() -> None:
     graph = Schedule(
         resources=(Resource("gpu"),),
         duration=np.array([3, 4]),
-        op_resources=Rows.of([[0], [0]]),
+        op_resources=Csr.of([[0], [0]]),
         arcs=Arcs.of([(0, 1, 13), (1, 0, 0, 3)]),
         period=1,
     )
     assert cycle_time(graph).period == 7  # (16 + 4) / 3, rounded up
-    assert cycle_time(graph, Rows.of([[0, 1]])).period == 20
-    assert cycle_time(graph, Rows.of([[0, 1]]), np.array([0, 2])).period == 7  # 3 + 4
-    assert cycle_time(graph, Rows.of([[1, 0]]), np.array([0, 2])).period == 10  # (16 + 4) / 2
+    assert cycle_time(graph, Csr.of([[0, 1]])).period == 20
+    assert cycle_time(graph, Csr.of([[0, 1]]), np.array([0, 2])).period == 7  # 3 + 4
+    assert cycle_time(graph, Csr.of([[1, 0]]), np.array([0, 2])).period == 10  # (16 + 4) / 2
 
 
 def test_deadlock_in_words() -> None:

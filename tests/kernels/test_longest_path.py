@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import schedules
 
-from optsched import CyclicOrder, JobArray, Rows, Schedule
+from optsched import Csr, CyclicOrder, JobArray, Schedule
 from optsched.errors import InputError
 from optsched.kernels import longest_path
 from optsched.model.graph import evaluate as by_python
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from random import Random
 
 
-def agree(graph: Schedule, sequences: Rows) -> None:
+def agree(graph: Schedule, sequences: Csr) -> None:
     """Same heads, tails and makespan, or the same cycle."""
     try:
         expected = by_python(graph, sequences)
@@ -46,13 +46,13 @@ def test_equals_python_on_feasible_orders(schedule: Schedule) -> None:
 def test_equals_python_on_any_orders(rng: Random) -> None:
     """Shuffled orders: the same numbers, or the same cycle."""
     graph = random_graph(rng, 8)
-    agree(graph, Rows.of(rng.sample(row, len(row)) for row in graph.users.to_lists()))
+    agree(graph, Csr.of(rng.sample(row, len(row)) for row in graph.users.to_lists()))
 
 
 def test_large_values_do_not_wrap() -> None:
     """Sums just below 2^53 are exact."""
     graph = JobArray([[2**50, 1]], [[2**51, 2**49]]).graph()
-    found = longest_path.evaluate(graph, Rows.of([[0, 3], [1, 2]]))
+    found = longest_path.evaluate(graph, Csr.of([[0, 3], [1, 2]]))
     assert found.makespan == 2**50 + 1 + 2**49 + 2**51
 
 
@@ -60,4 +60,4 @@ def test_wrong_orders_are_refused() -> None:
     """No permutation, no period: the sentences of the Python version."""
     graph = JobArray([[1]], [[1]]).graph()
     with pytest.raises(InputError, match="operation 1 is missing"):
-        longest_path.evaluate(graph, Rows.of([[0]]))
+        longest_path.evaluate(graph, Csr.of([[0]]))

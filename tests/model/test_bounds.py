@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_shops import random_shop
 from state_oracle import best_by_states
 
-from optsched import Arcs, JobArray, Resource, Rows, Schedule
+from optsched import Arcs, Csr, JobArray, Resource, Schedule
 from optsched.model import bounds
 from optsched.model.bounds import jackson_preemptive, makespan_bound, makespan_bounds
 from optsched.model.memory_bounds import dual_feasible
@@ -192,7 +192,7 @@ def test_bytes_freed_by_whoever_comes_first_prove_nothing() -> None:
     graph = Schedule(
         resources=(Resource("gpu", 2),),
         duration=np.ones(8, np.int64),
-        op_resources=Rows.of([[0]] * 8),
+        op_resources=Csr.of([[0]] * 8),
         job=np.array([0] * 4 + [1] * 4),
         acquire=np.array([2, 2, 0, 0] * 2),
         free=np.array([0, 0, 2, 2] * 2),
@@ -208,7 +208,7 @@ def test_bytes_freed_by_whoever_comes_first_prove_nothing() -> None:
 def one(**columns: IntArray) -> Schedule:
     """One operation of duration 3 on a device of 5 bytes."""
     return Schedule(
-        resources=(Resource("gpu", 5),), duration=np.array([3]), op_resources=Rows.of([[0]]),
+        resources=(Resource("gpu", 5),), duration=np.array([3]), op_resources=Csr.of([[0]]),
         **{key: np.array([value]) for key, value in columns.items()},
     )  # fmt: skip
 

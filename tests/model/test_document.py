@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import graphs, periodic_schedules, schedules
 
-from optsched import Objective, Resource, Rows, Schedule
+from optsched import Csr, Objective, Resource, Schedule
 from optsched.model.document import read, write
 from optsched.model.schedule import Arcs
 
@@ -59,11 +59,11 @@ def example() -> Schedule:
         name="a",
         resources=(Resource("g", 8), Resource("h")),
         duration=[3, 4],  # type: ignore[arg-type]
-        op_resources=Rows.of([[0], [0, 1]]),
+        op_resources=Csr.of([[0], [0, 1]]),
         arcs=Arcs.of([(0, 1, -1)]),
         kind=["F", ""],  # type: ignore[arg-type]
         deadline=np.array([9, np.iinfo(np.int64).max]),
-        sequences=Rows.of([[0, 1], [1]]),
+        sequences=Csr.of([[0, 1], [1]]),
         start=[0, 3],  # type: ignore[arg-type]
         objective=Objective("makespan", 7, 7, "optimal"),
     )
@@ -113,12 +113,12 @@ def test_bytes_do_not_depend_on_the_identity_of_strings() -> None:
     """Equal schedules are written alike, wherever their strings came from."""
     unit, status = "".join(["u", "s"]), "".join(["unk", "nown"])
     plain = Schedule(
-        resources=(Resource("a"),), duration=[1], op_resources=Rows.of([[0]]), time_unit="us"
+        resources=(Resource("a"),), duration=[1], op_resources=Csr.of([[0]]), time_unit="us"
     )
     other = replace(plain, time_unit=unit)
     assert write(other) == write(plain) and other.sha256 == plain.sha256
     claims = [
-        plain.with_orders(Rows.of([[0]]), [0], Objective("makespan", 1, None, word))
+        plain.with_orders(Csr.of([[0]]), [0], Objective("makespan", 1, None, word))
         for word in ("unknown", status)
     ]
     assert write(claims[0]) == write(claims[1])

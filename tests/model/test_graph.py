@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import periodic_schedules
 
-from optsched import CyclicOrder, JobArray, Rows, Schedule
+from optsched import Csr, CyclicOrder, JobArray, Schedule
 from optsched.errors import InputError
 from optsched.model.graph import describe, evaluate, scheduled, to_networkx
 from optsched.testing.random_problems import random_graph
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from random import Random
 
 
-def edges_of(graph: Schedule, sequences: Rows | None) -> list[tuple[int, int, int]]:
+def edges_of(graph: Schedule, sequences: Csr | None) -> list[tuple[int, int, int]]:
     """Every arc and every pair of neighbours, with its start-to-start weight."""
     edges = [
         (int(i), int(k), int(graph.duration[i] + lag))
@@ -49,12 +49,12 @@ def relaxed(
     return head, tail, not changed
 
 
-def shuffled(graph: Schedule, rng: Random) -> Rows:
+def shuffled(graph: Schedule, rng: Random) -> Csr:
     """Any orders at all: often cyclic."""
-    return Rows.of(rng.sample(row, len(row)) for row in graph.users.to_lists())
+    return Csr.of(rng.sample(row, len(row)) for row in graph.users.to_lists())
 
 
-def consistent(graph: Schedule, rng: Random) -> Rows:
+def consistent(graph: Schedule, rng: Random) -> Csr:
     """Orders cut from one topological order of the arcs."""
     order: list[int] = []
     waiting = {
@@ -65,7 +65,7 @@ def consistent(graph: Schedule, rng: Random) -> Rows:
         i = rng.choice([k for k, before in waiting.items() if not before - set(order)])
         order.append(i)
         del waiting[i]
-    return Rows.of(
+    return Csr.of(
         [i for i in order if r in graph.op_resources[i]] for r in range(graph.n_resources)
     )
 
@@ -112,7 +112,7 @@ def test_cycle_in_words() -> None:
     graph = JobArray([[1, 1], [1, 1]], [[1, 1], [1, 1]]).graph()
     rows = [[3, 0, 4, 7], [1, 2, 5, 6]]
     with pytest.raises(CyclicOrder) as caught:
-        evaluate(graph, Rows.of(rows))
+        evaluate(graph, Csr.of(rows))
     assert "gpu0: B(job 0, stage 0) before F(job 0, stage 0)" in str(caught.value)
     assert "by an arc F(job 0, stage 0) before F(job 0, stage 1)" in str(caught.value)
 
@@ -132,7 +132,7 @@ def test_wrong_orders_are_refused(rows: list[list[int]], message: str) -> None:
     """Orders that are no permutation of the users of a resource are refused by name."""
     graph = JobArray([[1, 1], [1, 1]], [[1, 1], [1, 1]]).graph()
     with pytest.raises(InputError, match=message):
-        evaluate(graph, Rows.of(rows))
+        evaluate(graph, Csr.of(rows))
 
 
 @given(periodic_schedules())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from strategies import periodic_schedules, schedules
 
-from optsched import CyclicOrder, InputError, Objective, Resource, Rows, Schedule
+from optsched import Csr, CyclicOrder, InputError, Objective, Resource, Schedule
 from optsched.model.schedule import NO_DEADLINE, Arcs
 
 COLUMNS = (
@@ -91,11 +91,11 @@ def test_equality(s: Schedule) -> None:
 
 def test_rows() -> None:
     """Rows compress lists, empty ones included, and give them back."""
-    rows = Rows.of([[3, 1], [], [2]])
+    rows = Csr.of([[3, 1], [], [2]])
     assert rows.to_lists() == [[3, 1], [], [2]]
     assert (len(rows), rows[1].tolist(), rows[2].tolist()) == (3, [], [2])
-    assert rows == Rows([0, 2, 2, 3], [3, 1, 2])
-    assert rows != Rows.of([[3, 1], [2], []])
+    assert rows == Csr([0, 2, 2, 3], [3, 1, 2])
+    assert rows != Csr.of([[3, 1], [2], []])
     with pytest.raises(IndexError):
         rows[3]
 
@@ -103,14 +103,14 @@ def test_rows() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Rows.of([[0.5]]), "expected an integer, got 0.5"),
-        (lambda: Rows.of([[True]]), "expected an integer, got True"),
-        (lambda: Rows.of([[10**30]]), "ids: expected integers, got object values"),
-        (lambda: Rows.of([1]), "rows: expected a list of lists of integers"),
-        (lambda: Rows.of(5), "rows: expected a list of lists of integers"),
-        (lambda: Rows([], []), "indptr: expected an ascending array that starts with 0"),
-        (lambda: Rows([0, 2, 1], [0, 0]), "indptr: expected an ascending array"),
-        (lambda: Rows([0, 1], [0, 0]), "indptr: ends with 1, but there are 2 ids"),
+        (lambda: Csr.of([[0.5]]), "expected an integer, got 0.5"),
+        (lambda: Csr.of([[True]]), "expected an integer, got True"),
+        (lambda: Csr.of([[10**30]]), "ids: expected integers, got object values"),
+        (lambda: Csr.of([1]), "rows: expected a list of lists of integers"),
+        (lambda: Csr.of(5), "rows: expected a list of lists of integers"),
+        (lambda: Csr([], []), "indptr: expected an ascending array that starts with 0"),
+        (lambda: Csr([0, 2, 1], [0, 0]), "indptr: expected an ascending array"),
+        (lambda: Csr([0, 1], [0, 0]), "indptr: ends with 1, but there are 2 ids"),
         (lambda: Arcs.of([(0, 1, 0.5)]), "arcs: expected integers, got float64 values"),
         (lambda: Arcs.of([(0, 1), (0,)]), "arcs[1]: expected 2 to 4 integers, got 1"),
         (lambda: Arcs.of([(0, 1, 0, 0, 0)]), "arcs[0]: expected 2 to 4 integers, got 5"),
@@ -259,7 +259,7 @@ def test_long_cycle_is_told_shortly() -> None:
         Schedule(
             resources=(),
             duration=[1] * n,  # type: ignore[arg-type]
-            op_resources=Rows.of([[]] * n),
+            op_resources=Csr.of([[]] * n),
             arcs=Arcs.of([(i, (i + 1) % n) for i in range(n)]),
         )
     assert sorted(caught.value.cycle) == list(range(n))

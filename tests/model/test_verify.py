@@ -13,14 +13,14 @@ from hypothesis import given
 from strategies import graphs, schedules, spoilt
 
 from optsched.errors import InputError
-from optsched.model.schedule import NO_DEADLINE, Arcs, Objective, Resource, Rows, Schedule
+from optsched.model.schedule import NO_DEADLINE, Arcs, Csr, Objective, Resource, Schedule
 from optsched.model.verify import KINDS, Violation, verify
 
 # two jobs through two devices: F, F, B, B each; activations of both fit
 PIPELINE = Schedule(
     resources=(Resource("gpu0", 20), Resource("gpu1", 20)),
     duration=np.array([3, 3, 6, 6] * 2),
-    op_resources=Rows.of([[0], [1], [1], [0]] * 2),
+    op_resources=Csr.of([[0], [1], [1], [0]] * 2),
     arcs=Arcs.of([(0, 1, 1), (1, 2), (2, 3, 1), (4, 5, 1), (5, 6), (6, 7, 1)]),
     job=np.repeat([0, 1], 4),
     family=np.repeat([0, 1], 4),
@@ -29,7 +29,7 @@ PIPELINE = Schedule(
     setup_out=np.full(8, 2),
     acquire=np.array([10, 10, 0, 0] * 2),
     free=np.array([0, 0, 10, 10] * 2),
-    sequences=Rows.of([[0, 4, 3, 7], [1, 2, 5, 6]]),
+    sequences=Csr.of([[0, 4, 3, 7], [1, 2, 5, 6]]),
     start=np.array([0, 4, 7, 14, 5, 15, 18, 25]),
     objective=Objective("makespan", 31),
 )
@@ -179,8 +179,8 @@ def changed(**columns: list[int]) -> Schedule:
 
 
 EXAMPLES = {
-    "sequence": replace(PIPELINE, sequences=Rows.of([[0, 4, 3, 7], [1, 2, 6]])),
-    "order": replace(PIPELINE, sequences=Rows.of([[4, 0, 3, 7], [1, 2, 5, 6]])),
+    "sequence": replace(PIPELINE, sequences=Csr.of([[0, 4, 3, 7], [1, 2, 6]])),
+    "order": replace(PIPELINE, sequences=Csr.of([[4, 0, 3, 7], [1, 2, 5, 6]])),
     "overlap": changed(start=[0, 4, 7, 14, 2, 15, 18, 25]),
     "setup": changed(start=[0, 4, 7, 14, 4, 15, 18, 25]),
     "precedence": changed(start=[0, 4, 7, 13, 5, 15, 18, 25]),
@@ -188,7 +188,7 @@ EXAMPLES = {
     "deadline": changed(deadline=[NO_DEADLINE] * 7 + [30]),
     "memory": changed(workspace=[0, 0, 0, 4, 0, 0, 0, 0]),
     "free": changed(free=[0, 0, 10, 12, 0, 0, 10, 10]),
-    "liveness": replace(PIPELINE, sequences=Rows.of([[0, 4, 3, 7], [2, 1, 5, 6]])),
+    "liveness": replace(PIPELINE, sequences=Csr.of([[0, 4, 3, 7], [2, 1, 5, 6]])),
     "objective": replace(PIPELINE, objective=Objective("makespan", 30)),
 }
 
@@ -223,8 +223,8 @@ def single(duration: list[int], start: list[int], order: list[int] | None = None
     return Schedule(
         resources=(Resource("gpu0"),),
         duration=np.array(duration, np.int64),
-        op_resources=Rows.of([[0]] * n),
-        sequences=Rows.of([range(n) if order is None else order]),
+        op_resources=Csr.of([[0]] * n),
+        sequences=Csr.of([range(n) if order is None else order]),
         start=np.array(start, np.int64),
     )
 
@@ -235,7 +235,7 @@ def single(duration: list[int], start: list[int], order: list[int] | None = None
         (single([9, 1, 1, 1], [0, 2, 8, 9]),
          {("overlap", (0, 1), 0, 7), ("overlap", (0, 2), 0, 1)}),  # no neighbours
         (single([10, 5], [0, 0]), {("overlap", (0, 1), 0, 10)}),
-        (replace(single([4, 4], [0, 2]), sequences=Rows.of([[0]])),  # 1 still holds the resource
+        (replace(single([4, 4], [0, 2]), sequences=Csr.of([[0]])),  # 1 still holds the resource
          {("sequence", (1,), 0, 1), ("overlap", (0, 1), 0, 2)}),
         (single([0, 5, 0], [0, 0, 5]), set()),  # empty operations touch, but never lie inside
         (single([5, 0], [0, 3]), {("overlap", (0, 1), 0, 2)}),

@@ -14,14 +14,14 @@ from strategies import periodic_schedules, schedules, spoilt
 
 from optsched.analysis.unroll import unroll
 from optsched.errors import InputError
-from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Objective, Resource, Schedule
 from optsched.model.verify import Violation, verify
 
 # two jobs through two devices for ever, both busy or switching all the time (18 + 2 * 2)
 ROLLING = Schedule(
     resources=(Resource("gpu0", 20), Resource("gpu1", 10)),
     duration=np.array([3, 3, 6, 6] * 2),
-    op_resources=Rows.of([[0], [1], [1], [0]] * 2),
+    op_resources=Csr.of([[0], [1], [1], [0]] * 2),
     arcs=Arcs.of(
         [
             *[(0, 1, 1), (1, 2), (2, 3, 1), (4, 5, 1), (5, 6), (6, 7, 1)],
@@ -37,7 +37,7 @@ ROLLING = Schedule(
     free=np.array([0, 0, 10, 10] * 2),
     period=22,
     offset=np.array([0, 0, 1, 1, 0, 0, 0, 1]),
-    sequences=Rows.of([[7, 4, 3, 0], [2, 5, 6, 1]]),
+    sequences=Csr.of([[7, 4, 3, 0], [2, 5, 6, 1]]),
     start=np.array([17, 21, 2, 11, 6, 10, 13, 0]),
     objective=Objective("period", 22),
 )
@@ -126,7 +126,7 @@ MUTATIONS = {
         {("precedence", (6, 0), None, 2)},
     ),
     "sequence rotated": (
-        replace(ROLLING, sequences=Rows.of([[4, 3, 0, 7], [2, 5, 6, 1]])),
+        replace(ROLLING, sequences=Csr.of([[4, 3, 0, 7], [2, 5, 6, 1]])),
         {("order", (0, 7), 0, 22), ("liveness", (0, 3, 4, 7), None, 0)}
         | {("memory", (i,), 0, 10) for i in (4, 3, 0, 7)},
     ),
@@ -178,9 +178,9 @@ def circle(duration: list[int], start: list[int], period: int) -> Schedule:
     return Schedule(
         resources=(Resource("gpu0"),),
         duration=np.array(duration),
-        op_resources=Rows.of([[0]] * n),
+        op_resources=Csr.of([[0]] * n),
         period=period,
-        sequences=Rows.of([range(n)]),
+        sequences=Csr.of([range(n)]),
         start=np.array(start),
     )
 
@@ -210,10 +210,10 @@ def test_deadlock_without_tokens() -> None:
     plan = Schedule(
         resources=(Resource("gpu0"),),
         duration=np.array([0, 0]),
-        op_resources=Rows.of([[0], [0]]),
+        op_resources=Csr.of([[0], [0]]),
         arcs=Arcs.of([(0, 1)]),
         period=5,
-        sequences=Rows.of([[1, 0]]),
+        sequences=Csr.of([[1, 0]]),
         start=np.array([2, 2]),
     )
     assert facts(verify(plan)) == {("liveness", (0, 1), None, 0)}
@@ -227,13 +227,13 @@ def test_huge_offsets_are_exact() -> None:
     plan = Schedule(
         resources=(Resource("gpu0", most),),
         duration=np.array([1, 1]),
-        op_resources=Rows.of([[0], [0]]),
+        op_resources=Csr.of([[0], [0]]),
         arcs=Arcs.of([(0, 1)]),
         acquire=np.array([most, 0]),
         free=np.array([0, most]),
         period=most,
         offset=np.array([0, most]),
-        sequences=Rows.of([[0, 1]]),
+        sequences=Csr.of([[0, 1]]),
         start=np.array([0, 1]),
     )
     held = most * most
@@ -245,7 +245,7 @@ def test_huge_offsets_are_exact() -> None:
 def test_unroll_by_hand() -> None:
     """Operations of a negative iteration are absent; cycles follow each other at the period."""
     flat = unroll(ROLLING, 2)  # 0, 1, 4, 5, 6 of the first cycle, then all eight of the second
-    assert flat.sequences == Rows.of([[2, 0, 12, 9, 8, 5], [3, 4, 1, 7, 10, 11, 6]])
+    assert flat.sequences == Csr.of([[2, 0, 12, 9, 8, 5], [3, 4, 1, 7, 10, 11, 6]])
     assert flat.start.tolist() == [17, 21, 6, 10, 13, 39, 43, 24, 33, 28, 32, 35, 22]
     assert flat.iteration.tolist() == [0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0]
     assert {tuple(row) for row in np.stack(flat.arcs, axis=1).tolist()} == {
@@ -262,17 +262,17 @@ def test_unroll_counts_iterations_over_the_copies_of_a_job() -> None:
     plan = Schedule(
         resources=(Resource("gpu0"),),
         duration=np.array([2, 2]),
-        op_resources=Rows.of([[0], [0]]),
+        op_resources=Csr.of([[0], [0]]),
         iteration=np.array([0, 1]),
         offset=np.array([0, 1]),
         period=10,
-        sequences=Rows.of([[1, 0]]),
+        sequences=Csr.of([[1, 0]]),
         start=np.array([5, 0]),
     )
     flat = unroll(plan, 3)
     assert flat.start.tolist() == [5, 15, 10, 25, 20]
     assert flat.iteration.tolist() == [0, 2, 1, 4, 3]
-    assert flat.sequences == Rows.of([[0, 2, 1, 4, 3]])
+    assert flat.sequences == Csr.of([[0, 2, 1, 4, 3]])
 
 
 @given(periodic_schedules(), st.integers(1, 4))

@@ -17,8 +17,8 @@ from strategies import periodic_schedules, schedules, spoilt
 
 from optsched.analysis.critical_path import critical_path
 from optsched.errors import InputError
-from optsched.io.text import plain, readable_unit
-from optsched.model.schedule import Resource, Rows, Schedule
+from optsched.io.text import one_line, readable_unit
+from optsched.model.schedule import Csr, Resource, Schedule
 from optsched.plots import html
 from optsched.plots.look import colour, oklch, shade
 
@@ -70,10 +70,10 @@ def one_operation(name: str) -> Schedule:
         name=name,
         resources=(Resource(name, 5),),
         duration=np.array([3]),
-        op_resources=Rows.of([[0]]),
+        op_resources=Csr.of([[0]]),
         kind=np.array([name[:16]]),
         acquire=np.array([4]),
-        sequences=Rows.of([[0]]),
+        sequences=Csr.of([[0]]),
         start=np.array([0]),
     )
 
@@ -136,10 +136,10 @@ def test_hostile_names_stay_text() -> None:
     harmless, hostile = (Page(html.page(one_operation(name))) for name in ("x", HOSTILE))
     assert hostile.elements == harmless.elements
     assert len(hostile.text["script"]) == 2
-    assert hostile.text["title"] == [plain(HOSTILE)]
+    assert hostile.text["title"] == [one_line(HOSTILE)]
     data = json.loads(hostile.text["script"][0])
-    assert data["name"] == plain(HOSTILE)
-    assert data["resources"][0]["name"] == plain(HOSTILE, 60)
+    assert data["name"] == one_line(HOSTILE)
+    assert data["resources"][0]["name"] == one_line(HOSTILE, 60)
     assert hostile.text["script"][1] == harmless.text["script"][1]
     assert not set("<>&\u2028") & set(hostile.text["script"][0])
 
@@ -179,7 +179,7 @@ def test_graphs_and_cycles_are_refused(tmp_path: Path) -> None:
 @given(st.text(max_size=120))
 def test_plain_names_are_one_safe_line(name: str) -> None:
     """Printable, short, and unchanged where there was nothing to change."""
-    shown = plain(name)
+    shown = one_line(name)
     assert shown.isprintable()
     assert len(shown) <= 80
     if name.isprintable() and len(name) <= 80:

@@ -20,7 +20,7 @@ from optsched import JobArray, pipelines
 from optsched.analysis.occupancy import bars, setups
 from optsched.arraypipe.plan.plan import random_schedule
 from optsched.errors import InputError, MissingExtra
-from optsched.model.schedule import Resource, Rows, Schedule
+from optsched.model.schedule import Csr, Resource, Schedule
 from optsched.plots import gantt
 from optsched.plots.gantt_chart import gantt_text
 
@@ -47,13 +47,13 @@ def pipeline(name: str = "two jobs") -> Schedule:
         name=name,
         resources=(Resource(name, 20), Resource("gpu1")),
         duration=np.array([3, 3, 6, 6, 3, 3, 6, 6, 0]),
-        op_resources=Rows.of([[0], [1], [1], [0], [0], [1], [1], [0], []]),
+        op_resources=Csr.of([[0], [1], [1], [0], [0], [1], [1], [0], []]),
         job=np.array([0, 0, 0, 0, 1, 1, 1, 1, 1]),
         kind=np.array(["F", "R", "B", "U", "F", "I", "W", name[:16], "end"]),
         family=np.array([0, 0, 0, 0, 1, 1, 1, 1, 1]),
         setup_out=np.full(9, 2),
         acquire=np.array([5, 0, 0, 0, 5, 0, 0, 0, 0]),
-        sequences=Rows.of([[0, 4, 3, 7], [1, 2, 5, 6]]),
+        sequences=Csr.of([[0, 4, 3, 7], [1, 2, 5, 6]]),
         start=np.array([0, 3, 6, 12, 5, 14, 17, 23, 29]),
     )
 
@@ -195,8 +195,8 @@ def test_legal_suffixes_are_named(tmp_path: Path) -> None:
 def test_nothing_to_draw(tmp_path: Path) -> None:
     """No operations, or no resources: an empty picture, not an error."""
     nothing = np.array([], np.int64)
-    graph = Schedule(resources=(), duration=nothing, op_resources=Rows.of([]))
-    empty = graph.with_orders(Rows.of([]), nothing)
+    graph = Schedule(resources=(), duration=nothing, op_resources=Csr.of([]))
+    empty = graph.with_orders(Csr.of([]), nothing)
     gantt(empty, tmp_path / "x.svg")
     assert drawn(tmp_path / "x.svg", "bars-") == 0
 

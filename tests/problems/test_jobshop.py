@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
-from optsched import JobShop, Objective, Rows, Schedule
+from optsched import Csr, JobShop, Objective, Schedule
 from optsched.errors import InputError
 from optsched.formats import standard
 from optsched.model.schedule import NO_DEADLINE, Problem
@@ -195,7 +195,7 @@ def test_evaluate() -> None:
     """The makespan of an own schedule; a foreign one is refused with both hashes."""
     shop = JobShop(TOY, name="toy")
     schedule = shop.graph().with_orders(
-        Rows.of([[0, 3], [2, 1]]), [0, 4, 0, 4], Objective("makespan", 6)
+        Csr.of([[0, 3], [2, 1]]), [0, 4, 0, 4], Objective("makespan", 6)
     )
     assert shop.evaluate(schedule) == 6
     assert shop.evaluate(dataclasses.replace(schedule, name="renamed")) == 6

@@ -54,16 +54,16 @@ def test_round_trips(seed: int, tmp_path: Path) -> None:
     assert problem.scheduled(told).same_graph(run.schedule)
     assert problem.answer(problem.scheduled(told)).to_json() == told.to_json()
     assert problem.evaluate(run.schedule) == log.cost == run.cost
-    problem.check_own(run.schedule)
+    problem.check_same_graph(run.schedule)
 
 
 def test_a_schedule_of_others() -> None:
     """It is refused: of other batches, or of no requests at all."""
     other = simulate(plain([0.0] * 5, k=2)).schedule
     with pytest.raises(InputError, match="no history of these requests"):
-        plain([0.0] * 2, k=2).check_own(other)
+        plain([0.0] * 2, k=2).check_same_graph(other)
     with pytest.raises(InputError, match="no history of these requests"):
-        PROBLEM.check_own(PROBLEM.graph())
+        PROBLEM.check_same_graph(PROBLEM.graph())
 
 
 def test_the_interchange_form() -> None:

@@ -8,13 +8,13 @@ import time
 import pytest
 
 import optsched
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Csr
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.solving.result import Result
 from optsched_solvers._race import Race
 
-ROWS = Rows.of([[0]])
+ROWS = Csr.of([[0]])
 
 
 def _monitor(seconds: float = 60.0) -> Monitor:

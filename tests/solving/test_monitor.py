@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import optsched
-from optsched import InternalError, JobShop, Limits, Monitor, Progress, Rows, Watcher
+from optsched import Csr, InternalError, JobShop, Limits, Monitor, Progress, Watcher
 from optsched.solving.monitor import BOUND_INTERVAL
 from optsched.solving.progress import ProgressLog
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from optsched import Result
 
 TOY = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="toy")
-ORDERS = Rows.of([[0, 3], [2, 1]])
+ORDERS = Csr.of([[0, 3], [2, 1]])
 
 
 class Everything(Watcher):
@@ -62,7 +62,7 @@ def test_only_better_incumbents_and_higher_bounds_count() -> None:
     """What is not better is refused with False and leaves no trace."""
     monitor = Monitor(Limits(60))
     assert monitor.incumbent(ORDERS, 10, "a") and monitor.bound(5, "b")
-    other = Rows.of([[3, 0], [1, 2]])
+    other = Csr.of([[3, 0], [1, 2]])
     for value in (10, 11):
         assert not monitor.incumbent(other, value)
     for value in (5, 4):
@@ -105,7 +105,7 @@ def test_not_even_the_own_bound_is_kept_against_a_schedule() -> None:
 def test_many_threads_at_once() -> None:
     """Whatever eight threads write, incumbents fall, bounds rise, orders belong to the value."""
     monitor = Monitor(Limits(60))
-    rows = {value: Rows.of([[value]]) for value in range(1000, 2000)}
+    rows = {value: Csr.of([[value]]) for value in range(1000, 2000)}
     torn: list[Any] = []
 
     def work(seed: int) -> None:

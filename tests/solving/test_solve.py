@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import optsched
-from optsched import JobArray, JobShop, Limits, Monitor, Progress, Result, Rows, Schedule
+from optsched import Csr, JobArray, JobShop, Limits, Monitor, Progress, Result, Schedule
 from optsched.errors import InputError, InternalError, UnsupportedProblem
 from optsched.model.graph import scheduled
 from optsched.solving.solver import Support
@@ -48,7 +48,7 @@ class Engine:
         return self.work(problem, limits, monitor)
 
 
-def in_order(problem: Any) -> tuple[Rows, int]:
+def in_order(problem: Any) -> tuple[Csr, int]:
     """Operations in the order of ids on every machine."""
     sequences = problem.graph().users
     return sequences, scheduled(problem.graph(), sequences).makespan
@@ -263,12 +263,12 @@ def lie(kind: str) -> Any:
             monitor.bound(value + 1, "theirs")
             monitor.incumbent(sequences, value)
         elif kind == "cycle":
-            monitor.incumbent(Rows.of([[3, 0], [1, 2]]), value)
+            monitor.incumbent(Csr.of([[3, 0], [1, 2]]), value)
         elif kind == "foreign":
-            monitor.incumbent(Rows.of([[0, 1], [2, 3]]), value)
+            monitor.incumbent(Csr.of([[0, 1], [2, 3]]), value)
         elif kind == "incomplete":
             return Result(
-                "feasible", problem.graph().with_orders(Rows.of([[0], [1, 2]]), [0, 3, 0, 0])
+                "feasible", problem.graph().with_orders(Csr.of([[0], [1, 2]]), [0, 3, 0, 0])
             )
         elif kind == "infeasible":
             monitor.incumbent(sequences, value)
@@ -346,7 +346,7 @@ def test_unsupported_problems_name_who_can() -> None:
     gang = Schedule(
         resources=(Resource("a"), Resource("b")),
         duration=[1],
-        op_resources=Rows.of([[0, 1]]),  # type: ignore[arg-type]
+        op_resources=Csr.of([[0, 1]]),  # type: ignore[arg-type]
     )
     with pytest.raises(
         UnsupportedProblem,

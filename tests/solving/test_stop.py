@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import optsched
-from optsched import InputError, JobShop, Limits, Progress, Result, Rows
+from optsched import Csr, InputError, JobShop, Limits, Progress, Result
 from optsched.model.graph import scheduled
 from optsched.solving.stop import (
     AnyOf,
@@ -138,7 +138,7 @@ class Walker:
 
     def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
         """All threads do the same; the schedule is not good enough to be proved."""
-        orders = Rows.of([[0, 3, 4], [2, 1, 5]])
+        orders = Csr.of([[0, 3, 4], [2, 1, 5]])
         value = scheduled(problem.graph(), orders).makespan
 
         def work() -> None:

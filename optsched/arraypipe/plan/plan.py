@@ -25,7 +25,7 @@ from optsched.arraypipe.plan.types import (
 from optsched.errors import CyclicOrder, InputError
 from optsched.io.text import NANOSECONDS
 from optsched.model.graph import check_permutations, evaluate, scheduled
-from optsched.model.schedule import Arcs, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Resource, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -353,11 +353,11 @@ def random_schedule(
         name=f"random order {seed}",
         resources=tuple(Resource(f"device{d}") for d in range(len(sequences))),
         duration=[_DURATION[k] for k in kind],  # type: ignore[arg-type]
-        op_resources=Rows.of([[b.device] for b in blocks]),
+        op_resources=Csr.of([[b.device] for b in blocks]),
         arcs=Arcs.of(sorted(arcs)),
         kind=kind, job=job_of, stage=stage, microbatch=microbatch,  # type: ignore[arg-type]
     )  # fmt: skip
-    orders = Rows.of(sequences)
+    orders = Csr.of(sequences)
     provenance = {"order": "random", "seed": seed}
     return graph.with_orders(orders, evaluate(graph, orders).head, None, provenance)
 

@@ -27,7 +27,7 @@ from optsched.bandwidth.topology.rates import MOST, shown
 from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import InputError
 from optsched.io.values import integer, label, one_of
-from optsched.model.schedule import Problem, Rows, Schedule
+from optsched.model.schedule import Csr, Problem, Schedule
 
 if TYPE_CHECKING:
     import os
@@ -373,7 +373,7 @@ class GpuPlacement(Problem):
             for gpu in gpus:
                 sequences[gpu].append(i)
         found = self._snapshot(answer.gpus)
-        return found.with_orders(Rows.of(sequences), np.zeros(len(held), np.int64))
+        return found.with_orders(Csr.of(sequences), np.zeros(len(held), np.int64))
 
     def _snapshot(self, chosen: Sequence[Sequence[int]]) -> Schedule:
         jobs = self.state.jobs
@@ -383,7 +383,7 @@ class GpuPlacement(Problem):
             time_unit="s",
             resources=self.cluster.resources,
             duration=np.ones(n, np.int64),
-            op_resources=Rows.of([*(job.gpus for job in jobs), *(sorted(c) for c in chosen)]),
+            op_resources=Csr.of([*(job.gpus for job in jobs), *(sorted(c) for c in chosen)]),
             job=np.arange(n),
             kind=np.array(["running"] * len(jobs) + ["dispatch"] * len(chosen), dtype=np.str_),
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import lines
-from optsched.io.values import plain
+from optsched.io.values import json_value
 from optsched.version import __version__
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def to_json(
     members: dict[str, Any] = {
         "format": FORMAT,
         "version": __version__,
-        "inputs": plain("inputs", dict(inputs or {})),
+        "inputs": json_value("inputs", dict(inputs or {})),
         "workload": some.workload.name,
         "time_unit": some.workload.time_unit,
         "nodes": list(some.nodes.gpus),
@@ -113,6 +113,6 @@ def _record(run: Run, per_job: bool) -> dict[str, Any]:
 def _as_json(value: Any) -> Any:
     """Return an option as JSON has it, or its representation."""
     try:
-        return plain("options", value)
+        return json_value("options", value)
     except InputError:
         return f"{value!r:.200}"

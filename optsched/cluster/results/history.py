@@ -12,7 +12,7 @@ from optsched.cluster.results.document import described
 from optsched.cluster.workload.columns import picked
 from optsched.cluster.world.log import HALF_B, WHOLE
 from optsched.errors import InputError
-from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Objective, Resource, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ def history(run: Run) -> Schedule:
     row = order[stay]
     begin = begins[stay] + np.where(is_restart, 0, restart[stay])
     end = np.where(is_restart, begin + restart[stay], ends[stay])
-    op_resources = Rows(*picked(gpu_ptr, gpu, row))
+    op_resources = Csr(*picked(gpu_ptr, gpu, row))
     job = log.job[row]
     after = np.flatnonzero(job[1:] == job[:-1])
     zero = np.zeros(len(after), np.int64)
@@ -147,9 +147,9 @@ def _halves(ptr: IntArray, gpu: IntArray, half: IntArray) -> tuple[IntArray, Int
     return np.concatenate(([0], np.cumsum(np.diff(ptr) * each))).astype(np.int64), found + second
 
 
-def _sequences(rows: Rows, begin: IntArray, end: IntArray, n_resources: int) -> Rows:
+def _sequences(rows: Csr, begin: IntArray, end: IntArray, n_resources: int) -> Csr:
     operation = np.repeat(np.arange(len(begin)), np.diff(rows.indptr))
     order = np.lexsort((operation, end[operation], begin[operation], rows.ids))
     ptr = np.zeros(n_resources + 1, np.int64)
     np.cumsum(np.bincount(rows.ids, minlength=n_resources), out=ptr[1:])
-    return Rows(ptr, operation[order])
+    return Csr(ptr, operation[order])

@@ -10,7 +10,7 @@ import numpy as np
 from optsched.model.bounds import family_changes, makespan_bound
 from optsched.model.graph import evaluate
 from optsched.model.memory_bounds import least_time, paths_from, residences
-from optsched.model.schedule import Arcs, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Schedule
 from optsched.problems.jobarray.graph import build
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _lap(once: Schedule, mine: npt.NDArray[np.int64]) -> Schedule:
         name=once.name,
         time_unit=once.time_unit,
         resources=once.resources,
-        op_resources=Rows(np.arange(len(kept) + 1), once.single_resource[kept]),
+        op_resources=Csr(np.arange(len(kept) + 1), once.single_resource[kept]),
         duration=counted[kept],
         arcs=Arcs(number[tail], number[head], lags, np.zeros(len(tail), np.int64)),
         **columns,

@@ -19,13 +19,13 @@ from optsched.solving.solution import Orders, PeriodicOrders
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.model.schedule import Rows, Schedule
+    from optsched.model.schedule import Csr, Schedule
     from optsched.problems.jobarray.bounds import Flags
     from optsched.problems.jobarray.problem import JobArray
 
 
 def with_choice(
-    solution: Rows | PeriodicOrders, recompute: Sequence[bool]
+    solution: Csr | PeriodicOrders, recompute: Sequence[bool]
 ) -> Orders | PeriodicOrders:
     """The solution of the array with this choice as one of the array that leaves it open."""
     chosen = tuple(map(bool, recompute))

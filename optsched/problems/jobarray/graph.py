@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.model.schedule import Arcs, IntArray, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, IntArray, Resource, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,9 +102,7 @@ def build(array: JobArrayFields, recomputes: Sequence[bool], cyclic: bool = Fals
         name=array.name,
         time_unit=array.time_unit,
         resources=tuple(map(Resource, array.devices, array.memory.tolist())),
-        op_resources=Rows(
-            np.concatenate([[0], np.cumsum(placed)]), columns.pop("resource")[placed]
-        ),
+        op_resources=Csr(np.concatenate([[0], np.cumsum(placed)]), columns.pop("resource")[placed]),
         kind=kind,
         family=columns["job"],
         arcs=Arcs(*found),

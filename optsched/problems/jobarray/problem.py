@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.model import bounds
-from optsched.model.schedule import Problem, Rows
+from optsched.model.schedule import Csr, Problem
 from optsched.problems.jobarray import reports
 from optsched.problems.jobarray.bounds import period_bounds
 from optsched.problems.jobarray.checks import integers, recompute_of, refuse_unknown
@@ -269,7 +269,7 @@ class JobArray(JobArrayFields, Problem):
         return build(self, self.recomputes, cyclic=self.objective == "period")
 
     def evaluate_orders(
-        self, sequences: Rows | Sequence[Sequence[int]], offsets: npt.ArrayLike | None = None
+        self, sequences: Csr | Sequence[Sequence[int]], offsets: npt.ArrayLike | None = None
     ) -> int:
         """The least makespan, or the least period, of given orders.
 
@@ -287,7 +287,7 @@ class JobArray(JobArrayFields, Problem):
         InputError
             The orders are none of this array's operations.
         """
-        rows = sequences if isinstance(sequences, Rows) else Rows.of(sequences)
+        rows = sequences if isinstance(sequences, Csr) else Csr.of(sequences)
         if self.objective == "makespan":
             if offsets is not None:
                 raise InputError('offsets: only with objective="period"')
@@ -299,7 +299,7 @@ class JobArray(JobArrayFields, Problem):
         given = None if offsets is None else integers("offsets", offsets)
         return cycle_time(self.graph(), rows, given).period
 
-    def scheduled(self, answer: Rows | Orders | PeriodicOrders) -> Schedule:
+    def scheduled(self, answer: Csr | Orders | PeriodicOrders) -> Schedule:
         """The schedule of a solution; of a cycle's orders and offsets the one of least period.
 
         Where recomputation was to be chosen, ``provenance["recompute"]`` says which jobs do.
@@ -316,7 +316,7 @@ class JobArray(JobArrayFields, Problem):
 
         return rolling(self.graph(), answer.sequences, answer.offset)
 
-    def answer(self, schedule: Schedule) -> Rows | Orders | PeriodicOrders:
+    def answer(self, schedule: Schedule) -> Csr | Orders | PeriodicOrders:
         """The inverse of `scheduled`; see `Problem.answer`."""
         if self.chooses:
             from optsched.problems.jobarray import choice
@@ -324,7 +324,7 @@ class JobArray(JobArrayFields, Problem):
             recompute = choice.choice_of(self, schedule)
             made = choice.choosing(self, recompute).answer(schedule)
             return choice.with_choice(made, recompute)  # type: ignore[arg-type]
-        sequences: Rows = super().answer(schedule)
+        sequences: Csr = super().answer(schedule)
         if self.objective == "makespan":
             return sequences
         return PeriodicOrders(sequences, schedule.offset)
@@ -338,13 +338,13 @@ class JobArray(JobArrayFields, Problem):
             return choice.choosing(self, recompute).evaluate(schedule)
         if self.objective == "makespan":
             return super().evaluate(schedule)
-        self.check_own(schedule)
+        self.check_same_graph(schedule)
         if schedule.start is None:
             raise InputError("has no starts: the period of a graph is only one that suffices")
         assert schedule.period is not None
         return schedule.period
 
-    def check_own(self, schedule: Schedule) -> None:
+    def check_same_graph(self, schedule: Schedule) -> None:
         """Refuse a schedule of another array, or one that does not repeat this one's cycle."""
         from optsched.problems.jobarray import choice
 
@@ -355,7 +355,7 @@ class JobArray(JobArrayFields, Problem):
             raise InputError('has a period: it is a schedule of the array with objective="period"')
         graph = self.graph(choice.choice_of(self, schedule) if self.chooses else None)
         if not (graph.same_cycle(schedule) if rolls else graph.same_graph(schedule)):
-            raise self.foreign(schedule, graph)
+            raise self.other_instance(schedule, graph)
 
     def bounds(self) -> dict[str, int]:
         """All lower bounds of the objective, by name.

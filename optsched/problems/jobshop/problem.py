@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.values import format_value, label, plain
+from optsched.io.values import format_value, json_value, label
 from optsched.model.schedule import (
     NO_DEADLINE,
     TIME_UNITS,
     Arcs,
+    Csr,
     IntArray,
     Problem,
     Resource,
-    Rows,
     Schedule,
 )
 from optsched.problems.jobshop.checks import chains_of, check_total, machine_names, matrix, window
@@ -95,7 +95,7 @@ class JobShop(Problem):
         first, machine, duration = chains_of(jobs, None if names is None else len(names))
         if names is None:
             names = tuple(f"m{k}" for k in range(max(machine) + 1))
-        facts = plain("metadata", {} if metadata is None else metadata)
+        facts = json_value("metadata", {} if metadata is None else metadata)
         if not isinstance(facts, dict):
             raise InputError(f"metadata: expected a mapping, got {format_value(metadata)}")
         columns = {
@@ -228,7 +228,7 @@ class JobShop(Problem):
             time_unit=self.time_unit,
             resources=tuple(Resource(machine) for machine in self.machines),
             duration=self.duration,
-            op_resources=Rows(np.arange(n + 1), self.machine),
+            op_resources=Csr(np.arange(n + 1), self.machine),
             arcs=Arcs(tail, tail + 1, zeros, zeros),
             job=job,
             stage=ids - first[job],

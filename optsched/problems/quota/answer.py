@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Csr
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
@@ -82,7 +82,7 @@ def kept_gpus(quotas: Quotas, held: Quotas) -> IntArray:
     return kept
 
 
-def gpu_numbers(first: IntArray, n_gpus: int, quotas: Quotas, held: Quotas | None) -> Rows:
+def gpu_numbers(first: IntArray, n_gpus: int, quotas: Quotas, held: Quotas | None) -> Csr:
     """Numbers of every job's GPUs: of those it holds the lowest, then the lowest left.
 
     Parameters
@@ -109,7 +109,7 @@ def gpu_numbers(first: IntArray, n_gpus: int, quotas: Quotas, held: Quotas | Non
     job = np.concatenate([job, np.repeat(quotas.rows, count)])
     indptr = np.zeros(len(quotas.ptr), np.int64)
     np.cumsum(quotas.gpus, out=indptr[1:])
-    return Rows(indptr, ids[np.lexsort((ids, job))])
+    return Csr(indptr, ids[np.lexsort((ids, job))])
 
 
 def _begins(node: IntArray, count: IntArray, first: IntArray) -> IntArray:

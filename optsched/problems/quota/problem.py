@@ -12,7 +12,7 @@ from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import without_collector
 from optsched.io.values import integer, label, one_of
-from optsched.model.schedule import TIME_UNITS, Problem, Resource, Rows, Schedule
+from optsched.model.schedule import TIME_UNITS, Csr, Problem, Resource, Schedule
 from optsched.problems.quota.answer import Node, Quotas, gpu_numbers, kept_gpus
 from optsched.problems.quota.checks import (
     check_jobs,
@@ -461,7 +461,7 @@ class QuotaPlan(Problem):
         duration = np.ones(len(jobs), np.int64) if running else self._durations(jobs, sizes, kinds)
         return Schedule(
             name=self.name, time_unit=self.time_unit, resources=self.resources, duration=duration,
-            op_resources=Rows(indptr, numbers.ids), job=jobs, kind=np.full(len(jobs), kind),
+            op_resources=Csr(indptr, numbers.ids), job=jobs, kind=np.full(len(jobs), kind),
         )  # fmt: skip
 
     def _durations(self, jobs: IntArray, sizes: IntArray, kinds: IntArray) -> IntArray:
@@ -490,7 +490,7 @@ class QuotaPlan(Problem):
         order = np.argsort(gpus)
         indptr = np.searchsorted(gpus[order], np.arange(graph.n_resources + 1))
         owner = np.repeat(rows, np.diff(graph.op_resources.indptr))[order]
-        return graph.with_orders(Rows(indptr, owner), np.zeros(len(rows), np.int64))
+        return graph.with_orders(Csr(indptr, owner), np.zeros(len(rows), np.int64))
 
     def _quotas(self, schedule: Schedule) -> Quotas:
         """GPUs of every job in a schedule; see `answer`."""

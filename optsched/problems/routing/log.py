@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.model.schedule import Arcs, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Resource, Schedule
 from optsched.problems.routing.problem import NS_PER_MS, POINTS
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ class Log:
                 Resource(f"s{s}/i{i}:k{k}w{w}", int(vram[k, w]))
                 for s, i, k, w, *_ in instances.tolist()
             ),
-            op_resources=Rows(np.arange(len(start) + 1), resource),
+            op_resources=Csr(np.arange(len(start) + 1), resource),
             duration=stop - start,
             arcs=Arcs.of([*first, *(self._followers(row) + len(loads)).tolist()]),
             job=np.concatenate([loads, np.arange(len(batches))]),
@@ -290,7 +290,7 @@ class Log:
             kind=np.array(["load"] * len(loads) + ["infer"] * len(batches), dtype=np.str_),
             release=np.concatenate([np.zeros(len(loads), np.int64), arrived]),
             acquire=acquire,
-            sequences=Rows.of(ops.tolist() for ops in sequences),
+            sequences=Csr.of(ops.tolist() for ops in sequences),
             start=start,
             provenance={
                 _KEPT: {

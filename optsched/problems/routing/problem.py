@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from optsched.errors import InputError
 from optsched.io.values import integer, label
-from optsched.model.schedule import Arcs, Problem, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Problem, Schedule
 from optsched.problems.routing.checks import (
     MOST_TUPLES,
     accuracy_table,
@@ -392,7 +392,7 @@ class Routing(Problem):
         release[:, 0] = self.arrival
         return Schedule(
             name=self.name, time_unit="ns", resources=(),
-            op_resources=Rows(np.zeros(n * k + 1, np.int64), ()),
+            op_resources=Csr(np.zeros(n * k + 1, np.int64), ()),
             duration=np.tile(shortest.min(axis=0), n), job=np.repeat(np.arange(n), k),
             stage=np.tile(np.arange(k), n), release=release.ravel(),
             arcs=Arcs.of((i, i + 1) for i in first.ravel().tolist()),
@@ -414,7 +414,7 @@ class Routing(Problem):
         cost: int = self.answer(schedule).cost
         return cost
 
-    def check_own(self, schedule: Schedule) -> None:
+    def check_same_graph(self, schedule: Schedule) -> None:
         """Refuse what is no history of these requests with an `InputError`."""
         self.answer(schedule)
 

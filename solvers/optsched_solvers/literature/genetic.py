@@ -14,7 +14,7 @@ import numpy as np
 from optsched.bandwidth.placement.problem import GpuSets
 from optsched.errors import InputError, MissingExtra
 from optsched.model.graph import evaluate, machine_orders
-from optsched.model.schedule import NO_DEADLINE, Rows
+from optsched.model.schedule import NO_DEADLINE, Csr
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -223,7 +223,7 @@ class Orders(Decoder):
     the order in which that places the operations.
     """
 
-    def __init__(self, graph: Schedule, monitor: Monitor, starts: list[Rows]) -> None:
+    def __init__(self, graph: Schedule, monitor: Monitor, starts: list[Csr]) -> None:
         from optsched.kernels.list_schedule import DispatchGraph
 
         self.graph, self.monitor, self.starts = graph, monitor, starts

@@ -16,7 +16,7 @@ import numpy as np
 from optsched.model.bounds import jackson_preemptive
 from optsched.model.graph import evaluate
 from optsched.model.memory_bounds import frees_in_order, holdings
-from optsched.model.schedule import NO_DEADLINE, Rows
+from optsched.model.schedule import NO_DEADLINE, Csr
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers.shop import rules
@@ -145,7 +145,7 @@ class _Tree:
             )
         return Node(bound, placed, head)
 
-    def orders(self, leaf: Node) -> Rows:
+    def orders(self, leaf: Node) -> Csr:
         """The order on every machine."""
         rank = {i: k for k, i in enumerate(leaf.placed)}
-        return Rows.of([sorted(users, key=rank.__getitem__) for users in self.users])
+        return Csr.of([sorted(users, key=rank.__getitem__) for users in self.users])

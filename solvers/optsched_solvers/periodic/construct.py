@@ -16,7 +16,7 @@ import numpy as np
 
 from optsched.errors import CyclicOrder
 from optsched.kernels.plain_python import in_python
-from optsched.model.schedule import Arcs, Rows, Schedule
+from optsched.model.schedule import Arcs, Csr, Schedule
 from optsched.solving.result import Result
 from optsched.solving.solution import PeriodicOrders
 from optsched.solving.solver import Support
@@ -238,7 +238,7 @@ class Folder:
         placed = self._placed  # of equal phases blocks of no time come first
         key = self.graph.single_resource[placed] * period + phase[placed]
         row = placed[np.argsort(key, kind="stable")]
-        orders = PeriodicOrders(Rows(self.graph.users.indptr, row), offset - offset.min())
+        orders = PeriodicOrders(Csr(self.graph.users.indptr, row), offset - offset.min())
         return self.evaluate(orders, start, phase)
 
     def evaluate(
@@ -410,7 +410,7 @@ def unrolled(graph: Schedule, cycles: int) -> Schedule:
     counts = np.tile(np.diff(graph.op_resources.indptr), cycles)
     return Schedule(
         resources=graph.resources,
-        op_resources=Rows(
+        op_resources=Csr(
             np.concatenate([[0], np.cumsum(counts)]), np.tile(graph.op_resources.ids, cycles)
         ),
         iteration=(cycle * copies + graph.iteration).ravel(),

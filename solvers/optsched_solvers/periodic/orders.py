@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 
 from optsched.kernels.compile import INT, INTS, READ, copy, entry, helper
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Csr
 from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class State(NamedTuple):
                 row.append(follow[row[-1]])
                 offset[row[-1]] = late
             rows.append(row)
-        return PeriodicOrders(Rows.of(rows), offset)
+        return PeriodicOrders(Csr.of(rows), offset)
 
 
 CYCLE: Final = types.NamedUniTuple(READ, len(Cycle._fields), Cycle)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.errors import CyclicOrder
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Csr
 from optsched.solving.result import Result
 from optsched_solvers._cores import chosen_cores
 from optsched_solvers._cpsat import OPTIONS, Call, checked_options, run_all
@@ -58,7 +58,7 @@ class CpSat:
         if monitor.solution is None and supported_graph(graph):
             try_rules(graph, limits, monitor)  # without a hint CP-SAT may find nothing
         if graph.n_operations == 0:
-            monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
+            monitor.incumbent(Csr.of([[]] * graph.n_resources), 0, self.name)
         if monitor.should_stop() or not load(
             monitor, "optsched.kernels.longest_path", "shop.cpsat_model"
         ):

@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 from optsched.errors import CyclicOrder
 from optsched.model import bounds, memory_bounds
 from optsched.model.graph import evaluate
-from optsched.model.schedule import IntArray, Rows, Schedule
+from optsched.model.schedule import Csr, IntArray, Schedule
 from optsched_solvers.shop.proof.symmetry import identical_jobs
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Model:
     """
 
     def __init__(
-        self, graph: Schedule, lower_bound: int, incumbent: Rows | None, symmetry: bool = True
+        self, graph: Schedule, lower_bound: int, incumbent: Csr | None, symmetry: bool = True
     ) -> None:
         self.graph = graph
         self.model = cp_model.CpModel()
@@ -71,13 +71,13 @@ class Model:
         self.model.minimize(self.makespan)
         self._complete_hint()
 
-    def sequences(self, value: Callable[[Any], int]) -> Rows:
+    def sequences(self, value: Callable[[Any], int]) -> Csr:
         """Orders of a solution, whose variables `value` gives: by start time, or as a circuit says.
 
         Raises `CyclicOrder` where operations of zero duration at one instant cannot be ordered.
         """
         place = {i: k for k, i in enumerate(orders_at(self.graph, [*map(value, self.start)]))}
-        return Rows.of(
+        return Csr.of(
             self._walk(r, value) if r in self.arcs_of else sorted(on, key=place.__getitem__)
             for r, on in enumerate(self.graph.users.to_lists())
         )

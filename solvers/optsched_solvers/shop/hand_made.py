@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
 from optsched.model.graph import scheduled
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Csr
 from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _repeated(array: JobArray) -> Iterator[tuple[str, Schedule]]:
         yield name, array.scheduled(PeriodicOrders(once.sequences, offsets))
 
 
-def by_slots(graph: Schedule) -> Rows:
+def by_slots(graph: Schedule) -> Csr:
     """Chimera's order: slots of one block, F of stage v in slot v + 2k, B in slot 2V - 1 - v + 2k.
 
     k counts the micro-batches of a direction; as many as half of the stages make a unit, and units
@@ -101,7 +101,7 @@ def by_slots(graph: Schedule) -> Rows:
     slot = 2 * stages * unit + 2 * k + depth
     last = ~np.isin(graph.kind, ("F", "B", "I"))
     order = np.lexsort((graph.microbatch, slot, last, device))
-    return Rows(graph.users.indptr, order[device[order] >= 0])
+    return Csr(graph.users.indptr, order[device[order] >= 0])
 
 
 def _runs_both_ways(graph: Schedule) -> bool:

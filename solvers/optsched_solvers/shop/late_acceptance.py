@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from optsched.kernels.list_schedule import DispatchGraph
-    from optsched.model.schedule import IntArray, Rows, Schedule
+    from optsched.model.schedule import Csr, IntArray, Schedule
     from optsched.solving.monitor import Monitor
 
 Point = TypeVar("Point")
@@ -149,7 +149,7 @@ class _Space(Protocol):
 
     def starts(self) -> list[Any]: ...
 
-    def listed(self, point: Any) -> tuple[Rows, IntArray] | None: ...
+    def listed(self, point: Any) -> tuple[Csr, IntArray] | None: ...
 
     def neighbour(self, rng: np.random.Generator, point: Any) -> Any: ...
 
@@ -188,7 +188,7 @@ class JobOrders:
             points.append(JobOrder(order, order, n, active, backwards))
         return points
 
-    def listed(self, point: JobOrder) -> tuple[Rows, IntArray] | None:
+    def listed(self, point: JobOrder) -> tuple[Csr, IntArray] | None:
         """Orders and starts of a point; None if it gets stuck."""
         fills = self.is_forward != point.backwards
         of = self.unit_of
@@ -293,7 +293,7 @@ class MicroBatches:
                 points.append(point)
         return points
 
-    def listed(self, point: Mix) -> tuple[Rows, IntArray] | None:
+    def listed(self, point: Mix) -> tuple[Csr, IntArray] | None:
         """Orders and starts of a point; None if it gets stuck."""
         from optsched.kernels.list_schedule import Mode, run
 

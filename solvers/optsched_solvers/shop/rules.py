@@ -10,7 +10,7 @@ import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
 from optsched.model.graph import evaluate, machine_orders, scheduled
-from optsched.model.schedule import NO_DEADLINE, Objective, Rows
+from optsched.model.schedule import NO_DEADLINE, Csr, Objective
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, loaded
 
@@ -142,7 +142,7 @@ def try_rules(
     limits: Limits,
     monitor: Monitor,
     rules: tuple[str, ...] = RULES,
-    keep: Callable[[Rows], object] | None = None,
+    keep: Callable[[Csr], object] | None = None,
 ) -> int:
     """Offer the schedules of all rules; returns how many list schedules were made.
 
@@ -190,7 +190,7 @@ def offer_quick(graph: Schedule, limits: Limits, monitor: Monitor) -> None:
         _offer_checked(dispatcher, one_job_at_a_time(graph), monitor, "one job at a time")
 
 
-def quick_schedule(dispatcher: Dispatcher, variant: Variant) -> tuple[Rows, IntArray] | None:
+def quick_schedule(dispatcher: Dispatcher, variant: Variant) -> tuple[Csr, IntArray] | None:
     """The kernel's schedule, made in plain Python; None if stuck, or too much to do."""
     small = dispatcher.graph.n_operations <= PLAIN_UP_TO
     return dispatcher.sequences(variant) if small else None
@@ -222,7 +222,7 @@ def _offer_checked(
 
 
 def try_insertion(
-    graph: Schedule, monitor: Monitor, keep: Callable[[Rows], object] | None = None
+    graph: Schedule, monitor: Monitor, keep: Callable[[Csr], object] | None = None
 ) -> int:
     """Offer the schedule of `INSERTION`; returns 1, or 0 if a limit came first."""
     if not load(monitor, "shop.tabu.insertion", *KERNELS):
@@ -278,7 +278,7 @@ class Dispatcher:
         """Kernel arrays of the time-mirrored graph."""
         return self.forward.reversed()
 
-    def sequences(self, variant: Variant) -> tuple[Rows, IntArray] | None:
+    def sequences(self, variant: Variant) -> tuple[Csr, IntArray] | None:
         """Orders and semi-active starts of one variant; None if it fails."""
         return self.listed(
             self.priority(variant), variant.active, variant.backwards,
@@ -293,7 +293,7 @@ class Dispatcher:
         *,
         first_come: bool = False,
         few: bool = False,
-    ) -> tuple[Rows, IntArray] | None:
+    ) -> tuple[Csr, IntArray] | None:
         """The list schedule of a priority; `few`: at most S - s in flight on stage s."""
         from optsched.kernels import list_schedule
 
@@ -309,7 +309,7 @@ class Dispatcher:
 
     def completed(
         self, found: tuple[IntArray, IntArray] | None, backwards: bool
-    ) -> tuple[Rows, IntArray] | None:
+    ) -> tuple[Csr, IntArray] | None:
         """Orders and semi-active starts of what the list scheduler found, maybe mirrored."""
         from optsched.kernels import longest_path
 

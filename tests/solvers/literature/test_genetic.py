@@ -47,7 +47,7 @@ def test_every_incumbent_is_a_schedule(rng: random.Random) -> None:
     graph = problem.graph()
 
     class Checked(Monitor):
-        def incumbent(self, sequences: optsched.Rows, objective: int, source: str = "") -> bool:
+        def incumbent(self, sequences: optsched.Csr, objective: int, source: str = "") -> bool:
             schedule = scheduled(graph, sequences)
             assert verify(schedule) == [] and schedule.makespan == objective
             return super().incumbent(sequences, objective, source)

@@ -15,7 +15,7 @@ import optsched
 from optsched import JobArray, pipelines
 from optsched.errors import CyclicOrder
 from optsched.kernels.cycle_ratio import cycle_time
-from optsched.model.schedule import Rows, Schedule
+from optsched.model.schedule import Csr, Schedule
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.solving.solution import PeriodicOrders
@@ -44,7 +44,7 @@ def random_orders(graph: Schedule, rng: random.Random) -> PeriodicOrders:
     for row in rows:
         rng.shuffle(row)
     offset = np.array([rng.randint(0, 2) for _ in range(graph.n_operations)])
-    return PeriodicOrders(Rows.of(rows), offset)
+    return PeriodicOrders(Csr.of(rows), offset)
 
 
 def serial(array: JobArray) -> PeriodicOrders:

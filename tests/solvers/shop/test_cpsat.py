@@ -13,7 +13,7 @@ from random_shops import random_shop
 from state_oracle import best_by_states
 
 import optsched
-from optsched import JobArray, JobShop, Resource, Rows, Schedule
+from optsched import Csr, JobArray, JobShop, Resource, Schedule
 from optsched.errors import InputError
 from optsched.model.schedule import Arcs
 from optsched.solving.limits import Limits
@@ -123,7 +123,7 @@ def test_nobody_frees_what_is_not_held(memory: int) -> None:
     graph = Schedule(
         resources=(Resource("gpu", memory), Resource("other")),
         duration=[5, 1, 9],  # type: ignore[arg-type]
-        op_resources=Rows.of([[0], [0], [1]]),
+        op_resources=Csr.of([[0], [0], [1]]),
         acquire=[3, 0, 0],  # type: ignore[arg-type]
         free=[0, 3, 0],  # type: ignore[arg-type]
         arcs=Arcs.of([(1, 2)]),
@@ -137,7 +137,7 @@ def test_instants_in_a_ring() -> None:
     graph = Schedule(
         resources=(Resource("a"), Resource("b")),
         duration=[0, 2, 0, 2],  # type: ignore[arg-type]
-        op_resources=Rows.of([[0], [0], [1], [1]]),
+        op_resources=Csr.of([[0], [0], [1], [1]]),
         arcs=Arcs.of([(1, 2, -2), (3, 0, -2)]),
     )
     check(graph)

@@ -15,7 +15,7 @@ from random_shops import random_shop
 
 from optsched import CyclicOrder, JobArray, JobShop, Schedule
 from optsched.model.graph import evaluate, scheduled
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Csr
 from optsched.model.verify import verify
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
@@ -114,10 +114,10 @@ def feasible_schedules(graph: Schedule, most: int) -> Iterator[tuple[np.ndarray,
     for rows in product(*(permutations(on) for on in graph.users.to_lists())):
         orders = [list(row) for row in rows]
         try:
-            found = evaluate(graph, Rows.of(orders))
+            found = evaluate(graph, Csr.of(orders))
         except CyclicOrder:
             continue
-        schedule = graph.with_orders(Rows.of(orders), found.head)
+        schedule = graph.with_orders(Csr.of(orders), found.head)
         if found.makespan <= most and not verify(schedule):
             yield found.head, orders
 

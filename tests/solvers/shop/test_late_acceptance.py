@@ -82,7 +82,7 @@ def test_every_incumbent_is_a_schedule(draw: Callable[[Random], JobArray], rng: 
     offered: list[int] = []
 
     class Checked(Monitor):
-        def incumbent(self, sequences: optsched.Rows, objective: int, source: str = "") -> bool:
+        def incumbent(self, sequences: optsched.Csr, objective: int, source: str = "") -> bool:
             schedule = scheduled(graph, sequences)
             assert verify(schedule) == [] and schedule.makespan == objective
             offered.append(objective)

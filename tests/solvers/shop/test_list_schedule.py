@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from random_shops import random_shop
 
-from optsched import JobArray, Resource, Rows, Schedule, verify
+from optsched import Csr, JobArray, Resource, Schedule, verify
 from optsched.errors import InputError
 from optsched.kernels import list_schedule, plain_python
 from optsched.model.graph import evaluate
@@ -140,7 +140,7 @@ def test_bytes_that_are_freed_before_they_are_taken() -> None:
         graph = Schedule(
             resources=(Resource("gpu", memory),),
             duration=np.array([5, 1, 2]),
-            op_resources=Rows.of([[0]] * 3),
+            op_resources=Csr.of([[0]] * 3),
             acquire=np.array([3, 0, 0]),
             free=np.array([0, 3, 0]),
         )
@@ -153,7 +153,7 @@ def test_bytes_that_nobody_frees() -> None:
     graph = Schedule(
         resources=(Resource("gpu", 4),),
         duration=np.array([1, 1, 1]),
-        op_resources=Rows.of([[0]] * 3),
+        op_resources=Csr.of([[0]] * 3),
         acquire=np.array([3, 2, 0]),
         free=np.array([0, 2, 0]),
     )

@@ -27,17 +27,17 @@ from optsched_solvers.shop.tabu.walk import TABU_ENTRIES, Walk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched import Rows
+    from optsched import Csr
 
 
-def started(graph: Schedule) -> Rows | None:
+def started(graph: Schedule) -> Csr | None:
     """Orders of some dispatching rule."""
     monitor = Monitor(Limits(iterations=40))
     try_rules(graph, monitor.limits, monitor)
     return monitor.solution
 
 
-def graphs(seed: int, count: int) -> Iterator[tuple[Schedule, Rows]]:
+def graphs(seed: int, count: int) -> Iterator[tuple[Schedule, Csr]]:
     """Random graphs with every feature that the walk takes, and feasible orders of them."""
     rng = Random(seed)
     while count:
@@ -65,7 +65,7 @@ def shop(rng: Random, jobs: int, machines: int) -> JobShop:
     )  # fmt: skip
 
 
-def levels(graph: Schedule, sequences: Rows) -> list[int]:
+def levels(graph: Schedule, sequences: Csr) -> list[int]:
     """Bytes held before each operation; asserts that they fit."""
     found = [0] * graph.n_operations
     for r, row in enumerate(sequences.to_lists()):

@@ -16,7 +16,7 @@ from optsched_solvers.shop.tabu.path_relinking import LEAST_APART, Elites, Relab
 from optsched_solvers.shop.tabu.walk import Walk
 
 if TYPE_CHECKING:
-    from optsched import Rows, Schedule
+    from optsched import Csr, Schedule
     from optsched.model.schedule import IntArray
 
 
@@ -27,7 +27,7 @@ def pairs(graph: Schedule, order: IntArray) -> set[tuple[int, int]]:
     }
 
 
-def two_schedules(graph: Schedule, sequences: Rows, seed: int) -> tuple[IntArray, IntArray]:
+def two_schedules(graph: Schedule, sequences: Csr, seed: int) -> tuple[IntArray, IntArray]:
     """The given one and one that a walk reached from it."""
     start = order_of(graph, sequences)
     walk = Walk(graph, seed)

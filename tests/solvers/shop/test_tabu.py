@@ -157,7 +157,7 @@ def test_nothing_to_order() -> None:
         result = optsched.solve(problem, Tabu(), iterations=100)
         assert result.status == "optimal"
     empty = SimpleNamespace(answers="orders", graph=lambda: optsched.Schedule(
-        resources=(), duration=np.zeros(0, np.int64), op_resources=optsched.Rows.of([])
+        resources=(), duration=np.zeros(0, np.int64), op_resources=optsched.Csr.of([])
     ))  # fmt: skip
     monitor = Monitor(Limits(iterations=10))
     Tabu().solve(empty, monitor.limits, monitor)  # type: ignore[arg-type]

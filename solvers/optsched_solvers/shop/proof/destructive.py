@@ -12,7 +12,7 @@ from optsched_solvers.shop.proof.tree import REFUTED, STOPPED, DisjunctiveTree
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched.model.schedule import Rows, Schedule
+    from optsched.model.schedule import Csr, Schedule
 
 FIRST_STEP: Final = 8
 """The first step is such a part of the gap."""
@@ -91,7 +91,7 @@ class Climb:
         upper: int,
         *,
         on_bound: Callable[[int], None] | None = None,
-        on_schedule: Callable[[Rows, int], None] | None = None,
+        on_schedule: Callable[[Csr, int], None] | None = None,
     ) -> None:
         self.tree, self.lower, self.upper = tree, lower, upper
         self.on_bound = on_bound or (lambda value: None)
@@ -164,7 +164,7 @@ class Climb:
             self.lower = min(value, self.upper)
             self.on_bound(self.lower)
 
-    def _found(self, sequences: Rows, makespan: int) -> None:
+    def _found(self, sequences: Csr, makespan: int) -> None:
         self.upper = min(self.upper, makespan)
         self._target = min(self._target, makespan - 1)  # the tree goes on below it
         self.on_schedule(sequences, makespan)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.model.schedule import NO_DEADLINE, Rows
+from optsched.model.schedule import NO_DEADLINE, Csr
 from optsched.solving.limits import Limits
 from optsched.solving.result import Result
 from optsched_solvers._loading import load
@@ -77,7 +77,7 @@ def search(graph: Schedule, limits: Limits, monitor: Monitor, *, polish: bool = 
         Status ``"infeasible"`` if that was proved, else ``"unknown"``: see the monitor.
     """
     if graph.n_operations == 0:
-        monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, SOURCE)
+        monitor.incumbent(Csr.of([[]] * graph.n_resources), 0, SOURCE)
         return Result("unknown")
     left = limits.iterations
     if monitor.solution is None and supported_graph(graph):
@@ -167,7 +167,7 @@ class _Search:
 
     # what the trees report and ask
 
-    def _found(self, sequences: Rows, makespan: int) -> None:
+    def _found(self, sequences: Csr, makespan: int) -> None:
         if makespan >= self.upper:
             return
         self.upper, self.sequences = makespan, sequences

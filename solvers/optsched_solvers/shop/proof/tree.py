@@ -10,7 +10,7 @@ import numpy as np
 from optsched.errors import CyclicOrder
 from optsched.kernels import longest_path
 from optsched.model import bounds
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Csr
 from optsched_solvers.shop.proof import tree_search
 from optsched_solvers.shop.proof.state import TRUE, latest_starts, root_orders, state_of
 
@@ -69,7 +69,7 @@ class DisjunctiveTree:
         self,
         graph: Schedule,
         stop: Callable[[], bool] | None = None,
-        on_leaf: Callable[[Rows, int], None] | None = None,
+        on_leaf: Callable[[Csr, int], None] | None = None,
     ) -> None:
         self.graph = graph
         self.stop = stop or (lambda: False)
@@ -255,13 +255,13 @@ class DisjunctiveTree:
             self.on_leaf(sequences, found.makespan)
             self.lower(found.makespan - 1)
 
-    def _orders(self) -> Rows:
+    def _orders(self) -> Csr:
         rows = []
         for r in range(self.graph.n_resources):
             n, at = self.state.machine[["size", "matrix"]][r]
             before = (self.state.value[at : at + n * n].reshape(n, n) == TRUE).sum(axis=0)
             rows.append(self.graph.users[r][np.argsort(before, kind="stable")])
-        return Rows(self.graph.users.indptr, np.concatenate(rows) if rows else [])
+        return Csr(self.graph.users.indptr, np.concatenate(rows) if rows else [])
 
     def _restart(self) -> bool:
         search = self._search
@@ -322,7 +322,7 @@ def _longer(array: Any, size: int) -> Any:
     return longer
 
 
-def _bytes_fit(graph: Schedule, sequences: Rows) -> bool:
+def _bytes_fit(graph: Schedule, sequences: Csr) -> bool:
     """Whether held memory stays within 0 and the limit along every sequence."""
     ids = sequences.ids
     change = (graph.acquire - graph.free)[ids]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import IntArray, Rows, Schedule
+    from optsched.model.schedule import Csr, IntArray, Schedule
 
 NO_LIMIT = np.iinfo(np.int64).max
 
@@ -80,7 +80,7 @@ def has_memory(graph: Schedule) -> bool:
     return bool(graph.acquire.any() or graph.free.any() or graph.workspace.any())
 
 
-def order_of(graph: Schedule, sequences: Rows) -> IntArray:
+def order_of(graph: Schedule, sequences: Csr) -> IntArray:
     """One topological order of all operations that agrees with arcs and sequences.
 
     Raises

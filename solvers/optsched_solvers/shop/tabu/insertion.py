@@ -15,7 +15,7 @@ from optsched.kernels import list_schedule, longest_path
 from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 from optsched.kernels.list_schedule import ARC, OPERATION, DispatchGraph
 from optsched.model.graph import evaluate, machine_orders
-from optsched.model.schedule import NO_DEADLINE, Objective, Rows
+from optsched.model.schedule import NO_DEADLINE, Csr, Objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,8 +82,8 @@ def insertion(graph: Schedule, stop: Callable[[], bool] = lambda: False) -> Sche
 
 
 def _with_memory(
-    graph: Schedule, listed: DispatchGraph, sequences: Rows, heads: IntArray
-) -> tuple[Rows, IntArray] | None:
+    graph: Schedule, listed: DispatchGraph, sequences: Csr, heads: IntArray
+) -> tuple[Csr, IntArray] | None:
     """Orders whose bytes fit, and their heads: these, or the list scheduler's repair of them."""
     found = list_schedule.run(listed, ranks(graph, sequences, heads), list_schedule.Mode.IN_ORDER)
     if found is None:
@@ -94,7 +94,7 @@ def _with_memory(
     return repaired, longest_path.evaluate(graph, repaired).heads
 
 
-def ranks(graph: Schedule, sequences: Rows, heads: IntArray) -> IntArray:
+def ranks(graph: Schedule, sequences: Csr, heads: IntArray) -> IntArray:
     """A priority of the operations by which the list scheduler makes these orders again."""
     place = np.arange(graph.n_operations)
     if not ((graph.duration > 0).all() and (graph.successors.weight > 0).all()):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.io.values import integer
-from optsched.model.schedule import NO_DEADLINE, Rows
+from optsched.model.schedule import NO_DEADLINE, Csr
 from optsched.solving.limits import Limits
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -104,7 +104,7 @@ class Tabu:
         patience = integer("options.patience", limits.options.get("patience", PATIENCE), 1, 10**9)
         graph = problem.graph()
         if graph.n_operations == 0:
-            monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
+            monitor.incumbent(Csr.of([[]] * graph.n_resources), 0, self.name)
             return Result("unknown")
         if monitor.solution is None:
             try_rules(graph, limits, monitor)
@@ -134,7 +134,7 @@ class _Search:
         self.random = np.random.default_rng(limits.seed)
         self.dispatcher = Dispatcher(graph, limits.seed)
         self.speed = 1e6 / graph.n_operations  # moves a second: a careful first guess
-        self.known: Rows | None = None
+        self.known: Csr | None = None
 
     def search_job_orders(self) -> None:
         """On pipelines the orders of jobs decide first; moves polish what they reach."""

@@ -12,7 +12,7 @@ from optsched_solvers.shop.tabu import state as st
 from optsched_solvers.shop.tabu.arrays import NO_LIMIT, SearchArrays, is_classic
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import IntArray, Rows, Schedule
+    from optsched.model.schedule import Csr, IntArray, Schedule
 
 NO_TARGET = -1
 TABU_ENTRIES = 2**17
@@ -136,7 +136,7 @@ class Walk:
         )  # fmt: skip
         return status
 
-    def best_sequences(self) -> Rows:
+    def best_sequences(self) -> Csr:
         """The machine orders of the best schedule since the last `load`."""
         return machine_orders(self.graph, self.best_order)
 
