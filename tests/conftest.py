@@ -20,11 +20,9 @@ from hypothesis import settings
 from program import SHOP, Cli
 
 import optsched
-from optsched.testing import run_checks, watching_checks
+from optsched.testing import checks
 
-# other processes may be busy: what a solver must do soon it may do later here, yet never at its end
-run_checks.OVERRUN = 10.0
-watching_checks.LATE, watching_checks.SOON, watching_checks.LONG = 10.0, 30.0, 120.0
+checks.OVERRUN = 10.0  # other processes may be busy
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script
     signal.signal(signal.SIGINT, signal.default_int_handler)  # processes inherit it too

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from oracles.best_gpus import optimum as best_choice
 from oracles.best_gpus import random_subset
+from oracles.best_quota import best_quota, random_plan
 from random_shops import random_choice, random_shop
 from random_subsets import best_batch, random_batch
 from rolling_problems import awkward_array
@@ -26,7 +27,6 @@ import optsched
 from optsched import JobArray
 from optsched.problems.jobarray.choice import choice_of, choosing
 from optsched.solving.solver import support_by_name
-from optsched.testing.best_quota import best_quota, random_plan
 from optsched.testing.brute_force import TooLarge, best_makespan, best_period, machine_orders
 from optsched.testing.common import against
 from optsched.testing.random_problems import random_array, random_graph, random_rolling

@@ -1,4 +1,4 @@
-"""What authors of solvers test with: `check_solver`, the pytest class `SolverTests`, oracles."""
+"""Tests for authors of solvers: `check_solver`, the pytest class `SolverTests`, oracles."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from optsched.arraypipe.train_alone import NotIdentical, Trained, differences, train_alone
     from optsched.testing.brute_force import best_makespan
-    from optsched.testing.model_checks import check_bandwidth_model
-    from optsched.testing.policy_checks import check_policy
     from optsched.testing.router_checks import check_router
     from optsched.testing.solver_checks import SolverTests, check_solver
 
-_HOME = {
+_MODULES = {
     "NotIdentical": "optsched.arraypipe.train_alone",
     "SolverTests": "optsched.testing.solver_checks",
     "best_makespan": "optsched.testing.brute_force",
-    "check_bandwidth_model": "optsched.testing.model_checks",
-    "check_policy": "optsched.testing.policy_checks",
     "check_router": "optsched.testing.router_checks",
     "check_solver": "optsched.testing.solver_checks",
     "Trained": "optsched.arraypipe.train_alone",
@@ -27,13 +23,13 @@ _HOME = {
 }
 
 __all__ = [
-    "NotIdentical", "SolverTests", "Trained", "best_makespan", "check_bandwidth_model",
-    "check_policy", "check_router", "check_solver", "differences", "train_alone",
+    "NotIdentical", "SolverTests", "Trained", "best_makespan", "check_router", "check_solver",
+    "differences", "train_alone",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Load on first use; the oracle of training needs torch, the rest does not."""
-    if name not in _HOME:
+    """Import a name on first use: the training oracle needs torch, the solver checks do not."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'optsched.testing' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""The best makespan or period of tiny graphs by trying every order; shares no code."""
+"""Optimal makespan or period of tiny graphs by enumeration; shares no code with the solvers."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _orders(left: list[int], before: Any) -> Iterator[tuple[int, ...]]:
         yield ()
     for i in left:
         if not any(before[k, i] for k in left if k != i):
-            for rest in _orders([k for k in left if k != i], before):
-                yield (i, *rest)
+            for tail in _orders([k for k in left if k != i], before):
+                yield (i, *tail)
 
 
 def _memory_fits(graph: Schedule, r: int, row: tuple[int, ...]) -> bool:
@@ -68,7 +68,7 @@ def _memory_fits(graph: Schedule, r: int, row: tuple[int, ...]) -> bool:
 def _best_of(graph: Schedule, rows: list[Any], many: int) -> int | None:
     """The least makespan of many combinations of orders, by repeated relaxation of all at once.
 
-    Every edge counts 1 besides its time, so that orders in a circle rise for ever.
+    Every edge adds 1 to its time, so that the starts of cyclic orders rise in every round.
     """
     n, every = graph.n_operations, np.arange(many)
     unit = n + 1
@@ -109,7 +109,7 @@ def best_period(graph: Schedule, effort: float = math.inf) -> int | None:
     ``start_i + (1 - K) T >= end_k + setup`` (Hanen 1994): iteration K of k comes next after
     iteration 0 of i. All values of all K are tried, with longest paths between all pairs of
     operations at a fixed T; T by bisection, since orders that allow T allow all larger ones. Orders
-    that wait for themselves for ever do not count, even if their operations take no time.
+    with a deadlock do not count, even if their operations take no time.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def best_period(graph: Schedule, effort: float = math.inf) -> int | None:
         its offsets, do not count. Setups must be triangular and depend on families alone; jobs
         must not wait for each other.
     effort
-        Partial orders that may be looked at for one period.
+        Maximal number of partial orders for one period.
 
     Raises
     ------
@@ -184,13 +184,13 @@ def _all_orders(
     ranges = [_turns(far, period, pair, gap) for pair, gap in zip(pairs, gaps, strict=True)]
     at = min(range(len(pairs)), key=lambda p: len(ranges[p]))
     (i, k), (ahead, behind) = pairs[at], gaps[at]
-    rest = pairs[:at] + pairs[at + 1 :]
+    others = pairs[:at] + pairs[at + 1 :]
     for number in ranges[at]:
         reached = _with_arc(far, i, k, _weight(ahead, number, period))
         if reached is not None:
             reached = _with_arc(reached, k, i, _weight(behind, 1 - number, period))
         if reached is not None:
-            yield from _all_orders(graph, period, reached, rest, {**turn, (i, k): number})
+            yield from _all_orders(graph, period, reached, others, {**turn, (i, k): number})
 
 
 def _gap(graph: Schedule, i: int, k: int) -> tuple[int, int]:
@@ -234,13 +234,13 @@ def _steady_memory_fits(graph: Schedule, turn: dict[Any, int]) -> bool:
     """
     gain = graph.acquire - graph.free
     for r in range(graph.n_resources):
-        on, there = graph.users[r].tolist(), graph.resources[r].memory
+        on, capacity = graph.users[r].tolist(), graph.resources[r].memory
         for k in on:
             level = int(graph.acquire[k] + graph.workspace[k])
             for i in on:
                 if i != k:
                     number = turn[i, k] if (i, k) in turn else 1 - turn[k, i]
                     level += (1 - number) * int(gain[i])
-            if 0 < there < level:
+            if 0 < capacity < level:
                 return False
     return True

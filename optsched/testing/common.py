@@ -1,9 +1,8 @@
-"""What the checks of the conformance suite share: problems, optima, what every result keeps to."""
+"""Shared parts of the solver checks: supported problems, optima, the check of one result."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,10 @@ from optsched.model.graph import evaluate
 from optsched.model.verify import verify
 from optsched.solving.solve import solve
 from optsched.solving.solver import kinds, support
-from optsched.testing import best_quota
 from optsched.testing.brute_force import best_makespan, best_period
 from optsched.testing.gpu_placements import best_placement
 from optsched.testing.problems import small_problems
+from optsched.testing.quota_plans import best_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +28,7 @@ SHORT = 0.1
 """Seconds for a problem of a few operations: a solver that cannot prove uses all of them."""
 
 _ORACLES: dict[str, Callable[[Any], int | None]] = {
-    "quota": best_quota.best_quota,
+    "quota": best_plan,
     "gpus": best_placement,
     "periodic": lambda problem: best_period(problem.graph()),
 }
@@ -40,28 +39,22 @@ _warm: set[int] = set()
 
 
 class Skipped(Exception):
-    """A check has nothing to check: the solver takes none of its problems, and says why."""
+    """A check has no problem that the solver supports; the message gives the solver's reasons."""
 
 
 def warm_up(engine: Solver) -> None:
-    """Solve something of each kind: compiling at the first call must not count below.
+    """Compile what the solver needs, outside the clocks of the checks.
 
-    One iteration may take long, a hundred only where they are quick: interpreted solvers have
-    nothing to compile.
+    One iteration may take 60 s, a hundred 1 s: solvers in plain Python have nothing to compile.
     """
     if id(engine) in _warm:
         return
     _warm.add(id(engine))
     for problem in small_problems():
-        with contextlib.suppress(Exception):  # what is wrong here, the checks find and name
+        with contextlib.suppress(Exception):  # the checks report errors
             if support(engine, problem):
                 for iterations, seconds in ((1, 60), (100, 1)):
                     solve(problem, engine, time_limit=seconds, iterations=iterations)
-
-
-def living_threads() -> int:
-    """How many there are, but for those that load modules behind a search that ended early."""
-    return sum(not thread.name.startswith("loading ") for thread in threading.enumerate())
 
 
 def by_graph(problem: Any) -> bool:
@@ -79,31 +72,30 @@ def optimum(problem: Any) -> int | None:
 
 
 def supported(engine: Solver, problems: Iterable[Any]) -> list[Any]:
-    """Those that the engine takes; `Skipped` with its reasons if there are none."""
-    own = [problem for problem in problems if problem.problem_kind in kinds(engine)]
-    if not own:
+    """Return the problems that the engine supports; raise `Skipped` if there are none."""
+    of_kind = [problem for problem in problems if problem.problem_kind in kinds(engine)]
+    if not of_kind:
         raise Skipped(
             f"none of the problems of this check is of its kinds: {', '.join(kinds(engine))}"
         )
-    said = [(problem, support(engine, problem)) for problem in own]
-    taken = [problem for problem, one in said if one]
+    answers = [(problem, support(engine, problem)) for problem in of_kind]
+    taken = [problem for problem, answer in answers if answer]
     if not taken:
-        reasons = sorted({one.reason or "refused without a reason" for _, one in said})
+        reasons = sorted({answer.reason or "refused without a reason" for _, answer in answers})
         raise Skipped(f"takes none of the problems of this check: {'; '.join(reasons[:4])}")
     return taken
 
 
-def each(*sets: Callable[[], list[Any]], every: int = 1) -> Callable[[Any], Check]:
-    """Make a check of one problem a check of those in the sets that the solver takes.
+def each(*sets: Callable[[], list[Any]]) -> Callable[[Any], Check]:
+    """Turn a check of one problem into a check of all supported problems of the sets.
 
-    The problem's name stands before what is wrong; of the problems, each so-many-th is taken.
+    The problem's name is put before the message of an `AssertionError`.
     """
 
     def decorate(check: Callable[[Solver, Any, float], None]) -> Check:
         @wraps(check)
         def checked(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
-            there = [problem for make in sets for problem in make()]
-            for problem in supported(engine, there)[::every]:
+            for problem in supported(engine, [one for make in sets for one in make()]):
                 try:
                     check(engine, problem, time_limit)
                 except AssertionError as error:
@@ -116,7 +108,7 @@ def each(*sets: Callable[[], list[Any]], every: int = 1) -> Callable[[Any], Chec
 
 
 def consistent(problem: Any, result: Result) -> None:
-    """Verified, no worse than its orders, worth what it says, honest about what is proved."""
+    """Check one result: verified schedule, true objective, semi-active starts, status of proof."""
     name = problem.name
     assert not result.contradiction, f"{name}: {result.contradiction}"
     if result.schedule is None:
@@ -139,17 +131,19 @@ def consistent(problem: Any, result: Result) -> None:
 
 
 def against_optimum(problem: Any, result: Result) -> None:
-    """Bound <= optimum <= objective; nothing for what nobody can solve."""
+    """Check that bound <= optimum <= objective; no schedule of an infeasible problem."""
     against(problem, result, optimum(problem))
 
 
 def against(problem: Any, result: Result, best: int | None) -> None:
-    """The same, if the optimum is known; None: there is no schedule."""
+    """Check a result against a known optimum; None: the problem is infeasible."""
     consistent(problem, result)
     if best is None:
-        assert result.schedule is None, f"{problem.name}: solved the unsolvable"
+        assert result.schedule is None, (
+            f"{problem.name}: returned a schedule of an infeasible problem"
+        )
         return
-    assert result.status != "infeasible", f"{problem.name}: called infeasible, it is not"
+    assert result.status != "infeasible", f"{problem.name}: called infeasible, but it is feasible"
     bound = result.lower_bound
     assert bound is None or bound <= best, f"{problem.name}: bound {bound} > {best}"
     assert result.objective is None or result.objective >= best, (
@@ -160,7 +154,7 @@ def against(problem: Any, result: Result, best: int | None) -> None:
 def quicker_of_two(
     problem: Any, engine: Solver, most: float, **settings: Any
 ) -> tuple[float, Result]:
-    """Seconds and result; a second try only after more than `most`: the machine may be busy."""
+    """Return seconds and result; run again if the first run took more than `most` seconds."""
     tries: list[tuple[float, Result]] = []
     while not tries or (len(tries) < 2 and tries[0][0] > most):
         begin = time.perf_counter()

@@ -13,8 +13,8 @@ from optsched.problems.jobarray.problem import JobArray
 from optsched.problems.jobshop.problem import JobShop
 from optsched.problems.quota.job import QuotaJob
 from optsched.problems.quota.problem import QuotaPlan
-from optsched.testing.best_quota import quota_problems
 from optsched.testing.gpu_placements import random_placement, tiny_placements
+from optsched.testing.quota_plans import tiny_plans
 from optsched.testing.random_problems import random_graph, random_rolling
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ RANDOM, GPUS, QUOTAS = 12, 40, 60
 
 
 def tiny_problems() -> list[Problem]:
-    """Up to nine operations (twelve if they repeat) or GPUs: brute force knows the optimum."""
+    """Problems for brute force: up to nine operations (twelve if they repeat) or GPUs."""
     blocks = [[2, 3], [4, 1]]
     return [
         JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="two jobs"),
@@ -49,7 +49,7 @@ def tiny_problems() -> list[Problem]:
                  name="split backward"),
         JobArray(blocks, blocks, recompute=1, recompute_mode="always", checkpoint=1,
                  recompute_workspace=2, memory=4, name="recomputation"),
-        *_tiny_rolling(), *tiny_placements(GPUS), *quota_problems(QUOTAS),
+        *_tiny_rolling(), *tiny_placements(GPUS), *tiny_plans(QUOTAS),
     ]  # fmt: skip
 
 
@@ -158,12 +158,3 @@ def small_problems(seed: int = 0) -> list[Problem]:
         random_placement(rng, [6, 6, 6, 6], "24 GPUs"),
         QuotaPlan(jobs, budget=40, name="12 jobs on 40 GPUs"),
     ]  # fmt: skip
-
-
-def equal_jobs(jobs: int, stages: int) -> tuple[JobArray, int]:
-    """Equal jobs on equal stages, and their least period: nobody ever waits."""
-    array = JobArray(
-        [[1] * stages] * jobs, [[2] * stages] * jobs, objective="period",
-        name=f"{jobs} equal rolling jobs, {stages} stages",
-    )  # fmt: skip
-    return array, max(jobs, stages) * 3

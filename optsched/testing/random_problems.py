@@ -22,7 +22,7 @@ def random_graph(
     """Up to `most` operations on up to three resources; some of these graphs are infeasible.
 
     Gangs, operations without resource, zero durations, lags down to minus the duration, releases,
-    deadlines, setups that need not be triangular, bytes that are freed by anybody or nobody.
+    deadlines, setups that need not be triangular, bytes that another operation frees, or none.
     """
     n, machines = rng.randint(1, most), rng.randint(1, 3)
     duration = [rng.choice([0, 1, 2, 3, 5]) for _ in range(n)]

@@ -1,6 +1,6 @@
-"""The conformance suite: what every backend, ours or a third party's, must keep.
+"""`check_solver`: the conformance suite of solvers, ours and those of other packages.
 
-A bug found in one backend is added here as a check, so that all gain (the idea of
+A bug found in one solver becomes a check here, so that all solvers gain (the idea of
 MathOptInterface's shared tests and of scikit-learn's ``check_estimator``).
 """
 
@@ -12,59 +12,43 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from optsched.errors import InputError
 from optsched.solving.solver import KINDS, Solver, solvers
 from optsched.solving.solver import solver as find_solver
-from optsched.testing.common import Skipped, warm_up
-from optsched.testing.result_checks import (
-    check_degenerate,
-    check_equal_jobs,
-    check_exact,
+from optsched.testing.checks import (
+    check_brute_force,
     check_feasible_and_bounded,
-    check_infeasible,
-    check_interface,
-    check_metamorphic,
-    check_random,
-    check_status,
-)
-from optsched.testing.run_checks import (
     check_hostile_limits,
-    check_leaves_no_trace,
+    check_infeasible,
     check_limits,
-    check_reproducible,
-    check_silent,
+    check_proofs,
     check_warm_start,
 )
-from optsched.testing.watching_checks import (
-    check_interrupt,
-    check_monitor,
-    check_progress,
-    check_stopping,
-)
+from optsched.testing.common import Skipped, warm_up
+from optsched.testing.repeatability import check_reproducible
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from optsched.testing.common import Check
 
-CHECKS: tuple[Check, ...] = (
-    check_interface, check_feasible_and_bounded, check_degenerate, check_random,
-    check_metamorphic, check_equal_jobs, check_status, check_infeasible, check_reproducible,
-    check_limits, check_hostile_limits, check_warm_start, check_monitor, check_progress,
-    check_stopping, check_interrupt, check_leaves_no_trace, check_silent,
-)  # fmt: skip
-"""For every solver; `check_exact` is for those that prove."""
-
-_NAMES = {check.__name__: check for check in (*CHECKS, check_exact)}
+CHECKS: dict[str, Check] = {
+    check.__name__: check
+    for check in (
+        check_brute_force, check_feasible_and_bounded, check_infeasible, check_reproducible,
+        check_limits, check_hostile_limits, check_warm_start, check_proofs,
+    )
+}  # fmt: skip
+"""Name to check; `check_proofs` runs only with ``exact=True``."""
 
 
 class Report(NamedTuple):
-    """What `check_solver` did; printed, a line for every check."""
+    """Result of `check_solver`; printed, one line per check."""
 
     seconds: dict[str, float]
-    """How long each check took."""
+    """Duration of each check."""
     skipped: dict[str, str]
-    """Why each skipped check was skipped, in the words of the solver's own `supports`."""
+    """Reasons of skipped checks, from the solver's `supports`."""
 
     def __str__(self) -> str:
-        """``check_random        1.2 s`` or why it was skipped."""
+        """``check_limits        1.2 s``, followed by the reason of a skipped check."""
         return "\n".join(
             f"{name:28s}{taken:6.1f} s  {self.skipped.get(name, '')}".rstrip()
             for name, taken in self.seconds.items()
@@ -73,61 +57,61 @@ class Report(NamedTuple):
 
 def check_solver(
     solver: str | Solver,
-    problems: Sequence[Any] | None = None,
+    problems: Sequence[Any] = (),
     time_limit: float = 1.0,
     exact: bool = False,
     only: Collection[str] | None = None,
     exclude: Collection[str] = (),
 ) -> Report:
-    """Run every check; one error that lists all failures. Below two minutes, if nothing hangs.
+    """Run every check of a solver; raise one error that lists all failures.
 
-    A check with problems that the solver takes none of is skipped.
+    A check is skipped if the solver supports none of its problems.
 
     Parameters
     ----------
     solver
-        A solver object, or the name of installed ones: of a name that several kinds of problems
-        have, all are checked.
+        A solver, or a name: all installed solvers of that name are checked, one for each kind of
+        problem.
     problems
-        Further problems for the checks that need no known optimum.
+        More problems for `check_feasible_and_bounded`.
     time_limit
-        Seconds for each solve; tiny problems get a fraction.
+        Seconds for each solve; a tiny problem gets a fraction.
     exact
-        Whether the solver must close every tiny problem within the limit.
+        Also require a proof of every tiny problem.
     only, exclude
-        Names of checks, such as ``"check_reproducible"``: run these alone, or all but these.
-
-    Returns
-    -------
-    Report
-        How long each check took, and why some were skipped.
+        Names of checks, such as ``"check_limits"``, to run or to leave out.
 
     Raises
     ------
     AssertionError
-        With one line per failure: check, problem, what went wrong; or every check was skipped.
+        One line per failure: check, problem, fault. Also if every check was skipped.
     InputError
-        There is no check of a name.
+        An unknown name of a check.
+
+    Examples
+    --------
+    >>> from optsched.testing import check_solver
+    >>> report = check_solver("dispatch", time_limit=0.1, only=["check_infeasible"])
     """
-    checks = _chosen([*CHECKS, *([check_exact] if exact else [])], only, exclude)
+    checks = _chosen(exact, only, exclude)
     report = Report({}, {})
     for engine in engines(solver) if isinstance(solver, str) else [solver]:
-        _check_all(engine, checks, problems or (), time_limit, report)
+        _run_checks(engine, checks, problems, time_limit, report)
     return report
 
 
-def _check_all(
+def _run_checks(
     engine: Solver,
-    checks: Sequence[Check],
+    checks: dict[str, Check],
     problems: Sequence[Any],
     time_limit: float,
     report: Report,
 ) -> None:
-    """All checks of one solver, added to the report."""
+    """Run all checks of one solver and add them to the report."""
     warm_up(engine)
     failures, skipped = list[str](), dict[str, str]()
-    for check in checks:
-        name, begin = check.__name__, time.perf_counter()
+    for name, check in checks.items():
+        begin = time.perf_counter()
         try:
             check(engine, problems, time_limit)
         except Skipped as reason:
@@ -136,47 +120,55 @@ def _check_all(
             failures.append(f"{name}: {error}")
         except Exception as error:
             failures.append(f"{name}: raised {type(error).__name__}: {error}")
-        spent = time.perf_counter() - begin
-        report.seconds[name] = report.seconds.get(name, 0.0) + spent
-    called = getattr(engine, "name", engine)
+        report.seconds[name] = report.seconds.get(name, 0.0) + time.perf_counter() - begin
+    label = getattr(engine, "name", engine)
     if failures:
-        raise AssertionError(f"{called} fails {len(failures)} checks:\n  " + "\n  ".join(failures))
-    # a solver passes the check of its interface that takes nothing at all
-    if {check.__name__ for check in checks} <= {*skipped, "check_interface"} and skipped:
-        told = [f"{name}: {reason}" for name, reason in skipped.items()]
-        raise AssertionError(f"nothing of {called} was checked:\n  " + "\n  ".join(told))
+        raise AssertionError(f"{label} fails {len(failures)} checks:\n  " + "\n  ".join(failures))
+    if len(skipped) == len(checks):
+        reasons = "\n  ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        raise AssertionError(f"nothing of {label} was checked:\n  {reasons}")
     report.skipped.update(skipped)
 
 
 def engines(name: str) -> list[Solver]:
-    """The solvers of this name, one for each kind of problem or several kinds."""
+    """Return the solvers of this name, one for each kind of problem or several kinds."""
     found = [find_solver(name, kind) for kind in KINDS if name in solvers(kind)]
-    return list({type(one): one for one in found}.values()) or [find_solver(name)]
+    return list({type(engine): engine for engine in found}.values()) or [find_solver(name)]
 
 
 def _chosen(
-    checks: list[Check], only: Collection[str] | None, exclude: Collection[str]
-) -> list[Check]:
-    """The checks of these names, or without those; unknown names are refused."""
+    exact: bool, only: Collection[str] | None, exclude: Collection[str]
+) -> dict[str, Check]:
+    """Select checks by name; refuse unknown names and an empty selection."""
     for field, names in (("only", only or ()), ("exclude", exclude)):
         if isinstance(names, str):
             raise InputError(f"{field}: expected a list of names, got {names!r:.60}")
         for name in names:
-            if name not in _NAMES:
-                there = ", ".join(sorted(_NAMES))
-                raise InputError(f"{field}: there is no check {name!r:.60}; there are {there}")
-    chosen = [check for check in checks if only is None or check.__name__ in only]
-    chosen = [check for check in chosen if check.__name__ not in exclude]
+            if name not in CHECKS:
+                known = ", ".join(sorted(CHECKS))
+                raise InputError(f"{field}: unknown check {name!r:.60}; checks are {known}")
+    chosen = {
+        name: check
+        for name, check in CHECKS.items()
+        if (only is None or name in only)
+        and name not in exclude
+        and (exact or check is not check_proofs)
+    }
     if not chosen:
         raise InputError("only, exclude: no check is left")
     return chosen
 
 
 class SolverTests:
-    """Pytest class: subclass it, set `solver`, and every check becomes a test.
+    """Pytest class: subclass it and set `solver`; `check_limits` becomes `test_limits`, and so on.
 
-    ``check_random`` is `test_random`, and so on; `kind` is needed only with a name that solvers of
-    several kinds of problems have.
+    `kind` is needed only with a name that solvers of several kinds of problems share.
+
+    Examples
+    --------
+    >>> from optsched.testing import SolverTests
+    >>> class TestDispatch(SolverTests):
+    ...     solver, kind = "dispatch", "jobshop"
     """
 
     solver: Any = None
@@ -188,8 +180,8 @@ class SolverTests:
     def _run(self, check: Check) -> None:
         import pytest
 
-        if check is check_exact and not self.exact:
-            pytest.skip("not asked for: exact = False")
+        if check is check_proofs and not self.exact:
+            pytest.skip("exact = False")
         found = [self.solver]
         if isinstance(self.solver, str):
             found = [find_solver(self.solver, self.kind)] if self.kind else engines(self.solver)
@@ -210,5 +202,5 @@ def _as_test(check: Check) -> Any:
     return test
 
 
-for _name, _check in _NAMES.items():
+for _name, _check in CHECKS.items():
     setattr(SolverTests, _name.replace("check_", "test_", 1), _as_test(_check))

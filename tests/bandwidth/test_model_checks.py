@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from depth import half
+from oracles.model_checks import check_bandwidth_model
 
 from optsched.bandwidth import (
     BottleneckBandwidth,
@@ -15,7 +16,6 @@ from optsched.bandwidth import (
     synthetic,
 )
 from optsched.bandwidth.models.model import Interval
-from optsched.testing import check_bandwidth_model
 
 CLUSTER = synthetic.cluster(["nvswitch", "nvlink_pairs"], 3)
 TABLE = synthetic.network(CLUSTER)

@@ -13,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from oracles.model_checks import check_bandwidth_model  # noqa: E402
+
 from benchmarks.bandwidth import metrics  # noqa: E402
 from benchmarks.bandwidth.samples import held_out_samples, training_samples  # noqa: E402
 from optsched.bandwidth import synthetic  # noqa: E402
@@ -22,7 +24,6 @@ from optsched.bandwidth.models.surrogate import HierarchicalTransformer  # noqa:
 from optsched.bandwidth.models.surrogate_network import SurrogateNetwork, undisturbed  # noqa: E402
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType  # noqa: E402
 from optsched.errors import InputError, MissingExtra  # noqa: E402
-from optsched.testing import check_bandwidth_model  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from depth import depth, few_examples
 from hypothesis import given
+from oracles.policy_checks import check_policy
+from oracles.policy_worlds import policy_worlds
 from rigid_workloads import clusters, workload
 
 from optsched.cluster import Choice, Nodes, PolicyError, Stalled, compiled, simulate
 from optsched.cluster.policies import get
 from optsched.errors import InputError
-from optsched.testing import check_policy
-from optsched.testing.policy_worlds import policy_worlds
 
 
 @compiled

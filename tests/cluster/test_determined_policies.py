@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from depth import depth
+from oracles.policy_checks import check_policy
+from oracles.policy_worlds import policy_worlds
 
 from optsched import cluster
 from optsched.cluster.determined import Agent, State, Task, fair_share, priority
@@ -14,8 +16,6 @@ from optsched.cluster.determined import Group as Owner
 from optsched.cluster.determined.policies import FairShare, Priority
 from optsched.cluster.world.engine import simulate_generic
 from optsched.cluster.world.settings import Settings
-from optsched.testing.policy_checks import check_policy
-from optsched.testing.policy_worlds import policy_worlds
 
 WORK = 10**6
 

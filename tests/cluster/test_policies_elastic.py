@@ -6,13 +6,13 @@ import elastic_workloads as cases
 import numpy as np
 import pytest
 from depth import depth
+from oracles.policy_checks import check_policy
+from oracles.policy_worlds import policy_worlds
 
 from optsched.cluster import Curve, Job, Nodes, Workload, entropy_workload, simulate
 from optsched.cluster.policies import get
 from optsched.cluster.policies.allocation import OBJECTIVES
 from optsched.cluster.workload.job import WORK
-from optsched.testing import check_policy
-from optsched.testing.policy_worlds import policy_worlds
 
 SRTF = {"order": "srtf", "clairvoyant": True, "preempt": "order"}
 CASES = [

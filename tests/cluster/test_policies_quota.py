@@ -10,6 +10,8 @@ import pytest
 from depth import depth, few_examples
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.policy_checks import check_policy
+from oracles.policy_worlds import policy_worlds
 
 from optsched.cluster import Job, Nodes, Table, Workload, simulate
 from optsched.cluster.policies import get
@@ -18,8 +20,6 @@ from optsched.cluster.policies.elastic_rule import FREE, IDLE, NEVER, Jobs, fixe
 from optsched.cluster.policies.sia import costs
 from optsched.cluster.workload.job import WORK
 from optsched.errors import InputError
-from optsched.testing import check_policy
-from optsched.testing.policy_worlds import policy_worlds
 from optsched_solvers import quota
 
 CASES = [

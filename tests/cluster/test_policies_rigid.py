@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from depth import depth
+from oracles.policy_checks import check_policy
+from oracles.policy_worlds import policy_worlds
 from rigid_workloads import same, workload
 
 from optsched.cluster import Group, Job, Linear, Nodes, Settings, Workload, synthetic
@@ -12,8 +14,6 @@ from optsched.cluster.policies import get
 from optsched.cluster.simulate import simulate
 from optsched.cluster.workload.job import PER_SECOND
 from optsched.errors import InputError
-from optsched.testing import check_policy
-from optsched.testing.policy_worlds import policy_worlds
 
 
 @pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "las", "lucid"])

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from depth import depth, seeds
+from oracles.policy_checks import check_policy
+from oracles.policy_worlds import policy_worlds
 from toy_policies import Anything, Greedy
 
 from optsched.cluster import Decision
-from optsched.testing import check_policy
-from optsched.testing.policy_worlds import policy_worlds
 
 
 @pytest.mark.parametrize("policy", [Greedy(), Anything(5), Anything(6, wild=False)])

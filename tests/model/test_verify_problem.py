@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from oracles.best_gpus import subset_problems
+from oracles.best_quota import quota_problems
 
 import optsched
 from optsched import JobArray, JobShop, Objective, Schedule, verify
 from optsched.errors import InputError
 from optsched.model.difference import difference
 from optsched.model.schedule import Arcs
-from optsched.testing.best_quota import quota_problems
 
 if TYPE_CHECKING:
     from program import Cli

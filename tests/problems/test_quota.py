@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.best_quota import answers, cost_of, quota_problems, random_plan, shares
 
 import optsched
 from optsched import InputError, QuotaJob, QuotaPlan
@@ -20,7 +21,6 @@ from optsched.formats.read_problem import read_problem
 from optsched.problems.quota import document as quota_json
 from optsched.problems.quota.problem import Node, Quotas
 from optsched.problems.quota.synthetic import synthetic
-from optsched.testing.best_quota import answers, cost_of, quota_problems, random_plan, shares
 
 if TYPE_CHECKING:
     from pathlib import Path

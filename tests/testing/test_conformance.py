@@ -30,9 +30,9 @@ BY_DAY = {
     [pytest.param(*e, marks=[] if e in BY_DAY else pytest.mark.slow) for e in ENGINES],
 )
 def test_conformance(kind: str, name: str, request: pytest.FixtureRequest) -> None:
-    """All checks; what waits for other processes and clocks is for the long run."""
+    """All checks; those with processes and clocks only in the long run."""
     long = request.config.option.markexpr != "not slow"
-    exclude = [] if long else ["check_reproducible", "check_limits", "check_progress"]
+    exclude = [] if long else ["check_reproducible", "check_limits"]
     exact = name in PROVE and (kind, name) != ("periodic", "auto")
     print(check_solver(solver(name, kind), time_limit=0.3, exact=exact, exclude=exclude))
 

@@ -41,8 +41,7 @@ class UnmeasuredPattern(InputError):
 class BandwidthModel(ABC):
     """Standalone bandwidth B(S) of every set S of GPUs, in kB/s; 0 for less than two GPUs.
 
-    Models are values: learning returns a new one. `optsched.testing.check_bandwidth_model` is what
-    an implementation must pass.
+    Models are values: learning returns a new one.
     """
 
     cluster: Cluster

@@ -12,6 +12,9 @@ import pytest
 from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.best_quota import answers as all_answers
+from oracles.best_quota import best_quota as optimum
+from oracles.best_quota import random_plan
 
 import optsched
 from optsched import InputError, QuotaJob, QuotaPlan
@@ -21,9 +24,7 @@ from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.solving.solver import Solver
 from optsched.solving.solver import solver as find_solver
-from optsched.testing.best_quota import answers as all_answers
-from optsched.testing.best_quota import random_plan
-from optsched.testing.common import against_optimum, optimum, warm_up
+from optsched.testing.common import against, warm_up
 from optsched_solvers.quota.exact import allocate, certificate
 from optsched_solvers.quota.plans import first_answer, greedy, remainders
 
@@ -64,7 +65,7 @@ def test_random_plans(name: str, objective: str) -> None:
             return
         limits: dict[str, Any] = {"iterations": 200} if name == "genetic" else {"time_limit": 600}
         result = optsched.solve(problem, engine, **limits)
-        against_optimum(problem, result)
+        against(problem, result, optimum(problem))
         strict = any(job.locality != "any" for job in problem.jobs)
         if name in EXACT and not (strict and name == "quota"):
             assert result.status == ("infeasible" if optimum(problem) is None else "optimal")

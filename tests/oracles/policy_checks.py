@@ -15,7 +15,7 @@ from optsched.cluster.world.errors import PolicyError, Stalled
 from optsched.cluster.world.policy import ClusterView, Decision
 from optsched.errors import InputError
 from optsched.model.verify import verify
-from optsched.testing.policy_worlds import World, policy_worlds
+from oracles.policy_worlds import World, policy_worlds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ def check_policy(
     policy
         The policy, made as it is to be used.
     worlds
-        Cases of your own; by default `optsched.testing.policy_worlds.policy_worlds()`.
+        Cases of your own; by default `policy_worlds.policy_worlds()`.
     zero_slot
         Whether the default cases hold tasks without GPUs.
     non_preemptible
