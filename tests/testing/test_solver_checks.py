@@ -14,7 +14,7 @@ from optsched import InputError, JobShop, Result, verify
 from optsched.model.graph import scheduled
 from optsched.solving.solver import Support
 from optsched.testing import SolverTests, check_solver, checks, common, repeatability
-from optsched.testing.checks import check_brute_force, check_feasible_and_bounded, check_proofs
+from optsched.testing.checks import check_brute_force, check_proofs
 
 if TYPE_CHECKING:
     from optsched import Limits, Monitor
@@ -139,7 +139,6 @@ def test_a_wrong_solver_fails_one_check(
     ("bad", "check", "diagnosis"),
     [
         (FalseBound, check_brute_force, "bound"),
-        (FalseBound, check_feasible_and_bounded, "bound"),
         (InOrder, check_proofs, "expected optimal"),
         (DependsOnHashes, repeatability.check_reproducible, "in this process and a fresh one"),
     ],
