@@ -204,8 +204,6 @@ class Genetic:
         graph = problem.graph()
         starts = [] if monitor.solution is None else [monitor.solution]
         made = rules.try_rules(graph, limits, monitor, keep=starts.append)
-        if made != limits.iterations and not monitor.should_stop():
-            made += rules.try_insertion(graph, monitor, starts.append)
         if not monitor.should_stop() and load(monitor, *rules.KERNELS, "deap.tools"):
             evolve(Orders(graph, monitor, starts), limits, _left(limits, made))
         return Result("unknown")
@@ -236,13 +234,9 @@ class Orders(Decoder):
 
     def first(self, size: int, random: Random) -> list[Genes]:
         """The schedules of the rules, and random orders."""
-        from optsched.kernels import longest_path
-        from optsched_solvers.shop.tabu.insertion import ranks
+        from optsched_solvers.shop.tabu.arrays import order_of
 
-        known = []
-        for orders in self.starts[:size]:
-            rank = ranks(self.graph, orders, longest_path.evaluate(self.graph, orders).heads)
-            known.append(self.gene[np.argsort(rank)].tolist())
+        known = [self.gene[order_of(self.graph, start)].tolist() for start in self.starts[:size]]
         self.starts = []
         genes = self.gene.tolist()
         return known + [random.sample(genes, len(genes)) for _ in range(size - len(known))]

@@ -22,7 +22,6 @@ from optsched.solving.solution import PeriodicOrders
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, loaded
 from optsched_solvers.shop.rules import (
-    INSERTION,
     RULES,
     Dispatcher,
     Variant,
@@ -37,6 +36,9 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
+
+INSERTION: Final = "insertion"
+"""The construction by insertion, among the names of rules."""
 
 MODULES: Final = (
     "periodic.orders", "periodic.insertion", "optsched.kernels.list_schedule",

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 from optsched.errors import InputError
 from optsched.solving.result import Result
 from optsched_solvers.shop.rules import (
-    INSERTION,
     RULES,
     run,
     supported_graph,
     supported_objective,
-    try_insertion,
     try_rules,
 )
 
@@ -29,14 +27,14 @@ if TYPE_CHECKING:
     from optsched.solving.monitor import Monitor
     from optsched.solving.solver import Support
 
-__all__ = ["INSERTION", "RULES", "Dispatch", "run"]
+__all__ = ["RULES", "Dispatch", "run"]
 
 
 class Dispatch:
-    """The best of all rules, each non-delay and active, forward and backwards, and of insertion.
+    """The best of all rules, each non-delay and active, forward and backwards.
 
-    One iteration is one list schedule, or the insertion of all operations. With ``search`` it goes
-    on: a local search on the orders of jobs behind the rules, until a limit.
+    One iteration is one list schedule. With ``search`` a local search on the orders of jobs follows
+    the rules, until a limit.
     """
 
     name = "dispatch"
@@ -48,7 +46,7 @@ class Dispatch:
     )
 
     def supports(self, problem: Problem) -> Support:
-        """One iteration or a cycle of a rolling array, at most one resource per operation."""
+        """Makespan of one iteration, at most one resource per operation."""
         goal = supported_objective(problem)
         if not goal:
             return goal
@@ -56,28 +54,22 @@ class Dispatch:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Try every rule; stop early at a limit or a proof."""
-        known = (*RULES, INSERTION)
         rules, search = checked_options(limits.options)
         graph = problem.graph()
-        listed = RULES if rules == known else tuple(rule for rule in rules if rule != INSERTION)
-        tried = try_rules(graph, limits, monitor, listed)
-        stopped = monitor.objective is not None and monitor.should_stop()
-        if INSERTION in rules and tried != limits.iterations and not stopped:
-            tried += try_insertion(graph, monitor)
+        tried = try_rules(graph, limits, monitor, rules)
         if search:
             from optsched_solvers.shop.late_acceptance import improve
 
-            left = None if limits.iterations is None else limits.iterations - tried
-            improve(graph, monitor, seed=limits.seed, iterations=left)
+            remaining = None if limits.iterations is None else limits.iterations - tried
+            improve(graph, monitor, seed=limits.seed, iterations=remaining)
         return Result("unknown")
 
 
 def checked_options(options: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """The options `rules` and `search`."""
-    known = (*RULES, INSERTION)
-    rules = options.get("rules", known)
-    if isinstance(rules, str) or any(rule not in known for rule in rules):
-        raise InputError(f"options.rules: expected a list of {', '.join(known)}, got {rules!r:.60}")
+    """Return the options `rules` and `search`."""
+    rules = options.get("rules", RULES)
+    if isinstance(rules, str) or any(rule not in RULES for rule in rules):
+        raise InputError(f"options.rules: expected a list of {', '.join(RULES)}, got {rules!r:.60}")
     search = options.get("search", False)
     if not isinstance(search, bool):
         raise InputError(f"options.search: expected true or false, got {search!r:.60}")

@@ -32,10 +32,6 @@ jobs by total work, at most S - s in flight on stage s, forward first."""
 
 RULES = (*PIPELINE_RULES, *SHOP_RULES)
 
-
-INSERTION = "insertion"
-"""Nowicki and Smutnicki's INSA, which is no list schedule: `shop.tabu.insertion`."""
-
 PLAIN_UP_TO = 1000
 """Operations of a list schedule that plain Python makes in a tenth of a second, with caps too."""
 
@@ -74,8 +70,7 @@ def run(
         A disjunctive graph (or schedule: its orders are ignored) whose operations hold at most one
         resource each.
     rule
-        One of `RULES`; the pipeline rules need operations of kind F and B or I. Or ``"insertion"``,
-        best insertion by Nowicki and Smutnicki, for which the arguments below say nothing.
+        One of `RULES`; the pipeline rules need operations of kind F and B or I.
     active
         Giffler-Thompson (active) instead of non-delay.
     backwards
@@ -95,16 +90,11 @@ def run(
     InputError
         Unknown rule, or a rule that does not fit the graph.
     """
-    if rule not in (*RULES, INSERTION):
-        known = ", ".join((*RULES, INSERTION))
-        raise InputError(f"rule: there is no {rule!r:.60}; there are {known}")
+    if rule not in RULES:
+        raise InputError(f"rule: there is no {rule!r:.60}; there are {', '.join(RULES)}")
     support = supported_graph(graph)
     if not support:
         raise InputError(f"dispatch: {support.reason}")
-    if rule == INSERTION:
-        from optsched_solvers.shop.tabu.insertion import insertion
-
-        return insertion(graph)
     if rule in PIPELINE_RULES and not is_pipeline(graph):
         raise InputError(f"rule: {rule} needs operations of kind F and B (or I)")
     found = Dispatcher(graph, seed).sequences(Variant(rule, active, backwards, defer))
@@ -150,7 +140,7 @@ def try_rules(
     """
     dispatcher = Dispatcher(graph, limits.seed)
     most = len(RULES) * 8 if limits.iterations is None else limits.iterations
-    if most and rules is RULES and monitor.objective is None and not loaded(*KERNELS):
+    if most and rules == RULES and monitor.objective is None and not loaded(*KERNELS):
         offer_quick(graph, limits, monitor)
         if monitor.objective is not None and monitor.should_stop():
             return 1
@@ -221,22 +211,6 @@ def _offer_checked(
         monitor.incumbent(sequences, schedule.makespan, source)
 
 
-def try_insertion(
-    graph: Schedule, monitor: Monitor, keep: Callable[[Csr], object] | None = None
-) -> int:
-    """Offer the schedule of `INSERTION`; returns 1, or 0 if a limit came first."""
-    if not load(monitor, "shop.tabu.insertion", *KERNELS):
-        return 0
-    from optsched_solvers.shop.tabu.insertion import insertion
-
-    schedule = insertion(graph, monitor.should_stop)
-    if schedule is not None and schedule.sequences is not None:
-        monitor.incumbent(schedule.sequences, schedule.makespan, f"dispatch {INSERTION}")
-        if keep is not None:
-            keep(schedule.sequences)
-    return 1
-
-
 def is_pipeline(graph: Schedule) -> bool:
     """Whether the graph has forward and backward blocks."""
     kinds = set(np.unique(graph.kind).tolist())
@@ -295,7 +269,7 @@ class Dispatcher:
         few: bool = False,
     ) -> tuple[Csr, IntArray] | None:
         """The list schedule of a priority; `few`: at most S - s in flight on stage s."""
-        from optsched.kernels import list_schedule
+        from optsched.kernels import list_schedule, longest_path
 
         limit = None
         if few:
@@ -305,14 +279,6 @@ class Dispatcher:
             self.mirrored if backwards else self.forward, priority, mode,
             first_come=first_come, slot_limit=limit,
         )  # fmt: skip
-        return self.completed(found, backwards)
-
-    def completed(
-        self, found: tuple[IntArray, IntArray] | None, backwards: bool
-    ) -> tuple[Csr, IntArray] | None:
-        """Orders and semi-active starts of what the list scheduler found, maybe mirrored."""
-        from optsched.kernels import longest_path
-
         if found is None:
             return None
         operations, start = found

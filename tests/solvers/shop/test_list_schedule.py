@@ -19,7 +19,7 @@ from optsched.model.graph import evaluate
 from optsched.testing.random_problems import random_array, random_graph
 from optsched_solvers.shop import dispatch
 from optsched_solvers.shop.rules import PIPELINE_RULES, SHOP_RULES, is_pipeline
-from optsched_solvers.shop.tabu.insertion import ranks
+from optsched_solvers.shop.tabu.arrays import order_of
 
 MODES = list(product((False, True), (False, True), (False, True)))  # active, backwards, defer
 
@@ -109,7 +109,7 @@ def test_a_given_order_is_kept(rng: Random) -> None:
     schedule = dispatch.run(graph, "random", seed=rng.randrange(99))
     assume(schedule is not None)
     assert schedule is not None and schedule.sequences is not None and schedule.start is not None
-    rank = ranks(graph, schedule.sequences, schedule.start)
+    rank = np.argsort(order_of(graph, schedule.sequences))
     found = list_schedule.run(
         list_schedule.DispatchGraph.of(graph), rank, list_schedule.Mode.IN_ORDER
     )
