@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from optsched.solving import stop
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.progress import Progress, Watcher
+    from optsched.solving.progress import Progress
     from optsched.solving.result import Result
     from optsched.solving.solve import solve
     from optsched.solving.solver import solvers
@@ -66,7 +66,7 @@ _HOME = {
         "solving.result": "Result",
         "solving.solve": "solve",
         "solving.solver": "solvers",
-        "solving.progress": "Progress Watcher",
+        "solving.progress": "Progress",
     }.items()
     for name in names.split()
 }
@@ -99,7 +99,6 @@ __all__ = [
     "Schedule",
     "UnsupportedProblem",
     "Violation",
-    "Watcher",
     "__version__",
     "bandwidth",
     "cluster",

@@ -7,8 +7,6 @@ from collections import defaultdict
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from optsched.solving.result import primal_integral
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -251,3 +249,29 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _short(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def primal_integral(found: list[tuple[float, int]], best_known: int, horizon: float) -> float:
+    """Mean primal gap over time: 0 (the best at once) to 1 (nothing found).
+
+    The integral of gamma(t) dt / T (Berthold, Measuring the impact of primal heuristics, OR
+    Letters 41, 2013): gamma is 1 before the first schedule, then the gap of the best value so far,
+    ``(z - z*) / max(|z|, |z*|)``, and 0 if that beats z*.
+
+    Parameters
+    ----------
+    found
+        Incumbents ``(seconds, value)`` in order.
+    best_known
+        The reference z*.
+    horizon
+        T in seconds; the last schedule counts until then.
+    """
+    area, since, gap = 0.0, 0.0, 1.0
+    for at, value in found:
+        if at >= horizon:
+            break
+        area += gap * (at - since)
+        above = max(0, value - best_known)
+        since, gap = at, min(1.0, above / (max(abs(value), abs(best_known)) or 1))
+    return (area + gap * (horizon - since)) / horizon

@@ -9,7 +9,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Self
 
 from optsched.io.text import one_line
-from optsched.solving.progress import EVERY, FIRST_AFTER, LOGGER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,45 +16,47 @@ if TYPE_CHECKING:
     from optsched.solving.progress import Progress
 
 
+FIRST_AFTER = 1.0
+"""Seconds before the first line."""
+
+EVERY = 5.0
+"""Seconds between two lines."""
+
+
 @contextmanager
 def progress_line(*, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
-    """To be called with ``on_progress``: on a terminal one line that rewrites itself.
+    """A function for ``on_progress``: on a terminal it rewrites one line.
 
-    Elsewhere a line every five seconds, through the logger of `optsched.solving.progress`.
+    Elsewhere it writes a line every five seconds, with ``H`` after a new best since the last one.
     """
     live = not quiet and sys.stderr.isatty()
-    shown, source = False, ""
+    shown, source, better, due = False, "", False, FIRST_AFTER
 
     def write(text: str) -> None:
-        with suppress(OSError):  # nobody looks any more: no reason to lose the search
+        with suppress(OSError):  # a closed pipe must not end the search
             sys.stderr.write(text)
             sys.stderr.flush()
 
     def show(progress: Progress) -> None:
-        nonlocal shown, source
-        source = progress.source or source  # the engine of the last news
-        if live and progress.elapsed >= FIRST_AFTER:
-            width = shutil.get_terminal_size().columns - 1  # a second line could not be taken back
+        nonlocal shown, source, better, due
+        source = progress.source or source  # the engine of the last event
+        better = better or progress.event == "incumbent"
+        if quiet or progress.elapsed < due:
+            return
+        if live:
+            width = shutil.get_terminal_size().columns - 1  # a second line could not be erased
             write(f"\r\x1b[2K{str(progress._replace(source=source))[:width]}")
             shown = True
+        else:
+            event = "incumbent" if better else "tick"
+            write(f"{progress._replace(event=event, source=source)}\n")
+            better, due = False, progress.elapsed + EVERY
 
-    import logging
-
-    logger, lines = logging.getLogger(LOGGER), None
-    if not quiet and not live:
-        # of errors in writing it says nothing, as above
-        silent = type("Lines", (logging.StreamHandler,), {"handleError": lambda *_: None})
-        lines = silent(sys.stderr)
-        logger.addHandler(lines)
-        logger.setLevel(logging.INFO)
     try:
         yield show
     finally:
         if shown:
             write("\r\x1b[2K")
-        if lines is not None:
-            logger.removeHandler(lines)
-            logger.setLevel(logging.NOTSET)
 
 
 class Bar:

@@ -1,1 +1,1 @@
-"""What a solver sees and what it returns: problem, limits, monitor, result, registry."""
+"""Solving: limits, monitor, result, and the registry of solvers."""

@@ -1,4 +1,4 @@
-"""How long and how hard a solver may work."""
+"""Limits of one solve: time, steps, target, cores, seed and options."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.io.values import integer, number
+from optsched.solving.stop import check_criterion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from optsched.solving.progress import Criterion
 
 _RANGES = (
@@ -27,7 +26,7 @@ DEFAULT_TIME_LIMIT = 10.0
 
 
 def default_workers() -> int:
-    """Two, or the one core there is."""
+    """Two, or one on a single core."""
     return min(2, available_cores())
 
 
@@ -39,7 +38,7 @@ def available_cores() -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """When a solver must stop, and with what it may work.
+    """When a solver must stop, and which resources it may use.
 
     Parameters
     ----------
@@ -50,20 +49,26 @@ class Limits:
     target
         Stop at the first schedule whose objective is at most this.
     workers
-        Cores the call may keep busy; default ``min(2, available)``.
+        Cores that may be busy; default ``min(2, available)``.
     seed
         0 <= seed < 2^31; the same (instance, solver, seed, iterations) gives the same schedule.
     options
         Named options of the solver.
     stop
-        A criterion of `optsched.stop`, or any function of a `Progress`. What it says of time,
-        iterations and target becomes `time_limit`, `iterations` and `target`, whichever stops
-        first.
+        Further stopping criterion, of `optsched.stop` or any function of a `Progress`. The search
+        ends with the first of time limit, target and criterion.
 
     Raises
     ------
     InputError
         A limit is out of range.
+
+    Examples
+    --------
+    >>> optsched.Limits(iterations=1000).time_limit is None
+    True
+    >>> optsched.Limits().time_limit  # without any limit
+    10.0
     """
 
     time_limit: float | None = None
@@ -74,15 +79,12 @@ class Limits:
     options: Mapping[str, Any] = field(default_factory=dict)
     stop: Criterion | None = None
     by_default: bool = field(default=False, init=False, compare=False)
-    """Whether the user gave no limit: then the compiler's time does not count."""
+    """Whether the user gave no limit: then time to compile kernels does not count."""
 
     def __post_init__(self) -> None:
         if self.time_limit is not None:
-            object.__setattr__(
-                self,
-                "time_limit",
-                number("time_limit", self.time_limit, infinite=True, what="seconds"),
-            )
+            seconds = number("time_limit", self.time_limit, infinite=True, what="seconds")
+            object.__setattr__(self, "time_limit", seconds)
         for name, least, most in _RANGES:
             value = getattr(self, name)
             if value is not None or name in ("seed", "workers"):
@@ -90,24 +92,7 @@ class Limits:
         if not isinstance(self.options, Mapping):
             raise InputError(f"options: expected a mapping, got {self.options!r:.60}")
         if self.stop is not None:
-            self._adopt_numbers(self.stop)
+            check_criterion("stop", self.stop)
         elif self.time_limit is None and self.iterations is None and self.target is None:
             object.__setattr__(self, "time_limit", DEFAULT_TIME_LIMIT)
             object.__setattr__(self, "by_default", True)
-
-    def _adopt_numbers(self, stop: Criterion) -> None:
-        """Let solvers see as limits what the criterion says in numbers: they plan by them."""
-        from optsched.solving.stop import Iterations, Target, Time, check_criterion, parts
-
-        check_criterion("stop", stop)
-        for criterion in parts(stop):
-            if type(criterion) is Time:
-                self._adopt("time_limit", min, criterion.seconds)
-            elif type(criterion) is Iterations:
-                self._adopt("iterations", min, criterion.count)
-            elif type(criterion) is Target:  # of two targets the larger is met first
-                self._adopt("target", max, criterion.objective)
-
-    def _adopt(self, name: str, first: Callable[..., float], value: float) -> None:
-        given = getattr(self, name)
-        object.__setattr__(self, name, value if given is None else first(given, value))

@@ -1,38 +1,36 @@
-"""News of a search: its state as a `Progress`, and who hears of it."""
+"""State of a search at one moment, as callbacks and stopping criteria get it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-
-if TYPE_CHECKING:
-    import logging
-
-    from optsched.model.schedule import Problem
+from typing import NamedTuple, TypeAlias
 
 LOGGER = "optsched"
-"""Name of the logger; lines have level INFO."""
-
-FIRST_AFTER = 1.0  # seconds of silence
-EVERY = 5.0  # seconds
+"""Name of the logger for warnings."""
 
 
 class Progress(NamedTuple):
-    """State of a search at one moment; printed, it is one line."""
+    """State of a search at one moment; ``str`` makes one line of it.
+
+    Examples
+    --------
+    >>> now = optsched.Progress(12.34, 1204000, 930, 915, "incumbent", "tabu")
+    >>> print(now)  # H marks a new best schedule
+       12.3 s  1204000 steps  objective 930 H  bound 915  gap 1.64%  tabu
+    """
 
     elapsed: float
     """Seconds since the call."""
     iteration: int
-    """Steps that the engines have reported so far, all together; see each solver."""
+    """Steps reported so far by all engines together; each solver defines its step."""
     objective: int | None
     """Value of the best schedule."""
     lower_bound: int | None
     """Best proved bound."""
     event: str
-    """``"incumbent"``, ``"bound"``, ``"restart"``, or ``"tick"`` (nothing new, still alive)."""
+    """``"incumbent"``, ``"bound"``, or ``"tick"`` (no event since the last call)."""
     source: str = ""
-    """The engine that caused the event."""
+    """Engine that caused the event."""
     best_elapsed: float = 0.0
     """`elapsed` when the best schedule was found."""
     best_iteration: int = 0
@@ -44,7 +42,7 @@ class Progress(NamedTuple):
         return relative_gap(self.objective, self.lower_bound)
 
     def __str__(self) -> str:
-        """``12.3 s  1204000 steps  objective 930 H  bound 915  gap 1.64%  tabu`` (H: new best)."""
+        """Format the state as one line."""
         steps = f"  {self.iteration} steps" if self.iteration else ""
         best = "-" if self.objective is None else str(self.objective)
         mark = " H" if self.event == "incumbent" else ""
@@ -57,62 +55,7 @@ class Progress(NamedTuple):
 
 
 Criterion: TypeAlias = Callable[[Progress], object]
-"""When to stop: see `optsched.stop`."""
-
-
-class Watcher:
-    """Override what is of interest and pass an object as ``optsched.solve(..., watcher=...)``.
-
-    Every method is called from the thread that called `optsched.solve`. All but `on_end` stop the
-    search by returning true; an exception stops it too, and comes out of `optsched.solve` with the
-    best so far in its ``.result``. A method that takes long delays only its own thread.
-    """
-
-    def on_start(self, problem: Problem) -> object:
-        """The arguments are in order; nothing is computed yet."""
-
-    def on_incumbent(self, progress: Progress) -> object:
-        """A better schedule was found; at once, and none is left out."""
-
-    def on_bound(self, progress: Progress) -> object:
-        """A higher lower bound was proved; at most 20 times a second, and none is left out."""
-
-    def on_restart(self, progress: Progress) -> object:
-        """An engine (`Progress.source`) started afresh; at most 20 times a second, the last."""
-
-    def on_end(self, result: Any) -> None:
-        """The search is over, with this `Result`; not called if it ends with an exception."""
-
-
-class ProgressLog:
-    """Hears every event of a search and lets a line through from time to time."""
-
-    def __init__(self, logger: logging.Logger) -> None:
-        self.logger = logger
-        self._next = FIRST_AFTER
-        self._better = False
-        self._source = ""
-
-    @classmethod
-    def if_wanted(cls) -> ProgressLog | None:
-        """One, if somebody listens: who has never imported `logging` does not, and saves that."""
-        logging = sys.modules.get("logging")
-        if logging is None:
-            return None
-        logger = logging.getLogger(LOGGER)
-        return cls(logger) if logger.isEnabledFor(logging.INFO) else None
-
-    def __call__(self, progress: Progress) -> None:
-        """Log the state, if it is time to; ``H`` marks a better schedule since the last line."""
-        self._better = self._better or progress.event == "incumbent"
-        self._source = progress.source or self._source
-        if progress.elapsed < self._next:
-            return
-        # a state does not know of the events between it and the last line
-        event = "incumbent" if self._better else "tick"
-        self.logger.info("%s", progress._replace(event=event, source=self._source))
-        self._better = False
-        self._next = progress.elapsed + EVERY
+"""Stopping criterion: a true return value ends the search; see `optsched.stop`."""
 
 
 def relative_gap(objective: int | None, lower_bound: int | None) -> float | None:

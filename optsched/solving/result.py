@@ -1,8 +1,7 @@
-"""What a solver returns."""
+"""Outcome of a solve."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ class Result:
     ----------
     status
         ``"optimal"`` (objective equals the proved lower bound), ``"feasible"``, ``"infeasible"``
-        (proved; `reason` says why) or ``"unknown"``.
+        (proved; see `reason`) or ``"unknown"``.
     schedule, objective
         The best schedule found and its value, or None.
     lower_bound
@@ -33,14 +32,21 @@ class Result:
     seconds
         Wall-clock time of the call.
     solver, reason
-        Who solved it; why there is no schedule.
+        Name of the solver; why no schedule exists.
     interrupted
         Whether Ctrl-C (or a callback) ended the search.
     missing
-        Kernels that were not compiled when the time was over: engines that never joined.
+        Kernels that were not compiled in time: engines that could not run.
     contradiction
-        A claim of an engine that the schedule refutes, in a sentence: a bug of that engine. The
-        schedule is verified all the same, and nothing that engines proved is left in this result.
+        A claim of an engine that the schedule refutes: a bug of that engine. The schedule is
+        verified all the same, and the result contains no bound proved by an engine.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+    >>> result = optsched.solve(shop)
+    >>> result.status, result.objective, result.lower_bound, result.gap
+    ('optimal', 6, 6, 0.0)
     """
 
     status: str
@@ -79,60 +85,3 @@ class Result:
             return None
         met = [e for e in self.history if e.objective is not None and e.gap == 0]
         return met[0].elapsed if met else None
-
-    def primal_integral(self, best_known: int | None = None, horizon: float | None = None) -> float:
-        """Mean primal gap over time: how soon good schedules were there, not only how good.
-
-        The integral of gamma(t) dt / T (Berthold, Measuring the impact of primal heuristics, OR
-        Letters 41, 2013): gamma is 1 before the first schedule, then ``(z - z*) / z`` for the best
-        value z so far, and 0 if that beats z*.
-
-        Parameters
-        ----------
-        best_known
-            The reference z*; by default the objective of this result.
-        horizon
-            T in seconds, by default `seconds`; the last schedule counts until then. Use the same
-            for all runs that are compared.
-
-        Returns
-        -------
-        float
-            0 (the best at once) to 1 (nothing found).
-
-        Raises
-        ------
-        InputError
-            `best_known` is no integer >= 0 (where objectives are negative it may be, too), or
-            `horizon` is not positive.
-        """
-        found = [(e.elapsed, e.objective) for e in self.history if e.event == "incumbent"]
-        reference = self.objective if best_known is None else best_known
-        return primal_integral(
-            [(at, value) for at, value in found if value is not None],
-            0 if reference is None else reference,
-            self.seconds if horizon is None else horizon,
-        )
-
-
-def primal_integral(found: list[tuple[float, int]], best_known: int, horizon: float) -> float:
-    """Mean primal gap of incumbents ``(seconds, value)`` in order; see `Result`."""
-    whole = isinstance(best_known, int) and not isinstance(best_known, bool)
-    if not whole or (best_known < 0 and all(value >= 0 for _, value in found)):
-        raise InputError(f"best_known: expected an integer >= 0, got {best_known!r:.60}")
-    if not 0 < horizon < math.inf:
-        raise InputError(f"horizon: expected seconds > 0, got {horizon!r:.60}")
-    area, since, gap = 0.0, 0.0, 1.0
-    for at, value in found:
-        if at >= horizon:
-            break
-        area += gap * (at - since)
-        since, gap = at, primal_gap(value, best_known)
-    return (area + gap * (horizon - since)) / horizon
-
-
-def primal_gap(value: int, best_known: int) -> float:
-    """``|value - best_known| / max(|value|, |best_known|)``, at most 1; 0 if it is as good."""
-    if value <= best_known:
-        return 0.0
-    return min(1.0, (value - best_known) / max(abs(value), abs(best_known)))

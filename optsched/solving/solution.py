@@ -1,4 +1,4 @@
-"""What solvers of disjunctive graphs find: orders, of one iteration or of a cycle."""
+"""Solutions of disjunctive graphs: orders of one iteration, or of a cycle."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ class PeriodicOrders:
 
 
 Solution: TypeAlias = "Csr | Orders | PeriodicOrders"
-"""What a monitor keeps; a plain order of one iteration is a `Csr`."""
+"""Solution type of graph problems; orders of one iteration alone are a `Csr`."""

@@ -1,4 +1,4 @@
-"""`optsched.solve`: look up the solver, build limits and monitor, call, verify, return."""
+"""`optsched.solve`: run a solver under limits and verify its schedule."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError, InternalError, UnsupportedProblem
 from optsched.model.schedule import Objective, Schedule
+from optsched.solving.incumbent import PROBLEM
 from optsched.solving.limits import Limits, default_workers
-from optsched.solving.monitor import OWN, Monitor
-from optsched.solving.progress import Watcher
+from optsched.solving.monitor import Monitor
+from optsched.solving.progress import LOGGER
 from optsched.solving.result import Result
 from optsched.solving.solver import Solver, runs_inline, solvers, support
 from optsched.solving.solver import solver as find_solver
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 
 _TIMES = ("makespan", "period")
-_WATCH = 0.01  # seconds between two looks at what the engine has found
-_FINISH = 8e-6  # seconds an operation, to evaluate and verify the schedule in the end
+_POLL = 0.01  # seconds between two polls while an engine runs
+_FINISH = 8e-6  # seconds per operation to evaluate and verify the final schedule
 
 
 def solve(
@@ -43,10 +44,9 @@ def solve(
     seed: int = 0,
     warm_start: Schedule | None = None,
     on_progress: Callable[[Progress], object] | None = None,
-    watcher: Watcher | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Find a good schedule, and a bound that says how good.
+    """Find a good schedule, and a lower bound that shows how good.
 
     Parameters
     ----------
@@ -56,35 +56,40 @@ def solve(
         Name of an installed solver for this kind of problem (`optsched.solvers(kind)`), or a solver
         object.
     time_limit, iterations, target, workers, seed
-        See `Limits`; without any limit 10 seconds. Ctrl-C returns the best so far.
+        See `Limits`; without any limit 10 seconds. Ctrl-C returns the best schedule so far.
     stop
-        When to stop besides: a criterion of `optsched.stop`, such as ``stop.Gap(0.01)``, or a
-        function of a `Progress`. It counts as a limit. Functions of yours are called from the
-        thread that called `solve`.
+        Further stopping criterion: one of `optsched.stop`, such as ``stop.Gap(0.01)``, or a
+        function of a `Progress`. It counts as a limit.
     warm_start
         A complete schedule of the same problem; the result is never worse.
     on_progress
-        Called with every new incumbent and bound; a true return value stops the search. An
-        exception of it propagates when all threads have ended, with the best so far in ``.result``.
-    watcher
-        The same as an object with a method per kind of event; see `Watcher`.
+        Called with every new incumbent and bound, in the thread that called `solve`; a true return
+        value stops the search. An exception in it propagates when all threads have ended, with the
+        best schedule so far in ``.result``.
     options
         Named options of the solver.
 
     Returns
     -------
     Result
-        With a schedule that the independent verifier accepts, if one was found. If it refutes what
-        an engine proved, its ``contradiction`` says so, and a warning is logged.
+        With a schedule that the independent verifier accepts, if one was found. If it refutes a
+        bound that an engine proved, ``contradiction`` describes it, and a warning is logged.
 
     Raises
     ------
     InputError
         A limit, a criterion, an option or the warm start is wrong.
     UnsupportedProblem
-        The solver does not take this problem; the message names those that do.
+        The solver does not support this problem; the message names those that do.
     InternalError
-        A solver has a bug: the verifier objects to its schedule.
+        A solver has a bug: its schedule breaks a rule.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+    >>> result = optsched.solve(shop, time_limit=5)
+    >>> result.status, result.objective, result.schedule.start.tolist()
+    ('optimal', 6, [0, 4, 0, 4])
     """
     started = time.perf_counter()
     if not callable(getattr(problem, "graph", None)):
@@ -94,8 +99,6 @@ def solve(
         raise InputError(f"solver: expected a name or a solver object, got {solver!r:.60}")
     if on_progress is not None and not callable(on_progress):
         raise InputError(f"on_progress: expected a function, got {on_progress!r:.60}")
-    if watcher is not None and not isinstance(watcher, Watcher):
-        raise InputError(f"watcher: expected an object of optsched.Watcher, got {watcher!r:.60}")
     limits = Limits(
         time_limit, iterations, target, default_workers() if workers is None else workers, seed,
         _known_options(engine, {} if options is None else options), stop,
@@ -103,12 +106,11 @@ def solve(
     _require_support(engine, problem)
     if problem.objective_name in _TIMES and limits.target is not None and limits.target < 0:
         raise InputError(f"target: expected an integer in 0..2^53, got {limits.target}")
-    monitor = Monitor(limits, on_progress, started, watcher, _FINISH * problem.n_operations)
+    monitor = Monitor(limits, on_progress, started, _FINISH * problem.n_operations)
     start = None if warm_start is None else _warm_start(problem, warm_start)
     found = Result("unknown")
-    _own_interrupts()
+    _restore_interrupts()
     try:
-        monitor.begin(problem)
         found = _run(engine, problem, limits, monitor, start)
         monitor.poll(last=True)
     except KeyboardInterrupt:
@@ -119,22 +121,20 @@ def solve(
         if monitor.callback_failed or not monitor.contradiction:
             raise
     try:
-        result = _finish(problem, engine, monitor, found)
-    except KeyboardInterrupt:  # a moment late: what was found is not lost for that
+        return _finish(problem, engine, monitor, found)
+    except KeyboardInterrupt:  # Ctrl-C during verification: keep the schedule
         monitor.stop()
-        result = _finish(problem, engine, monitor, found)
-    monitor.end(result)
-    return result
+        return _finish(problem, engine, monitor, found)
 
 
 def _run(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, start: Any) -> Result:
-    """Look for reasons why nothing is feasible, take the warm start, then search."""
+    """Take the warm start, check for infeasibility, then search."""
     if start is not None:
         monitor.incumbent(start, problem.evaluate(problem.scheduled(start)), "warm start")
     reason = problem.infeasibility()
     if reason:
-        return Result("infeasible", reason=reason, solver=OWN)
-    monitor.bound(problem.lower_bound(), OWN)
+        return Result("infeasible", reason=reason, solver=PROBLEM)
+    monitor.bound(problem.lower_bound(), PROBLEM)
     found = Result("unknown")
     if not monitor.should_stop() or monitor.objective is None:
         found = _search(engine, problem, limits, monitor)
@@ -143,10 +143,10 @@ def _run(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, sta
 
 
 def _search(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-    """Run the engine in a thread of its own, while this one watches; instant ones at once.
+    """Run the engine in a second thread and poll the monitor in this one; quick engines inline.
 
-    So Ctrl-C arrives here, never inside compiled code or half an import, and users are called from
-    the thread that called `solve`, whatever the engine does.
+    So Ctrl-C arrives in this thread, never inside compiled code or half an import, and callbacks
+    run in the thread that called `solve`, whatever the engine does.
     """
     if runs_inline(engine, problem):
         return engine.solve(problem, limits, monitor) or Result("unknown")
@@ -161,11 +161,11 @@ def _search(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor) 
         finally:
             done.set()
 
-    done = threading.Event()  # joining would not do: CPython 3.11 forgets a thread if interrupted
+    done = threading.Event()  # not `join`: CPython 3.11 loses a thread if interrupted there
     thread = threading.Thread(target=work, name=f"optsched {engine.name}", daemon=True)
     thread.start()
     try:
-        while not done.wait(_WATCH):
+        while not done.wait(_POLL):
             monitor.poll()
     except BaseException:
         monitor.stop()
@@ -178,15 +178,15 @@ def _search(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor) 
     return results[0] or Result("unknown")
 
 
-def _own_interrupts() -> None:
-    """Let Ctrl-C reach Python again: CP-SAT, used elsewhere with its own handler, leaves none."""
+def _restore_interrupts() -> None:
+    """Install Python's SIGINT handler again: CP-SAT removes it when used with its own."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)
 
 
 def _take(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> None:
-    """Add to the monitor what an engine returns without having reported it."""
+    """Report what an engine returned without reporting it."""
     if found.schedule is not None and found.schedule.sequences is not None:
         try:
             answer = problem.answer(found.schedule)
@@ -199,7 +199,7 @@ def _take(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> 
 
 
 def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> Result:
-    """Turn what the monitor holds into a verified schedule and an honest status."""
+    """Verify the schedule of the incumbent, and derive the status from what is proved."""
     if found.status == "infeasible" and monitor.solution is not None:
         monitor.contradicted(
             f"{found.solver or engine.name} proved that there is no schedule ({found.reason}), but "
@@ -231,20 +231,20 @@ def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -
     )
     violations = verify(schedule)
     if violations or value != monitor.objective:
-        what = violations[0].message if violations else f"it is worth {value}"
+        what = violations[0].message if violations else f"its objective is {value}"
         raise InternalError(
             f"{engine.name} returned a wrong schedule of objective {monitor.objective}: {what}"
         )
     if monitor.contradiction:
-        logging.getLogger("optsched").warning(
-            "%s: the schedule is right, what engines proved is left out; please report this "
+        logging.getLogger(LOGGER).warning(
+            "%s: the schedule is correct, bounds of engines are discarded; please report this "
             "instance (sha-256 %s)", monitor.contradiction, problem.sha256,
         )  # fmt: skip
     return Result(status, schedule, value, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
 
 
 def _scheduled(problem: Problem, engine: Solver, answer: Any) -> Schedule:
-    """The schedule of an engine's answer; an impossible one is its fault."""
+    """The schedule of an engine's answer; `InternalError` if it is impossible."""
     try:
         return problem.scheduled(answer)
     except InputError as error:
@@ -257,7 +257,7 @@ def _provenance(problem: Problem, engine: Solver, monitor: Monitor) -> dict[str,
     limits = monitor.limits
     given = {
         "iterations": limits.iterations,
-        "options": {key: _plain(value) for key, value in limits.options.items()} or None,
+        "options": {key: _recorded(value) for key, value in limits.options.items()} or None,
         "interrupted": monitor.interrupted or None,
         "jobs": list(problem.job_names) or None,
     }
@@ -270,8 +270,8 @@ def _provenance(problem: Problem, engine: Solver, monitor: Monitor) -> dict[str,
     }
 
 
-def _plain(value: Any) -> Any:
-    """An option as documents keep it: an object (a plan) by its kind, a path as text."""
+def _recorded(value: Any) -> Any:
+    """An option as provenance holds it: objects (a plan) by their type, paths as text."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     kept = value is None or isinstance(value, (bool, int, float, str, list, dict))
@@ -290,13 +290,13 @@ def _known_options(engine: Solver, options: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _require_support(engine: Solver, problem: Problem) -> None:
-    said = support(engine, problem)
-    if said:
+    supported = support(engine, problem)
+    if supported:
         return
     kind = problem.problem_kind
     able = [name for name in solvers(kind) if support(find_solver(name, kind), problem)]
     others = f"; these do: {', '.join(able)}" if able else "; no installed solver does"
-    reason = said.reason or "refused"
+    reason = supported.reason or "refused"
     raise UnsupportedProblem(f"{engine.name} does not solve this problem: {reason}{others}")
 
 

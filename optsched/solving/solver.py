@@ -1,4 +1,4 @@
-"""What a solver must offer, and solvers found by entry points, a group for each kind of problem."""
+"""Interface of solvers, and their registry: one group of entry points per kind of problem."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from optsched.solving.result import Result
 
 KINDS = ("jobshop", "jobarray", "periodic", "quota", "gpus", "routing")
-"""Kinds of problems (`Problem.problem_kind`); solvers of a kind are the entry-point group
-``optsched.solvers.KIND``, where a name is looked up that `optsched.solve` is given."""
+"""Kinds of problems (`Problem.problem_kind`); ``optsched.solvers.KIND`` is the entry-point group of
+the solvers for a kind."""
 
 
 class Support(NamedTuple):
-    """Whether a solver takes a problem, and if not, why (one sentence)."""
+    """Whether a solver supports a problem, and if not, why (one sentence)."""
 
     ok: bool
     reason: str = ""
@@ -34,45 +34,45 @@ class Support(NamedTuple):
 
 @runtime_checkable
 class Solver(Protocol):
-    """A backend. Register a class by an entry point; prove it with `optsched.testing.check_solver`.
+    """A solver. Register the class as an entry point; test it with `optsched.testing.check_solver`.
 
-    ``options`` names what `optsched.solve(options=...)` may hold, with a line of help each; a
-    solver without options need not have it. ``kinds`` lists the kinds of problems it takes, job
-    shops and job arrays if it is not there; ``chooses`` says that it also chooses which jobs
-    recompute. A method ``runs_inline(problem)`` may say that `solve` takes milliseconds at most:
-    it is then called without a thread of its own.
+    Attributes ``options`` and ``kinds`` and the method ``runs_inline`` may be absent. ``options``
+    maps the keys of `optsched.solve(options=...)` to a line of help each; ``kinds`` lists the
+    supported kinds of problems (default: job shops and job arrays); a true attribute ``chooses``
+    means that the solver also chooses which jobs recompute. ``runs_inline(problem)`` is true if
+    `solve` takes milliseconds at most: then it runs in the thread of the caller.
     """
 
     name: str
     options: Mapping[str, str]
 
     def supports(self, problem: Problem) -> Support:
-        """Whether `solve` takes this problem, which is of one of its kinds. Pure, and quick."""
+        """Whether `solve` supports this problem, which is of one of its kinds. Pure and quick."""
         ...
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Search until a limit; report every incumbent and bound to the monitor as it comes.
+        """Search until a limit; report every incumbent and bound to the monitor at once.
 
-        Of the result only what the monitor has not seen yet is used, and ``"infeasible"`` with its
-        reason; whether a schedule is optimal follows from objective and bound.
+        The result adds what was not reported, or ``"infeasible"`` with a reason; the status
+        follows from objective and bound.
         """
         ...
 
 
 def kinds(engine: Solver) -> tuple[str, ...]:
-    """The kinds of problems that a solver takes."""
+    """The kinds of problems that a solver supports."""
     found: tuple[str, ...] = tuple(getattr(engine, "kinds", ("jobshop", "jobarray")))
     return found
 
 
 def support(engine: Solver, problem: Problem) -> Support:
-    """Whether a solver takes a problem: it takes such a kind, and says so."""
+    """Whether a solver supports a problem: by kind, then by its own method."""
     if problem.problem_kind not in kinds(engine):
         return Support(False, f"it takes no problem of the kind {problem.problem_kind}")
     if getattr(problem, "chooses", False) and not getattr(engine, "chooses", False):
         return Support(False, "it does not choose which jobs recompute")
-    said = engine.supports(problem)
-    return Support(bool(said), getattr(said, "reason", "" if said else "refused"))
+    answer = engine.supports(problem)
+    return Support(bool(answer), getattr(answer, "reason", "" if answer else "refused"))
 
 
 def support_by_name(name: str, problem: Problem) -> Support:
@@ -90,25 +90,30 @@ def support_by_name(name: str, problem: Problem) -> Support:
 
 
 def runs_inline(engine: Solver, problem: Problem) -> bool:
-    """Whether a solver says that it needs no thread of its own for this problem."""
-    said = getattr(engine, "runs_inline", None)
-    return callable(said) and bool(said(problem))
+    """Whether a solver needs no second thread for this problem."""
+    method = getattr(engine, "runs_inline", None)
+    return callable(method) and bool(method(problem))
 
 
 @cache
 def _entry_points(kind: str) -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # 20 ms that `import optsched` need not pay
+    from importlib.metadata import entry_points  # 20 ms: not at import
 
     return {point.name: point for point in entry_points(group=f"optsched.solvers.{kind}")}
 
 
 def solvers(kind: str | None = None) -> list[str]:
-    """Names of the installed solvers of a kind of problems (`Problem.problem_kind`), or of all.
+    """List the installed solvers for a kind of problem (`Problem.problem_kind`), or all.
 
     Raises
     ------
     InputError
-        There is no such kind.
+        Unknown kind.
+
+    Examples
+    --------
+    >>> {"auto", "branch_and_bound", "cpsat", "dispatch"} <= set(optsched.solvers("jobshop"))
+    True
     """
     if kind is not None and kind not in KINDS:
         raise InputError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r:.60}")
@@ -117,14 +122,14 @@ def solvers(kind: str | None = None) -> list[str]:
 
 @cache
 def solver(name: str, kind: str = "jobshop") -> Solver:
-    """The solver of this name for a kind of problems.
+    """The solver of this name for a kind of problem.
 
     Raises
     ------
     InputError
-        There is none; the message lists the names.
+        Unknown name; the message lists the installed ones.
     UnsupportedProblem
-        It takes other kinds of problems.
+        It solves other kinds of problems.
     """
     points = _entry_points(kind)
     if name in points:

@@ -1,8 +1,15 @@
-"""When to stop: tiny criteria on the `Progress` of a search, joined by `AnyOf`.
+"""Stopping criteria beside the limits of `optsched.solve`: tests of a `Progress`.
 
-``optsched.solve(problem, stop=stop.AnyOf(stop.Gap(0.01), stop.NoImprovement(seconds=5)))``. Any
-function of a `Progress` that returns true to stop will do as well. The criteria here are values
+Any function of a `Progress` that returns true to stop is a criterion. The criteria here are values
 without state: one may serve several searches at once.
+
+Examples
+--------
+>>> from optsched import stop
+>>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+>>> enough = stop.AnyOf(stop.Gap(0.01), stop.NoImprovement(seconds=5))
+>>> optsched.solve(shop, stop=enough).objective
+6
 """
 
 from __future__ import annotations
@@ -17,49 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from optsched.solving.progress import Criterion, Progress
-
-
-@dataclass(frozen=True)
-class Time:
-    """Stop after so many seconds since the call; the same as ``time_limit``."""
-
-    seconds: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "seconds", number("Time: seconds", self.seconds))
-
-    def __call__(self, progress: Progress) -> bool:
-        """Whether the time is over."""
-        return progress.elapsed >= self.seconds
-
-
-@dataclass(frozen=True)
-class Iterations:
-    """Stop after so many steps of the solver; the same as ``iterations``, and as reproducible."""
-
-    count: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", integer("Iterations: count", self.count))
-
-    def __call__(self, progress: Progress) -> bool:
-        """Whether the steps are done."""
-        return progress.iteration >= self.count
-
-
-@dataclass(frozen=True)
-class Target:
-    """Stop at the first schedule whose objective is at most this; the same as ``target``."""
-
-    objective: int
-
-    def __post_init__(self) -> None:
-        value = integer("Target: objective", self.objective, -(2**53), 2**53)
-        object.__setattr__(self, "objective", value)
-
-    def __call__(self, progress: Progress) -> bool:
-        """Whether the schedule is good enough."""
-        return progress.objective is not None and progress.objective <= self.objective
 
 
 @dataclass(frozen=True)
@@ -80,14 +44,14 @@ class Gap:
 class NoImprovement:
     """Stop after so many steps, or seconds, since the last better schedule.
 
-    Nothing is counted before the first schedule. Steps are what the solver reports while it works
-    (`optsched.Monitor.advance`), slice by slice, so the search may go on for a slice; a solver that
-    reports none never stops by them.
+    Counting starts with the first schedule. Steps are those that the solver reports
+    (`optsched.Monitor.advance`), in slices, so the search may end up to a slice later; a solver
+    that reports none is never stopped by steps.
 
     Parameters
     ----------
     iterations
-        Steps of the solver, as in `Iterations`.
+        Steps of the solver.
     seconds
         Seconds; exactly one of the two.
     """
@@ -99,9 +63,8 @@ class NoImprovement:
         if (self.iterations is None) == (self.seconds is None):
             raise InputError("NoImprovement: expected either iterations or seconds")
         if self.iterations is not None:
-            object.__setattr__(
-                self, "iterations", integer("NoImprovement: iterations", self.iterations)
-            )
+            steps = integer("NoImprovement: iterations", self.iterations)
+            object.__setattr__(self, "iterations", steps)
         if self.seconds is not None:
             object.__setattr__(self, "seconds", number("NoImprovement: seconds", self.seconds))
 
@@ -119,13 +82,13 @@ class FirstFeasible:
     """Stop at the first schedule."""
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether there is a schedule."""
+        """Whether a schedule is known."""
         return progress.objective is not None
 
 
 @dataclass(frozen=True, init=False)
 class AnyOf:
-    """Stop as soon as one of several criteria says so."""
+    """Stop as soon as one of several criteria is met."""
 
     criteria: tuple[Criterion, ...]
 
@@ -142,7 +105,7 @@ class AnyOf:
 
 
 def check_criterion(name: str, criterion: Any) -> None:
-    """Refuse what cannot be asked, such as a number or a class that was not instantiated."""
+    """Refuse what cannot be called, such as a number or a class that was not instantiated."""
     if isinstance(criterion, type) or not callable(criterion):
         what = "a class" if isinstance(criterion, type) else repr(criterion)
         raise InputError(
@@ -151,26 +114,23 @@ def check_criterion(name: str, criterion: Any) -> None:
         )
 
 
-def parts(criterion: Criterion) -> Iterator[Criterion]:
-    """The criteria of which any one stops the search: what `AnyOf` joins, however nested."""
+def split(criterion: Criterion | None) -> tuple[tuple[Criterion, ...], tuple[Criterion, ...]]:
+    """Criteria of this module, which any thread may call, and functions of the user."""
+    parts = tuple(_parts(criterion)) if criterion is not None else ()
+    ours = [type(part) in (Gap, NoImprovement, FirstFeasible) for part in parts]
+    return (
+        tuple(part for part, known in zip(parts, ours, strict=True) if known),
+        tuple(part for part, known in zip(parts, ours, strict=True) if not known),
+    )
+
+
+def _parts(criterion: Criterion) -> Iterator[Criterion]:
+    """The criteria that `AnyOf` joins, however nested."""
     if isinstance(criterion, AnyOf):
         for part in criterion.criteria:
-            yield from parts(part)
+            yield from _parts(part)
     else:
         yield criterion
 
 
-def split(criterion: Criterion) -> tuple[tuple[Criterion, ...], tuple[Criterion, ...]]:
-    """What to ask while a search runs: ours, which any thread may call, and the user's own.
-
-    `Time`, `Iterations` and `Target` are left out: `Limits` holds them as numbers.
-    """
-    asked = [c for c in parts(criterion) if type(c) not in (Time, Iterations, Target)]
-    ours = (Gap, NoImprovement, FirstFeasible)
-    return (
-        tuple(c for c in asked if type(c) in ours),
-        tuple(c for c in asked if type(c) not in ours),
-    )
-
-
-__all__ = ["AnyOf", "FirstFeasible", "Gap", "Iterations", "NoImprovement", "Target", "Time"]
+__all__ = ["AnyOf", "FirstFeasible", "Gap", "NoImprovement"]

@@ -78,7 +78,7 @@ def load(monitor: Monitor, *modules: str) -> bool:
     if loaded(*modules):
         return True
     loader = _loader(modules)
-    with monitor.waiting_for_kernels():
+    with monitor.clock.pause():
         while not loader.done.wait(_WATCH) and not loaded(*modules):
             loader.tell()
             if monitor.should_stop():

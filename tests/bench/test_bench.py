@@ -18,7 +18,7 @@ from optsched.bench import run, summary
 from optsched.bench.instances import Known, load, load_all, read_bounds
 from optsched.bench.rows import COLUMNS, Results, Row
 from optsched.bench.run import Task, run_all
-from optsched.bench.summary import ALL, summarise
+from optsched.bench.summary import ALL, primal_integral, summarise
 from optsched.model import document
 
 SHOP = "3 3\n0 3 1 2 2 2\n0 2 2 1 1 4\n1 4 2 3 0 1\n"
@@ -472,3 +472,13 @@ def test_contradictions_between_solvers() -> None:
     assert found.contradictions == ["ft06: cpsat proved 56, but tabu has a schedule of 55"]
     found = summarise([row(objective=55, lower_bound=54)], {"ft06": Known(40, 50)})
     assert found.contradictions == ["ft06: tabu proved 54, but 50 is known to be possible"]
+
+
+def test_primal_integral() -> None:
+    """1 before the first schedule, then (z - z*) / z, until the horizon."""
+    found = [(2.0, 200), (6.0, 100)]
+    assert primal_integral(found, 100, 10.0) == pytest.approx((2 + 4 * 0.5) / 10)
+    assert primal_integral(found, 50, 10.0) == pytest.approx((2 + 4 * 0.75 + 4 * 0.5) / 10)
+    assert primal_integral(found, 100, 4.0) == pytest.approx((2 + 2 * 0.5) / 4)
+    assert primal_integral(found, 300, 10.0) == pytest.approx(0.2)  # better than the best known
+    assert (primal_integral([], 100, 3.0), primal_integral([(0.0, 0)], 0, 3.0)) == (1.0, 0.0)

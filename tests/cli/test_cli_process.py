@@ -96,7 +96,7 @@ def searching() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if not thread.name.startswith("loading")}
 
 
-@pytest.mark.parametrize("moment", ["on_start", "on_bound", "on_incumbent"])
+@pytest.mark.parametrize("moment", ["bound", "incumbent"])
 def test_interrupt_after_a_library_took_the_handler_away(moment: str) -> None:
     """CP-SAT called directly leaves the default action, which would end the process.
 
@@ -109,10 +109,10 @@ model = cp_model.CpModel()
 model.maximize(model.new_int_var(0, 5, "x"))
 cp_model.CpSolver().solve(model)
 shop = optsched.JobShop.read("ta41")
-class Interrupt(optsched.Watcher):
-    def {moment}(self, event):
+def interrupt(progress):
+    if progress.event == "{moment}":
         signal.raise_signal(signal.SIGINT)
-print(optsched.solve(shop, "dispatch", iterations=10**9, watcher=Interrupt()).interrupted)
+print(optsched.solve(shop, "dispatch", iterations=10**9, on_progress=interrupt).interrupted)
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (0, "True\n"), ran.stderr

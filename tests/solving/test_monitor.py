@@ -1,61 +1,20 @@
-"""The blackboard: what it takes and refuses, who is told what and when, many threads at once."""
+"""The monitor: incumbents and bounds, callbacks in time and thread, many threads at once."""
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import optsched
-from optsched import Csr, InternalError, JobShop, Limits, Monitor, Progress, Watcher
+from optsched import Csr, InternalError, JobShop, Limits, Monitor, Progress
 from optsched.solving.monitor import BOUND_INTERVAL
-from optsched.solving.progress import ProgressLog
-
-if TYPE_CHECKING:
-    from optsched import Result
 
 TOY = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="toy")
 ORDERS = Csr.of([[0, 3], [2, 1]])
-
-
-class Everything(Watcher):
-    """Writes down what it hears, and from which thread."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, Any]] = []
-        self.threads: set[int] = set()
-
-    def note(self, name: str, what: Any) -> None:
-        """One call."""
-        self.heard.append((name, what))
-        self.threads.add(threading.get_ident())
-
-    def on_start(self, problem: Any) -> None:
-        """Note."""
-        self.note("start", problem)
-
-    def on_incumbent(self, progress: Progress) -> None:
-        """Note."""
-        self.note("incumbent", progress)
-
-    def on_bound(self, progress: Progress) -> None:
-        """Note."""
-        self.note("bound", progress)
-
-    def on_restart(self, progress: Progress) -> None:
-        """Note."""
-        self.note("restart", progress)
-
-    def on_end(self, result: Result) -> None:
-        """Note."""
-        self.note("end", result)
-
-
-# the blackboard
 
 
 def test_only_better_incumbents_and_higher_bounds_count() -> None:
@@ -137,11 +96,11 @@ def test_many_threads_at_once() -> None:
             assert event.objective == before.objective
 
 
-# who is told
+# callbacks
 
 
-class Clock:
-    """Time passes only by hand."""
+class FakeTime:
+    """Stands for the module `time`: advanced by hand."""
 
     now = 100.0
 
@@ -151,14 +110,14 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of all monitors."""
-    found = Clock()
-    monkeypatch.setattr("optsched.solving.monitor.time", found)
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    """The time of all monitors."""
+    found = FakeTime()
+    monkeypatch.setattr("optsched.solving.incumbent.time", found)
     return found
 
 
-def test_bounds_are_told_in_bundles(clock: Clock) -> None:
+def test_bounds_are_reported_in_bundles(clock: FakeTime) -> None:
     """Not one by one, but none is lost; an incumbent comes at once, with those before it."""
     seen: list[Progress] = []
     monitor = Monitor(Limits(60), seen.append)
@@ -166,14 +125,13 @@ def test_bounds_are_told_in_bundles(clock: Clock) -> None:
     monitor.bound(1)
     for value in range(2, 40):
         monitor.bound(value)
-    told = len(seen)
-    assert told == 1
+    assert len(seen) == 1
     monitor.incumbent(ORDERS, 50)
     assert seen == monitor.history and len(seen) == 40
 
 
-def test_ticks(clock: Clock) -> None:
-    """Without news one every half second, however often somebody polls."""
+def test_ticks(clock: FakeTime) -> None:
+    """Without news one every half second, however many polls."""
     seen: list[Progress] = []
     monitor = Monitor(Limits(60), seen.append)
     for _ in range(240):
@@ -183,92 +141,49 @@ def test_ticks(clock: Clock) -> None:
 
 
 def test_other_threads_never_call_the_user() -> None:
-    """Their news wait for the thread that made the monitor."""
-    watcher = Everything()
+    """Their events are reported by the thread that made the monitor."""
     seen: list[Progress] = []
-    monitor = Monitor(Limits(60), seen.append, watcher=watcher)
+    monitor = Monitor(Limits(60), seen.append)
 
     def work() -> None:
         monitor.incumbent(ORDERS, 10)
         monitor.bound(3)
-        monitor.restart("elsewhere")
         monitor.should_stop()
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert not seen and not watcher.heard
+    assert not seen
     monitor.poll()
     assert [e.event for e in seen] == ["incumbent", "bound"]
-    assert [name for name, _ in watcher.heard] == ["incumbent", "bound", "restart"]
 
 
 @pytest.mark.parametrize("solver", ["auto", "dispatch", "cpsat"])
-def test_a_watcher_hears_the_whole_run(solver: str) -> None:
-    """Start first, end last, in between what `history` holds; all in the caller's thread."""
-    watcher = Everything()
-    result = optsched.solve(TOY, solver, time_limit=100, watcher=watcher)
-    names = [name for name, _ in watcher.heard]
-    assert names[0] == "start" and names[-1] == "end" and watcher.threads == {threading.get_ident()}
-    assert watcher.heard[0][1] is TOY and watcher.heard[-1][1] is result
-    told = [what for name, what in watcher.heard if name in ("incumbent", "bound")]
-    assert told == list(result.history)
+def test_a_callback_gets_the_whole_history(solver: str) -> None:
+    """Every incumbent and bound, in the caller's thread."""
+    seen, threads = list[Progress](), set[int]()
+
+    def note(progress: Progress) -> None:
+        seen.append(progress)
+        threads.add(threading.get_ident())
+
+    result = optsched.solve(TOY, solver, time_limit=100, on_progress=note)
+    assert [e for e in seen if e.event != "tick"] == list(result.history)
+    assert threads == {threading.get_ident()}
 
 
-@pytest.mark.parametrize("method", ["on_start", "on_incumbent", "on_bound"])
-def test_a_watcher_stops_and_raises(method: str) -> None:
-    """By returning true, and by an exception that carries the best so far."""
+@pytest.mark.parametrize("event", ["incumbent", "bound"])
+def test_a_callback_stops_and_raises(event: str) -> None:
+    """By returning true, and by an exception that carries the best schedule so far."""
     shop = JobShop.read("ta21")
-
-    class Mine(Watcher):
-        pass
-
-    setattr(Mine, method, lambda self, what: True)
-    result = optsched.solve(shop, "dispatch", time_limit=600, watcher=Mine(),
-                            options={"search": True})  # fmt: skip
+    result = optsched.solve(shop, "dispatch", time_limit=600, options={"search": True},
+                            on_progress=lambda now: now.event == event)  # fmt: skip
     assert result.interrupted and result.seconds < 300
 
-    def fail(self: Any, what: Any) -> None:
-        raise ZeroDivisionError(method)
+    def fail(progress: Progress) -> None:
+        if progress.event == event:
+            raise ZeroDivisionError(event)
 
-    setattr(Mine, method, fail)
-    with pytest.raises(ZeroDivisionError, match=method) as caught:
-        optsched.solve(shop, "dispatch", time_limit=600, watcher=Mine())
+    with pytest.raises(ZeroDivisionError, match=event) as caught:
+        optsched.solve(shop, "dispatch", time_limit=600, on_progress=fail)
     assert caught.value.result.status in ("unknown", "feasible")  # type: ignore[attr-defined]
-
-
-def test_on_end_may_raise_too() -> None:
-    """The result is not lost."""
-
-    class Mine(Watcher):
-        def on_end(self, result: Result) -> None:
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError) as caught:
-        optsched.solve(TOY, "dispatch", watcher=Mine())
-    assert caught.value.result.schedule is not None  # type: ignore[attr-defined]
-
-
-# the log
-
-
-def test_progress_prints_as_a_line() -> None:
-    """All that is known, and H for a new best."""
-    one = Progress(12.34, 1204000, 930, 915, "incumbent", "tabu")
-    assert str(one) == "   12.3 s  1204000 steps  objective 930 H  bound 915  gap 1.64%  tabu"
-    two = Progress(0.0, 0, None, None, "tick")
-    assert str(two) == "    0.0 s  objective -  bound -  gap -"
-
-
-def test_log_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """The first after a second, then every five; H if anything better came since the last."""
-    log = ProgressLog(logging.getLogger("optsched"))
-    with caplog.at_level(logging.INFO, "optsched"):
-        for at, event in [(0.5, "incumbent"), (1.1, "tick"), (2, "tick"), (5, "bound"),
-                          (6.2, "bound"), (6.3, "incumbent"), (12, "bound")]:  # fmt: skip
-            log(Progress(at, 0, 7, 3, event))
-    assert [line.split() for line in caplog.messages] == [
-        ["1.1", "s", "objective", "7", "H", "bound", "3", "gap", "133.33%"],
-        ["6.2", "s", "objective", "7", "bound", "3", "gap", "133.33%"],
-        ["12.0", "s", "objective", "7", "H", "bound", "3", "gap", "133.33%"],
-    ]

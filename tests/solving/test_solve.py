@@ -90,8 +90,6 @@ def test_limits_by_numpy() -> None:
     """Integers and floats of NumPy are numbers too, truth values are not."""
     limits = Limits(np.float32(0.5), np.int64(5), np.uint8(7), np.int16(1), np.int32(3))
     assert limits == Limits(0.5, 5, 7, 1, 3) and type(limits.iterations) is int
-    asked = optsched.solving.stop.Target(np.int64(9)), optsched.solving.stop.Time(np.float32(2.0))  # type: ignore[arg-type]
-    assert asked == (optsched.solving.stop.Target(9), optsched.solving.stop.Time(2.0))
     with pytest.raises(InputError, match="seed"):
         Limits(seed=np.bool_(True))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="time_limit"):
@@ -117,38 +115,6 @@ def finished(
     return Result(status, None, last.objective, last.lower_bound, history, seconds=10.0)
 
 
-def test_primal_integral() -> None:
-    """1 before the first schedule, then (z - z*) / z, until the horizon; bounds do not count."""
-    result = finished(
-        (1.0, "bound", None, 5), (2.0, "incumbent", 200, 5), (3.0, "bound", 200, 6),
-        (6.0, "incumbent", 100, 6),
-    )  # fmt: skip
-    assert result.primal_integral(100) == pytest.approx((2 + 4 * 0.5) / 10)
-    assert result.primal_integral() == result.primal_integral(100)
-    assert result.primal_integral(50) == pytest.approx((2 + 4 * 0.75 + 4 * 0.5) / 10)
-    assert result.primal_integral(100, 20.0) == pytest.approx((2 + 4 * 0.5) / 20)
-    assert result.primal_integral(100, 4.0) == pytest.approx((2 + 2 * 0.5) / 4)
-    assert result.primal_integral(100, 1.0) == 1.0
-    assert result.primal_integral(300) == pytest.approx(0.2)  # better than the best known
-    assert finished((0.0, "incumbent", 0, 0)).primal_integral() == 0.0
-    assert Result("unknown", seconds=3.0).primal_integral() == 1.0
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"best_known": -1}, "best_known: expected an integer >= 0, got -1"),
-        ({"best_known": 1.5}, "best_known"), ({"best_known": True}, "best_known"),
-        ({"horizon": 0}, "horizon: expected seconds > 0, got 0"), ({"horizon": -1}, "horizon"),
-        ({"horizon": float("nan")}, "horizon"), ({"horizon": float("inf")}, "horizon"),
-    ],
-)  # fmt: skip
-def test_wrong_references(given: dict[str, Any], message: str) -> None:
-    """A best value that is none, and times that are none."""
-    with pytest.raises(InputError, match=message):
-        finished((1.0, "incumbent", 9, None)).primal_integral(**given)
-
-
 def test_times_to_best_and_proof() -> None:
     """When the returned schedule was found, and when nothing was left to prove."""
     result = finished(
@@ -163,7 +129,6 @@ def test_times_to_best_and_proof() -> None:
     real = optsched.solve(TOY, time_limit=600)
     assert real.time_to_best is not None and real.time_to_proof is not None
     assert 0 < real.time_to_best <= real.time_to_proof <= real.seconds
-    assert 0 < real.primal_integral() <= 1
 
 
 # warm start
@@ -369,7 +334,6 @@ def test_no_problem_at_all(problem: Any) -> None:
         ({"solver": "cpsta"}, "did you mean cpsat"), ({"solver": "x"}, "installed: auto"),
         ({"options": {"deep": 1}}, "has no option 'deep'"), ({"workers": 0}, "workers"),
         ({"time_limit": -1}, "time_limit"), ({"seed": 2**31}, "seed"), ({"target": 1.5}, "target"),
-        ({"watcher": optsched.Watcher}, r"watcher: expected .* optsched\.Watcher"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(given: dict[str, Any], message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,15 +11,7 @@ import pytest
 import optsched
 from optsched import Csr, InputError, JobShop, Limits, Progress, Result
 from optsched.model.graph import scheduled
-from optsched.solving.stop import (
-    AnyOf,
-    FirstFeasible,
-    Gap,
-    Iterations,
-    NoImprovement,
-    Target,
-    Time,
-)
+from optsched.solving.stop import AnyOf, FirstFeasible, Gap, NoImprovement
 
 if TYPE_CHECKING:
     from optsched import Monitor
@@ -42,11 +33,6 @@ def at(
 @pytest.mark.parametrize(
     ("criterion", "before", "after"),
     [
-        (Time(2), at(1.99), at(2.0)),
-        (Time(0), None, at(0.0)),
-        (Iterations(5), at(9, 4), at(0, 5)),
-        (Target(10), at(objective=11, lower_bound=10), at(objective=10)),
-        (Target(10), at(), at(objective=9)),
         (Gap(0.1), at(objective=111, lower_bound=100), at(objective=110, lower_bound=100)),
         (Gap(0.1), at(objective=5), at(objective=0, lower_bound=0)),
         (Gap(0.1), at(objective=5, lower_bound=0), at(objective=7, lower_bound=7)),
@@ -56,8 +42,7 @@ def at(
         (NoImprovement(4), at(0, 8, 7, best_iteration=5), at(0, 9, 7, best_iteration=5)),
         (NoImprovement(seconds=4), at(99), at(99, 0, 7)),
         (NoImprovement(seconds=4), at(8, 0, 7, best_elapsed=5), at(9, 0, 7, best_elapsed=5)),
-        (AnyOf(Time(5), Target(3)), at(4, 0, 4), at(4, 0, 3)),
-        (AnyOf(AnyOf(Time(5)), lambda p: p.elapsed > 3), at(3), at(4)),
+        (AnyOf(AnyOf(FirstFeasible()), lambda p: p.elapsed > 3), at(3), at(4)),
     ],
     ids=lambda value: str(value)[:40] if not isinstance(value, tuple) else "",
 )
@@ -71,14 +56,6 @@ def test_criteria(criterion: Any, before: Progress | None, after: Progress) -> N
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Time(-1), "Time: seconds: expected a finite number >= 0, got -1"),
-        (lambda: Time(math.nan), "Time: seconds"),
-        (lambda: Time(math.inf), "Time: seconds"),
-        (lambda: Time("3"), 'Time: seconds: expected a finite number >= 0, got "3"'),  # type: ignore[arg-type]
-        (lambda: Time(True), "Time: seconds"),
-        (lambda: Iterations(1.5), "Iterations: count: expected an integer"),  # type: ignore[arg-type]
-        (lambda: Iterations(-1), "Iterations: count"),
-        (lambda: Target(2**63), "Target: objective: expected an integer"),
         (lambda: Gap(-0.1), "Gap: relative: expected a finite number >= 0, got -0.1"),
         (lambda: Gap(None), "Gap: relative"),  # type: ignore[arg-type]
         (lambda: NoImprovement(), "NoImprovement: expected either iterations or seconds"),
@@ -86,8 +63,8 @@ def test_criteria(criterion: Any, before: Progress | None, after: Progress) -> N
         (lambda: NoImprovement(2.5), "NoImprovement: iterations"),  # type: ignore[arg-type]
         (lambda: NoImprovement(seconds=-1), "NoImprovement: seconds"),
         (lambda: AnyOf(), "AnyOf: expected at least one criterion"),
-        (lambda: AnyOf(Time(1), 3), r"AnyOf: criteria\[1\]: expected a criterion"),  # type: ignore[arg-type]
-        (lambda: AnyOf(Time), "got a class"),  # type: ignore[arg-type]
+        (lambda: AnyOf(Gap(1), 3), r"AnyOf: criteria\[1\]: expected a criterion"),  # type: ignore[arg-type]
+        (lambda: AnyOf(Gap), "got a class"),  # type: ignore[arg-type]
         (lambda: Limits(stop=10), "stop: expected a criterion"),  # type: ignore[arg-type]
         (lambda: Limits(stop=Gap), "stop: expected a criterion .* got a class"),  # type: ignore[arg-type]
     ],
@@ -99,14 +76,6 @@ def test_wrong_criteria(make: Any, message: str) -> None:
 
 
 # as limits
-
-
-def test_numbers_become_limits() -> None:
-    """Engines see time, iterations and target where they look for them; the first to come wins."""
-    limits = Limits(stop=AnyOf(Time(3), Iterations(5), Target(7), Time(4)))
-    assert (limits.time_limit, limits.iterations, limits.target) == (3, 5, 7)
-    limits = Limits(2, 9, 8, stop=AnyOf(Time(3), Iterations(5), Target(7)))
-    assert (limits.time_limit, limits.iterations, limits.target) == (2, 5, 8)
 
 
 def test_a_criterion_is_a_limit() -> None:

@@ -168,7 +168,6 @@ class _Search:
             if walks % RETURN == 0 or self.take_over():
                 base, value = self.known, self.known_value
             noise = int(self.random.integers(*NOISE))
-            self.monitor.restart("tabu")
 
     def explore(self, base: PeriodicOrders, noise: int) -> tuple[PeriodicOrders, int] | None:
         """One walk; its best orders and their period, None if it made no move."""

@@ -18,7 +18,8 @@ from optsched.errors import InternalError
 from optsched.problems.jobarray.bounds import tradeoff
 from optsched.problems.jobarray.choice import choosing, settled, with_choice
 from optsched.problems.jobarray.problem import JobArray
-from optsched.solving.monitor import OWN, Monitor
+from optsched.solving.incumbent import PROBLEM
+from optsched.solving.monitor import Monitor
 from optsched.solving.result import Result
 from optsched_solvers import _cold_start as cold_start
 
@@ -233,7 +234,7 @@ class _Search:
             self.limits, iterations=iterations, options={}, stop=None, time_limit=seconds
         )
         lap = _Chosen(self.monitor, choice, given)
-        lap.bound(array.lower_bound(), OWN)
+        lap.bound(array.lower_bound(), PROBLEM)
         if engine is self.engine and choice in self.answers:
             value, answer = self.answers[choice]
             lap.incumbent(answer, value, "recompute_choice")

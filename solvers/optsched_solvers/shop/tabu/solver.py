@@ -162,7 +162,6 @@ class _Search:
             while more and (pair := self.elites.next_pair(self.random)):
                 more = self.explore(self.between(*pair), self.patience)
             self.elites.begin_anew(keep_best=self.monitor.objective != before)
-            self.monitor.restart("tabu")
 
     def fresh(self) -> IntArray:
         """A schedule to begin a new walk with."""
