@@ -15,6 +15,7 @@ import pickle
 import sys
 import time
 from contextlib import suppress
+from enum import EnumType
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -339,6 +340,8 @@ def _code_parts(
                     yield from _parts(x, seen)
         elif isinstance(value, np.ndarray):
             yield hashlib.sha256(value.tobytes()).hexdigest()
+        elif isinstance(value, EnumType):
+            yield repr(list(value))
         elif isinstance(value, int | float | str | tuple | np.dtype | types.Type):
             yield repr(value)
 

@@ -234,9 +234,9 @@ class Orders(Decoder):
 
     def first(self, size: int, random: Random) -> list[Genes]:
         """The schedules of the rules, and random orders."""
-        from optsched_solvers.shop.tabu.arrays import order_of
-
-        known = [self.gene[order_of(self.graph, start)].tolist() for start in self.starts[:size]]
+        known = [
+            self.gene[rules.order_of(self.graph, start)].tolist() for start in self.starts[:size]
+        ]
         self.starts = []
         genes = self.gene.tolist()
         return known + [random.sample(genes, len(genes)) for _ in range(size - len(known))]

@@ -186,6 +186,23 @@ def quick_schedule(dispatcher: Dispatcher, variant: Variant) -> tuple[Csr, IntAr
     return dispatcher.sequences(variant) if small else None
 
 
+def order_of(graph: Schedule, sequences: Csr) -> IntArray:
+    """Return one topological order of all operations that agrees with arcs and sequences.
+
+    Raises
+    ------
+    CyclicOrder
+        Arcs and sequences contradict each other.
+    """
+    from optsched.kernels import longest_path
+
+    heads = longest_path.evaluate(graph, sequences).heads
+    # operations joined by arcs of weight 0 may have equal heads: then arcs have to be followed
+    if (graph.successors.weight > 0).all() and (graph.duration > 0).all():
+        return np.argsort(heads, kind="stable")
+    return evaluate(graph, sequences).order
+
+
 def one_job_at_a_time(graph: Schedule) -> IntArray:
     """All operations, job by job, every job in the order of the arcs: what memory caps allow most.
 

@@ -18,8 +18,7 @@ from optsched.kernels import list_schedule, plain_python
 from optsched.model.graph import evaluate
 from optsched.testing.random_problems import random_array, random_graph
 from optsched_solvers.shop import dispatch
-from optsched_solvers.shop.rules import PIPELINE_RULES, SHOP_RULES, is_pipeline
-from optsched_solvers.shop.tabu.arrays import order_of
+from optsched_solvers.shop.rules import PIPELINE_RULES, SHOP_RULES, is_pipeline, order_of
 
 MODES = list(product((False, True), (False, True), (False, True)))  # active, backwards, defer
 

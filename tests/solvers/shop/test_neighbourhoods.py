@@ -15,14 +15,10 @@ from optsched.model.graph import evaluate, machine_orders
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing.random_problems import random_array, random_graph
-from optsched_solvers.shop.rules import supported_graph, try_rules
+from optsched_solvers.shop.rules import order_of, supported_graph, try_rules
 from optsched_solvers.shop.tabu import neighbourhoods as nb
-from optsched_solvers.shop.tabu import state as st
-from optsched_solvers.shop.tabu.arrays import (
-    has_memory,
-    order_of,
-)
-from optsched_solvers.shop.tabu.walk import TABU_ENTRIES, Walk
+from optsched_solvers.shop.tabu.state import TABU_ENTRIES
+from optsched_solvers.shop.tabu.walk import Walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,18 +80,17 @@ def check_state(graph: Schedule, walk: Walk) -> None:
     sequences = machine_orders(graph, walk.order)
     found = evaluate(graph, sequences)  # raises on a cycle
     assert walk.value == found.makespan
-    assert np.array_equal(walk.heads, found.head) and np.array_equal(walk.tails, found.tail)
+    time, link = walk.state.time[:-1], walk.state.link
+    assert np.array_equal(time["end"] - time["duration"], found.head)
+    assert np.array_equal(time["tail"], found.tail)
     position = np.argsort(walk.order)
     assert (position[graph.arcs.tail] < position[graph.arcs.head]).all()
-    links = walk.state[0].reshape(-1, st.LINK)
-    assert np.array_equal(links[:-1, st.AT], position) and not links[:, st.MARK].any()
+    assert np.array_equal(link["place"][:-1], position) and not link["mark"].any()
+    n, expected = graph.n_operations, levels(graph, sequences)
     for row in sequences.to_lists():
-        assert links[row, st.MS].tolist() == [*row[1:], graph.n_operations][: len(row)]
-        assert links[row, st.MP].tolist() == [graph.n_operations, *row][: len(row)]
-    expected = levels(graph, sequences)
-    assert not has_memory(graph) or walk.levels[graph.single_resource >= 0].tolist() == [
-        level for i, level in enumerate(expected) if graph.single_resource[i] >= 0
-    ]
+        assert link["machine_after"][row].tolist() == [*row[1:], n][: len(row)]
+        assert link["machine_before"][row].tolist() == [n, *row][: len(row)]
+        assert time["level"][row].tolist() == [expected[i] for i in row]
 
 
 @seeds(1, 4)

@@ -11,7 +11,7 @@ from test_neighbourhoods import graphs, levels, shop, started
 
 from optsched.model.graph import evaluate, machine_orders, scheduled
 from optsched.testing.random_problems import random_array
-from optsched_solvers.shop.tabu.arrays import order_of
+from optsched_solvers.shop.rules import order_of
 from optsched_solvers.shop.tabu.path_relinking import LEAST_APART, Elites, Relabelling, relink
 from optsched_solvers.shop.tabu.walk import Walk
 

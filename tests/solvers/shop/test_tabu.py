@@ -20,8 +20,8 @@ from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing.brute_force import best_makespan
 from optsched.testing.random_problems import random_array, random_graph
+from optsched_solvers.shop.rules import order_of
 from optsched_solvers.shop.tabu import solver as tabu
-from optsched_solvers.shop.tabu.arrays import order_of
 from optsched_solvers.shop.tabu.solver import Tabu
 from optsched_solvers.shop.tabu.walk import Walk
 

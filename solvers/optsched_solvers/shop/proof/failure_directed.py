@@ -22,7 +22,7 @@ from optsched_solvers.shop.late_acceptance import improve
 from optsched_solvers.shop.proof.destructive import Climb
 from optsched_solvers.shop.proof.state import MOST_LITERALS, n_literals
 from optsched_solvers.shop.proof.tree import REFUTED, SHAVED, DisjunctiveTree
-from optsched_solvers.shop.rules import is_pipeline, supported_graph, try_rules
+from optsched_solvers.shop.rules import is_pipeline, order_of, supported_graph, try_rules
 from optsched_solvers.shop.tabu.solver import Tabu, kernels
 
 if TYPE_CHECKING:
@@ -243,7 +243,6 @@ class _Search:
 
     def _walk(self, limits: Limits, aside: Monitor) -> None:
         """One tabu walk from the best schedule, after a search on job orders on a pipeline."""
-        from optsched_solvers.shop.tabu.arrays import order_of
         from optsched_solvers.shop.tabu.walk import Walk
 
         moves = limits.iterations or 0

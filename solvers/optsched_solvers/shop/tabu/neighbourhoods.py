@@ -1,458 +1,416 @@
 """N7 tabu search on machine orders, compiled: feasible moves, their estimates, and the walk.
 
-Helpers take a constant `general`, see `state`.
+A move takes one operation of a critical block to another place of the block. To change what moves
+there are, edit three things: the members of `Move`, `candidates` (for which places x of a block a
+member is tried) and `places_of` (what it does at x). Everything below `consider` follows: safety,
+estimate, memory, tabu list. Helpers take a constant `general`, see `state`.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final
 
 import numpy as np
-from numba import types
 
-from optsched.kernels.compile import BOOL, INT, INTS, entry, helper
-from optsched_solvers.shop.tabu.arrays import (
-    ACQUIRE,
-    AFTER,
-    AFTER_END,
-    BEFORE,
-    BEFORE_END,
-    CAPACITY,
-    FACTS,
-    FAMILY,
-    FREE,
-    LEAST,
-    RELEASE,
-    WORKSPACE,
-)
+from optsched.kernels.compile import BOOL, INT, entry, helper
 from optsched_solvers.shop.tabu.state import (
-    END,
-    GRAPH,
-    JP,
-    JS,
-    LEVEL,
-    LINK,
-    MP,
-    MS,
-    RANK,
+    NO_LIMIT,
     STATE,
-    TIME,
-    P,
-    Q,
     arc_head,
     arc_tail,
     machine_head,
     makespan_of,
-    reschedule,
+    move,
     setup_of,
-    shift,
-    update_levels,
 )
 
-# control: what a walk carries from slice to slice
-MOVES, STALE, BEST, VALUE, RANDOM, PATIENCE, TARGET, TENURE, SPREAD, COLUMNS = range(10)
-HAS_SETUPS = 10
-CONTROL: Final = 16
+
+class Move(IntEnum):
+    """What is done with place x of a critical block (Zhang, Li, Guan & Rao 2007: N7)."""
+
+    BEHIND_LAST = 0
+    """x right behind the last place."""
+    BEFORE_FIRST = 1
+    """x right before the first place."""
+    FIRST_BEHIND = 2
+    """The first place right behind x."""
+    LAST_BEFORE = 3
+    """The last place right before x."""
+    TO_FAMILY = 4
+    """x right before the next place of its family, where setups count."""
+    FROM_FAMILY = 5
+    """The next place of the family of x right behind x, where setups count."""
+    SWAP = 6
+    """x behind its neighbor: gains nothing by itself, tried if no other move is left."""
+
 
 RUNNING, STUCK, DONE = 0, 1, 2
 """What a walk returns: moves used up; no move left; patience over or target met."""
 
-SCRATCH = types.Tuple(
-    (types.Array(types.uint32, 2, "C"), types.Array(types.int64, 2, "C"), INTS)
-)  # fmt: skip
-INDEX_ROWS, TIME_ROWS = 3, 6
-"""Rows of the two scratch arrays, each as long as there are operations and 3 more."""
-
-# the best move found so far: its estimate, moves as good, tabu moves seen, and what it does
-ESTIMATE, TIES, TABUS, U, V, STEP = range(6)
-CHOICE: Final = 8
-"""STEP 1 puts U right behind V, -1 puts V right before U; 0 is no move."""
 REACH: Final = 300
 """How many operations a move passes at most in longer blocks."""
-INTERIOR: Final = 6
-"""The kind of moves that is tried last; see `places_of`."""
 
 
 @helper(counted=False, inline=True)
-def random_below(control, n):  # type: ignore[no-untyped-def]
-    """A number in 0..n-1 (xorshift64*, Vigna 2016); the state is `control[RANDOM]`."""
-    x = control[RANDOM]
+def random_below(c, n):  # type: ignore[no-untyped-def]
+    """A number in 0..n-1 (xorshift64*, Vigna 2016); the state is the field `random` of c."""
+    x = c.random
     x ^= (x >> 12) & 0xFFFFFFFFFFFFF
     x ^= x << 25
     x ^= (x >> 27) & 0x1FFFFFFFFF
-    control[RANDOM] = x
+    c.random = x
     return ((((x * 0x2545F4914F6CDD1D) >> 33) & 0x7FFFFFFF) * n) >> 31
 
 
+# which moves there are
+
+
 @helper(counted=False, inline=True)
-def right_is_safe(u, v, general, graph, links, times):  # type: ignore[no-untyped-def]
-    """Sufficient: no arc successor y of u reaches v, else q[y] >= least[y] + q[v]."""
-    q = times[v * TIME + Q]
+def candidates(kind, size, to_front, to_back):  # type: ignore[no-untyped-def]
+    """First and last place x at which a kind of move is tried in a block of `size` places.
+
+    Never the same order by two kinds: the first behind the second is the second before the first.
+    """
+    low, high = 2, size - 1
+    if kind == Move.BEHIND_LAST:
+        low = 1
+    elif kind == Move.BEFORE_FIRST and (size > 2 or not to_back):
+        high = size
+    elif kind == Move.FIRST_BEHIND:
+        low = 3
+    elif kind == Move.LAST_BEFORE:
+        high = size - 2
+    elif kind == Move.SWAP:
+        low, high = 1, size - 1
+    elif kind >= Move.TO_FAMILY:
+        low, high = 1, size - 2
+    ends_at_back = kind == Move.BEHIND_LAST or kind == Move.LAST_BEFORE
+    if size > REACH:  # estimates are quadratic in the length of a block
+        if ends_at_back:
+            low = max(low, size - REACH)
+        elif kind < Move.LAST_BEFORE:
+            high = min(high, REACH)
+    if kind < Move.TO_FAMILY and not (to_back if ends_at_back else to_front):
+        high = low - 1
+    return low, high
+
+
+@helper(counted=False, inline=True)
+def places_of(s, kind, x, size):  # type: ignore[no-untyped-def]
+    """Places i..j of the block that a move reorders, and its step (0: no such move).
+
+    `step` 1 puts place i right behind place j, -1 place j right before place i.
+    """
+    if kind == Move.BEHIND_LAST:
+        return x, size, 1
+    if kind == Move.BEFORE_FIRST:
+        return 1, x, -1
+    if kind == Move.FIRST_BEHIND:
+        return 1, x, 1
+    if kind == Move.LAST_BEFORE:
+        return x, size, -1
+    if kind == Move.SWAP:
+        return x, x + 1, 1
+    family = s.op[s.block[x].op].family
+    for y in range(x + 1, min(size, x + REACH) + 1):
+        if s.op[s.block[y].op].family == family:
+            if y == x + 1:
+                break
+            return (x, y - 1, 1) if kind == Move.TO_FAMILY else (x + 1, y, -1)
+    return x, x, 0
+
+
+# whether a move is possible, and what it gives
+
+
+@helper(counted=False, inline=True)
+def right_is_safe(general, s, u, v):  # type: ignore[no-untyped-def]
+    """Sufficient: no arc successor y of u reaches v, else tail(y) >= least(y) + tail(v)."""
+    q = s.time[v].tail
     if not general:
-        y = links[u * LINK + JS]
-        return q + times[y * TIME + P] > times[y * TIME + Q] and y != v
-    facts, arcs, _ends = graph
-    for e in range(facts[u * FACTS + AFTER], facts[u * FACTS + AFTER_END]):
-        y = arcs[2 * e]
-        if y == v or q + facts[y * FACTS + LEAST] <= times[y * TIME + Q]:
+        y = s.link[u].job_after
+        return q + s.time[y].duration > s.time[y].tail and y != v
+    for e in range(s.op[u].arcs_out, s.op[u].arcs_out_end):
+        y = s.arc[e].other
+        if y == v or q + s.op[y].least <= s.time[y].tail:
             return False
     return True
 
 
 @helper(counted=False, inline=True)
-def left_is_safe(u, v, general, graph, links, times):  # type: ignore[no-untyped-def]
-    """Sufficient: u reaches no arc predecessor y of v, else r[y] >= r[u] + least[u]."""
-    end = times[u * TIME + END]
+def left_is_safe(general, s, u, v):  # type: ignore[no-untyped-def]
+    """Sufficient: u reaches no arc predecessor y of v, else head(y) >= head(u) + least(u)."""
+    end = s.time[u].end
     if not general:
-        y = links[v * LINK + JP]
-        return end > times[y * TIME + END] - times[y * TIME + P] and y != u
-    facts, arcs, _ends = graph
-    r = end - times[u * TIME + P]
-    for e in range(facts[v * FACTS + BEFORE], facts[v * FACTS + BEFORE_END]):
-        y = arcs[2 * e]
-        if y == u or r + facts[u * FACTS + LEAST] <= times[y * TIME + END] - times[y * TIME + P]:
+        y = s.link[v].job_before
+        return end > s.time[y].end - s.time[y].duration and y != u
+    r = end - s.time[u].duration
+    for e in range(s.op[v].arcs_in, s.op[v].arcs_in_end):
+        y = s.arc[e].other
+        if y == u or r + s.op[u].least <= s.time[y].end - s.time[y].duration:
             return False
     return True
 
 
 @helper(counted=False, inline=True)
-def critical_path(n, general, graph, state, control, path):  # type: ignore[no-untyped-def]
-    """One random critical path into `path`; returns its length."""
-    links, times, _order = state
-    ends = graph[2]
-    k = random_below(control, len(ends))
-    while times[ends[k] * TIME + END] != control[VALUE]:
-        k += 1
-        if k == len(ends):
-            k = 0
-    i = ends[k]
-    length = 0
-    while True:
-        path[length] = i
-        length += 1
-        r = times[i * TIME + END] - times[i * TIME + P]
-        if general:
-            facts, arcs, _ = graph
-            if r == facts[i * FACTS + RELEASE]:
-                break
-            found, i_next = 0, i
-            if machine_head(i, n, general, graph, links, times) == r:
-                found, i_next = 1, np.int64(links[i * LINK + MP])
-            for e in range(facts[i * FACTS + BEFORE], facts[i * FACTS + BEFORE_END]):
-                if times[arcs[2 * e] * TIME + END] + arcs[2 * e + 1] == r:
-                    found += 1
-                    if found == 1 or random_below(control, found) == 0:
-                        i_next = arcs[2 * e]
-            i = i_next
-        else:
-            if r == 0:
-                break
-            mp, jp = np.int64(links[i * LINK + MP]), np.int64(links[i * LINK + JP])
-            by_machine = times[mp * TIME + END] == r
-            by_job = times[jp * TIME + END] == r
-            if by_machine and by_job:
-                by_machine = random_below(control, 2) == 0
-            i = mp if by_machine else jp
-    for k in range(length >> 1):
-        path[k], path[length - 1 - k] = path[length - 1 - k], path[k]
-    return length
+def moved_place(i, j, step, t):  # type: ignore[no-untyped-def]
+    """The place whose operation comes to place i + t when a move reorders i..j."""
+    x = i + t + step
+    if x > j:
+        x = i
+    elif x < i:
+        x = j
+    return x
 
 
 @helper(counted=False, inline=True)
-def is_tabu(i, j, step, now, columns, op, links, until):  # type: ignore[no-untyped-def]
-    """Whether a move of block places i..j restores a machine arc that was reversed lately.
+def estimate(general, s, i, j, step):  # type: ignore[no-untyped-def]
+    """Longest path through block places i..j after a move (Balas & Vazacopoulos 1998, generalized).
 
-    Arcs share entries of `until` (a power of two) where there are more arcs; few are ever alive.
+    A lower bound of the makespan after it. Gives up above the best estimate so far.
     """
-    mask = len(until) - 1
-    if step == 1:
-        column = links[op[i] * LINK + RANK]
-        for x in range(i + 1, j + 1):
-            if until[(op[x] * columns + column) & mask] > now:
-                return True
-    else:
-        row = op[j] * columns
-        for x in range(i, j):
-            if until[(row + links[op[x] * LINK + RANK]) & mask] > now:
-                return True
-    return False
-
-
-@helper(counted=False, inline=True)
-def forbid(u, v, step, date, columns, links, until):  # type: ignore[no-untyped-def]
-    """Forbid the machine arcs that moving u behind v (or v before u) reverses, until `date`."""
-    i, mask = u, len(until) - 1
-    if step == 1:
-        row = u * columns
-        while i != v:
-            i = np.int64(links[i * LINK + MS])
-            until[(row + links[i * LINK + RANK]) & mask] = date
-    else:
-        column = links[v * LINK + RANK]
-        while i != v:
-            until[(i * columns + column) & mask] = date
-            i = np.int64(links[i * LINK + MS])
-
-
-@helper(counted=False, inline=True)
-def estimate(i, j, step, cutoff, n, general, graph, op, head, tail, p, q_old, end_old, r_new):  # type: ignore[no-untyped-def]
-    """Longest path through block places i..j after a move (Balas & Vazacopoulos 1998, generalised).
-
-    `step` 1 puts place i behind place j, -1 place j before place i. Gives up above `cutoff`.
-    """
+    block, cutoff = s.block, s.control[0].estimate
     size = j - i + 1
-    r = end_old[i - 1]
-    last = op[i - 1]
+    # invariant: head is the new head of the operation at place x, if only its machine predecessor
+    # in the new order and its old arc predecessors count
+    head = block[i - 1].old_end
+    last = block[i - 1].op
     for t in range(size):
-        x = i + t + step
-        if x > j:
-            x = i
-        elif x < i:
-            x = j
+        x = moved_place(i, j, step, t)
         if general:
-            r += setup_of(last, op[x], n, graph)
-            last = op[x]
-        r = max(r, head[x])
-        r_new[t] = r
-        r += p[x]
+            head += setup_of(s, last, block[x].op)
+            last = block[x].op
+        head = max(head, block[x].head)
+        block[x].new_head = head
+        head += block[x].duration
     value = 0
-    q = q_old[j + 1]
-    last = op[j + 1]
-    for t in range(size - 1, -1, -1):
-        x = i + t + step
-        if x > j:
-            x = i
-        elif x < i:
-            x = j
+    tail = block[j + 1].old_tail
+    last = block[j + 1].op
+    for t in range(size - 1, -1, -1):  # the same with tails, from the back
+        x = moved_place(i, j, step, t)
         if general:
-            q += setup_of(op[x], last, n, graph)
-            last = op[x]
-        q = max(q + p[x], tail[x])
-        value = max(value, r_new[t] + q)
+            tail += setup_of(s, block[x].op, last)
+            last = block[x].op
+        tail = max(tail + block[x].duration, block[x].tail)
+        value = max(value, block[x].new_head + tail)
         if value > cutoff:
             break
     return value
 
 
 @helper(counted=False, inline=True)
-def memory_fits(i, j, step, graph, times, op):  # type: ignore[no-untyped-def]
+def memory_fits(s, i, j, step):  # type: ignore[no-untyped-def]
     """Whether block places i..j keep the bytes within the limit after a move."""
-    facts = graph[0]
-    level = times[op[i] * TIME + LEVEL]
+    level = s.time[s.block[i].op].level
     for t in range(j - i + 1):
-        x = i + t + step
-        if x > j:
-            x = i
-        elif x < i:
-            x = j
-        o = op[x] * FACTS
-        if level + facts[o + ACQUIRE] + facts[o + WORKSPACE] > facts[o + CAPACITY]:
+        op = s.op[s.block[moved_place(i, j, step, t)].op]
+        if level + op.acquire + op.workspace > op.capacity:
             return False
-        level += facts[o + ACQUIRE] - facts[o + FREE]
+        level += op.acquire - op.free
         if level < 0:
             return False
     return True
 
 
+# the tabu list
+
+
 @helper(counted=False, inline=True)
-def load_block(path, s, e, n, general, graph, state, op, head, tail, p, q_old, end_old):  # type: ignore[no-untyped-def]
-    """Copy what estimates need of the block path[s..e] to places 1..K; its neighbours to 0, K+1."""
-    links, times, _order = state
-    size = e - s + 1
-    op[0] = links[path[s] * LINK + MP]
-    op[size + 1] = links[path[e] * LINK + MS]
+def is_tabu(s, i, j, step):  # type: ignore[no-untyped-def]
+    """Whether a move of block places i..j restores a machine arc that was reversed lately.
+
+    Arcs share entries of `until` (a power of two) where there are more arcs; few are ever alive.
+    """
+    c, block, mask = s.control[0], s.block, len(s.until) - 1
+    if step == 1:
+        column = s.link[block[i].op].rank
+        for x in range(i + 1, j + 1):
+            if s.until[(block[x].op * c.columns + column) & mask] > c.moves:
+                return True
+    else:
+        row = block[j].op * c.columns
+        for x in range(i, j):
+            if s.until[(row + s.link[block[x].op].rank) & mask] > c.moves:
+                return True
+    return False
+
+
+@helper(counted=False, inline=True)
+def forbid(s, u, v, step, date):  # type: ignore[no-untyped-def]
+    """Forbid the machine arcs that moving u behind v (or v before u) reverses, until `date`."""
+    columns, i, mask = s.control[0].columns, u, len(s.until) - 1
+    if step == 1:
+        row = u * columns
+        while i != v:
+            i = np.int64(s.link[i].machine_after)
+            s.until[(row + s.link[i].rank) & mask] = date
+    else:
+        column = s.link[v].rank
+        while i != v:
+            s.until[(i * columns + column) & mask] = date
+            i = np.int64(s.link[i].machine_after)
+
+
+# choosing
+
+
+@helper(counted=False, inline=True)
+def consider(general, s, i, j, step):  # type: ignore[no-untyped-def]
+    """Keep a move of block places i..j if it is better than the best one so far, ties at random."""
+    c, u, v = s.control[0], s.block[i].op, s.block[j].op
+    if step == 1:
+        safe = right_is_safe(general, s, u, v)
+    else:
+        safe = left_is_safe(general, s, u, v)
+    if not safe:
+        return
+    value = estimate(general, s, i, j, step)
+    if value > c.estimate or (general and not memory_fits(s, i, j, step)):
+        return
+    if value >= c.best and is_tabu(s, i, j, step):
+        c.tabus += 1  # if all moves are tabu, a random one is taken
+        if c.ties > 0 or random_below(c, c.tabus) > 0:
+            return
+    else:
+        c.ties = c.ties + 1 if value == c.estimate else 1
+        if c.ties > 1 and random_below(c, c.ties) > 0:
+            return
+        c.estimate = value
+    c.u, c.v, c.step = u, v, step
+
+
+@helper(counted=False, inline=True)
+def load_block(general, s, first, last):  # type: ignore[no-untyped-def]
+    """Copy what estimates need of path[first..last] to `State.block`."""
+    path, block = s.path, s.block
+    size = last - first + 1
+    block[0].op = s.link[path[first]].machine_before
+    block[size + 1].op = s.link[path[last]].machine_after
     for x in range(size + 2):
         if 0 < x <= size:
-            i = path[s + x - 1]
-            op[x] = i
-            head[x] = arc_head(i, general, graph, links, times)
-            tail[x] = arc_tail(i, general, graph, links, times)
-        i = op[x]
-        p[x] = times[i * TIME + P]
-        q_old[x] = times[i * TIME + Q]
-        end_old[x] = times[i * TIME + END]
+            i = path[first + x - 1]
+            block[x].op = i
+            block[x].head = arc_head(general, s, i)
+            block[x].tail = arc_tail(general, s, i)
+        time = s.time[block[x].op]
+        block[x].duration = time.duration
+        block[x].old_tail = time.tail
+        block[x].old_end = time.end
 
 
 @helper(counted=False, inline=True)
-def places_of(kind, x, size, op, graph):  # type: ignore[no-untyped-def]
-    """Block places i..j and step (see `estimate`) of a move; step 0 if there is none.
-
-    Kinds 0, 1: place x behind the last, before the first. 2, 3: the first behind x, the last
-    before x (N7). 4, 5: x and the next place of its family side by side, where setups count.
-    6: x behind its neighbour, for want of anything better.
-    """
-    if kind == 0:
-        return x, size, 1
-    if kind == 1:
-        return 1, x, -1
-    if kind == 2:
-        return 1, x, 1
-    if kind == 3:
-        return x, size, -1
-    if kind == INTERIOR:
-        return x, x + 1, 1
-    facts = graph[0]
-    family = facts[op[x] * FACTS + FAMILY]
-    for y in range(x + 1, min(size, x + REACH) + 1):
-        if facts[op[y] * FACTS + FAMILY] == family:
-            if y == x + 1:
-                break
-            return (x, y - 1, 1) if kind == 4 else (x + 1, y, -1)
-    return x, x, 0
-
-
-@helper(counted=False, inline=True)
-def choose_in_block(  # type: ignore[no-untyped-def]
-    size, to_front, to_back, inner, n, general, graph, state, control, scratch, until
-):
-    """Best move inside one block, if it is better than the best one so far, ties at random.
-
-    With `inner`, exchanges of neighbours, which cannot gain by themselves, instead of N7.
-    """
-    links, times, _order = state
-    indices, integers, choice = scratch
-    op = indices[0]
-    head, tail, p, q_old, end_old, r_new = (
-        integers[0], integers[1], integers[2], integers[3], integers[4], integers[5],
-    )  # fmt: skip
-    kinds = 6 if general and control[HAS_SETUPS] else 4
-    for kind in range(INTERIOR if inner else 0, INTERIOR + 1 if inner else kinds):
-        lo, hi = 2, size - 1
-        if kind == 0:
-            lo = 1
-        elif kind == 1 and (size > 2 or not to_back):
-            hi = size
-        elif kind == 2:
-            lo = 3  # the first behind the second is the second before the first
-        elif kind == 3:
-            hi = size - 2
-        elif kind > 3:
-            lo, hi = 1, size - (1 if inner else 2)
-        if size > REACH:  # estimates are quadratic in the length of a block
-            if kind == 0 or kind == 3:
-                lo = max(lo, size - REACH)
-            elif kind < 3:
-                hi = min(hi, REACH)
-        if kind < 4 and not (to_back if kind == 0 or kind == 3 else to_front):
-            continue
-        for x in range(lo, hi + 1):
-            i, j, step = places_of(kind, x, size, op, graph)
-            if step == 0:
-                continue
-            if step == 1:
-                safe = right_is_safe(op[i], op[j], general, graph, links, times)
-            else:
-                safe = left_is_safe(op[i], op[j], general, graph, links, times)
-            if not safe:
-                continue
-            value = estimate(
-                i, j, step, choice[ESTIMATE], n, general, graph,
-                op, head, tail, p, q_old, end_old, r_new,
-            )  # fmt: skip
-            if value > choice[ESTIMATE]:
-                continue
-            if general and not memory_fits(i, j, step, graph, times, op):
-                continue
-            if value >= control[BEST] and is_tabu(
-                i, j, step, control[MOVES], control[COLUMNS], op, links, until
-            ):
-                choice[TABUS] += 1  # if all are tabu, a random one is taken
-                if choice[TIES] > 0 or random_below(control, choice[TABUS]) > 0:
-                    continue
-            else:
-                choice[TIES] = choice[TIES] + 1 if value == choice[ESTIMATE] else 1
-                if choice[TIES] > 1 and random_below(control, choice[TIES]) > 0:
-                    continue
-                choice[ESTIMATE] = value
-            choice[U], choice[V], choice[STEP] = op[i], op[j], step
-
-
-@helper(counted=False, inline=True)
-def choose(length, inner, n, general, graph, state, control, scratch, until):  # type: ignore[no-untyped-def]
-    """Best move inside the blocks of the critical path, into `choice`."""
-    links, times, _order = state
-    indices, integers, choice = scratch
-    op, path = indices[0], indices[1]
-    choice[ESTIMATE] = np.iinfo(np.int64).max
-    choice[TIES] = choice[TABUS] = choice[STEP] = 0
-    s = 0
-    while s < length:
-        e = s
+def choose(general, s, length, only_swaps):  # type: ignore[no-untyped-def]
+    """Best move inside the blocks of the critical path, into the control."""
+    c, path = s.control[0], s.path
+    c.estimate = NO_LIMIT
+    c.ties = c.tabus = c.step = 0
+    first_kind, last_kind = Move.BEHIND_LAST, Move.LAST_BEFORE
+    if only_swaps:
+        first_kind, last_kind = Move.SWAP, Move.SWAP
+    elif general and c.has_setups:
+        last_kind = Move.FROM_FAMILY
+    first = 0
+    while first < length:
+        last = first
         while (
-            e + 1 < length
-            and links[path[e + 1] * LINK + MP] == path[e]
-            and machine_head(path[e + 1], n, general, graph, links, times)
-            == times[path[e + 1] * TIME + END] - times[path[e + 1] * TIME + P]
+            last + 1 < length
+            and s.link[path[last + 1]].machine_before == path[last]
+            and machine_head(general, s, path[last + 1])
+            == s.time[path[last + 1]].end - s.time[path[last + 1]].duration
         ):
-            e += 1
-        if e > s:
-            load_block(
-                path, s, e, n, general, graph, state, op, integers[0], integers[1], integers[2],
-                integers[3], integers[4],
-            )  # fmt: skip
+            last += 1
+        if last > first:
+            load_block(general, s, first, last)
             # in a classic shop nothing is gained at the front of the first block, nor at the back
             # of the last one (Nowicki & Smutnicki 1996); releases and setups break that
-            choose_in_block(
-                e - s + 1, general or s > 0, general or e + 1 < length, inner,
-                n, general, graph, state, control, scratch, until,
-            )  # fmt: skip
-        s = e + 1
+            to_front, to_back = general or first > 0, general or last + 1 < length
+            size = last - first + 1
+            for kind in range(first_kind, last_kind + 1):
+                low, high = candidates(kind, size, to_front, to_back)
+                for x in range(low, high + 1):
+                    i, j, step = places_of(s, kind, x, size)
+                    if step != 0:
+                        consider(general, s, i, j, step)
+        first = last + 1
 
 
 @helper(counted=False, inline=True)
-def make_move(u, v, step, n, general, graph, state, window):  # type: ignore[no-untyped-def]
-    """Put u right behind v (step 1), or v right before u (-1); heads, tails and levels follow."""
-    links, times, _order = state
-    first, last = u, v
-    level = times[u * TIME + LEVEL]
-    if step == 1:
-        first = np.int64(links[u * LINK + MS])
-        last = u
-        shift(u, v, 1, general, graph, state, window)
-    else:
-        first = v
-        last = np.int64(links[v * LINK + MP])
-        shift(u, v, -1, general, graph, state, window)
-    if general:
-        update_levels(first, last, graph, links, times, level)
-    reschedule(first, last, n, general, graph, state)
-
-
-@helper(counted=False, inline=True)
-def _walk(general, graph, state, control, scratch, best_order, until, moves):  # type: ignore[no-untyped-def]
-    """Up to `moves` tabu moves; returns RUNNING, STUCK or DONE."""
-    links, times, order = state
-    n = len(order)
-    indices, _, choice = scratch
-    path, window = indices[1], indices[2]
-    for _ in range(moves):
-        if control[STALE] >= control[PATIENCE] or control[BEST] <= control[TARGET]:
-            return DONE
-        length = critical_path(n, general, graph, state, control, path)
-        for inner in range(2):
-            choose(length, inner, n, general, graph, state, control, scratch, until)
-            if choice[STEP] != 0:
+def critical_path(general, s):  # type: ignore[no-untyped-def]
+    """One random critical path into `State.path`; returns its length."""
+    c, path = s.control[0], s.path
+    k = random_below(c, len(s.ends))
+    while s.time[s.ends[k]].end != c.value:
+        k += 1
+        if k == len(s.ends):
+            k = 0
+    i = s.ends[k]
+    length = 0
+    while True:  # from the end to the start; every operation starts when the next one ends
+        path[length] = i
+        length += 1
+        r = s.time[i].end - s.time[i].duration
+        if general:
+            if r == s.op[i].release:
                 break
-        u, v, step = choice[U], choice[V], choice[STEP]
+            found, following = 0, i
+            if machine_head(general, s, i) == r:
+                found, following = 1, np.int64(s.link[i].machine_before)
+            for e in range(s.op[i].arcs_in, s.op[i].arcs_in_end):
+                if s.time[s.arc[e].other].end + s.arc[e].weight == r:
+                    found += 1
+                    if found == 1 or random_below(c, found) == 0:
+                        following = s.arc[e].other
+            i = following
+        else:
+            if r == 0:
+                break
+            on_machine = np.int64(s.link[i].machine_before)
+            in_job = np.int64(s.link[i].job_before)
+            by_machine = s.time[on_machine].end == r
+            if by_machine and s.time[in_job].end == r:
+                by_machine = random_below(c, 2) == 0
+            i = on_machine if by_machine else in_job
+    for k in range(length >> 1):
+        path[k], path[length - 1 - k] = path[length - 1 - k], path[k]
+    return length
+
+
+@helper(counted=False, inline=True)
+def _walk(general, s, moves):  # type: ignore[no-untyped-def]
+    c = s.control[0]
+    # invariant: links, order, heads, tails and levels are exact for the present schedule, whose
+    # makespan is c.value; c.best and best_order belong to the best schedule since `load`
+    for _ in range(moves):
+        if c.stale >= c.patience or c.best <= c.target:
+            return DONE
+        length = critical_path(general, s)
+        for only_swaps in range(2):
+            choose(general, s, length, only_swaps)
+            if c.step != 0:
+                break
+        u, v, step = c.u, c.v, c.step
         if step == 0:
             return STUCK
-        date = control[MOVES] + control[TENURE] + random_below(control, control[SPREAD] + 1)
-        forbid(u, v, step, date, control[COLUMNS], links, until)
-        make_move(u, v, step, n, general, graph, state, window)
-        control[VALUE] = makespan_of(graph, times)
-        control[MOVES] += 1
-        control[STALE] += 1
-        if control[VALUE] < control[BEST]:
-            control[BEST] = control[VALUE]
-            control[STALE] = 0
-            for k in range(n):
-                best_order[k] = order[k]
+        forbid(s, u, v, step, c.moves + c.tenure + random_below(c, c.spread + 1))
+        move(general, s, u, v, step)
+        c.value = makespan_of(s)
+        c.moves += 1
+        c.stale += 1
+        if c.value < c.best:
+            c.best = c.value
+            c.stale = 0
+            for k in range(len(s.order)):
+                s.best_order[k] = s.order[k]
     return RUNNING
 
 
-@entry(INT, BOOL, GRAPH, STATE, INTS, SCRATCH, INTS, INTS, INT, counted=False)
-def walk(general, graph, state, control, scratch, best_order, until, moves):  # type: ignore[no-untyped-def]
-    """`_walk` with machine code of its own for classic chains (`general` False)."""
+@entry(INT, BOOL, STATE, INT, counted=False)
+def walk(general, s, moves):  # type: ignore[no-untyped-def]
+    """Up to `moves` tabu moves, with machine code of its own for classic chains.
+
+    Returns RUNNING, STUCK or DONE.
+    """
     if general:
-        return _walk(True, graph, state, control, scratch, best_order, until, moves)
-    return _walk(False, graph, state, control, scratch, best_order, until, moves)
+        return _walk(True, s, moves)
+    return _walk(False, s, moves)

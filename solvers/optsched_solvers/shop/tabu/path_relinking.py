@@ -12,29 +12,8 @@ import numpy as np
 
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 from optsched_solvers.shop.proof.symmetry import identical_jobs
-from optsched_solvers.shop.tabu.arrays import (
-    ACQUIRE,
-    BEFORE,
-    BEFORE_END,
-    CAPACITY,
-    FACTS,
-    FREE,
-    WORKSPACE,
-)
 from optsched_solvers.shop.tabu.neighbourhoods import random_below
-from optsched_solvers.shop.tabu.state import (
-    AT,
-    GRAPH,
-    INDICES,
-    LEVEL,
-    LINK,
-    MARK,
-    MP,
-    MS,
-    STATE,
-    TIME,
-    shift,
-)
+from optsched_solvers.shop.tabu.state import STATE, shift
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Schedule
@@ -166,7 +145,7 @@ def relink(walk: Walk, start: IntArray, guide: IntArray, swaps: int) -> tuple[In
     Parameters
     ----------
     walk
-        Lends its arrays; its schedule and its random numbers move on.
+        Its state is used: its schedule and its random numbers change.
     start, guide
         Topological orders.
     swaps
@@ -181,14 +160,14 @@ def relink(walk: Walk, start: IntArray, guide: IntArray, swaps: int) -> tuple[In
     n = len(start)
     position = np.empty(n + 1, np.int64)
     position[guide] = np.arange(n)
-    wrong, slot, window = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.uint32)
-    made = _relink(walk.arrays, walk.state, walk.control, position, wrong, slot, window, swaps)
+    wrong, slot = np.empty(n, np.int64), np.empty(n, np.int64)
+    made = _relink(walk.state, position, wrong, slot, swaps)
     return walk.order, int(made)
 
 
 @entry(INT, INTS, INTS, READ, READ)
 def count_inversions(first, second, machine, indptr):  # type: ignore[no-untyped-def]
-    """Pairs on one machine in different order; binary indexed trees over the places in `first`."""
+    """Count pairs on one machine that two topological orders put in a different order."""
     n, n_machines = len(first), len(indptr) - 1
     seen = np.zeros(n_machines, np.int64)
     place = np.zeros(n, np.int64)
@@ -198,7 +177,9 @@ def count_inversions(first, second, machine, indptr):  # type: ignore[no-untyped
             seen[m] += 1
             place[i] = seen[m]  # 1..size
     seen[:] = 0
-    tree = np.zeros(n + 1, np.int64)  # tree of machine m: base + 1 .. base + size
+    # per machine a binary indexed tree over the places in `first`, at base + 1 .. base + size;
+    # invariant: it counts the operations of `second` so far, by their places
+    tree = np.zeros(n + 1, np.int64)
     inversions = 0
     for i in second:
         m = machine[i]
@@ -219,89 +200,89 @@ def count_inversions(first, second, machine, indptr):  # type: ignore[no-untyped
 
 
 @helper(counted=False, inline=True)
-def may_swap(u, v, graph, links, times, order):  # type: ignore[no-untyped-def]
-    """Whether neighbours u, v of a machine can change places: no other path joins them, bytes fit.
+def may_swap(s, u, v):  # type: ignore[no-untyped-def]
+    """Whether neighbors u, v of a machine can change places: no other path joins them, bytes fit.
 
-    Exact: marks what u reaches through its arcs, up to the position of v.
+    Exact: marks what u reaches through its arcs, up to the place of v.
     """
-    facts, arcs, _ = graph
-    x, y = u * FACTS, v * FACTS
-    level = times[u * TIME + LEVEL]
-    if level + facts[y + ACQUIRE] + facts[y + WORKSPACE] > facts[y + CAPACITY]:
+    link, op = s.link, s.op
+    level = s.time[u].level
+    if level + op[v].acquire + op[v].workspace > op[v].capacity:
         return False
-    level += facts[y + ACQUIRE] - facts[y + FREE]
-    if level < 0 or level + facts[x + ACQUIRE] + facts[x + WORKSPACE] > facts[x + CAPACITY]:
+    level += op[v].acquire - op[v].free
+    if level < 0 or level + op[u].acquire + op[u].workspace > op[u].capacity:
         return False
-    lo, hi = np.int64(links[u * LINK + AT]), np.int64(links[v * LINK + AT])
-    links[u * LINK + MARK] = 1
-    for k in range(lo + 1, hi + 1):
-        i = order[k]
-        mp = links[i * LINK + MP]
-        hit = links[mp * LINK + MARK]
-        if mp == u:
+    low, high = np.int64(link[u].place), np.int64(link[v].place)
+    link[u].mark = 1
+    for k in range(low + 1, high + 1):
+        i = s.order[k]
+        before = link[i].machine_before
+        hit = link[before].mark
+        if before == u:
             hit = 0  # the machine arc that is to be reversed
-        for e in range(facts[i * FACTS + BEFORE], facts[i * FACTS + BEFORE_END]):
-            hit |= links[arcs[2 * e] * LINK + MARK]
-        links[i * LINK + MARK] = hit
-    joined = links[v * LINK + MARK] != 0
-    for k in range(lo, hi + 1):
-        links[order[k] * LINK + MARK] = 0
+        for e in range(op[i].arcs_in, op[i].arcs_in_end):
+            hit |= link[s.arc[e].other].mark
+        link[i].mark = hit
+    joined = link[v].mark != 0
+    for k in range(low, high + 1):
+        link[s.order[k]].mark = 0
     return not joined
 
 
-@entry(INT, GRAPH, STATE, INTS, INTS, INTS, INTS, INDICES, INT, counted=False)
-def _relink(  # type: ignore[no-untyped-def]
-    graph, state, control, position, wrong, slot, window, swaps
-):
+@helper(counted=False, inline=True)
+def update_wrong(s, position, wrong, slot, n_wrong, x):  # type: ignore[no-untyped-def]
+    """Put x into the list `wrong`, or take it out; returns the length of the list."""
+    after = s.link[x].machine_after
+    is_wrong = after != len(s.order) and position[x] > position[after]
+    if is_wrong and slot[x] < 0:
+        slot[x] = n_wrong
+        wrong[n_wrong] = x
+        return n_wrong + 1
+    if not is_wrong and slot[x] >= 0:
+        n_wrong -= 1
+        wrong[slot[x]] = wrong[n_wrong]
+        slot[wrong[n_wrong]] = slot[x]
+        slot[x] = -1
+    return n_wrong
+
+
+@entry(INT, STATE, INTS, INTS, INTS, INT, counted=False)
+def _relink(s, position, wrong, slot, swaps):  # type: ignore[no-untyped-def]
     """Up to `swaps` random exchanges towards the guide, whose order is `position`.
 
     `wrong` lists the operations that the guide puts behind their machine successor, `slot` their
     places in the list.
     """
-    links, times, order = state
-    facts = graph[0]
-    n = len(order)
+    link, time, op = s.link, s.time, s.op
+    n = len(s.order)
     n_wrong = 0
     for i in range(n):
         slot[i] = -1
-        ms = links[i * LINK + MS]
-        if ms != n and position[i] > position[ms]:
-            slot[i] = n_wrong
-            wrong[n_wrong] = i
-            n_wrong += 1
+    for i in range(n):
+        n_wrong = update_wrong(s, position, wrong, slot, n_wrong, i)
     trials = 10 * swaps + n  # memory may refuse most exchanges
+    # invariant: the schedule is feasible, and `made` pairs nearer to the guide than the start
     for made in range(swaps):
         if n_wrong == 0:
             return made
-        k = random_below(control, n_wrong)
+        k = random_below(s.control[0], n_wrong)
         tried = 0
         while tried < min(n_wrong, trials):
             u = wrong[k]
-            v = np.int64(links[u * LINK + MS])
-            if may_swap(u, v, graph, links, times, order):
+            v = np.int64(link[u].machine_after)
+            if may_swap(s, u, v):
                 break
             k = k + 1 if k + 1 < n_wrong else 0
             tried += 1
         if tried == min(n_wrong, trials):
             return made
         trials -= tried
-        a = np.int64(links[u * LINK + MP])
-        level = times[u * TIME + LEVEL]
-        shift(u, v, 1, True, graph, state, window)
-        times[v * TIME + LEVEL] = level
-        times[u * TIME + LEVEL] = level + facts[v * FACTS + ACQUIRE] - facts[v * FACTS + FREE]
-        for x in (a, v, u):  # the three operations with a new machine successor
-            if x == n:
-                continue
-            ms = links[x * LINK + MS]
-            is_wrong = ms != n and position[x] > position[ms]
-            if is_wrong and slot[x] < 0:
-                slot[x] = n_wrong
-                wrong[n_wrong] = x
-                n_wrong += 1
-            elif not is_wrong and slot[x] >= 0:
-                n_wrong -= 1
-                wrong[slot[x]] = wrong[n_wrong]
-                slot[wrong[n_wrong]] = slot[x]
-                slot[x] = -1
+        before = np.int64(link[u].machine_before)
+        level = time[u].level
+        shift(True, s, u, v, 1)
+        time[v].level = level
+        time[u].level = level + op[v].acquire - op[v].free
+        for x in (before, v, u):  # the three operations with a new machine successor
+            if x != n:
+                n_wrong = update_wrong(s, position, wrong, slot, n_wrong, x)
     return swaps

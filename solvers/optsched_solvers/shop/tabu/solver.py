@@ -21,12 +21,12 @@ from optsched_solvers.shop.rules import (
     RULES,
     Dispatcher,
     is_pipeline,
+    order_of,
     supported_graph,
     supported_objective,
     try_rules,
     variants,
 )
-from optsched_solvers.shop.tabu.arrays import order_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
