@@ -14,7 +14,7 @@ from rich.table import Table
 
 import optsched
 from optsched import pipelines
-from optsched.cli.progress import progress_line
+from optsched.cli.progress import Bar
 from optsched.formats import perfetto
 from optsched.pipelines.generator import BATCH_SIZES
 from optsched.plots import gantt
@@ -40,8 +40,8 @@ def main() -> None:
         f"[bold]{array.name}[/bold]: {array.n_jobs} sibling GPT-2 XL jobs on {array.n_devices} "
         f"devices of 80 GB, activations recomputed"
     )
-    with progress_line() as line:
-        result = optsched.solve(array, time_limit=given.time_limit, on_progress=line)
+    with Bar() as bar:
+        result = optsched.solve(array, time_limit=given.time_limit, on_progress=bar)
     schedule = result.schedule
     assert schedule is not None
     console.print(

@@ -1,4 +1,4 @@
-"""What a benchmark runs on: files and names, and the bounds known for them."""
+"""Instances of a benchmark and their published bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"[0-9]{1,16}")
 
 
 class Instance(NamedTuple):
-    """A problem and where it comes from: a path, or the name of a published instance."""
+    """A problem and its source: a path, or the name of a published instance."""
 
     source: str
     name: str
@@ -30,13 +30,13 @@ class Instance(NamedTuple):
 
     @property
     def family(self) -> str:
-        """Letters that the name begins with: ``ta`` of ta21."""
+        """Leading letters of the name: ``ta`` of ta21."""
         found = _FAMILY.match(self.name)
         return found.group().rstrip("_") or "other" if found else "other"
 
     @property
     def size(self) -> str:
-        """``20x15`` (jobs by machines); of a bare graph operations by resources."""
+        """``20x15`` (jobs by machines, or operations by resources of a graph)."""
         graph = self.problem.graph()
         jobs = getattr(self.problem, "n_jobs", graph.n_operations)
         return f"{jobs}x{graph.n_resources}"
@@ -50,7 +50,7 @@ class Known(NamedTuple):
 
 
 def load(source: str) -> Instance:
-    """The instance in a file of any readable format, or of a published name.
+    """Read an instance from a file of any format, or by its published name.
 
     Raises
     ------
@@ -64,12 +64,12 @@ def load(source: str) -> Instance:
 
 
 def load_all(sources: Sequence[str]) -> list[Instance]:
-    """All instances, each once.
+    """Read instances, each once.
 
     Raises
     ------
     InputError
-        Two different instances have the same name: their results could not be told apart.
+        Two different instances have the same name.
     """
     found: dict[str, Instance] = {}
     for source in sources:
@@ -83,7 +83,7 @@ def load_all(sources: Sequence[str]) -> list[Instance]:
 
 
 def published_bounds(instances: Iterable[tuple[str, str]]) -> dict[str, Known]:
-    """Best known bounds of those that are published job shops, recognised by name and hash.
+    """Return the best known bounds of published job shops, recognized by name and hash.
 
     Parameters
     ----------
@@ -101,13 +101,13 @@ def published_bounds(instances: Iterable[tuple[str, str]]) -> dict[str, Known]:
 
 
 def read_bounds(path: str | os.PathLike[str]) -> dict[str, Known]:
-    """Known bounds by instance name.
+    """Read known bounds by instance name from a CSV.
 
     Parameters
     ----------
     path
-        CSV with a header; ``instance``, ``lb`` and ``ub`` are needed, others are passed over. Rows
-        without both bounds too.
+        The columns ``instance``, ``lb`` and ``ub`` are required; others, and rows without both
+        bounds, are ignored.
 
     Raises
     ------

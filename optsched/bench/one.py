@@ -1,4 +1,4 @@
-"""One solve of a benchmark, in a process of its own: a task on stdin, an answer on stdout."""
+"""Process of one solve of a benchmark: a task on stdin, an answer on stdout."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 
 def main() -> None:
-    """Read the task, solve, answer; go at once when the parent is gone."""
+    """Read the task, solve, answer; exit when the parent exits."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what engines print must not get among the answers
+    os.dup2(2, 1)  # output of solvers must not mix with the answer
     task = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
@@ -24,7 +24,7 @@ def main() -> None:
         answer = {"error": f"{type(error).__name__}: {error}"}
     json.dump({**answer, "cpu_seconds": _cpu_seconds()}, answers)
     answers.close()
-    os._exit(0)  # nothing is left to do: no waiting for threads of engines
+    os._exit(0)  # threads of solvers are not joined
 
 
 def _solve(task: dict[str, Any]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def _solve(task: dict[str, Any]) -> dict[str, Any]:
         raise optsched.InternalError(result.contradiction)
     found = result.schedule
     if found is not None:
-        problem.answer(found)  # refuses what is none
+        problem.answer(found)  # refuses an invalid answer
     return {
         "status": result.status,
         "objective": result.objective,
@@ -72,13 +72,13 @@ def _versions() -> str:
 
 def _cpu_seconds() -> float:
     """CPU time of this process since it began, and of its children."""
-    own = time.process_time()
+    seconds = time.process_time()
     try:
         import resource
     except ImportError:  # not a Unix
-        return own
+        return seconds
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own + used.ru_utime + used.ru_stime
+    return seconds + used.ru_utime + used.ru_stime
 
 
 def _leave_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""The results file: one CSV row per finished solve, appended whole, never written twice."""
+"""The results file of a benchmark: a CSV row per finished solve, appended in one write."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What makes two solves the same experiment."""
+        """Identity of the experiment: instance, solver, options, seed, limits, version."""
         numbers = (self.seed, self.workers, self.time_limit, self.iterations)
         texts = tuple("" if n is None else repr(float(n)) for n in numbers)
         return (self.sha256, self.solver, self.options, *texts, self.version)
@@ -64,15 +64,15 @@ class Row(NamedTuple):
 
 COLUMNS = Row._fields
 _KINDS = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(Row).items()}
-"""Types of the columns; those that may be empty have ``NoneType`` too."""
+"""Types of the columns; ``NoneType`` for columns that may be empty."""
 STATUSES = ("optimal", "feasible", "infeasible", "unknown", "error")
 
 
 class Results:
-    """A results file: its rows so far, and a place to append to.
+    """A results file that can be appended to.
 
-    A file with other columns, or with a row that cannot be read, is refused; a last line that is
-    not complete (a machine that lost its power) is dropped by the next `append`.
+    Files with other columns or an invalid row are refused; an incomplete last line (power loss) is
+    dropped by the next `append`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -85,11 +85,11 @@ class Results:
 
     @property
     def done(self) -> set[tuple[str, ...]]:
-        """Keys of all rows without an error."""
+        """Keys of the rows without an error."""
         return {row.key for row in self.rows if not row.error}
 
     def append(self, row: Row) -> None:
-        """Add a row: in memory, and to the file in one piece.
+        """Append a row to the file in one write.
 
         Raises
         ------
@@ -159,6 +159,6 @@ def _row(cells: list[str]) -> Row:
 
 
 def _line(cells: tuple[Any, ...]) -> str:
-    """One line of the file: a row never has several, so that a torn one is the last line."""
+    """Format a row without line breaks, so that only the last line can be incomplete."""
     texts = ["" if cell is None else " ".join(str(cell).splitlines()) for cell in cells]
     return csv_text(texts, ())

@@ -1,4 +1,4 @@
-"""Run the solves of a benchmark, several at once if wanted, and check every schedule anew."""
+"""Run the solves of a benchmark in parallel processes and verify every schedule."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ KERNELS = {
     "gpus": ("optsched.bandwidth",),
     "routing": ("optsched.serving.world",),
 }
-"""Packages or modules of compiled entries by kind of problem, compiled before the first solve."""
+"""Modules whose kernels are compiled before the first solve, by kind of problem."""
 
 GRACE = 60.0
-"""Seconds behind its limit after which a process is killed."""
+"""Seconds after its limit at which a process is killed."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Task:
 
     @property
     def row(self) -> Row:
-        """The row of this solve before it began."""
+        """The row of this solve before it starts."""
         problem = self.instance.problem
         return Row(
             instance=self.instance.name, family=self.instance.family, size=self.instance.size,
@@ -72,7 +72,7 @@ class Task:
 
 
 def run_all(tasks: Sequence[Task], jobs: int = 1) -> Generator[Row, None, None]:
-    """Rows as they are done, `jobs` processes at a time; closing the iterator kills the rest."""
+    """Yield rows as solves finish, `jobs` processes at a time; closing it kills the others."""
     runner = _Runner()
     with ThreadPoolExecutor(jobs) as pool:
         try:
@@ -84,7 +84,7 @@ def run_all(tasks: Sequence[Task], jobs: int = 1) -> Generator[Row, None, None]:
 
 
 def missing_kernels(tasks: Sequence[Task]) -> list[Entry]:
-    """Entries that solvers of these kinds of problems call and that are not compiled yet."""
+    """Return the kernels of these kinds of problems that are not compiled yet."""
     from optsched.kernels.background import all_entries
 
     kinds = {task.instance.problem.problem_kind for task in tasks}
@@ -93,7 +93,7 @@ def missing_kernels(tasks: Sequence[Task]) -> list[Entry]:
 
 
 class _Runner:
-    """Starts a process per task and can end them all."""
+    """Starts a process per task; `cancel` kills all."""
 
     def __init__(self) -> None:
         self.cancelled = False
@@ -105,7 +105,7 @@ class _Runner:
             process.kill()
 
     def run(self, task: Task) -> Row | None:
-        """Solve and check; None if cancelled."""
+        """Solve in a process and verify the answer; None if cancelled."""
         if self.cancelled:
             return None
         began = time.perf_counter()
@@ -130,7 +130,7 @@ class _Runner:
         )
 
     def _answer(self, task: Task) -> dict[str, Any]:
-        """What the process says, or how it ended; its stdin stays open as long as we live."""
+        """Return the answer of a process, or an error; its stdin closes with this process."""
         most = None if task.time_limit is None else 2 * task.time_limit + GRACE
         if most is not None:
             most = min(most, threading.TIMEOUT_MAX)
@@ -146,8 +146,7 @@ class _Runner:
                 if self.cancelled:  # meanwhile
                     process.kill()
                 os.write(write, (json.dumps(_wire(task)) + "\n").encode())
-                answer: dict[str, Any] = json.loads(process.communicate(timeout=most)[0])
-                return answer
+                return dict(json.loads(process.communicate(timeout=most)[0]))
             except subprocess.TimeoutExpired:
                 limit = f"a limit of {task.time_limit:g} s"
                 return {"error": f"did not stop {most:.0f} s after {limit}"}
@@ -179,7 +178,7 @@ def _wire(task: Task) -> dict[str, Any]:
 
 
 def _objection(task: Task, answer: dict[str, Any]) -> str:
-    """What is wrong with an answer, judged from its schedule by the verifier; else ``""``."""
+    """Return the fault of an answer, found by the verifier; ``""`` if there is none."""
     value, bound = answer["objective"], answer["lower_bound"]
     if answer["schedule"] is None:
         return "" if value is None else "an objective without a schedule"

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from optsched.bench.rows import Row
 
 ALL = "all"
-"""Name of the family that holds every instance."""
+"""Name of the family of all instances."""
 
 
 class Reference(NamedTuple):
-    """What gaps of an instance are measured against."""
+    """Reference values of the gaps of an instance."""
 
     lower: int | None
     upper: int | None
@@ -27,7 +27,7 @@ class Reference(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One configuration on one instance: medians over seeds; None where there is nothing."""
+    """One configuration on one instance: medians over seeds; None if undefined."""
 
     configuration: str
     instance: str
@@ -38,8 +38,6 @@ class Cell(NamedTuple):
     """``objective / best upper bound - 1``; a run without a schedule counts as infinite."""
     bound_gap: float | None
     """``1 - bound / best lower bound``."""
-    own_gap: float | None
-    """``objective / own bound - 1``."""
     time_to_best: float | None
     time_to_proof: float | None
     primal_integral: float | None
@@ -87,20 +85,20 @@ def summarise(rows: Sequence[Row], known: Mapping[str, Known] | None = None) -> 
     Parameters
     ----------
     rows
-        Of several rows of one experiment the last counts.
+        The last row of an experiment replaces earlier ones.
     known
-        Published bounds; where there are none, the best of all rows takes their place.
+        Published bounds; by default the best of all rows.
     """
     rows = list({row.key: row for row in rows}.values())
     label = labels(rows)
     references = {
-        name: _reference(there, (known or {}).get(name))
-        for name, there in grouped(rows, lambda row: row.instance).items()
+        name: _reference(found, (known or {}).get(name))
+        for name, found in grouped(rows, lambda row: row.instance).items()
     }
     horizon = max((row.seconds or 0.0 for row in rows), default=0.0)
     cells = [
-        _cell(configuration, name, there, references[name], horizon)
-        for (name, configuration), there in grouped(
+        _cell(configuration, name, found, references[name], horizon)
+        for (name, configuration), found in grouped(
             rows, lambda row: (row.instance, label[row.key])
         ).items()
     ]
@@ -116,7 +114,7 @@ def summarise(rows: Sequence[Row], known: Mapping[str, Known] | None = None) -> 
 
 
 def labels(rows: Iterable[Row]) -> dict[tuple[str, ...], str]:
-    """A name for the configuration of every row: solver, options, and whatever else differs."""
+    """Name the configuration of every row: solver, options, and other settings that differ."""
     rows = list(rows)
 
     def settings(row: Row) -> list[tuple[str, str]]:
@@ -134,13 +132,13 @@ def labels(rows: Iterable[Row]) -> dict[tuple[str, ...], str]:
     names = {}
     for row in rows:
         options = [f"{key}={_short(value)}" for key, value in json.loads(row.options).items()]
-        rest = [text for key, text in settings(row) if len(seen[key]) > 1 and text]
-        names[row.key] = ", ".join([" ".join([row.solver, *options]), *rest])
+        differing = [text for key, text in settings(row) if len(seen[key]) > 1 and text]
+        names[row.key] = ", ".join([" ".join([row.solver, *options]), *differing])
     return names
 
 
 def grouped(rows: Iterable[Row], key: Any) -> dict[Any, list[Row]]:
-    """Rows by key, in order of first appearance."""
+    """Group rows by key, in order of first appearance."""
     found: dict[Any, list[Row]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)
@@ -173,7 +171,6 @@ def _cell(
         sum(row.status == "optimal" for row in good),
         _median(gaps if upper is not None else []),
         _median([_bound_gap(row.lower_bound or 0, lower) for row in good if lower is not None]),
-        _median([_above(row.objective, row.lower_bound) for row in good]),
         _median([_endless(row.time_to_best) for row in good]),
         _median([_endless(row.time_to_proof) for row in good]),
         _median(integrals),
@@ -202,14 +199,14 @@ def _mean(
 
 
 def _contradictions(rows: Sequence[Row], known: Mapping[str, Known]) -> list[str]:
-    """Of every instance the best bound above the best schedule, by rows and by what is known."""
+    """Describe every best bound that exceeds a best objective, of rows and of published bounds."""
     found = []
     good = [row for row in rows if not row.error]
-    for name, there in grouped(good, lambda row: row.instance).items():
+    for name, group in grouped(good, lambda row: row.instance).items():
         bounds = [(row.lower_bound, f"{row.solver} proved {row.lower_bound}")
-                  for row in there if row.lower_bound is not None]  # fmt: skip
+                  for row in group if row.lower_bound is not None]  # fmt: skip
         values = [(row.objective, f"{row.solver} has a schedule of {row.objective}")
-                  for row in there if row.objective is not None]  # fmt: skip
+                  for row in group if row.objective is not None]  # fmt: skip
         lower, upper = sorted(bounds)[-1:], sorted(values)[:1]
         if name in known:
             least, most = known[name]
@@ -242,7 +239,7 @@ def _endless(seconds: float | None) -> float:
 
 
 def _median(values: Sequence[float]) -> float | None:
-    """Median; None for nothing, or if it is infinite: at least half of the runs failed."""
+    """Return the median; None without values or if at least half of the runs failed."""
     found = median(values) if values else None
     return found if found is not None and found < float("inf") else None
 

@@ -1,22 +1,25 @@
-"""``optsched bench``: solvers against each other, and a file of results that can be resumed."""
+"""``optsched bench``: compare solvers; the results file can be continued."""
 
 from __future__ import annotations
 
 import json
 from contextlib import closing
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from optsched.bench import run, table
 from optsched.bench.instances import load_all, published_bounds, read_bounds
+from optsched.bench.rows import Results
 from optsched.bench.run import Task
 from optsched.bench.summary import summarise
 from optsched.cli import options
 from optsched.cli.options import argument, option
-from optsched.cli.output import console
+from optsched.cli.output import check_picture, console, wrote
 from optsched.cli.progress import Bar
 from optsched.errors import InputError, UnsupportedProblem
+from optsched.io.files import check_outputs
 from optsched.solving.limits import Limits, available_cores, default_workers
 from optsched.solving.solver import solver as find_solver
 from optsched.solving.solver import solvers as of_kind
@@ -24,15 +27,16 @@ from optsched.solving.solver import support_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from optsched.bench.instances import Instance
-    from optsched.bench.rows import Results, Row
+    from optsched.bench.rows import Row
 
 
 def bench(
     files: Annotated[list[str], argument("Files, or names such as ta01.", metavar="FILES")],
     solvers: Annotated[str, option("Names, separated by commas.")],
-    output: Annotated[Path, option("Results (CSV), to be continued.", "-o", "--output")],
+    output: Annotated[Path, option("Results (CSV); continued if it exists.", "-o", "--output")],
     time_limit: options.TimeLimit = None,
     iterations: options.Iterations = None,
     seeds: Annotated[int, option("Runs of each, with seeds 0, 1, ...", min=1)] = 1,
@@ -46,17 +50,22 @@ def bench(
             envvar="OPTSCHED_JSSP_BOUNDS",
         ),
     ] = None,
+    plot: Annotated[
+        Path | None, option("Performance profile and gaps: .png, .svg or .pdf.")
+    ] = None,
+    latex: Annotated[Path | None, option("Table of gaps for LaTeX (booktabs).")] = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare solvers: every solve in its own process, every schedule verified.
 
-    An --option SOLVER.KEY=VALUE is for one of several. Prints the gaps per instance (medians over
-    seeds) and means per family and solver of the whole results file. Exit code 1 if a solve failed
-    or results contradict each other or the bounds.
-    """
-    from optsched.bench.rows import Results
+    Prints gaps per instance (medians over seeds) and means per family and solver of the whole
+    results file. Exit code 1 if a solve failed, or results contradict each other or the bounds.
 
+    Example: optsched bench ft06 la01 --solvers auto,cpsat --time 5 -o results.csv --plot gaps.png
+    """
+    check_picture(plot)
+    check_outputs([plot, latex], [*map(Path, files), bounds, output])
     instances = load_all(files)
     known = None if bounds is None else read_bounds(bounds)
     limits = Limits(
@@ -71,14 +80,16 @@ def bench(
         known = published_bounds((row.instance, row.sha256) for row in results.rows)
     summary = summarise(results.rows, known)
     if as_json:
-        from optsched.bench.table import as_json as summary_json
-
-        print(json.dumps(summary_json(summary)))
+        print(json.dumps(table.as_json(summary)))
     else:
-        from optsched.bench.table import render
-
-        render(summary, console())
+        table.render(summary, console())
         print(f"{len(results.rows)} rows in {output}")
+    if plot is not None:
+        from optsched.plots.benchmark import bench_report
+
+        bench_report(summary, plot)
+    if latex is not None:
+        wrote(latex, table.latex(summary), quiet=True)
     if summary.contradictions or summary.errors:
         raise typer.Exit(1)
 
@@ -86,7 +97,7 @@ def bench(
 def _tasks(
     instances: Sequence[Instance], options: dict[str, dict[str, Any]], limits: Limits
 ) -> tuple[list[Task], list[str]]:
-    """All solves, seed by seed, and why some solvers leave out some instances.
+    """Return all solves, seed by seed, and the reasons of refused pairs.
 
     Raises
     ------
@@ -123,43 +134,40 @@ def _tasks(
 def _run(
     tasks: Sequence[Task], results: Results, jobs: int, refusals: Sequence[str], quiet: bool
 ) -> None:
-    """Run what is not done yet, appending row by row."""
-    from optsched.bench.run import missing_kernels, run_all
+    """Run the tasks without a row, appending row by row."""
     from optsched.kernels.background import compile_all
 
-    def left() -> list[Task]:
-        return [task for task in tasks if task.row.key not in results.done]
-
+    done = results.done
+    left = [task for task in tasks if task.row.key not in done]
+    finished = len(tasks) - len(left)
     with Bar(quiet=quiet) as bar:
         for sentence in refusals:
-            bar.say(sentence)
-        if not left():
+            bar.print(sentence)
+        if not left:
             return
-        tell = bar.task("bench", len(tasks))
-        tell(len(tasks) - len(left()))
-        if missing := missing_kernels(left()):
-            bar.say(f"compiling {len(missing)} kernels, some seconds once on this machine")
+        if missing := run.missing_kernels(left):
+            bar.print(f"compiling {len(missing)} kernels, some seconds once on this machine")
             compile_all(missing, available_cores(), bar.task("compiling", len(missing)))
+        update = bar.task("bench", len(tasks))
+        update(finished)
         try:
-            with closing(run_all(left(), jobs)) as rows:
+            with closing(run.run_all(left, jobs)) as rows:
                 for row in rows:
                     results.append(row)
-                    tell(len(tasks) - len(left()))
-                    bar.say(_line(row))
+                    finished += not row.error
+                    bar.print(_line(row))
+                    update(finished)
         except KeyboardInterrupt:
             bar.stop()
-            ready = f"{len(tasks) - len(left())} of {len(tasks)} are done"
-            bar.say(f"interrupted: {ready}, the same command goes on with the rest")
+            bar.print(
+                f"interrupted: {finished} of {len(tasks)} are done, the same command continues"
+            )
             raise typer.Exit(130) from None
 
 
 def _line(row: Row) -> str:
-    """What is said of a finished solve."""
-    if row.error:
-        return f"{row.instance}  {row.solver}  seed {row.seed}  {row.error}"
+    """Format a finished solve."""
     value = "-" if row.objective is None else str(row.objective)
     bound = "-" if row.lower_bound is None else str(row.lower_bound)
-    return (
-        f"{row.instance}  {row.solver}  seed {row.seed}  {value}  bound {bound}  {row.status}  "
-        f"{row.wall_seconds:.1f} s"
-    )
+    result = f"{value}  bound {bound}  {row.status}  {row.wall_seconds:.1f} s"
+    return f"{row.instance}  {row.solver}  seed {row.seed}  {row.error or result}"

@@ -110,10 +110,11 @@ class News:
         if old is None:
             self.print(f"{self.title}, {count(len(status.jobs), 'job')}; starting the workers")
             names = [(one_line(job.spec.name, 40), job.spec.passes) for job in status.jobs]
-            self._bars = [self.bar.task(*name) for name in names]
+            self._bars = [self.bar.task(*name) for name in names if self.bar.shown]
             return
-        for bar, before, job in zip(self._bars, old.jobs, status.jobs, strict=True):
+        for bar, job in zip(self._bars, status.jobs, strict=False):
             bar(job.passes)
+        for before, job in zip(old.jobs, status.jobs, strict=True):
             self._line(status.time, before, job)
 
     def _line(self, time: float, before: LiveJob, job: LiveJob) -> None:

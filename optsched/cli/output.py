@@ -1,4 +1,4 @@
-"""What commands print and write: consoles, tables, facts, files."""
+"""Output of commands: consoles, facts, files."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ if TYPE_CHECKING:
     from optsched.cluster.results.run import Run
 
 
-def console(*, errors: bool = False, quiet: bool = False) -> Console:
-    """Where tables and progress go; names appear as they are, never as markup."""
+def console() -> Console:
+    """Return a console for stdout; names appear as they are, never as markup."""
     from rich.console import Console
 
-    stream = sys.stderr if errors else sys.stdout
-    return Console(
-        stderr=errors, quiet=quiet, width=None if errors or stream.isatty() else 200,
-        highlight=False, markup=False, emoji=False,
-    )  # fmt: skip
+    width = None if sys.stdout.isatty() else 200
+    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def facts(rows: Iterable[tuple[str, object]], width: int = 12) -> None:
-    """One fact a line, its name first; none of what is None."""
+    """Print one fact per line, its name first; skip values that are None."""
     for key, value in rows:
         if value is not None:
             print(f"{key:{width}}{one_line(str(value), 1000)}".rstrip())
 
 
-def wrote(path: Path | None, write: Callable[[Path], object] | bytes | str, what: str = "") -> None:
-    """Write a file that was asked for, and say so; it is there as a whole or not at all."""
+def wrote(
+    path: Path | None,
+    write: Callable[[Path], object] | bytes | str,
+    what: str = "",
+    *,
+    quiet: bool = False,
+) -> None:
+    """Write a file, whole or not at all, and print its name; nothing without a path."""
     from optsched.io.files import write_atomic
 
     if path is None:
@@ -47,7 +50,19 @@ def wrote(path: Path | None, write: Callable[[Path], object] | bytes | str, what
         write(path)
     else:
         write_atomic(path, write)
-    print(f"wrote {path}{what}")
+    if not quiet:
+        print(f"wrote {path}{what}")
+
+
+def check_picture(path: Path | None, suffixes: tuple[str, ...] | None = None) -> None:
+    """Refuse a picture with another suffix, or without matplotlib, before any work is done."""
+    if path is None:
+        return
+    from optsched.plots.picture import check_suffix
+
+    check_suffix(path, suffixes)
+    if find_spec("matplotlib") is None:  # an import would take a second
+        raise MissingExtra("plots", "plot")
 
 
 def answer_lines(lines: BinaryIO, answers: BinaryIO, answer: Callable[[int, bytes], bytes]) -> None:
@@ -59,7 +74,7 @@ def answer_lines(lines: BinaryIO, answers: BinaryIO, answer: Callable[[int, byte
 
 
 def stdin_or_file(file: Path) -> tuple[str, str]:
-    """Name and text of a file, or of stdin for ``-``."""
+    """Return name and text of a file, or of stdin for ``-``."""
     from optsched.io.files import decode_text, read_text
 
     if str(file) == "-":
@@ -68,21 +83,21 @@ def stdin_or_file(file: Path) -> tuple[str, str]:
 
 
 def indented(value: object) -> bytes:
-    """A document that people may read."""
+    """Return readable JSON."""
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
 def lines_of(values: Iterable[object]) -> bytes:
-    """One JSON value a line."""
+    """Return JSON lines."""
     import msgspec
 
     return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
 
 
 class RunOutputs(NamedTuple):
-    """Files of simulated or real runs that were asked for."""
+    """Requested files of simulated or real runs."""
 
     history: Path | None
     metrics: Path | None
@@ -91,51 +106,57 @@ class RunOutputs(NamedTuple):
     inputs: dict[str, Any]
 
     def check(self, *inputs: str | Path | None) -> None:
-        """Refuse paths, such as those of inputs, before any work is spent on them."""
+        """Refuse invalid paths, and paths of inputs, before any work is done."""
         from optsched.io.files import check_outputs
+        from optsched.plots.picture import PICTURES
 
-        if self.plot is not None:
-            from optsched.plots.simulation import check_suffix
-
-            check_suffix(self.plot)
-            if find_spec("matplotlib") is None:  # importing it takes a second in which nothing runs
-                raise MissingExtra("plots", "plot")
+        check_picture(self.plot, (*PICTURES, ".html"))
         check_outputs([self.metrics, self.plot, *self._histories().values()], inputs)
 
     def show(self, runs: Mapping[str, Run], *, as_json: bool, quiet: bool) -> None:
-        """The table, or one JSON object."""
+        """Print the table, or one JSON object."""
         if as_json:
             from optsched.cluster.results.document import to_json
 
             print(json.dumps(json.loads(to_json(runs, per_job=False, inputs=self.inputs))))
         elif not quiet:
-            _print_table(runs)
+            from optsched.cli.tables import display, table
+            from optsched.plots.simulation import table as comparison
+
+            some = next(iter(runs.values()))
+            title = (
+                f"{one_line(some.workload.name, 60)}: {len(some.workload):,} jobs, "
+                f"{some.nodes.total:,} GPUs in {len(some.nodes.gpus):,} nodes"
+            )
+            display(title, table(*comparison(runs)))
 
     def write(self, runs: Mapping[str, Run], *, quiet: bool) -> list[Path]:
-        """All files, one after the other; those that were written."""
+        """Write all files and return their names; no picture if no job has ended."""
         from optsched.cluster.results import document
+        from optsched.model.verify import verify
+        from optsched.plots.simulation import simulation_report
 
         written = []
         for name, path in self._histories().items():
             if name in runs:
-                _write_history(runs[name], path)
+                history = runs[name].history
+                if faults := verify(history):
+                    raise InternalError(f"{name}: the history breaks a rule: {faults[0].message}")
+                history.write(path)
                 written.append(path)
         if self.metrics is not None:
             document.write(runs, self.metrics, inputs=self.inputs)
             written.append(self.metrics)
-        drawn = {name: run for name, run in runs.items() if run.metrics.ended.any()}
-        if self.plot is not None and drawn:
-            from optsched.plots.simulation import simulation_report
-
-            simulation_report(drawn, self.plot)
+        ended = {name: run for name, run in runs.items() if run.metrics.ended.any()}
+        if self.plot is not None and ended:
+            simulation_report(ended, self.plot)
             written.append(self.plot)
-        if not quiet:
-            for path in written:
-                print(f"wrote {path}")
+        for path in () if quiet else written:
+            print(f"wrote {path}")
         return written
 
     def _histories(self) -> dict[str, Path]:
-        """File of every policy's history: ``run.fifo.schedule.json`` if there are several."""
+        """Return the file of every policy: ``run.fifo.schedule.json`` if there are several."""
         path = self.history
         if path is None:
             return {}
@@ -144,24 +165,3 @@ class RunOutputs(NamedTuple):
         ending = next((e for e in (".schedule.json", ".json") if path.name.endswith(e)), "")
         stem = path.name[: len(path.name) - len(ending)]
         return {name: path.with_name(f"{stem}.{name}{ending}") for name in self.policies}
-
-
-def _write_history(run: Run, path: Path) -> None:
-    from optsched.model.verify import verify
-
-    violations = verify(run.history)
-    if violations:
-        raise InternalError(f"{run.policy}: the history breaks a rule: {violations[0].message}")
-    run.history.write(path)
-
-
-def _print_table(runs: Mapping[str, Run]) -> None:
-    from optsched.cli.tables import display, table
-    from optsched.plots.simulation import table as comparison
-
-    some = next(iter(runs.values()))
-    title = (
-        f"{one_line(some.workload.name, 60)}: {len(some.workload):,} jobs, "
-        f"{some.nodes.total:,} GPUs in {len(some.nodes.gpus):,} nodes"
-    )
-    display(title, table(*comparison(runs)))

@@ -1,110 +1,89 @@
-"""The state of a search on stderr, for anything that takes over a second."""
+"""Progress on stderr of everything that takes more than a second."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Self
 
 from optsched.io.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from optsched.solving.progress import Progress
 
-
 FIRST_AFTER = 1.0
-"""Seconds before the first line."""
+"""Seconds without output."""
 
 EVERY = 5.0
-"""Seconds between two lines."""
-
-
-@contextmanager
-def progress_line(*, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
-    """A function for ``on_progress``: on a terminal it rewrites one line.
-
-    Elsewhere it writes a line every five seconds, with ``H`` after a new best since the last one.
-    """
-    live = not quiet and sys.stderr.isatty()
-    shown, source, better, due = False, "", False, FIRST_AFTER
-
-    def write(text: str) -> None:
-        with suppress(OSError):  # a closed pipe must not end the search
-            sys.stderr.write(text)
-            sys.stderr.flush()
-
-    def show(progress: Progress) -> None:
-        nonlocal shown, source, better, due
-        source = progress.source or source  # the engine of the last event
-        better = better or progress.event == "incumbent"
-        if quiet or progress.elapsed < due:
-            return
-        if live:
-            width = shutil.get_terminal_size().columns - 1  # a second line could not be erased
-            write(f"\r\x1b[2K{str(progress._replace(source=source))[:width]}")
-            shown = True
-        else:
-            event = "incumbent" if better else "tick"
-            write(f"{progress._replace(event=event, source=source)}\n")
-            better, due = False, progress.elapsed + EVERY
-
-    try:
-        yield show
-    finally:
-        if shown:
-            write("\r\x1b[2K")
+"""Seconds between lines where stderr is not a terminal."""
 
 
 class Bar:
-    """A bar on a terminal for what takes over a second; elsewhere a line every five seconds.
+    """A status line on a terminal, rewritten in place; elsewhere a line every five seconds.
 
-    Parameters
-    ----------
-    what
-        What is counted, for the lines; without it there are none.
+    Call it with a `Progress` (``optsched.solve(..., on_progress=bar)``), or count by `task`. It
+    never raises an error of stderr.
     """
 
-    def __init__(self, what: str = "", *, quiet: bool = False) -> None:
-        from rich import progress as rich
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.shown = not quiet and sys.stderr.isatty()
+        """Whether there is a terminal with a status line."""
+        self._due = monotonic() + FIRST_AFTER
+        self._counts: dict[str, str] = {}
+        self._state = ""
+        self._source, self._better = "", False
 
-        from optsched.cli.output import console
-
-        self.what, self.console = what, console(errors=True, quiet=quiet)
-        self.shown = self.console.is_terminal and not quiet
-        self._bar = rich.Progress(
-            rich.TextColumn("{task.description}", markup=False), rich.BarColumn(),
-            rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), console=self.console,
-            transient=True, disable=not self.shown,
-            redirect_stdout=sys.stdout.isatty(),  # not what goes to a file
-        )  # fmt: skip
-        self._begin = self._said = monotonic()
+    def __call__(self, progress: Progress) -> None:
+        """Show the state of a search; ``H`` marks a better schedule since the last line."""
+        self._better = self._better or progress.event == "incumbent"
+        self._source = progress.source or self._source
+        event = "incumbent" if self._better else "tick"
+        if self._show(str(progress._replace(event=event, source=self._source))):
+            self._better = False
 
     def task(self, name: str, total: int | None = None) -> Callable[..., None]:
-        """What is to be told ``done``, or ``done, total``."""
-        task = self._bar.add_task(name, total=total, visible=self.shown)
+        """Return a function to call with ``done``, or ``done, total``."""
 
-        def tell(done: int, of: int | None = total) -> None:
-            now = monotonic()
-            if now >= self._begin + FIRST_AFTER:
-                self._bar.start()
-            self._bar.update(task, completed=done, total=of)
-            if self.what and not self.shown and now >= self._said + EVERY:
-                self._said = now
-                self.say(f"{done:,} of {of:,} {self.what}")
+        def update(done: int, of: int | None = total) -> None:
+            whole = "" if of is None else f"/{of:,}"
+            self._counts[name] = f"{one_line(name, 40)} {done:,}{whole}"
+            self._show("  ".join(self._counts.values()))
 
-        return tell
+        return update
 
-    def say(self, text: str) -> None:
-        """A line above the bar."""
-        self.console.print(one_line(text, 300))
+    def _show(self, text: str) -> bool:
+        """Show a state if it is time to; return whether it was shown."""
+        if self.quiet or monotonic() < self._due:
+            return False
+        if self.shown:
+            self._state = text[: shutil.get_terminal_size().columns - 1]  # one line, to be erased
+            self._write(f"\r\x1b[2K{self._state}")
+        else:
+            self._due = monotonic() + EVERY
+            self._write(f"{text}\n")
+        return True
+
+    def print(self, text: str) -> None:
+        """Print a line above the status line."""
+        if not self.quiet:
+            erase = "\r\x1b[2K" * bool(self._state)
+            self._write(f"{erase}{one_line(text, 300)}\n{self._state}")
 
     def stop(self) -> None:
-        """Take the bar away."""
-        self._bar.stop()
+        """Erase the status line."""
+        if self._state:
+            self._write("\r\x1b[2K")
+            self._state = ""
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # a closed terminal must not end the work
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
     def __enter__(self) -> Self:
         return self

@@ -115,10 +115,12 @@ def serve_profile(
     accuracy_table(table, np.array(net.widths), len(net.channels), None)
     trace: dict[str, Any] = {"rate": rate, "burst": burst, "seconds": seconds, "seed": seed}
     arrivals(**trace)
-    with Bar("rounds of measuring") as bar:
+    with Bar() as bar:
         places = (devices or "cpu,cpu").split(",")
         pixels = side or (16 if net.in_channels == 1 else 32)
-        costs = profile(net, places, side=pixels, seed=seed, on_progress=bar.task(bar.what))
+        costs = profile(
+            net, places, side=pixels, seed=seed, on_progress=bar.task("rounds of measuring")
+        )
     problem = scenario(costs, table, **trace)
     for one in costs.devices:
         error, server = "-" if one.error is None else f"{one.error:.1%}", one.server
@@ -169,8 +171,8 @@ def serve_run(
     )  # fmt: skip
     found, run = None, None
     try:
-        with Bar("requests") as bar:
-            tell = bar.task(bar.what)
+        with Bar() as bar:
+            tell = bar.task("requests")
             if compare:
                 found = side_by_side(executor, images, tell, labels)
             run = executor.run(images, tell) if found is None else found.measured

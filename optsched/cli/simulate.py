@@ -22,7 +22,7 @@ from optsched.cli.options import (
     words,
 )
 from optsched.cli.output import RunOutputs
-from optsched.cli.progress import Bar
+from optsched.cli.progress import FIRST_AFTER, Bar
 from optsched.cluster.expected import expected_starts
 from optsched.cluster.workload.nodes import NodeChange, NodeFailures, Nodes
 from optsched.cluster.workload.synthetic import entropy_workload, synthetic
@@ -32,7 +32,6 @@ from optsched.cluster.world.start import read_start
 from optsched.errors import InputError
 from optsched.io.files import read_bytes
 from optsched.io.values import file_label
-from optsched.solving import progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -245,18 +244,18 @@ def _run_all(
 
                 run = runs[name] = simulate(jobs, policy, nodes, on_progress=report, **settings)
                 for note in run.notes:
-                    bar.say(f"{name}: {note}")
+                    bar.print(f"{name}: {note}")
                 taken = time.monotonic() - since - (Entry.seconds_compiling - compiled)
                 ended = int((run.log.finished >= 0).sum())
-                if taken >= progress.FIRST_AFTER and not bar.shown:
+                if taken >= FIRST_AFTER and not bar.shown:
                     some = "" if ended == len(jobs) else f"{ended:,} of "
-                    bar.say(f"{name}: {some}{len(jobs):,} jobs in {taken:.1f} s")
+                    bar.print(f"{name}: {some}{len(jobs):,} jobs in {taken:.1f} s")
                 if ended < len(jobs):  # the engine hands back what it has
-                    bar.say(f"interrupted: {ended:,} of {len(jobs):,} jobs ended in {name}")
+                    bar.print(f"interrupted: {ended:,} of {len(jobs):,} jobs ended in {name}")
                     for job, reason in [*run.waiting().items()][:_MOST_NAMED]:
-                        bar.say(f"{job} pending: {reason.text}")
+                        bar.print(f"{job} pending: {reason.text}")
                     return runs, False
         except KeyboardInterrupt:
-            bar.say(f"interrupted: {len(runs)} of {len(policies)} policies are done")
+            bar.print(f"interrupted: {len(runs)} of {len(policies)} policies are done")
             return runs, False
     return runs, True

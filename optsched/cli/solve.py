@@ -13,7 +13,7 @@ import optsched
 from optsched.cli import options
 from optsched.cli.options import argument, option
 from optsched.cli.output import facts
-from optsched.cli.progress import progress_line
+from optsched.cli.progress import Bar
 from optsched.formats.read_problem import read_problem
 from optsched.io.files import check_outputs
 from optsched.model.schedule import Schedule
@@ -52,11 +52,11 @@ def solve(
     check_outputs([output], [file])
     problem = options.with_objective(read_problem(file), objective)
     start = None if warm_start is None else Schedule.read(warm_start)
-    with progress_line(quiet=quiet) as line:
+    with Bar(quiet=quiet) as bar:
         result = optsched.solve(
             problem, solver, time_limit=time_limit, iterations=iterations, target=target,
             stop=_criterion(stop_gap, stop_no_improvement), workers=workers, seed=seed,
-            warm_start=start, on_progress=line, options=options.parse_options(option),
+            warm_start=start, on_progress=bar, options=options.parse_options(option),
         )  # fmt: skip
     if output is not None and result.schedule is not None:
         result.schedule.write(output)

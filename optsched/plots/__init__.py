@@ -1,7 +1,6 @@
-"""Pictures of schedules, benchmarks and simulations; numpy and matplotlib are loaded on first use.
+"""Pictures of schedules, benchmarks and simulations; matplotlib is loaded on first use.
 
-Functions `gantt`, `gpu_map`, `jct_cdf`, `jct_decomposition`, `utilisation_over_time`, `pareto`;
-modules `html` and `simulation`.
+Functions `bench_report`, `gantt`, `gpu_map`, `pareto`, `simulation_report`; module `html`.
 """
 
 from __future__ import annotations
@@ -10,20 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from optsched.plots.benchmark import bench_report
     from optsched.plots.cluster_map import gpu_map
     from optsched.plots.front import pareto
     from optsched.plots.gantt_chart import gantt
-    from optsched.plots.policies import jct_cdf, jct_decomposition, utilisation_over_time
+    from optsched.plots.simulation import simulation_report
 
-_HOME = {
-    "gantt": "gantt_chart", "gpu_map": "cluster_map", "pareto": "front", "jct_cdf": "policies",
-    "jct_decomposition": "policies", "utilisation_over_time": "policies",
+_MODULES = {
+    "bench_report": "benchmark", "gantt": "gantt_chart", "gpu_map": "cluster_map",
+    "pareto": "front", "simulation_report": "simulation",
 }  # fmt: skip
 
-__all__ = ["gantt", "gpu_map", "jct_cdf", "jct_decomposition", "pareto", "utilisation_over_time"]
+__all__ = ["bench_report", "gantt", "gpu_map", "pareto", "simulation_report"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'optsched.plots' has no attribute {name!r}")
-    return getattr(import_module(f"optsched.plots.{_HOME[name]}"), name)
+    return getattr(import_module(f"optsched.plots.{_MODULES[name]}"), name)

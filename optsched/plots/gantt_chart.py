@@ -32,7 +32,7 @@ def gantt(
 ) -> Figure:
     """Draw a schedule, also into a picture file; its suffix chooses PNG, SVG or PDF.
 
-    One lane per resource; a bar in the colour of its job, F light and B dark, other kinds in
+    One row per resource; a bar in the colour of its job, F light and B dark, other kinds in
     between or hatched; setups as thin hatched bars before the operation they prepare; busy shares
     at the right. A periodic schedule is drawn in its steady state, with a line where a cycle ends;
     hollow bars belong to iterations before the first, which a cold start leaves out. The same
@@ -64,7 +64,7 @@ def gantt(
     return picture(lambda: _draw(schedule, summary, width, cycles), path)
 
 
-_LANE = "#f6f7f9"
+_BACKGROUND = "#f6f7f9"
 _SETUP: Final[dict[str, Any]] = {
     "facecolor": "#d1d5db", "edgecolor": "#4b5563", "hatch": "//////", "linewidth": 0.3,
 }  # fmt: skip
@@ -74,25 +74,25 @@ def _draw(schedule: Schedule, summary: Report, width: float | None, cycles: int)
     from matplotlib.figure import Figure
 
     chart = bars(schedule, cycles)
-    lanes = schedule.n_resources + bool((chart.resource < 0).any())
+    rows = schedule.n_resources + bool((chart.resource < 0).any())
     span = max(horizon(schedule, cycles), 1)
     unit = readable_unit(schedule.time_unit, span)
     wide = width or float(np.clip(9 + len(chart.operation) / 110, 11, 22))
-    lane = float(np.clip(9 / max(lanes, 1), 0.16, 0.5))  # inches
-    tall = min(lane * max(lanes, 1), 60.0) + 1.75
+    high = float(np.clip(9 / max(rows, 1), 0.16, 0.5))  # inches of a row
+    tall = min(high * max(rows, 1), 60.0) + 1.75
     figure = Figure(figsize=(wide, tall), facecolor="white")
     names = [one_line(r.name, 28) for r in schedule.resources]
-    names += ["no resource"] * (lanes - len(names))
+    names += ["no resource"] * (rows - len(names))
     left = 0.35 + 0.085 * max((len(name) for name in names), default=4)
     axes = figure.add_axes((left / wide, 0.82 / tall, (wide - left - 0.75) / wide, 1 - 1.75 / tall))
-    axes.set(xlim=(0, span / unit.ticks), ylim=(max(lanes, 1) - 0.5, -0.5))
+    axes.set(xlim=(0, span / unit.ticks), ylim=(max(rows, 1) - 0.5, -0.5))
     _dress(axes, names, unit, summary)
     if schedule.period is not None:
         _cycles(axes, schedule.period, cycles, unit, (wide - left - 0.75) / cycles)
     _setups(axes, schedule, cycles, unit)
     _bars(axes, schedule, chart, unit)
     inches_per_time = (wide - left - 0.75) / (span / unit.ticks)
-    _labels(axes, schedule, chart, unit, inches_per_time, span, lane)
+    _labels(axes, schedule, chart, unit, inches_per_time, span, high)
     if _one_job(schedule):
         axes.set_xlabel(f"{axes.get_xlabel()}; numbers are micro-batches")
     _title(figure, summary, wide, tall, left)
@@ -102,13 +102,13 @@ def _draw(schedule: Schedule, summary: Report, width: float | None, cycles: int)
 
 
 def _dress(axes: Axes, names: list[str], unit: Unit, summary: Report) -> None:
-    """Axes, lanes and the busy shares at the right end."""
-    lanes = len(names)
-    size = float(np.clip(340 / max(lanes, 1), 5, 9))
+    """Axes, rows and the busy shares at the right end."""
+    rows = len(names)
+    size = float(np.clip(340 / max(rows, 1), 5, 9))
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.barh(range(lanes), axes.get_xlim()[1], height=0.9, color=_LANE, zorder=0)
-    axes.set_yticks(range(lanes), names, fontsize=size, color=INK)
+    axes.barh(range(rows), axes.get_xlim()[1], height=0.9, color=_BACKGROUND, zorder=0)
+    axes.set_yticks(range(rows), names, fontsize=size, color=INK)
     axes.tick_params(axis="y", length=0, pad=6)
     axes.tick_params(axis="x", length=3, color=MUTED, labelcolor=MUTED, labelsize=8)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}".replace(",", "\u202f"))
@@ -125,10 +125,10 @@ def _dress(axes: Axes, names: list[str], unit: Unit, summary: Report) -> None:
         axes.text(1.008, -0.5, "busy", transform=edge, va="bottom", fontsize=7.5, color=MUTED)
 
 
-def _cycles(axes: Axes, period: int, cycles: int, unit: Unit, room: float) -> None:
-    """A line where every cycle begins, and its number above, if there is room (in inches)."""
+def _cycles(axes: Axes, period: int, cycles: int, unit: Unit, inches: float) -> None:
+    """Draw a line at the start of every cycle, numbered if a cycle is wide enough."""
     edge = axes.get_xaxis_transform()
-    every = max(1, round(0.6 / room))
+    every = max(1, round(0.6 / inches))
     for c in range(cycles):
         at = c * period / unit.ticks
         if c:
@@ -163,7 +163,7 @@ def _bars(axes: Axes, schedule: Schedule, chart: Bars, unit: Unit) -> None:
         axes.add_collection(
             PolyCollection(
                 list(corners),
-                facecolors=_LANE if is_hollow else fill,
+                facecolors=_BACKGROUND if is_hollow else fill,
                 edgecolors=fill if is_hollow else border,
                 linewidths=0.7 if is_hollow else 0.5,
                 hatch=hatch or None,
@@ -205,15 +205,15 @@ def _labels(
     unit: Unit,
     inches_per_time: float,
     span: int,
-    lane: float,
+    high: float,
 ) -> None:
     """Jobs or micro-batches in the bars that are wide enough, all in one size of type."""
     jobs, ours = schedule.job[chart.operation].tolist(), schedule.microbatch[chart.operation]
     number = ours.tolist() if _one_job(schedule) else [_short(schedule, j) for j in jobs]
     left, right = np.clip(chart.start, 0, span), np.clip(chart.end, 0, span)
-    room = (right - left) / unit.ticks * inches_per_time * 72 * 0.86  # points
-    letters = np.array([len(str(j)) for j in number])
-    best = np.minimum(room / np.maximum(letters, 1) / 0.64, lane * 72 * 0.5)
+    points = (right - left) / unit.ticks * inches_per_time * 72 * 0.86
+    length = np.array([len(str(j)) for j in number])
+    best = np.minimum(points / np.maximum(length, 1) / 0.64, high * 72 * 0.5)
     size = float(np.clip(np.quantile(best, 0.25), 5.5, 9)) if len(best) else 9.0
     fits = np.flatnonzero((best >= size) & (chart.resource >= 0))
     if len(fits) > _MOST_LABELS:
@@ -234,11 +234,11 @@ def _short(schedule: Schedule, job: int) -> str:
 
 
 def _one_job(schedule: Schedule) -> bool:
-    """Whether micro-batches of a single job are all there is to tell bars apart."""
+    """Whether the bars are micro-batches of a single job."""
     return bool(schedule.microbatch.any()) and len(np.unique(schedule.job)) == 1
 
 
-_MOST_LABELS = 4000  # beyond, nobody reads them and each costs a millisecond
+_MOST_LABELS = 4000  # each costs a millisecond
 
 
 def _title(figure: Figure, summary: Report, wide: float, tall: float, left: float) -> None:
@@ -253,9 +253,9 @@ def _title(figure: Figure, summary: Report, wide: float, tall: float, left: floa
 
 
 def _job_key(figure: Figure, schedule: Schedule, wide: float, tall: float, taken: float) -> None:
-    """The jobs in their colours, right of the title if there is room.
+    """Draw the jobs in their colors, right of the title if they fit.
 
-    None beyond 30 jobs, whose colours repeat; ``taken`` is where the title ends, in inches.
+    None beyond 30 jobs, where colors repeat; ``taken`` is where the title ends, in inches.
     """
     from matplotlib.patches import Rectangle
 
@@ -296,8 +296,8 @@ def _legend(
     if schedule.has_setups:
         entries.append(Patch(label="setup", **_SETUP))
     if hollow:
-        edge = colour(0, shade("F"))
-        entries.append(Patch(facecolor=_LANE, edgecolor=edge, label="not run by a cold start"))
+        fill: dict[str, Any] = {"facecolor": _BACKGROUND, "edgecolor": colour(0, shade("F"))}
+        entries.append(Patch(label="not run by a cold start", **fill))
     figure.legend(
         handles=entries, loc="lower left", bbox_to_anchor=(left / wide, 0.1 / tall), ncols=12,
         frameon=False, fontsize=8, labelcolor=MUTED, borderpad=0, borderaxespad=0,
@@ -339,13 +339,13 @@ def gantt_text(schedule: Schedule, begin: int, end: int, width: int = 88) -> str
     columns = np.ceil(ends * width / (end - begin) - 0.5).clip(0, width).astype(int).T.tolist()
     for i, resources in enumerate(schedule.op_resources.to_lists()):
         kind, letter = schedule.kind[i], ascii_lowercase[schedule.job[i] % len(ascii_lowercase)]
-        shown = letter.upper() if kind == "B" else {"R": "~", "U": "+"}.get(kind, letter)
+        sign = letter.upper() if kind == "B" else {"R": "~", "U": "+"}.get(kind, letter)
         first, last = columns[i]
         for r in resources:
-            rows[r][first:last] = shown * (last - first)
+            rows[r][first:last] = sign * (last - first)
     names = [one_line(resource.name, 16) for resource in schedule.resources]
-    room = max(map(len, names), default=0)
-    lines = [f"{name:{room}} |{''.join(row)}|" for name, row in zip(names, rows, strict=True)]
+    width = max(map(len, names), default=0)
+    lines = [f"{name:{width}} |{''.join(row)}|" for name, row in zip(names, rows, strict=True)]
     span = time_text(end - begin, schedule.time_unit)
-    lines.append(f"{'':{room}}  {span} of it; a forward, A backward of job 0, b of job 1, ...")
+    lines.append(f"{'':{width}}  {span} of it; a forward, A backward of job 0, b of job 1, ...")
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -52,25 +53,27 @@ def page(schedule: Schedule, *, cycles: int = 3) -> str:
     """
     summary = report(schedule)
     template = resources.files("optsched.plots").joinpath("page.html").read_text("utf-8")
-    top, rest = template.split(_TITLE)
-    middle, foot = rest.split(_DATA)
+    top, middle, foot = re.split(f"{re.escape(_TITLE)}|{re.escape(_DATA)}", template)
     title = html.escape(one_line(schedule.name) or "schedule")
     return top + title + middle + _safe_json(payload(schedule, summary, cycles)) + foot
 
 
 def payload(schedule: Schedule, summary: Report, cycles: int = 3) -> dict[str, Any]:
-    """All that the page knows: integers in the schedule's units, columns of equal length."""
+    """Return the data of the page: integers in the schedule's units, columns of equal length."""
     span = max(horizon(schedule, cycles), 1)
     unit = readable_unit(schedule.time_unit, span)
     chart, waits = bars(schedule, cycles), setups(schedule, cycles)
     look = shades(schedule)
     kinds = list(look)
-    own = schedule.time_unit.replace("us", "µs")
     size = f"{summary.operations} operations of {summary.jobs} jobs"
     return {
         "name": one_line(schedule.name) or "schedule",
         "headline": " · ".join([*worth(summary), size]),
-        "unit": {"own": own, "name": unit.name, "ticks": unit.ticks},
+        "unit": {
+            "own": schedule.time_unit.replace("us", "µs"),
+            "name": unit.name,
+            "ticks": unit.ticks,
+        },
         "span": span,
         "share_span": summary.span,
         "period": schedule.period,

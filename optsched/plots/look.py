@@ -54,9 +54,9 @@ def shade(kind: str, other: int = 0) -> Shade:
 
 def shades(schedule: Schedule) -> dict[str, Shade]:
     """Shades of all kinds of a schedule: ours in their usual order, then the others."""
-    there = {str(kind) for kind in schedule.kind}
-    ours = [kind for kind in _SHADES if kind in there]
-    others = sorted(there.difference(_SHADES))
+    kinds = {str(kind) for kind in schedule.kind}
+    ours = [kind for kind in _SHADES if kind in kinds]
+    others = sorted(kinds.difference(_SHADES))
     found = {kind: shade(kind) for kind in ours}
     return found | {kind: shade(kind, k) for k, kind in enumerate(others)}
 
@@ -89,11 +89,11 @@ def is_dark(rgb: str) -> bool:
     return 0.299 * red + 0.587 * green + 0.114 * blue < 150
 
 
-SHOWN_NEGATIVE = {"bandwidth": (10**6, "GB/s"), "relative bandwidth": (10**7, "%")}
-"""Objectives that are no times: units of their values in one that people read, and its name."""
+NEGATED = {"bandwidth": (10**6, "GB/s"), "relative bandwidth": (10**7, "%")}
+"""Maximized objectives: divisor of their negated values, and the unit after it."""
 
 IN_PARTS = {"utility": -1, "level": -1, "deviation": 1}
-"""Objectives of quota plans, in parts of the plan's resolution, and the sign that people read."""
+"""Objectives of quota plans, in parts of the plan's resolution, and their printed sign."""
 
 
 def worth(summary: Report) -> list[str]:
@@ -101,7 +101,7 @@ def worth(summary: Report) -> list[str]:
     name = one_line(summary.objective_name, 30)
     parts = [f"{name} {value_text(name, summary.objective, summary.time_unit)}"]
     if summary.lower_bound is not None:
-        negative = name in SHOWN_NEGATIVE or IN_PARTS.get(name) == -1
+        negative = name in NEGATED or IN_PARTS.get(name) == -1
         bound = "bound" if negative else "lower bound"
         parts.append(f"{bound} {value_text(name, summary.lower_bound, summary.time_unit)}")
     if summary.status == "optimal":
@@ -113,8 +113,8 @@ def worth(summary: Report) -> list[str]:
 
 def value_text(objective: str, value: int, unit: str) -> str:
     """The value of an objective with its unit; what is maximised is minimised by its negative."""
-    if objective in SHOWN_NEGATIVE:
-        divisor, what = SHOWN_NEGATIVE[objective]
+    if objective in NEGATED:
+        divisor, what = NEGATED[objective]
         return f"{-value / divisor:.2f} {what}"
     if objective in IN_PARTS:
         return f"{IN_PARTS[objective] * value:,} parts".replace(",", "\u202f")

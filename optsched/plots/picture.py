@@ -1,4 +1,4 @@
-"""What all pictures share: suffixes, a style of our own, colours of policies, writing."""
+"""Shared parts of all pictures: suffixes, style, colors of policies, writing."""
 
 from __future__ import annotations
 
@@ -39,16 +39,21 @@ _METADATA: Final[dict[str, Any]] = {
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
-    """The suffix of a picture file; `InputError` if it is none of `PICTURES`."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in PICTURES:
-        raise InputError(f"{path}: expected a picture file ending in {', '.join(PICTURES)}")
-    return suffix
+    """Return the suffix of a picture file; `InputError` if it is not one of `PICTURES`."""
+    check_suffix(path)
+    return Path(path).suffix.lower()
+
+
+def check_suffix(path: str | os.PathLike[str], suffixes: tuple[str, ...] | None = None) -> None:
+    """Refuse a file name that does not end in one of the suffixes, by default `PICTURES`."""
+    suffixes = suffixes or PICTURES
+    if Path(path).suffix.lower() not in suffixes:
+        raise InputError(f"{path}: expected a file ending in {', '.join(suffixes)}")
 
 
 @contextmanager
 def picture_style() -> Iterator[None]:
-    """Our settings of matplotlib, and nobody else's; `MissingExtra` without matplotlib."""
+    """Apply fixed settings of matplotlib; `MissingExtra` if it is not installed."""
     try:
         import matplotlib
     except ImportError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from program import PATIENCE, Cli, start
 
 from optsched import InputError
-from optsched.bench import run, summary
+from optsched.bench import run, summary, table
 from optsched.bench.instances import Known, load, load_all, read_bounds
 from optsched.bench.rows import COLUMNS, Results, Row
 from optsched.bench.run import Task, run_all
@@ -96,6 +97,31 @@ def test_json(cli: Cli) -> None:
     ]
     (cell,) = found["cells"]
     assert cell["gap"] == found["means"][0]["gap"] >= 0 and cell["runs"] == 1
+
+
+def test_picture_and_latex(cli: Cli) -> None:
+    """A profile and a row of gaps per solver; a bad name is refused before anything runs."""
+    pytest.importorskip("matplotlib")
+    words = ("--plot", "gaps.svg", "--latex", "gaps.tex", "--quiet")
+    ran = cli(*BENCH, "--solvers", "dispatch,tabu", "other.txt", *words)
+    assert ran.code == 0 and ran.err == ""
+    picture = Path("gaps.svg").read_text()
+    assert all(f'id="{part}-{k}"' in picture for part in ("profile", "gaps") for k in (0, 1))
+    table = Path("gaps.tex").read_text()
+    assert table.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
+    assert table.count(" \\\\\n") == 4 and "\\%" in table and "\\textbf{0.00" in table
+    assert ".png" in cli.refused(*BENCH, "--plot", "gaps.gif")
+    assert "two outputs" in cli.refused(
+        *BENCH, "--latex", "r.txt", "--plot", "r.txt.png", "--latex", "r.txt.png"
+    )
+
+
+def test_latex_escapes_names() -> None:
+    """Names are data: no command, comment or column can come from them."""
+    found = table.latex(summarise([row("50 % of {a_b}\\x & ~^<")]))
+    line = next(line for line in found.splitlines() if line.startswith("50"))
+    assert r"50 \% of \{a\_b\}\textbackslash{}x \& \textasciitilde{}" in line
+    assert re.sub(r"\\&", "", line).count("&") == 4
 
 
 def test_contradictions_are_failures(cli: Cli) -> None:
@@ -194,7 +220,7 @@ def test_interrupt_keeps_what_is_done(cli: Cli) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and out == "" and "Traceback" not in err
-    assert "interrupted: 1 of 2 are done, the same command goes on" in err
+    assert "interrupted: 1 of 2 are done, the same command continues" in err
     assert [r.instance for r in Results("r.csv").rows] == ["shop"]
 
 
