@@ -122,7 +122,7 @@ def test_pools(cli: Cli) -> None:
         ({"agents": [{"name": "n"}]}, 'agents[0]: the field "slots" is missing'),
         ({"agents": [{"name": "n", "slots": 4, "gpus": 4}]}, 'unknown field "gpus"'),
         ({"agents": None}, "agents: expected a list, got null"),
-        ({"tasks": [{"name": "t", "slots": 1, "submitted": "now"}]}, "tasks[0].submitted"),
+        ({"tasks": [{"name": "t", "slots": 1, "submitted": "now"}]}, "tasks[0]: task t: submitted"),
         (
             {"tasks": [{"name": "t", "slots": 10**30}]},
             "task t: slots: expected an integer in 0..2^53",
@@ -134,7 +134,7 @@ def test_pools(cli: Cli) -> None:
         ({"format": "optsched.state/1"}, 'format: expected "optsched.decide/1"'),
         ({"format": "optsched.decide/2"}, "install a newer optsched"),
         ({"more": 1}, 'unknown field "more"'),
-        ({"pools": []}, "pools: excludes scheduler"),
+        ({"pools": []}, "pools: excludes agents"),
         (
             {
                 "agents": [{"name": "n", "slots": 1, "zero_slots": 0}],
@@ -165,12 +165,12 @@ def test_refused_calls(cli: Cli) -> None:
     cli.feed("")
     assert "the file is empty" in cli.refused("decide", "-")
     twice = {"format": "optsched.decide/1", "pools": [{"agents": []}, {"agents": []}]}
-    assert "duplicate pool" in cli.refused("decide", put("p.json", twice))
+    assert 'duplicate name "default"' in cli.refused("decide", put("p.json", twice))
     bad = {
         "format": "optsched.decide/1",
         "pools": [{"name": "x", "agents": [{"name": "", "slots": 1}]}],
     }
-    assert 'p.json: pools[0] ("x"): agent: expected a name' in cli.refused(
+    assert 'p.json: pools[0]: agents[0]: agent: expected a name' in cli.refused(
         "decide", put("p.json", bad)
     )
 

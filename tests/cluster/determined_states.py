@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from optsched.cluster.determined import Agent, Decision, Group, State, Task, apply
+from optsched.cluster.determined.decisions import table
+from optsched.cluster.determined.fair_share_scheduler import divide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,6 +59,14 @@ def groups(**levels: int) -> tuple[Group, ...]:
     return tuple(Group(name, priority=level) for name, level in levels.items())
 
 
+def offers(state: State, variant: str = "code") -> dict[str, int]:
+    """Slots that every group is offered, without groups that have no task to consider."""
+    agents, columns, rows = table(state)
+    _, shares, _ = divide(agents, columns, variant == "docs")
+    heads = [rows[i].group_name for i in shares.head.tolist()]
+    return dict(zip(heads, shares.offer.tolist(), strict=True))
+
+
 __all__ = [
-    "agents", "apply", "groups", "on", "row", "started", "tasks", "with_tasks", "without",
+    "agents", "apply", "groups", "offers", "on", "row", "started", "tasks", "with_tasks", "without",
 ]  # fmt: skip

@@ -51,7 +51,7 @@ def test_pools_survive_writing_and_reading() -> None:
     others = [Pool(State(())), Pool(State((Agent("x", 1),), (Task("y", 1),)), "second")]
     for pools in ([POOL], [POOL, *others], [others[0]]):
         found, given = document.from_tree(json.loads(written(pools)), "file")
-        assert found == pools and given is None
+        assert list(found) == pools and given is None
 
 
 def test_answers_survive_writing_and_reading() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from determined_states import agents, apply, on, row, started, tasks
+from determined_states import agents, apply, offers, on, row, started, tasks
 
 from optsched.cluster.determined import (
     Agent,
@@ -13,7 +13,6 @@ from optsched.cluster.determined import (
     State,
     Task,
     fair_share,
-    fair_share_offers,
 )
 
 
@@ -124,7 +123,7 @@ def test_the_example_of_the_documentation(
         (Agent("n", 8),), tuple(many("a", 10) + many("b", 30)),
         (Group("a", weights[0]), Group("b", weights[1])),
     )  # fmt: skip
-    assert tuple(fair_share_offers(state, variant).values()) == expected  # type: ignore[arg-type]
+    assert tuple(offers(state, variant).values()) == expected  # type: ignore[arg-type]
     names = list(fair_share(state, variant).start)  # type: ignore[arg-type]
     assert tuple(sum(name[0] == group for name in names) for group in "ab") == expected
 
@@ -135,8 +134,8 @@ def test_what_is_held_for_good(variant: str, expected: tuple[int, int]) -> None:
     held = many("a", 2, preemptible=False, allocation={"n": 1})
     rows = [*held, *(replace(t, name=f"x{t.name}") for t in many("a", 8)), *many("b", 10, first=9)]
     state = State((Agent("n", 10),), tuple(rows))
-    offers = fair_share_offers(state, variant)  # type: ignore[arg-type]
-    assert (offers["a"], offers["b"]) == expected
+    offered = offers(state, variant)
+    assert (offered["a"], offered["b"]) == expected
 
 
 def test_the_slip_of_the_sort_decides_who_waits() -> None:
@@ -148,18 +147,18 @@ def test_the_slip_of_the_sort_decides_who_waits() -> None:
     """
     state = State(agents(3), tasks(row(3), row(2), row(3)))
     assert [task.slots for task in state.tasks] == [3, 2, 3]
-    assert fair_share_offers(state) == {"t1": 0, "t0": 3, "t2": 0}
+    assert offers(state) == {"t1": 0, "t0": 3, "t2": 0}
     assert started(fair_share(state)) == {"t0"}
 
 
 def test_weight_zero_still_earns_a_slot_a_pass() -> None:
     """Alone it gets all it asks for; beside a weight it gets one slot of the first pass."""
     state = State((Agent("n", 8),), tuple(many("a", 5)), (Group("a", 0),))
-    assert fair_share_offers(state) == {"a": 5}
+    assert offers(state) == {"a": 5}
     state = State(
         (Agent("n", 8),), tuple(many("a", 20) + many("b", 20)), (Group("a", 0), Group("b", 1))
     )
-    assert fair_share_offers(state) == {"a": 1, "b": 7}
+    assert offers(state) == {"a": 1, "b": 7}
 
 
 def test_more_is_fixed_than_the_limit() -> None:
@@ -167,7 +166,7 @@ def test_more_is_fixed_than_the_limit() -> None:
     held = many("a", 3, preemptible=False, allocation={"n": 1})
     state = State((Agent("n", 8),), tuple(held + many("b", 2)), (Group("a", max_slots=1),))
     for variant in ("code", "docs"):
-        assert fair_share_offers(state, variant) == {"a": 3, "b": 2}  # type: ignore[arg-type]
+        assert offers(state, variant) == {"a": 3, "b": 2}  # type: ignore[arg-type]
         assert started(fair_share(state, variant)) == {"b0", "b1"}  # type: ignore[arg-type]
 
 
@@ -176,7 +175,7 @@ def test_drained_and_disabled_agents() -> None:
     rows = (Task("run", 2, allocation={"x": 2}), *many("a", 20))
     for flags, expected in (({"drained": True}, 6), ({"disabled": True}, 4)):
         state = State((Agent("x", 4, **flags), Agent("y", 4)), rows)  # type: ignore[arg-type]
-        assert sum(fair_share_offers(state).values()) == expected
+        assert sum(offers(state).values()) == expected
         assert {name for where in fair_share(state).start.values() for name in where} == {"y"}
 
 
@@ -192,5 +191,5 @@ def test_docs_divides_anew_whoever_is_left_out() -> None:
          Task("x", 4, "g3"), Task("y", 4, "g3")),
         (Group("g0", 0.5), Group("g3", 2), Group("u", 1)),
     )  # fmt: skip
-    assert fair_share_offers(state, "docs") == {"u": 0, "g0": 0, "g3": 8}
+    assert offers(state, "docs") == {"u": 0, "g0": 0, "g3": 8}
     assert started(fair_share(state, "docs")) == {"x", "y"}

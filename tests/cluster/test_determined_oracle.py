@@ -8,6 +8,7 @@ from typing import Any
 
 import determined_oracle as oracle
 import pytest
+from determined_states import offers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,11 +19,10 @@ from optsched.cluster.determined import (
     Task,
     apply,
     fair_share,
-    fair_share_offers,
     find_fit,
     priority,
 )
-from optsched.cluster.determined.fitting import table
+from optsched.cluster.determined.decisions import table
 from optsched.cluster.determined.priority_scheduler import in_order
 
 
@@ -180,18 +180,18 @@ def test_equal_demands_and_weights(
     code, docs = fair_share(state), fair_share(state, "docs")
     assert len(docs.start) >= len(code.start)
     if slots == 1 and capacity % groups == 0 and tasks * groups >= capacity:
-        assert set(fair_share_offers(state).values()) == {capacity // groups}
+        assert set(offers(state).values()) == {capacity // groups}
         assert len(fair_share(state).start) == capacity
 
 
 @given(states())
 def test_docs_offers_are_a_bounded_division(state: State) -> None:
     """Between what is fixed and the demand; nothing is left while somebody wants it."""
-    offers = fair_share_offers(state, "docs")
+    offered = offers(state, "docs")
     capacity = sum(m.total for m in oracle.machines(state))
     fixed = sum(t.slots for t in state.tasks if t.is_running and not t.preemptible)
-    assert all(offer >= 0 for offer in offers.values())
-    assert sum(offers.values()) <= max(capacity, fixed)
+    assert all(offer >= 0 for offer in offered.values())
+    assert sum(offered.values()) <= max(capacity, fixed)
 
 
 @pytest.mark.parametrize("groups", [13, 40])

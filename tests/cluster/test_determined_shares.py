@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from determined_oracle import machines
+from determined_states import offers
 from hypothesis import given
 from hypothesis import strategies as st
 from test_determined_oracle import states
@@ -24,7 +25,6 @@ from optsched.cluster.determined import (
     decide,
     document,
     fair_share,
-    fair_share_offers,
     find_fit,
     priority,
 )
@@ -66,7 +66,7 @@ def test_shares_are_reached_from_any_start(state: State) -> None:
     The shares are those of an idle cluster: demand times weight, bounded by demand.
     """
     idle = replace(state, tasks=tuple(replace(task, allocation=None) for task in state.tasks))
-    shares = fair_share_offers(idle, "docs")
+    shares = offers(idle, "docs")
     demand = {name: sum(t.group == name for t in state.tasks) for name in shares}
     weight = {group.name: group.weight for group in state.groups}
     slots, most = sum(agent.slots for agent in state.agents), sum(demand.values())

@@ -65,21 +65,21 @@ WAITING = State(
         (lambda: find_fit(State(()), "t"), "task: expected a Task"),  # type: ignore[arg-type]
         (lambda: Pool(State(()), scheduler="fifo"), "scheduler: expected one of"),  # type: ignore[arg-type]
         (lambda: decide(3), "expected a list of Pools"),  # type: ignore[arg-type]
-        (lambda: decide([State(())]), "pools[0]: expected a Pool"),  # type: ignore[list-item]
-        (lambda: decide([Pool(State(())), Pool(State(()))]), 'duplicate pool "default"'),
+        (lambda: decide([State(())]), "pools[0]: expected type Pool"),  # type: ignore[list-item]
+        (lambda: decide([Pool(State(())), Pool(State(()))]), 'pools: duplicate name "default"'),
         (lambda: decide([Pool(State((AGENT,)), "a"), Pool(State((AGENT,)), "b")]),
-         'duplicate agent "n" (a and b)'),
+         'pools: agents: duplicate name "n"'),
         (lambda: apply(State(()), Decision({"t": {}})), 'task "t" does not exist'),
         (lambda: apply(State((AGENT,), (Task("t", 1),)), Decision(release=("t",))), "waits"),
         (lambda: apply(State((AGENT,), (Task("t", 1, allocation={"n": 1}),)), Decision({"t": {}})),
          'task "t" runs'),
-        (lambda: apply(WAITING, Decision({"t": {"m": 4}})), 'start["t"]: there is no agent "m"'),
-        (lambda: apply(WAITING, Decision({"t": {}})), "names no agents"),
+        (lambda: apply(WAITING, Decision({"t": {"m": 4}})), 'allocation: there is no agent "m"'),
+        (lambda: apply(WAITING, Decision({"t": {}})), 'start["t"]: empty'),
         (lambda: apply(WAITING, Decision({"t": {"n": 4}, "u": {"n": 8}})),
          'decision: agent "n": its tasks hold 12 slots, it has 8'),
         (lambda: apply(WAITING, Decision({"t": {"drained": 4}})), 'agent "drained" takes no work'),
         (lambda: apply(WAITING, Decision({"z": {"drained": 0}})), "takes no work"),
-        (lambda: apply(WAITING, Decision({"v": {"n": 1}})), "is blocked for it"),
+        (lambda: apply(WAITING, Decision({"v": {"n": 1}})), "takes no work of it"),
         (lambda: apply(State((Agent("n", 8, used=1),), (Task("t", 8),)), Decision({"t": {"n": 8}})),
          "decision: agent n: used: expected an integer in 0..8, got 9"),
         (lambda: apply(State(()), {}), "decision: expected a Decision"),  # type: ignore[arg-type]

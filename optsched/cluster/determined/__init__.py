@@ -12,7 +12,6 @@ from optsched.cluster.determined.decisions import (
     apply,
     decide,
     fair_share,
-    fair_share_offers,
     find_fit,
     kubernetes,
     priority,
@@ -21,5 +20,5 @@ from optsched.cluster.determined.state import Agent, Group, State, Task
 
 __all__ = [
     "Agent", "Decision", "Group", "Pool", "State", "Task", "apply", "decide", "fair_share",
-    "fair_share_offers", "find_fit", "kubernetes", "priority",
+    "find_fit", "kubernetes", "priority",
 ]  # fmt: skip

@@ -6,19 +6,31 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from optsched.cluster.determined.fair_share_scheduler import divide, share_reasons, share_slots
-from optsched.cluster.determined.fitting import table
-from optsched.cluster.determined.kubernetes_scheduler import place_pods, pod_reasons
-from optsched.cluster.determined.priority_scheduler import level_reasons, place_by_level
-from optsched.cluster.determined.state import State, Task, check_agents, held
+import numpy as np
+
+from optsched.cluster.determined.fair_share_scheduler import share_slots
+from optsched.cluster.determined.fitting import Agents, Kind, Tasks, by_hash
+from optsched.cluster.determined.kubernetes_scheduler import place_pods
+from optsched.cluster.determined.priority_scheduler import place_by_level
+from optsched.cluster.determined.state import (
+    Agent,
+    Group,
+    State,
+    Task,
+    check_agents,
+    checked_name,
+    distinct,
+    held,
+)
 from optsched.errors import InputError
 from optsched.io.strict_json import placed
-from optsched.io.values import boolean, format_value, label, one_of
+from optsched.io.values import boolean, format_value, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from optsched.cluster.world.reasons import Reason
+    from optsched.model.schedule import IntArray
 
 SCHEDULERS: Final = ("fair_share", "priority", "kubernetes")
 VARIANTS: Final = ("code", "docs")
@@ -90,9 +102,7 @@ class Pool:
     def __post_init__(self) -> None:
         if not isinstance(self.state, State):
             raise InputError(f"state: expected a State, got {format_value(self.state)}")
-        if not label("pool: name", self.name):
-            raise InputError("pool: name: expected a name, got an empty one")
-        place = f"pool {format_value(self.name)}"
+        place = f"pool {checked_name('pool: name', self.name)}"
         one_of(f"{place}: scheduler", self.scheduler, SCHEDULERS)
         one_of(f"{place}: variant", self.variant, VARIANTS)
         boolean(f"{place}: preemption", self.preemption)
@@ -105,29 +115,23 @@ class Pool:
         if self.scheduler == "kubernetes":
             tasks.kinds = [kind._replace(single_agent=True) for kind in tasks.kinds]
             given = {group.name: group.min_members for group in self.state.groups}
-            groups = tasks.group.tolist()
-            pods = Counter(groups)
+            number, pods = tasks.group.tolist(), Counter(tasks.group.tolist())
             needed = {
                 g: given.get(row.group or "") or pods[g]
-                for row, g in zip(rows, groups, strict=True)
+                for row, g in zip(rows, number, strict=True)
             }
-            outcome = place_pods(agents, tasks, needed, self.mode == "gang")
-            why = pod_reasons(agents, tasks, outcome, needed, self.mode == "gang")
+            outcome, explain = place_pods(agents, tasks, needed, self.mode == "gang")
         elif self.scheduler == "priority":
-            outcome = place_by_level(agents, tasks, self.preemption, not docs)
-            why = level_reasons(agents, tasks, names, outcome)
+            outcome, explain = place_by_level(agents, tasks, self.preemption, not docs)
         else:
-            outcome, shares = share_slots(agents, tasks, docs)
-            why = share_reasons(agents, tasks, names, outcome, shares, docs)
+            outcome, explain = share_slots(agents, tasks, docs)
+        at = [agent.name for agent in self.state.agents]
         return Decision(
-            {
-                names[i]: {self.state.agents[a].name: slots for a, slots in places}
-                for i, places in outcome.start.items()
-            },
+            {names[i]: {at[a]: slots for a, slots in p} for i, p in outcome.start.items()},
             tuple(names[i] for i in outcome.release),
             tuple(names[i] for i in outcome.backfilled),
             tuple(names[i] for i in outcome.postponed),
-            {names[i]: reason for i, reason in why.items()},
+            {names[i]: reason for i, reason in explain(names).items()},
         )
 
 
@@ -159,22 +163,11 @@ def decide(pools: Pool | Iterable[Pool]) -> dict[str, Decision]:
     return {pool.name: pool.decide() for pool in checked_pools(pools)}
 
 
-def checked_pools(pools: Pool | Iterable[Pool]) -> list[Pool]:
+def checked_pools(pools: Pool | Iterable[Pool]) -> tuple[Pool, ...]:
     """Pools that share no name, agent or task."""
-    rows = [pools] if isinstance(pools, Pool) else pools
-    if not hasattr(rows, "__iter__"):
-        raise InputError(f"pools: expected a list of Pools, got {format_value(pools)}")
-    rows, seen = list(rows), dict[tuple[str, str], str]()
-    for i, pool in enumerate(rows):
-        if not isinstance(pool, Pool):
-            raise InputError(f"pools[{i}]: expected a Pool, got {format_value(pool)}")
-        parts = (("pool", [pool]), ("agent", pool.state.agents), ("task", pool.state.tasks))
-        for kind, parts_of_kind in parts if len(rows) > 1 else ():
-            for name in (part.name for part in parts_of_kind):
-                if (kind, name) in seen:
-                    where = "" if kind == "pool" else f" ({seen[kind, name]} and {pool.name})"
-                    raise InputError(f"pools: duplicate {kind} {format_value(name)}{where}")
-                seen[kind, name] = pool.name
+    rows = distinct("pools", [pools] if isinstance(pools, Pool) else pools, Pool)
+    distinct("pools: agents", [agent for pool in rows for agent in pool.state.agents], Agent)
+    distinct("pools: tasks", [task for pool in rows for task in pool.state.tasks], Task)
     return rows
 
 
@@ -193,17 +186,6 @@ def find_fit(state: State, task: Task) -> dict[str, int]:
     check_agents(f"task {format_value(task.name)}: blocked", task.blocked, names)
     agents, tasks, _ = table(state, [task])
     return {names[a]: slots for a, slots in agents.find(tasks.kinds[0], int(tasks.first[0]))}
-
-
-def fair_share_offers(state: State, variant: Literal["code", "docs"] = "code") -> dict[str, int]:
-    """Slots that every group is offered, by name; groups without a task to consider are left out.
-
-    A task without a group is a group of its own, with the name of the task.
-    """
-    agents, tasks, rows = table(Pool(state, variant=variant).state)
-    _, shares, _ = divide(agents, tasks, variant == "docs")
-    heads = [rows[i].group_name for i in shares.head.tolist()]
-    return dict(zip(heads, shares.offer.tolist(), strict=True))
 
 
 def apply(state: State, decision: Decision) -> State:
@@ -226,17 +208,13 @@ def apply(state: State, decision: Decision) -> State:
             rule = "runs" if name in decision.start else "waits"
             rule = f"{rule} in this state" if name in tasks else "does not exist"
             raise InputError(f"decision: task {format_value(name)} {rule}")
-    takes_work = {agent.name for agent in state.agents if not (agent.drained or agent.disabled)}
+    closed = {agent.name for agent in state.agents if agent.drained or agent.disabled}
     starts = [replace(tasks[name], allocation=where) for name, where in decision.start.items()]
     for task in starts:
-        place = f"decision: start[{format_value(task.name)}]"
-        if not task.allocation:
-            raise InputError(f"{place}: names no agents")
-        check_agents(place, task.allocation, {agent.name for agent in state.agents})
-        for name in task.allocation:
-            if name not in takes_work or name in task.blocked:
-                rule = "is blocked for it" if name in takes_work else "takes no work"
-                raise InputError(f"{place}: agent {format_value(name)} {rule}")
+        refused = sorted((closed | task.blocked).intersection(task.allocation or ()))
+        if refused or not task.allocation:
+            what = f"agent {format_value(refused[0])} takes no work of it" if refused else "empty"
+            raise InputError(f"decision: start[{format_value(task.name)}]: {what}")
     with placed("decision: "):
         state = _changed(state, starts)
     return _changed(state, [replace(tasks[name], allocation=None) for name in decision.release])
@@ -245,15 +223,65 @@ def apply(state: State, decision: Decision) -> State:
 def _changed(state: State, tasks: Sequence[Task]) -> State:
     """The state with these tasks; agents that report what they use follow."""
     after = {task.name: task for task in tasks}
-    before = [task for task in state.tasks if task.name in after]
-    (slots, units), (slots_before, units_before) = held(tasks), held(before)
-    agents = []
-    for agent in state.agents:
-        name, used, busy = agent.name, agent.used, agent.zero_used
-        if used is not None:
-            used = max(0, used + slots[name] - slots_before[name])
-        if busy is not None:
-            busy = max(0, busy + units[name] - units_before[name])
-        agents.append(replace(agent, used=used, zero_used=busy))
-    rows = tuple(after.get(task.name, task) for task in state.tasks)
-    return replace(state, agents=tuple(agents), tasks=rows)
+    more, less = held(tasks), held(task for task in state.tasks if task.name in after)
+
+    def agent_after(agent: Agent) -> Agent:
+        used, busy = (
+            None if reported is None else max(0, reported + up[agent.name] - down[agent.name])
+            for reported, up, down in zip((agent.used, agent.zero_used), more, less, strict=True)
+        )
+        return replace(agent, used=used, zero_used=busy)
+
+    return replace(
+        state,
+        agents=tuple(map(agent_after, state.agents)),
+        tasks=tuple(after.get(task.name, task) for task in state.tasks),
+    )
+
+
+def table(state: State, tasks: Sequence[Task] | None = None) -> tuple[Agents, Tasks, list[Task]]:
+    """A state as columns, and its tasks by number; or these tasks on its agents."""
+    given = state.tasks if tasks is None else tasks
+    rows = sorted(given, key=lambda task: (task.submitted, task.requested, task.name))
+    names = [agent.name for agent in state.agents]
+    number = {name: a for a, name in enumerate(names)}
+    rank, first = by_hash(names, [task.name for task in rows])
+    listed, default = {group.name: group for group in state.groups}, Group("default")
+    groups = [listed.get(task.group or "", default) for task in rows]
+    numbers: dict[str, int] = {}
+    kinds: dict[Kind, int] = {}
+    kind_of = []
+    for task in rows:
+        numbers.setdefault(task.group_name, len(numbers))
+        blocked = tuple(sorted(number[name] for name in task.blocked))
+        kind_of.append(kinds.setdefault(Kind(task.slots, task.single_agent, blocked), len(kinds)))
+    columns = Tasks(
+        slots=_ints(task.slots for task in rows),
+        group=_ints(numbers[task.group_name] for task in rows),
+        kind=_ints(kind_of), kinds=list(kinds),
+        preemptible=np.array([task.preemptible for task in rows], bool),
+        running=np.array([task.is_running for task in rows], bool),
+        submitted=np.array([task.submitted for task in rows], float),
+        level=_ints(group.priority for group in groups),
+        weight=np.array([group.weight for group in groups], float),
+        limit=_ints(-1 if group.max_slots is None else group.max_slots for group in groups),
+        first=first,
+        position=[task.position for task in rows] if any(t.position for t in rows) else None,
+    )  # fmt: skip
+    places = [[(number[n], s) for n, s in (task.allocation or {}).items()] for task in rows]
+    slots, units = held(state.tasks)
+    used = _ints(slots[a.name] if a.used is None else a.used for a in state.agents)
+    busy = _ints(units[a.name] if a.zero_used is None else a.zero_used for a in state.agents)
+    disabled = np.array([a.disabled and not a.drained for a in state.agents], bool)
+    capacity = np.where(disabled, 0, _ints(agent.slots for agent in state.agents))
+    zero_slots = _ints(agent.zero_slots for agent in state.agents)
+    agents = Agents(
+        capacity, np.where(disabled, 0, capacity - used), zero_slots, zero_slots - busy,
+        np.array([not (a.drained or a.disabled) for a in state.agents], bool), rank,
+        places.__getitem__, state.fit == "best", state.heterogeneous,
+    )  # fmt: skip
+    return agents, columns, rows
+
+
+def _ints(values: Iterable[int]) -> IntArray:
+    return np.array([*values], np.int64)

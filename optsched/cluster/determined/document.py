@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -12,10 +11,10 @@ from optsched.cluster.determined.decisions import Pool, checked_pools
 from optsched.cluster.determined.state import Agent, Group, State, Task
 from optsched.errors import InputError
 from optsched.io.strict_json import check_format, decode, format_json, placed
-from optsched.io.values import format_value, integer, label
+from optsched.io.values import did_you_mean, format_value, integer, label
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from optsched.cluster.determined.decisions import Decision
 
@@ -23,29 +22,12 @@ FORMAT: Final = "optsched.decide/1"
 ANSWER: Final = "optsched.decision/1"
 
 
-def _rows(kind: type, **types: Any) -> list[Any]:
-    """Name, type and default of the fields of a dataclass; other types for some of them."""
-    hints = get_type_hints(kind, localns={"Mapping": Mapping}) | types
-    return [
-        (f.name, hints[f.name]) if f.default is MISSING else (f.name, hints[f.name], f.default)
-        for f in fields(kind)
-        if f.name != "state"
-    ]
+class _Head(msgspec.Struct):
+    """What a document has beside one pool, or instead."""
 
-
-def _strict(name: str, rows: list[Any]) -> Any:
-    """A JSON object that has these fields, and nothing else."""
-    return msgspec.defstruct(name, rows, forbid_unknown_fields=True, kw_only=True)
-
-
-_LISTS: Final = {"agents": Agent, "tasks": Task, "groups": Group}
-_HEAD: Final = [("format", str), ("id", int | str | None, None)]
-_OF_A_POOL: Final = _rows(Pool) + _rows(
-    State,
-    **{key: list[_strict(kind.__name__, _rows(kind))] for key, kind in _LISTS.items()},  # type: ignore[misc]
-)
-_ONE: Final = _strict("One", _HEAD + _OF_A_POOL)
-_SEVERAL: Final = _strict("Several", [*_HEAD, ("pools", list[_strict("Pool", _OF_A_POOL)])])  # type: ignore[misc]
+    format: str
+    id: int | str | None = None
+    pools: list[dict[str, Any]] | None = None
 
 
 class Start(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -85,32 +67,53 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
 
 def from_tree(
     tree: Any, name: str, overrides: Mapping[str, Any] | None = None
-) -> tuple[list[Pool], int | str | None]:
+) -> tuple[tuple[Pool, ...], int | str | None]:
     """Pools from parsed JSON, and the document's ``id``.
 
     `tree` is one pool with its settings, or has a list `pools` of such objects; `overrides` are
     settings for all pools that replace their own; messages start with `name`.
     """
     check_format(tree, FORMAT, name)
-    several = "pools" in tree
-    if several and (of_a_pool := [row[0] for row in _OF_A_POOL if row[0] in tree]):
-        raise InputError(
-            f"{name}: pools: excludes {of_a_pool[0]}, which belongs into an object in pools"
-        )
-    found: Any = decode(tree, _SEVERAL if several else _ONE, name)
+    head = {key: value for key, value in tree.items() if key in ("format", "id", "pools")}
+    found = decode(head, _Head, name)
+    given = {key: value for key, value in tree.items() if key not in head}
+    if "pools" in tree and given:
+        what = f"excludes {min(given)}, which belongs into an object in pools"
+        raise InputError(f"{name}: pools: {what}")
     pools = []
-    for i, given in enumerate(found.pools if several else [found]):
-        inner = f"pools[{i}] ({format_json(given.name)}): " if several else ""
-        settings = msgspec.structs.asdict(given) | dict(overrides or {})
-        with placed(f"{name}: {inner}"):
-            for key, kind in _LISTS.items():
-                rows = (msgspec.structs.asdict(row) for row in settings[key])
-                settings[key] = tuple(kind(**row) for row in rows)
-            state = State(**{field.name: settings[field.name] for field in fields(State)})
-            settings["state"] = state
-            pools.append(Pool(**{field.name: settings[field.name] for field in fields(Pool)}))
+    for i, settings in enumerate([given] if found.pools is None else found.pools):
+        place = name if found.pools is None else f"{name}: pools[{i}]"
+        _check_fields(place, settings, (Pool, State))
+        for key, kind in (("agents", Agent), ("tasks", Task), ("groups", Group)):
+            rows = settings.get(key, [])
+            if not isinstance(rows, list):
+                raise InputError(f"{place}: {key}: expected a list, got {format_json(rows)}")
+            made = []
+            for k, row in enumerate(rows):
+                _check_fields(f"{place}: {key}[{k}]", row, (kind,))
+                with placed(f"{place}: {key}[{k}]: "):
+                    made.append(kind(**row))
+            settings = settings | {key: made}
+        settings = settings | dict(overrides or {})
+        with placed(f"{place}: "):
+            state = {f.name: settings.pop(f.name) for f in fields(State) if f.name in settings}
+            pools.append(Pool(State(**state), **settings))
     with placed(f"{name}: "):
         return checked_pools(pools), found.id
+
+
+def _check_fields(place: str, given: Any, kinds: tuple[Any, ...]) -> None:
+    """Refuse a value that is not an object, or with fields that are unknown or missing."""
+    if not isinstance(given, dict):
+        raise InputError(f"{place}: expected an object, got {format_json(given)}")
+    known = {f.name: f for kind in kinds for f in fields(kind) if f.name != "state"}
+    for key in given:
+        if key not in known:
+            hint = did_you_mean(key, known)
+            raise InputError(f"{place}: unknown field {format_value(key)}{hint}")
+    for key, f in known.items():
+        if f.default is MISSING and key not in given:
+            raise InputError(f'{place}: the field "{key}" is missing')
 
 
 def answer_of(pools: Sequence[Pool], decisions: Mapping[str, Decision], id: Any = None) -> Answer:

@@ -8,33 +8,22 @@ active", so that groups above their share release tasks for groups below it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.cluster.determined.fitting import Outcome, placed_again
-from optsched.cluster.determined.reasons import (
-    NEXT_TIME,
-    POSTPONED,
-    after_release,
-    in_slots,
-    unplaced,
-)
+from optsched.cluster.determined.fitting import Outcome, go_sorted, placed_again
+from optsched.cluster.determined.reasons import explained, in_slots, unplaced
 from optsched.cluster.world.reasons import Reason, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from optsched.cluster.determined.fitting import Agents, Places, Tasks
+    from optsched.cluster.determined.fitting import Agents, Tasks
+    from optsched.cluster.determined.reasons import Explain
     from optsched.cluster.world.policy import FloatArray
     from optsched.model.schedule import IntArray
-
-_INSERTION_SORT: Final = 12
-"""Go sorts up to so many elements by insertion."""
-_FINE: Final = 2.0**20
-"""Weights in whole parts of it are added without error, in any order."""
 
 
 @dataclass
@@ -62,21 +51,23 @@ class Shares:
     excluded: list[bool]
     """Groups with an offer too small for all their tasks: it went to the others."""
 
-    def members(self, group: int) -> list[int]:
-        """Tasks of a group, in order of submission."""
-        tasks: list[int] = self.member[self.group == group].tolist()
-        return tasks
 
-
-def share_slots(agents: Agents, tasks: Tasks, docs: bool) -> tuple[Outcome, Shares]:
+def share_slots(agents: Agents, tasks: Tasks, docs: bool) -> tuple[Outcome, Explain]:
     """Divide the slots; groups above their offer release tasks, groups below it start tasks."""
-    start, shares, capacity = divide(agents, tasks, docs)
+    zero_slot, shares, capacity = divide(agents, tasks, docs)
     if docs:
-        return _exchanged(agents, tasks, shares, start, capacity), shares
-    release = []
+        outcome = _exchanged(agents, tasks, shares, zero_slot, capacity)
+    else:
+        outcome = _started(agents, tasks, shares, zero_slot)
+    return outcome, partial(_reasons, agents, tasks, outcome, shares, docs)
+
+
+def _started(agents: Agents, tasks: Tasks, shares: Shares, zero_slot: list[int]) -> Outcome:
+    """Release and start tasks of every group in order of submission, as the master does."""
+    start, release = zero_slot, []
     for g in np.flatnonzero(shares.active != shares.offer).tolist():
         above = int(shares.active[g] - shares.offer[g])
-        for i in shares.members(g):
+        for i in shares.member[shares.group == g].tolist():
             slots = int(tasks.slots[i])
             if above > 0 and tasks.running[i] and tasks.preemptible[i]:
                 release.append(i)
@@ -86,13 +77,57 @@ def share_slots(agents: Agents, tasks: Tasks, docs: bool) -> tuple[Outcome, Shar
                 above += slots
             if above == 0:
                 break
-    outcome = placed_again(agents, tasks, start)
-    outcome.release = release
-    return outcome, shares
+    return placed_again(agents, tasks, start, release, ())
 
 
-def share_reasons(
-    agents: Agents, tasks: Tasks, names: Sequence[str], outcome: Outcome, shares: Shares, docs: bool
+def _exchanged(
+    agents: Agents, tasks: Tasks, shares: Shares, start: list[int], capacity: int
+) -> Outcome:
+    """Release what groups hold above their offers; start tasks of the others in the free slots.
+
+    Tasks are released agent by agent, so that whole agents become free. Slots that a group cannot
+    use even then are offered to the others, until there are none.
+    """
+    row = dict(zip(shares.member.tolist(), shares.group.tolist(), strict=True))
+    donors = [i for i in row if tasks.running[i] and tasks.preemptible[i]]
+    donors.sort(key=lambda i: min((agents.rank[a] for a, _ in agents.held(i)), default=0))
+    below = [i for i in row if not tasks.running[i]]
+    below.sort(key=row.__getitem__)
+    offer, most = shares.offer, np.where(shares.excluded, shares.offer, shares.most)
+    while True:
+        outcome, above = Outcome({}), (shares.active - offer).tolist()
+        misfits = set()
+        for i in donors:
+            if above[row[i]] > 0:
+                outcome.release.append(i)
+                above[row[i]] -= int(tasks.slots[i])
+        now, then = agents.copy(), agents.copy(outcome.release)
+        for i in start + [i for i in below if shares.active[row[i]] < offer[row[i]]]:
+            slots, kind = int(tasks.slots[i]), int(tasks.kind[i])
+            if slots > 0 and (slots > -above[row[i]] or kind in misfits):
+                continue
+            places = then.find(tasks.kinds[kind], int(tasks.first[i]))
+            if places and all(now.free[a] >= n for a, n in places):
+                outcome.start[i] = places
+            elif places or slots == 0:
+                outcome.postponed.append(i)
+            else:
+                misfits.add(kind)
+            then.place(places)
+            now.place(places)
+            if places and slots > 0:
+                above[row[i]] += slots
+        # groups that release have no part in it: what they lack then they can use later
+        spare = np.where(shares.active < offer, np.maximum(-np.array(above), 0), 0)
+        most = np.where(spare > 0, offer - spare, most)
+        following = _divided(shares, capacity, most)
+        if not spare.any() or (following <= offer).all():
+            return outcome
+        offer = following
+
+
+def _reasons(
+    agents: Agents, tasks: Tasks, outcome: Outcome, shares: Shares, docs: bool, names: Sequence[str]
 ) -> dict[int, Reason]:
     """Why tasks wait.
 
@@ -100,42 +135,38 @@ def share_reasons(
     task that does not fit now has no part in a share.
     """
     _, found = unplaced(agents, tasks, outcome, range(len(tasks.slots)))
-    row = {int(g): at for at, g in enumerate(tasks.group[shares.head].tolist())}
-    taken = [0] * len(row)
-    begun = {*np.flatnonzero(tasks.running).tolist(), *outcome.start, *outcome.postponed}
-    for i in begun.difference(outcome.release):
-        if (at := row.get(int(tasks.group[i]))) is not None:
-            taken[at] += int(tasks.slots[i])
-    answer = {}
-    for i, misfit in found.items():
-        slots, limit, at = int(tasks.slots[i]), int(tasks.limit[i]), row.get(int(tasks.group[i]))
-        answer[i] = misfit or NEXT_TIME
-        if misfit and misfit.why is Why.NEVER:
-            continue
-        if i in outcome.postponed:
-            answer[i] = after_release(names, outcome) if docs and slots else POSTPONED
-        elif 0 <= limit < slots:
+    row = {g: at for at, g in enumerate(tasks.group[shares.head].tolist())}
+    runs = tasks.running.copy()
+    runs[[*outcome.start, *outcome.postponed]] = True
+    runs[outcome.release] = False
+    taken = np.bincount(tasks.group, np.where(runs, tasks.slots, 0)).astype(np.int64)
+
+    def limited(i: int, misfit: Reason | None) -> Reason | None:
+        slots, limit, group = int(tasks.slots[i]), int(tasks.limit[i]), int(tasks.group[i])
+        at = row.get(group, -1)
+        if 0 <= limit < slots:
             text = f"requests {in_slots(slots)}, its group's max_slots is {limit}"
-            answer[i] = Reason(Why.SHARE, text)
-        elif at is None or slots == 0 or (misfit and not docs):
-            continue
+        elif at < 0 or slots == 0 or (misfit and not docs):
+            return None
         elif shares.excluded[at]:
             text = "its group is excluded: its share is smaller than its smallest task"
-            answer[i] = Reason(Why.SHARE, text)
-        elif taken[at] + slots > shares.offer[at]:
-            share = f"{in_slots(int(shares.offer[at]))}, {taken[at]} of them taken"
-            text = f"requests {in_slots(slots)}, its group's share is {share}"
-            answer[i] = Reason(Why.SHARE, text)
-    return answer
+        elif taken[group] + slots > shares.offer[at]:
+            offer = f"{in_slots(int(shares.offer[at]))}, {taken[group]} of them taken"
+            text = f"requests {in_slots(slots)}, its group's share is {offer}"
+        else:
+            return None
+        return Reason(Why.SHARE, text)
+
+    freed = [i for i in outcome.postponed if docs and tasks.slots[i]]
+    return explained(names, outcome, found, freed, limited)
 
 
 def divide(agents: Agents, tasks: Tasks, docs: bool) -> tuple[list[int], Shares, int]:
     """Tasks without slots that fit, the groups with their offers, and the slots that count."""
     open_agents = agents
     if docs:  # a task counts if it fits once all preemptible tasks have stopped
-        open_agents = agents.copy()
-        for i in np.flatnonzero(tasks.running & tasks.preemptible & (tasks.slots > 0)).tolist():
-            open_agents.release(i)
+        stops = np.flatnonzero(tasks.running & tasks.preemptible & (tasks.slots > 0))
+        open_agents = agents.copy(stops.tolist())
     fits = np.zeros(len(tasks.kinds), bool)
     for k in set(tasks.kind[~tasks.running].tolist()):
         fits[k] = open_agents.fits(tasks.kinds[k])
@@ -157,21 +188,23 @@ def _groups(tasks: Tasks, member: IntArray, capacity: int, docs: bool) -> Shares
     """The groups of these tasks."""
     _, first, group = np.unique(tasks.group[member], return_index=True, return_inverse=True)
     n, slots, running = len(first), tasks.slots[member], tasks.running[member]
-    head = member[first]
-    demand = np.bincount(group, slots, n).astype(np.int64)
-    demand = np.where(tasks.limit[head] >= 0, np.minimum(demand, tasks.limit[head]), demand)
+
+    def total(values: IntArray) -> IntArray:
+        return np.bincount(group, values, n).astype(np.int64)
+
+    limit = tasks.limit[member[first]]
+    demand = np.where(limit >= 0, np.minimum(total(slots), limit), total(slots))
     order = np.lexsort((first, demand))
-    place = np.empty(n, np.int64)
-    place[order] = np.arange(n)
-    group, head, demand = place[group], head[order], demand[order]
+    place = np.argsort(order)
+    group, head, demand = place[group], member[first][order], demand[order]
     stays = running & ~tasks.preemptible[member]
-    fixed = np.bincount(group, np.where(stays, slots, 0), n).astype(np.int64)
+    fixed = total(np.where(stays, slots, 0))
     smallest = np.full(n, capacity + 1)
     moves = ~(stays if docs else running)
     np.minimum.at(smallest, group[moves], slots[moves])
     return Shares(
         member=member, group=group, head=head, demand=demand, fixed=fixed,
-        active=np.bincount(group, np.where(running, slots, 0), n).astype(np.int64),
+        active=total(np.where(running, slots, 0)),
         smallest=np.where(smallest > capacity, -1, smallest), weight=tasks.weight[head],
         submitted=tasks.submitted[head], offer=fixed,
         most=np.maximum(np.minimum(demand, capacity), fixed), excluded=[False] * n,
@@ -189,16 +222,17 @@ def _offer_in_passes(shares: Shares, capacity: int) -> None:
     if enough.sum() <= capacity:
         shares.offer = enough
         return
-    weight, excluded = shares.weight.tolist(), shares.excluded
-    parts = shares.weight * _FINE
-    exact = bool((parts == np.floor(parts)).all() and shares.weight.sum() < 2.0**32)
     left = before = max(capacity - int(shares.fixed.sum()), 0)
-    demand, smallest = shares.demand.tolist(), shares.smallest.tolist()
+    demand, smallest, weight = (
+        column.tolist() for column in (shares.demand, shares.smallest, shares.weight)
+    )
     credit, offer = shares.fixed.tolist(), shares.fixed.tolist()
     needy = [g for g in range(len(demand)) if offer[g] < demand[g]]
     latest = iter(_latest(shares.submitted))
     while needy:
-        total = (sum if exact else _sum)([weight[g] for g in needy])
+        counted = np.zeros(len(demand))  # weights of needy groups; their sum depends on the order
+        counted[needy] = shares.weight[needy]
+        total = counted.cumsum()[-1]
         for g in needy:
             if left == 0:
                 break
@@ -211,26 +245,20 @@ def _offer_in_passes(shares: Shares, capacity: int) -> None:
             offer[g] += given
             left -= given
             if offer[g] == demand[g]:
-                total -= weight[g]
-                if not exact:
-                    total = _sum(weight[h] for h in needy if offer[h] < demand[h])
+                counted[g] = 0
+                total = counted.cumsum()[-1]
         needy = [g for g in needy if offer[g] < demand[g]]
         if left == 0:
             for g in latest:
                 if offer[g] < min(demand[g], smallest[g]):
-                    left, offer[g], excluded[g] = offer[g], 0, True
+                    left, offer[g], shares.excluded[g] = offer[g], 0, True
                     if left > 0:
                         break
             else:
                 break
-            needy = [g for g in needy if not excluded[g]]
+            needy = [g for g in needy if not shares.excluded[g]]
         before = left
     shares.offer = np.array(offer, np.int64)
-
-
-def _sum(weights: Iterable[float]) -> float:
-    """Add in order, as Go does: floats are not associative, and `sum` corrects for that."""
-    return reduce(add, weights, 0.0)
 
 
 def _latest(submitted: FloatArray) -> list[int]:
@@ -238,14 +266,10 @@ def _latest(submitted: FloatArray) -> list[int]:
 
     Up to 12 groups Go sorts by insertion, which is reproduced; beyond, the sort is a proper one.
     """
-    if len(submitted) > _INSERTION_SORT:
-        order: list[int] = np.argsort(-submitted, kind="stable").tolist()
-        return order
-    latest = list(range(len(submitted)))
-    for i in range(1, len(submitted)):
-        while i > 0 and submitted[i] > submitted[i - 1]:
-            latest[i], latest[i - 1] = latest[i - 1], latest[i]
-            i -= 1
+    if len(submitted) <= 12:
+        order = list(range(len(submitted)))
+        return go_sorted(order, lambda _, i: bool(submitted[i] > submitted[i - 1]))
+    latest: list[int] = np.argsort(-submitted, kind="stable").tolist()
     return latest
 
 
@@ -268,13 +292,12 @@ def _offer_in_proportion(shares: Shares, capacity: int) -> None:
 
     found = stuck(most)
     while len(found):
-        for halvings in range(1, 64):  # many at a time, as long as others are still stuck then
-            some = max(1, len(found) >> halvings)
+        count, others = max(2, len(found)), found[:0]
+        while count > 1 and not len(others):  # many at a time, as long as others are still stuck
+            count //= 2
             fewer = most.copy()
-            fewer[found[:some]] = low[found[:some]]
+            fewer[found[:count]] = low[found[:count]]
             others = stuck(fewer)
-            if some == 1 or len(others):
-                break
         most, found = fewer, others
     shares.excluded = (most < shares.most).tolist()
     shares.most, shares.offer = most, _divided(shares, capacity, most)
@@ -286,104 +309,3 @@ def _divided(shares: Shares, capacity: int, most: IntArray) -> IntArray:
 
     budget = min(max(capacity, int(shares.fixed.sum())), int(most.sum()))
     return proportional(shares.demand * shares.weight, budget, shares.fixed, most)[0]
-
-
-def _exchanged(
-    agents: Agents, tasks: Tasks, shares: Shares, zero_slot: list[int], capacity: int
-) -> Outcome:
-    """Start and release; slots that a group cannot use are offered to the others, and again."""
-    offer = shares.offer
-    most = np.where(shares.excluded, offer, shares.most)
-    while True:
-        exchange = _Exchange(agents, tasks, shares, offer)
-        exchange.run(zero_slot)
-        # groups that release have no part in it: what they lack then they can use later
-        spare = np.where(shares.active < offer, np.maximum(-np.array(exchange.credit), 0), 0)
-        most = np.where(spare > 0, offer - spare, most)
-        following = _divided(shares, capacity, most)
-        if not spare.any() or (following <= offer).all():
-            return Outcome(exchange.start, [*exchange.stopped], exchange.postponed)
-        offer = following
-
-
-class _Exchange:
-    """Tasks that start within the offers, and those released for them."""
-
-    def __init__(self, agents: Agents, tasks: Tasks, shares: Shares, offer: IntArray) -> None:
-        self.tasks, self.shares = tasks, shares
-        self.now, self.agents = agents.copy(), agents.copy()
-        """Before and after the releases."""
-        self.credit: list[int] = (shares.active - offer).tolist()
-        """Slots that every group holds above its offer; below 0: that it may start."""
-        self.start: dict[int, Places] = {}
-        self.postponed: list[int] = []
-        """Tasks that start after the releases."""
-        self.stopped: dict[int, None] = {}
-        running = tasks.running[shares.member] & tasks.preemptible[shares.member]
-        donors = shares.member[running].tolist(), shares.group[running].tolist()
-        self.donors = dict(zip(*donors, strict=True))
-        """Tasks that may be released, and their groups."""
-        self.on: dict[int, list[tuple[int, int]]] = {}
-        """Of every agent: these tasks, and their slots on it."""
-        for i in self.donors:
-            for agent, slots in agents.held(i):
-                self.on.setdefault(agent, []).append((i, slots))
-
-    def run(self, zero_slot: list[int]) -> None:
-        """Start in order of groups and tasks, then release what is above the offers."""
-        tasks, hopeless = self.tasks, set()
-        for i in zero_slot:
-            self._begin(i)
-        for g in range(len(self.credit)):
-            for i in self.shares.members(g) if self.credit[g] < 0 else ():
-                slots, kind = int(tasks.slots[i]), int(tasks.kind[i])
-                if tasks.running[i] or slots > -self.credit[g] or kind in hopeless:
-                    continue
-                if self._begin(i) or (self._release_for(i) and self._begin(i)):
-                    self.credit[g] += slots
-                else:
-                    hopeless.add(kind)
-        for i, g in self.donors.items():
-            if i not in self.stopped and self.credit[g] > 0:
-                self.stopped[i] = None
-                self.credit[g] -= int(tasks.slots[i])
-
-    def _begin(self, i: int) -> bool:
-        """Place a task if it fits after the releases; it starts if it fits before them."""
-        places = self.agents.find(self.tasks.kinds[self.tasks.kind[i]], int(self.tasks.first[i]))
-        if places and all(self.now.free[a] >= slots for a, slots in places):
-            self.start[i] = places
-        elif places or self.tasks.slots[i] == 0:
-            self.postponed.append(i)
-        self.agents.place(places)
-        self.now.place(places)
-        return bool(places)
-
-    def _release_for(self, i: int) -> bool:
-        """Release tasks of groups above their offers on one agent, else on whole agents."""
-        tasks, agents = self.tasks, self.agents.copy()
-        kind, first = tasks.kinds[tasks.kind[i]], int(tasks.first[i])
-        credit, stopped = self.credit, self.stopped
-        near = np.argsort((agents.rank - first) % len(agents.rank))  # not by the order given
-        large = agents.capacity[near] >= kind.slots
-        smaller = near[~large].tolist() if kind.slots > 1 and not kind.single_agent else []
-        for a in near[large].tolist() + smaller:
-            missing = int(min(kind.slots, agents.capacity[a]) - agents.free[a])
-            if missing <= 0 or not agents.takes_work[a] or a in kind.blocked:
-                continue
-            left, chosen = credit.copy(), []
-            for donor, slots in self.on.get(a, ()):
-                g = self.donors[donor]
-                if missing > 0 and left[g] > 0 and donor not in stopped:
-                    chosen.append(donor)
-                    left[g] -= int(tasks.slots[donor])
-                    missing -= slots
-            if missing > 0:
-                continue
-            credit, stopped = left, stopped | dict.fromkeys(chosen)
-            for donor in chosen:
-                agents.release(donor)
-            if agents.find(kind, first):
-                self.agents, self.credit, self.stopped = agents, credit, stopped
-                return True
-        return False

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from optsched.cluster.determined.state import Group, held
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from optsched.cluster.determined.state import State, Task
     from optsched.cluster.world.policy import BoolArray, FloatArray
     from optsched.model.schedule import IntArray
 
@@ -78,9 +75,15 @@ class Agents:
         """Slots that count: all of agents that take work, the used slots of others."""
         return int(np.where(self.takes_work, self.capacity, self.capacity - self.free).sum())
 
-    def copy(self) -> Agents:
-        """Agents to try on."""
-        return replace(self, free=self.free.copy(), free_units=self.free_units.copy())
+    def copy(self, without: Iterable[int] = ()) -> Agents:
+        """Agents to try on, after the release of these tasks."""
+        made = replace(self, free=self.free.copy(), free_units=self.free_units.copy())
+        for task in without:
+            for agent, slots in self.held(task):  # as far as agents report it as used
+                made.free[agent] = min(made.capacity[agent], made.free[agent] + slots)
+                if slots == 0:
+                    made.free_units[agent] = min(made.units[agent], made.free_units[agent] + 1)
+        return made
 
     def idle(self) -> Agents:
         """The same agents without any task."""
@@ -91,13 +94,6 @@ class Agents:
         for agent, slots in places:
             self.free[agent] -= slots
             self.free_units[agent] -= slots == 0
-
-    def release(self, task: int) -> None:
-        """Return what a task holds, as far as agents report it as used."""
-        for agent, slots in self.held(task):
-            self.free[agent] = min(self.capacity[agent], self.free[agent] + slots)
-            if slots == 0:
-                self.free_units[agent] = min(self.units[agent], self.free_units[agent] + 1)
 
     def fits(self, kind: Kind) -> bool:
         """Whether a task of this kind fits."""
@@ -189,13 +185,16 @@ def place_each(agents: Agents, tasks: Tasks, rows: IntArray | list[int]) -> dict
     return found
 
 
-def placed_again(agents: Agents, tasks: Tasks, start: list[int]) -> Outcome:
+def placed_again(
+    agents: Agents, tasks: Tasks, start: list[int], release: list[int], backfilled: Iterable[int]
+) -> Outcome:
     """Starts on agents as they are, with nothing released; what does not fit is postponed.
 
     Determined's resource pool (``allocateResources``) looks for agents a second time.
     """
     found = place_each(agents.copy(), tasks, start)
-    return Outcome(found, postponed=[i for i in start if i not in found])
+    late = [i for i in start if i not in found]
+    return Outcome(found, release, late, [i for i in backfilled if i in found])
 
 
 def scores(
@@ -212,72 +211,26 @@ def scores(
 
 
 def by_hash(agents: Sequence[str], tasks: Iterable[str]) -> tuple[IntArray, IntArray]:
-    """`Agents.rank`, and `Tasks.first`."""
-    hashes = _hashes(agents)
-    rank = np.empty(len(agents), np.int64)
-    rank[sorted(range(len(agents)), key=lambda a: (-int(hashes[a]), agents[a]))] = range(len(rank))
-    first = len(hashes) - np.searchsorted(np.sort(hashes), _hashes(tasks), "right")
-    return rank, first.astype(np.int64) % max(1, len(hashes))
+    """`Agents.rank` and `Tasks.first`: by the first 8 bytes of each name's md5, little-endian."""
+
+    def hashes(names: Iterable[str]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        digests = [md5(name.encode(), usedforsecurity=False).digest()[:8] for name in names]
+        return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+
+    of, n = hashes(agents), len(agents)
+    rank = np.empty(n, np.int64)
+    rank[sorted(range(n), key=lambda a: (-int(of[a]), agents[a]))] = range(n)
+    first = n - np.searchsorted(np.sort(of), hashes(tasks), "right")
+    return rank, first.astype(np.int64) % max(1, n)
 
 
-def _hashes(names: Iterable[str]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """The first 8 bytes of every name's md5, little-endian."""
-    digests = [md5(name.encode(), usedforsecurity=False).digest()[:8] for name in names]
-    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+def go_sorted(found: list[int], swaps: Callable[[list[int], int], bool]) -> list[int]:
+    """Insertion sort, as Go sorts up to 12 elements: if `swaps(found, i)`, i - 1 and i change.
 
-
-def table(state: State, tasks: Sequence[Task] | None = None) -> tuple[Agents, Tasks, list[Task]]:
-    """A state as columns, and its tasks by number; or these tasks on its agents."""
-    given = state.tasks if tasks is None else tasks
-    rows = sorted(given, key=lambda task: (task.submitted, task.requested, task.name))
-    names = [agent.name for agent in state.agents]
-    number = {name: a for a, name in enumerate(names)}
-    rank, first = by_hash(names, [task.name for task in rows])
-    listed = {group.name: group for group in state.groups}
-    default = Group("default")
-    groups = [listed.get(task.group or "", default) for task in rows]
-    numbers: dict[str, int] = {}
-    kinds: dict[Kind, int] = {}
-    kind_of = []
-    for task in rows:
-        numbers.setdefault(task.group_name, len(numbers))
-        blocked = tuple(sorted(number[name] for name in task.blocked))
-        kind_of.append(kinds.setdefault(Kind(task.slots, task.single_agent, blocked), len(kinds)))
-    columns = Tasks(
-        slots=_ints(task.slots for task in rows),
-        group=_ints(numbers[task.group_name] for task in rows),
-        kind=_ints(kind_of),
-        kinds=list(kinds),
-        preemptible=np.array([task.preemptible for task in rows], bool),
-        running=np.array([task.is_running for task in rows], bool),
-        submitted=np.array([task.submitted for task in rows], float),
-        level=_ints(group.priority for group in groups),
-        weight=np.array([group.weight for group in groups], float),
-        limit=_ints(-1 if group.max_slots is None else group.max_slots for group in groups),
-        first=first,
-        position=[task.position for task in rows] if any(t.position for t in rows) else None,
-    )
-    places = [[(number[n], s) for n, s in (task.allocation or {}).items()] for task in rows]
-    return _agents(state, rank, places.__getitem__), columns, rows
-
-
-def _agents(state: State, rank: IntArray, places: Callable[[int], Places]) -> Agents:
-    """A drained agent takes no task and counts its used slots; a disabled one has none."""
-    slots, units = held(state.tasks)
-    capacity, free, free_units = [], [], []
-    for agent in state.agents:
-        used = slots.get(agent.name, 0) if agent.used is None else agent.used
-        busy = units.get(agent.name, 0) if agent.zero_used is None else agent.zero_used
-        counts = not agent.disabled or agent.drained
-        capacity.append(agent.slots if counts else 0)
-        free.append(agent.slots - used if counts else 0)
-        free_units.append(agent.zero_slots - busy)
-    return Agents(
-        _ints(capacity), _ints(free), _ints(agent.zero_slots for agent in state.agents),
-        _ints(free_units), np.array([not (a.drained or a.disabled) for a in state.agents], bool),
-        rank, places, state.fit == "best", state.heterogeneous,
-    )  # fmt: skip
-
-
-def _ints(values: Iterable[int]) -> IntArray:
-    return np.array([*values], np.int64)
+    For comparisons that are no order, where the result depends on the algorithm.
+    """
+    for i in range(1, len(found)):
+        while i > 0 and swaps(found, i):
+            found[i], found[i - 1] = found[i - 1], found[i]
+            i -= 1
+    return found

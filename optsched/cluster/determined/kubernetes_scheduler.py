@@ -6,21 +6,25 @@ pods run. Neither mode preempts.
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optsched.cluster.determined.fitting import Outcome, place_each
-from optsched.cluster.determined.reasons import unplaced
+from optsched.cluster.determined.reasons import explained, unplaced
 from optsched.cluster.world.reasons import Reason, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from optsched.cluster.determined.fitting import Agents, Places, Tasks
+    from optsched.cluster.determined.reasons import Explain
 
 
-def place_pods(agents: Agents, tasks: Tasks, needed: Mapping[int, int], gang: bool) -> Outcome:
+def place_pods(
+    agents: Agents, tasks: Tasks, needed: Mapping[int, int], gang: bool
+) -> tuple[Outcome, Explain]:
     """Place waiting pods by priority, then submission, where they fit; smaller pods may pass.
 
     The default scheduler takes pod by pod, so that two jobs with pods in turns can each hold
@@ -29,49 +33,48 @@ def place_pods(agents: Agents, tasks: Tasks, needed: Mapping[int, int], gang: bo
     """
     queue = np.argsort(tasks.level, kind="stable")
     queue = queue[~tasks.running[queue]]
-    if not gang:
-        return Outcome(place_each(agents.copy(), tasks, queue))
-    start: dict[int, Places] = {}
-    for group in dict.fromkeys(tasks.group[queue].tolist()):
-        trial = agents.copy()
+    running = np.bincount(tasks.group, tasks.running)
+    start: dict[int, Places] = {} if gang else place_each(agents.copy(), tasks, queue)
+    now = agents
+    for group in dict.fromkeys(tasks.group[queue].tolist()) if gang else ():
+        trial = now.copy()
         placed = place_each(trial, tasks, queue[tasks.group[queue] == group])
-        if len(placed) + _running(tasks, group) >= needed[group]:
+        if len(placed) + running[group] >= needed[group]:
             start |= placed
-            agents = trial
-    return Outcome(start)
+            now = trial
+    outcome = Outcome(start)
+    return outcome, partial(_reasons, agents, tasks, outcome, needed, gang)
 
 
-def pod_reasons(
-    agents: Agents, tasks: Tasks, outcome: Outcome, needed: Mapping[int, int], gang: bool
-) -> dict[int, Reason]:
+def _reasons(
+    agents: Agents, tasks: Tasks, outcome: Outcome, needed: Mapping[int, int], gang: bool,
+    names: Sequence[str],
+) -> dict[int, Reason]:  # fmt: skip
     """Why pods wait."""
     after, found = unplaced(agents, tasks, outcome, range(len(tasks.group)))
-    answer = {}
-    for group in dict.fromkeys(tasks.group[[*found]].tolist()):
-        pods = [i for i in found if tasks.group[i] == group]
-        started = sum(int(tasks.group[i]) == group for i in outcome.start)
-        running, least = _running(tasks, group) + started, needed[group]
-        together = None
-        if gang and running < least:
-            fit = len(place_each(after.copy(), tasks, pods))
-            every = np.flatnonzero(tasks.group == group)
-            most = len(place_each(agents.idle(), tasks, every))
-            text = f"its job starts {least} pods together"
-            together = Reason(Why.GANG, f"{text}, {fit} of them fit")
-            if most < least:
-                few = f"it has {len(every)}" if len(every) < least else f"idle agents hold {most}"
-                together = Reason(Why.NEVER, f"{text}, {few}")
-        for i in pods:
-            reason = found[i] or together
-            assert reason, "a pod that fits alone is placed"
-            if together and reason.why is not Why.NEVER:
-                reason = together
-            elif 0 < running < least:
-                job = f"its job holds the slots of {running} pods, but works with {least}"
-                reason = reason._replace(text=f"{reason.text}; {job}")
-            answer[i] = reason
-    return answer
+    works = tasks.running.copy()
+    works[[*outcome.start]] = True
+    running = np.bincount(tasks.group, works).astype(int)
 
+    @cache
+    def together(group: int) -> Reason:
+        every, least = np.flatnonzero(tasks.group == group), needed[group]
+        text = f"its job starts {least} pods together"
+        most = len(place_each(agents.idle(), tasks, every))
+        if most < least:
+            few = f"it has {len(every)}" if len(every) < least else f"idle agents hold {most}"
+            return Reason(Why.NEVER, f"{text}, {few}")
+        fit = len(place_each(after.copy(), tasks, every[~works[every]]))
+        return Reason(Why.GANG, f"{text}, {fit} of them fit")
 
-def _running(tasks: Tasks, group: int) -> int:
-    return int((tasks.running & (tasks.group == group)).sum())
+    def of_its_job(i: int, misfit: Reason | None) -> Reason | None:
+        group = int(tasks.group[i])
+        if running[group] >= needed[group]:
+            return None
+        if gang:
+            return together(group)
+        assert misfit, "a pod that fits alone is placed"
+        job = f"its job holds the slots of {running[group]} pods, but works with {needed[group]}"
+        return misfit._replace(text=f"{misfit.text}; {job}") if running[group] else None
+
+    return explained(names, outcome, found, (), of_its_job)

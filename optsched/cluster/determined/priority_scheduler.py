@@ -5,13 +5,14 @@ Source: determined-ai/determined, ``master/internal/rm/agentrm/priority.go``.
 
 from __future__ import annotations
 
-from functools import cmp_to_key
-from typing import TYPE_CHECKING, Final
+from bisect import bisect_left
+from functools import cmp_to_key, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.cluster.determined.fitting import place_each, placed_again
-from optsched.cluster.determined.reasons import NEXT_TIME, POSTPONED, after_release, unplaced
+from optsched.cluster.determined.fitting import go_sorted, place_each, placed_again
+from optsched.cluster.determined.reasons import explained, unplaced
 from optsched.cluster.world.reasons import Reason, Why
 from optsched.io.values import format_value
 
@@ -19,21 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from optsched.cluster.determined.fitting import Agents, Outcome, Tasks
+    from optsched.cluster.determined.reasons import Explain
     from optsched.model.schedule import IntArray
 
-_INSERTION_SORT: Final = 12
-"""Go sorts up to so many elements by insertion."""
 
-
-def place_by_level(agents: Agents, tasks: Tasks, preemption: bool, backfill: bool) -> Outcome:
+def place_by_level(
+    agents: Agents, tasks: Tasks, preemption: bool, backfill: bool
+) -> tuple[Outcome, Explain]:
     """Place tasks with slots, then those without, by level; release running tasks for them.
 
-    Parameters
-    ----------
-    preemption
-        Whether running tasks of worse levels are released for one that does not fit.
-    backfill
-        Whether preemptible tasks pass better tasks that do not fit (only with preemption).
+    With `preemption`, running tasks of worse levels are released for one that does not fit; with
+    `backfill` too, preemptible tasks pass better tasks that do not fit.
     """
     order = in_order(tasks)
     start, release, backfilled = list[int](), list[int](), list[int]()
@@ -48,10 +45,8 @@ def place_by_level(agents: Agents, tasks: Tasks, preemption: bool, backfill: boo
         start += walk.start
         release += walk.released
         backfilled += walk.backfilled
-    outcome = placed_again(agents, tasks, start)
-    outcome.release = release
-    outcome.backfilled = [i for i in backfilled if i in outcome.start]
-    return outcome
+    outcome = placed_again(agents, tasks, start, release, backfilled)
+    return outcome, partial(_reasons, agents, tasks, outcome)
 
 
 class _Walk:
@@ -82,31 +77,31 @@ class _Walk:
         if not self.released:
             self.start += begun
             self.backfilled += begun if self.blocked else []
-        self.blocked = self.blocked or len(placed) < len(rows)
-        if self.preemption and len(placed) < len(rows):
-            misfits = rows[~np.isin(rows, [*placed])]
-            for i in misfits[~self.hopeless[self.tasks.kind[misfits]]].tolist():
-                if not place_each(self.agents, self.tasks, [i]):
-                    self._release_for(i)
+        misfits = rows[~np.isin(rows, [*placed])]
+        self.blocked = self.blocked or len(misfits) > 0
+        for i in misfits.tolist() if self.preemption else ():
+            if self.hopeless[self.tasks.kind[i]] or place_each(self.agents, self.tasks, [i]):
+                continue
+            self._release_for(i)
 
     def _release_for(self, i: int) -> None:
         """Release running tasks, one after the other, until task i fits; else none."""
-        k = self.tasks.kind[i]
-        victims = [] if self.hopeless[k] else list(self._victims(i))
-        if victims and not self.agents.heterogeneous:
-            trial = self.agents.copy()
-            for v in victims:
-                trial.release(v)
-            if not place_each(trial, self.tasks, [i]):
-                victims = []
-        trial = self.agents.copy()
-        for n, v in enumerate(victims, 1):
-            trial.release(v)
-            if place_each(trial, self.tasks, [i]):
-                self.agents = trial
-                self.released |= dict.fromkeys(victims[:n])
-                return
-        self.hopeless[k] = self.tasks.position is None and not self.agents.heterogeneous
+        k, victims = self.tasks.kind[i], list(self._victims(i))
+
+        def fits(count: int) -> bool:
+            return self.agents.copy(victims[:count]).fits(self.tasks.kinds[k])
+
+        counts = range(1, len(victims) + 1)
+        if self.agents.heterogeneous:  # more idle agents may serve what fewer serve, or not
+            count = next(filter(fits, counts), len(victims) + 1)
+        else:
+            count = 1 + bisect_left(counts, True, key=fits)
+        if count <= len(victims):
+            self.agents = self.agents.copy(victims[:count])
+            place_each(self.agents, self.tasks, [i])
+            self.released |= dict.fromkeys(victims[:count])
+        else:
+            self.hopeless[k] = self.tasks.position is None and not self.agents.heterogeneous
 
     def _victims(self, i: int) -> Iterator[int]:
         """Tasks that may be released for task i: of worse levels, and behind it on its own.
@@ -124,30 +119,24 @@ class _Walk:
                 yield v
 
 
-def level_reasons(
-    agents: Agents, tasks: Tasks, names: Sequence[str], outcome: Outcome
+def _reasons(
+    agents: Agents, tasks: Tasks, outcome: Outcome, names: Sequence[str]
 ) -> dict[int, Reason]:
     """Why tasks wait, in the scheduler's order."""
     after, found = unplaced(agents, tasks, outcome, in_order(tasks))
-    for v in outcome.release:
-        after.release(v)
-    fitting = place_each(after, tasks, [*found]) if outcome.release else {}
-    first: dict[bool, int] = {}
-    answer = {}
-    for i, misfit in found.items():
-        ahead = first.setdefault(tasks.slots[i] == 0, i)
-        if misfit and misfit.why is Why.NEVER:
-            answer[i] = misfit
-        elif i in fitting:
-            answer[i] = after_release(names, outcome)
-        elif i in outcome.postponed:
-            answer[i] = POSTPONED
-        elif misfit or ahead == i:
-            answer[i] = misfit or NEXT_TIME
-        else:
-            task = f"{format_value(names[ahead])} of priority {tasks.level[ahead]}"
-            answer[i] = Reason(Why.ORDER, f"fits, but waits for {task}")
-    return answer
+    freed = {}
+    if outcome.release:
+        freed = place_each(after.copy(outcome.release), tasks, [*found])
+    first = {bool(tasks.slots[i] == 0): i for i in reversed(found)}
+
+    def behind(i: int, misfit: Reason | None) -> Reason | None:
+        ahead = first[bool(tasks.slots[i] == 0)]
+        if misfit or ahead == i:
+            return None
+        task = f"{format_value(names[ahead])} of priority {tasks.level[ahead]}"
+        return Reason(Why.ORDER, f"fits, but waits for {task}")
+
+    return explained(names, outcome, found, freed, behind)
 
 
 def in_order(tasks: Tasks) -> IntArray:
@@ -172,14 +161,8 @@ def in_order(tasks: Tasks) -> IntArray:
         return first > 0 or (second <= 0 and i < j)
 
     found = list(range(len(level)))
-    if len(found) > _INSERTION_SORT:
-
-        def compared(i: int, j: int) -> int:
-            return -1 if is_before(i, j) else 1
-
-        return np.array(sorted(found, key=cmp_to_key(compared)))
-    for i in range(1, len(found)):
-        while i > 0 and is_before(found[i], found[i - 1]):
-            found[i], found[i - 1] = found[i - 1], found[i]
-            i -= 1
+    if len(found) <= 12:
+        found = go_sorted(found, lambda found, i: is_before(found[i], found[i - 1]))
+    else:
+        found.sort(key=cmp_to_key(lambda i, j: -1 if is_before(i, j) else 1))
     return np.array(found, np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
@@ -10,12 +10,15 @@ from optsched.cluster.world.reasons import Reason, Why
 from optsched.io.values import format_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from optsched.cluster.determined.fitting import Agents, Kind, Outcome, Tasks
 
-POSTPONED: Final = Reason(Why.ORDER, "the tasks that start before it leave it no free slots")
+    Explain: TypeAlias = Callable[[Sequence[str]], dict[int, Reason]]
+    """Reason of every waiting task by number, if all tasks have these names."""
+
 NEXT_TIME: Final = Reason(Why.ORDER, "fits; the next decision tries it again")
+_LATE: Final = Reason(Why.ORDER, "the tasks that start before it leave it no free slots")
 
 
 def unplaced(
@@ -34,13 +37,32 @@ def unplaced(
     return after, {i: found[kind[i]] for i in waiting}
 
 
-def after_release(names: Sequence[str], outcome: Outcome) -> Reason:
-    """The reason of tasks for which others are released."""
+def explained(
+    names: Sequence[str],
+    outcome: Outcome,
+    misfits: Mapping[int, Reason | None],
+    freed: Collection[int],
+    special: Callable[[int, Reason | None], Reason | None],
+) -> dict[int, Reason]:
+    """Reasons of these tasks: the first that holds.
+
+    They never fit; others are released for them (`freed`); they are postponed; the scheduler's
+    `special` reason; they do not fit now.
+    """
     stopping = ", ".join(format_value(names[i]) for i in outcome.release[:3])
     more = len(outcome.release) - 3
-    return Reason(
-        Why.RELEASE, f"starts after the stop of {stopping}" + f" and {more} more" * (more > 0)
-    )
+    stop = f"starts after the stop of {stopping}" + f" and {more} more" * (more > 0)
+    answer = {}
+    for i, misfit in misfits.items():
+        if misfit and misfit.why is Why.NEVER:
+            answer[i] = misfit
+        elif i in freed:
+            answer[i] = Reason(Why.RELEASE, stop)
+        elif i in outcome.postponed:
+            answer[i] = _LATE
+        else:
+            answer[i] = special(i, misfit) or misfit or NEXT_TIME
+    return answer
 
 
 def _misfit(kind: Kind, agents: Agents, after: Agents) -> Reason | None:
@@ -50,17 +72,11 @@ def _misfit(kind: Kind, agents: Agents, after: Agents) -> Reason | None:
     sizes, free = agents.capacity[usable], np.maximum(after.free[usable], 0)
     request = f"requests {in_slots(kind.slots)}"
     if not agents.idle().fits(kind):
-        one = " of one size" * (not agents.heterogeneous)
-        text = f"{request}, which no idle agents{one} make up"
-        if not usable.any():
-            text = "there is no agent that takes work and is not blocked"
-        elif kind.slots == 0:
-            text = "no agent that takes work and is not blocked has a zero-slot unit"
-        elif kind.slots > sizes.sum():
-            text = f"{request}, the agents it may use have {sizes.sum()} in all"
-        elif kind.single_agent:
-            text = f"{request} on one agent, the largest has {sizes.max()}"
-        return Reason(Why.NEVER, text)
+        if kind.slots == 0:
+            return Reason(Why.NEVER, "no agent that it may use has a zero-slot unit")
+        one = "on one agent" if kind.single_agent or len(sizes) == 1 else "of idle agents"
+        has = f"those it may use have {sizes.sum()} in all, at most {sizes.max(initial=0)} each"
+        return Reason(Why.NEVER, f"{request} {one}, {has}")
     if after.fits(kind):
         return None
     if kind.slots == 0:

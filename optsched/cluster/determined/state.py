@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from optsched.errors import InputError
 from optsched.io.values import boolean, format_value, integer, label, number, one_of
@@ -19,6 +19,14 @@ MOST_SLOTS: Final = 10**6
 MOST_WEIGHT: Final = 10**9
 
 _TIMES: Final = 2**53
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+T = TypeVar("T", bound=_Named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +47,12 @@ class Agent:
     disabled: bool = False
 
     def __post_init__(self) -> None:
-        place = f"agent {_name('agent', self.name)}"
+        place = f"agent {checked_name('agent', self.name)}"
         integer(f"{place}: slots", self.slots, 0, MOST_SLOTS)
-        if self.used is not None:
-            integer(f"{place}: used", self.used, 0, self.slots)
         integer(f"{place}: zero_slots", self.zero_slots)
-        if self.zero_used is not None:
-            integer(f"{place}: zero_used", self.zero_used, 0, self.zero_slots)
+        for key, most in (("used", self.slots), ("zero_used", self.zero_slots)):
+            if (reported := getattr(self, key)) is not None:
+                integer(f"{place}: {key}", reported, 0, most)
         boolean(f"{place}: drained", self.drained)
         boolean(f"{place}: disabled", self.disabled)
 
@@ -65,7 +72,7 @@ class Group:
     min_members: int | None = None
 
     def __post_init__(self) -> None:
-        place = f"group {_name('group', self.name)}"
+        place = f"group {checked_name('group', self.name)}"
         number(f"{place}: weight", self.weight, 0, MOST_WEIGHT)
         if self.max_slots is not None:
             integer(f"{place}: max_slots", self.max_slots)
@@ -111,10 +118,10 @@ class Task:
     allocation: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
-        place = f"task {_name('task', self.name)}"
+        place = f"task {checked_name('task', self.name)}"
         integer(f"{place}: slots", self.slots)
         if self.group is not None:
-            _name(f"{place}: group", self.group)
+            checked_name(f"{place}: group", self.group)
         boolean(f"{place}: preemptible", self.preemptible)
         boolean(f"{place}: single_agent", self.single_agent)
         number(f"{place}: submitted", self.submitted, -_TIMES, _TIMES)
@@ -122,7 +129,7 @@ class Task:
         if self.position is not None:
             number(f"{place}: position", self.position, -_TIMES, _TIMES)
         names = _listed(f"{place}: blocked", self.blocked, "names of agents")
-        blocked = frozenset(_name(f"{place}: blocked", name) for name in names)
+        blocked = frozenset(checked_name(f"{place}: blocked", name) for name in names)
         object.__setattr__(self, "blocked", blocked)
         if self.allocation is not None:
             object.__setattr__(self, "allocation", self._checked_allocation(f"{place}: allocation"))
@@ -132,7 +139,9 @@ class Task:
         if not isinstance(given, Mapping):
             raise InputError(f"{place}: expected {{agent: slots}}, got {format_value(given)}")
         rows = {
-            _name(place, name): integer(f"{place}[{format_value(name)}]", count, min(slots, 1))
+            checked_name(place, name): integer(
+                f"{place}[{format_value(name)}]", count, min(slots, 1)
+            )
             for name, count in given.items()
         }
         if rows and sum(rows.values()) != slots:
@@ -168,22 +177,13 @@ class State:
 
     def __post_init__(self) -> None:
         for key, kind in (("agents", Agent), ("tasks", Task), ("groups", Group)):
-            rows = tuple(_listed(key, getattr(self, key), f"a list of {kind.__name__}s"))
-            object.__setattr__(self, key, rows)
-            names = set()
-            for i, row in enumerate(rows):
-                if not isinstance(row, kind):
-                    got = format_value(row)
-                    raise InputError(f"{key}[{i}]: expected type {kind.__name__}, got {got}")
-                if row.name in names:
-                    raise InputError(f"{key}: duplicate name {format_value(row.name)}")
-                names.add(row.name)
+            object.__setattr__(self, key, distinct(key, getattr(self, key), kind))
         one_of("fit", self.fit, FITS)
         boolean("heterogeneous", self.heterogeneous)
         total = sum(agent.slots for agent in self.agents)
         if total > MOST_SLOTS:
             raise InputError(f"agents: have {total} slots, more than {MOST_SLOTS}; split the pool")
-        known = {agent.name: agent for agent in self.agents}
+        known = {agent.name for agent in self.agents}
         groups = {task.group for task in self.tasks}
         for task in self.tasks:
             place = f"task {format_value(task.name)}"
@@ -195,15 +195,15 @@ class State:
                     "tasks name a group so; rename the task or the group"
                 )
         slots, units = held(self.tasks)
-        for agent in self.agents:
+        for a in self.agents:
             for key, reported, taken, most in (
-                ("used", agent.used, slots[agent.name], agent.slots),
-                ("zero_used", agent.zero_used, units[agent.name], agent.zero_slots),
+                ("used", a.used, slots[a.name], a.slots),
+                ("zero_used", a.zero_used, units[a.name], a.zero_slots),
             ):
                 if reported is None and taken > most:
                     what = "slots" if key == "used" else "zero-slot units"
                     raise InputError(
-                        f"agent {format_value(agent.name)}: its tasks hold {taken} {what}, it has "
+                        f"agent {format_value(a.name)}: its tasks hold {taken} {what}, it has "
                         f"{most}; give the number that it reports as {key}"
                     )
 
@@ -224,13 +224,28 @@ def check_agents(place: str, names: Iterable[str], known: Container[str]) -> Non
         raise InputError(f"{place}: there is no agent {format_value(min(unknown))}")
 
 
+def distinct(place: str, given: Any, kind: type[T]) -> tuple[T, ...]:
+    """Objects of one class with distinct names."""
+    rows = tuple(_listed(place, given, f"a list of {kind.__name__}s"))
+    names = set()
+    for i, row in enumerate(rows):
+        if not isinstance(row, kind):
+            what = f"expected type {kind.__name__}, got {format_value(row)}"
+            raise InputError(f"{place}[{i}]: {what}")
+        if row.name in names:
+            raise InputError(f"{place}: duplicate name {format_value(row.name)}")
+        names.add(row.name)
+    return rows
+
+
 def _listed(place: str, given: Any, what: str) -> Any:
     if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
         raise InputError(f"{place}: expected {what}, got {format_value(given)}")
     return given
 
 
-def _name(place: str, given: Any) -> str:
+def checked_name(place: str, given: Any) -> str:
+    """A label that is not empty."""
     if not label(place, given):
         raise InputError(f"{place}: expected a name, got an empty one")
     return str(given)
