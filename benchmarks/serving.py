@@ -28,9 +28,9 @@ import msgspec
 import numpy as np
 
 from benchmarks.machine import machine
-from optsched import Routing, serving
+from optsched import serving
 from optsched.io.files import write_atomic
-from optsched.serving import MarginalCost, Plan, Router, Settings
+from optsched.serving import MarginalCost, Plan, Router, Scenario, Settings
 from optsched.serving.simulator import new_world
 from optsched.serving.world import advance
 
@@ -68,7 +68,7 @@ def routers() -> dict[str, Any]:
     return found
 
 
-def trace_maker(load: str, **fields: Any) -> Callable[[int], Routing]:
+def trace_maker(load: str, **fields: Any) -> Callable[[int], Scenario]:
     """Traces of a load, by seed."""
     rate, burst = LOADS[load]
     return lambda seed: serving.reference(
@@ -101,7 +101,7 @@ def compare(seeds: range, out: Path | None) -> None:
         for title, plan in (("cold", None), ("planned", plan_for(load))):
             name = f"{load}/s {title}"
             print(f"\n{name}")
-            found = serving.pareto(trace_maker(load), routers(), seeds=seeds, plan=plan, load=name)
+            found = serving.compare(trace_maker(load), routers(), seeds=seeds, plan=plan, load=name)
             table(found)
             points += found
     if out is not None:
@@ -126,7 +126,7 @@ def front(seeds: range) -> None:
         plan = plan_for(load)
         swept = []
         for price in PRICES:
-            swept += serving.pareto(
+            swept += serving.compare(
                 trace_maker(load, ms_per_point=price), {f"{price:g} ms/point": MarginalCost()},
                 seeds=seeds, plan=plan, load=load,
             )  # fmt: skip
@@ -134,8 +134,8 @@ def front(seeds: range) -> None:
             ",".join(map(str, row)): Router(serving.Static(tuple(row)), serving.JSED(), 8)
             for row in serving.reference(rate=1).tuples.tolist()
         }
-        tuples = serving.pareto(trace_maker(load), static, seeds=seeds, plan=plan, load=load)
-        cold = serving.pareto(trace_maker(load), routers(), seeds=seeds, load=load)
+        tuples = serving.compare(trace_maker(load), static, seeds=seeds, plan=plan, load=load)
+        cold = serving.compare(trace_maker(load), routers(), seeds=seeds, load=load)
         own = serving.front_of(swept)
         beaten = [
             any(
@@ -156,7 +156,7 @@ def front(seeds: range) -> None:
 def paper(seeds: range, policies: list[Path]) -> None:
     """The shape of the paper's tables: random routing without a plan, and what replaces it."""
     for rate, burst in ((2500, 3.0), (500, 1.0)):
-        make: Callable[[int], Routing] = lambda seed, rate=rate, burst=burst: serving.reference(  # type: ignore[misc]  # noqa: E731
+        make: Callable[[int], Scenario] = lambda seed, rate=rate, burst=burst: serving.reference(  # type: ignore[misc]  # noqa: E731
             rate=rate, burst=burst, seconds=SECONDS, seed=seed
         )
         print(f"\n{rate}/s, bursts {burst:g}")
@@ -212,10 +212,10 @@ def speed(policies: list[Path]) -> None:
 
     def rate(router: Any, log: bool, times: int, plain: bool = False) -> float:
         seconds = 0.05 if plain else 8
-        problem = serving.reference(rate=2500, burst=3, seconds=seconds, seed=0)
+        scenario = serving.reference(rate=2500, burst=3, seconds=seconds, seed=0)
         best = math.inf
         for _ in range(times):
-            world = new_world(problem, router, plan, Settings(), log=log)
+            world = new_world(scenario, router, plan, Settings(), log=log)
             world = readable(world) if plain else world
             begin = time.process_time()
             (advance.py_func if plain else advance)(world)  # type: ignore[attr-defined]
@@ -289,18 +289,22 @@ def learn(modes: list[str], seeds: range, decisions: int) -> None:
 def executor(scenario: Path, network: Path) -> None:
     """Simulated and measured latencies of digits at several rates, on this machine's cores."""
     print(machine())
-    base, net = Routing.read(scenario), serving.load_network(network)
+    base, net = Scenario.read(scenario), serving.load_network(network)
     x = serving.digits("test").x
     fixed = Router(serving.Static((3, 2, 2, 1)), serving.JSED(), 8)
     for rate in (60, 150, 220):
-        problem = base.replace(arrival_ms=serving.arrivals(rate, seconds=12, seed=2))
-        plan = serving.plan_instances(problem)
-        images = x[[r % len(x) for r in range(problem.n_requests)]]
+        scenario = base.replace(arrival_ms=serving.arrivals(rate, seconds=12, seed=2))
+        plan = serving.plan_instances(scenario)
+        images = x[[r % len(x) for r in range(scenario.n_requests)]]
         for name, router in (("static 3,2,2,1", fixed), ("auto", MarginalCost())):
-            found = serving.compare(serving.Executor(net, problem, router, plan), images)
-            rows = found.simulated.log.batches
-            busy = (rows["end"] - rows["start"]).sum() / 12e9 / len(problem.servers)
-            cells = "  ".join(f"{key} {a:.4g} / {b:.4g}" for key, a, b, _ in found.rows()[:3])
+            simulated = serving.simulate(scenario, router, plan=plan)
+            measured = serving.Executor(net, scenario, router, plan).run(images).summary
+            rows = simulated.log.batches
+            busy = (rows["end"] - rows["start"]).sum() / 12e9 / len(scenario.servers)
+            cells = "  ".join(
+                f"{key} {getattr(simulated.summary, key):.4g} / {getattr(measured, key):.4g}"
+                for key in ("mean_ms", "p50_ms", "p99_ms")
+            )
             print(f"{rate:4}/s {name:16} busy {busy:.2f}  {cells}")
 
 

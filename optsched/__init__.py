@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from optsched.problems.jobarray.problem import JobArray
     from optsched.problems.jobshop.problem import JobShop
     from optsched.problems.quota.problem import QuotaJob, QuotaPlan
-    from optsched.problems.routing import Routing
     from optsched.solving import stop
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
@@ -60,7 +59,6 @@ _HOME = {
         "problems.jobarray.problem": "JobArray",
         "problems.jobshop.problem": "JobShop",
         "problems.quota.problem": "QuotaJob QuotaPlan",
-        "problems.routing": "Routing",
         "solving.limits": "Limits",
         "solving.monitor": "Monitor",
         "solving.result": "Result",
@@ -95,7 +93,6 @@ __all__ = [
     "QuotaPlan",
     "Resource",
     "Result",
-    "Routing",
     "Schedule",
     "UnsupportedProblem",
     "Violation",

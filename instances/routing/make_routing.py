@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from optsched.problems.routing.workload import LINKS, reference
+from optsched.serving.workload import LINKS, reference
 
 
 def write_all(folder: Path) -> None:
     """Write every reference cluster with its arrivals."""
     for name in LINKS:
-        problem = reference(name, rate=2500, burst=3, seconds=0.25, seed=1)
-        problem.write(folder / f"{name}.routing.json")
+        scenario = reference(name, rate=2500, burst=3, seconds=0.25, seed=1)
+        scenario.write(folder / f"{name}.routing.json")
 
 
 if __name__ == "__main__":

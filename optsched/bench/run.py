@@ -36,7 +36,6 @@ KERNELS = {
     "periodic": ("optsched.kernels", "optsched_solvers.periodic"),
     "quota": ("optsched_solvers.quota",),
     "gpus": ("optsched.bandwidth",),
-    "routing": ("optsched.serving.world",),
 }
 """Modules whose kernels are compiled before the first solve, by kind of problem."""
 

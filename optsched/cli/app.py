@@ -44,7 +44,6 @@ COMMANDS: Final = {
     "serve-plan": Entry("serve", "Choose which instances are resident where."),
     "serve-sim": Entry("serve", "Simulate a router on a scenario."),
     "serve-check": Entry("serve", "Check a log independently of the simulator."),
-    "serve-explain": Entry("serve", "Say why a batch began when it did."),
     "serve-bench": Entry("serve", "Compare routers on the same traces."),
     "serve-train": Entry("serve_live", "Train a router by PPO."),
     "serve-profile": Entry("serve_live", "Measure a network, and make a scenario of it."),

@@ -1,10 +1,10 @@
-"""``optsched slim-train``, ``serve-train``, ``-profile``, ``-run`` (extra ``serving``)."""
+"""``optsched slim-train``, ``serve-train``, ``-profile``, ``-run`` (extras serving, ppo)."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -15,9 +15,14 @@ from optsched.cli.progress import Bar
 from optsched.errors import InputError
 from optsched.io.files import check_outputs, read_text, write_atomic
 from optsched.io.strict_json import decode, parse
-from optsched.problems.routing import Routing
-from optsched.problems.routing.checks import accuracy_table
-from optsched.problems.routing.workload import arrivals, reference
+from optsched.serving.accuracy import accuracy_table
+from optsched.serving.planner import plan_of
+from optsched.serving.routers import router_of
+from optsched.serving.scenario import Scenario
+from optsched.serving.workload import arrivals, reference
+
+if TYPE_CHECKING:
+    from optsched.serving.log import Summary
 
 Network = Annotated[Path, option("What `optsched slim-train` wrote.")]
 Folder = Annotated[
@@ -50,11 +55,11 @@ def slim_train(
     else:
         net = SlimResNet(100, seed=seed)
 
-    def tell(one: Any) -> None:
+    def report(one: Any) -> None:
         print(f"epoch {one.epoch} of {one.epochs}: loss {one.loss:.4f}, others {one.distilled:.4f}",
               flush=True)  # fmt: skip
 
-    training.train_slim(net, train, epochs=epochs, seed=seed, on_progress=tell)
+    training.train_slim(net, train, epochs=epochs, seed=seed, on_progress=report)
     table = training.measure_accuracy(net, test)
     for w, width in enumerate(net.widths):
         uniform = ",".join([str(w)] * len(net.segments))
@@ -66,7 +71,7 @@ def slim_train(
 
 def serve_train(
     output: Output,
-    scenario: Annotated[Path | None, argument("Scenario [default: 2500/s in bursts].")] = None,
+    file: Annotated[Path | None, argument("Scenario [default: 2500/s in bursts].")] = None,
     mode: Annotated[str, option("flow (the objective itself), paper or paper-relaxed.")] = "flow",
     decisions: Annotated[int, option("To learn from.", min=1)] = 3_000_000,
     seed: Seed = 0,
@@ -74,20 +79,20 @@ def serve_train(
     curve: Annotated[Path | None, option("Write the curve here (JSON lines).")] = None,
 ) -> None:
     """Train a router by PPO; Ctrl-C keeps the best policy so far."""
-    check_outputs([output, curve], [scenario])
+    check_outputs([output, curve], [file])
 
-    def make(trace: int) -> Routing:
+    def make(trace: int) -> Scenario:
         return reference(rate=2500, burst=3, seed=1000 + trace)
 
-    def tell(row: dict[str, float]) -> None:
+    def report(row: dict[str, float]) -> None:
         print("  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
 
-    problem: Any = make if scenario is None else Routing.read(scenario)
+    scenario: Any = make if file is None else Scenario.read(file)
     from optsched.serving.ppo import train_router
 
     policy, rows = train_router(
-        problem, mode, decisions=decisions, seed=seed, checkpoint=output,
-        plan=serve.plan_of(make(0) if scenario is None else problem, plan), progress=tell,
+        scenario, mode, decisions=decisions, seed=seed, checkpoint=output, progress=report,
+        plan=plan_of(make(0) if file is None else scenario, plan),
     )  # fmt: skip
     wrote(output, policy.save, f"; optsched serve-sim --router policy:{output}")
     wrote(curve, lines_of(rows))
@@ -107,12 +112,12 @@ def serve_profile(
     """Measure a network on this machine's devices, and make a scenario of it."""
     check_outputs([output], [network, accuracy])
     table = decode(parse(read_text(accuracy), str(accuracy)), dict[str, float], str(accuracy))
-    from optsched.serving.profiler import profile, scenario
+    from optsched.serving.profiler import profile
     from optsched.serving.training import load_network
 
     net = load_network(network)
     # validate arguments before minutes of measuring
-    accuracy_table(table, np.array(net.widths), len(net.channels), None)
+    accuracy_table(table, np.array(net.widths), len(net.channels))
     trace: dict[str, Any] = {"rate": rate, "burst": burst, "seconds": seconds, "seed": seed}
     arrivals(**trace)
     with Bar() as bar:
@@ -121,17 +126,17 @@ def serve_profile(
         costs = profile(
             net, places, side=pixels, seed=seed, on_progress=bar.task("rounds of measuring")
         )
-    problem = scenario(costs, table, **trace)
+    scenario = costs.scenario(table, **trace)
     for one in costs.devices:
         error, server = "-" if one.error is None else f"{one.error:.1%}", one.server
         print(f"{server.id}: launch {server.launch_ms:.3f} ms, load {server.load_ms:.1f} ms, "
               f"off {error}")  # fmt: skip
     print(f"router {costs.router_ms:.3f} ms")
-    wrote(output, problem.write, f": {problem.n_requests} requests")
+    wrote(output, scenario.write, f": {scenario.n_requests} requests")
 
 
 def serve_run(
-    scenario: serve.Scenario,
+    file: serve.ScenarioFile,
     network: Network,
     router: serve.RouterSpec = "marginal",
     plan: serve.PlanOption = "auto",
@@ -146,48 +151,55 @@ def serve_run(
     Images have the side at which the scenario was profiled. The accuracy is that of the network's
     outputs on these images.
     """
-    check_outputs([log], [scenario, network])
-    problem = Routing.read(scenario)
+    check_outputs([log], [file, network])
+    scenario = Scenario.read(file)
     from msgspec.structs import replace
 
     from optsched.serving.executor import Executor, RequestsLost
-    from optsched.serving.executor import compare as side_by_side
+    from optsched.serving.simulator import simulate
     from optsched.serving.training import load_network
 
     net = load_network(network)
     # the first segment keeps the side of the image: its work grows with the square
-    side = math.sqrt(problem.mmac[0].max() / np.max(net.mmac(1)[0]))
+    side = math.sqrt(scenario.mmac[0].max() / np.max(net.mmac(1)[0]))
     test = _images(path, "test", max(1, round(side)))
     if (channels := test.x.shape[1]) != net.in_channels:
         raise InputError(
             f"network: takes images of {net.in_channels} channels, these have {channels}; "
             "--path FOLDER serves CIFAR-100 (3 channels), without it the digits (1)"
         )
-    order = [r % len(test.y) for r in range(problem.n_requests)]
+    order = [r % len(test.y) for r in range(scenario.n_requests)]
     images, labels = test.x[order], test.y[order]
+    chosen, resident, run = router_of(router), plan_of(scenario, plan), None
     executor = Executor(
-        net, problem, serve.router_of(router), serve.plan_of(problem, plan), seed=seed,
+        net, scenario, chosen, resident, seed=seed,
         devices=None if devices is None else devices.split(","),
     )  # fmt: skip
-    found, run = None, None
+    simulated = simulate(scenario, chosen, plan=resident, seed=seed) if compare else None
     try:
         with Bar() as bar:
-            tell = bar.task("requests")
-            if compare:
-                found = side_by_side(executor, images, tell, labels)
-            run = executor.run(images, tell) if found is None else found.measured
+            run = executor.run(images, bar.task("requests"))
     except RequestsLost as lost:
         run = lost.run
         raise
     finally:
         if run is not None and log is not None and run.log is not None:
             write_atomic(log, run.log.to_json())
-    if found is None:
-        facts(serve.summary_rows(replace(run.summary, accuracy=run.accuracy(labels))), 18)
-        return
-    print(f"{'':18}{'simulated':>12}{'measured':>12}{'off':>9}")
-    for name, said, real, off in found.rows():
-        print(f"{name:18}{said:12.4g}{real:12.4g}{off:9.1%}")
+    measured = replace(run.summary, accuracy=run.accuracy(labels))
+    if simulated is None:
+        facts(serve.summary_rows(measured), 18)
+    else:
+        _print_errors(simulated.summary, measured)
+
+
+def _print_errors(simulated: Summary, measured: Summary) -> None:
+    """Print simulated and measured values, and the relative errors of the simulation."""
+    print(f"{'':18}{'simulated':>12}{'measured':>12}{'error':>9}")
+    for name in ("mean_ms", "p50_ms", "p99_ms", "accuracy"):
+        values = getattr(simulated, name), getattr(measured, name)
+        predicted, real = (math.nan if value is None else float(value) for value in values)
+        error = predicted / real - 1 if real else math.nan
+        print(f"{name:18}{predicted:12.4g}{real:12.4g}{error:9.1%}")
 
 
 def _images(path: Path | None, split: str, side: int | None) -> Any:

@@ -28,7 +28,6 @@ DOCUMENTS: Final = {
     "optsched.jobarray": "optsched.problems.jobarray.document",
     "optsched.subset": "optsched.bandwidth.placement.document",
     "optsched.quota": "optsched.problems.quota.document",
-    "optsched.routing": "optsched.problems.routing.document",
 }
 """Our own documents, and the modules whose ``from_tree`` reads them."""
 
@@ -58,7 +57,7 @@ def read_problem(
     Returns
     -------
     Problem or Schedule
-        `JobShop`, `JobArray`, `GpuPlacement`, `QuotaPlan`, `Routing`, or the graph of a
+        `JobShop`, `JobArray`, `GpuPlacement`, `QuotaPlan`, or the graph of a
         schedule document, which is a problem too.
 
     Raises
@@ -110,8 +109,11 @@ def from_tree(tree: Any, name: str) -> Problem:
     family = str(tree.get("format", "")).partition("/")[0]
     if family == "optsched.schedule":
         return document.from_tree(tree, name).graph()
-    if tree.get("schema") == "slim-scenario/1":
-        family = "optsched.routing"
+    if family == "optsched.routing":
+        raise InputError(
+            f"{name}: a scenario of serving is simulated, not solved: `optsched serve-sim {name}`, "
+            "in Python optsched.serving.Scenario.read"
+        )
     problem: Problem
     if family in DOCUMENTS:
         problem = import_module(DOCUMENTS[family]).from_tree(tree, name)

@@ -161,7 +161,7 @@ class Problem(ABC):
     name: str
     problem_kind: ClassVar[str] = "jobshop"
     """Which solvers take it: ``"jobshop"`` (any graph), ``"jobarray"``, ``"periodic"``,
-    ``"quota"``, ``"gpus"`` or ``"routing"`` (see `optsched.solvers`)."""
+    ``"quota"`` or ``"gpus"`` (see `optsched.solvers`)."""
 
     @property
     def objective_name(self) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optsched.bench.routers import MEASURES, Point, front_of
 from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import check_format, decode, parse
 from optsched.io.text import one_line
 from optsched.plots.look import oklch
 from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
+from optsched.serving.comparison import MEASURES, Point, front_of
 
 if TYPE_CHECKING:
     import os
@@ -44,11 +44,11 @@ def pareto(
     Parameters
     ----------
     points
-        Of `optsched.serving.pareto`.
+        Of `optsched.serving.compare`.
     path
         File to write: ``.png``, ``.svg``, ``.pdf`` or ``.html``.
     x, y
-        Two of `optsched.bench.routers.MEASURES`.
+        Two of `optsched.serving.comparison.MEASURES`.
 
     Raises
     ------

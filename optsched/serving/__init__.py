@@ -1,7 +1,7 @@
-"""Serving of slimmable networks: which server, width and batch every request gets.
+"""Serving of slimmable networks: server, width and batch of every request.
 
-Scenarios, routers and `simulate`; `plan_instances`; `check_log`; `pareto`. With the extra
-``serving``: `SlimResNet`, `train_slim`, `profile`, `Executor`, `train_router`.
+Scenarios, routers, `simulate` and `compare`; `plan_instances`; `check_log`. With the extra
+``serving``: `SlimResNet`, `train_slim`, `profile`, `Executor`; with ``ppo``: `train_router`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from optsched.problems.routing.accuracy import additive, calibrated, nearest
-from optsched.problems.routing.log import Log, Summary, telemetry
-from optsched.problems.routing.log_check import check_log
-from optsched.problems.routing.log_explain import explain
-from optsched.problems.routing.plan import Plan
-from optsched.problems.routing.workload import arrivals, network_mmac, read_arrivals, reference
+from optsched.serving.accuracy import additive, calibrated, nearest
+from optsched.serving.comparison import Point, compare, front_of
 from optsched.serving.core import Settings
+from optsched.serving.log import Log, Summary
+from optsched.serving.log_check import check_log
+from optsched.serving.plan import Plan
+from optsched.serving.planner import plan_instances
+from optsched.serving.policy import Policy
 from optsched.serving.routers import (
     JSED,
     Backlog,
@@ -32,37 +33,34 @@ from optsched.serving.routers import (
     View,
     pareto_tuples,
 )
+from optsched.serving.scenario import Contention, Link, Scenario, Server
 from optsched.serving.simulator import Run, simulate
+from optsched.serving.workload import arrivals, network_mmac, read_arrivals, reference
 
 _LATE = {
-    "optsched.bench.routers": ("Point", "front_of", "pareto"),
-    "optsched.serving.executor": ("Executor", "compare"),
+    "optsched.serving.executor": ("Executor",),
     "optsched.serving.network": ("SlimResNet",),
-    "optsched.serving.policy": ("Policy",),
     "optsched.serving.ppo": ("train_router",),
-    "optsched.serving.profiler": ("Costs", "profile", "scenario"),
+    "optsched.serving.profiler": ("Costs", "profile"),
     "optsched.serving.training": (
         "cifar100", "digits", "load_network", "measure_accuracy", "save_network", "train_slim",
     ),
 }  # fmt: skip
 
 __all__ = [
-    "JSED", "Backlog", "Decision", "Fluid", "InfeasibleRoute", "Log", "MarginalCost", "Plan",
-    "PowerOfTwo", "Random", "RandomWidth", "RoundRobin", "Router", "Run", "Settings",
-    "Static", "Summary", "View", "additive", "arrivals", "calibrated", "check_log", "explain",
-    "nearest",
-    "network_mmac", "pareto_tuples", "plan_instances", "read_arrivals", "reference",
-    "simulate", "telemetry",
+    "JSED", "Backlog", "Contention", "Decision", "Fluid", "InfeasibleRoute", "Link", "Log",
+    "MarginalCost", "Plan", "Point", "Policy", "PowerOfTwo", "Random", "RandomWidth", "RoundRobin",
+    "Router", "Run", "Scenario", "Server", "Settings", "Static", "Summary", "View", "additive",
+    "arrivals", "calibrated", "check_log", "compare", "front_of", "nearest", "network_mmac",
+    "pareto_tuples", "plan_instances", "read_arrivals", "reference", "simulate",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs torch or a solver, and what stands above, on first use."""
-    if name == "plan_instances":
-        return import_module("optsched_solvers.routing.plan").best_plan
-    for home, names in _LATE.items():
+    """Import names that need torch on first use."""
+    for module, names in _LATE.items():
         if name in names:
-            return getattr(import_module(home), name)
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'optsched.serving' has no attribute {name!r}")
 
 

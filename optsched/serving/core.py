@@ -16,9 +16,9 @@ from numba import from_dtype, types
 from optsched.errors import InputError
 from optsched.io.values import integer
 from optsched.kernels.compile import INT, helper
-from optsched.problems.routing import Contention, Routing
-from optsched.problems.routing.checks import milliseconds, non_negative
-from optsched.problems.routing.plan import SLOTS
+from optsched.serving.fields import milliseconds, non_negative
+from optsched.serving.plan import SLOTS
+from optsched.serving.scenario import Contention, Scenario
 
 KEYS: Final = 63
 """Pairs (segment, width) with a queue at most: bits of an integer."""
@@ -148,20 +148,20 @@ class Settings:
         milliseconds("starve_ms", self.starve_ms)
 
 
-def new_core(problem: Routing, blocks: int, settings: Settings) -> Core:
+def new_core(scenario: Scenario, blocks: int, settings: Settings) -> Core:
     """Empty servers, with room for so many blocks at a time."""
-    if problem.vram.size > KEYS:
+    if scenario.vram.size > KEYS:
         raise InputError(
-            f"vram_mb: {problem.vram.size} pairs of segment and width, a server keeps queues for "
+            f"vram_mb: {scenario.vram.size} pairs of segment and width, a server keeps queues for "
             f"at most {KEYS}"
         )
     state = np.zeros(1, STATE)
     state["cap"], state["strict"] = settings.cap, settings.strict
     state["idle"], state["starve"] = round(settings.idle_ms * 1e6), round(settings.starve_ms * 1e6)
     state["util_block"] = min(round(settings.util_block * UNIT), NEVER)
-    state["max_batch"], state["widths"] = problem.max_batch, problem.n_widths
-    server = np.zeros(len(problem.servers), SERVER)
-    for row, one, launch in zip(server, problem.servers, problem.launch.tolist(), strict=True):
+    state["max_batch"], state["widths"] = scenario.max_batch, scenario.n_widths
+    server = np.zeros(len(scenario.servers), SERVER)
+    for row, one, launch in zip(server, scenario.servers, scenario.launch.tolist(), strict=True):
         row["vram"], row["launch"] = round(one.vram_mb * 1000), launch
         row["load_time"] = round((one.load_ms or 0) * 1e6)
         row["saturation"] = one.sat_mmac or 0.0
@@ -172,23 +172,25 @@ def new_core(problem: Routing, blocks: int, settings: Settings) -> Core:
     block = np.zeros(blocks, BLOCK)
     block["next"] = np.arange(1, blocks + 1)
     block["next"][-1:] = -1
-    queue = np.zeros((len(server), problem.vram.size), QUEUE)
+    queue = np.zeros((len(server), scenario.vram.size), QUEUE)
     queue["head"] = queue["tail"] = -1
     return Core(
         state, server, np.zeros((len(server), SLOTS), INSTANCE),
         queue,
-        block, np.zeros(4 * SLOTS, COMMAND), problem.cost, problem.mmac, problem.vram,
+        block, np.zeros(4 * SLOTS, COMMAND), scenario.cost, scenario.mmac, scenario.vram,
     )  # fmt: skip
 
 
-def pin(core: Core, server: int, segment: int, width: int) -> None:
-    """Let a server hold an instance from the beginning, which is never unloaded."""
+def pin(core: Core, server: int, segment: int, width: int) -> int:
+    """Make an instance resident from the beginning, never unloaded; returns its number."""
     row = core.server[server]
-    slot = core.instance[server, row["instances"]]
-    slot["state"], slot["id"], slot["pinned"] = FREE, row["instances"], 1
+    number = int(row["instances"])
+    slot = core.instance[server, number]
+    slot["state"], slot["id"], slot["pinned"] = FREE, number, 1
     slot["segment"], slot["width"] = segment, width
     row["used"] += core.vram[segment, width]
     row["instances"] += 1
+    return number
 
 
 @helper(INT, CORE, INT, INT, INT, INT, INT, INT, counted=False, inline=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from optsched.errors import InputError, MissingExtra
 from optsched.io.values import integer, number
-from optsched.problems.routing.accuracy import WIDTHS
-from optsched.problems.routing.workload import network_mmac
+from optsched.serving.accuracy import WIDTHS
+from optsched.serving.workload import network_mmac
 
 try:
     import torch

@@ -13,15 +13,15 @@ from optsched.errors import InputError
 from optsched.io.files import read_bytes, unpack_arrays, write_atomic
 from optsched.io.values import integer
 from optsched.kernels.compile import helper
-from optsched.problems.routing.checks import frozen, non_negative
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING
+from optsched.serving.fields import frozen, non_negative
 
 if TYPE_CHECKING:
     import os
 
-    from optsched.problems.routing import Routing
-    from optsched.problems.routing.plan import Plan
+    from optsched.serving.plan import Plan
+    from optsched.serving.scenario import Scenario
 
 FORMAT: Final = "optsched.policy/1"
 HIDDEN: Final = 64  # units of each of the two layers
@@ -78,13 +78,13 @@ class Policy:
             )
         object.__setattr__(self, "weights", frozen(found.astype(np.float64)))
 
-    def compiled(self, problem: Routing, _plan: Plan | None, seed: int) -> rules.Compiled:
-        """What the simulation's kernels read; a problem of other sizes is refused."""
-        wanted = (len(problem.servers), problem.n_segments, problem.n_widths)
+    def compiled(self, scenario: Scenario, _plan: Plan | None, seed: int) -> rules.Compiled:
+        """What the simulation's kernels read; a scenario of other sizes is refused."""
+        wanted = (len(scenario.servers), scenario.n_segments, scenario.n_widths)
         for key, size in zip(_SIZES, wanted, strict=True):
             if getattr(self, key) != size:
                 raise InputError(
-                    f"policy: was trained for {getattr(self, key)} {key}, the problem has {size}"
+                    f"policy: was trained for {getattr(self, key)} {key}, the scenario has {size}"
                 )
         inputs, _, room = sizes(self.state, *wanted)
         rule = np.zeros(1, rules.RULE)

@@ -12,15 +12,14 @@ from numba import types
 from optsched.errors import InputError, MissingExtra
 from optsched.io.values import integer
 from optsched.kernels.compile import INT, entry, helper
-from optsched.problems.routing import Routing
-from optsched.problems.routing.checks import frozen
-from optsched.problems.routing.problem import NS_PER_MS, POINTS
 from optsched.serving import policy, rules
 from optsched.serving.core import DONE, NEVER, NONE, UNIT, Core, records
+from optsched.serving.fields import NS_PER_MS, POINTS, frozen
 from optsched.serving.policy import GROUPS, Policy
 from optsched.serving.routers import Router
+from optsched.serving.scenario import Scenario
 from optsched.serving.simulator import new_world, simulate
-from optsched.serving.world import ASKED, ENDED, WORLD, World, advance
+from optsched.serving.world import ENDED, UNDECIDED, WORLD, World, advance
 
 try:
     import torch
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from optsched.problems.routing.plan import Plan
+    from optsched.serving.plan import Plan
 
 Row: TypeAlias = dict[str, float]
 
@@ -56,7 +55,7 @@ _PAPER_SCALE = 0.05  # or the critic's error drowns the actor in the trunk that 
 
 
 def train_router(
-    problem: Routing | Callable[[int], Routing],
+    scenario: Scenario | Callable[[int], Scenario],
     mode: str = "flow",
     *,
     decisions: int = 3_000_000,
@@ -69,7 +68,7 @@ def train_router(
 
     Parameters
     ----------
-    problem
+    scenario
         A scenario, or a function that makes one from 0..15; only the arrivals may differ. Episodes
         are windows of the traces.
     mode
@@ -101,8 +100,10 @@ def train_router(
         raise InputError(f"mode: expected flow, {', '.join(PRESETS)}, got {mode!r:.60}")
     decisions = integer("decisions", decisions, 1, 10**12)
     seed = integer("seed", seed, 0, 2**31 - 1)
-    problems = [problem] if isinstance(problem, Routing) else [problem(i) for i in range(TRACES)]
-    fleet = Fleet(problems, mode, plan, seed, n=ENVIRONMENTS)
+    scenarios = (
+        [scenario] if isinstance(scenario, Scenario) else [scenario(i) for i in range(TRACES)]
+    )
+    fleet = Fleet(scenarios, mode, plan, seed, n=ENVIRONMENTS)
     model: Any = make_model(fleet, seed)
     curve: list[Row] = []
     best, most, began = fleet.policy(), -math.inf, time.perf_counter()
@@ -111,7 +112,7 @@ def train_router(
         """Simulate the policy of now on the first trace."""
         nonlocal best, most
         router = fleet.policy()
-        run = simulate(fleet.problem, router, plan=plan, seed=1, log=False)
+        run = simulate(fleet.scenario, router, plan=plan, seed=1, log=False)
         row = {"decisions": float(model.num_timesteps), "seconds": time.perf_counter() - began}
         if model.num_timesteps:
             row |= {"load": fleet.load, "reward": float(model.rollout_buffer.rewards.mean())}
@@ -119,7 +120,7 @@ def train_router(
             for name, head in zip(("server", "width", "group"), heads, strict=True):
                 row[name] = head.entropy().mean().item()
         row |= {"accuracy": run.summary.accuracy or 0.0, "mean_ms": run.summary.mean_ms or 0.0}
-        row["cost_ms"] = run.cost / NS_PER_MS / max(1, fleet.problem.n_requests)
+        row["cost_ms"] = run.cost / NS_PER_MS / max(1, fleet.scenario.n_requests)
         curve.append(row)
         value = 0.0 if fleet.paper else -row["cost_ms"]
         if value >= most:
@@ -200,23 +201,23 @@ class Fleet(VecEnv):
     net: Any
 
     def __init__(
-        self, problems: list[Routing], mode: str, plan: Plan | None, seed: int, *, n: int
+        self, scenarios: list[Scenario], mode: str, plan: Plan | None, seed: int, *, n: int
     ) -> None:
-        first = self.problem = problems[0]
+        first = self.scenario = scenarios[0]
         shape = self.shape = len(first.servers), first.n_segments, first.n_widths
         self.heads = [shape[0], shape[2], GROUPS]
         self.paper = mode != "flow"
         self.state = "paper" if self.paper else "extended"
-        self.traces = [one.arrival for one in problems]
+        self.traces = [one.arrival for one in scenarios]
         self.size = min(REQUESTS, *map(len, self.traces))
         if not self.size:
-            raise InputError("problem: a trace without requests teaches nothing")
+            raise InputError("scenario: a trace without requests teaches nothing")
         self.rng = np.random.Generator(np.random.PCG64([seed, 2]))
         inputs, self.count, room = policy.sizes(self.state, *shape)
         short = first.replace(arrival_ms=first.arrival[: self.size] / NS_PER_MS)
         fresh = new_world(short, Router(), plan, None, seed, log=False)
         fresh = fresh._replace(weights=np.zeros(self.count + room))
-        fresh.rule["server"], fresh.rule["inputs"] = rules.OUTSIDE, inputs
+        fresh.rule["server"], fresh.rule["inputs"] = rules.EXTERNAL, inputs
         fresh.rule["sampled"], fresh.rule["epsilon"] = 1, EPSILON
         self.arrival = np.zeros((n, self.size), np.int64)
         self.world = _many(fresh, n)._replace(arrival=frozen(self.arrival.view()))
@@ -290,7 +291,7 @@ class Fleet(VecEnv):
     close = get_attr = set_attr = env_method = env_is_wrapped = _nothing
 
 
-def _goal(problem: Routing, mode: str) -> tuple[Any, Any]:
+def _goal(scenario: Scenario, mode: str) -> tuple[Any, Any]:
     """The reward's factors, and what accuracy is worth (reconstructed).
 
     By segment and index of the widths so far, the last one repeated; above the mean of all tuples.
@@ -299,17 +300,17 @@ def _goal(problem: Routing, mode: str) -> tuple[Any, Any]:
     if mode == "flow":
         price = _SCALE * NS_PER_MS / _L0  # of a ms of one request
         goal["latency"], goal["limit"] = _SCALE / _L0, LIMIT
-        factor, goal["energy"] = problem.ms_per_point * price, problem.ms_per_joule * price
+        factor, goal["energy"] = scenario.ms_per_point * price, scenario.ms_per_joule * price
     else:
         alpha, beta, goal["energy"], goal["variance"] = PRESETS[mode]
         factor, goal["latency"] = alpha / _POINTS, beta / _L0
-    k, n = problem.n_segments, problem.n_widths
+    k, n = scenario.n_segments, scenario.n_widths
     gain = np.zeros((k, n**k))
     for j in range(k):
         index = np.arange(n ** (j + 1))
         for _ in range(k - 1 - j):
             index = index * n + index % n
-        gain[j, : n ** (j + 1)] = problem.accuracy[index] - problem.accuracy.mean()
+        gain[j, : n ** (j + 1)] = scenario.points[index] - scenario.points.mean()
     return goal, gain * factor / POINTS
 
 
@@ -371,8 +372,8 @@ def step(  # type: ignore[no-untyped-def]
         own.reward = _spent(world, goal) if trace.decisions else 0.0  # the first pays from 0 on
         begin, status = trace.now, ENDED
         if number < 0:
-            trace.asked, rule.server = -1, rules.POLICY
-        elif trace.asked == 1:
+            trace.decision, rule.server = -1, rules.POLICY
+        elif trace.decision == 1:
             policy.set_decision(world, action[e, 0], action[e, 1], action[e, 2])
             if not goal.limit:
                 owner[e, world.core.state[0].free_block] = number
@@ -383,13 +384,13 @@ def step(  # type: ignore[no-untyped-def]
                 own.reward += _gain(world, fifo.head, images, trace.segment, trace.width, gain)[0]
         while status == ENDED:
             if not own.open:
-                rule.server = rules.OUTSIDE
+                rule.server = rules.EXTERNAL
             trace.horizon = NEVER - 1
             if not goal.limit:
                 trace.horizon = _settle(world, own, goal, owner, gain, settled, e)
             status = advance(world)
         own.reward -= _spent(world, goal)
-        own.ns, own.done = trace.now - begin, status != ASKED
+        own.ns, own.done = trace.now - begin, status != UNDECIDED
         if goal.limit and trace.arrived - trace.completed > goal.limit:
             own.reward -= goal.latency * goal.limit * HORIZON_NS  # as if they stayed for a horizon
             own.done = 1
@@ -425,7 +426,7 @@ def _settle(world, own, goal, owner, gain, settled, e):  # type: ignore[no-untyp
     """When the next event is, and the paper's reward (7) of the blocks that are done then."""
     trace = world.trace[0]
     core = world.core
-    if trace.asked == 1:
+    if trace.decision == 1:
         return trace.now
     at = min(trace.router_at, NEVER - 1)
     if trace.arrived < len(world.arrival):

@@ -9,15 +9,15 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.values import integer
-from optsched.problems.routing import Contention, Routing, Server
-from optsched.problems.routing.plan import SLOTS, Plan
-from optsched.problems.routing.workload import arrivals
+from optsched.serving.plan import SLOTS, Plan
 from optsched.serving.routers import RandomWidth, RoundRobin, Router
+from optsched.serving.scenario import Contention, Scenario, Server
+from optsched.serving.workload import arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from optsched.problems.routing.problem import FloatArray
+    from optsched.serving.fields import FloatArray
     from optsched.serving.network import SlimResNet
 
 _WARM: Final = 2  # rounds that are not counted
@@ -49,7 +49,7 @@ class DeviceCosts(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What a network takes on this machine, with the fields of `Routing`."""
+    """Costs of a network on this machine, with the fields of `Scenario`."""
 
     max_batch: int
     widths: Sequence[float]
@@ -58,34 +58,33 @@ class Costs(NamedTuple):
     devices: list[DeviceCosts]
     router_ms: float = 0.0
 
+    def scenario(
+        self,
+        accuracy: Mapping[str, float] | Any,
+        *,
+        rate: float = 60.0,
+        burst: float = 1.0,
+        seconds: float = 20.0,
+        seed: int = 0,
+        **fields: Any,
+    ) -> Scenario:
+        """Make a scenario of requests for this machine; its servers take no power.
 
-def scenario(
-    costs: Costs,
-    accuracy: Mapping[str, float] | Any,
-    *,
-    rate: float = 60.0,
-    burst: float = 1.0,
-    seconds: float = 20.0,
-    seed: int = 0,
-    **fields: Any,
-) -> Routing:
-    """Requests for the machine whose costs were measured; its servers take no power.
-
-    Parameters
-    ----------
-    costs, accuracy
-        See `profile` and `measure_accuracy`.
-    rate, burst, seconds, seed
-        See `arrivals`.
-    fields
-        Other fields of `Routing`.
-    """
-    given = {key: value for key, value in costs._asdict().items() if key != "devices"} | {
-        "accuracy": accuracy,
-        "servers": [one.server for one in costs.devices],
-        "arrival_ms": arrivals(rate, burst=burst, seconds=seconds, seed=seed),
-    }
-    return Routing(**{**given, **fields})
+        Parameters
+        ----------
+        accuracy
+            See `measure_accuracy`.
+        rate, burst, seconds, seed
+            See `arrivals`.
+        fields
+            Other fields of `Scenario`.
+        """
+        given = {key: value for key, value in self._asdict().items() if key != "devices"} | {
+            "accuracy": accuracy,
+            "servers": [one.server for one in self.devices],
+            "arrival_ms": arrivals(rate, burst=burst, seconds=seconds, seed=seed),
+        }
+        return Scenario(**{**given, **fields})
 
 
 def profile(
@@ -180,11 +179,11 @@ def _router_ms(net: SlimResNet, costs: Costs, devices: Sequence[str], side: int)
     alone = max(k * one.server.launch_ms + np.max(one.server.cost_ms, axis=(1, 2)).sum()
                 for one in costs.devices)  # fmt: skip
     rate = 250 * len(devices) / alone  # a quarter of the machine's power
-    problem = scenario(costs, np.zeros((w,) * k), rate=rate, seconds=_TRIAL / rate)
+    scenario = costs.scenario(np.zeros((w,) * k), rate=rate, seconds=_TRIAL / rate)
     plan = Plan.of([(s, j, w - 1) for s in range(len(devices)) for j in range(k)])
     router = Router(RandomWidth(), RoundRobin(), 1)
-    images = torch.zeros(problem.n_requests, net.in_channels, side, side)
-    log = Executor(net, problem, router, plan, devices=devices).run(images).log
+    images = torch.zeros(scenario.n_requests, net.in_channels, side, side)
+    log = Executor(net, scenario, router, plan, devices=devices).run(images).log
     assert log is not None
     batches = np.repeat(log.batches, log.batches["images"])
     order = np.lexsort((batches["segment"], log.entries["request"]))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.values import integer
-from optsched.problems.routing.checks import frozen, non_negative
-from optsched.problems.routing.problem import POINTS
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING
+from optsched.serving.fields import POINTS, frozen, non_negative
 from optsched.serving.rules import Compiled
 from optsched.serving.world import expected_delays
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.model.schedule import IntArray
-    from optsched.problems.routing import Routing
-    from optsched.problems.routing.plan import Plan
+    from optsched.serving.plan import Plan
+    from optsched.serving.scenario import Scenario
     from optsched.serving.world import World
 
 
@@ -35,15 +34,6 @@ class Decision(NamedTuple):
     server: int
     width: int
     group: int
-
-
-@runtime_checkable
-class OwnRouter(Protocol):
-    """A router in Python."""
-
-    def route(self, view: View) -> Decision:
-        """Decide about the head of the router's queue."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -152,24 +142,24 @@ class Router:
             raise InputError(f"server: expected a server rule, got {self.server!r:.60}")
         integer("group", self.group, 0, 4096)
 
-    def compiled(self, problem: Routing, plan: Plan | None, seed: int) -> Compiled:
+    def compiled(self, scenario: Scenario, plan: Plan | None, seed: int) -> Compiled:
         """What the simulation's kernels read."""
-        if self.group > problem.max_batch:
-            raise InputError(f"group: {self.group} is above max_batch, {problem.max_batch}")
+        if self.group > scenario.max_batch:
+            raise InputError(f"group: {self.group} is above max_batch, {scenario.max_batch}")
         rule = np.zeros(1, rules.RULE)
         rule["server"], rule["width"], rule["group"] = self.server.code, self.width.code, self.group
         rule["random"] = rules.first_random(seed)
-        rule["rate"] = sum(1 / max(one.ms_per_mmac, 1e-12) for one in problem.servers) / 1e6
+        rule["rate"] = sum(1 / max(one.ms_per_mmac, 1e-12) for one in scenario.servers) / 1e6
         share = np.zeros((0, 2))
         if isinstance(self.width, Static):
-            ladder = np.array([_tuple(problem, self.width.widths)])
+            ladder = np.array([_tuple(scenario, self.width.widths)])
         elif isinstance(self.width, Fluid):
-            ladder, share = _shares(problem, plan, self.width.headroom)
+            ladder, share = _shares(scenario, plan, self.width.headroom)
         else:
-            ladder = problem.tuples[pareto_tuples(problem)]
+            ladder = scenario.tuples[pareto_tuples(scenario)]
             rule["target"] = getattr(self.width, "target_ms", 0.0) * 1e6
-        digits = problem.n_widths ** np.arange(problem.n_segments)[::-1]
-        return Compiled(rule, frozen(ladder), frozen(problem.tuple_mmac[ladder @ digits]), share)
+        digits = scenario.n_widths ** np.arange(scenario.n_segments)[::-1]
+        return Compiled(rule, frozen(ladder), frozen(scenario.tuple_mmac[ladder @ digits]), share)
 
 
 @dataclass(frozen=True)
@@ -196,43 +186,52 @@ class MarginalCost:
         non_negative("price", self.price)
         integer("group", self.group, 1, 4096)
 
-    def compiled(self, problem: Routing, _plan: Plan | None, _seed: int) -> Compiled:
+    def compiled(self, scenario: Scenario, _plan: Plan | None, _seed: int) -> Compiled:
         """What the simulation's kernels read."""
         rule = np.zeros(1, rules.RULE)
         rule["server"], rule["price"] = rules.MARGINAL, self.price
-        rule["group"] = min(self.group, problem.max_batch)
-        rule["rate"] = problem.ms_per_joule * 1e6
-        table = problem.accuracy.reshape((problem.n_widths,) * problem.n_segments)
+        rule["group"] = min(self.group, scenario.max_batch)
+        rule["rate"] = scenario.ms_per_joule * 1e6
+        table = scenario.points.reshape((scenario.n_widths,) * scenario.n_segments)
         best = [table.ravel()]
-        for _ in range(problem.n_segments):  # the best completion of every prefix
+        for _ in range(scenario.n_segments):  # the best completion of every prefix
             table = table.max(axis=-1)
             best.insert(0, table.ravel())
-        worth = np.concatenate(best) * (problem.ms_per_point * 1e6 / POINTS)
+        worth = np.concatenate(best) * (scenario.ms_per_point * 1e6 / POINTS)
         return Compiled.of(rule, weights=worth)
 
 
-def pareto_tuples(problem: Routing) -> IntArray:
+def pareto_tuples(scenario: Scenario) -> IntArray:
     """Indices of the tuples that no other one beats in MACs and accuracy, narrowest first."""
-    order = np.lexsort((-problem.accuracy, problem.tuple_mmac))
-    best = np.maximum.accumulate(problem.accuracy[order])
+    order = np.lexsort((-scenario.points, scenario.tuple_mmac))
+    best = np.maximum.accumulate(scenario.points[order])
     new = np.concatenate([[True], best[1:] > best[:-1]])
     found: IntArray = order[new]
     return found
 
 
-def _tuple(problem: Routing, widths: Sequence[int]) -> list[int]:
-    if len(widths) != problem.n_segments:
-        raise InputError(f"widths: expected {problem.n_segments} indices, got {widths!r:.60}")
-    return [integer("widths", w, 0, problem.n_widths - 1) for w in widths]
+def _tuple(scenario: Scenario, widths: Sequence[int]) -> list[int]:
+    if len(widths) != scenario.n_segments:
+        raise InputError(f"widths: expected {scenario.n_segments} indices, got {widths!r:.60}")
+    return [integer("widths", w, 0, scenario.n_widths - 1) for w in widths]
 
 
-def _shares(problem: Routing, plan: Plan | None, headroom: float) -> tuple[IntArray, Any]:
-    from optsched_solvers.routing.plan import fluid_shares
+def _shares(scenario: Scenario, plan: Plan | None, headroom: float) -> tuple[IntArray, Any]:
+    from optsched.serving.planner import fluid_shares
 
-    found = fluid_shares(problem, plan, rate=problem.rate * headroom)
+    found = fluid_shares(scenario, plan, rate=scenario.rate * headroom)
     rows = np.flatnonzero(found > 1e-9)
     share = found[rows] / found[rows].sum()
-    return problem.tuples[rows], np.stack([share, 0 * share], axis=1)
+    return scenario.tuples[rows], np.stack([share, 0 * share], axis=1)
+
+
+def is_builtin(router: Any) -> bool:
+    """Return whether the router consists of compiled rules."""
+    return isinstance(router, Router | MarginalCost)
+
+
+AnyRouter: TypeAlias = Any
+"""`Router`, `MarginalCost`, `Policy`, or any object with ``route(view) -> Decision``."""
 
 
 class View:
@@ -241,8 +240,8 @@ class View:
     Times are in ms; servers, segments and widths count from 0.
     """
 
-    def __init__(self, problem: Routing, world: World) -> None:
-        self.problem = problem
+    def __init__(self, scenario: Scenario, world: World) -> None:
+        self.scenario = scenario
         self._world = world
         self.feasible = world.feasible
         """Whether a server can ever run (segment, width), [server][segment][width]."""
@@ -262,7 +261,7 @@ class View:
         """The requests of the head's queue, oldest first, at most `max_batch`."""
         fifo = self._world.fifo[self._world.trace[0]["queue"]]
         found, r = [], int(fifo["head"])
-        for _ in range(min(int(fifo["images"]), self.problem.max_batch)):
+        for _ in range(min(int(fifo["images"]), self.scenario.max_batch)):
             found.append(r)
             r = int(self._world.request[r]["next"])
         return np.array(found, np.int64)
@@ -276,19 +275,19 @@ class View:
     @property
     def prefix(self) -> tuple[int, ...]:
         """The widths that the head request has run so far."""
-        index, n = int(self._world.request["tuple"][self.head[0]]), self.problem.n_widths
+        index, n = int(self._world.request["tuple"][self.head[0]]), self.scenario.n_widths
         return tuple(index // n**j % n for j in range(self.segment - 1, -1, -1))
 
     @property
     def ages(self) -> Any:
         """Time since the arrival of the requests in `head`."""
-        return self.now - self.problem.arrival[self.head] / 1e6
+        return self.now - self.scenario.arrival[self.head] / 1e6
 
     @property
     def waiting(self) -> IntArray:
         """Requests at the router per segment."""
         fifo = self._world.fifo["images"]
-        found: IntArray = fifo.reshape(self.problem.n_segments, -1).sum(axis=1)
+        found: IntArray = fifo.reshape(self.scenario.n_segments, -1).sum(axis=1)
         return found
 
     @property
@@ -340,8 +339,79 @@ class View:
 
     def expected_delay(self, width: int, group: int) -> Any:
         """When each server would be done with so many of the head, in ms; inf: never."""
-        integer("width", width, 0, self.problem.n_widths - 1)
-        integer("group", group, 1, self.problem.max_batch)
-        found = np.zeros(len(self.problem.servers))
+        integer("width", width, 0, self.scenario.n_widths - 1)
+        integer("group", group, 1, self.scenario.max_batch)
+        found = np.zeros(len(self.scenario.servers))
         expected_delays(self._world, width, group, found)
         return found / 1e6
+
+
+# routers by name
+
+GROUP: Final = "optsched.routers"
+"""Entry points of this group are routers of other packages: name -> class."""
+
+FORMS: Final = (
+    "marginal, policy:FILE.npz, WIDTH/SERVER/GROUP such as backlog:6ms/jsed/8, static:0,2,3,3/"
+    "jsed/8, fluid/jsed/8 or random/random/0, module:Class, or the name of an installed router"
+)
+_SERVERS: Final = {
+    "random": Random, "round_robin": RoundRobin, "jsed": JSED, "power_of_two": PowerOfTwo
+}  # fmt: skip
+
+
+def router_of(spec: str) -> Any:
+    """Return the router of a text, one of `FORMS`.
+
+    Raises
+    ------
+    InputError
+        There is no such router, or it cannot be made.
+    """
+    if spec == "marginal":
+        return MarginalCost()
+    if spec.startswith("policy:"):
+        from optsched.serving.policy import Policy
+
+        return Policy.load(spec.removeprefix("policy:"))
+    if "/" in spec:
+        return _rules(spec)
+    made = _loaded(spec)
+    if not hasattr(made, "route") and not hasattr(made, "compiled"):
+        raise InputError(f"router: {spec!r:.60} has no method route(view)")
+    return made
+
+
+def _rules(spec: str) -> Router:
+    """A router of ``WIDTH/SERVER/GROUP``."""
+    width, _, tail = spec.partition("/")
+    server, _, group = tail.partition("/")
+    width, _, value = width.partition(":")
+    rule: WidthRule
+    try:
+        if width == "static":
+            rule = Static(tuple(int(w) for w in value.split(",")))
+        elif width == "backlog":
+            rule = Backlog(float(value.removesuffix("ms") or 6))
+        else:
+            rule = {"random:": RandomWidth, "fluid:": Fluid}[f"{width}:{value}"]()
+        return Router(rule, _SERVERS[server](), int(group or 8))
+    except InputError:
+        raise
+    except (KeyError, ValueError):
+        raise InputError(f"router: expected {FORMS}, got {spec!r:.60}") from None
+
+
+def _loaded(spec: str) -> Any:
+    """An instance of ``module:Class``, or of the class of an entry point."""
+    from importlib.metadata import EntryPoint, entry_points
+
+    point = EntryPoint("router", spec, GROUP) if ":" in spec else None
+    for one in () if point else entry_points(group=GROUP):
+        point = one if one.name == spec else point
+    if point is None:
+        raise InputError(f"router: expected {FORMS}, got {spec!r:.60}")
+    try:
+        return point.load()()
+    except Exception as error:  # code of the user
+        raise InputError(f"router: {spec!r:.60} cannot be loaded: {error}") from error

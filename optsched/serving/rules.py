@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from optsched.kernels.compile import helper
-from optsched.problems.routing.checks import frozen
-from optsched.problems.routing.plan import SLOTS
 from optsched.serving.core import EMPTY, FREE, NEVER, UNIT, UNLOADING, load_of, slowdown
+from optsched.serving.fields import frozen
+from optsched.serving.plan import SLOTS
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
-OUTSIDE: Final = -1
+EXTERNAL: Final = -1
 """Server rule of a router that somebody else computes."""
 
 RANDOM, ROUND_ROBIN, JSED, POWER_OF_TWO, MARGINAL = range(5)
@@ -57,10 +57,10 @@ class Compiled(NamedTuple):
         return cls(rule, frozen(ladder), frozen(np.zeros(0)), np.zeros((0, 2)), own)
 
     @classmethod
-    def outside(cls) -> Compiled:
+    def external(cls) -> Compiled:
         """No rules: decisions come from somewhere else."""
         rule = np.zeros(1, RULE)
-        rule["server"] = OUTSIDE
+        rule["server"] = EXTERNAL
         return cls.of(rule)
 
 
@@ -74,7 +74,7 @@ def first_random(seed: int) -> int:
 def decide(world):  # type: ignore[no-untyped-def]
     """Write server, width and group for the head of ``trace.queue``; False if that is not ours."""
     rule = world.rule[0]
-    if rule.server == OUTSIDE:
+    if rule.server == EXTERNAL:
         return False
     trace = world.trace[0]
     k = trace.segment

@@ -1,4 +1,4 @@
-"""Simulate a router on a scenario."""
+"""Simulate a router on a scenario in virtual time."""
 
 from __future__ import annotations
 
@@ -10,56 +10,47 @@ import numpy as np
 
 from optsched.errors import InputError, InternalError
 from optsched.io.values import integer
-from optsched.problems.routing import Routing
-from optsched.problems.routing.checks import milliseconds
-from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary, telemetry
-from optsched.problems.routing.plan import SLOTS
-from optsched.problems.routing.problem import NS_PER_MS
 from optsched.serving import routers, world
 from optsched.serving.core import NEVER, Settings, new_core, pin
+from optsched.serving.fields import NS_PER_MS, milliseconds
+from optsched.serving.log import BATCH, ENTRY, INSTANCE, Log, Summary
+from optsched.serving.plan import SLOTS
 from optsched.serving.rules import Compiled
+from optsched.serving.scenario import Scenario
 from optsched.serving.world import World, advance
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import Schedule
-    from optsched.problems.routing.plan import Plan
-    from optsched.serving.policy import Policy
+    from optsched.model.schedule import IntArray, Schedule
+    from optsched.serving.plan import Plan
 
-_ROWS = 1024  # instances that a log has room for before it grows
+_ROWS = 1024  # initial capacity of the log for instances
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A simulated history."""
+    """Result of a simulation: summary, objective and, if kept, the log."""
 
-    problem: Routing
+    scenario: Scenario
     log: Log | None
     summary: Summary
     cost: int
-    """The objective, see `Routing`."""
-    finish: Any
-    """When every request was done, ns; -1: never."""
+    """The objective in ns, see `Scenario`."""
+    finish: IntArray
+    """Completion time of every request, ns; -1: not completed."""
+    tuples: IntArray
+    """Index in ``scenario.tuples`` of the widths that every completed request was run at."""
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The history as a schedule."""
-        return self._log.schedule()
-
-    @cached_property
-    def telemetry(self) -> list[dict[str, Any]]:
-        """What an operator's dashboard shows, a row every 100 ms; see `serving.telemetry`."""
-        return telemetry(self._log)
-
-    @property
-    def _log(self) -> Log:
+        """The log as a schedule."""
         if self.log is None:
             raise InputError("log: was not kept; simulate(..., log=True) keeps it")
-        return self.log
+        return self.log.schedule()
 
 
 def simulate(
-    problem: Routing,
-    router: routers.Router | routers.MarginalCost | Policy | routers.OwnRouter | None = None,
+    scenario: Scenario,
+    router: routers.AnyRouter | None = None,
     *,
     plan: Plan | None = None,
     settings: Settings | None = None,
@@ -71,21 +62,21 @@ def simulate(
 
     Parameters
     ----------
-    problem
+    scenario
         Servers, network and arrivals.
     router
         Rules, a learned policy, or any object with a method ``route(view) -> Decision``; None:
-        `Router()`.
+        `MarginalCost()`.
     plan
-        Instances that are resident from the beginning; None: everything is loaded when needed.
+        Instances that are resident from the beginning; None: all are loaded on demand.
     settings
         Of the greedy core on every server.
     seed
-        Of the router's random numbers; those of the arrivals are others.
+        Of the router's random numbers, a stream separate from that of the arrivals.
     horizon_ms
-        Stop then; None: when every request is done.
+        End of the simulation; None: when all requests are completed.
     log
-        Whether to keep the history; without it a simulation takes about two thirds of the time.
+        Whether to keep the log; without it a simulation takes about two thirds of the time.
 
     Returns
     -------
@@ -95,40 +86,40 @@ def simulate(
     Raises
     ------
     InfeasibleRoute
-        The router sent a block where it can never run, or gave no decision.
+        The router sent a block where it can never run, or returned no decision.
     InputError
         An argument is wrong, or the plan does not fit the servers.
     """
-    if not isinstance(problem, Routing):
-        raise InputError(f"problem: expected a Routing, got {problem!r:.60}")
-    chosen = routers.Router() if router is None else router
-    state = new_world(problem, chosen, plan, settings, seed, log=log)
+    if not isinstance(scenario, Scenario):
+        raise InputError(f"scenario: expected a Scenario, got {scenario!r:.60}")
+    chosen = routers.MarginalCost() if router is None else router
+    state = new_world(scenario, chosen, plan, settings, seed, log=log)
     if horizon_ms is not None:
         state.trace["horizon"] = round(milliseconds("horizon_ms", horizon_ms) * NS_PER_MS)
-    view = routers.View(problem, state)
+    view = routers.View(scenario, state)
     while (status := advance(state)) > world.DRAINED:
-        if status == world.ASKED:
-            ask(problem, chosen, view, state)
+        if status == world.UNDECIDED:
+            query(scenario, chosen, view, state)
         elif status == world.FULL:
-            state = state._replace(instance_row=twice(state.instance_row))
-            view = routers.View(problem, state)
+            state = state._replace(instance_row=doubled(state.instance_row))
+            view = routers.View(scenario, state)
         elif status == world.ENDED:
             break
         elif status == world.INFEASIBLE:
-            raise routers.InfeasibleRoute(infeasible(problem, state))
+            raise routers.InfeasibleRoute(infeasible(scenario, state))
         else:
-            raise InternalError("the simulation has stopped before all requests are done")
-    known = isinstance(chosen, routers.Router | routers.MarginalCost)
-    told = {
-        "seed": seed, "router": repr(chosen) if known else type(chosen).__name__,
+            raise InternalError("the simulation has stopped before all requests are completed")
+    provenance = {
+        "seed": seed,
+        "router": repr(chosen) if routers.is_builtin(chosen) else type(chosen).__name__,
         "plan": "cold" if plan is None else [list(row) for row in plan.instances],
         "settings": vars(settings or Settings()),
-    }  # fmt: skip
-    return _run(problem, state, told, cut=horizon_ms is not None)
+    }
+    return result(scenario, state, provenance, cut=horizon_ms is not None)
 
 
 def new_world(
-    problem: Routing,
+    scenario: Scenario,
     router: Any,
     plan: Plan | None = None,
     settings: Settings | None = None,
@@ -136,98 +127,106 @@ def new_world(
     *,
     log: bool = False,
 ) -> World:
-    """A simulation at its beginning; see `simulate`."""
+    """Create the initial state of a simulation; see `simulate`."""
     seed = integer("seed", seed, 0, 2**31 - 1)
     if not isinstance(settings, Settings | None):
         raise InputError(f"settings: expected Settings, got {settings!r:.60}")
     if hasattr(router, "compiled") and not isinstance(router, type):
-        rule = router.compiled(problem, plan, seed)
+        rule = router.compiled(scenario, plan, seed)
     elif callable(getattr(router, "route", None)) and not isinstance(router, type):
-        rule = Compiled.outside()
+        rule = Compiled.external()
     else:
         raise InputError(f"router: expected a Router or route(view), got {router!r:.60}")
-    n, k, servers = problem.n_requests, problem.n_segments, len(problem.servers)
-    core = new_core(problem, n + 1, settings or Settings())
+    n, k, servers = scenario.n_requests, scenario.n_segments, len(scenario.servers)
+    core = new_core(scenario, n + 1, settings or Settings())
+    trace = np.zeros(1, world.TRACE)
+    trace["router"], trace["router_at"], trace["horizon"] = scenario.router, NEVER, NEVER - 1
+    trace["decision"], trace["logs"] = -1, log
+    request = np.zeros(n, world.REQUEST)
+    request["finish"] = -1
+    instance_row = np.zeros(_ROWS if log else 0, INSTANCE)
     if plan is not None:
         if not hasattr(plan, "check"):
             raise InputError(f"plan: expected a Plan, got {plan!r:.60}")
-        plan.check(problem)
+        plan.check(scenario)
         for row in plan.instances:
-            pin(core, *row)
-    trace = np.zeros(1, world.TRACE)
-    trace["router"], trace["router_at"], trace["horizon"] = problem.router, NEVER, NEVER - 1
-    trace["asked"], trace["logs"] = -1, log
-    request = np.zeros(n, world.REQUEST)
-    request["finish"] = -1
-    planned = problem.n_widths if len(rule.share) else 1
-    instance_row = np.zeros(_ROWS if log else 0, INSTANCE)
-    if log:
-        for row in plan.instances if plan is not None else ():
-            at = int(trace["instances"][0])
-            own = int((instance_row["server"][:at] == row[0]).sum())
-            instance_row[at] = (row[0], own, *row[1:], 0, 0, -1)
-            trace["instances"] += 1
+            number = pin(core, *row)
+            if log:
+                instance_row[trace["instances"][0]] = (row[0], number, *row[1:], 0, 0, -1)
+                trace["instances"] += 1
+    planned = scenario.n_widths if len(rule.share) else 1
     return World(
-        core, trace, request, problem.arrival,
+        core, trace, request, scenario.arrival,
         np.zeros(k * planned, world.FIFO),
         np.zeros(3 * servers * SLOTS + n + 16, world.EVENT),
-        problem.transfer, world.feasible(problem, plan), rule.rule,
+        scenario.transfer, world.feasible(scenario, plan), rule.rule,
         rule.ladder, rule.ladder_mmac, rule.share, rule.weights,
         np.zeros(n * k if log else 0, BATCH), np.zeros(n * k if log else 0, ENTRY), instance_row,
     )  # fmt: skip
 
 
-def ask(problem: Routing, router: Any, view: routers.View, state: World) -> None:
-    """Write a router's decision into the simulation."""
+def query(scenario: Scenario, router: Any, view: routers.View, state: World) -> None:
+    """Call a Python router and write its decision into the simulation."""
     decision = router.route(view)
     trace = state.trace[0]
-    limits = (len(problem.servers), problem.n_widths, problem.max_batch + 1)
+    place = f"decision {int(trace['decisions'])} of {type(router).__name__}.route"
+    limits = (len(scenario.servers), scenario.n_widths, scenario.max_batch + 1)
     names = ("server", "width", "group")
     given = [getattr(decision, name, None) for name in names]
     if given == [None] * 3:
         raise routers.InfeasibleRoute(
-            f"decision {int(trace['decisions'])} of {type(router).__name__}.route: expected a "
-            f"Decision(server, width, group), got {decision!r:.60}"
+            f"{place}: expected a Decision(server, width, group), got {decision!r:.60}"
         )
     for name, value, limit in zip(names, given, limits, strict=True):
         least = int(name == "group")
         if not isinstance(value, (int, np.integer)) or not least <= value < limit:
             raise routers.InfeasibleRoute(
-                f"decision {int(trace['decisions'])} of {type(router).__name__}.route: {name}: "
-                f"expected an integer in {least}..{limit - 1}, got {value!r:.60}"
+                f"{place}: {name}: expected an integer in {least}..{limit - 1}, got {value!r:.60}"
             )
         trace[name] = value
 
 
-def infeasible(problem: Routing, state: World) -> str:
-    """Why the decision can never be carried out."""
+def infeasible(scenario: Scenario, state: World) -> str:
+    """Error message for a decision that can never be carried out."""
     trace = state.trace[0]
     s, k, w = (int(trace[key]) for key in ("server", "segment", "width"))
     return (
-        f"decision {int(trace['decisions'])}: server {problem.servers[s].id!r} can never run "
-        f"segment {k} at width {w} ({problem.widths[w]:g}): its pinned instances leave no room"
+        f"decision {int(trace['decisions'])}: server {scenario.servers[s].id!r} can never run "
+        f"segment {k} at width {w} ({scenario.widths[w]:g}): its pinned instances leave no room"
     )
 
 
-def twice(rows: Any) -> Any:
-    """The rows, and room for as many more."""
+def doubled(rows: Any) -> Any:
+    """Return the rows with twice the capacity."""
     return np.concatenate([rows, np.zeros(len(rows), rows.dtype)])
 
 
-def _run(problem: Routing, state: World, told: dict[str, Any], *, cut: bool) -> Run:
-    trace = state.trace[0]
-    end, decisions = int(trace["now"]), int(trace["decisions"])
+def result(scenario: Scenario, state: World, provenance: dict[str, Any], *, cut: bool) -> Run:
+    """Build the run of a simulation that has stopped; `cut`: at its horizon."""
+    trace, request, history = state.trace[0], state.request, None
+    horizon = int(trace["now"]) if cut else None
+    summary, cost = totals(scenario, state, horizon)
     if trace["logs"]:
         history = Log(
-            problem, state.batch_row[: trace["batches"]], state.request_row[: trace["entries"]],
-            state.instance_row[: trace["instances"]], decisions, end if cut else None, told,
+            scenario, state.batch_row[: trace["batches"]], state.request_row[: trace["entries"]],
+            state.instance_row[: trace["instances"]], summary, horizon, provenance,
         )  # fmt: skip
-        return Run(problem, history, history.summary, history.cost, history.finish)
-    finish = state.request["finish"]
-    latency = (finish - problem.arrival)[finish >= 0]
-    accuracy = problem.accuracy[state.request["tuple"][finish >= 0]]
-    energy = float(state.core.server["energy"].sum())
+    return Run(scenario, history, summary, cost, request["finish"], request["tuple"])
+
+
+def totals(
+    scenario: Scenario, state: World, horizon: int | None, *, energy: bool = True
+) -> tuple[Summary, int]:
+    """Summary and objective from the counters of the kernels; `energy`: whether it is known."""
+    trace, finish = state.trace[0], state.request["finish"]
+    end = int(finish.max(initial=0)) if horizon is None else horizon
+    latency = (finish - scenario.arrival)[finish >= 0]
+    points = scenario.points[state.request["tuple"][finish >= 0]]
+    joules = float(state.core.server["energy"].sum())
     mean = float(trace["variance"]) / max(end, 1)
     spread = max(0.0, float(trace["variance_squared"]) / max(end, 1) - mean**2) ** 0.5
-    summary = Summary.of(problem, latency, accuracy, energy, (mean, spread), end, decisions)
-    return Run(problem, None, summary, problem.price(latency, accuracy, energy), finish)
+    summary = Summary.of(
+        scenario, latency, points, joules if energy else None, (mean, spread), end,
+        int(trace["decisions"]),
+    )  # fmt: skip
+    return summary, scenario.price(latency, points, joules)

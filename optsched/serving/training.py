@@ -134,7 +134,7 @@ def _add_gradients(net: SlimResNet, images: Images, rows: Tensor, draw: torch.Ge
 
 
 def measure_accuracy(net: SlimResNet, images: Images) -> dict[str, float]:
-    """Percent of images that each tuple of widths classifies rightly: the table of a `Routing`.
+    """Percent of images that each tuple of widths classifies rightly: the table of a `Scenario`.
 
     Its keys are such as ``"0,1,2,3"``. What tuples that begin alike have in common is run once: all
     256 of four segments take a third of the work of 256 passes.

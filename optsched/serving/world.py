@@ -1,4 +1,4 @@
-"""The simulation's inner loop: arrivals, the serial router, servers, and what is written down."""
+"""Event loop of the simulation: arrivals, the serial router, servers, and the log."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import numpy as np
 from numba import types
 
 from optsched.kernels.compile import INT, entry, helper
-from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE
-from optsched.problems.routing.plan import SLOTS
 from optsched.serving.core import (
     CORE,
     DONE,
@@ -27,31 +25,33 @@ from optsched.serving.core import (
     records,
     settle,
 )
+from optsched.serving.log import BATCH, ENTRY, INSTANCE
+from optsched.serving.plan import SLOTS
 from optsched.serving.policy import decide
 from optsched.serving.rules import RULE, delay
 
 if TYPE_CHECKING:
-    from optsched.problems.routing import Routing
-    from optsched.problems.routing.plan import Plan
+    from optsched.serving.plan import Plan
+    from optsched.serving.scenario import Scenario
 
-DRAINED, ASKED, ENDED, FULL, STUCK, INFEASIBLE = range(6)
-"""Why `advance` returns: all done; a decision is wanted; the horizon; a log is full; an error."""
+RUNNING, DRAINED, UNDECIDED, ENDED, FULL, STUCK, INFEASIBLE = range(-1, 6)
+"""Reasons to return: all completed; a Python router decides; horizon; log is full; errors."""
 
 ARRIVE, REQUEUE, ROUTE = range(TICK + 1, TICK + 4)
-"""Events besides the core's: a request arrives; one comes back; the router decides."""
+"""Additional events: a request arrives; one is queued again; the router decides."""
 
 TRACE = np.dtype(
     [(name, "i8") for name in (
         "now", "router", "router_at", "horizon",
         "arrived", "completed", "decisions", "pending", "order",
-        "asked", "segment", "queue", "server", "width", "group",  # the decision
-        "logs", "batches", "entries", "instances", "told",
+        "decision", "segment", "queue", "server", "width", "group",  # 1: a Python router decides
+        "logs", "batches", "entries", "instances", "external",
         "load", "squares", "since", "area", "counted",
     )] + [("variance", "f8"), ("variance_squared", "f8")]
 )  # fmt: skip
-"""Clocks, counters, the open decision, rows written, and integrals over time.
+"""Clocks, counters, the current decision, rows written, and integrals over time.
 
-`told` says that the clock is another one: what happens is what `feed` says, and nothing else.
+`external`: the clock is external, and the only events are those of `feed`.
 `area` is the integral of the requests in the system, up to `counted`; `load` and `squares` are
 sums over servers of min(U, 1) and its square.
 """
@@ -59,33 +59,33 @@ sums over servers of min(U, 1) and its square.
 REQUEST = np.dtype(
     [(name, "i8") for name in ("next", "width", "tuple", "server", "plan", "finish")]
 )
-"""`width` is that of the last segment, `tuple` the index of all so far, `plan` -1 or a row."""
+"""`width` is that of the last segment, `tuple` the index of all so far, `plan` a row or -1."""
 
 FIFO = np.dtype([(name, "i8") for name in ("head", "tail", "images")])
 EVENT = np.dtype([(name, "i8") for name in ("at", "order", "kind", "server", "which")])
 
 
 class World(NamedTuple):
-    """A simulation that can be continued: all that `advance` reads and writes."""
+    """State of a simulation: all arrays that `advance` reads and writes."""
 
     core: Core
     trace: Any
     request: Any
     arrival: Any
     fifo: Any
-    """The router's queues, [segment], or [segment * widths + width] where widths are planned."""
+    """Queues of the router, [segment], or [segment * widths + width] if widths are planned."""
     heap: Any
     transfer: Any
     feasible: Any
     """Whether a server can ever run (segment, width)."""
     rule: Any
     ladder: Any
-    """Tuples of widths that the width rule chooses from, narrowest first."""
+    """Candidate tuples of the width rule, narrowest first."""
     ladder_mmac: Any
     share: Any
-    """Of every tuple, and what it is owed: the fluid rule."""
+    """Share and deficit of every tuple: the fluid rule."""
     weights: Any
-    """Of a learned policy, and what it computes with."""
+    """Parameters of a learned policy, followed by its buffers."""
     batch_row: Any
     request_row: Any
     instance_row: Any
@@ -105,16 +105,16 @@ WORLD: Final = types.NamedTuple(
 )  # fmt: skip
 
 
-def feasible(problem: Routing, plan: Plan | None) -> Any:
-    """Whether a server can ever run (segment, width), [server][segment][width]."""
-    k, n = problem.vram.shape
-    found = np.zeros((len(problem.servers), k, n), np.bool_)
-    for s, one in enumerate(problem.servers):
-        own = [] if plan is None else [row[1:] for row in plan.instances if row[0] == s]
-        room = round(one.vram_mb * 1000) - sum(int(problem.vram[row]) for row in own)
-        if len(own) < SLOTS:
-            found[s] = problem.vram <= room
-        for segment, width in own:
+def feasible(scenario: Scenario, plan: Plan | None) -> Any:
+    """Return whether a server can ever run (segment, width), [server][segment][width]."""
+    k, n = scenario.vram.shape
+    found = np.zeros((len(scenario.servers), k, n), np.bool_)
+    for s, one in enumerate(scenario.servers):
+        pinned = [] if plan is None else [row[1:] for row in plan.instances if row[0] == s]
+        free = round(one.vram_mb * 1000) - sum(int(scenario.vram[row]) for row in pinned)
+        if len(pinned) < SLOTS:
+            found[s] = scenario.vram <= free
+        for segment, width in pinned:
             found[s, segment, : width + 1] = True
     found.setflags(write=False)
     return found
@@ -122,7 +122,7 @@ def feasible(problem: Routing, plan: Plan | None) -> Any:
 
 @helper(NONE, WORLD, INT, INT, INT, INT, counted=False, inline=True)
 def _push(world, at, kind, s, which):  # type: ignore[no-untyped-def]
-    """An event to come; of equal times the first that was pushed comes first."""
+    """Insert a future event; equal times keep the order of insertion."""
     trace = world.trace[0]
     heap = world.heap
     i = trace.pending
@@ -143,7 +143,7 @@ def _push(world, at, kind, s, which):  # type: ignore[no-untyped-def]
 
 @helper(NONE, WORLD, counted=False, inline=True)
 def _pop(world):  # type: ignore[no-untyped-def]
-    """Drop the first event."""
+    """Remove the first event."""
     trace = world.trace[0]
     heap = world.heap
     trace.pending -= 1
@@ -175,7 +175,7 @@ def _before(a, b):  # type: ignore[no-untyped-def]
 
 @helper(NONE, WORLD, INT, INT, INT, INT, counted=False, inline=True)
 def _serve(world, s, event, which, now):  # type: ignore[no-untyped-def]
-    """Let a server's core handle an event, and do what it commands."""
+    """Pass an event to the core of a server, and schedule and log its commands."""
     trace = world.trace[0]
     core = world.core
     before = min(core.server[s].load, UNIT)
@@ -207,7 +207,7 @@ def _serve(world, s, event, which, now):  # type: ignore[no-untyped-def]
 
 @helper(NONE, WORLD, INT, counted=False, inline=True)
 def _spread(world, now):  # type: ignore[no-untyped-def]
-    """The variance of U over servers, integrated up to now."""
+    """Integrate the variance of U over servers up to now."""
     trace = world.trace[0]
     n = len(world.core.server)
     mean = trace.load / n / UNIT
@@ -241,7 +241,7 @@ def _log_batch(world, s, i, now, end):  # type: ignore[no-untyped-def]
 
 @helper(NONE, WORLD, INT, INT, counted=False, inline=True)
 def _queue(world, r, k):  # type: ignore[no-untyped-def]
-    """A request waits for the decision about its segment k."""
+    """Append a request to the router's queue of segment k."""
     request = world.request[r]
     f = k
     if request.plan >= 0:
@@ -258,7 +258,7 @@ def _queue(world, r, k):  # type: ignore[no-untyped-def]
 
 @helper(NONE, WORLD, INT, counted=False, inline=True)
 def _count(world, now):  # type: ignore[no-untyped-def]
-    """The requests in the system, integrated up to now."""
+    """Integrate the number of requests in the system up to now."""
     trace = world.trace[0]
     trace.area += (trace.arrived - trace.completed) * (now - trace.counted)
     trace.counted = now
@@ -270,12 +270,12 @@ def _arrive(world, now):  # type: ignore[no-untyped-def]
     r = trace.arrived
     request = world.request[r]
     request.width, request.tuple, request.server, request.plan = 0, 0, -1, -1
-    if len(world.share):  # whichever tuple is owed most
-        owed = -1.0
+    if len(world.share):  # the tuple with the largest deficit
+        largest = -1.0
         for j in range(len(world.share)):
             world.share[j, 1] += world.share[j, 0]
-            if world.share[j, 1] > owed:
-                owed = world.share[j, 1]
+            if world.share[j, 1] > largest:
+                largest = world.share[j, 1]
                 request.plan = j
         world.share[request.plan, 1] -= 1.0
     _count(world, now)
@@ -285,7 +285,7 @@ def _arrive(world, now):  # type: ignore[no-untyped-def]
 
 @helper(NONE, WORLD, INT, INT, INT, counted=False, inline=True)
 def _complete(world, s, i, now):  # type: ignore[no-untyped-def]
-    """The requests of a batch go back to the router, or are done."""
+    """Return the requests of a batch to the router, or complete them."""
     trace = world.trace[0]
     core = world.core
     widths = core.state[0].widths
@@ -315,7 +315,7 @@ def _complete(world, s, i, now):  # type: ignore[no-untyped-def]
 
 @helper(INT, WORLD, counted=False, inline=True)
 def _oldest(world):  # type: ignore[no-untyped-def]
-    """The router's queue whose head arrived first, or -1."""
+    """Queue of the router whose head arrived first, or -1."""
     best, first = -1, NEVER
     for f in range(len(world.fifo)):
         fifo = world.fifo[f]
@@ -325,8 +325,8 @@ def _oldest(world):  # type: ignore[no-untyped-def]
 
 
 @helper(NONE, WORLD, counted=False, inline=True)
-def _turn(world):  # type: ignore[no-untyped-def]
-    """The router's next block comes from the queue whose head arrived first."""
+def _select_queue(world):  # type: ignore[no-untyped-def]
+    """Select the queue of the next block: the one whose head arrived first."""
     trace = world.trace[0]
     f = _oldest(world)
     trace.queue = f
@@ -336,7 +336,7 @@ def _turn(world):  # type: ignore[no-untyped-def]
 
 @helper(types.UniTuple(INT, 2), WORLD, counted=False, inline=True)
 def _form(world):  # type: ignore[no-untyped-def]
-    """The block of the decision, -1 if it can never run, and the ns until it has moved there."""
+    """Form the block of the decision; -1 if it can never run. Second result: transfer time, ns."""
     trace = world.trace[0]
     s, k, w = trace.server, trace.segment, trace.width
     if not world.feasible[s, k, w]:
@@ -357,64 +357,79 @@ def _form(world):  # type: ignore[no-untyped-def]
     return new_block(world.core, s, k, w, first, images, widest), moved
 
 
+@helper(types.UniTuple(INT, 4), WORLD, counted=False, inline=True)
+def _next_event(world):  # type: ignore[no-untyped-def]
+    """Time, kind, server and slot or block of the next event; at equal times the heap's first."""
+    trace = world.trace[0]
+    first = world.heap[0]
+    if trace.external:
+        trace.router_at = NEVER
+        trace.pending = 0
+        world.core.state[0].commands = 0
+        return first.at, first.kind, first.server, first.which
+    now, event = trace.router_at, ROUTE
+    if trace.arrived < len(world.arrival) and world.arrival[trace.arrived] <= now:
+        now, event = world.arrival[trace.arrived], ARRIVE
+    if trace.pending and first.at <= now:
+        return first.at, first.kind, first.server, first.which
+    return now, event, 0, 0
+
+
+@helper(INT, WORLD, INT, counted=False, inline=True)
+def _stop_reason(world, now):  # type: ignore[no-untyped-def]
+    """Why the simulation stops before an event at `now`, or `RUNNING`."""
+    trace = world.trace[0]
+    if trace.completed == len(world.arrival):
+        return DRAINED
+    if now == NEVER:
+        return STUCK
+    if now > trace.horizon:
+        trace.now = trace.horizon
+        return ENDED
+    if trace.logs and trace.instances + SLOTS > len(world.instance_row):
+        return FULL
+    return RUNNING
+
+
 @entry(INT, WORLD)
 def advance(world):  # type: ignore[no-untyped-def]
-    """Simulate until all is done, or until a decision is wanted that the rule does not make.
+    """Simulate until all requests are completed or a decision of a Python router is required.
 
-    Then the caller writes server, width and group to the trace, and calls again.
+    In the latter case the caller writes server, width and group to the trace, and calls again.
 
     Returns
     -------
     int
-        `DRAINED`, `ASKED`, `ENDED`, `FULL`, `STUCK` or `INFEASIBLE`.
+        `DRAINED`, `UNDECIDED`, `ENDED`, `FULL`, `STUCK` or `INFEASIBLE`.
     """
     trace = world.trace[0]
-    n = len(world.arrival)
-    status = -1
-    while status < 0:
+    status = RUNNING
+    while status == RUNNING:
         now, event, s, which = trace.now, ROUTE, 0, 0
-        if trace.told or trace.asked != 1:
-            first = world.heap[0]
-            now = trace.router_at
-            if trace.told:
-                now = first.at
-                trace.router_at = NEVER
-                world.core.state[0].commands = 0
-            elif trace.arrived < n and world.arrival[trace.arrived] <= now:
-                now, event = world.arrival[trace.arrived], ARRIVE
-            if trace.pending and first.at <= now:
-                now, event, s, which = first.at, first.kind, first.server, first.which
-            if trace.told:
-                trace.pending = 0
-            elif trace.completed == n:
-                status = DRAINED
-            elif now == NEVER:
-                status = STUCK
-            elif now > trace.horizon:
-                trace.now = trace.horizon
-                status = ENDED
-            elif trace.logs and trace.instances + SLOTS > len(world.instance_row):
-                status = FULL
-            elif event <= TICK:
-                _pop(world)
-            if status >= 0:
-                break
+        if trace.external or trace.decision != 1:
+            now, event, s, which = _next_event(world)
+            if not trace.external:
+                status = _stop_reason(world, now)
+                if status != RUNNING:
+                    break
+                if event <= TICK:
+                    _pop(world)
             trace.now = now
         if event == ROUTE:
-            if trace.asked != 1:
-                _turn(world)
+            if trace.decision != 1:
+                _select_queue(world)
                 if not decide(world):
-                    trace.asked = 1
-                    status = ASKED
+                    trace.decision = 1
+                    status = UNDECIDED
                     break
-            trace.asked = -1
+            trace.decision = -1
             trace.router_at = NEVER
             s = trace.server
             which, moved = _form(world)
             if which < 0:
                 status = INFEASIBLE
                 break
-            if moved and not trace.told:
+            if moved and not trace.external:
                 _push(world, now + moved, ENQUEUE, s, which)
             else:
                 event = ENQUEUE
@@ -424,11 +439,11 @@ def advance(world):  # type: ignore[no-untyped-def]
             _queue(world, which, s)
         elif event == DONE:
             _complete(world, s, which, now)
-        if event <= TICK:  # in one place: the core is inlined here
+        if event <= TICK:  # a single call: the core is inlined here
             _serve(world, s, event, which, now)
         if trace.router_at == NEVER and _oldest(world) >= 0:
             trace.router_at = now + trace.router
-        if trace.told:
+        if trace.external:
             status = DRAINED if trace.router_at == NEVER else ENDED
     for s in range(len(world.core.server)):
         settle(world.core.server[s], trace.now)
@@ -438,19 +453,19 @@ def advance(world):  # type: ignore[no-untyped-def]
 
 
 def feed(world: World, event: int, s: int, which: int, now: int) -> int:
-    """Let one thing happen that a clock outside has seen; the commands are in ``core.command``.
+    """Process one event of an external clock; the commands are in ``core.command``.
 
-    `s` and `which` are a server and a slot, or of `REQUEUE` a segment and a request. What the
-    model expects to come is not waited for: it comes by this door too. Activations move as fast
-    as they do, not as the model says.
+    `s` and `which` are a server and a slot, or for `REQUEUE` a segment and a request. Events that
+    the model predicts are not scheduled: they come by further calls. Links are not modelled.
 
     Returns
     -------
     int
-        `DRAINED`: no request waits at the router; `ENDED`: some do, `ROUTE` is possible; `ASKED`:
-        the caller writes the decision to the trace, and feeds `ROUTE` again; `INFEASIBLE`.
+        `DRAINED`: no request waits at the router; `ENDED`: some do, `ROUTE` is possible;
+        `UNDECIDED`: the caller writes the decision to the trace, and feeds `ROUTE` again;
+        `INFEASIBLE`.
     """
-    world.trace["told"] = world.trace["pending"] = 1
+    world.trace["external"] = world.trace["pending"] = 1
     world.heap[0] = (now, 0, event, s, which)
     status: int = advance(world)
     return status
@@ -458,7 +473,7 @@ def feed(world: World, event: int, s: int, which: int, now: int) -> int:
 
 @entry(NONE, WORLD, INT, INT, types.Array(types.float64, 1, "C"))
 def expected_delays(world, width, group, found):  # type: ignore[no-untyped-def]
-    """What `JSED` compares, ns per server; infinite where (segment, width) can never run."""
+    """Write the value that `JSED` minimises, ns per server; inf where it can never run."""
     trace = world.trace[0]
     trace.width, trace.group = width, group
     for s in range(len(found)):

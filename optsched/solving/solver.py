@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from optsched.solving.monitor import Monitor
     from optsched.solving.result import Result
 
-KINDS = ("jobshop", "jobarray", "periodic", "quota", "gpus", "routing")
+KINDS = ("jobshop", "jobarray", "periodic", "quota", "gpus")
 """Kinds of problems (`Problem.problem_kind`); ``optsched.solvers.KIND`` is the entry-point group of
 the solvers for a kind."""
 

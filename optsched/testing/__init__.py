@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from optsched.arraypipe.train_alone import NotIdentical, Trained, differences, train_alone
     from optsched.testing.brute_force import best_makespan
-    from optsched.testing.router_checks import check_router
     from optsched.testing.solver_checks import SolverTests, check_solver
 
 _MODULES = {
     "NotIdentical": "optsched.arraypipe.train_alone",
     "SolverTests": "optsched.testing.solver_checks",
     "best_makespan": "optsched.testing.brute_force",
-    "check_router": "optsched.testing.router_checks",
     "check_solver": "optsched.testing.solver_checks",
     "Trained": "optsched.arraypipe.train_alone",
     "differences": "optsched.arraypipe.train_alone",
@@ -23,7 +21,7 @@ _MODULES = {
 }
 
 __all__ = [
-    "NotIdentical", "SolverTests", "Trained", "best_makespan", "check_router", "check_solver",
+    "NotIdentical", "SolverTests", "Trained", "best_makespan", "check_solver",
     "differences", "train_alone",
 ]  # fmt: skip
 

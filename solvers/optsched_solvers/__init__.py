@@ -9,7 +9,6 @@ folder          what is in it
 `periodic`      least period of rolling arrays: `auto`, `construct`, `search`, `cpsat`
 `quota`         GPUs per job: `auto`, shares, tables, multiple choice, placement, tree, CP-SAT
 `gpus`          which GPUs: `auto`, `counts`, trees, `eha`, `pts`, `hybrid`, CP-SAT
-`routing`       routers of inference requests, and the plan they run on
 `literature`    what our own engines beat, kept to compare with: one genetic algorithm with a
                 decoder per kind, Giffler and Thompson's tree, baselines of GPU choice
 ==============  ==================================================================================

@@ -375,7 +375,7 @@ def test_show(cli: Cli) -> None:
 def test_solvers_and_version(cli: Cli) -> None:
     """Every kind of problem with its solvers; the version is the package's."""
     out = cli("solvers").out
-    assert all(name in out for name in ("auto", "cpsat", "dispatch", "jobshop", "routing"))
+    assert all(name in out for name in ("auto", "cpsat", "dispatch", "jobshop", "quota"))
     assert cli("version").out == f"{optsched.__version__}\n"
 
 

@@ -6,33 +6,29 @@ import copy
 import random
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from depth import depth, seeds
-from routing_problems import GONE, Anything, Resident, document, mutated, plain, routers
+from depth import seeds
+from serving_cases import GONE, Resident, document, mutated, plain, random_scenario, routers
 
 from optsched.errors import InputError
-from optsched.problems.routing import Link, Routing, Server
-from optsched.problems.routing.document import log_document, log_of
-from optsched.problems.routing.log_check import check_log
-from optsched.serving.routers import Decision, RandomWidth, RoundRobin, Router, Static
+from optsched.serving.document import log_document, log_of
+from optsched.serving.log_check import check_log
+from optsched.serving.routers import RoundRobin, Router, Static
+from optsched.serving.scenario import Link, Scenario, Server
 from optsched.serving.simulator import simulate
-from optsched.testing import check_router
-from optsched.testing.router_checks import random_routing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 SERVER: dict[str, Any] = {"vram_mb": 30, "launch_ms": 1, "ms_per_mmac": 1, "idle_w": 5, "peak_w": 9}
-PROBLEM = Routing(
+SCENARIO = Scenario(
     [0.5, 1.0], [[[1.0, 2.0]], [[1.0, 2.0], [1.5, 3.0]]], [[5.0, 10.0]] * 2, [50, 60, 70, 80],
     [Server("a", **SERVER, load_ms=4.0), Server("b", **SERVER)],
     [0.0, 0.0, 0.0, 0.2, 0.4, 8.0, 8.0, 20.0],
     ids=["r0", "r1", "r2", 3, 4, 5, 6, 7], max_batch=2, router_ms=0.1,
     link=Link(0.5, 1.0, [[0.25, 0.5]] * 2),
 )  # fmt: skip
-RUN = simulate(PROBLEM, Router(Static((0, 1)), RoundRobin(), 2), plan=Resident([(0, 0, 1)]))
+RUN = simulate(SCENARIO, Router(Static((0, 1)), RoundRobin(), 2), plan=Resident([(0, 0, 1)]))
 LOG = document(RUN.log)
 EXTRA = {**LOG["instances"][3], "id": 9, "load_ms": 5.0, "ready_ms": 5.0}
 FIRST, SECOND, LAST = (LOG["batches"][b] for b in (0, 2, 9))
@@ -92,7 +88,7 @@ MUTATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("says", MUTATIONS)
 def test_every_mutation_is_rejected(says: str) -> None:
     """With a sentence of its own."""
-    found = check_log(PROBLEM, mutated(LOG, MUTATIONS[says]))
+    found = check_log(SCENARIO, mutated(LOG, MUTATIONS[says]))
     assert any(says in sentence for sentence in found), found
 
 
@@ -102,16 +98,16 @@ def test_the_log_itself_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "log.json"
     path.write_bytes(RUN.log.to_json())
     for log in (RUN.log, LOG, path, str(path)):
-        assert check_log(PROBLEM, log) == []
-    assert check_log(PROBLEM, log_of(PROBLEM, log_document(path))) == []
+        assert check_log(SCENARIO, log) == []
+    assert check_log(SCENARIO, log_of(SCENARIO, log_document(path))) == []
 
 
 @seeds(40)
 def test_mutations_of_any_log(seed: int) -> None:
     """A batch left out, told twice, too short, or a request of another queue time."""
-    problem = random_routing(seed, arrival_ms=[0.0, 0.0, 1.0, 4.0])
+    scenario = random_scenario(seed, arrival_ms=[0.0, 0.0, 1.0, 4.0])
     dice = random.Random(seed)
-    log = document(simulate(problem, dice.choice(routers(problem, seed)), seed=seed).log)
+    log = document(simulate(scenario, dice.choice(routers(scenario, seed)), seed=seed).log)
     at = dice.randrange(len(log["batches"]))
     row = log["batches"][at]
     wrong = [copy.deepcopy(log) for _ in range(4)]
@@ -119,13 +115,13 @@ def test_mutations_of_any_log(seed: int) -> None:
     wrong[1]["batches"].insert(at, copy.deepcopy(row))
     wrong[2]["batches"][at]["end_ms"] = row["start_ms"] - 1e-3
     wrong[3]["batches"][at]["requests"][0]["queued_ms"] = row["start_ms"] + 1e-3
-    assert all(check_log(problem, mutant) for mutant in wrong)
-    assert check_log(problem, log) == []
+    assert all(check_log(scenario, mutant) for mutant in wrong)
+    assert check_log(scenario, log) == []
 
 
 def test_the_log_of_another_scenario() -> None:
     """It is refused, by its hash."""
-    other = PROBLEM.replace(ms_per_point=5.0)
+    other = SCENARIO.replace(ms_per_point=5.0)
     with pytest.raises(InputError, match=r"the log is of another scenario: .*, this one is "):
         check_log(other, LOG)
 
@@ -136,87 +132,21 @@ def test_a_wall_clock() -> None:
     log["batches"][-1]["end_ms"] -= 0.5
     log["batches"][-1]["requests"][0]["queued_ms"] -= 0.4
     log["summary"] |= {"energy_j": None, "dynamic_energy_j": None}
-    found = check_log(PROBLEM, log)
+    found = check_log(SCENARIO, log)
     assert any("needs at least" in sentence for sentence in found)
     assert any("energy_j" in sentence for sentence in found)
     assert any("input" in sentence for sentence in found)
-    found = check_log(PROBLEM, {**log, "wall_clock": True})
+    found = check_log(SCENARIO, {**log, "wall_clock": True})
     assert found and all("summary" in sentence for sentence in found)
-    end = log_of(PROBLEM, log_document({**log, "wall_clock": True}))
-    assert check_log(PROBLEM, end) == []
+    log["summary"]["energy_j"] = 3.0
+    assert any("energy_j" in one for one in check_log(SCENARIO, {**log, "wall_clock": True}))
 
 
 def test_inputs_may_be_padded() -> None:
     """To a width that costs less, if so it was measured."""
-    problem = plain([0.0], k=2, n=2, cost_ms=[[[1.0, 1.0]], [[3.0, 3.0], [2.0, 2.0]]])
-    log = document(simulate(problem, Router(Static((0, 0)), group=1)).log)
+    scenario = plain([0.0], k=2, n=2, cost_ms=[[[1.0, 1.0]], [[3.0, 3.0], [2.0, 2.0]]])
+    log = document(simulate(scenario, Router(Static((0, 0)), group=1)).log)
     log["batches"][1]["end_ms"] = 3.0
-    assert not any("needs at least" in sentence for sentence in check_log(problem, log))
+    assert not any("needs at least" in sentence for sentence in check_log(scenario, log))
     log["batches"][1]["end_ms"] = 2.999
-    assert any("needs at least 2 ms" in sentence for sentence in check_log(problem, log))
-
-
-# the check of routers
-
-
-@pytest.mark.parametrize(
-    "router",
-    [Anything(1), Anything, lambda: Anything(2), Router(), Router(RandomWidth(), RoundRobin(), 0)],
-)
-def test_good_routers_pass(router: Any) -> None:
-    """Objects are copied, classes and functions are called."""
-    check_router(router, range(depth(8, 40)))
-
-
-class Spoiled(Anything):
-    """A router that does one thing wrong."""
-
-    calls = 0
-
-    def __init__(self, spoil: Callable[[Any, Decision], Any]) -> None:
-        super().__init__()
-        self._spoil = spoil
-
-    def route(self, view: Any) -> Any:
-        """Do it."""
-        decision = super().route(view)
-        return self._spoil(view, decision) or decision
-
-
-def nowhere(view: Any, _: Decision) -> Decision | None:
-    """A place where nothing can run."""
-    places = np.argwhere(~view.feasible[:, view.segment]).tolist()
-    return Decision(*places[0], 1) if places else None
-
-
-def counting(view: Any, decision: Decision) -> Decision:
-    """Something else in every simulation."""
-    Spoiled.calls += 1
-    return decision._replace(group=1 + Spoiled.calls * 7919 // 13 % view.problem.max_batch)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (lambda view, one: one._replace(group=view.problem.max_batch + 1), "group: expected"),
-        (nowhere, "can never run segment"),
-        (lambda view, _: view.feasible.fill(True), "route() changes the view"),
-        (lambda view, _: view._world.fifo["tail"].fill(7), "changes the simulation"),
-        (lambda view, _: vars(view.problem).update(ms_per_point=1.0), "changes the scenario"),
-        (counting, "two simulations differ"),
-    ],
-)
-def test_bad_routers_are_caught(spoil: Any, says: str) -> None:
-    """And told what they do."""
-    with pytest.raises(AssertionError, match=r"^Spoiled, routing \d+: ") as caught:
-        check_router(Spoiled(spoil))
-    assert says in str(caught.value), caught.value
-    assert "_Watched" not in str(caught.value)
-
-
-def test_what_is_no_router() -> None:
-    """Neither is there anything to check without seeds."""
-    with pytest.raises(AssertionError, match="7 has no method `route`"):
-        check_router(7)  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match="no seeds"):
-        check_router(Anything(), [])
+    assert any("needs at least 2 ms" in sentence for sentence in check_log(scenario, log))

@@ -22,17 +22,13 @@ def site(cli: Cli) -> Cli:
     return cli
 
 
-def test_simulate_check_explain_and_draw(site: Cli) -> None:
-    """A log that is right, a schedule that verifies, telemetry, a batch in words."""
+def test_simulate_check_and_verify(site: Cli) -> None:
+    """A log that is right, a schedule that verifies, a wrong log is refused."""
     ran = site("serve-sim", "s.json", "--plan", "p.json", "--log", "l.json",
-               "--schedule", "x.schedule.json", "--telemetry", "t.jsonl")  # fmt: skip
+               "--schedule", "x.schedule.json")  # fmt: skip
     assert ran.code == 0 and "p99_ms" in ran.out, ran.err
-    rows = [json.loads(line) for line in Path("t.jsonl").read_text().splitlines()]
-    assert [row["t_ms"] for row in rows[:2]] == [0, 100] and len(rows[0]["servers"]) == 3
     assert site("serve-check", "s.json", "l.json").code == 0
-    assert site("verify", "x.schedule.json", "--problem", "s.json").code == 0
-    ran = site("serve-explain", "s.json", "l.json", "--batch", "3")
-    assert ran.code == 0 and ran.out.startswith("batch 3: "), ran.err
+    assert site("verify", "x.schedule.json").code == 0
     tree = json.loads(Path("l.json").read_text())
     tree["batches"][0]["end_ms"] -= 0.5
     Path("l.json").write_text(json.dumps(tree))
@@ -56,9 +52,9 @@ def test_routers_side_by_side(site: Cli) -> None:
 def test_profile(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of accuracies is looked at before the measuring; then a scenario is written."""
     pytest.importorskip("torch")
-    from optsched.problems.routing import Routing, Server
     from optsched.serving import profiler
     from optsched.serving.network import SlimResNet
+    from optsched.serving.scenario import Scenario, Server
     from optsched.serving.training import save_network
 
     net = SlimResNet(10, (8, 16), blocks=1, in_channels=1, group_channels=4, widths=(0.5, 1.0))
@@ -76,7 +72,7 @@ def test_profile(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "profile", lambda *_, **__: costs)  # minutes on real devices
     ran = cli(*words)
     assert ran.code == 0 and "wrote s.json" in ran.out, ran.err
-    assert Routing.read("s.json").accuracy.tolist() == [round(v * 10_000) for v in table.values()]
+    assert Scenario.read("s.json").accuracy.tolist() == [*table.values()]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +92,8 @@ def test_profile(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         (("serve-bench", "-o", "x.json", "--loads", "1", "--seconds", "0"), "without requests"),
         (("serve-sim", "s.json", "--router", "fluid:1/jsed/8"), "router: expected marginal"),
         (("serve-plan", "s.json", "-o", "x.json", "--headroom", "0"), "headroom"),
-        (("serve-explain", "s.json", "s.json", "--batch", "1"), "format"),
+        (("solve", "s.json"), "simulated, not solved: `optsched serve-sim s.json`"),
+        (("serve-sim", "s.json", "--router", "none:None"), "router: 'none:None' cannot be loaded"),
     ],
 )
 def test_bad_input(site: Cli, words: tuple[str, ...], says: str) -> None:

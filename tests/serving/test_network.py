@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from optsched.errors import InputError  # noqa: E402
-from optsched.problems.routing.workload import network_mmac  # noqa: E402
 from optsched.serving.network import SlimResNet, pad  # noqa: E402
+from optsched.serving.workload import network_mmac  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

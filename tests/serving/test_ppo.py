@@ -11,11 +11,11 @@ import pytest
 from ppo_oracle import Replay, episode, loss_and_gradients
 
 from optsched.errors import InputError, MissingExtra
-from optsched.problems.routing.plan import Plan
-from optsched.problems.routing.workload import reference
 from optsched.serving import rules
+from optsched.serving.plan import Plan
 from optsched.serving.policy import Policy, sizes
 from optsched.serving.simulator import simulate
+from optsched.serving.workload import reference
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("stable_baselines3")
@@ -26,7 +26,7 @@ from optsched.serving import ppo  # noqa: E402
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from optsched.problems.routing import Routing
+    from optsched.serving.scenario import Scenario
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
 
@@ -37,15 +37,15 @@ _, SIZE, _ = sizes("extended", 3, 4, 4)
 WEIGHTS = np.random.default_rng(0).normal(size=SIZE) * 0.3
 
 
-def short(requests: int = 80, rate: float = 2500.0, **fields: Any) -> Routing:
+def short(requests: int = 80, rate: float = 2500.0, **fields: Any) -> Scenario:
     """A trace that begins at 0, so that an episode is all of it."""
     found = reference(rate=rate, burst=3, seconds=1, seed=3, **fields)
     return found.replace(arrival_ms=(found.arrival[:requests] - found.arrival[0]) / 1e6)
 
 
-def fleet_of(problem: Routing, mode: str = "flow", n: int = 1) -> ppo.Fleet:
+def fleet_of(scenario: Scenario, mode: str = "flow", n: int = 1) -> ppo.Fleet:
     """A few simulators at the beginning of the trace."""
-    found = ppo.Fleet([problem], mode, PLAN, 0, n=n)
+    found = ppo.Fleet([scenario], mode, PLAN, 0, n=n)
     found.reset()
     return found
 
@@ -59,8 +59,8 @@ def draws(seed: int = 1) -> Any:
 @pytest.mark.parametrize("mode", ["flow", "paper"])
 def test_exported_policy_decides_as_torch_does(mode: str) -> None:
     """A whole trace of most likely decisions, features included."""
-    problem = short()
-    fleet = fleet_of(problem, mode)
+    scenario = short()
+    fleet = fleet_of(scenario, mode)
     model = ppo.make_model(fleet, 0)
     with torch.no_grad():
         for one in model.policy.parameters():
@@ -68,8 +68,8 @@ def test_exported_policy_decides_as_torch_does(mode: str) -> None:
     decisions = iter(lambda: tuple(model.policy.predict(fleet.seen, deterministic=True)[0][0]), ())
     made, _ = episode(fleet, decisions)
     assert len(set(made)) > 5
-    run = simulate(problem, dataclasses.replace(fleet.policy(), sampled=False), plan=PLAN)
-    again = simulate(problem, Replay(made), plan=PLAN)
+    run = simulate(scenario, dataclasses.replace(fleet.policy(), sampled=False), plan=PLAN)
+    again = simulate(scenario, Replay(made), plan=PLAN)
     assert (run.log.batches == again.log.batches).all()  # type: ignore[union-attr]
 
 
@@ -102,9 +102,9 @@ def test_policy_is_saved_and_refuses_other_problems(tmp_path: Path) -> None:
     found = Policy.load(tmp_path / "router.npz")
     assert (found.weights == policy.weights).all()
     assert (found.state, found.epsilon, found.sampled) == ("extended", 0.25, True)
-    problem = short()
-    with pytest.raises(InputError, match="trained for 3 servers, the problem has 2"):
-        simulate(problem.replace(servers=problem.servers[:2]), policy)
+    scenario = short()
+    with pytest.raises(InputError, match="trained for 3 servers, the scenario has 2"):
+        simulate(scenario.replace(servers=scenario.servers[:2]), policy)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_hostile_files_are_refused(tmp_path: Path, change: dict[str, Any], messa
 
 def test_flow_rewards_sum_to_the_objective() -> None:
     """Undiscounted, over a drained trace: an affine map of -J, energy included."""
-    problem = short(ms_per_point=2.5, ms_per_joule=40.0)
+    scenario = short(ms_per_point=2.5, ms_per_joule=40.0)
     for seed in (1, 2):
-        made, rewards = episode(fleet_of(problem), draws(seed))
-        run = simulate(problem, Replay(made), plan=PLAN, log=False)
-        above = (problem.accuracy.max() - problem.accuracy.mean()) / 1e4 * problem.ms_per_point
-        wanted = 0.1 / 50 * (problem.n_requests * above - run.cost / 1e6)
+        made, rewards = episode(fleet_of(scenario), draws(seed))
+        run = simulate(scenario, Replay(made), plan=PLAN, log=False)
+        above = (scenario.points.max() - scenario.points.mean()) / 1e4 * scenario.ms_per_point
+        wanted = 0.1 / 50 * (scenario.n_requests * above - run.cost / 1e6)
         assert sum(rewards) == pytest.approx(wanted, rel=1e-5), seed
 
 
@@ -162,22 +162,22 @@ def test_overload_ends_an_episode() -> None:
 
 def test_settled_rewards_equal_a_replay() -> None:
     """The paper's reward of every block, from the log of the same decisions."""
-    problem = short(60, rate=1200)
-    problem = problem.replace(mmac=np.repeat(problem.mmac[:, :1], 4, axis=1))  # of any input
-    fleet = fleet_of(problem, "paper")
+    scenario = short(60, rate=1200)
+    scenario = scenario.replace(mmac=np.repeat(scenario.mmac[:, :1], 4, axis=1))  # of any input
+    fleet = fleet_of(scenario, "paper")
     fleet.settled = np.zeros((1000, 1))
     made, _ = episode(fleet, draws())
-    log: Any = simulate(problem, Replay(made), plan=PLAN).log
+    log: Any = simulate(scenario, Replay(made), plan=PLAN).log
     rows = log.batches
-    servers = [problem.servers[s] for s in rows["server"]]
-    x = rows["images"] * problem.mmac[rows["segment"], 0, rows["width"]]
+    servers = [scenario.servers[s] for s in rows["server"]]
+    x = rows["images"] * scenario.mmac[rows["segment"], 0, rows["width"]]
     x = x / [one.sat_mmac for one in servers]
     load = x / (1 + x) + 0.02
     blocks: dict[int, tuple[Any, list[int]]] = {}  # by queue time: the router is serial
     for row in rows:
         for entry in log.entries[row["first"] : row["first"] + row["images"]]:
             blocks.setdefault(int(entry["queued"]), (row, []))[1].append(int(entry["request"]))
-    path: dict[int, list[int]] = {r: [] for r in range(problem.n_requests)}
+    path: dict[int, list[int]] = {r: [] for r in range(scenario.n_requests)}
     alpha, beta, gamma, delta = ppo.PRESETS["paper"]
     wanted = []
     for _, (row, members) in sorted(blocks.items(), key=lambda one: one[0]):
@@ -185,16 +185,16 @@ def test_settled_rewards_equal_a_replay() -> None:
         for r in members:
             path[r].append(int(row["width"]))
             whole = path[r] + path[r][-1:] * (4 - len(path[r]))
-            accuracy.append(problem.accuracy[np.ravel_multi_index(whole, (4,) * 4)])
+            accuracy.append(scenario.points[np.ravel_multi_index(whole, (4,) * 4)])
         running = (rows["start"] < row["end"]) & (rows["end"] >= row["end"])
         u = np.array([load[running & (rows["server"] == s)].sum() for s in range(3)])
-        late = row["end"] - problem.arrival[members].min()
+        late = row["end"] - scenario.arrival[members].min()
         power = [
             (one.idle_w + (one.peak_w - one.idle_w) * min(v, 1))
             * (1 + 0.5 * min(1, max(0, v - 0.92) / 0.16))
-            for one, v in zip(problem.servers, u, strict=True)
+            for one, v in zip(scenario.servers, u, strict=True)
         ]
-        reward = alpha * (np.mean(accuracy) - problem.accuracy.mean()) / 1e4 / 6.13
+        reward = alpha * (np.mean(accuracy) - scenario.points.mean()) / 1e4 / 6.13
         reward -= beta * min(late, 5e8) / 5e6 + gamma * min(np.mean(power) * late * 1e-9, 100)
         wanted.append(reward - delta * np.minimum(u, 1).var())
     assert len(wanted) == len(made)
@@ -210,8 +210,8 @@ def test_open_blocks_are_settled() -> None:
         fleet.step(rng.integers(0, [3, 4, 6], (8, 3)))
         assert fleet.episode["open"].any() == (number < ppo.STEPS - 1)
     assert (fleet.settled != 0).all()
-    assert (fleet.world.trace["asked"] == 1).all()
-    assert (fleet.world.rule["server"] == rules.OUTSIDE).all()
+    assert (fleet.world.trace["decision"] == 1).all()
+    assert (fleet.world.rule["server"] == rules.EXTERNAL).all()
     fleet.step(rng.integers(0, [3, 4, 6], (8, 3)))
 
 
@@ -310,7 +310,7 @@ def test_loss_and_gradients_equal_the_oracle() -> None:
 def test_training_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The objective falls; the same for the same seed; an interruption keeps the best so far."""
     monkeypatch.setattr(ppo, "ENVIRONMENTS", 16)
-    problem = reference(rate=1200, seconds=2, seed=4)
+    scenario = reference(rate=1200, seconds=2, seed=4)
     rows: list[Any] = []
 
     def progress(row: Any) -> None:
@@ -320,14 +320,14 @@ def test_training_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     named: dict[str, Any] = {"plan": PLAN, "progress": progress}
     path = tmp_path / "router.npz"
-    policy, curve = ppo.train_router(problem, seed=5, checkpoint=path, **named)
+    policy, curve = ppo.train_router(scenario, seed=5, checkpoint=path, **named)
     assert rows == curve
     assert rows[1]["decisions"] == 12 * 16 * 128
     assert rows[1]["cost_ms"] < 0.7 * rows[0]["cost_ms"]
-    run = simulate(problem, policy, plan=PLAN, log=False)
-    assert run.cost / 1e6 / problem.n_requests == min(row["cost_ms"] for row in rows)
+    run = simulate(scenario, policy, plan=PLAN, log=False)
+    assert run.cost / 1e6 / scenario.n_requests == min(row["cost_ms"] for row in rows)
     assert (Policy.load(path).weights == policy.weights).all()
-    again, _ = ppo.train_router(problem, seed=5, **named)
+    again, _ = ppo.train_router(scenario, seed=5, **named)
     assert (again.weights == policy.weights).all()
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from optsched.errors import InputError
-from optsched.problems.routing import Routing
-from optsched.problems.routing.plan import Plan
-from optsched.serving.profiler import Costs, Sample, fit, profile, scenario
+from optsched.serving.plan import Plan
+from optsched.serving.profiler import Costs, Sample, fit, profile
 from optsched.serving.routers import Router, Static
+from optsched.serving.scenario import Scenario
 from optsched.serving.simulator import simulate
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def test_fit_recovers_costs(launch: float) -> None:
 def test_fit_recovers_contention(cores: int) -> None:
     """Batches that share cores do so in a simulation of the fitted costs."""
     given = costs(0.01, MMAC, cores)
-    problem = scenario(given, np.ones((2, 2)), rate=0).replace(arrival_ms=[0.0] * 3)
-    log = simulate(problem, ROUTER, plan=Plan.of([(0, 0, 1)] * 3 + [(0, 1, 1)])).log
+    scenario = given.scenario(np.ones((2, 2)), rate=0).replace(arrival_ms=[0.0] * 3)
+    log = simulate(scenario, ROUTER, plan=Plan.of([(0, 0, 1)] * 3 + [(0, 1, 1)])).log
     assert log is not None
     first = np.sort(log.batches["start"])[0] == log.batches["start"]
     took = (log.batches["end"] - log.batches["start"])[first] / 2e6
@@ -62,17 +62,17 @@ def test_scenario(tmp_path: Path) -> None:
     """Costs make a scenario that can be simulated, written and read."""
     given, path = costs(0.5, MMAC * 0.1, 1), tmp_path / "scenario.json"
     table = {"0,0": 70.0, "0,1": 72.0, "1,0": 71.0, "1,1": 75.0}
-    problem = scenario(given, table, rate=200, seconds=1, seed=3, router_ms=0.1)
-    assert [one.id for one in problem.servers] == ["cpu-0", "cpu-1"]
-    assert problem.launch.tolist() == pytest.approx([0.5e6] * 2, rel=1e-3)
-    assert problem.cost[1, 1, 0, 1] == pytest.approx(0.5e6, rel=1e-3)
-    assert [one.load_ms for one in problem.servers] == [2.0, 3.0]
-    assert [one.vram_mb for one in problem.servers] == [48, 48]
-    assert problem.router_ms == 0.1
-    problem.write(path)
-    assert Routing.read(path).sha256 == problem.sha256
-    assert problem.n_requests > 100
-    assert simulate(problem).summary.completion == 1
+    scenario = given.scenario(table, rate=200, seconds=1, seed=3, router_ms=0.1)
+    assert [one.id for one in scenario.servers] == ["cpu-0", "cpu-1"]
+    assert scenario.launch.tolist() == pytest.approx([0.5e6] * 2, rel=1e-3)
+    assert scenario.cost[1, 1, 0, 1] == pytest.approx(0.5e6, rel=1e-3)
+    assert [one.load_ms for one in scenario.servers] == [2.0, 3.0]
+    assert [one.vram_mb for one in scenario.servers] == [48, 48]
+    assert scenario.router_ms == 0.1
+    scenario.write(path)
+    assert Scenario.read(path).sha256 == scenario.sha256
+    assert scenario.n_requests > 100
+    assert simulate(scenario).summary.completion == 1
 
 
 def network() -> Any:
@@ -98,7 +98,7 @@ def test_profile() -> None:
         assert one.error is not None
     assert found.vram_mb[1][1] > found.vram_mb[1][0] > 0
     assert 0 < found.router_ms < 5
-    assert simulate(scenario(found, np.ones((2, 2)), rate=50), ROUTER).summary.completion == 1
+    assert simulate(found.scenario(np.ones((2, 2)), rate=50), ROUTER).summary.completion == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ ENGINES = [
     for kind in KINDS
     for name in solvers(kind)
     # job shops and job arrays have the same engines; `pods` takes no model of the suite
-    if kind not in ("jobarray", "routing") and name != "pods"
+    if kind != "jobarray" and name != "pods"
 ]
 
 PROVE = {"auto", "branch_and_bound", "cpsat", "counts"}
@@ -39,7 +39,7 @@ def test_conformance(kind: str, name: str, request: pytest.FixtureRequest) -> No
 
 def test_the_names_of_the_design() -> None:
     """Every kind by `auto`, `cpsat`, `branch_and_bound`, `genetic` and a greedy."""
-    for kind in KINDS[:-1]:
+    for kind in KINDS:
         missing = {"auto", "cpsat", "genetic"} - set(solvers(kind))
         assert not missing, kind
     assert "branch_and_bound" in solvers("jobshop") and "dispatch" in solvers("jobarray")

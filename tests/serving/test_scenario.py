@@ -1,4 +1,4 @@
-"""Routing problems: documents, what is refused, values known by hand, bounds."""
+"""Scenario scenarios: documents, what is refused, values known by hand, bounds."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from depth import seeds
-from routing_problems import GONE, document, mutated, plain, resident, routers
+from serving_cases import GONE, document, mutated, plain, random_scenario, resident, routers
 
 from optsched.errors import InputError
-from optsched.problems.routing import Contention, Link, Routing, Server
-from optsched.problems.routing.accuracy import additive, calibrated, nearest
-from optsched.problems.routing.document import from_tree, log_document, log_of, to_json
-from optsched.problems.routing.workload import network_mmac, read_arrivals, reference
+from optsched.serving.accuracy import additive, calibrated, nearest
+from optsched.serving.document import log_document, log_of, to_json
 from optsched.serving.routers import JSED, Router, Static
+from optsched.serving.scenario import Contention, Link, Scenario, Server
 from optsched.serving.simulator import simulate
-from optsched.testing.router_checks import random_routing
+from optsched.serving.workload import network_mmac, read_arrivals, reference
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROBLEM = Routing(
+PROBLEM = Scenario(
     [0.5, 1.0], [[[1.0, 2.0]], [[1.0, 2.0], [1.5, 3.0]]], [[5.0, 10.0]] * 2, [50, 60, 70, 80],
     [Server("a", 30, 1, 1, 5, 9, 4.0, 7.0, Contention(0.9, 1, 2)), Server("b", 30, 1, 1, 5, 9)],
     [0.0, 1.5], ids=["x", 7], max_batch=4, router_ms=0.1, link=Link(1, 2, [[1.0, 2.0]] * 2),
@@ -38,40 +37,19 @@ LOG = document(simulate(PROBLEM, Router(Static((0, 1)), JSED(), 1)).log)
 @seeds(40)
 def test_round_trips(seed: int, tmp_path: Path) -> None:
     """Scenario, log and schedule say the same after writing and reading."""
-    problem = random_routing(seed)
+    scenario = random_scenario(seed)
     path = tmp_path / "s.json"
-    problem.write(path)
-    again = Routing.read(path)
-    assert again.sha256 == problem.sha256
+    scenario.write(path)
+    again = Scenario.read(path)
+    assert again.sha256 == scenario.sha256
     assert to_json(again) == path.read_bytes()
-    router, plan = routers(problem, seed)[seed % 17], resident(problem, seed)
-    run = simulate(problem, router, plan=plan, seed=seed, horizon_ms=(None, 3.0)[seed % 2])
+    router, plan = routers(scenario, seed)[seed % 17], resident(scenario, seed)
+    run = simulate(scenario, router, plan=plan, seed=seed, horizon_ms=(None, 3.0)[seed % 2])
     assert run.log is not None
     path.write_bytes(run.log.to_json())
     log = log_of(again, log_document(path))
     assert log.to_json() == run.log.to_json()
-    told = problem.answer(run.schedule)
-    assert problem.scheduled(told).same_graph(run.schedule)
-    assert problem.answer(problem.scheduled(told)).to_json() == told.to_json()
-    assert problem.evaluate(run.schedule) == log.cost == run.cost
-    problem.check_same_graph(run.schedule)
-
-
-def test_a_schedule_of_others() -> None:
-    """It is refused: of other batches, or of no requests at all."""
-    other = simulate(plain([0.0] * 5, k=2)).schedule
-    with pytest.raises(InputError, match="no history of these requests"):
-        plain([0.0] * 2, k=2).check_same_graph(other)
-    with pytest.raises(InputError, match="no history of these requests"):
-        PROBLEM.check_same_graph(PROBLEM.graph())
-
-
-def test_the_interchange_form() -> None:
-    """The same fields under another tag, and a seed."""
-    tree = mutated(SCENARIO, {"format": GONE, "schema": "slim-scenario/1", "seed": 4})
-    assert from_tree(tree, "f").sha256 == PROBLEM.sha256
-    with pytest.raises(InputError, match="unknown field 'seed'"):
-        from_tree(mutated(SCENARIO, {"seed": 4}), "f")
+    assert log.schedule().same_graph(run.schedule)
 
 
 HOSTILE: list[tuple[dict[str, Any], str]] = [
@@ -115,7 +93,7 @@ def test_hostile_scenarios(edits: dict[str, Any], says: str, tmp_path: Path) -> 
     path = tmp_path / "s.json"
     path.write_text(json.dumps(mutated(SCENARIO, edits)))
     with pytest.raises(InputError) as caught:
-        Routing.read(path)
+        Scenario.read(path)
     assert str(caught.value).startswith(f"{path}: ") and says in str(caught.value)
 
 
@@ -184,9 +162,9 @@ def test_known_values() -> None:
     work = np.array(network_mmac()[0])[0], *(np.array(part) for part in network_mmac()[1:])
     uniform = [work[0][w] + sum(part[w, w] for part in work[1:]) for w in range(4)]
     assert uniform == pytest.approx([35.1, 139.3, 312.8, 555.5], abs=0.05)
-    problem = reference(seconds=0.01)
-    assert problem.tuple_mmac[0b00_01_10_11] == pytest.approx(241, abs=0.5)
-    assert problem.tuple_mmac.mean() == pytest.approx(256, abs=0.5)
+    scenario = reference(seconds=0.01)
+    assert scenario.tuple_mmac[0b00_01_10_11] == pytest.approx(241, abs=0.5)
+    assert scenario.tuple_mmac.mean() == pytest.approx(256, abs=0.5)
     table = additive()
     assert table.mean() == pytest.approx(73.66, abs=0.005)
     assert table[0, 1, 2, 3] == pytest.approx(75.33 + 0.27, abs=0.02)
@@ -201,17 +179,7 @@ def test_known_values() -> None:
 
 def test_times_are_rounded_up() -> None:
     """To whole ns, unless only the last bit of the number is beyond one."""
-    problem = plain([0.1, 0.2 + 0.1, 1e-7, 5e8 + 1e-6], launch_ms=1e-7)
-    assert problem.arrival.tolist() == [1, 100_000, 300_000, 500_000_000_000_001]
-    assert problem.launch.tolist() == [1]
-    assert problem.ids == (2, 0, 1, 3)
-
-
-def test_the_bound_holds_where_it_once_did_not() -> None:
-    """A decision may begin before a request arrives; a wider input may cost less."""
-    problem = plain([0.0, *[0.9] * 99], router_ms=1.0, max_batch=100, ms_per_mmac=0.001)
-    run = simulate(problem, Router(Static((0,)), JSED(), 100))
-    assert problem.lower_bound() <= run.cost
-    cost = [[[1.0, 1.0]], [[9.0, 9.0], [1.0, 1.0]]]
-    problem = plain([0.0] * 2, k=2, n=2, cost_ms=cost, accuracy=[50.0] * 4)
-    assert problem.lower_bound() == 2 * 2_000_000
+    scenario = plain([0.1, 0.2 + 0.1, 1e-7, 5e8 + 1e-6], launch_ms=1e-7)
+    assert scenario.arrival.tolist() == [1, 100_000, 300_000, 500_000_000_000_001]
+    assert scenario.launch.tolist() == [1]
+    assert scenario.ids == (2, 0, 1, 3)

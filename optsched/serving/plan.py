@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Sequence
 
-    from optsched.problems.routing.problem import Routing
+    from optsched.serving.scenario import Scenario
 
 FORMAT: Final = "optsched.routing-plan/1"
 SLOTS: Final = 12
@@ -83,7 +83,7 @@ class Plan:
             found.append((s, k, w))
         return cls(tuple(sorted(found)))
 
-    def check(self, problem: Routing) -> None:
+    def check(self, scenario: Scenario) -> None:
         """Refuse a plan that does not fit the servers.
 
         Raises
@@ -91,7 +91,7 @@ class Plan:
         InputError
             With the server, segment or width that is not there, or what is too much.
         """
-        limits = (len(problem.servers), problem.n_segments, problem.n_widths)
+        limits = (len(scenario.servers), scenario.n_segments, scenario.n_widths)
         for row in self.instances:
             if not isinstance(row, tuple) or len(row) != len(limits):
                 raise InputError(f"plan: expected (server, segment, width), got {row!r:.60}")
@@ -100,9 +100,9 @@ class Plan:
                     raise InputError(
                         f"plan: {name}: expected an integer in 0..{limit - 1}, got {value}"
                     )
-        for s, server in enumerate(problem.servers):
+        for s, server in enumerate(scenario.servers):
             own = [row for row in self.instances if row[0] == s]
-            used = sum(int(problem.vram[k, w]) for _, k, w in own) / 1000
+            used = sum(int(scenario.vram[k, w]) for _, k, w in own) / 1000
             if used > server.vram_mb + 5e-4:
                 raise InputError(
                     f"plan: server {server.id!r} has {server.vram_mb:g} MB, its instances take "
@@ -114,23 +114,23 @@ class Plan:
                 )
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], problem: Routing) -> Plan:
-        """Read ``optsched.routing-plan/1``, a plan for the servers of this problem.
+    def read(cls, path: str | os.PathLike[str], scenario: Scenario) -> Plan:
+        """Read ``optsched.routing-plan/1``, a plan for the servers of this scenario.
 
         Raises
         ------
         InputError
             With the path in the document, the rule and the value.
         """
-        return read_json(path, cls.from_tree, problem)
+        return read_json(path, cls.from_tree, scenario)
 
     @classmethod
-    def from_tree(cls, tree: Any, name: str, problem: Routing) -> Plan:
+    def from_tree(cls, tree: Any, name: str, scenario: Scenario) -> Plan:
         """Read a plan from parsed JSON; see `read`."""
         found = msgspec.structs.asdict(decode_document(tree, _Document, FORMAT, name))
         del found["format"]
-        number = {server.id: s for s, server in enumerate(problem.servers)}
-        named = {",".join(map(str, row)): tuple(row) for row in problem.tuples.tolist()}
+        number = {server.id: s for s, server in enumerate(scenario.servers)}
+        named = {",".join(map(str, row)): tuple(row) for row in scenario.tuples.tolist()}
         rows = []
         with placed(f"{name}: "):
             one_of("status", found["status"], ("optimal", "feasible"))
@@ -147,13 +147,13 @@ class Plan:
                     )
             found["shares"] = {named[key]: value for key, value in found["shares"].items()}
             plan = cls(tuple(sorted(rows)), **found)
-            plan.check(problem)
+            plan.check(scenario)
         return plan
 
-    def to_json(self, problem: Routing) -> bytes:
-        """The document ``optsched.routing-plan/1``, for the servers of this problem."""
+    def to_json(self, scenario: Scenario) -> bytes:
+        """The document ``optsched.routing-plan/1``, for the servers of this scenario."""
         rows = [
-            _Instances(problem.servers[s].id, k, w, count)
+            _Instances(scenario.servers[s].id, k, w, count)
             for (s, k, w), count in sorted(Counter(self.instances).items())
         ]
         shares = {",".join(map(str, row)): value for row, value in self.shares.items()}
@@ -161,6 +161,6 @@ class Plan:
         found = _Document(format=FORMAT, instances=rows, **{**numbers, "shares": shares})
         return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
-    def write(self, path: str | os.PathLike[str], problem: Routing) -> None:
+    def write(self, path: str | os.PathLike[str], scenario: Scenario) -> None:
         """Write ``optsched.routing-plan/1``."""
-        write_atomic(path, self.to_json(problem))
+        write_atomic(path, self.to_json(scenario))

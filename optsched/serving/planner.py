@@ -10,13 +10,15 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.values import number
-from optsched.problems.routing.plan import SLOTS, Plan
-from optsched.problems.routing.problem import NS_PER_MS, POINTS
+from optsched.serving.fields import NS_PER_MS, POINTS
+from optsched.serving.plan import SLOTS, Plan
 
 if TYPE_CHECKING:
+    import os
+
     import numpy.typing as npt
 
-    from optsched.problems.routing import Routing
+    from optsched.serving.scenario import Scenario
 
 MOST_TUPLES: Final = 4096
 
@@ -45,8 +47,8 @@ class _Times(NamedTuple):
     """ns from start to end."""
 
 
-def best_plan(
-    problem: Routing,
+def plan_instances(
+    scenario: Scenario,
     *,
     rate: float | None = None,
     headroom: float = 3.0,
@@ -63,7 +65,7 @@ def best_plan(
 
     Parameters
     ----------
-    problem
+    scenario
         Servers and network; of the trace only the mean rate is looked at.
     rate
         Requests per second; None: the trace's mean.
@@ -86,33 +88,42 @@ def best_plan(
         No plan was found in time.
     """
     number("headroom", headroom, above=True)
-    given = problem.rate if rate is None else number("rate", rate, what="requests per second")
+    given = scenario.rate if rate is None else number("rate", rate, what="requests per second")
     end = time.monotonic() + time_limit
-    busy = _times(problem).busy
+    busy = _times(scenario).busy
     least = busy.min(axis=(0, 2, 3)).sum()  # ns of an image, at best
     target = min(max(given, 1e-3) * headroom, 1e9 * SLOTS * len(busy) * BUSY / max(least, 1e-3))
     for step in range(60):
-        fluid = _solve(problem, target, None, end - time.monotonic())
+        fluid = _solve(scenario, target, None, end - time.monotonic())
         if step == 0 and fluid is None:  # perhaps no rate fits
-            if _solve(problem, target / 2**60, None, end - time.monotonic()) is None:
+            if _solve(scenario, target / 2**60, None, end - time.monotonic()) is None:
                 break
         elif fluid is not None:
-            weight = _weights(problem, fluid.shares)
-            found = _solve(problem, target, None, end - time.monotonic(), weight)
+            weight = _weights(scenario, fluid.shares)
+            found = _solve(scenario, target, None, end - time.monotonic(), weight)
             if found is not None:
                 return found
         target /= 2
     raise InputError("servers: together they cannot hold an instance of every segment")
 
 
+def plan_of(
+    scenario: Scenario, given: str | os.PathLike[str], time_limit: float = 10.0
+) -> Plan | None:
+    """Return the best plan for ``"auto"``, None for ``"cold"``, else the plan in a file."""
+    if str(given) == "auto":
+        return plan_instances(scenario, time_limit=time_limit)
+    return None if str(given) == "cold" else Plan.read(given, scenario)
+
+
 def fluid_shares(
-    problem: Routing, plan: Plan | None, *, rate: float | None = None
+    scenario: Scenario, plan: Plan | None, *, rate: float | None = None
 ) -> npt.NDArray[np.float64]:
     """The best shares of all tuples at a rate, by the fluid model.
 
     Parameters
     ----------
-    problem
+    scenario
         Servers and network.
     plan
         Instances; None: those that the model would choose itself.
@@ -123,29 +134,29 @@ def fluid_shares(
     Returns
     -------
     array
-        A share a tuple, in the order of `Routing.tuples`.
+        A share a tuple, in the order of `Scenario.tuples`.
     """
-    target = max(problem.rate if rate is None else rate, 1e-3)
+    target = max(scenario.rate if rate is None else rate, 1e-3)
     for _ in range(40):
-        found = _solve(problem, target, plan, 10.0)
+        found = _solve(scenario, target, plan, 10.0)
         if found is not None:
-            rows = problem.tuples.tolist()
+            rows = scenario.tuples.tolist()
             shares = np.array([found.shares.get(tuple(row), 0.0) for row in rows])
             return shares / float(shares.sum())
         target *= 0.8
     raise InputError("plan: it serves no request")
 
 
-def _times(problem: Routing) -> _Times:
-    work = BATCH * problem.mmac[None]
-    cost = BATCH * problem.cost
-    busy, load = np.empty_like(problem.cost), np.zeros_like(problem.cost)
-    for s, server in enumerate(problem.servers):
+def _times(scenario: Scenario) -> _Times:
+    work = BATCH * scenario.mmac[None]
+    cost = BATCH * scenario.cost
+    busy, load = np.empty_like(scenario.cost), np.zeros_like(scenario.cost)
+    for s, server in enumerate(scenario.servers):
         slowed = 1.0
         if server.contention is not None:
             knee = min(server.contention.knee, 1.0)
             slowed += server.contention.below * knee / 2
-        busy[s] = (problem.launch[s] + cost[s] * slowed) / BATCH
+        busy[s] = (scenario.launch[s] + cost[s] * slowed) / BATCH
         if server.sat_mmac is not None:
             x = work[0] / server.sat_mmac
             load[s] = busy[s] * (x / (1 + x) + 0.02)
@@ -153,7 +164,7 @@ def _times(problem: Routing) -> _Times:
 
 
 def _solve(
-    problem: Routing, rate: float, plan: Plan | None, seconds: float, weight: Any = None
+    scenario: Scenario, rate: float, plan: Plan | None, seconds: float, weight: Any = None
 ) -> Plan | None:
     """The best plan at a rate, or with a plan the best shares; None if the rate is too high.
 
@@ -162,14 +173,14 @@ def _solve(
     from ortools.linear_solver import pywraplp
 
     solver: Any = pywraplp.Solver.CreateSolver("GLOP" if weight is None else "SCIP")
-    servers, (segments, widths) = len(problem.servers), problem.vram.shape
-    if len(problem.tuples) > MOST_TUPLES:
+    servers, (segments, widths) = len(scenario.servers), scenario.vram.shape
+    if len(scenario.tuples) > MOST_TUPLES:
         raise InputError(
             f"widths: the planner's model takes {MOST_TUPLES} tuples, here are "
-            f"{len(problem.tuples)}; give a plan of your own, or start cold"
+            f"{len(scenario.tuples)}; give a plan of your own, or start cold"
         )
-    times, per_ns = _times(problem), rate / 1e9
-    share = [solver.NumVar(0, 1, "") for _ in problem.tuples]
+    times, per_ns = _times(scenario), rate / 1e9
+    share = [solver.NumVar(0, 1, "") for _ in scenario.tuples]
     solver.Add(solver.Sum(share) == 1)
     inputs = [range(widths) if k else range(1) for k in range(segments)]
     flow = {
@@ -180,7 +191,7 @@ def _solve(
     }
     for k in range(segments):
         for i, w in product(inputs[k], range(widths)):
-            own = np.flatnonzero((problem.inputs[:, k] == i) & (problem.tuples[:, k] == w))
+            own = np.flatnonzero((scenario.inputs[:, k] == i) & (scenario.tuples[:, k] == w))
             moved = solver.Sum([flow[s, k, i, w] for s in range(servers)])
             solver.Add(moved == solver.Sum([share[j] for j in own]))
     count: Any = np.zeros((servers, segments, widths), np.int64)
@@ -191,10 +202,12 @@ def _solve(
     else:
         np.add.at(count, tuple(np.array(plan.instances, np.int64).reshape(-1, 3).T), 1)
     cost = []
-    for s, server in enumerate(problem.servers):
+    for s, server in enumerate(scenario.servers):
         if plan is None:
             solver.Add(solver.Sum(list(count[s].ravel())) <= SLOTS)
-            held = [int(v) * n for v, n in zip(problem.vram.ravel(), count[s].ravel(), strict=True)]
+            held = [
+                int(v) * n for v, n in zip(scenario.vram.ravel(), count[s].ravel(), strict=True)
+            ]
             solver.Add(solver.Sum(held) <= round(server.vram_mb * 1000))
         load = []
         for k in range(segments):
@@ -214,10 +227,10 @@ def _solve(
             load += [per_ns * times.load[s, k][at] * flow[(s, k, *at)] for at in steps]
             cost += [times.whole[s, k][at] * flow[(s, k, *at)] for at in steps]
             if weight is not None:
-                cost += _waiting(problem, solver, times.whole[s, k], weight, count, s, k)
+                cost += _waiting(scenario, solver, times.whole[s, k], weight, count, s, k)
         knee = 1.0 if server.contention is None else server.contention.knee
         solver.Add(solver.Sum(load) <= knee)
-    cost += [value * one for value, one in zip(problem.lost.tolist(), share, strict=True)]
+    cost += [value * one for value, one in zip(scenario.lost.tolist(), share, strict=True)]
     solver.Minimize(solver.Sum(cost))
     solver.SetTimeLimit(max(1, round(seconds * 1000)))
     status = solver.Solve()
@@ -230,24 +243,24 @@ def _solve(
     if weight is not None:
         chosen = ((at, round(count[at].solution_value())) for at in np.ndindex(count.shape))
         rows = tuple(at for at, n in chosen for _ in range(n))
-    tuples = map(tuple, problem.tuples.tolist())
+    tuples = map(tuple, scenario.tuples.tolist())
     objective = solver.Objective()
     return Plan(
         rows,
         "optimal" if status == solver.OPTIMAL else "feasible",
         objective.Value() / NS_PER_MS,
         None if weight is None else objective.BestBound() / NS_PER_MS,
-        float(found @ problem.accuracy) / POINTS,
+        float(found @ scenario.points) / POINTS,
         rate,
         {row: float(one) for row, one in zip(tuples, found, strict=True) if one > 1e-9},
     )
 
 
 def _waiting(
-    problem: Routing, solver: Any, service: Any, weight: Any, count: Any, s: int, k: int
+    scenario: Scenario, solver: Any, service: Any, weight: Any, count: Any, s: int, k: int
 ) -> list[Any]:
     """What requests wait less, the more instances of segment k can run them, on server s."""
-    speed = 1 / np.maximum(problem.cost.mean(axis=(1, 2, 3)) + problem.launch, 1)
+    speed = 1 / np.maximum(scenario.cost.mean(axis=(1, 2, 3)) + scenario.launch, 1)
     found = []
     for v in np.flatnonzero(weight[k]):
         steps = [solver.NumVar(0, 1, "") for _ in WAITING[1:]]
@@ -259,17 +272,17 @@ def _waiting(
     return found
 
 
-def _weights(problem: Routing, shares: dict[tuple[int, ...], float]) -> Any:
+def _weights(scenario: Scenario, shares: dict[tuple[int, ...], float]) -> Any:
     """How often every width is run, [segment][width]: half at the planned rate, half when quiet."""
-    found = np.zeros(problem.vram.shape)
-    quiet = tuple(problem.tuples[_best_alone(problem)].tolist())
+    found = np.zeros(scenario.vram.shape)
+    quiet = tuple(scenario.tuples[_best_alone(scenario)].tolist())
     for row, share in [*shares.items(), (quiet, 1.0)]:
         found[np.arange(len(row)), row] += share / 2
     return found
 
 
-def _best_alone(problem: Routing) -> int:
+def _best_alone(scenario: Scenario) -> int:
     """The tuple that costs a lone request least, lost accuracy included."""
-    segments = np.arange(problem.n_segments)
-    alone = problem.cost[:, segments, problem.inputs, problem.tuples].sum(axis=2).min(axis=0)
-    return int((alone + problem.lost).argmin())
+    segments = np.arange(scenario.n_segments)
+    alone = scenario.cost[:, segments, scenario.inputs, scenario.tuples].sum(axis=2).min(axis=0)
+    return int((alone + scenario.lost).argmin())

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optsched.problems.routing import Routing, Server
-from optsched.problems.routing.checks import frozen
 from optsched.serving import rules, world
 from optsched.serving.core import Core, Settings
+from optsched.serving.fields import frozen
 from optsched.serving.routers import (
     JSED,
     Backlog,
@@ -24,11 +23,12 @@ from optsched.serving.routers import (
     Router,
     Static,
 )
+from optsched.serving.scenario import Contention, Link, Scenario, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from optsched.problems.routing.log import Log
+    from optsched.serving.log import Log
     from optsched.serving.routers import View
     from optsched.serving.rules import Compiled
 
@@ -41,11 +41,11 @@ class Resident(NamedTuple):
 
     instances: Sequence[tuple[int, int, int]]
 
-    def check(self, problem: Routing) -> None:
+    def check(self, scenario: Scenario) -> None:
         """It fits."""
 
 
-def plain(arrival_ms: Any = (0.0,), *, k: int = 1, n: int = 1, **given: Any) -> Routing:
+def plain(arrival_ms: Any = (0.0,), *, k: int = 1, n: int = 1, **given: Any) -> Scenario:
     """One server, an image takes 1 ms a segment, no launches; other fields and servers' fields."""
     server = {"vram_mb": 100.0, "launch_ms": 0.0, "ms_per_mmac": 1.0, "idle_w": 10, "peak_w": 100}
     own = {key: given.pop(key) for key in list(given) if key in Server.__struct_fields__}
@@ -54,21 +54,21 @@ def plain(arrival_ms: Any = (0.0,), *, k: int = 1, n: int = 1, **given: Any) -> 
         "vram_mb": given.pop("instance_mb", np.ones((k, n))), "accuracy": np.full((n,) * k, 50.0),
         "servers": [Server(**{"id": "a", **server, **own})], "arrival_ms": arrival_ms,
     }  # fmt: skip
-    return Routing(**{**fields, **given})
+    return Scenario(**{**fields, **given})
 
 
-def resident(problem: Routing, seed: int) -> Resident:
+def resident(scenario: Scenario, seed: int) -> Resident:
     """A random plan that leaves a place for every segment; it may be empty."""
     dice = random.Random(f"plan {seed}")
     rows: list[tuple[int, int, int]] = []
-    for s, server in enumerate(problem.servers):
+    for s, server in enumerate(scenario.servers):
         room = round(server.vram_mb * 1000)
         for _ in range(dice.randint(0, 6)):
-            k, w = dice.randrange(problem.n_segments), dice.randrange(problem.n_widths)
-            if problem.vram[k, w] <= room:
-                room -= int(problem.vram[k, w])
+            k, w = dice.randrange(scenario.n_segments), dice.randrange(scenario.n_widths)
+            if scenario.vram[k, w] <= room:
+                room -= int(scenario.vram[k, w])
                 rows.append((s, k, w))
-    while not world.feasible(problem, Resident(rows)).any(axis=(0, 2)).all():
+    while not world.feasible(scenario, Resident(rows)).any(axis=(0, 2)).all():
         rows.pop()
     return Resident(rows)
 
@@ -91,7 +91,7 @@ class Anything:
     def route(self, view: View) -> Decision:
         """Any server and width that can be, any group."""
         s, w = self._dice.choice(np.argwhere(view.feasible[:, view.segment]).tolist())
-        return Decision(s, w, self._dice.randint(1, view.problem.max_batch))
+        return Decision(s, w, self._dice.randint(1, view.scenario.max_batch))
 
 
 class Says:
@@ -107,21 +107,21 @@ class Planned:
     def __init__(self, server: Any, group: int) -> None:
         self._server, self._group = server, group
 
-    def compiled(self, problem: Routing, plan: Any, seed: int) -> Compiled:
+    def compiled(self, scenario: Scenario, plan: Any, seed: int) -> Compiled:
         """As the fluid rule does."""
-        base = Router(RandomWidth(), self._server, self._group).compiled(problem, plan, seed)
+        base = Router(RandomWidth(), self._server, self._group).compiled(scenario, plan, seed)
         base.rule["width"] = rules.FLUID
-        ladder = problem.tuples[[0, len(problem.tuples) // 2]]
+        ladder = scenario.tuples[[0, len(scenario.tuples) // 2]]
         return base._replace(ladder=frozen(ladder), share=np.array([[0.5, 0.0], [0.5, 0.0]]))
 
 
-def routers(problem: Routing, seed: int) -> list[Any]:
+def routers(scenario: Scenario, seed: int) -> list[Any]:
     """Every pair of rules with some group, and one in Python."""
     dice = random.Random(f"routers {seed}")
-    widest = Static((problem.n_widths - 1,) * problem.n_segments)
+    widest = Static((scenario.n_widths - 1,) * scenario.n_segments)
     found: list[Any] = [Anything(seed)]
     for server in (Random(), RoundRobin(), JSED(), PowerOfTwo()):
-        group = min(problem.max_batch, dice.choice((0, 1, 3)))
+        group = min(scenario.max_batch, dice.choice((0, 1, 3)))
         found += [Router(width, server, group) for width in (widest, RandomWidth(), Backlog())]
         found.append(Planned(server, group))
     return found
@@ -160,3 +160,69 @@ def for_python(state: world.World) -> world.World:
     found = [row.view(np.recarray) if row.dtype.names else row for row in arrays(state)]
     n = len(Core._fields)
     return world.World(Core(*found[:n]), *found[n:])
+
+
+def random_scenario(seed: int, **fields: Any) -> Scenario:
+    """At most 4 servers, 4 segments, 4 widths and 60 requests, every optional field or none."""
+    dice = random.Random(f"routing {seed}")
+    k, n = dice.randint(1, 4), dice.randint(1, 4)
+    vram = np.cumsum(np.array(_table(dice, (k, n), 10, 200)), axis=1).round(3)
+    work = dice.choice((0.0, 1.0, 1.0, 1.0))
+    given: dict[str, Any] = {
+        "widths": sorted(dice.sample((0.1, 0.25, 0.5, 0.75, 1.0), n)),
+        "mmac": [_costs(dice, n, work, measured=False) for _ in range(k)],
+        "vram_mb": vram,
+        "max_batch": dice.choice((1, 2, 3, 8, 64)),
+        "accuracy": _table(dice, (n**k,), 0, 100),
+        "servers": [_server(dice, f"s{s}", s, vram, n) for s in range(dice.randint(1, 4))],
+        "arrival_ms": _arrivals(dice),
+        "router_ms": dice.choice((None, 0.0, 0.15, 1.0)),
+        "link": dice.choice((None, Link(dice.choice((0.0, 0.7)), 3.3, _table(dice, (k, n), 0, 1)))),
+        "ms_per_point": dice.choice((0.0, 4.0)),
+        "ms_per_joule": dice.choice((0.0, 1.5)),
+        "name": f"routing {seed}",
+    }
+    return Scenario(**{**given, **fields})
+
+
+def _server(dice: random.Random, name: str, number: int, vram: Any, n: int) -> Server:
+    """The first server can hold every instance, perhaps only one at a time."""
+    biggest = float(vram.max())
+    share = dice.choice((1.0, 1.0, 2.0, 6.0)) if number == 0 else dice.choice((0.1, 0.7, 3.0))
+    saturation = dice.choice((None, 2.0, 20.0))
+    rule = Contention(dice.choice((0.3, 0.92)), 0.5, dice.choice((0.0, 3.0)))
+    return Server(
+        name,
+        vram_mb=round(biggest * share, 3),
+        launch_ms=dice.choice((0.0, 0.3, 1.2)),
+        ms_per_mmac=dice.choice((0.0, 0.2, 1.0)),
+        idle_w=dice.choice((0.0, 50.0)),
+        peak_w=dice.choice((50.0, 260.0)),
+        load_ms=dice.choice((None, 0.0, 3.0, 20.0)),
+        sat_mmac=saturation,
+        contention=dice.choice((None, rule)) if saturation else None,
+        cost_ms=dice.choice((None, None, [_costs(dice, n, 1, measured=True) for _ in vram])),
+    )
+
+
+def _costs(dice: random.Random, n: int, scale: float, *, measured: bool) -> list[list[float]]:
+    """By input width and width; measured costs need not grow with either."""
+    return [
+        [scale * (dice.random() if measured else (1 + i + w) * dice.uniform(0.2, 0.4))
+         for w in range(n)] for i in range(n)
+    ]  # fmt: skip
+
+
+def _table(dice: random.Random, shape: tuple[int, ...], low: float, high: float) -> Any:
+    if not shape:
+        return dice.uniform(low, high)
+    return [_table(dice, shape[1:], low, high) for _ in range(shape[0])]
+
+
+def _arrivals(dice: random.Random) -> list[float]:
+    """Bursts and single requests, ms; sometimes none."""
+    now, found = 0.0, []
+    for _ in range(dice.choice((0, 1, 3, 10, 20))):
+        found += [round(now, 6)] * dice.choice((1, 1, 2, 5))
+        now += dice.choice((0.0, 0.05, 1.0, 5.0)) * dice.expovariate(1)
+    return found[:60]

@@ -11,15 +11,15 @@ from optsched.errors import InputError
 from optsched.io.csv_rows import csv_records
 from optsched.io.files import read_text
 from optsched.io.values import integer
-from optsched.problems.routing import Contention, Link, Routing, Server
-from optsched.problems.routing.accuracy import WIDTHS, additive
-from optsched.problems.routing.checks import non_negative
+from optsched.serving.accuracy import WIDTHS, additive
+from optsched.serving.fields import non_negative
+from optsched.serving.scenario import Contention, Link, Scenario, Server
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from optsched.problems.routing.problem import FloatArray
+    from optsched.serving.fields import FloatArray
 
 SLOWDOWN: Final = Contention(knee=0.92, below=0.5, above=12.0)
 FAST: Final = {
@@ -90,7 +90,7 @@ def reference(
     seconds: float = 8.0,
     seed: int = 0,
     **fields: Any,
-) -> Routing:
+) -> Scenario:
     """SlimResNet-18 on two fast servers and a slow one: plausible devices, nobody's measurements.
 
     Parameters
@@ -100,7 +100,7 @@ def reference(
     rate, burst, seconds, seed
         See `arrivals`.
     fields
-        Other fields of `Routing`.
+        Other fields of `Scenario`.
     """
     if name not in LINKS:
         raise InputError(f"name: expected one of {', '.join(LINKS)}, got {name!r:.60}")
@@ -114,7 +114,7 @@ def reference(
         "servers": [Server("fast0", **FAST), Server("fast1", **FAST), Server("slow", **SLOW)],  # type: ignore[arg-type]
         "arrival_ms": arrivals(rate, burst=burst, seconds=seconds, seed=seed),
     }  # fmt: skip
-    return Routing(**{**given, **fields})
+    return Scenario(**{**given, **fields})
 
 
 def arrivals(rate: float, *, burst: float = 1.0, seconds: float = 8.0, seed: int = 0) -> FloatArray:

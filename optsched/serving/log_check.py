@@ -11,22 +11,24 @@ import msgspec
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.problems.routing.document import LogDocument, check_scenario, log_document, log_of
+from optsched.serving.document import LogDocument, check_scenario, log_document, log_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
 
-    from optsched.problems.routing import Routing, Server
-    from optsched.problems.routing.log import Log
-    from optsched.problems.routing.problem import FloatArray
+    from optsched.serving.fields import FloatArray
+    from optsched.serving.log import Log
+    from optsched.serving.scenario import Scenario, Server
 
 SLACK: Final = 1  # ns
 CLOSE: Final = 1e-6  # of the summary, relative or absolute
 NEVER: Final = 2**62
 
 
-def check_log(problem: Routing, log: Log | Mapping[str, Any] | str | os.PathLike[str]) -> list[str]:
+def check_log(
+    scenario: Scenario, log: Log | Mapping[str, Any] | str | os.PathLike[str]
+) -> list[str]:
     """Whether a history obeys the rules of its scenario, and its summary agrees.
 
     Everything is computed again from the numbers in the document and the fields of the scenario.
@@ -34,7 +36,7 @@ def check_log(problem: Routing, log: Log | Mapping[str, Any] | str | os.PathLike
 
     Parameters
     ----------
-    problem
+    scenario
         The scenario.
     log
         A history, its document as parsed JSON, or its file.
@@ -50,9 +52,9 @@ def check_log(problem: Routing, log: Log | Mapping[str, Any] | str | os.PathLike
         No such document, or the log of another scenario.
     """
     said = log_document(log)
-    check_scenario(problem, said)
+    check_scenario(scenario, said)
     try:
-        history = _History(problem, said)
+        history = _History(scenario, said)
     except InputError as error:  # a name that is not there, a time out of range
         return [str(error)]
     rules = [_instances, _memory, _batches, _completeness, _order, _first_come, _summary]
@@ -64,9 +66,9 @@ def check_log(problem: Routing, log: Log | Mapping[str, Any] | str | os.PathLike
 class _History:
     """A log's document as arrays: indices instead of names, ns instead of ms."""
 
-    def __init__(self, problem: Routing, said: LogDocument) -> None:
-        self.problem, self.said = problem, said
-        log = log_of(problem, said)
+    def __init__(self, scenario: Scenario, said: LogDocument) -> None:
+        self.scenario, self.said = scenario, said
+        log = log_of(scenario, said)
         self.batch, self.instance = log.batches, log.instances.copy()
         self.instance["unload"][self.instance["unload"] < 0] = NEVER
         self.horizon = NEVER if log.horizon is None else log.horizon
@@ -80,14 +82,14 @@ class _History:
     @cached_property
     def times(self) -> Any:
         """How often each request runs each segment."""
-        n, k = self.problem.n_requests, self.problem.n_segments
+        n, k = self.scenario.n_requests, self.scenario.n_segments
         at = self.r * k + self.k
         return np.bincount(at, minlength=n * k).reshape(n, k)
 
     @cached_property
     def batch_of(self) -> Any:
         """In which batch, [request][segment]; -1: in none."""
-        found = np.full((self.problem.n_requests, self.problem.n_segments), -1)
+        found = np.full((self.scenario.n_requests, self.scenario.n_segments), -1)
         found[self.r, self.k] = self.of
         return found
 
@@ -98,9 +100,9 @@ class _History:
         row = np.where(k > 0, self.batch_of[r, k - 1], -1)
         before = self.batch[np.maximum(row, 0)]
         width = np.where(row >= 0, before["width"], 0)
-        exists = np.where(row >= 0, before["end"], np.where(k > 0, 0, self.problem.arrival[r]))
+        exists = np.where(row >= 0, before["end"], np.where(k > 0, 0, self.scenario.arrival[r]))
         moved = np.zeros(len(k))
-        link = self.problem.link
+        link = self.scenario.link
         if link is not None and not self.said.wall_clock:
             took = link.latency_ms + np.asarray(link.activation_mb, np.float64) * link.ms_per_mb
             away = (row >= 0) & (before["server"] != self.batch["server"][b])
@@ -109,11 +111,11 @@ class _History:
 
     def server(self, s: int) -> str:
         """A server's name."""
-        return f"server {self.problem.servers[s].id!r}"
+        return f"server {self.scenario.servers[s].id!r}"
 
     def request(self, r: int) -> str:
         """A request's name."""
-        return f"request {self.problem.ids[r]!r}"
+        return f"request {self.scenario.ids[r]!r}"
 
     def the_instance(self, i: int) -> str:
         """An instance and what it is."""
@@ -141,7 +143,7 @@ def _ms(ns: float) -> str:
 def _instances(h: _History) -> Iterator[str]:
     """Loads take their time, and come before unloads."""
     for i, (s, _, _, _, load, ready, unload) in enumerate(h.instance.tolist()):
-        least = 0.0 if h.said.wall_clock else (h.problem.servers[s].load_ms or 0) * 1e6
+        least = 0.0 if h.said.wall_clock else (h.scenario.servers[s].load_ms or 0) * 1e6
         if ready - load < (0 if load == ready == 0 else least - SLACK):
             yield f"{h.the_instance(i)} is loaded from {_ms(load)} on, a load takes {_ms(least)}"
         if not ready <= unload:
@@ -152,9 +154,9 @@ def _instances(h: _History) -> Iterator[str]:
 
 def _memory(h: _History) -> Iterator[str]:
     """Instances fit into VRAM at all times; at equal times unloads come first."""
-    for s, server in enumerate(h.problem.servers):
+    for s, server in enumerate(h.scenario.servers):
         there = h.instance[h.instance["server"] == s]
-        size = h.problem.vram[there["segment"], there["width"]]
+        size = h.scenario.vram[there["segment"], there["width"]]
         at = np.concatenate([there["load"], there["unload"]])
         change = np.concatenate([size, -size])
         order = np.lexsort((change, at))
@@ -169,7 +171,7 @@ def _memory(h: _History) -> Iterator[str]:
 
 def _batches(h: _History) -> Iterator[str]:
     """Batches have their size, fit their instance, and run there one at a time."""
-    ran, on, most = h.batch, h.instance[h.host], h.problem.max_batch
+    ran, on, most = h.batch, h.instance[h.host], h.scenario.max_batch
     order = np.lexsort((ran["end"], ran["start"], h.host))
     before, after = order[:-1], order[1:]
     same = h.host[before] == h.host[after]
@@ -243,18 +245,18 @@ def _first_come(h: _History) -> Iterator[str]:
 def _durations(h: _History) -> Iterator[str]:
     """A batch takes its launch and the work of its requests, whose inputs may be padded."""
     ran, b = h.batch, h.of
-    cost = np.array([_cost_ms(h.problem, one) for one in h.problem.servers]) * 1e6
+    cost = np.array([_cost_ms(h.scenario, one) for one in h.scenario.servers]) * 1e6
     own = cost[ran["server"][b], h.k, h.inputs[0], ran["width"][b]]
-    launch = np.array([one.launch_ms * 1e6 for one in h.problem.servers])
+    launch = np.array([one.launch_ms * 1e6 for one in h.scenario.servers])
     least = launch[ran["server"]] + np.bincount(b, own, minlength=len(ran))
     short = ran["end"] - ran["start"] < least * (1 - 1e-12) - SLACK
     for i in np.flatnonzero(short).tolist():
         yield f"{h.the_batch(i)} needs at least {_ms(least[i])} on {h.server(ran['server'][i])}"
 
 
-def _cost_ms(problem: Routing, server: Server) -> FloatArray:
+def _cost_ms(scenario: Scenario, server: Server) -> FloatArray:
     """Least time of an image, [segment][input width][width], over inputs padded to any width."""
-    cost = problem.mmac * server.ms_per_mmac
+    cost = scenario.mmac * server.ms_per_mmac
     if server.cost_ms is not None:
         first, *rest = [np.asarray(part, np.float64) for part in server.cost_ms]
         cost = np.array([np.broadcast_to(first[:1], cost[0].shape), *rest])
@@ -275,7 +277,7 @@ def _blocks(h: _History) -> FloatArray:
 
 def _router(h: _History) -> Iterator[str]:
     """Decisions follow each other in the router's time, and begin when something waits."""
-    takes = (h.problem.router_ms or 0) * 1e6
+    takes = (h.scenario.router_ms or 0) * 1e6
     if takes <= 2 * SLACK:
         return
     decided = _blocks(h)
@@ -284,8 +286,8 @@ def _router(h: _History) -> Iterator[str]:
             f"the router decides at {_ms(decided[i])} and at {_ms(decided[i + 1])}; a decision "
             f"takes {_ms(takes)}"
         )
-    inner = h.k < h.problem.n_segments - 1
-    there = np.concatenate([h.problem.arrival, h.batch["end"][h.of[inner]]])
+    inner = h.k < h.scenario.n_segments - 1
+    there = np.concatenate([h.scenario.arrival, h.batch["end"][h.of[inner]]])
     gone = h.queued - h.inputs[2]
     begin = decided - takes + SLACK
     waiting = [np.searchsorted(np.sort(at), begin, "right") for at in (there, gone)]
@@ -303,10 +305,12 @@ def _summary(h: _History) -> Iterator[str]:
     row = row[h.batch["end"][h.batch_of[row, -1]] <= h.horizon]
     finish = h.batch["end"][h.batch_of[row, -1]]
     end = int(finish.max(initial=0)) if h.said.horizon_ms is None else h.horizon
-    n, of, seconds = len(row), h.problem.n_requests, end / 1e9
+    n, of, seconds = len(row), h.scenario.n_requests, end / 1e9
     modelled, variance, spread = _integrals(h, end)
-    joules = said["energy_j"] if h.said.wall_clock else modelled
-    idle = sum(one.idle_w for one in h.problem.servers) * seconds
+    joules: float | None = modelled
+    if h.said.wall_clock:  # energy is not measured; batches of dead servers are not in the log
+        joules, variance, spread = None, said["gpu_variance"], said["gpu_variance_sd"]
+    idle = sum(one.idle_w for one in h.scenario.servers) * seconds
     found: dict[str, Any] = dict.fromkeys(said)
     found |= {
         "completed": n, "energy_j": joules, "gpu_variance": variance, "gpu_variance_sd": spread,
@@ -314,10 +318,10 @@ def _summary(h: _History) -> Iterator[str]:
         "throughput_per_s": n / seconds if seconds else None, "completion": n / of if of else None,
     }  # fmt: skip
     if n:
-        latency = sorted(((finish - h.problem.arrival[row]) / 1e6).tolist())
+        latency = sorted(((finish - h.scenario.arrival[row]) / 1e6).tolist())
         mean = math.fsum(latency) / n
         digits = h.batch["width"][h.batch_of[row]]
-        points = h.problem.accuracy.reshape((h.problem.n_widths,) * h.problem.n_segments)
+        points = h.scenario.points.reshape((h.scenario.n_widths,) * h.scenario.n_segments)
         found |= {
             "mean_ms": mean, "sd_ms": math.sqrt(math.fsum((x - mean) ** 2 for x in latency) / n),
             "p50_ms": latency[(n + 1) // 2 - 1], "p99_ms": latency[(99 * n + 99) // 100 - 1],
@@ -325,7 +329,7 @@ def _summary(h: _History) -> Iterator[str]:
         }  # fmt: skip
     least = len(_blocks(h))
     most = len(h.of) if h.said.horizon_ms is None and not h.said.wall_clock else 2**53
-    if most < 2**53 and h.problem.link is None and (h.problem.router_ms or 0) * 1e6 > 2 * SLACK:
+    if most < 2**53 and h.scenario.link is None and (h.scenario.router_ms or 0) * 1e6 > 2 * SLACK:
         most = least  # no two decisions at a time
     found["decisions"] = max(least, min(said["decisions"], most))
     for key, value in found.items():
@@ -341,10 +345,10 @@ def _agree(said: float | None, found: float | None) -> bool:
 
 def _integrals(h: _History, end: int) -> tuple[float, float, float]:
     """Joules, and mean and standard deviation over time of the variance of min(U, 1)."""
-    ran, servers = h.batch, h.problem.servers
+    ran, servers = h.batch, h.scenario.servers
     widest = np.zeros(len(ran), np.int64)
     np.maximum.at(widest, h.of, h.inputs[0])
-    work = (h.problem.mmac[ran["segment"], widest, ran["width"]] * ran["images"]).tolist()
+    work = (h.scenario.mmac[ran["segment"], widest, ran["width"]] * ran["images"]).tolist()
     at = np.concatenate([ran["start"], ran["end"]])
     of = ran["server"].tolist()
     running, load = [0] * len(servers), [0.0] * len(servers)

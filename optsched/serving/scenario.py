@@ -1,0 +1,405 @@
+"""Scenario: servers, a network of segments and widths, and requests with arrival times."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.io.values import integer, label
+from optsched.serving.accuracy import accuracy_table
+from optsched.serving.fields import (
+    NS_PER_MS,
+    POINTS,
+    FloatArray,
+    frozen,
+    identifiers,
+    milliseconds,
+    non_negative,
+    table,
+    times,
+    work_table,
+)
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from optsched.model.schedule import IntArray
+
+MAX_TUPLES = 65_536
+
+
+class Contention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Slowdown of batches that run together on a server.
+
+    With U the sum of their loads, a batch takes 1 + below * min(U, knee) + above * max(0, U - knee)
+    times as long.
+    """
+
+    knee: float
+    below: float
+    above: float
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Time to move the activations of an image between servers: latency + size * ms_per_mb."""
+
+    latency_ms: float
+    ms_per_mb: float
+    activation_mb: list[list[float]]
+    """Size of the output of one image, [segment][width]."""
+
+
+class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One GPU, or a share of a CPU.
+
+    Parameters
+    ----------
+    id
+        Name in documents.
+    vram_mb
+        Memory for instances, to the thousandth.
+    launch_ms
+        Constant part of the duration of a batch.
+    ms_per_mmac
+        Time of a million multiply-accumulates.
+    idle_w, peak_w
+        Power at no and at full load.
+    load_ms
+        Time to load an instance; None: none.
+    sat_mmac
+        Work of a batch that alone half fills the server; None: batches do not slow each other.
+    contention
+        Needs `sat_mmac`.
+    cost_ms
+        Measured time per image, [segment][input width][width], instead of MMACs * `ms_per_mmac`.
+    """
+
+    id: int | str
+    vram_mb: float
+    launch_ms: float
+    ms_per_mmac: float
+    idle_w: float
+    peak_w: float
+    load_ms: float | None = None
+    sat_mmac: float | None = None
+    contention: Contention | None = None
+    cost_ms: Any = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scenario:
+    """Requests for a network in K segments, each runnable at W widths, on unequal servers.
+
+    The objective is the sum over requests of latency + `ms_per_point` * (best accuracy - accuracy),
+    plus `ms_per_joule` * energy, in ns. Segments, widths and servers count from 0.
+
+    Parameters
+    ----------
+    widths
+        Ascending, in (0, 1].
+    mmac
+        Millions of multiply-accumulates of an image, [segment][input width][width]; segment 0 has
+        one row.
+    vram_mb
+        Memory of an instance, [segment][width]; a wider one takes no less.
+    accuracy
+        Percent by tuple of widths: ``{"0,1,2,3": 74.5, ...}``, or an array with K axes (see
+        `optsched.serving.additive`).
+    servers
+        See `Server`.
+    arrival_ms
+        When each request arrives; times are rounded up to whole ns.
+    max_batch
+        Maximum number of images in a batch.
+    ids
+        Names of the requests; their numbers if empty.
+    router_ms
+        Duration of a decision; the router makes one at a time. None: none.
+    link
+        None: moving activations between servers takes no time.
+    ms_per_point, ms_per_joule
+        Prices of accuracy and energy.
+    name
+        Label.
+
+    Raises
+    ------
+    InputError
+        A field is wrong; the message names its path and the value.
+    """
+
+    widths: Sequence[float]
+    mmac: Any
+    vram_mb: Any
+    accuracy: Any
+    servers: Sequence[Server]
+    arrival_ms: Any
+    max_batch: int = 64
+    ids: Sequence[int | str] = ()
+    router_ms: float | None = None
+    link: Link | None = None
+    ms_per_point: float = 4.0
+    ms_per_joule: float = 0.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        network = _network(self.widths, self.mmac, self.vram_mb)
+        n, k = len(network["widths"]), len(network["mmac"])
+        arrival = times("arrival_ms", self.arrival_ms)
+        order = np.argsort(arrival, kind="stable")
+        names = identifiers("requests", self.ids if len(self.ids) else range(len(arrival)))
+        if len(names) != len(arrival):
+            raise InputError(f"ids: {len(names)} names of {len(arrival)} requests")
+        if not self.servers:
+            raise InputError("servers: expected at least one")
+        servers = tuple(_server(s, one, (k, n)) for s, one in enumerate(self.servers))
+        identifiers("servers", [one.id for one in servers])
+        self.__dict__.update(
+            network,
+            max_batch=integer("max_batch", self.max_batch, 1, 4096),
+            accuracy=accuracy_table(self.accuracy, network["widths"], k),
+            servers=servers,
+            arrival_ms=frozen(arrival[order] / NS_PER_MS),
+            ids=tuple(names[i] for i in order),
+            router_ms=None if self.router_ms is None else milliseconds("router_ms", self.router_ms),
+            link=None if self.link is None else _link(self.link, (k, n)),
+            ms_per_point=non_negative("ms_per_point", self.ms_per_point),
+            ms_per_joule=non_negative("ms_per_joule", self.ms_per_joule),
+            name=label("name", self.name),
+        )
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """Refuse instances larger than every server and batches whose duration overflows."""
+        for i, j in np.ndindex(self.vram.shape):
+            if all(self.vram[i, j] > round(one.vram_mb * 1000) for one in self.servers):
+                raise InputError(
+                    f"vram_mb[{i}][{j}]: an instance of segment {i + 1} at width "
+                    f"{self.widths[j]:g} takes {self.vram_mb[i, j]:g} MB, more than any server has"
+                )
+        for s, one in enumerate(self.servers):
+            rule = one.contention or Contention(0, 0, 0)
+            slowdown = 1 + rule.below * rule.knee + rule.above * 13  # 12 instances at U 1.02
+            most = one.launch_ms + self.cost[s].max() / NS_PER_MS * self.max_batch * slowdown
+            milliseconds(f"servers[{s}]: the longest batch", most)
+
+    # sizes
+
+    @property
+    def n_segments(self) -> int:
+        """K."""
+        return len(self.mmac)
+
+    @property
+    def n_widths(self) -> int:
+        """W."""
+        return len(self.widths)
+
+    @property
+    def n_requests(self) -> int:
+        """Requests of the trace."""
+        return len(self.arrival)
+
+    @property
+    def rate(self) -> float:
+        """Requests per second, from 0 to the last arrival."""
+        last = int(self.arrival[-1]) if self.n_requests else 0
+        return self.n_requests * 1e9 / last if last else 0.0
+
+    # arrays of the kernels
+
+    @cached_property
+    def arrival(self) -> IntArray:
+        """In ns, ascending."""
+        return times("arrival_ms", self.arrival_ms)
+
+    @cached_property
+    def vram(self) -> IntArray:
+        """Memory of an instance in kB, [segment][width]."""
+        return frozen(np.rint(self.vram_mb * 1000).astype(np.int64))
+
+    @cached_property
+    def points(self) -> IntArray:
+        """Accuracy of every tuple in 1/`POINTS` of a percent, in the order of `tuples`."""
+        return frozen(np.rint(self.accuracy * POINTS).astype(np.int64))
+
+    @cached_property
+    def cost(self) -> FloatArray:
+        """Work of an image in ns, [server][segment][input width][width]."""
+        rows = [
+            self.mmac * (one.ms_per_mmac * NS_PER_MS)
+            if one.cost_ms is None
+            else work_table("cost_ms", one.cost_ms, self.n_widths) * NS_PER_MS
+            for one in self.servers
+        ]
+        return frozen(np.array(rows))
+
+    @cached_property
+    def launch(self) -> IntArray:
+        """Constant part of the duration of a batch, ns per server."""
+        return frozen(times("launch_ms", [one.launch_ms for one in self.servers]))
+
+    @cached_property
+    def router(self) -> int:
+        """Duration of a decision, ns."""
+        return 0 if self.router_ms is None else int(times("router_ms", [self.router_ms])[0])
+
+    @cached_property
+    def transfer(self) -> IntArray:
+        """Time of an image from server to server after a segment, ns, [segment][width]."""
+        k, n = self.n_segments, self.n_widths
+        if self.link is None:
+            return frozen(np.zeros((k - 1, n), np.int64))
+        size = np.asarray(self.link.activation_mb, np.float64)[: k - 1]
+        moved = self.link.latency_ms + size * self.link.ms_per_mb
+        return frozen(np.ceil(moved * NS_PER_MS - 1e-3).astype(np.int64))
+
+    @cached_property
+    def tuples(self) -> IntArray:
+        """All tuples of widths, [tuple][segment], the last segment's width counting fastest."""
+        rows = list(product(range(self.n_widths), repeat=self.n_segments))
+        return frozen(np.array(rows, np.int64).reshape(-1, self.n_segments))
+
+    @cached_property
+    def inputs(self) -> IntArray:
+        """Width of the input of every segment, [tuple][segment]; 0 for segment 0."""
+        return frozen(np.insert(self.tuples[:, :-1], 0, 0, axis=1))
+
+    @cached_property
+    def tuple_mmac(self) -> FloatArray:
+        """MMACs of an image by tuple."""
+        segments = np.arange(self.n_segments)
+        work: FloatArray = self.mmac[segments, self.inputs, self.tuples].sum(axis=1)
+        return frozen(work)
+
+    @cached_property
+    def lost(self) -> FloatArray:
+        """Price of the accuracy that every tuple loses, ns."""
+        lost = self.points.max() - self.points
+        return frozen(lost * (self.ms_per_point * NS_PER_MS / POINTS))
+
+    def price(self, latency: IntArray, points: IntArray, joules: float) -> int:
+        """Return the objective in ns.
+
+        Parameters
+        ----------
+        latency, points
+            Of the completed requests, in ns and in 1/`POINTS` of a percent.
+        joules
+            Energy.
+        """
+        lost = len(points) * int(self.points.max(initial=0)) - int(points.sum())
+        accuracy = round(lost * self.ms_per_point * NS_PER_MS / POINTS)
+        return int(latency.sum()) + accuracy + round(joules * self.ms_per_joule * NS_PER_MS)
+
+    # documents
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of all fields but the name."""
+        from optsched.serving.document import content
+
+        return hashlib.sha256(content(self)).hexdigest()
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Scenario:
+        """Read ``optsched.routing/1``.
+
+        Raises
+        ------
+        InputError
+            With the path in the document, the rule and the value.
+        """
+        from optsched.io.strict_json import read_json
+        from optsched.serving.document import from_tree
+
+        return read_json(path, from_tree)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write ``optsched.routing/1``."""
+        from optsched.io.files import write_atomic
+        from optsched.serving.document import to_json
+
+        write_atomic(path, to_json(self))
+
+    def replace(self, **fields: Any) -> Scenario:
+        """Return a copy with other fields, named as in the constructor."""
+        if "arrival_ms" in fields:
+            fields = {"ids": (), **fields}
+        return dataclasses.replace(self, **fields)
+
+    def __repr__(self) -> str:
+        return (
+            f"Scenario({self.name!r}, {self.n_requests} requests, {len(self.servers)} servers, "
+            f"{self.n_segments} segments, widths {self.widths})"
+        )
+
+
+def _network(widths: Any, mmac: Any, vram_mb: Any) -> dict[str, Any]:
+    """Widths, work and memory, checked."""
+    columns = table("widths", widths, 1)
+    n = len(columns)
+    if not n or (np.diff(columns) <= 0).any() or columns[0] <= 0 or columns[-1] > 1:
+        raise InputError(f"widths: expected ascending numbers in (0, 1], got {widths!r:.60}")
+    work = work_table("mmac", mmac, n)
+    k = len(work)
+    if n**k > MAX_TUPLES or k > 32:
+        raise InputError(f"mmac: {n} widths to the power of {k} segments: too many")
+    memory = table("vram_mb", vram_mb, 2)
+    if memory.shape != (k, n):
+        raise InputError(f"vram_mb: expected {k} rows of {n} numbers, got {memory.shape}")
+    for i in np.flatnonzero((np.diff(memory, axis=1) < 0).any(axis=1))[:1]:
+        raise InputError(f"vram_mb[{i}]: a wider instance takes less, got {memory[i].tolist()}")
+    memory = np.ceil(memory * 1000 - 1e-6) / 1000  # whole kB
+    return {"widths": tuple(columns.tolist()), "mmac": work, "vram_mb": frozen(memory)}
+
+
+def _server(s: int, given: Any, shape: tuple[int, int]) -> Server:
+    place = f"servers[{s}]"
+    if not isinstance(given, Server):
+        raise InputError(f"{place}: expected a Server, got {given!r:.60}")
+    found: dict[str, Any] = {"id": given.id}
+    for key in Server.__struct_fields__[1:8]:
+        value = getattr(given, key)
+        if value is not None or key not in ("load_ms", "sat_mmac"):
+            check = milliseconds if key in ("launch_ms", "load_ms") else non_negative
+            found[key] = check(f"{place}.{key}", value)
+    if found["peak_w"] < found["idle_w"]:
+        raise InputError(f"{place}.peak_w: {given.peak_w} is below idle_w, {given.idle_w}")
+    if found.get("sat_mmac", 1.0) < 1e-9:
+        raise InputError(f"{place}.sat_mmac: expected a number > 0, got {given.sat_mmac}")
+    if given.contention is not None:
+        if given.sat_mmac is None:
+            raise InputError(f"{place}.contention: needs sat_mmac")
+        if not isinstance(given.contention, Contention):
+            raise InputError(f"{place}.contention: expected a Contention")
+        rule = msgspec.structs.asdict(given.contention).items()
+        found["contention"] = Contention(
+            **{key: non_negative(f"{place}.contention.{key}", value) for key, value in rule}
+        )
+    if given.cost_ms is not None:
+        if (k := len(work_table(f"{place}.cost_ms", given.cost_ms, shape[1]))) != shape[0]:
+            raise InputError(f"{place}.cost_ms: expected {shape[0]} segments, got {k}")
+        found["cost_ms"] = [np.asarray(part, np.float64).tolist() for part in given.cost_ms]
+    return Server(**found)
+
+
+def _link(given: Any, shape: tuple[int, int]) -> Link:
+    if not isinstance(given, Link):
+        raise InputError(f"link: expected a Link, got {given!r:.60}")
+    latency = milliseconds("link.latency_ms", given.latency_ms)
+    per_mb = non_negative("link.ms_per_mb", given.ms_per_mb)
+    sizes = table("link.activation_mb", given.activation_mb, 2)
+    if sizes.shape != shape:
+        raise InputError(f"link.activation_mb: expected shape {shape}, got {sizes.shape}")
+    milliseconds("link: the longest transfer", latency + per_mb * sizes.max())
+    return Link(latency, per_mb, sizes.tolist())
