@@ -1,12 +1,17 @@
-"""A genetic algorithm with DEAP, to compare with: one evolution, and a decoder per kind of problem.
+"""A genetic algorithm on DEAP, to compare with: one evolution, and a decoder per kind of problem.
 
 In equal time tabu search beats it clearly on orders, and the exact searches on quotas and GPUs.
 """
 
 from __future__ import annotations
 
+import math
+import random
+import threading
+from contextlib import contextmanager
+from itertools import pairwise
 from random import Random
-from types import FunctionType, MappingProxyType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,7 +26,7 @@ from optsched_solvers._loading import load
 from optsched_solvers.shop import rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from optsched.bandwidth.placement.problem import GpuPlacement
     from optsched.model.schedule import IntArray, Problem, Schedule
@@ -33,58 +38,77 @@ if TYPE_CHECKING:
 Genes = list[int]
 
 MOST: Final = 2000
-"""Individuals."""
+"""Largest population."""
 
 STUCK: Final = 2**61
-"""Cost of an individual without answer; what is wrong with it comes on top."""
+"""Cost of an infeasible individual; the amount of the violation is added."""
 
 CROSSOVER_RATE: Final = 0.7
-MUTATION_RATE: Final = 0.5
+MUTATION_RATE: Final = 0.6
 TOURNAMENT: Final = 3
 """Individuals of which the best is selected."""
 
 PATIENCE: Final = 20
-"""Generations without a better individual after which all but the best begin anew."""
+"""Generations without a better individual after which all but the best are replaced."""
 
 
 class Decoder:
-    """How individuals of one kind of problem are made, crossed and decoded."""
+    """Operators and cost of the individuals of one kind of problem.
 
-    monitor: Monitor
+    All random numbers of the operators come from `random`.
+    """
 
-    def first(self, size: int, random: Random) -> list[Genes]:
-        """As many individuals to begin with."""
+    def __init__(self, monitor: Monitor, seed: int) -> None:
+        self.monitor, self.random = monitor, Random(seed)
+
+    def first(self, size: int) -> list[Genes]:
+        """Make an initial population."""
         raise NotImplementedError
 
-    def mate(self, first: Genes, second: Genes, random: Random) -> Genes:
-        """A child of two."""
+    def mate(self, first: Genes, second: Genes) -> Genes:
+        """Combine two parents into a child."""
         raise NotImplementedError
 
-    def mutate(self, genes: Genes, random: Random) -> None:
-        """Change a child in place."""
+    def mutate(self, genes: Genes) -> None:
+        """Change an individual in place."""
         raise NotImplementedError
 
     def value(self, genes: Genes) -> int:
-        """The cost of an individual; the monitor hears of every good one."""
+        """Return the cost of an individual; report improvements to the monitor."""
         raise NotImplementedError
 
-    def values(self, some: Sequence[Genes]) -> list[int]:
-        """The costs of some, or of the first of them if a limit comes."""
+    def values(self, population: Sequence[Genes]) -> list[int]:
+        """Return the costs of a population, or of a prefix of it when a limit is reached."""
         found: list[int] = []
-        for genes in some:
+        for genes in population:
             if self.monitor.should_stop():
                 break
             found.append(self.value(genes))
         return found
 
 
-def evolve(decoder: Decoder, limits: Limits, iterations: int) -> int:
-    """Evolve until a limit; returns how many individuals were evaluated, each an iteration.
+_drawing = threading.Lock()  # the global generator continues one stream at a time
 
-    Of parents and children, of which equal ones count once, the best quarter survives, and winners
-    of tournaments.
+
+@contextmanager
+def global_stream(stream: Random) -> Iterator[None]:
+    """Let the global generator, from which DEAP draws, continue `stream` within the block."""
+    with _drawing:
+        before = random.getstate()
+        random.setstate(stream.getstate())
+        try:
+            yield
+        finally:
+            stream.setstate(random.getstate())
+            random.setstate(before)
+
+
+def evolve(decoder: Decoder, limits: Limits, iterations: int) -> int:
+    """Evolve until a limit; return the number of evaluated individuals, each an iteration.
+
+    Survivors are the best quarter of the distinct parents and children, and winners of tournaments.
     """
-    from deap import base
+    from deap import algorithms, base, tools
 
     class Fitness(base.Fitness):  # type: ignore[misc]
         weights = (-1,)  # costs; integers stay exact
@@ -94,51 +118,49 @@ def evolve(decoder: Decoder, limits: Limits, iterations: int) -> int:
             super().__init__(genes)
             self.fitness = Fitness()
 
-    size, random, monitor = population_size(limits.options), Random(limits.seed), decoder.monitor
+    def mate(first: Any, second: Any) -> tuple[Any, Any]:
+        return Individual(decoder.mate(first, second)), Individual(decoder.mate(second, first))
+
+    def mutate(one: Any) -> tuple[Any]:
+        decoder.mutate(one)
+        return (one,)
+
+    size, monitor = population_size(limits.options), decoder.monitor
+    stream = Random(f"DEAP {limits.seed}")  # decoders have a stream of their own
     toolbox = base.Toolbox()
-    toolbox.register("select", seeded_selection(random)["selTournament"], tournsize=TOURNAMENT)
-    toolbox.register("mate", decoder.mate, random=random)
-    toolbox.register("mutate", decoder.mutate, random=random)
-
-    def child(first: Any, second: Any) -> Genes:
-        genes = toolbox.mate(first, second) if random.random() < CROSSOVER_RATE else list(first)
-        if genes == first or random.random() < MUTATION_RATE:
-            toolbox.mutate(genes)
-        return list(genes)
-
+    toolbox.register("clone", Individual)
+    toolbox.register("mate", mate)
+    toolbox.register("mutate", mutate)
     population: list[Any] = []
     made, still, best = 0, 0, None
-    fresh = decoder.first(size, random)
+    fresh = [Individual(genes) for genes in decoder.first(size)]
     while made < iterations and not monitor.should_stop():
-        some = [Individual(genes) for genes in fresh[: iterations - made]]
-        found = decoder.values(some)
-        if not found:  # a limit of the decoder's own, or there is nobody else
-            break
-        for one, value in zip(some, found, strict=False):
+        fresh = fresh[: iterations - made]
+        found = decoder.values(fresh)
+        for one, value in zip(fresh, found, strict=False):
             one.fitness.values = (value,)
         monitor.advance(len(found))
         made += len(found)
-        everyone = {tuple(one): one for one in population + some[: len(found)]}
-        ranked = sorted(everyone.values(), key=lambda one: (one.fitness.values, one))
-        population = ranked[: size // 4]
-        if len(ranked) > size:
-            population += toolbox.select(ranked[size // 4 :], size - len(population))
-        else:
-            population = ranked
-        if len(found) < len(some):
+        if not found or len(found) < len(fresh):  # a limit, or no vector is left
             break
+        distinct = {tuple(one): one for one in population + fresh}
+        population = sorted(distinct.values(), key=lambda one: (one.fitness.values, one))
         still = still + 1 if population[:1] == best else 0
         best = population[:1]
-        if still < PATIENCE:
-            parents = toolbox.select(population, 2 * size)
-            fresh = [child(*pair) for pair in zip(parents[::2], parents[1::2], strict=True)]
-        else:
-            population, fresh = best, decoder.first(size, random)
+        if still >= PATIENCE:
+            population, fresh = best, [Individual(genes) for genes in decoder.first(size)]
+            continue
+        with global_stream(stream):
+            if len(population) > size:
+                elite, others = population[: size // 4], population[size // 4 :]
+                population = elite + tools.selTournament(others, size - len(elite), TOURNAMENT)
+            parents = tools.selTournament(population, size, TOURNAMENT)
+            fresh = algorithms.varAnd(parents, toolbox, CROSSOVER_RATE, MUTATION_RATE)
     return made
 
 
 def population_size(options: Mapping[str, Any]) -> int:
-    """The option ``population``, checked; raises `MissingExtra` without DEAP."""
+    """Check the option ``population``; raise `MissingExtra` without DEAP."""
     size = options.get("population", 60)
     if isinstance(size, bool) or not isinstance(size, int) or not 4 <= size <= MOST:
         raise InputError(f"options.population: expected an integer in 4..{MOST}, got {size!r:.60}")
@@ -147,37 +169,6 @@ def population_size(options: Mapping[str, Any]) -> int:
     except ImportError:
         raise MissingExtra("the genetic algorithm", "genetic") from None
     return size
-
-
-def seeded_selection(random: Random) -> dict[str, Callable[..., Any]]:
-    """DEAP's own selection operators, drawing from `random` instead of the global generator."""
-    from deap.tools import selection
-
-    # the same code with other globals: nothing of DEAP's, or of the caller's, is changed
-    names: dict[str, Any] = vars(selection) | {"random": random}
-    for name, function in vars(selection).items():
-        if isinstance(function, FunctionType) and name.startswith("sel"):
-            names[name] = FunctionType(function.__code__, names, name, function.__defaults__)
-    return names
-
-
-def pox(first: Genes, second: Genes, random: Random) -> Genes:
-    """Precedence preserving order-based crossover (Zhang, Lee & Gen 2005).
-
-    Genes of a random set keep their places; the others follow in the second parent's order.
-    """
-    kept = {gene for gene in sorted(set(first)) if random.random() < 0.5}
-    rest = iter([gene for gene in second if gene not in kept])
-    return [gene if gene in kept else next(rest) for gene in first]
-
-
-def swap_or_insert(genes: Genes, random: Random) -> None:
-    """Exchange two genes, or move one."""
-    a, b = random.randrange(len(genes)), random.randrange(len(genes))
-    if random.random() < 0.5:
-        genes[a], genes[b] = genes[b], genes[a]
-    else:
-        genes.insert(b, genes.pop(a))
 
 
 class Genetic:
@@ -205,7 +196,7 @@ class Genetic:
         starts = [] if monitor.solution is None else [monitor.solution]
         made = rules.try_rules(graph, limits, monitor, keep=starts.append)
         if not monitor.should_stop() and load(monitor, *rules.KERNELS, "deap.tools"):
-            evolve(Orders(graph, monitor, starts), limits, _left(limits, made))
+            evolve(Orders(graph, monitor, limits.seed, starts), limits, _left(limits, made))
         return Result("unknown")
 
 
@@ -221,10 +212,11 @@ class Orders(Decoder):
     the order in which that places the operations.
     """
 
-    def __init__(self, graph: Schedule, monitor: Monitor, starts: list[Csr]) -> None:
+    def __init__(self, graph: Schedule, monitor: Monitor, seed: int, starts: list[Csr]) -> None:
         from optsched.kernels.list_schedule import DispatchGraph
 
-        self.graph, self.monitor, self.starts = graph, monitor, starts
+        super().__init__(monitor, seed)
+        self.graph, self.starts = graph, starts
         self.records = DispatchGraph.of(graph)
         place = np.empty(graph.n_operations, np.int64)
         place[evaluate(graph).order] = np.arange(graph.n_operations)
@@ -232,23 +224,33 @@ class Orders(Decoder):
         self.gene: IntArray = np.unique(labels, axis=1, return_inverse=True)[1].ravel()
         self.operation = np.lexsort((place, self.gene))
 
-    def first(self, size: int, random: Random) -> list[Genes]:
+    def first(self, size: int) -> list[Genes]:
         """The schedules of the rules, and random orders."""
         known = [
             self.gene[rules.order_of(self.graph, start)].tolist() for start in self.starts[:size]
         ]
         self.starts = []
         genes = self.gene.tolist()
-        return known + [random.sample(genes, len(genes)) for _ in range(size - len(known))]
+        return known + [self.random.sample(genes, len(genes)) for _ in range(size - len(known))]
 
-    def mate(self, first: Genes, second: Genes, random: Random) -> Genes:
-        """See `pox`."""
-        return pox(first, second, random)
+    def mate(self, first: Genes, second: Genes) -> Genes:
+        """Precedence preserving order-based crossover (Zhang, Lee & Gen 2005).
 
-    def mutate(self, genes: Genes, random: Random) -> None:
-        """See `swap_or_insert`."""
-        if genes:
-            swap_or_insert(genes, random)
+        Genes of a random set keep their places; the others follow in the second parent's order.
+        """
+        kept = {gene for gene in sorted(set(first)) if self.random.random() < 0.5}
+        others = iter([gene for gene in second if gene not in kept])
+        return [gene if gene in kept else next(others) for gene in first]
+
+    def mutate(self, genes: Genes) -> None:
+        """Exchange two genes, or move one."""
+        if not genes:
+            return
+        a, b = self.random.randrange(len(genes)), self.random.randrange(len(genes))
+        if self.random.random() < 0.5:
+            genes[a], genes[b] = genes[b], genes[a]
+        else:
+            genes.insert(b, genes.pop(a))
 
     def value(self, genes: Genes) -> int:
         """The makespan."""
@@ -289,24 +291,22 @@ class QuotaGenetic:
         if not problem.jobs:
             offer(problem, monitor, np.zeros(0, np.int64), np.zeros(0, np.int64), "genetic")
         else:
-            evolve(Options(problem, monitor), limits, _left(limits))
+            evolve(Options(problem, monitor, limits.seed), limits, _left(limits))
         return Result("unknown")
 
 
 class Options(Decoder):
     """A gene is the option that a job gets."""
 
-    def __init__(self, plan: QuotaPlan, monitor: Monitor) -> None:
-        self.plan, self.monitor = plan, monitor
+    def __init__(self, plan: QuotaPlan, monitor: Monitor, seed: int) -> None:
+        super().__init__(monitor, seed)
+        self.plan = plan
         table = plan.table
-        self.of: list[range] = [
-            range(*pair)
-            for pair in zip(table.ptr[:-1].tolist(), table.ptr[1:].tolist(), strict=True)
-        ]
+        self.of = [range(*pair) for pair in pairwise(table.ptr.tolist())]
         self.kind, self.gpus = table.kind.tolist(), table.size.tolist()
         self.cost: list[int] = table.cost.tolist()
 
-    def first(self, size: int, random: Random) -> list[Genes]:
+    def first(self, size: int) -> list[Genes]:
         """The greedy answer, the start if there is one, and random vectors."""
         from optsched_solvers.quota.plans import greedy
 
@@ -315,36 +315,38 @@ class Options(Decoder):
         if self.monitor.solution is not None:
             begun.append(self.plan._find(*self.plan.sizes(self.monitor.solution)).tolist())
         while len(begun) < size:
-            begun.append([random.choice(options) for options in self.of])
-            self._repair(begun[-1], random)
+            begun.append([self.random.choice(options) for options in self.of])
+            self._repair(begun[-1])
         return begun[:size]
 
-    def mate(self, first: Genes, second: Genes, random: Random) -> Genes:
+    def mate(self, first: Genes, second: Genes) -> Genes:
         """Each job's option from either parent."""
-        child = [random.choice(pair) for pair in zip(first, second, strict=True)]
-        self._repair(child, random)
+        child = [self.random.choice(pair) for pair in zip(first, second, strict=True)]
+        self._repair(child)
         return child
 
-    def mutate(self, genes: Genes, random: Random) -> None:
+    def mutate(self, genes: Genes) -> None:
         """Other options for up to three jobs."""
-        for j in random.sample(range(len(genes)), min(len(genes), random.randint(1, 3))):
-            genes[j] = random.choice(self.of[j])
-        self._repair(genes, random)
+        for j in self.random.sample(range(len(genes)), min(len(genes), self.random.randint(1, 3))):
+            genes[j] = self.random.choice(self.of[j])
+        self._repair(genes)
 
-    def _repair(self, genes: Genes, random: Random) -> None:
+    def _repair(self, genes: Genes) -> None:
         """Shrink random jobs of a type that is overdrawn; where all must be handed out, grow."""
         kind, gpus, all_out = self.kind, self.gpus, self.plan.hands_out_all
         left = [self.plan.total] if all_out else list(self.plan.budgets)
         for o in genes:
             left[kind[o]] -= gpus[o]
-        for j in random.sample(range(len(genes)), len(genes)):
+        for j in self.random.sample(range(len(genes)), len(genes)):
             if left[kind[genes[j]]] < 0:
                 left[kind[genes[j]]] += gpus[genes[j]]
                 able = [p for p in self.of[j] if gpus[p] <= left[kind[p]]]
-                genes[j] = random.choice(able) if able else min(self.of[j], key=gpus.__getitem__)
+                genes[j] = (
+                    self.random.choice(able) if able else min(self.of[j], key=gpus.__getitem__)
+                )
                 left[kind[genes[j]]] -= gpus[genes[j]]
         if all_out and left[0] > 0:
-            for j in random.sample(range(len(genes)), len(genes)):
+            for j in self.random.sample(range(len(genes)), len(genes)):
                 more = min(left[0], self.of[j][-1] - genes[j])  # sizes have no gaps
                 genes[j] += more
                 left[0] -= more
@@ -395,8 +397,9 @@ class GpuGenetic:
         if int(vectors.most.sum()) < problem.k:
             return Result("unknown")
         for parts, stage in zip(range(len(stages), 0, -1), stages, strict=True):
-            seconds = monitor.remaining / parts if parts > 1 else None
-            decoder = Counts(vectors, stage, monitor, seconds)
+            decoder = Counts(vectors, stage, monitor, limits.seed)
+            if parts > 1:
+                decoder.end = monitor.elapsed + monitor.remaining / parts
             left -= evolve(decoder, limits, left // parts)
             if decoder.found or monitor.should_stop():
                 break
@@ -409,12 +412,11 @@ class Counts(Decoder):
     Vectors that break the policy live on, behind all that obey it.
     """
 
-    def __init__(
-        self, vectors: CountVectors, stage: int, monitor: Monitor, seconds: float | None
-    ) -> None:
-        self.vectors, self.stage, self.monitor = vectors, stage, monitor
-        self.end = float("inf") if seconds is None else monitor.elapsed + seconds
-        self.room: Genes = vectors.most.tolist()
+    def __init__(self, vectors: CountVectors, stage: int, monitor: Monitor, seed: int) -> None:
+        super().__init__(monitor, seed)
+        self.vectors, self.stage = vectors, stage
+        self.end = math.inf  # seconds of the monitor's clock
+        self.limit: Genes = vectors.most.tolist()
         self.total = vectors.count()
         self.known: dict[tuple[int, ...], int] = {}
         self.best = 1
@@ -424,49 +426,49 @@ class Counts(Decoder):
         """Whether an individual obeys the policy and is measured."""
         return self.best <= 0
 
-    def first(self, size: int, random: Random) -> list[Genes]:
+    def first(self, size: int) -> list[Genes]:
         """Fewest hosts, most even, the start if there is one, and random vectors."""
-        k, room = self.vectors.request.gpus, self.room
-        full, even = [0] * len(room), [0] * len(room)
-        order = sorted(range(len(room)), key=lambda u: (-room[u], u))
+        k, limit = self.vectors.request.gpus, self.limit
+        full, even = [0] * len(limit), [0] * len(limit)
+        order = sorted(range(len(limit)), key=lambda u: (-limit[u], u))
         for u in order:
-            full[u] = min(room[u], k - sum(full))
+            full[u] = min(limit[u], k - sum(full))
         while sum(even) < k:
             for u in order:
-                even[u] += even[u] < room[u] and sum(even) < k
+                even[u] += even[u] < limit[u] and sum(even) < k
         begun = [full, even]
         if self.monitor.solution is not None:
             hosts = self.vectors.problem.cluster.host_of[list(self.monitor.solution.gpus[0])]
             start = [int((hosts == h).sum()) for h in self.vectors.hosts]
             begun += [start] if sum(start) == k else []
-        slots = [u for u, most in enumerate(room) for _ in range(most)]
+        slots = [u for u, most in enumerate(limit) for _ in range(most)]
         while len(begun) < size:
-            begun.append(np.bincount(random.sample(slots, k), minlength=len(room)).tolist())
+            begun.append(np.bincount(self.random.sample(slots, k), minlength=len(limit)).tolist())
         return begun[:size]
 
-    def mate(self, first: Genes, second: Genes, random: Random) -> Genes:
+    def mate(self, first: Genes, second: Genes) -> Genes:
         """On the way from one parent to the other: so many GPUs move that lie elsewhere."""
         child = list(first)
         differences = [a - b for a, b in zip(first, second, strict=True)]
         more = [u for u, surplus in enumerate(differences) for _ in range(surplus)]
         less = [u for u, surplus in enumerate(differences) for _ in range(-surplus)]
-        random.shuffle(more)
-        random.shuffle(less)
-        times = random.randint(0, len(more))
+        self.random.shuffle(more)
+        self.random.shuffle(less)
+        times = self.random.randint(0, len(more))
         for a, b in zip(more[:times], less[:times], strict=True):
             child[a] -= 1
             child[b] += 1
         return child
 
-    def mutate(self, genes: Genes, random: Random) -> None:
+    def mutate(self, genes: Genes) -> None:
         """Some GPUs go from a host to another; all of them: two hosts exchange."""
-        a = random.choice([u for u, count in enumerate(genes) if count])
-        others = [u for u in range(len(genes)) if u != a and genes[u] < self.room[u]]
+        a = self.random.choice([u for u, count in enumerate(genes) if count])
+        others = [u for u in range(len(genes)) if u != a and genes[u] < self.limit[u]]
         if not others:
             return
-        b = random.choice(others)
-        most = min(genes[a], self.room[b] - genes[b])
-        times = random.choice((1, random.randint(1, most)))
+        b = self.random.choice(others)
+        most = min(genes[a], self.limit[b] - genes[b])
+        times = self.random.choice((1, self.random.randint(1, most)))
         genes[a] -= times
         genes[b] += times
 

@@ -21,8 +21,6 @@ from optsched_solvers.periodic.construct import (
 from optsched_solvers.shop.rules import Dispatcher
 
 if TYPE_CHECKING:
-    from random import Random
-
     from optsched.model.schedule import Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
@@ -51,7 +49,7 @@ class PeriodicGenetic:
         used = first_orders(problem, limits, monitor)
         left = 2**62 if limits.iterations is None else limits.iterations - used
         if left > 0 and not monitor.should_stop() and load(monitor, "deap.tools", *MODULES):
-            evolve(JobOrders(problem.graph(), monitor), limits, left)
+            evolve(JobOrders(problem.graph(), monitor, limits.seed), limits, left)
         return Result("unknown")
 
 
@@ -62,10 +60,11 @@ class JobOrders(Decoder):
     1 + g^2 / 4096, up to twice. Where memory is limited a list schedule follows the order instead.
     """
 
-    def __init__(self, graph: Schedule, monitor: Monitor) -> None:
+    def __init__(self, graph: Schedule, monitor: Monitor, seed: int) -> None:
         from optsched_solvers.periodic.insertion import Units
 
-        self.graph, self.monitor = graph, monitor
+        super().__init__(monitor, seed)
+        self.graph = graph
         self.folder = Folder(graph, monitor.lower_bound or busiest(graph))
         self.capped = bool(graph.memory.any())
         self.modes = 6 if self.capped else 64
@@ -74,27 +73,27 @@ class JobOrders(Decoder):
         self.units = Units.of(graph)
         self.jobs: list[int] = graph.job[self.units.operations[self.units.indptr[:-1]]].tolist()
 
-    def first(self, size: int, random: Random) -> list[list[int]]:
+    def first(self, size: int) -> list[list[int]]:
         """Large jobs first, and random orders."""
         begun = [[mode, *self.jobs] for mode in range(0, self.modes // 2, 1 + self.modes // 16)]
         while len(begun) < size:
-            mode = random.randrange(self.modes // 2)
-            begun.append([mode, *random.sample(self.jobs, len(self.jobs))])
+            mode = self.random.randrange(self.modes // 2)
+            begun.append([mode, *self.random.sample(self.jobs, len(self.jobs))])
         return begun[:size]
 
-    def mate(self, first: list[int], second: list[int], random: Random) -> list[int]:
+    def mate(self, first: list[int], second: list[int]) -> list[int]:
         """Either mode; jobs of a random set keep their places, the others follow the second."""
-        kept = {job for job in sorted(set(self.jobs)) if random.random() < 0.5}
+        kept = {job for job in sorted(set(self.jobs)) if self.random.random() < 0.5}
         rest = iter([job for job in second[1:] if job not in kept])
         jobs = [job if job in kept else next(rest) for job in first[1:]]
-        return [random.choice((first[0], second[0])), *jobs]
+        return [self.random.choice((first[0], second[0])), *jobs]
 
-    def mutate(self, genes: list[int], random: Random) -> None:
+    def mutate(self, genes: list[int]) -> None:
         """Another mode, two jobs exchanged, or one moved."""
-        a, b = random.randrange(1, len(genes)), random.randrange(1, len(genes))
-        kind = random.randrange(3)
+        a, b = self.random.randrange(1, len(genes)), self.random.randrange(1, len(genes))
+        kind = self.random.randrange(3)
         if kind == 0:
-            genes[0] = min(self.modes - 1, max(0, genes[0] + random.choice((-3, -1, 1, 3))))
+            genes[0] = min(self.modes - 1, max(0, genes[0] + self.random.choice((-3, -1, 1, 3))))
         elif kind == 1:
             genes[a], genes[b] = genes[b], genes[a]
         else:

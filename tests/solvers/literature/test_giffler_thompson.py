@@ -1,4 +1,4 @@
-"""Giffler and Thompson's tree is exact on small problems, and says what it does not take."""
+"""Giffler and Thompson's tree is exact on small problems, and refuses others with a reason."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from random_shops import random_shop
 
 import optsched
 from optsched import JobArray, JobShop, Schedule, verify
-from optsched.errors import UnsupportedProblem
+from optsched.errors import InputError, UnsupportedProblem
 from optsched.testing import best_makespan
 from optsched.testing.random_problems import random_array, random_graph
-from optsched_solvers.literature.giffler_thompson import GifflerThompson
+from optsched_solvers.literature.giffler_thompson import GifflerThompson, Node, Tree
 
 if TYPE_CHECKING:
     from random import Random
@@ -43,11 +43,42 @@ def test_any_problem_that_it_takes(rng: Random) -> None:
 
 
 def test_known_optimum() -> None:
-    """ft06 is proved; on the way there every bound is one."""
+    """ft06 is proved; at an earlier limit the bound is valid."""
     result = optsched.solve(JobShop.read(INSTANCES / "ft06.txt"), GifflerThompson())
     assert (result.status, result.objective) == ("optimal", 55)
     few = optsched.solve(JobShop.read(INSTANCES / "ft06.txt"), GifflerThompson(), iterations=60)
     assert few.status == "feasible" and few.lower_bound is not None and few.lower_bound <= 55
+
+
+def test_algorithm_1_as_printed() -> None:
+    """With one child a node: one schedule after at most one conflict an operation, and no proof."""
+    shop = JobShop.read(INSTANCES / "ft06.txt")
+    result = optsched.solve(shop, GifflerThompson(), options={"children": 1})
+    assert result.status == "feasible" and result.objective is not None
+    assert result.lower_bound == 52 < 55 <= result.objective
+    assert result.schedule is not None and verify(result.schedule) == []
+    with pytest.raises(InputError, match=r"options\.children: expected"):
+        optsched.solve(shop, GifflerThompson(), options={"children": 0})
+
+
+@given(st.randoms(use_true_random=False))
+def test_bounds_of_nodes_are_valid(rng: Random) -> None:
+    """No node on the way to an optimal schedule has a bound above its makespan."""
+    shop = random_shop(rng, 3, 3)
+    graph = shop.graph()
+    if not GifflerThompson().supports(shop) or graph.n_operations > 8:
+        return
+    best, tree = best_makespan(graph), Tree(graph)
+    assert best is not None
+
+    def least_leaf(node: Node) -> int:
+        if len(node.placed) == graph.n_operations:
+            return node.bound
+        least = min(least_leaf(tree.child(node, i)) for i in tree.conflict(node))
+        assert node.bound <= least
+        return least
+
+    assert least_leaf(tree.node((), graph.release.tolist())) == best
 
 
 @pytest.mark.parametrize(
