@@ -25,7 +25,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 import numba
 import numpy as np
 from numba import types
-from numba.core import caching, codegen, compiler, registry, serialize, sigutils
+from numba.core import (
+    caching,
+    codegen,
+    compiler,
+    compiler_machinery,
+    registry,
+    serialize,
+    sigutils,
+    typed_passes,
+    untyped_passes,
+)
 from numba.core.compiler_lock import global_compiler_lock
 
 from optsched.errors import InputError
@@ -205,6 +215,24 @@ class _Linked(Library):  # type: ignore[misc]
 class _HelperCompiler(Compiler):  # type: ignore[misc]
     def __init__(self, typing: Any, target: Any, _library: Any, *rest: Any) -> None:
         super().__init__(typing, target, _Linked(target.codegen(), "helper"), *rest)
+
+    def define_pipelines(self) -> list[Any]:
+        """Without reference counting no pass is needed that rewrites closures or arrays."""
+        if self.state.flags.nrt:
+            return cast("list[Any]", super().define_pipelines())
+        passes: Any = compiler_machinery.PassManager("helper")
+        for one in _PASSES:
+            passes.add_pass(one, one._name)
+        passes.finalize()
+        return [passes]
+
+
+_PASSES: Any = (
+    untyped_passes.TranslateByteCode, untyped_passes.FixupArgs, untyped_passes.IRProcessing,
+    untyped_passes.GenericRewrites, untyped_passes.ReconstructSSA,
+    typed_passes.NopythonTypeInference, typed_passes.PreLowerStripPhis,
+    typed_passes.IRLegalization, typed_passes.NativeLowering, typed_passes.NoPythonBackend,
+)  # fmt: skip
 
 
 def _without_machine_code(flags: Any) -> Any:

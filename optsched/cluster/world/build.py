@@ -18,6 +18,7 @@ from optsched.cluster.world.layout import (
     LOG,
     NODE,
     PENDING,
+    PRESENT,
     REMOVE,
     STATE,
     World,
@@ -133,7 +134,10 @@ def world(
     given["first_size"], given["end_size"] = workload.size_ptr[:-1], workload.size_ptr[1:]
     cost = workload.restart_cost
     given["cost"] = np.where(cost < 0, settings.restart_cost, cost)
-    given["preemptible"], given["group"] = workload.preemptible, workload.group
+    for name in ("preemptible", "group", "priority", "template"):
+        given[name] = getattr(workload, name)[:]
+    given["weight"] = np.array(workload.weight[:], np.float64).view(np.int64)
+    given["first_seen"], given["end_seen"] = workload.observed_ptr[:-1], workload.observed_ptr[1:]
 
     pair = np.zeros((0, 2), np.int64)
     if table is not None:
@@ -185,6 +189,7 @@ def world(
         given=frozen(given),
         size=frozen(np.array(workload.size, np.int64)),
         rate=frozen(np.concatenate(rates).astype(np.int64)),
+        observed=frozen(np.array(workload.observed, np.float64)),
         job=job,
         active=np.zeros(n, np.int64),
         assigned=np.zeros(n, np.int64),
@@ -199,7 +204,7 @@ def world(
         order=np.zeros(n, np.int64),
         named_ptr=np.zeros(n + 1, np.int64),
         named=np.zeros((pool, 2), np.int64),
-        present=np.zeros((11, n), np.int64),
+        present=np.zeros((len(PRESENT), n), np.int64),
         changed=np.zeros(n, np.int64),
         share=np.full(n, -1, np.int64),
         log=np.zeros(4 * n + min(n, pool) + 64, LOG),

@@ -37,15 +37,16 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload
 
+from optsched.cluster.world.apply import turn
 from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
-from optsched.cluster.world.columns import PRESENT, turn
 from optsched.cluster.world.enact import failed, refused
 from optsched.cluster.world.engine import simulate_generic
 from optsched.cluster.world.errors import PolicyError
-from optsched.cluster.world.layout import DECIDE, LOG_FULL, STALLED, TOO_LATE, at
+from optsched.cluster.world.layout import DECIDE, LOG_FULL, PRESENT, STALLED, TOO_LATE
 from optsched.cluster.world.policy import Decision
 from optsched.cluster.world.progress import MOST_VAIN, Progress
-from optsched.cluster.world.rule_view import GIVEN, columns_of, given, viewer_of
+from optsched.cluster.world.pointers import at
+from optsched.cluster.world.rule_view import columns_of, viewer_of
 from optsched.errors import InputError
 from optsched.io.values import boolean, format_value
 from optsched.kernels.compile import INT, content_of, entry, helper
@@ -158,7 +159,6 @@ class RulePolicy:
         )
         kinds = types.BaseTuple.from_types(tuple(map(numba.typeof, arguments)))
         columns, loop = _loop(self.rule, kinds)
-        known = given(workload, settings)
         mask = sum(1 << k for k, name in enumerate(PRESENT) if name in columns)
         zero = int(bool((workload.size == 0).any()))
 
@@ -167,7 +167,7 @@ class RulePolicy:
                 w.state["clairvoyant"] = int(self.clairvoyant)
                 turn(w.address, mask)
             try:
-                status = loop(_address(), w.address, known, zero, arguments)
+                status = loop(_address(), w.address, zero, arguments)
             except numba.core.errors.NumbaError as error:
                 raise _not_compiled(self.name, error) from error
             except Exception as error:
@@ -322,7 +322,7 @@ def _check_row(name: str, row: Any) -> None:
 @helper()
 def _write(w, choice, zero):  # type: ignore[no-untyped-def]
     """Write a choice into the world: the next `turn` applies it."""
-    s, n = w.state[0], w.state[0].active
+    s, n = w.state, w.state.active
     if len(choice.quota) != n:
         return _LENGTH
     if len(choice.order) > n:
@@ -360,16 +360,16 @@ def _loop(rule: Any, arguments: Any) -> tuple[tuple[str, ...], Any]:
     columns = columns_of(rule)
     see, decide = viewer_of(columns), helper()(_named_by_content(rule))
 
-    def loop(turn, world, given, zero, arguments):  # type: ignore[no-untyped-def]
+    def loop(turn, world, zero, arguments):  # type: ignore[no-untyped-def]
         w = at(world)
         for _ in range(MOST_VAIN):
             status = _call(turn, world)  # type: ignore[call-arg,var-annotated]
             if status != DECIDE:
                 return status
-            wrong = _write(w, _choice(decide(see(w, given), *arguments)), zero)
+            wrong = _write(w, _choice(decide(see(w), *arguments)), zero)
             if wrong != DECIDE:
                 return wrong
         return PAUSE
 
     loop.__module__, loop.__name__ = rule.__module__, rule.__qualname__
-    return columns, entry(INT, INT, INT, GIVEN, INT, arguments)(loop)
+    return columns, entry(INT, INT, INT, INT, arguments)(loop)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from optsched.cluster.world.apply import turn
 from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
-from optsched.cluster.world.columns import turn
 from optsched.cluster.world.enact import failed, read, refused
 from optsched.cluster.world.layout import DECIDE, FINISHED_ALL, LOG_FULL, STALLED
 from optsched.cluster.world.progress import Progress

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from llvmlite.ir import IntType
-from numba import types
-from numba.core.cgutils import pointer_add
-from numba.core.datamodel import models
-from numba.core.datamodel.registry import register_default
-from numba.core.imputils import lower_getattr_generic
-from numba.core.typing.templates import AttributeTemplate, infer_getattr
-from numba.extending import intrinsic
-from numba.np.arrayobj import make_array, populate_array
-from numba.np.numpy_support import as_dtype
 
-from optsched.kernels.compile import INT, INTS, READ, record, records
+from optsched.kernels.compile import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from optsched.model.schedule import IntArray
 
+    FloatArray = npt.NDArray[np.float64]
     Table = npt.NDArray[np.int64]
     Records = npt.NDArray[np.void]
 
@@ -49,10 +40,11 @@ latest time of an event. `columns`: rows of `World.present` that are kept up to 
 """
 
 GIVEN: Final = record(
-    "submit work_total pass_work first_size end_size cost preemptible group estimate kind kinds"
+    "submit work_total pass_work first_size end_size first_seen end_seen cost preemptible group "
+    "priority template weight estimate kind kinds"
 )
 """What never changes about a job. Its sizes: ``World.size[first_size:end_size]``, ascending, the
-speeds beside them; `cost` of a restart; `kind`: row and column of `World.pair`, and how many."""
+speeds beside them; ``World.observed[first_seen:end_seen]``; `cost` of a restart; `weight`: bits of a float; `kind`: row and column of `World.pair`, and how many."""
 
 JOB: Final = record(
     "phase gpus leaves slot pass_end done rate since passes starts first_start entered attained "
@@ -132,6 +124,8 @@ class World(NamedTuple):
     """Read-only; the row of a zero-slot task is (0,)."""
     rate: IntArray
     """Read-only: speed at every size; with `supply`, then that on every type of GPU."""
+    observed: FloatArray
+    """Uncertainty after every pass of every job; read-only."""
     job: Records
     """`JOB`."""
     active: IntArray
@@ -139,14 +133,14 @@ class World(NamedTuple):
     assigned: IntArray
     """GPUs of every active job by *position* in `active`; -1 for a running zero-slot task."""
     heap: Table
-    """(jobs, 2): next event and job of every running job, least first."""
+    """Next event and job of every running job, least first."""
     node: Records
     """`NODE`."""
     supply: Table
-    """(nodes, 3): block of `rate` for its type of GPU; free CPUs and memory, in thousandths.
+    """Of every node: block of `rate` for its type of GPU; free CPUs and memory, in thousandths.
     Without rows GPUs alone bound where jobs run; with them a job without room stays pending."""
     demand: Table
-    """(jobs, 2): CPUs and memory by GPU, likewise; read-only."""
+    """CPUs and memory by GPU of every job, likewise; read-only."""
     group: Records
     """`GROUP`."""
     change: Records
@@ -161,98 +155,57 @@ class World(NamedTuple):
     named_ptr: IntArray
     named: Table
     """Decision, if ``state.named``: chosen (node, GPUs) by position; an empty row: best fit."""
-    present: Table
-    """(11, jobs): columns that policies see, see `optsched.cluster.world.columns`."""
     changed: IntArray
     """Scratch of `apply`: positions of which the decision changes something."""
     share: IntArray
     """Decision, if ``state.sharing``: position of the job whose GPUs are shared; -1."""
+    present: Table
+    """Rows `PRESENT` of the active jobs; bit k of ``state.columns``: row k is kept up to date."""
     log: Records
     """`LOG`."""
     log_node: Table
-    """(capacity, 2)."""
+    """Node and GPUs of stays."""
     table: IntArray
-    """Where these arrays lie, as kernels read it; made by `addressed`."""
+    """Address and number of rows of each array, as kernels read it; made by `addressed`."""
     address: int
     """Where `table` lies."""
 
+
+PRESENT: Final = (
+    "gpus", "running", "done", "remaining", "at_pass_end", "passes", "starts", "first_start",
+    "entered", "attained", "partner",
+)  # fmt: skip
+"""Columns of a `ClusterView` that change from instant to instant."""
 
 WHOLE: Final = 0
 HALF_A: Final = 1
 HALF_B: Final = 2
 """`LOG.half`: the job has its GPUs alone, or one half of each."""
 
-INTS2: Final = types.Array(types.int64, 2, "C")
 
-READ2: Final = types.Array(types.int64, 2, "C", readonly=True)
+def _columns(record: np.dtype[np.void]) -> tuple[str, ...]:
+    return tuple(record.names or ())
 
-_FIELDS: Final[dict[str, Any]] = {
-    "state": records(STATE), "given": records(GIVEN, readonly=True), "size": READ, "rate": READ,
-    "job": records(JOB), "active": INTS, "assigned": INTS, "heap": INTS2, "node": records(NODE),
-    "supply": INTS2, "demand": READ2, "group": records(GROUP),
-    "change": records(CHANGE, readonly=True), "pair": READ2, "quota": INTS, "order": INTS,
-    "named_ptr": INTS, "named": INTS2, "present": INTS2, "changed": INTS, "share": INTS,
-    "log": records(LOG), "log_node": INTS2,
+
+ARRAYS: Final[dict[str, tuple[str, ...]]] = {
+    "state": _columns(STATE), "given": _columns(GIVEN), "size": (), "rate": (), "observed": (),
+    "job": _columns(JOB), "active": (), "assigned": (), "heap": ("time", "job"),
+    "node": _columns(NODE), "supply": ("block", "cpus", "memory"), "demand": ("cpus", "memory"),
+    "group": _columns(GROUP), "change": _columns(CHANGE), "pair": ("joining", "host"),
+    "quota": (), "order": (), "named_ptr": (), "named": ("node", "gpus"), "changed": (),
+    "share": (), "present": (), "log": _columns(LOG), "log_node": ("node", "gpus"),
 }  # fmt: skip
-"""Types of the arrays of a `World` for kernels."""
+"""Names of the columns of every array of a `World` in kernels; none: it holds bare integers."""
 
 
 def addressed(w: World) -> World:
     """The same with the addresses of its present arrays, as `at` reads them."""
     rows = []
-    for name, kind in _FIELDS.items():
+    for name, columns in ARRAYS.items():
         array = getattr(w, name)
-        same = array.ndim == kind.ndim and array.dtype == as_dtype(kind.dtype)
-        if not same or not array.flags.c_contiguous:
+        width = 8 * max(1, len(columns))
+        if array.dtype.itemsize not in (8, width) or not array.flags.c_contiguous:
             raise TypeError(f"World.{name}: {array.dtype}")
-        rows += [array.ctypes.data, *array.shape]
+        rows += [array.ctypes.data, array.nbytes // width]
     table = np.array(rows, np.int64)
     return w._replace(table=table, address=int(table.ctypes.data))
-
-
-class _Kind(types.Opaque):
-    """A `World` in kernels: the address of its table."""
-
-
-WORLD: Final = _Kind(f"World of data and shapes ({_FIELDS})")
-register_default(_Kind)(models.OpaqueModel)
-
-
-def _at(_typing, address):  # type: ignore[no-untyped-def]
-    """The world whose table has this address."""
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(WORLD))
-
-    return WORLD(INT), generate
-
-
-at: Final[Any] = intrinsic(_at)
-
-
-@infer_getattr
-class _Attributes(AttributeTemplate):
-    key = _Kind
-
-    def generic_resolve(self, _kind: Any, name: str) -> Any:  # type: ignore[override]
-        return _FIELDS.get(name)
-
-
-@lower_getattr_generic(_Kind)  # type: ignore[untyped-decorator]
-def _read(context: Any, builder: Any, _kind: Any, pointer: Any, name: str) -> Any:
-    """Load an array of the world."""
-    kind = _FIELDS[name]
-    before = list(_FIELDS)[: list(_FIELDS).index(name)]
-    place = sum(1 + _FIELDS[one].ndim for one in before)
-    fields = []
-    for k in range(1 + kind.ndim):
-        at_field = pointer_add(builder, pointer, 8 * (place + k), IntType(64).as_pointer())
-        fields.append(builder.load(at_field))
-        # so that loops need not load it again after they have written to an array
-        fields[k].set_metadata("invariant.load", builder.module.add_metadata([]))
-    array = make_array(kind)(context, builder)
-    size = IntType(64)(as_dtype(kind.dtype).itemsize)
-    strides = [size] if kind.ndim == 1 else [builder.mul(size, fields[2]), size]
-    data = builder.inttoptr(fields[0], array.data.type)
-    populate_array(array, data=data, shape=fields[1:], strides=strides, itemsize=size, meminfo=None)
-    return array._getvalue()

@@ -4,89 +4,49 @@ from __future__ import annotations
 
 from collections import namedtuple
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numba import types
 
-from optsched.cluster.world.columns import PRESENT
-from optsched.cluster.world.layout import WORLD
+from optsched.cluster.world.layout import PRESENT
+from optsched.cluster.world.pointers import WORLD, as_float, column
 from optsched.kernels.compile import INT, READ, Dispatcher, helper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.cluster.workload.workload import Workload
-    from optsched.cluster.world.settings import Settings
-
 FLOATS: Final = types.Array(types.float64, 1, "C", readonly=True)
 FLAGS: Final = types.Array(types.boolean, 1, "C", readonly=True)
+_KINDS: Final[dict[str, Any]] = {"time": INT, "weight": FLOATS, "observed": FLOATS} | dict.fromkeys(
+    ("running", "at_pass_end", "preemptible", "draining"), FLAGS
+)
+"""Types of columns that are not integers."""
 
-
-class Given(NamedTuple):
-    """Columns of a workload, by number of the job."""
-
-    submit: Any
-    pass_work: Any
-    priority: Any
-    weight: Any
-    group: Any
-    template: Any
-    preemptible: Any
-    restart_cost: Any
-    size_ptr: Any
-    size: Any
-    rate: Any
-    observed_ptr: Any
-    observed: Any
-
-
-_BITS: Final = ("running", "at_pass_end")
-_KINDS: Final = {"weight": FLOATS, "observed": FLOATS, "preemptible": FLAGS}
-GIVEN: Final[Any] = types.NamedTuple([_KINDS.get(name, READ) for name in Given._fields], Given)
-
-
-def given(workload: Workload, settings: Settings) -> Given:
-    """Columns of a workload as kernels take them."""
-    made = {name: np.ascontiguousarray(getattr(workload, name)[:]) for name in Given._fields}
-    cost = workload.restart_cost
-    made["restart_cost"] = np.where(cost < 0, settings.restart_cost, cost)
-    for column in made.values():
-        column.setflags(write=False)
-    return Given(**made)
-
+_VALUES: Final[dict[str, str]] = {
+    name: f"given.{name}" for name in ("submit", "pass_work", "priority", "group", "template")
+} | {
+    "restart_cost": "given.cost", "weight": "as_float(given.weight)",
+    "preemptible": "given.preemptible != 0",
+    "running": f"w.present[{PRESENT.index('running')} * jobs + i] != 0",
+    "at_pass_end": f"w.present[{PRESENT.index('at_pass_end')} * jobs + i] != 0",
+}  # fmt: skip
+"""Columns that are copied job by job."""
 
 _COLUMNS: Final[dict[str, str]] = {
-    "time": "w.state[0].time",
-    "job": "w.active[:w.state[0].active]",
-    **{
-        name: f"w.present[{row}, :w.state[0].active]" + " != 0" * (name in _BITS)
-        for row, name in enumerate(PRESENT)
-    },
-    **{
-        name: f"of_jobs(w, given.{name})"
-        for name in Given._fields
-        if name not in ("size_ptr", "size", "rate", "observed_ptr", "observed")
-    },
-    "size_ptr": "sized[0]",
-    "size": "sized[1]",
-    "rate": "sized[2]",
-    "observed_ptr": "seen[0]",
-    "observed": "seen[1]",
-    "free": "of_nodes(w, 0)",
-    "capacity": "of_nodes(w, 1)",
-    "zero_free": "of_nodes(w, 2)",
-    "node_type": "node_type(w)",
-    "draining": "draining(w)",
-    "held_ptr": "holds[0]",
-    "held_node": "holds[1]",
-    "held_count": "holds[2]",
+    "time": "w.state.time",
+    "job": "column(w.active, 0, n)",
+    **{name: f"column(w.present, {row} * jobs, n)" for row, name in enumerate(PRESENT)},
+    **{name: name for name in _VALUES},
+    "size_ptr": "sized[0]", "size": "sized[1]", "rate": "sized[2]",
+    "observed_ptr": "seen[0]", "observed": "seen[1]",
+    "free": "of_nodes(w, 0)", "capacity": "of_nodes(w, 1)", "zero_free": "of_nodes(w, 2)",
+    "node_type": "of_nodes(w, 3)", "draining": "draining(w)",
+    "held_ptr": "holds[0]", "held_node": "holds[1]", "held_count": "holds[2]",
 }  # fmt: skip
 """How a compiled rule's columns are made."""
 
-_TABLES: Final = {
-    "sized": "sizes(w, given)", "seen": "observed(w, given)", "holds": "held(w)",
-}  # fmt: skip
+_TABLES: Final = {"sized": "sizes(w)", "seen": "observed(w)", "holds": "held(w)"}
 """Tables of several columns, each made once."""
 
 
@@ -108,13 +68,9 @@ def _names(function: Any, seen: set[Any]) -> Iterator[str]:
     yield from names
     for name in names:
         value = known.get(name, function.__globals__.get(name))
-        if isinstance(value, ModuleType):
-            inside = (getattr(value, other, None) for other in names)
-            for one in inside:
-                if isinstance(one, Dispatcher):
-                    yield from _names(one, seen)
-        else:
-            yield from _names(value, seen)
+        inside = [getattr(value, x, None) for x in names] if isinstance(value, ModuleType) else ()
+        for found in (value, *(x for x in inside if isinstance(x, Dispatcher))):
+            yield from _names(found, seen)
 
 
 def _code_names(code: CodeType) -> Iterator[str]:
@@ -125,133 +81,136 @@ def _code_names(code: CodeType) -> Iterator[str]:
 
 
 def viewer_of(columns: tuple[str, ...]) -> Any:
-    """A helper ``see(w, given)`` that returns a named tuple of these columns, arrays read-only."""
+    """A helper ``see(w)`` that returns a named tuple of these columns, arrays read-only."""
     view = namedtuple("View", columns)  # type: ignore[misc]  # noqa: PYI024
-    kinds: list[Any] = [_KINDS.get(name, READ) for name in columns]
-    for k, name in enumerate(columns):
-        if name == "time":
-            kinds[k] = INT
-        elif name in (*_BITS, "draining"):
-            kinds[k] = FLAGS
+    kinds = [_KINDS.get(name, READ) for name in columns]
     known: dict[str, Any] = {
-        "view": view, "of_jobs": _of_jobs, "of_nodes": _of_nodes, "sizes": _sizes,
-        "observed": _observed, "held": _held, "node_type": _node_type, "draining": draining_now,
+        "view": view, "column": column, "as_float": as_float, "of_nodes": _of_nodes,
+        "sizes": _sizes, "observed": _observed, "held": _held, "draining": _draining,
+        "integers": _integers, "floats": _floats, "flags": _flags,
     }  # fmt: skip
     values = ", ".join(_COLUMNS[name] for name in columns)
-    tables = [
-        f"    {name} = {source}\n" for name, source in _TABLES.items() if f"{name}[" in values
-    ]
-    source = (
+    lines = ["n, jobs = w.state.active, len(w.job)"]
+    lines += [f"{name} = {made}" for name, made in _TABLES.items() if f"{name}[" in values]
+    copied = [name for name in columns if name in _VALUES]
+    makers = {FLOATS: "floats", FLAGS: "flags"}
+    lines += [f"{name} = {makers.get(_KINDS.get(name), 'integers')}(n)" for name in copied]
+    if copied:
+        lines += ["for i in range(n):", "    given = w.given[w.active[i]]"]
+        lines += [f"    {name}[i] = {_VALUES[name]}" for name in copied]
+    body = "".join(f"    {line}\n" for line in lines)
+    exec(
         f"def pack({', '.join(columns)}):\n    return view({', '.join(columns)})\n"
-        f"def see(w, given):\n{''.join(tables)}    return pack({values})\n"
-    )
-    exec(source, known)
+        f"def see(w):\n{body}    return pack({values})\n", known,
+    )  # fmt: skip
     # machine code of several rules is loaded into one process, where names have to be distinct
     for name in ("pack", "see"):
         known[name].__module__, known[name].__qualname__ = __name__, "_".join((name, *columns))
     kind: Any = types.BaseTuple.from_types(tuple(kinds), view)
     known["pack"] = helper(kind, *kinds)(known["pack"])
-    return helper(kind, WORLD, GIVEN)(known["see"])
+    return helper(kind, WORLD)(known["see"])
 
 
 @helper()
-def _of_jobs(w, values):  # type: ignore[no-untyped-def]
-    """Values of the active jobs."""
-    out = np.empty(w.state[0].active, values.dtype)
-    for i in range(len(out)):
-        out[i] = values[w.active[i]]
-    return out
+def _integers(n):  # type: ignore[no-untyped-def]
+    return np.empty(n, np.int64)
+
+
+@helper()
+def _floats(n):  # type: ignore[no-untyped-def]
+    return np.empty(n, np.float64)
+
+
+@helper()
+def _flags(n):  # type: ignore[no-untyped-def]
+    return np.empty(n, np.bool_)
 
 
 @helper()
 def _of_nodes(w, which):  # type: ignore[no-untyped-def]
-    """Free GPUs, all GPUs or free zero-slot units of every node that takes work, else 0."""
-    out = np.zeros(len(w.node), np.int64)
+    """Of every node that takes work, else 0: free GPUs, all GPUs or free zero-slot units.
+
+    Or (3) the type of GPU of every node; empty if all are alike.
+    """
+    out = _integers(len(w.supply) if which == 3 else len(w.node))
     for n in range(len(out)):
         node = w.node[n]
-        if node.takes == 1:
-            out[n] = node.free
-            if which == 1:
-                out[n] = node.capacity
-            elif which == 2:
-                out[n] = node.free_units
+        if which == 3:
+            out[n] = w.supply[n].block - 1
+        elif which == 2:
+            out[n] = node.free_units * node.takes
+        else:
+            out[n] = (node.free if which == 0 else node.capacity) * node.takes
     return out
 
 
 @helper()
-def _sizes(w, given):  # type: ignore[no-untyped-def]
+def _sizes(w):  # type: ignore[no-untyped-def]
     """Sizes and rates of the active jobs, in CSR form; empty rows for zero-slot tasks."""
-    n = w.state[0].active
-    ptr = np.zeros(n + 1, np.int64)
+    n, total = w.state.active, 0
+    ptr = _integers(n + 1)
+    ptr[0] = 0
     for i in range(n):
-        j = w.active[i]
-        first = given.size_ptr[j]
-        ptr[i + 1] = ptr[i]
-        if given.size[first] > 0:
-            ptr[i + 1] += given.size_ptr[j + 1] - first
-    size, rate = np.empty(ptr[n], np.int64), np.empty(ptr[n], np.int64)
+        given = w.given[w.active[i]]
+        if w.size[given.first_size] > 0:
+            total += given.end_size - given.first_size
+        ptr[i + 1] = total
+    size, rate = _integers(total), _integers(total)
     for i in range(n):
-        first = given.size_ptr[w.active[i]] - ptr[i]
+        first = w.given[w.active[i]].first_size - ptr[i]
         for k in range(ptr[i], ptr[i + 1]):
-            size[k], rate[k] = given.size[first + k], given.rate[first + k]
+            size[k], rate[k] = w.size[first + k], w.rate[first + k]
     return ptr, size, rate
 
 
 @helper()
-def _observed(w, given):  # type: ignore[no-untyped-def]
+def _observed(w):  # type: ignore[no-untyped-def]
     """Uncertainty after every completed pass of the active jobs, in CSR form."""
-    n = w.state[0].active
-    ptr = np.zeros(n + 1, np.int64)
+    n, total = w.state.active, 0
+    ptr = _integers(n + 1)
+    ptr[0] = 0
     for i in range(n):
-        j = w.active[i]
-        known = given.observed_ptr[j + 1] - given.observed_ptr[j]
-        ptr[i + 1] = ptr[i] + min(known, w.job[j].passes)
-    values = np.empty(ptr[n], np.float64)
+        given = w.given[w.active[i]]
+        total += min(given.end_seen - given.first_seen, w.job[w.active[i]].passes)
+        ptr[i + 1] = total
+    values = _floats(total)
     for i in range(n):
-        first = given.observed_ptr[w.active[i]] - ptr[i]
+        first = w.given[w.active[i]].first_seen - ptr[i]
         for k in range(ptr[i], ptr[i + 1]):
-            values[k] = given.observed[first + k]
+            values[k] = as_float(w.observed[first + k])
     return ptr, values
 
 
 @helper()
 def _held(w):  # type: ignore[no-untyped-def]
     """Nodes and GPUs of the active jobs, in CSR form."""
-    n, total = w.state[0].active, 0
-    ptr = np.zeros(n + 1, np.int64)
-    node, count = np.empty(len(w.named), np.int64), np.empty(len(w.named), np.int64)
+    n, total = w.state.active, 0
+    ptr, node, count = _integers(n + 1), _integers(len(w.named)), _integers(len(w.named))
+    ptr[0] = 0
     for i in range(n):
+        job = w.job[w.active[i]]
         if w.assigned[i] < 0:
-            node[total], count[total] = w.job[w.active[i]].unit, 0
+            node[total], count[total] = job.unit, 0
             total += 1
         elif w.assigned[i] > 0:
-            row = w.job[w.active[i]].row
-            for k in range(w.log[row].first, w.log[row].end_node):
-                node[total], count[total] = w.log_node[k, 0], w.log_node[k, 1]
+            for k in range(w.log[job.row].first, w.log[job.row].end_node):
+                node[total], count[total] = w.log_node[k].node, w.log_node[k].gpus
                 total += 1
         ptr[i + 1] = total
     return ptr, node[:total], count[:total]
 
 
 @helper()
-def draining_now(w):  # type: ignore[no-untyped-def]
+def _draining(w):  # type: ignore[no-untyped-def]
     """Whether the active jobs hold GPUs of a node that takes no work; empty if no job does."""
     closed = 0
-    for n in range(w.node.shape[0]):
+    for n in range(len(w.node)):
         closed += 1 - w.node[n].takes
-    out = np.zeros(w.state[0].active if closed > 0 else 0, np.bool_)
+    out = _flags(w.state.active if closed > 0 else 0)
     for i in range(len(out)):
+        out[i] = False
         if w.assigned[i] > 0:
-            row = w.job[w.active[i]].row
-            for k in range(w.log[row].first, w.log[row].end_node):
-                out[i] = out[i] or w.node[w.log_node[k, 0]].takes == 0
-    return out
-
-
-@helper()
-def _node_type(w):  # type: ignore[no-untyped-def]
-    """Type of GPU of every node; empty if all are alike."""
-    out = np.empty(w.supply.shape[0], np.int64)
-    for i in range(len(out)):
-        out[i] = w.supply[i, 0] - 1
+            stay = w.log[w.job[w.active[i]].row]
+            for k in range(stay.first, stay.end_node):
+                out[i] = out[i] or w.node[w.log_node[k].node].takes == 0
     return out

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.world import columns as world_view
-from optsched.cluster.world.layout import STATE
+from optsched.cluster.world.apply import turn
+from optsched.cluster.world.layout import PRESENT, STATE
 from optsched.cluster.world.policy import ClusterView
 
 if TYPE_CHECKING:
@@ -105,11 +105,11 @@ def _column(name: str) -> Callable[[Viewer, dict[str, Any]], None]:
 
 def _present(name: str) -> Callable[[Viewer, dict[str, Any]], None]:
     """Read a row that `turn` fills; from the first time on it does so at every instant."""
-    row, flag = world_view.PRESENT.index(name), name in ("running", "at_pass_end")
+    row, flag = PRESENT.index(name), name in ("running", "at_pass_end")
 
     def read(viewer: Viewer, columns: dict[str, Any]) -> None:
         if not viewer.state[_COLUMNS] >> row & 1:
-            world_view.turn(viewer.world.address, 1 << row)
+            turn(viewer.world.address, 1 << row)
         column = viewer.world.present[row, : len(columns["job"])]
         columns[name] = _frozen(column != 0 if flag else column.copy())
 
@@ -178,7 +178,7 @@ def _of_nodes(name: str, column: str) -> Callable[[Viewer, dict[str, Any]], None
 
 _LATER: Final[dict[str, Callable[[Viewer, dict[str, Any]], None]]] = {
     **{name: _column(name) for name in _OF_WORKLOAD},
-    **{name: _present(name) for name in world_view.PRESENT},
+    **{name: _present(name) for name in PRESENT},
     "restart_cost": _costs,
     "size_ptr": _sizes, "size": _sizes, "rate": _sizes,
     "observed_ptr": _observed, "observed": _observed,
