@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import operator
 import os
 import pickle
 import sys
@@ -37,6 +38,7 @@ from numba.core import (
     untyped_passes,
 )
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.typing.templates import AbstractTemplate, infer_global
 
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
@@ -67,6 +69,24 @@ def record(names: str) -> np.dtype[np.void]:
 def records(dtype: np.dtype[np.void], readonly: bool = False) -> Any:
     """The type of an array of records; one that is only read may be writable."""
     return types.Array(numba.from_dtype(dtype), 1, "C", readonly=readonly)
+
+
+class _OfIntegers(AbstractTemplate):  # type: ignore[misc]
+    """Types of an operator on int64, or of a condition: numba would try dozens of templates."""
+
+    metadata: ClassVar = {"target": "cpu"}  # these are tried first
+    result: ClassVar[Any]
+
+    def generic(self, given: Any, _keywords: Any) -> Any:
+        plain = tuple(map(types.unliteral, given))
+        return self.result(*plain) if plain == (BOOL,) or set(plain) == {INT} else None
+
+
+_ARITHMETIC = ("add", "sub", "mul", "floordiv", "iadd", "isub", "and_")
+for _name in ("bool", "lt", "le", "gt", "ge", "eq", "ne", *_ARITHMETIC):
+    _result = INT if _name in _ARITHMETIC else BOOL
+    _operator = getattr(operator, _name, bool)
+    infer_global(_operator)(type(_name, (_OfIntegers,), {"result": _result}))
 
 
 def entry(*signature: Any, counted: bool = True) -> Callable[[F], F]:

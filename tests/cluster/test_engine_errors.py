@@ -61,7 +61,7 @@ ONE, TWO, ELASTIC = (1,), (2,), (1, 2, 4)
         ([(0,)], {0: [1]}, {}, "zero-slot task takes -1"),
         ([ELASTIC], {0: [2**62]}, {}, "is not one of"),
         ([TWO, TWO, ONE], {0: [2, 2, 1]}, {}, 'job "c": over-allocation: needs 1 GPUs when 0'),
-        ([TWO, TWO, ONE], {0: [2, 2, 1]}, {"order": np.array([2, 0, 1])}, 'job "c": over-alloc'),
+        ([TWO, TWO, ONE], {0: [2, 2, 1]}, {"order": np.array([2, 0, 1])}, 'job "b": over-alloc'),
         ([ELASTIC], {0: AWAKE, 3: [2]}, {}, 'job "a": would go from 1 to 2 GPUs'),
         ([ELASTIC], {0: [2]}, {"nodes": {0: {7: 2}}}, "there is no node 7"),
         ([ELASTIC], {0: [2]}, {"nodes": {0: {-1: 2}}}, "there is no node -1"),

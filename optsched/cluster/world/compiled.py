@@ -43,9 +43,9 @@ from optsched.cluster.world.enact import failed, refused
 from optsched.cluster.world.engine import simulate_generic
 from optsched.cluster.world.errors import PolicyError
 from optsched.cluster.world.layout import DECIDE, LOG_FULL, PRESENT, STALLED, TOO_LATE
+from optsched.cluster.world.pointers import at
 from optsched.cluster.world.policy import Decision
 from optsched.cluster.world.progress import MOST_VAIN, Progress
-from optsched.cluster.world.pointers import at
 from optsched.cluster.world.rule_view import columns_of, viewer_of
 from optsched.errors import InputError
 from optsched.io.values import boolean, format_value

@@ -44,7 +44,8 @@ GIVEN: Final = record(
     "priority template weight estimate kind kinds"
 )
 """What never changes about a job. Its sizes: ``World.size[first_size:end_size]``, ascending, the
-speeds beside them; ``World.observed[first_seen:end_seen]``; `cost` of a restart; `weight`: bits of a float; `kind`: row and column of `World.pair`, and how many."""
+speeds beside them; ``World.observed[first_seen:end_seen]``; `cost` of a restart; `weight`: bits of
+a float; `kind`: row and column of `World.pair`, and how many."""
 
 JOB: Final = record(
     "phase gpus leaves slot pass_end done rate since passes starts first_start entered attained "

@@ -28,6 +28,7 @@ from numba.np.arrayobj import make_array, populate_array
 from optsched.cluster.world.layout import ARRAYS
 from optsched.kernels.compile import INT, READ
 
+
 class _World(types.Opaque):
     """A `World` in kernels."""
 
