@@ -17,7 +17,7 @@ from optsched.cluster.workload.workload import Workload
 from optsched.cluster.world.policy import ClusterView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from optsched.cluster.world.settings import Settings
     from optsched.elastic.job import TrainingJob
@@ -156,7 +156,7 @@ def workload(jobs: Sequence[LiveJob], times: PassTimes, signal: str) -> Workload
 
 
 def view(
-    jobs: Iterable[LiveJob], work: Workload, settings: Settings, slots: int, now: int
+    jobs: Sequence[LiveJob], work: Workload, settings: Settings, slots: int, now: int
 ) -> ClusterView:
     """Show the active jobs at one instant; the slots are one node.
 
@@ -198,7 +198,7 @@ def view(
         "free": np.array([slots - int(held.sum())], np.int64),
         "capacity": np.array([slots], np.int64),
         "held_ptr": held_ptr, "held_node": np.zeros(len(held_count), np.int64),
-        "held_count": held_count,
+        "held_count": held_count, "finished": np.array([job.finished for job in jobs], np.int64),
     }  # fmt: skip
     for column in columns.values():
         column.flags.writeable = False

@@ -226,6 +226,7 @@ def _view(
         draining=np.array(
             [x.gpus > 0 and any(not place[n].up for n in x.on) for x in active], bool
         ),
+        finished=ints(x.end for x in jobs),
         zero_free=ints(p.units * p.up for p in place),
         partner=ints(
             next((i for i, y in enumerate(active) if y is x.partner), -1) for x in active

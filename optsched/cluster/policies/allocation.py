@@ -23,7 +23,7 @@ wait these rules see only the smallest size. What is left after that goes by the
     `Table` of its speeds. Pollux searches by a genetic algorithm; here it is a multiple choice,
     solved exactly. Its restart penalty is left out.
 
-On several types of GPUs a job gets the type where it is fastest of those with room, and the
+On several types of GPUs a job gets the type where it is fastest of those with enough GPUs, and the
 objective holds among the jobs of one type, by their speeds on it (Gavel moves jobs between types in
 rounds, which is not done here). The largest value of ``max_min``, ``makespan`` and
 ``finish_time_fairness`` is the best possible for any allowed sizes; all values in lexicographic
@@ -33,22 +33,24 @@ order are if every number of GPUs is allowed.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from optsched.cluster.policies.elastic import by_pass
 from optsched.cluster.policies.elastic_rule import (
     APPORTION,
     FREE,
     IDLE,
     NEVER,
     WORST,
-    Jobs,
+    Gangs,
     fixed_sizes,
-    last_passes,
+    positions,
     share,
+    sizing,
+    total,
 )
+from optsched.cluster.policies.gpu_types import assigned, decision, types_of
 from optsched.cluster.world.compiled import RulePolicy
 from optsched.errors import InputError
 from optsched.io.values import boolean, format_value, number, one_of
@@ -60,13 +62,25 @@ if TYPE_CHECKING:
     from optsched.cluster.world.policy import ClusterView, Decision
     from optsched.cluster.world.settings import Settings
 
-_MAX_MIN, _PROPORTIONAL, _MAKESPAN, _FAIRNESS, _GOODPUT = range(5)
+_MAX_MIN, _PROPORTIONAL, _MAKESPAN, _FAIRNESS = range(4)
 OBJECTIVES: Final = ("max_min", "proportional", "makespan", "finish_time_fairness", "goodput")
 _ONLY_FOR: Final = {"of": "max_min", "score": "proportional", "p": "goodput"}
 PARTS: Final = 10**6
 """Worths of speed-ups are compared in millionths."""
 _MOST_WORTH: Final = 2.0**40
 _NONE: Final = -(2**62)
+
+
+class Pool(NamedTuple):
+    """GPUs of one type, and the jobs among which they are shared."""
+
+    order: Any
+    """Positions of the jobs."""
+    rate: Any
+    """Speed at each of ``view.size``."""
+    free: Any
+    gpus: Any
+    """GPUs without a job, and all."""
 
 
 class Allocation(RulePolicy):
@@ -115,117 +129,153 @@ class Allocation(RulePolicy):
         self.clairvoyant = boolean("options.clairvoyant", clairvoyant)
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
-        """What the rule needs beside the view."""
-        return (
-            last_passes(workload, self.clairvoyant), by_pass(settings),
-            OBJECTIVES.index(self.objective), self.of == "speed", self.score == "remaining", self.p,
-        )  # fmt: skip
+        """When sizes may change, and the options as numbers."""
+        known = sizing(workload, nodes, settings, self.clairvoyant)
+        if self.objective == "goodput":
+            return known, self.p
+        options = self.of == "speed", self.score == "remaining"
+        return known, OBJECTIVES.index(self.objective), *options
+
+    @property
+    def rule(self) -> Any:
+        """The rule of the objective; a smaller one compiles faster."""
+        return share_goodput if self.objective == "goodput" else share_levels
 
     def decide(self, view: ClusterView) -> Decision:
         """GPUs now, on clusters of several types with their nodes."""
-        from optsched.cluster.policies import gpu_types
-
-        if not gpu_types.several(view):
+        types = types_of(view)
+        if types is None:
             return super().decide(view)
         known = self.arguments(view.workload, view.nodes, view.settings)  # type: ignore[arg-type]
-        fixed = fixed_sizes(view, known[0], known[1])
-        return gpu_types.allocate(view, fixed, lambda part: self.rule(part, *known))
+        kind, quota = assigned(view, types, fixed_sizes(view, known[0])), np.zeros_like(view.gpus)
+        for k, rate in enumerate(types.rate.reshape(len(types.gpus), -1)):
+            pool = Pool(np.flatnonzero(kind == k), rate, types.free[k], types.gpus[k])
+            shares = goodput_shares if self.objective == "goodput" else level_shares
+            quota[pool.order] = shares(view, pool, *known)[pool.order]
+        return decision(view, types, quota, kind)
 
-    @staticmethod
-    def rule(view, last_pass, by_pass, objective, of_speed, of_work, p):  # type: ignore[no-untyped-def]
-        """GPUs now."""
-        n = len(view.job)
-        work, weight, elapsed = view.remaining.astype(np.float64), np.ones(n), np.zeros(n)
-        pace, surplus = view.rate, WORST
-        if objective == _MAX_MIN:  # the lowest level g/w is the largest w/g
-            work = view.weight.astype(np.float64)
-            if not of_speed:
-                pace = view.size
-        elif objective == _PROPORTIONAL:
-            surplus = APPORTION
-            if not of_work:
-                work = view.weight.astype(np.float64)
-        elif objective == _FAIRNESS:
-            elapsed = (view.time - view.submit).astype(np.float64)
-            weight = 1.0 / isolated_times(view)
-        elif objective == _GOODPUT:
-            surplus = IDLE
-        fixed = fixed_sizes(view, last_pass, by_pass)
-        jobs = Jobs(np.arange(n), fixed, work, weight, elapsed, np.zeros(n), pace)
-        quota, spare = share(view, jobs, NEVER, surplus)
-        if objective == _GOODPUT and spare > 0:
-            movable = np.flatnonzero((quota > 0) & (fixed == FREE))
-            ptr, size, value = worths(view, movable, spare, p)
-            quota[movable] += best_options(ptr, size, value, spare)
-        return quota
+
+def share_levels(view, sizing, objective, of_speed, of_work):  # type: ignore[no-untyped-def]
+    """GPUs now, by all objectives but goodput."""
+    return level_shares(view, all_jobs(view), sizing, objective, of_speed, of_work)
+
+
+def share_goodput(view, sizing, p):  # type: ignore[no-untyped-def]
+    """GPUs now, by goodput."""
+    return goodput_shares(view, all_jobs(view), sizing, p)
 
 
 @helper()
-def fair_option(view, i):  # type: ignore[no-untyped-def]
+def all_jobs(view):  # type: ignore[no-untyped-def]
+    """All GPUs for all jobs."""
+    return Pool(positions(len(view.job)), view.rate, total(view.free), total(view.capacity))
+
+
+@helper()
+def level_shares(view, pool, sizing, objective, of_speed, of_work):  # type: ignore[no-untyped-def]
+    """GPUs of the jobs of a pool; see the module."""
+    n = len(view.job)
+    work, scale, elapsed = np.empty(n), np.ones(n), np.zeros(n)
+    by_weight = objective == _MAX_MIN or (objective == _PROPORTIONAL and not of_work)
+    for i in pool.order:  # the lowest level g/w is the largest w/g
+        work[i] = view.weight[i] if by_weight else view.remaining[i]
+        if objective == _FAIRNESS:
+            elapsed[i] = view.time - view.submit[i]
+            scale[i] = 1.0 / isolated_time(view, pool, i)
+    jobs = Gangs(
+        pool.order, fixed_sizes(view, sizing), view.gpus, view.size_ptr, view.size,
+        view.preemptible, work, scale, elapsed, elapsed,
+        view.size if objective == _MAX_MIN and not of_speed else pool.rate,
+    )  # fmt: skip
+    return share(jobs, pool.free, NEVER, APPORTION if objective == _PROPORTIONAL else WORST)[0]
+
+
+@helper()
+def fair_option(view, pool, i):  # type: ignore[no-untyped-def]
     """Index of the largest size of job i of at most G/n GPUs, else of its smallest."""
     at = view.size_ptr[i]
-    while (
-        at + 1 < view.size_ptr[i + 1] and view.size[at + 1] * len(view.job) <= view.capacity.sum()
-    ):
+    while at + 1 < view.size_ptr[i + 1] and view.size[at + 1] * len(pool.order) <= pool.gpus:
         at += 1
     return at
 
 
 @helper()
-def isolated_times(view):  # type: ignore[no-untyped-def]
-    """T_iso of every active job, by its estimated work (done and left)."""
-    gpus = max(view.capacity.sum(), 1)
-    times = np.ones(len(view.job))
-    for i in range(len(times)):
-        if view.size_ptr[i] < view.size_ptr[i + 1]:
-            at = fair_option(view, i)
-            crowd = max(1.0, len(times) * view.size[at] / gpus)
-            times[i] = (view.done[i] + view.remaining[i]) / view.rate[at] * crowd
-    return times
+def isolated_time(view, pool, i):  # type: ignore[no-untyped-def]
+    """T_iso of an active job, by its estimated work (done and left); of one without sizes 1."""
+    if view.size_ptr[i] == view.size_ptr[i + 1]:
+        return 1.0
+    at = fair_option(view, pool, i)
+    crowd = max(1.0, len(pool.order) * view.size[at] / max(pool.gpus, 1))
+    return (view.done[i] + view.remaining[i]) / pool.rate[at] * crowd
 
 
 @helper()
-def worths(view, movable, spare, p):  # type: ignore[no-untyped-def]
+def goodput_shares(view, pool, sizing, p):  # type: ignore[no-untyped-def]
+    """GPUs of the jobs of a pool with the greatest sum of worths."""
+    fixed, none = fixed_sizes(view, sizing), np.zeros(len(view.job))
+    jobs = Gangs(
+        pool.order, fixed, view.gpus, view.size_ptr, view.size, view.preemptible, none, none, none,
+        none, pool.rate,
+    )  # fmt: skip
+    quota, spare = share(jobs, pool.free, NEVER, IDLE)
+    if spare > 0:
+        movable, count = np.empty(len(pool.order), np.int64), 0
+        for i in pool.order:
+            if quota[i] > 0 and fixed[i] == FREE:
+                movable[count] = i
+                count += 1
+        ptr, more, value = worths(view, pool, movable[:count], spare, p)
+        chosen = best_options(ptr, more, value, spare)
+        for row in range(count):
+            quota[movable[row]] += more[chosen[row]]
+    return quota
+
+
+@helper()
+def worths(view, pool, movable, spare, p):  # type: ignore[no-untyped-def]
     """Options of jobs above their smallest sizes: offsets, more GPUs, worth in millionths.
 
     Worth, to be maximized in sum: speedup^p, its logarithm for p = 0, or its negative for p < 0.
     """
-    most = view.size_ptr[movable + 1].sum() - view.size_ptr[movable].sum()
     ptr, at = np.zeros(len(movable) + 1, np.int64), 0
-    more, value = np.empty(most, np.int64), np.empty(most, np.int64)
+    more, value = np.empty(len(view.size), np.int64), np.empty(len(view.size), np.int64)
     for row in range(len(movable)):
         i = movable[row]
-        first, fair = view.size_ptr[i], view.rate[fair_option(view, i)]
+        first, fair = view.size_ptr[i], pool.rate[fair_option(view, pool, i)]
         for k in range(first, view.size_ptr[i + 1]):
             if view.size[k] - view.size[first] <= spare:
-                speedup = view.rate[k] / fair
+                speedup = pool.rate[k] / fair
                 worth = math.log(speedup) if p == 0.0 else min(speedup**p, _MOST_WORTH)
                 more[at] = view.size[k] - view.size[first]
                 value[at] = int(np.rint(PARTS * (worth if p >= 0.0 else -worth)))
                 at += 1
         ptr[row + 1] = at
-    return ptr, more[:at], value[:at]
+    return ptr, more, value
 
 
 @helper()
 def best_options(ptr, size, value, budget):  # type: ignore[no-untyped-def]
-    """Sizes of one option of every row with the greatest sum of values within a budget.
+    """Positions of one option of every row with the greatest sum of values within a budget.
 
     Dynamic programming over the budget: ``best[b]`` is the greatest value of the rows so far with
     sizes of at most b (`_NONE`: they do not fit); of equal options the first.
     """
-    rows = len(ptr) - 1
-    best = np.zeros(budget + 1, np.int64)
+    rows, most = len(ptr) - 1, 0
+    for row in range(rows):
+        most += size[ptr[row + 1] - 1]
+    budget = min(budget, most)
+    best, old = np.zeros(budget + 1, np.int64), np.empty(budget + 1, np.int64)
     taken = np.empty((rows, budget + 1), np.int64)
     for row in range(rows):
-        old, chosen = best.copy(), taken[row]
-        best[:] = _NONE
+        best, old = old, best
+        for b in range(budget + 1):
+            best[b] = _NONE
         for k in range(ptr[row], ptr[row + 1]):
             for b in range(size[k], budget + 1):
                 if old[b - size[k]] > _NONE and old[b - size[k]] + value[k] > best[b]:
-                    best[b], chosen[b] = old[b - size[k]] + value[k], k
-    out, left = np.zeros(rows, np.int64), budget
+                    best[b], taken[row, b] = old[b - size[k]] + value[k], k
+    chosen, left = np.empty(rows, np.int64), budget
     for row in range(rows - 1, -1, -1):
-        out[row] = size[taken[row, left]]
-        left -= out[row]
-    return out
+        chosen[row] = taken[row, left]
+        left -= size[chosen[row]]
+    return chosen

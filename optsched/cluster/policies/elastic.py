@@ -32,12 +32,14 @@ from optsched.cluster.policies.elastic_rule import (
     MARGINAL,
     NEVER,
     ROUND,
-    Jobs,
+    Gangs,
     fixed_sizes,
     in_order,
-    last_passes,
     placed,
+    positions,
     share,
+    sizing,
+    total,
 )
 from optsched.cluster.world.compiled import Choice, RulePolicy
 from optsched.io.values import boolean, number, one_of
@@ -51,11 +53,6 @@ if TYPE_CHECKING:
 ORDERS: Final = ("fifo", "sjf", "srtf")
 PREEMPT: Final = {"never": NEVER, "order": BY_ORDER}
 SURPLUS: Final = {"round": ROUND, "marginal": MARGINAL}
-
-
-def by_pass(settings: Settings) -> bool:
-    """Whether sizes change at the ends of passes only: also where a stop loses the open pass."""
-    return settings.resize == "pass" or settings.checkpoint == "pass"
 
 
 class Elastic(RulePolicy):
@@ -93,23 +90,28 @@ class Elastic(RulePolicy):
         self.surplus = one_of("options.surplus", surplus, [*SURPLUS])
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
-        """What the rule needs beside the view."""
+        """When sizes may change, work of every job, and the options as numbers."""
         return (
-            last_passes(workload, self.clairvoyant), by_pass(settings),
+            sizing(workload, nodes, settings, self.clairvoyant),
             workload.work if self.clairvoyant else workload.estimate,
             ORDERS.index(self.order), PREEMPT[self.preempt], SURPLUS[self.surplus],
         )  # fmt: skip
 
     @staticmethod
-    def rule(view, last_pass, by_pass, work, by, preempt, surplus):  # type: ignore[no-untyped-def]
+    def rule(view, sizing, work, by, preempt, surplus):  # type: ignore[no-untyped-def]
         """GPUs and order now."""
-        n, left = len(view.job), view.remaining.astype(np.float64)
-        order = np.arange(n)
-        if by > 0:
-            order = in_order(view, work[view.job].astype(np.float64) if by == 1 else left)
-        fixed, none = fixed_sizes(view, last_pass, by_pass), np.zeros(n)
-        jobs = Jobs(order, fixed, left, np.ones(n), none, none, view.rate)
-        quota, _ = share(view, jobs, preempt, surplus)
+        n = len(view.job)
+        key, left, one = np.zeros(n, np.int64), np.empty(n), np.ones(n)
+        for i in range(n):
+            left[i] = view.remaining[i]
+            if by > 0:
+                key[i] = work[view.job[i]] if by == 1 else view.remaining[i]
+        order = in_order(view, key) if by > 0 else positions(n)
+        jobs = Gangs(
+            order, fixed_sizes(view, sizing), view.gpus, view.size_ptr, view.size,
+            view.preemptible, left, one, one, one, view.rate,
+        )  # fmt: skip
+        quota, _ = share(jobs, total(view.free), preempt, surplus)
         return Choice(quota, placed(view, order, quota), 0)
 
 
@@ -155,25 +157,26 @@ class Entropy(RulePolicy):
         self.initial = number("options.initial", initial, 0.0, 1.0)
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
-        """What the rule needs beside the view."""
+        """When sizes may change, and the options as numbers."""
         return (
-            last_passes(workload, False), by_pass(settings), self.lam, self.initial,
+            sizing(workload, nodes, settings, False), self.lam, self.initial,
             self.score == "resolved", BY_ORDER if self.preemptive else NEVER,
         )  # fmt: skip
 
     @staticmethod
-    def rule(view, last_pass, by_pass, lam, initial, resolved, preempt):  # type: ignore[no-untyped-def]
+    def rule(view, sizing, lam, initial, resolved, preempt):  # type: ignore[no-untyped-def]
         """GPUs and order now."""
         n = len(view.job)
-        scores = np.empty(n)
+        scores, key, one = np.empty(n), np.empty(n), np.ones(n)
         for i in range(n):
             reports = view.observed[view.observed_ptr[i] : view.observed_ptr[i + 1]]
             scores[i] = score(reports, initial, lam)
             if resolved:
                 scores[i] /= view.remaining[i]
-        jobs = Jobs(
-            in_order(view, -scores), fixed_sizes(view, last_pass, by_pass), scores, np.ones(n),
-            np.zeros(n), np.zeros(n), view.rate,
+            key[i] = -scores[i]
+        jobs = Gangs(
+            in_order(view, key), fixed_sizes(view, sizing), view.gpus, view.size_ptr, view.size,
+            view.preemptible, scores, one, one, one, view.rate,
         )  # fmt: skip
-        quota, _ = share(view, jobs, preempt, APPORTION)
+        quota, _ = share(jobs, total(view.free), preempt, APPORTION)
         return Choice(quota, placed(view, jobs.order, quota), 0)

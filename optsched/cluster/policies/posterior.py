@@ -112,9 +112,8 @@ def log_passes(gaps, first, centre, sigma):  # type: ignore[no-untyped-def]
 
 
 class Prior(NamedTuple):
-    """What is known of every job of a workload before it runs, by number."""
+    """Columns of a workload that do not change, by number of the job."""
 
-    arrival: Any
     aims: Any
     """Whether it ends at a target."""
     number: Any
@@ -134,20 +133,16 @@ class Prior(NamedTuple):
     member_ptr: Any
     member: Any
     """Jobs of every pool, ascending (CSR)."""
-    owner: Any
-    limit: Any
-    """`max_concurrent` of every group, -1: none; empty if no group has one."""
+    submit: Any
 
 
 class Memory(NamedTuple):
     """What the views so far have determined: the same from any earlier view of a simulation."""
 
     now: Any
-    """Time of the last view, jobs that had arrived, length of `open`, number of the view."""
+    """Time of the last view, jobs that had arrived, length of `open`."""
     open: Any
-    """Jobs that have arrived and not ended."""
-    stamp: Any
-    """Number of the last view in which a job was active."""
+    """Jobs of pools that have arrived and not ended."""
     known: Any
     """Whether T is certain."""
     seen: Any
@@ -168,15 +163,13 @@ def prior(workload: Workload, pooling: bool) -> Prior:
     pool = np.where((workload.template < 0) | (not pooling), -1, 2 * workload.template + aims)
     size = np.bincount(pool[pool >= 0])
     units = np.where(aims, workload.pass_work, workload.passes)
-    limit = [-1 if g.max_concurrent is None else g.max_concurrent for g in workload.groups]
     columns = (
-        workload.submit, aims, np.where(aims, 0, workload.passes), workload.pass_work,
+        aims, np.where(aims, 0, workload.passes), workload.pass_work,
         np.log(workload.estimate / units),
         np.log(np.where(aims, workload.passes, workload.pass_work)),
         workload.target, workload.initial - workload.target, workload.observed_ptr,
         workload.observed, pool, np.append(0, np.cumsum(size)),
-        np.argsort(pool, kind="stable")[int((pool < 0).sum()) :], workload.group,
-        np.array(limit if max(limit) >= 0 else [], np.int64),
+        np.argsort(pool, kind="stable")[int((pool < 0).sum()) :], workload.submit,
     )  # fmt: skip
     return Prior(*(frozen(np.array(column)) for column in columns))
 
@@ -184,45 +177,36 @@ def prior(workload: Workload, pooling: bool) -> Prior:
 def memory(jobs: int, pools: int, sigma: float) -> Memory:
     """Before the first view."""
     return Memory(
-        np.array([-1, 0, 0, 0]), np.zeros(jobs, np.int64), np.zeros(jobs, np.int64),
-        np.zeros(jobs, np.bool_), np.full(jobs, -1), np.zeros(jobs), np.full(jobs, sigma**2),
+        np.array([-1, 0, 0]), np.zeros(jobs, np.int64), np.zeros(jobs, np.bool_),
+        np.full(jobs, -1), np.zeros(jobs), np.full(jobs, sigma**2),
         np.zeros(pools, np.bool_), np.zeros(pools, np.int64), np.zeros(pools), np.zeros(pools),
     )  # fmt: skip
 
 
 @helper()
 def find_ended(view, prior, memory):  # type: ignore[no-untyped-def]
-    """Mark the jobs that have ended: those that arrived, are not active, and are not hidden.
-
-    A group hides the jobs behind those that it shows.
-    """
+    """Mark the jobs of pools that have ended, also after a step back in time."""
     now = memory.now
     if view.time < now[0]:
         now[1] = now[2] = 0
-        memory.known[:] = False
-        memory.changed[:] = True
-    now[0], now[3] = view.time, now[3] + 1
-    visible, behind = np.zeros(len(prior.limit), np.int64), np.zeros(len(prior.limit), np.int64)
-    for j in view.job:
-        memory.stamp[j] = now[3]
-        if len(visible) > 0:
-            visible[prior.owner[j]] += 1
-            behind[prior.owner[j]] = j
-    while now[1] < len(prior.arrival) and prior.arrival[now[1]] <= view.time:
-        memory.open[now[2]] = now[1]
+        for j in range(len(memory.known)):
+            memory.known[j] = False
+        for k in range(len(memory.changed)):
+            memory.changed[k] = True
+    now[0] = view.time
+    while now[1] < len(prior.submit) and prior.submit[now[1]] <= view.time:
+        if prior.pool[now[1]] >= 0:
+            memory.open[now[2]] = now[1]
+            now[2] += 1
         now[1] += 1
-        now[2] += 1
     kept = 0
     for k in range(now[2]):
         j = memory.open[k]
-        hidden, group = False, prior.owner[j]
-        if len(visible) > 0 and 0 <= prior.limit[group] <= visible[group]:
-            hidden = visible[group] == 0 or j > behind[group]
-        if hidden or memory.stamp[j] == now[3]:
+        if view.finished[j] >= 0:
+            make_certain(prior, memory, j)
+        else:
             memory.open[kept] = j
             kept += 1
-        else:
-            make_certain(prior, memory, j)
     now[2] = kept
 
 

@@ -17,10 +17,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from optsched.cluster.policies import gpu_types
 from optsched.cluster.policies.allocation import best_options
-from optsched.cluster.policies.elastic import by_pass
-from optsched.cluster.policies.elastic_rule import FREE, PINNED, fixed_sizes, last_passes
+from optsched.cluster.policies.elastic_rule import (
+    FREE,
+    PINNED,
+    by_key,
+    fixed_sizes,
+    sizing,
+    total,
+)
+from optsched.cluster.policies.gpu_types import decision, one_type, types_of
 from optsched.cluster.world.compiled import RulePolicy
 from optsched.io.values import number
 from optsched.kernels.compile import helper
@@ -30,11 +36,14 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.policy import ClusterView, Decision
     from optsched.cluster.world.settings import Settings
-    from optsched.model.schedule import IntArray
 
 LEFT_OUT: Final = 110
 """Cost of a job without GPUs, in hundredths."""
 _MOST: Final = 10.0**8
+_NOT: Final = 2**62
+"""Cost of a configuration that is not allowed."""
+_TURNS: Final = 20
+"""So often each type is chosen for anew; the sum of costs falls with every change."""
 
 
 class Sia(RulePolicy):
@@ -55,67 +64,124 @@ class Sia(RulePolicy):
         self.p = number("options.p", p, -10.0, -1e-6)
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
-        """What the rule needs beside the view."""
-        return last_passes(workload, False), by_pass(settings), self.p
+        """When sizes may change, and the exponent."""
+        return sizing(workload, nodes, settings, False), self.p
 
     def decide(self, view: ClusterView) -> Decision:
         """GPUs now, on clusters of several types with their nodes."""
-        if not gpu_types.several(view):
+        types = types_of(view)
+        if types is None:
             return super().decide(view)
-        fixed = fixed_sizes(view, last_passes(view.workload, False), by_pass(view.settings))
-        jobs = np.flatnonzero((np.diff(view.size_ptr) > 0) & (fixed != PINNED))
-        tables = costs_by_type(view, fixed, jobs, self.p)
-        return gpu_types.choose(view, jobs, tables, LEFT_OUT * (len(jobs) + 1))
+        known, p = self.arguments(view.workload, view.nodes, view.settings)  # type: ignore[arg-type]
+        fixed = fixed_sizes(view, known)
+        return decision(view, types, *choose(view, types, loose_jobs(view, fixed), fixed, p))
 
     @staticmethod
-    def rule(view, last_pass, by_pass, p):  # type: ignore[no-untyped-def]
+    def rule(view, sizing, p):  # type: ignore[no-untyped-def]
         """GPUs now."""
-        fixed = fixed_sizes(view, last_pass, by_pass)
-        quota = view.gpus.copy()
-        loose = np.flatnonzero((view.size_ptr[1:] > view.size_ptr[:-1]) & (fixed != PINNED))
-        budget = view.free.sum() + view.gpus[loose].sum()
-        if len(view.size) == np.sum(view.size_ptr[1:] > view.size_ptr[:-1]):
-            return most_jobs(view, quota, loose)
-        ptr, size, value = costs(view, fixed, loose, p)
-        budget = min(budget, np.sum(size[ptr[1:] - 1]))
-        quota[loose] = best_options(ptr, size, -value, budget)
-        return quota
+        fixed = fixed_sizes(view, sizing)
+        loose, sizes = loose_jobs(view, fixed), 0
+        for i in range(len(fixed)):
+            sizes += view.size_ptr[i] < view.size_ptr[i + 1]
+        if len(view.size) == sizes:
+            return most_jobs(view, loose)
+        return choose(view, one_type(view), loose, fixed, p)[0]
 
 
 @helper()
-def costs(view, fixed, loose, p):  # type: ignore[no-untyped-def]
-    """Configurations of the jobs: offsets, GPUs, costs in hundredths with a trace for changes."""
-    node, total = max(view.capacity.max(), 1), view.capacity.sum()
-    ptr, at = np.zeros(len(loose) + 1, np.int64), 0
-    size = np.empty(len(view.size) + len(loose), np.int64)
-    cost = np.empty(len(size), np.int64)
+def loose_jobs(view, fixed):  # type: ignore[no-untyped-def]
+    """Positions of the jobs that are chosen for."""
+    loose, count = np.empty(len(fixed), np.int64), 0
+    for i in range(len(fixed)):
+        if view.size_ptr[i] < view.size_ptr[i + 1] and fixed[i] != PINNED:
+            loose[count] = i
+            count += 1
+    return loose[:count]
+
+
+@helper()
+def choose(view, types, loose, fixed, p):  # type: ignore[no-untyped-def]
+    """GPUs and types of least cost: one type after the other, exactly, until nothing improves."""
+    sizes, out = len(view.size), LEFT_OUT * (len(loose) + 1)
+    cost = costs(view, types, loose, fixed, p)
+    quota, kind, budget = view.gpus.copy(), types.held.copy(), types.free.copy()
+    now = np.full(len(loose), out - 1)
     for row in range(len(loose)):
         i = loose[row]
-        held, first, end = view.gpus[i], view.size_ptr[i], view.size_ptr[i + 1]
-        if held == 0 or view.preemptible[i]:
-            size[at], cost[at] = 0, LEFT_OUT
+        if kind[i] >= 0:
+            budget[kind[i]] += quota[i]
+            for k in range(view.size_ptr[i], view.size_ptr[i + 1]):
+                if view.size[k] == quota[i]:
+                    now[row] = cost[kind[i] * sizes + k]
+    for _ in range(_TURNS if len(budget) > 1 else 1):
+        before = total(now)
+        for t in range(len(budget)):
+            first = t * sizes
+            ptr, size, value = options_on(
+                view, types.held, loose, t, kind, now, cost[first : first + sizes]
+            )
+            chosen = best_options(ptr, size, value, budget[t])
+            for row in range(len(loose)):
+                i, at = loose[row], chosen[row]
+                if size[at] > 0 or kind[i] == t:
+                    quota[i], now[row] = size[at], -value[at]
+                    kind[i] = t if size[at] > 0 else -1
+        if total(now) == before:
+            break
+    return quota, kind
+
+
+@helper()
+def options_on(view, held, loose, t, kind, now, cost):  # type: ignore[no-untyped-def]
+    """Offsets, GPUs and values of the options of all jobs on type t, or without GPUs of it."""
+    ptr, at = np.zeros(len(loose) + 1, np.int64), 0
+    size = np.empty(len(cost) + len(loose), np.int64)
+    value = np.empty(len(size), np.int64)
+    for row in range(len(loose)):
+        i = loose[row]
+        stays = held[i] >= 0 and not view.preemptible[i]
+        if not stays or held[i] != t:
+            elsewhere = kind[i] >= 0 and kind[i] != t
+            without = LEFT_OUT * (len(loose) + 1) - (held[i] < 0)
+            size[at], value[at] = 0, -(now[row] if elsewhere else without)
             at += 1
-        common = 0
-        for k in range(first, end):
-            common += is_common(view.size[k], node, total)
-        slowest = 0
-        for k in range(first, end):
-            if common == 0 or view.size[k] == held or is_common(view.size[k], node, total):
-                slowest = view.rate[k] if slowest == 0 else min(slowest, view.rate[k])
-        change = discount(view, i)
-        for k in range(first, end):
-            g = view.size[k]
-            r = 1.0 if g == held else change
-            if r <= 0.0 or (g != held and fixed[i] != FREE):
-                continue
-            if common == 0 or g == held or is_common(g, node, total):
-                relative = min((view.rate[k] * r / slowest) ** p, _MOST)
-                size[at], cost[at] = g, int(np.rint(100.0 * relative))
+        for k in range(view.size_ptr[i], view.size_ptr[i + 1]):
+            if cost[k] < _NOT and (not stays or held[i] == t):
+                size[at], value[at] = view.size[k], -cost[k]
                 at += 1
         ptr[row + 1] = at
-        for k in range(ptr[row], at):
-            cost[k] = cost[k] * (len(loose) + 1) - (size[k] == held)
-    return ptr, size[:at], cost[:at]
+    return ptr, size, value
+
+
+@helper()
+def costs(view, types, loose, fixed, p):  # type: ignore[no-untyped-def]
+    """Costs of all configurations, in hundredths with a trace for changes; `_NOT`: not allowed."""
+    sizes, cost = len(view.size), np.full(len(types.rate), _NOT)
+    for i in loose:
+        first, end, now, common = view.size_ptr[i], view.size_ptr[i + 1], -1, 0
+        for t in range(len(types.gpus)):
+            for k in range(first, end):
+                if types.held[i] == t and view.gpus[i] == view.size[k]:
+                    now = t * sizes + k
+                if types.rate[t * sizes + k] > 0:
+                    common += is_common(view.size[k], types.node[t], types.gpus[t])
+        slowest = 0
+        for t in range(len(types.gpus)):
+            for k in range(first, end):
+                c = t * sizes + k
+                usual = common == 0 or is_common(view.size[k], types.node[t], types.gpus[t])
+                if types.rate[c] > 0 and (usual or c == now):
+                    slowest = types.rate[c] if slowest == 0 else min(slowest, types.rate[c])
+                    cost[c] = 0
+        change = discount(view, i)
+        for t in range(len(types.gpus)):
+            for c in range(t * sizes + first, t * sizes + end):
+                if cost[c] == 0:
+                    cost[c], r = _NOT, 1.0 if c == now else change
+                    if r > 0.0 and (c == now or fixed[i] == FREE):
+                        relative = min((types.rate[c] * r / slowest) ** p, _MOST)
+                        cost[c] = int(np.rint(100.0 * relative)) * (len(loose) + 1) - (c == now)
+    return cost
 
 
 @helper()
@@ -134,57 +200,36 @@ def discount(view, i):  # type: ignore[no-untyped-def]
 
 
 @helper()
-def most_jobs(view, quota, loose):  # type: ignore[no-untyped-def]
+def most_jobs(view, loose):  # type: ignore[no-untyped-def]
     """The choice where every job has one size: all are worth the same, so as many run as fit.
 
     Of all such choices the one with the fewest changes; of jobs of one size those that came first.
     """
-    size = np.zeros(len(quota), np.int64)
-    size[view.size_ptr[1:] > view.size_ptr[:-1]] = view.size
-    run = loose[(view.gpus[loose] > 0) & view.preemptible[loose]]
-    wait = loose[view.gpus[loose] == 0]
-    run = run[np.argsort(size[run], kind="mergesort")]
-    wait = wait[np.argsort(size[wait], kind="mergesort")]
-    left = view.free.sum() + view.gpus[run].sum()
-    most = np.searchsorted(np.cumsum(np.sort(size[np.concatenate((run, wait))])), left, "right")
-    kept = min(len(run), most)
-    while size[run[:kept]].sum() + size[wait[: most - kept]].sum() > left:
+    n, quota, size = len(loose), view.gpus.copy(), np.zeros(len(view.gpus), np.int64)
+    left, used, most, running, waiting = total(view.free), 0, 0, 0, 0
+    for i in loose:
+        size[i] = view.size[view.size_ptr[i]]
+        left += quota[i] if view.preemptible[i] else 0
+    order, run, wait = by_key(loose, size), np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
+    for i in order:  # sums of the smallest sizes, of running and of pending jobs
+        if quota[i] == 0 or view.preemptible[i]:
+            used += size[i]
+            most += used <= left
+            if quota[i] > 0:
+                run[running + 1] = run[running] + size[i]
+                running += 1
+            else:
+                wait[waiting + 1] = wait[waiting] + size[i]
+                waiting += 1
+    kept = min(running, most)
+    while run[kept] + wait[most - kept] > left:
         kept -= 1
-    quota[run[kept:]] = 0
-    quota[wait[: most - kept]] = size[wait[: most - kept]]
+    added = most - kept
+    for i in order:
+        if quota[i] == 0:
+            quota[i] = size[i] if added > 0 else 0
+            added -= 1
+        elif view.preemptible[i]:
+            quota[i] = quota[i] if kept > 0 else 0
+            kept -= 1
     return quota
-
-
-def costs_by_type(
-    view: ClusterView, fixed: IntArray, jobs: IntArray, p: float
-) -> list[list[dict[int, int]]]:
-    """Costs of configurations by type and job, as in `costs`: GPUs -> cost."""
-    kinds, held = int(view.node_type.max()) + 1, gpu_types.held_types(view)
-    views = [gpu_types.on_type(view, jobs, t) for t in range(kinds)]
-    found: list[list[dict[int, int]]] = [[] for _ in range(kinds)]
-    for row, i in enumerate(jobs.tolist()):
-        rates = [
-            dict(zip(v.size[at].tolist(), v.rate[at].tolist(), strict=True))
-            for v in views
-            for at in (slice(v.size_ptr[row], v.size_ptr[row + 1]),)
-        ]
-        now = (int(held[i]), int(view.gpus[i]))
-        every = [(t, g) for t, speeds in enumerate(rates) for g in speeds]
-        nodes = [v.capacity for v in views]
-        common = [
-            (t, g)
-            for t, g in every
-            if is_common(g, max(int(nodes[t].max()), 1), int(nodes[t].sum()))
-        ]
-        every = [one for one in every if one in common or one == now] if common else every
-        slowest, change = min(rates[t][g] for t, g in every), discount(view, i)
-        for t in range(kinds):
-            options = {}
-            for g in (g for kind, g in every if kind == t):
-                r = 1.0 if (t, g) == now else change
-                if r > 0.0 and ((t, g) == now or fixed[i] == FREE):
-                    relative = min((rates[t][g] * r / slowest) ** p, _MOST)
-                    cost = int(np.rint(100.0 * relative))
-                    options[g] = cost * (len(jobs) + 1) - ((t, g) == now)
-            found[t].append(options)
-    return found

@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from optsched.cluster.policies.elastic import SURPLUS, by_pass
+from optsched.cluster.policies.elastic import SURPLUS
 from optsched.cluster.policies.elastic_rule import (
     BY_GAIN,
-    Jobs,
+    Gangs,
     fixed_sizes,
     in_order,
-    last_passes,
     placed,
     share,
+    sizing,
+    total,
 )
 from optsched.cluster.policies.posterior import find_ended, learn, memory, pooled, prior, work_left
 from optsched.cluster.world.compiled import Choice, RulePolicy
@@ -67,25 +68,28 @@ class TimeToTarget(RulePolicy):
         self.surplus = one_of("options.surplus", surplus, [*SURPLUS])
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
-        """What the rule needs beside the view."""
+        """When sizes may change, what is known of the jobs, and the options."""
         known = prior(workload, self.pool)
         return (
-            last_passes(workload, False), by_pass(settings), settings.checkpoint == "pass", known,
+            sizing(workload, nodes, settings, False), settings.checkpoint == "pass", known,
             memory(len(workload), len(known.member_ptr) - 1, self.sigma), self.sigma,
             SURPLUS[self.surplus],
         )  # fmt: skip
 
     @staticmethod
-    def rule(view, last_pass, by_pass, loses_pass, prior, memory, sigma, surplus):  # type: ignore[no-untyped-def]
+    def rule(view, sizing, loses_pass, prior, memory, sigma, surplus):  # type: ignore[no-untyped-def]
         """GPUs and order now."""
         find_ended(view, prior, memory)
         learn(view, prior, memory, sigma)
         left = work_left(view, prior, pooled(view, prior, memory))
-        jobs = Jobs(
-            in_order(view, left / view.weight), fixed_sizes(view, last_pass, by_pass), left,
-            view.weight, np.zeros(len(left)), start_costs(view, loses_pass), view.rate,
+        key = np.empty(len(left))
+        for i in range(len(left)):
+            key[i] = left[i] / view.weight[i]
+        jobs = Gangs(
+            in_order(view, key), fixed_sizes(view, sizing), view.gpus, view.size_ptr, view.size,
+            view.preemptible, left, view.weight, left, start_costs(view, loses_pass), view.rate,
         )  # fmt: skip
-        quota, _ = share(view, jobs, BY_GAIN, surplus)
+        quota, _ = share(jobs, total(view.free), BY_GAIN, surplus)
         return Choice(quota, placed(view, jobs.order, quota), 0)
 
 
@@ -99,4 +103,5 @@ def start_costs(view, loses_pass):  # type: ignore[no-untyped-def]
         if loses_pass and view.gpus[i] > 0:
             open_work = view.done[i] - view.passes[i] * view.pass_work[i]
             cost[i] += open_work // view.rate[view.size_ptr[i]]
-    return np.maximum(cost, 0.0)
+        cost[i] = max(cost[i], 0.0)
+    return cost

@@ -144,7 +144,7 @@ def world(
         given["kind"], pair = table.kinds(workload)
         given["kinds"] = np.sqrt(len(pair))
     job = np.zeros(n, JOB)
-    for column in ("pass_end", "slot", "first_start", "finished", "row", "partner"):
+    for column in ("pass_end", "slot", "first_start", "row", "partner"):
         job[column] = -1
 
     node = np.zeros(count, NODE)
@@ -207,6 +207,7 @@ def world(
         present=np.zeros((len(PRESENT), n), np.int64),
         changed=np.zeros(n, np.int64),
         share=np.full(n, -1, np.int64),
+        finished=np.full(n, -1, np.int64),
         log=np.zeros(4 * n + min(n, pool) + 64, LOG),
         log_node=np.zeros((8 * n + 2 * pool + 64, 2), np.int64),
         table=np.zeros(0, np.int64),
@@ -262,7 +263,7 @@ def log_of(w: World) -> Log:
         node_ptr=frozen(ptr),
         node=frozen(w.log_node[source, 0]),
         count=frozen(w.log_node[source, 1]),
-        finished=frozen(w.job["finished"]),
+        finished=frozen(w.finished.copy()),
         preemptions=frozen(w.job["preempted"]),
     )
 

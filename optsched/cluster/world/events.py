@@ -82,7 +82,7 @@ def _reached(w, j):  # type: ignore[no-untyped-def]
     job.passes = (given.work_total + given.pass_work - 1) // given.pass_work
     vacate(w, j)
     _shift(w, position(w, j), -1)
-    job.phase, job.finished = ENDED, s.time
+    job.phase, w.finished[j] = ENDED, s.time
     s.unfinished -= 1
     group = w.group[given.group]
     group.visible -= 1

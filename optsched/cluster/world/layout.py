@@ -49,7 +49,7 @@ a float; `kind`: row and column of `World.pair`, and how many."""
 
 JOB: Final = record(
     "phase gpus leaves slot pass_end done rate since passes starts first_start entered attained "
-    "stay kept preempted next row stay_done unit partner alone finished"
+    "stay kept preempted next row stay_done unit partner alone"
 )
 """What changes.
 
@@ -160,6 +160,8 @@ class World(NamedTuple):
     """Scratch of `apply`: positions of which the decision changes something."""
     share: IntArray
     """Decision, if ``state.sharing``: position of the job whose GPUs are shared; -1."""
+    finished: IntArray
+    """When every job ended; -1 before."""
     present: Table
     """Rows `PRESENT` of the active jobs; bit k of ``state.columns``: row k is kept up to date."""
     log: Records
@@ -194,7 +196,7 @@ ARRAYS: Final[dict[str, tuple[str, ...]]] = {
     "node": _columns(NODE), "supply": ("block", "cpus", "memory"), "demand": ("cpus", "memory"),
     "group": _columns(GROUP), "change": _columns(CHANGE), "pair": ("joining", "host"),
     "quota": (), "order": (), "named_ptr": (), "named": ("node", "gpus"), "changed": (),
-    "share": (), "present": (), "log": _columns(LOG), "log_node": ("node", "gpus"),
+    "share": (), "finished": (), "present": (), "log": _columns(LOG), "log_node": ("node", "gpus"),
 }  # fmt: skip
 """Names of the columns of every array of a `World` in kernels; none: it holds bare integers."""
 

@@ -91,6 +91,8 @@ class ClusterView:
     """Whether the job holds GPUs of a node that takes no work; an empty array: no job does."""
     zero_free: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """Free zero-slot units of every node (0 likewise); an empty array: no limit."""
+    finished: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """When each job of the *workload* ended, by its number; -1: it has not."""
     partner: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """Position of the job that shares the GPUs of job i, -1: none; an empty array: no job does."""
 

@@ -42,6 +42,7 @@ _COLUMNS: Final[dict[str, str]] = {
     "observed_ptr": "seen[0]", "observed": "seen[1]",
     "free": "of_nodes(w, 0)", "capacity": "of_nodes(w, 1)", "zero_free": "of_nodes(w, 2)",
     "node_type": "of_nodes(w, 3)", "draining": "draining(w)",
+    "finished": "column(w.finished, 0, jobs)",
     "held_ptr": "holds[0]", "held_node": "holds[1]", "held_count": "holds[2]",
 }  # fmt: skip
 """How a compiled rule's columns are made."""

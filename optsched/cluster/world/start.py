@@ -301,7 +301,7 @@ def _after(w: World, r: int, row: Row, now: int) -> None:
         job["phase"] = ENDED if ends else PENDING
         job["passes"] = (row.done + ends * (given["pass_work"] - 1)) // given["pass_work"]
         if ends:
-            job["finished"] = stay.end
+            w.finished[row.job] = stay.end
             w.state["unfinished"] -= 1
         return
     job["phase"], job["gpus"], job["row"], job["stay"] = RUNS, row.gpus, r, stay.start
@@ -324,7 +324,7 @@ def _preempted(w: World, rows: list[Row]) -> None:
     resized = {(row.job, row.stay.start) for row in rows}
     for row in rows:
         end = row.stay.end
-        if end is None or end == w.job["finished"][row.job]:
+        if end is None or end == w.finished[row.job]:
             continue
         lost = any((end, node) in removed for node in row.stay.nodes)
         w.job["preempted"][row.job] += lost or (row.job, end) not in resized

@@ -188,5 +188,8 @@ _LATER: Final[dict[str, Callable[[Viewer, dict[str, Any]], None]]] = {
         node_type=_frozen(viewer.world.supply[:, 0] - 1)
     ),
     "draining": _draining,
+    "finished": lambda viewer, columns: columns.update(
+        finished=_frozen(viewer.world.finished.copy())
+    ),
     "zero_free": _of_nodes("zero_free", "free_units"),
 }  # fmt: skip
