@@ -221,6 +221,7 @@ def test_speeds_decide_on_the_type(name: str) -> None:
 def test_sia_on_two_types_against_brute_force(seed: int) -> None:
     """Never above the best choice of one type, and mostly the best of all."""
     from optsched.cluster.policies import sia
+    from optsched.cluster.policies.gpu_types import types_of
 
     dice = np.random.default_rng(seed)
     jobs = [
@@ -234,17 +235,15 @@ def test_sia_on_two_types_against_brute_force(seed: int) -> None:
         name, clairvoyant = "look", False
 
         def decide(self, view: ClusterView) -> Decision:
-            found = sia.Sia().decide(view)
-            tables = sia.costs_by_type(
-                view, np.zeros(len(view.job)), np.arange(len(view.job)), -0.5
-            )
-            seen.append((tables, found, view.time))
-            return found
+            types, every = types_of(view), np.arange(len(view.job))
+            seen.append((sia.costs(view, types, every, 0 * every, -0.5), sia.Sia().decide(view)))
+            return seen[-1][1]
 
     simulate(jobs, Look(), Nodes.parse("4:A,4:B"))
-    tables, found, time = seen[0]
-    assert time == 0
-    ways = [[(0, 0, 110 * 5)] + [(t, g, c) for t in (0, 1) for g, c in tables[t][r].items()]
+    cost, found = seen[0]
+    ways = [[(0, 0, 110 * 5)]
+            + [(t, 2**k, c) for t in (0, 1) for k in range(3)
+               if (c := cost[12 * t + 3 * r + k]) < 10**6]
             for r in range(4)]  # fmt: skip
 
     def total(chosen: Any) -> float:
@@ -265,3 +264,21 @@ def test_sia_counts_whole_nodes_that_are_there() -> None:
     """6 GPUs are three nodes of 2, of which there is one: the job starts on the node of 8."""
     jobs = [Job(name="a", sizes=(6,), work=60 * WORK)]
     assert simulate(jobs, "sia", Nodes.parse("1x8:A,1x2:B")).log.finished.tolist() == [10]
+
+
+@pytest.mark.parametrize("name", ["elastic", "time_to_target", "allocation", "sia"])
+@given(st.integers(0, 10**6))
+def test_jobs_that_may_not_be_preempted_keep_their_gpus(name: str, seed: int) -> None:
+    """A job whose next size fits no type once it has left its GPUs is not resized."""
+    dice = np.random.default_rng(seed)
+    sizes = [(1, 2, 4), (2, 4), (1, 2, 3, 4), (2, 3)]
+    jobs = [
+        Job(name=str(i), submit=int(dice.integers(40)), sizes=sizes[dice.integers(4)],
+            work=int(dice.integers(5, 60)) * WORK, passes=int(dice.integers(1, 6)),
+            preemptible=bool(dice.integers(2)), cpus_per_gpu=float(dice.choice([0, 1])),
+            speeds={"A": float(dice.choice([1, 2])), "B": float(dice.choice([0.5, 1, 3]))})
+        for i in range(dice.integers(3, 9))
+    ]  # fmt: skip
+    run = simulate(jobs, name, Nodes.parse(["4:A,4:B", "2x2:A:3,1x4:B:8"][seed % 2]))
+    assert (run.log.finished > 0).all()
+    assert not run.log.preemptions[~run.workload.preemptible].any()

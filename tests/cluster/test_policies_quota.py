@@ -15,8 +15,17 @@ from oracles.policy_worlds import policy_worlds
 
 from optsched.cluster import Job, Nodes, Table, Workload, simulate
 from optsched.cluster.policies import get
-from optsched.cluster.policies.allocation import best_options, isolated_times, worths
-from optsched.cluster.policies.elastic_rule import FREE, IDLE, NEVER, Jobs, fixed_sizes, share
+from optsched.cluster.policies.allocation import all_jobs, best_options, isolated_time, worths
+from optsched.cluster.policies.elastic_rule import (
+    FREE,
+    IDLE,
+    NEVER,
+    Gangs,
+    fixed_sizes,
+    share,
+    sizing,
+)
+from optsched.cluster.policies.gpu_types import one_type
 from optsched.cluster.policies.sia import costs
 from optsched.cluster.workload.job import WORK
 from optsched.errors import InputError
@@ -56,17 +65,14 @@ class Watched:
 
 def fixed_of(view):
     """How free every job's size is."""
-    passes = view.settings.resize == "pass" or view.settings.checkpoint == "pass"
-    jobs = view.workload
-    work = -(-jobs.estimate // jobs.pass_work)
-    return fixed_sizes(view, np.where(np.isnan(jobs.target), jobs.passes, work), passes)
+    return fixed_sizes(view, sizing(view.workload, view.nodes, view.settings, False))
 
 
 def movable_of(view):
     """Positions of the jobs whose size is to be chosen, and GPUs for them."""
     n, fixed = len(view.job), fixed_of(view)
-    jobs = Jobs(np.arange(n), fixed, *[np.zeros(n)] * 4, view.rate)
-    least, spare = share(view, jobs, NEVER, IDLE)
+    columns = (view.gpus, view.size_ptr, view.size, view.preemptible, *[np.zeros(n)] * 4, view.rate)
+    least, spare = share(Gangs(np.arange(n), fixed, *columns), int(view.free.sum()), NEVER, IDLE)
     movable = np.flatnonzero((least > 0) & (fixed == FREE))
     return movable, int(least[movable].sum() + spare)
 
@@ -116,7 +122,7 @@ def test_fairness_is_smallest(seed):
 
     def rho(view, p, rate):
         whole = view.time - int(view.submit[p]) + int(view.remaining[p]) / rate
-        return whole / isolated_times(view)[p]
+        return whole / isolated_time(view, all_jobs(view), p)
 
     against_brute_force(seed, rho, objective="finish_time_fairness")
 
@@ -158,7 +164,8 @@ def test_best_options_against_brute_force(seed):
     values = [random.integers(-20, 20, len(row)) for row in sizes]
     budget = int(sum(row[0] for row in sizes) + random.integers(0, 12))
     ptr = np.append(0, np.cumsum([len(row) for row in sizes]))
-    found = best_options(ptr, np.concatenate(sizes), np.concatenate(values), budget)
+    size = np.concatenate(sizes)
+    found = size[best_options(ptr, size, np.concatenate(values), budget)]
     worth = [
         dict(zip(s.tolist(), v.tolist(), strict=True)) for s, v in zip(sizes, values, strict=True)
     ]
@@ -180,7 +187,8 @@ def test_goodput_worths_and_choice():
     tables = []
 
     def look(view, decision):
-        tables.append([worths(view, np.arange(len(view.job)), 3, p) for p in (1.0, 0.0, -2.0)])
+        pool = all_jobs(view)
+        tables.append([worths(view, pool, pool.order, 3, p) for p in (1.0, 0.0, -2.0)])
 
     watched = Watched("allocation", look, objective="goodput", p=1.0)
     log = simulate(jobs, watched, Nodes(1, 5)).log
@@ -196,16 +204,20 @@ def test_goodput_worths_and_choice():
 # Sia
 
 
-def sia_costs(view, node=None):
+def sia_costs(view):
     """Configurations of all jobs that the choice is made of: rows of {GPUs: hundredths}."""
     fixed = fixed_of(view)
     loose = np.flatnonzero((np.diff(view.size_ptr) > 0) & (fixed != 3))
-    ptr, size, cost = costs(view, fixed, loose, -0.5)
+    cost = costs(view, one_type(view), loose, fixed, -0.5)
+    rows = [range(*view.size_ptr[i : i + 2]) for i in loose]
+    allowed = cost < 2**61
     cost = -((-cost) // (len(loose) + 1))  # without the trace of changes
     table = [
-        dict(zip(size[a:b].tolist(), cost[a:b].tolist(), strict=True))
-        for a, b in itertools.pairwise(ptr.tolist())
+        {0: 110} | {int(view.size[k]): int(cost[k]) for k in row if allowed[k]} for row in rows
     ]
+    for row, i in zip(table, loose.tolist(), strict=True):
+        if view.gpus[i] and not view.preemptible[i]:
+            del row[0]
     return loose, table
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import elastic_workloads as cases
 import numpy as np
@@ -22,7 +21,7 @@ from optsched.cluster.policies.elastic_rule import (
     PINNED,
     ROUND,
     WORST,
-    Jobs,
+    Gangs,
     share,
 )
 
@@ -181,17 +180,13 @@ def kernel_share(jobs, order, budget, preempt, surplus):
     column = {k: np.array([job[k] for job in jobs]) for k in jobs[0] if k not in ("size", "rate")}
     size, rate = (np.array([x for job in jobs for x in job[k]]) for k in ("size", "rate"))
     loose = int(column["held"][column["fixed"] != PINNED].sum())
-    view = SimpleNamespace(
-        job=np.arange(n), gpus=column["held"], running=column["held"] > 0,
-        size_ptr=np.concatenate(([0], np.cumsum([len(job["size"]) for job in jobs]))),
-        size=size, rate=rate, preemptible=column["preemptible"] > 0,
-        free=np.array([budget - loose]),
+    ptr = np.cumsum([0, *(len(job["size"]) for job in jobs)])
+    elapsed = column.get("elapsed", np.zeros(n))
+    about = Gangs(
+        np.array(order), column["fixed"], column["held"], ptr, size, column["preemptible"] > 0,
+        column["remaining"], column["weight"], elapsed, column["cost"], rate,
     )  # fmt: skip
-    about = Jobs(
-        np.array(order), column["fixed"], column["remaining"], column["weight"],
-        column.get("elapsed", np.zeros(n)), column["cost"], rate,
-    )  # fmt: skip
-    quota, spare = share(view, about, preempt, surplus)
+    quota, spare = share(about, budget - loose, preempt, surplus)
     return dict(enumerate(quota.tolist())), int(spare)
 
 

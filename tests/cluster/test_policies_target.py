@@ -146,7 +146,7 @@ class Peek:
 
     def decide(self, view):
         """Keep time and jobs."""
-        memory = p.memory(len(self.known.arrival), 2, 0.5) if self.afresh else self.memory
+        memory = p.memory(len(self.known.submit), 2, 0.5) if self.afresh else self.memory
         p.find_ended(view, self.known, memory)
         self.seen.append((view.time, set(np.flatnonzero(memory.known).tolist())))
         return self.policy.decide(view)
@@ -159,7 +159,7 @@ def test_ended_jobs_are_known_by_the_view(seed, limit, afresh):
     jobs = Workload.of(
         [
             Job(name=f"j{i}", submit=int(random.integers(30)), sizes=(1, 2), passes=2,
-                work=int(random.integers(2, 30)) * WORK, group=f"g{i % 2}")
+                work=int(random.integers(2, 30)) * WORK, group=f"g{i % 2}", template="a")
             for i in range(10)
         ],
         groups=[Group("g0", max_concurrent=limit), Group("g1")],
