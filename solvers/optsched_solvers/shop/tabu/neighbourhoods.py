@@ -259,11 +259,7 @@ def forbid(s, u, v, step, date):  # type: ignore[no-untyped-def]
 def consider(general, s, i, j, step):  # type: ignore[no-untyped-def]
     """Keep a move of block places i..j if it is better than the best one so far, ties at random."""
     c, u, v = s.control[0], s.block[i].op, s.block[j].op
-    if step == 1:
-        safe = right_is_safe(general, s, u, v)
-    else:
-        safe = left_is_safe(general, s, u, v)
-    if not safe:
+    if not (right_is_safe(general, s, u, v) if step == 1 else left_is_safe(general, s, u, v)):
         return
     value = estimate(general, s, i, j, step)
     if value > c.estimate or (general and not memory_fits(s, i, j, step)):

@@ -272,10 +272,8 @@ def shift(general, s, u, v, step):  # type: ignore[no-untyped-def]
     # order, and all others fill the places from `start` up to `kept`
     for k in range(start + step, start + step * (size + 1), step):
         i = order[k]
-        if step > 0:
-            hit = link[link[i].machine_before].mark
-        else:
-            hit = link[link[i].machine_after].mark
+        near = link[i].machine_before if step > 0 else link[i].machine_after
+        hit = link[near].mark
         if general:
             first, last = s.op[i].arcs_in, s.op[i].arcs_in_end
             if step < 0:
