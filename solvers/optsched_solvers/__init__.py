@@ -9,13 +9,13 @@ folder          what is in it
 `periodic`      least period of rolling arrays: `auto`, `construct`, `search`, `cpsat`
 `quota`         GPUs per job: `auto`, shares, tables, multiple choice, placement, tree, CP-SAT
 `gpus`          which GPUs: `auto`, `counts`, trees, `eha`, `pts`, `hybrid`, CP-SAT
-`literature`    what our own engines beat, kept to compare with: one genetic algorithm with a
+`literature`    what our engines beat, kept to compare with: one genetic algorithm with a
                 decoder per kind, Giffler and Thompson's tree, baselines of GPU choice
 ==============  ==================================================================================
 
-Shared: `_cpsat` (the one driver of CP-SAT), `_race` (engines side by side, one incumbent and one
-bound), `_loading` (kernels without missing a limit for them), `_cores`, `_cold_start`.
+Shared: `_cpsat` (the driver of CP-SAT), `_portfolio` (engines side by side, one incumbent and one
+bound), `_loading` (kernels, without missing a limit for them), `_cold_start`.
 
-Entry points name them, a group for each kind (``optsched.solvers.jobshop``, ...): a package of
-somebody else's registers a solver in the same way (docs/solvers.md).
+Entry points name them, a group for each kind (``optsched.solvers.jobshop``, ...): other
+packages register their solvers in the same way (docs/solvers.md).
 """

@@ -1,14 +1,14 @@
-"""The one driver of CP-SAT: threads, parameters, stops, solutions and bounds as they come."""
+"""The driver of CP-SAT: threads, parameters, limits, solutions and bounds as they are found."""
 
 from __future__ import annotations
 
 import math
 import threading
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from optsched.errors import InputError
-from optsched_solvers._cores import chosen_cores, confined
+from optsched_solvers._portfolio import chosen_cores, confined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,24 +18,22 @@ if TYPE_CHECKING:
 
 OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "mode": "'solve' (default), or 'bound': lift the lower bound and look for nothing else",
+        "mode": "'solve' (default), or 'bound': raise the lower bound and ignore schedules",
         "symmetry": "break the symmetry of identical jobs (default true)",
         "parameters": "mapping of further CP-SAT parameters",
     }
 )
 
 STOP: Final = 0.1
-"""Seconds that CP-SAT may take to hear a call to stop."""
+"""Seconds that CP-SAT may take to react to a request to stop."""
 
-MOST: Final = 2**53
-"""Integers up to here are exact in the floats in which CP-SAT tells its bounds."""
-
-_NEAR: Final = 1e-3  # a bound so little above an integer means this integer
-_POLL: Final = 0.02  # seconds between two looks at limits and Ctrl-C
+_MAX_BOUND: Final = 2**53  # integers up to here are exact in CP-SAT's bounds, which are floats
+_NEAR: Final = 1e-3  # a bound above an integer by so little means that integer
+_POLL: Final = 0.02  # seconds between two checks of limits and Ctrl-C
 
 
 def checked_options(limits: Limits) -> bool:
-    """Refuse wrong values of `OPTIONS`; whether symmetry is to be broken."""
+    """Refuse wrong values of `OPTIONS`; returns whether to break symmetry."""
     given = limits.options
     mode, parameters = given.get("mode", "solve"), given.get("parameters", {})
     symmetry = given.get("symmetry", True)
@@ -48,179 +46,174 @@ def checked_options(limits: Limits) -> bool:
     return symmetry
 
 
-class Call:
-    """One call of CP-SAT in a thread of its own, so that limits and Ctrl-C are seen at once.
+class Search(NamedTuple):
+    """One of several searches on a model: what distinguishes it."""
 
-    A subclass says what to do with a solution (`_solution`). It may also say what to do with a
-    bound (`_bound`; by itself the monitor hears it, rounded up), and replace the one search for the
-    optimum (`_search`) by several, each with a fresh `_solver`. An exception in any of them ends
-    the search, and `run` raises it. After `run`, `infeasible` and the monitor tell the end.
+    parameters: Mapping[str, Any] = MappingProxyType({})
+    """Defaults for CP-SAT; ``options["parameters"]`` of the user replace them."""
+    threads: int | None = None
+    """Default: one thread on each core, one in all with an iteration limit."""
+    cores: tuple[int, ...] | None = None
+    """Processor cores of the threads; default: as many as `Limits.workers`."""
+    subsolvers: str = ""
+    """Further parameters as protobuf text."""
+
+
+class Answer(NamedTuple):
+    """How a call of CP-SAT ended."""
+
+    status: str
+    """``"optimal"``, ``"infeasible"``, ``"feasible"`` or ``"unknown"``."""
+    deterministic_time: float = 0.0
+
+
+def solve_cp(
+    model: Any,
+    limits: Limits,
+    monitor: Monitor,
+    on_solution: Callable[[Callable[[Any], int]], None],
+    on_bound: Callable[[int], object] | None = None,
+    *,
+    searches: Sequence[Search] = (Search(),),
+    reserve: float = STOP,
+) -> Answer:
+    """Run CP-SAT on a model until a proof or a limit.
+
+    CP-SAT works in other threads, so limits and Ctrl-C are noticed at once. An exception in a
+    callback ends the search and is raised here.
 
     Parameters
     ----------
     model
-        A `CpModel`; None where `_search` makes its own.
+        A `CpModel`.
     limits
         ``iterations`` are 10^-6 of CP-SAT's deterministic seconds, in one thread, which repeats
-        exactly; ``options["parameters"]`` go before all other parameters.
+        exactly; ``options["parameters"]`` replace all other parameters.
     monitor
-        Hears solutions and bounds, and says when to stop.
-    threads, cores
-        Threads, and the processor cores they are confined to; those of `limits.workers` unless
-        given, one thread on each.
+        Its `should_stop` ends the search.
+    on_solution
+        Called with a function that gives the values of variables.
+    on_bound
+        Called with proved bounds of the objective, which rise; default: report them to the
+        monitor.
+    searches
+        Run side by side; the first that has the answer ends all.
     reserve
-        Seconds before the end of the time at which to stop: CP-SAT hears nothing meanwhile.
-    """
+        Seconds before the end of the time limit at which to stop.
 
-    def __init__(
-        self,
-        model: Any,
-        limits: Limits,
-        monitor: Monitor,
-        *,
-        threads: int | None = None,
-        cores: tuple[int, ...] | None = None,
-        reserve: float = STOP,
-    ) -> None:
+    Raises
+    ------
+    InputError
+        CP-SAT refuses the model or a parameter.
+    """
+    report = on_bound or (lambda bound: monitor.bound(bound, "cpsat"))
+    runs = [_Run(model, limits, monitor.remaining - reserve, search) for search in searches]
+    idle = threading.Event()
+    threads = [
+        threading.Thread(
+            target=run.work, args=(on_solution, report, idle), name="cp-sat", daemon=True
+        )
+        for run in runs
+    ]
+    for thread in threads:
+        thread.start()
+
+    def is_over() -> bool:
+        ended = [run for run, thread in zip(runs, threads, strict=True) if not thread.is_alive()]
+        return len(ended) == len(runs) or not all(run.is_open for run in ended)
+
+    try:
+        while not (is_over() or monitor.should_stop() or monitor.remaining < reserve):
+            idle.wait(_POLL)
+            idle.clear()
+            # CP-SAT does not report its deterministic time while it works: the clock replaces it
+            monitor.advance(round(_POLL * 1e6))
+    finally:
+        while any(thread.is_alive() for thread in threads):
+            for run in runs:
+                run.solver.stop_search()
+            idle.wait(_POLL)
+            idle.clear()
+    for run in runs:
+        if run.failure is not None:
+            raise run.failure
+    return next((run.answer for run in runs if not run.is_open), runs[0].answer)
+
+
+class _Run:
+    """One search, in its thread."""
+
+    def __init__(self, model: Any, limits: Limits, seconds: float, search: Search) -> None:
         from ortools.sat.python import cp_model
 
-        self.cp_model, self.model, self.limits, self.monitor = cp_model, model, limits, monitor
-        self.cores = chosen_cores(limits.workers) if cores is None else cores
-        self.threads = threads or (1 if limits.iterations is not None else max(1, len(self.cores)))
-        self.reserve = reserve
-        self.infeasible = self.invalid = self.answered = False
+        self.model, self.cp_model = model, cp_model
+        self.cores = chosen_cores(limits.workers) if search.cores is None else search.cores
+        self.answer = Answer("unknown")
         self.failure: BaseException | None = None
-        self.solver = self._solver()
-
-    def run(self) -> None:
-        """Solve; raises what failed meanwhile."""
-        run_all([self])
-
-    # what subclasses replace
-
-    def _solution(self, value: Callable[[Any], int]) -> None:
-        """Take a solution: `value` gives its variables."""
-        raise NotImplementedError
-
-    def _bound(self, bound: float) -> None:
-        """Take a proved bound of the objective."""
-        if abs(bound) <= MOST:
-            self.monitor.bound(math.ceil(bound - _NEAR), "cpsat")
-
-    def _search(self) -> None:
-        """Solve, and tell what is proved."""
-        if self._solved():
-            self._bound(self.solver.best_objective_bound)
-
-    def _look(self) -> None:
-        """What is done now and then, by the thread that waits."""
-
-    def _invalid(self) -> str:
-        """Why CP-SAT refuses the model."""
-        said = self.model.validate() or self.solver.solution_info() or "it does not say why"
-        return f"options.parameters: CP-SAT refuses them ({said.strip():.200})"
-
-    def _solver(self) -> Any:
-        """A fresh solver with all parameters set, for what is left of the time."""
-        solver, limits = self.cp_model.CpSolver(), self.limits
-        given = solver.parameters
-        given.num_workers = self.threads
-        # its own handler aborts the process when the signal meets another thread than the solver's
-        given.catch_sigint_signal = False
-        given.random_seed = limits.seed
+        self.solver = cp_model.CpSolver()
+        threads = 1 if limits.iterations is not None else max(1, len(self.cores))
+        self.solver.parameters.num_workers = search.threads or threads
+        self.solver.parameters.merge_text_format(search.subsolvers)
+        # CP-SAT's handler aborts the process when the signal reaches a thread other than its own
+        self.solver.parameters.catch_sigint_signal = False
+        self.solver.parameters.random_seed = limits.seed
         if limits.iterations is not None:
-            given.max_deterministic_time = limits.iterations * 1e-6
+            self.solver.parameters.max_deterministic_time = limits.iterations * 1e-6
         if limits.time_limit is not None:
-            given.max_time_in_seconds = max(0.0, self.monitor.remaining - self.reserve)
-        self._set(solver, limits.options.get("parameters", {}))
-        return solver
-
-    # for subclasses to call
-
-    def _set(self, solver: Any, parameters: Mapping[str, Any]) -> None:
-        """Set parameters, whose names and values a user may have given."""
-        for key, value in parameters.items():
+            self.solver.parameters.max_time_in_seconds = max(0.0, seconds)
+        for name, value in {**search.parameters, **limits.options.get("parameters", {})}.items():
             try:
-                setattr(solver.parameters, key, value)
+                setattr(self.solver.parameters, name, value)
             except (AttributeError, TypeError, ValueError):
                 raise InputError(
-                    f"options.parameters: CP-SAT has no {key} = {value!r:.60}"
+                    f"options.parameters: CP-SAT has no {name} = {value!r:.60}"
                 ) from None
 
-    def _solved(self) -> bool:
-        """Call CP-SAT once; whether it proved an optimum."""
-        status = self.solver.solve(self.model, self._callback())
-        self.invalid = status == self.cp_model.MODEL_INVALID
-        self.infeasible = status == self.cp_model.INFEASIBLE
-        self.answered = status not in (self.cp_model.FEASIBLE, self.cp_model.UNKNOWN)
-        return bool(status == self.cp_model.OPTIMAL)
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is proved and nothing has failed yet."""
+        return self.failure is None and self.answer.status not in ("optimal", "infeasible")
 
-    def _callback(self) -> Any:
+    def work(
+        self,
+        on_solution: Callable[[Callable[[Any], int]], None],
+        on_bound: Callable[[int], object],
+        idle: threading.Event,
+    ) -> None:
+        """Call CP-SAT; sets `idle` at the end."""
         run = self
 
         class OnSolution(self.cp_model.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
             def on_solution_callback(self) -> None:
-                run._guarded(run._solution, self.value)
+                run.guarded(on_solution, self.value)
 
-        return OnSolution()
+        def bounded(bound: float) -> None:
+            if abs(bound) <= _MAX_BOUND:
+                on_bound(math.ceil(bound - _NEAR))
 
-    def _guarded(self, do: Callable[..., None], *given: Any) -> None:
-        """Do something in one of CP-SAT's threads, in which nobody may raise."""
-        try:
-            do(*given)
-        except BaseException as error:
-            self._fail(error)
+        def solve() -> None:
+            with confined(self.cores):  # threads of CP-SAT inherit it
+                status = self.solver.solve(self.model, OnSolution())
+            self._finish(self.solver.status_name(status).lower())
+            if self.answer.status == "optimal":
+                bounded(self.solver.best_objective_bound)
 
-    def _fail(self, error: BaseException) -> None:
-        self.failure = self.failure or error
-        self.solver.stop_search()
-
-    def _work(self) -> None:
-        self.solver.best_bound_callback = lambda bound: self._guarded(self._bound, bound)
-        with confined(self.cores):  # the search's own threads inherit it
-            self._guarded(self._search)
-
-
-def run_all(calls: Sequence[Call]) -> None:
-    """Run calls for one answer side by side, until one has it or the first one's monitor says stop.
-
-    CP-SAT does not tell its deterministic time while it works: the clock stands for it.
-    """
-    monitor, idle = calls[0].monitor, threading.Event()
-
-    def work(call: Call) -> None:
-        call._work()
+        self.solver.best_bound_callback = lambda bound: self.guarded(bounded, bound)
+        self.guarded(solve)
         idle.set()
 
-    threads = [
-        threading.Thread(target=work, args=(call,), name="cp-sat", daemon=True) for call in calls
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        while any(thread.is_alive() for thread in threads):
-            idle.wait(_POLL)
-            idle.clear()
-            monitor.advance(round(_POLL * 1e6))
-            for call in calls:
-                call._look()
-            # somebody else may have proved the optimum
-            if monitor.should_stop() or monitor.remaining < calls[0].reserve:
-                break
-            if any(
-                not thread.is_alive() and (call.answered or call.failure)
-                for call, thread in zip(calls, threads, strict=True)
-            ):
-                break
-    finally:
-        while any(thread.is_alive() for thread in threads):  # leave no thread behind
-            for call in calls:
-                call.solver.stop_search()
-            idle.wait(_POLL)
-            idle.clear()
-    for call in calls:
-        if call.failure is not None:
-            raise call.failure
-    for call in calls:
-        if call.invalid:
-            raise InputError(call._invalid())
+    def guarded(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in a thread of CP-SAT, which must not see an exception."""
+        try:
+            function(*arguments)
+        except BaseException as error:
+            self.failure = self.failure or error
+            self.solver.stop_search()
+
+    def _finish(self, status: str) -> None:
+        if status == "model_invalid":
+            if self.model.validate():
+                raise InputError("cpsat: times are beyond CP-SAT's integer range; scale them down")
+            reason = self.solver.solution_info().strip() or "it gives no reason"
+            raise InputError(f"options.parameters: CP-SAT refuses them ({reason:.200})")
+        self.answer = Answer(status, self.solver.response_proto.deterministic_time)

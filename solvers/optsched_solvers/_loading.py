@@ -1,4 +1,4 @@
-"""Import modules and have their kernels compiled, without missing a limit for it."""
+"""Import modules and compile their kernels, without missing a limit for it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 _TOP = ("optsched", "optsched_solvers", "deap", "ortools")
 
-_WATCH = 0.01  # seconds between two looks at the limits
+_POLL = 0.01  # seconds between two checks of the limits
 
 _loaders: list[_Loader] = []
 _lock = threading.Lock()
 
 
 class _Loader:
-    """Modules on their way, in a thread that nobody must wait for."""
+    """Modules being loaded, in a thread that is never joined."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self.modules = modules
         self.compiles: list[Entry] = []
-        self._is_told = False
+        self._is_logged = False
         self.done = threading.Event()
         self.failure: BaseException | None = None
         threading.Thread(target=self._load, name=f"loading {modules[0]}", daemon=True).start()
@@ -38,25 +38,22 @@ class _Loader:
             for module in self.modules:
                 import_module(module.partition(":")[0])
             if "optsched.kernels.compile" in sys.modules:  # else nothing of it is compiled
-                self._compile()
+                from optsched.kernels.background import compile_all
+                from optsched.kernels.compile import entries
+
+                found = [entry for module in self.modules for entry in entries(module)]
+                self.compiles = [entry for entry in found if not entry.ready]
+                compile_all(self.compiles, available_cores())
         except BaseException as error:
             self.failure = error
         finally:
             self.done.set()
 
-    def _compile(self) -> None:
-        from optsched.kernels.background import compile_all
-        from optsched.kernels.compile import entries
-
-        wanted = [one for module in self.modules for one in entries(module)]
-        self.compiles = [one for one in wanted if not one.ready]
-        compile_all(self.compiles, available_cores())
-
-    def tell(self) -> None:
-        """Say once what somebody waits for."""
-        if self.compiles and not self._is_told:
-            self._is_told = True
-            modules = dict.fromkeys(one.__module__.rpartition(".")[2] for one in self.compiles)
+    def log(self) -> None:
+        """Log once what is being compiled."""
+        if self.compiles and not self._is_logged:
+            self._is_logged = True
+            modules = dict.fromkeys(x.__module__.rpartition(".")[2] for x in self.compiles)
             logging.getLogger("optsched").warning(
                 "compiling %d kernels (%s), some seconds once on this machine; `optsched warmup` "
                 "does it for all", len(self.compiles), ", ".join(modules),
@@ -69,18 +66,18 @@ def loaded(*modules: str) -> bool:
 
 
 def load(monitor: Monitor, *modules: str) -> bool:
-    """Import modules of `optsched_solvers` (or others, by full name); False if told to stop first.
+    """Import modules of `optsched_solvers` (or others, by full name); False if stopped before.
 
     Their kernels, or of ``module:a,b`` those named, are taken from disk; on a new machine they are
-    compiled first, for seconds, by processes that finish even if this one does not wait for them.
+    compiled first, for seconds, by processes that finish even if this one ends before.
     Where the user gave no limit the clock stands still meanwhile.
     """
     if loaded(*modules):
         return True
     loader = _loader(modules)
     with monitor.clock.pause():
-        while not loader.done.wait(_WATCH) and not loaded(*modules):
-            loader.tell()
+        while not loader.done.wait(_POLL) and not loaded(*modules):
+            loader.log()
             if monitor.should_stop():
                 if loader.compiles and not monitor.proved and not monitor.interrupted:
                     monitor.missing.update(name.rpartition(".")[2] for name in modules)
@@ -91,19 +88,19 @@ def load(monitor: Monitor, *modules: str) -> bool:
 
 
 def load_behind(*modules: str) -> None:
-    """Begin to load what will be needed, in this order, and wait for nothing."""
+    """Begin to load modules that will be needed, in this order, and return at once."""
     if not loaded(*modules):
         _loader(modules)
 
 
 def _loader(modules: tuple[str, ...]) -> _Loader:
-    """Who loads these, among others: one that is at work, or a new one."""
+    """A loader of these modules, among others: one at work, or a new one."""
     names = tuple(map(_full_name, modules))
     with _lock:
-        _loaders[:] = [one for one in _loaders if not one.done.is_set()]
-        for one in _loaders:
-            if set(names) <= set(one.modules):
-                return one
+        _loaders[:] = [loader for loader in _loaders if not loader.done.is_set()]
+        for loader in _loaders:
+            if set(names) <= set(loader.modules):
+                return loader
         _loaders.append(_Loader(names))
         return _loaders[-1]
 
@@ -116,7 +113,7 @@ def _is_loaded(name: str) -> bool:
         return True
     from optsched.kernels.compile import entries
 
-    return all(one.ready for one in entries(name))
+    return all(entry.ready for entry in entries(name))
 
 
 def _full_name(module: str) -> str:

@@ -170,7 +170,7 @@ def test_refused_calls(cli: Cli) -> None:
         "format": "optsched.decide/1",
         "pools": [{"name": "x", "agents": [{"name": "", "slots": 1}]}],
     }
-    assert 'p.json: pools[0]: agents[0]: agent: expected a name' in cli.refused(
+    assert "p.json: pools[0]: agents[0]: agent: expected a name" in cli.refused(
         "decide", put("p.json", bad)
     )
 

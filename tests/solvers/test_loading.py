@@ -11,8 +11,8 @@ import pytest
 
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
-from optsched_solvers._cores import chosen_cores, confined
 from optsched_solvers._loading import load, loaded
+from optsched_solvers._portfolio import chosen_cores, confined
 
 
 def test_loaded_module_is_available_even_without_time() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,8 +9,7 @@ import numpy as np
 
 from optsched.bandwidth.placement.problem import GpuSets
 from optsched.solving.result import Result
-from optsched_solvers._cores import confined
-from optsched_solvers._cpsat import Call, checked_options
+from optsched_solvers._cpsat import checked_options, solve_cp
 from optsched_solvers._loading import load
 from optsched_solvers.gpus.counts import nothing_found, supported
 from optsched_solvers.gpus.vectors import CountVectors, claim
@@ -54,28 +52,25 @@ class CpSat:
         vectors = CountVectors(problem, problem.requests[0])
         stages = vectors.stages()
         for stage in stages:
-            run = _Run(vectors, stage, stage == stages[-1], limits, monitor)
-            run.run()
-            if not run.infeasible:
+            search = _Stage(vectors, stage, stage == stages[-1], monitor)
+            if search.run(limits) != "infeasible":
                 return Result("unknown")
         return nothing_found(problem) if stages else Result("unknown")
 
 
-class _Run(Call):
-    """One call of CP-SAT with a number of domains of the preferred level."""
+class _Stage:
+    """Count vectors with a number of domains of the preferred level, as a CP-SAT model."""
 
-    def __init__(
-        self, vectors: CountVectors, stage: int, last: bool, limits: Limits, monitor: Monitor
-    ) -> None:
+    def __init__(self, vectors: CountVectors, stage: int, last: bool, monitor: Monitor) -> None:
         from ortools.sat.python import cp_model
 
-        self.vectors, self.last, self.best = vectors, last, -1
+        self.vectors, self.last, self.monitor, self.best = vectors, last, monitor, -1
         rows = []
         for block in vectors.blocks():
             value = vectors.values(block)
             kept = (value >= 0) & (vectors.excess(block, stage) == 0)
             rows += np.column_stack([block, value])[kept].tolist()
-        model = cp_model.CpModel()
+        self.model = model = cp_model.CpModel()
         self.count = [model.new_int_var(0, most, "") for most in vectors.most.tolist()]
         self.value = model.new_int_var(0, max((row[-1] for row in rows), default=0), "value")
         model.add_allowed_assignments([*self.count, self.value], rows)
@@ -84,14 +79,14 @@ class _Run(Call):
             hosts = vectors.problem.cluster.host_of[list(monitor.solution.gpus[0])]
             for h, count in zip(vectors.hosts, self.count, strict=True):
                 model.add_hint(count, int((hosts == h).sum()))
-        super().__init__(model, limits, monitor)
-        self.solver.best_bound_callback = self._bound
 
-    def _search(self) -> None:
-        with confined(self.cores):
-            solved = self._solved()
-        if solved:
-            self._bound(self.solver.best_objective_bound, final=True)
+    def run(self, limits: Limits) -> str:
+        """Search; returns the status of CP-SAT."""
+        self.bound: int | None = None
+        answer = solve_cp(self.model, limits, self.monitor, self._solution, self._bound)
+        if answer.status == "optimal":
+            self._claim()
+        return answer.status
 
     def _solution(self, value: Callable[[Any], int]) -> None:
         counts = np.array([value(count) for count in self.count], np.int64)
@@ -99,14 +94,13 @@ class _Run(Call):
         self.best = max(self.best, worth)
         self.monitor.incumbent(GpuSets.of([self.vectors.gpus(counts)]), -worth, "cpsat")
 
-    def _bound(self, bound: float, final: bool = False) -> None:
-        try:
-            # with more domains of the preferred level to try, only once there is a choice
-            if (self.last or self.best >= 0) and abs(bound) <= 2**53:
-                upper = -math.ceil(bound - 1e-3)  # floats near an integer mean that integer
-                known = self.monitor.lower_bound
-                # CP-SAT lowers its bound by single kB/s: small steps are skipped
-                if final or known is None or -known - upper > STEP * upper:
-                    claim(self.vectors.problem, self.monitor, upper, "cpsat", self.best)
-        except BaseException as error:
-            self._fail(error)
+    def _bound(self, bound: int) -> None:
+        """Claim a bound, in steps: CP-SAT lowers it by single kB/s."""
+        self.bound, known = bound, self.monitor.lower_bound
+        if known is None or -known + bound > STEP * -bound:
+            self._claim()
+
+    def _claim(self) -> None:
+        # with more domains of the preferred level to try, only once there is a choice
+        if self.bound is not None and (self.last or self.best >= 0):
+            claim(self.vectors.problem, self.monitor, -self.bound, "cpsat", self.best)

@@ -11,8 +11,7 @@ from optsched.errors import InputError
 from optsched.solving.limits import available_cores
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
-from optsched_solvers._cores import chosen_cores
-from optsched_solvers._race import Race
+from optsched_solvers._portfolio import Portfolio, chosen_cores
 from optsched_solvers.periodic import search
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Auto:
         return Support(True)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Constructions, then the race."""
+        """Constructions, then a portfolio."""
         if getattr(problem, "chooses", False):
             from optsched_solvers.periodic.construct import Dispatch
             from optsched_solvers.shop import recompute_choice
@@ -60,20 +59,20 @@ class Auto:
         cores = chosen_cores(limits.workers)
 
         def searcher(seed: int) -> Callable[[Monitor], Result]:
-            return lambda lap: search.solve(problem, replace(alone, seed=seed % 2**31), lap)
+            return lambda member: search.solve(problem, replace(alone, seed=seed % 2**31), member)
 
         def core(k: int) -> tuple[int, ...]:
             return cores[k % len(cores) :][:1] if cores else ()
 
-        race = Race(monitor)
-        race.enter(searcher(limits.seed), core(0))
+        portfolio = Portfolio(monitor)
+        portfolio.add(searcher(limits.seed), core(0))
         if modelled:  # one worker: they share a core
-            race.enter(lambda lap: _modelled(problem, alone, lap), core(1))
+            portfolio.add(lambda member: _modelled(problem, alone, member), core(1))
         for k in range(1 + modelled, min(limits.workers, len(cores) or available_cores())):
-            race.enter(searcher(limits.seed + k), core(k))
-        while race.wait(0.02):
+            portfolio.add(searcher(limits.seed + k), core(k))
+        while portfolio.wait(0.02):
             pass
-        return race.finish()
+        return portfolio.finish()
 
 
 def _in_turn(problem: Problem, limits: Limits, monitor: Monitor, modelled: bool) -> Result:

@@ -14,9 +14,9 @@ from optsched.kernels.cycle_ratio import cycle_time
 from optsched.model.memory_bounds import holdings
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
-from optsched_solvers._cores import confined
-from optsched_solvers._cpsat import STOP, Call, checked_options
+from optsched_solvers._cpsat import Search, checked_options, solve_cp
 from optsched_solvers._loading import load
+from optsched_solvers._portfolio import chosen_cores
 from optsched_solvers.periodic.construct import Folder, first_orders
 from optsched_solvers.shop.proof.symmetry import identical_jobs
 
@@ -88,26 +88,25 @@ def start_seconds(graph: Schedule) -> float:
     return START[0] * graph.n_operations + START[1] * float((users * users).sum())
 
 
-class _Run(Call):
+class _Run:
     """Rounds of bisection between the proved bound and the best period."""
 
     def __init__(self, graph: Schedule, symmetry: bool, limits: Limits, monitor: Monitor) -> None:
         self.graph, self.symmetry, self.folder = graph, symmetry, Folder(graph)
         self.start, self.spent, self.effort = start_seconds(graph), 0.0, FIRST_EFFORT
-        self.built: CycleModel | None = None
+        self.limits, self.monitor = limits, monitor
         self.found = False
-        super().__init__(None, limits, monitor)
 
-    def _search(self) -> None:
-        with confined(self.cores):
-            while not self._ended():
-                self._round()
-                self.effort *= 2
+    def run(self) -> None:
+        """Bisect, with more effort in every round, until a limit."""
+        while not self._ended():
+            self._round()
+            self.effort *= 2
 
     def _ended(self) -> bool:
         most = self.limits.iterations
         used_up = most is not None and self.spent * 1e6 >= most
-        return used_up or self.invalid or self.failure is not None or self.monitor.should_stop()
+        return used_up or self.monitor.should_stop()
 
     def _round(self) -> None:
         """Bisect once; a period that remains open counts as infeasible in this round only."""
@@ -133,14 +132,16 @@ class _Run(Call):
         """Search for a schedule of this period: "found", "refuted" or "open"."""
         built = CycleModel(self.graph, period, self.symmetry)
         self.spent += self.start  # CP-SAT counts next to nothing for simplifying a model
+        status = "infeasible"
         if not built.refuted:
             self._hint(built)
-            self.built, self.model, self.found = built, built.model, False
-            self.solver = self._solver()
-            self._solved()
-            self.spent += self.solver.response_proto.deterministic_time
-        if built.refuted or self.infeasible:
-            self.infeasible = False
+            self.found = False
+            status, seconds = solve_cp(
+                built.model, self.limits, self.monitor, lambda value: self._report(built, value),
+                lambda bound: None, searches=[self._search()],
+            )  # fmt: skip
+            self.spent += seconds
+        if status == "infeasible":
             self.monitor.bound(period + 1, "cpsat")
             return "refuted"
         return "found" if self.found else "open"
@@ -155,32 +156,24 @@ class _Run(Call):
             return
         built.hint(found.start + (answer.offset - found.late) * found.period, found.period)
 
-    def _solution(self, value: Callable[[Any], int]) -> None:
-        assert self.built is not None
-        made = self.folder.fold(self.built.starts(value), self.built.period)
-        if made is not None and made.period <= self.built.period:
+    def _report(self, built: CycleModel, value: Callable[[Any], int]) -> None:
+        made = self.folder.fold(built.starts(value), built.period)
+        if made is not None and made.period <= built.period:
             self.found = True
             self.monitor.incumbent(made.orders, made.period, "cpsat")
 
-    def _solver(self) -> Any:
-        solver = super()._solver()
-        given, limits = solver.parameters, self.limits
-        chosen = limits.options.get("parameters", {})
-        alone = limits.iterations is not None or len(self.cores) < 2
+    def _search(self) -> Search:
+        limits, cores = self.limits, chosen_cores(self.limits.workers)
+        effort = self.effort
+        if limits.iterations is not None:
+            effort = min(effort, max(1e-6, limits.iterations * 1e-6 - self.spent))
+        # linear relaxations of periods are weak and slow
+        parameters = {"linearization_level": 0, "max_deterministic_time": effort}
         # see `shop.cpsat`: with zero durations strong propagation proved wrong bounds
-        given.num_workers = 1 if alone or (self.graph.duration == 0).any() else 2
-        if given.num_workers == 2:
-            given.merge_text_format(TWO_SEARCHES)
-        if "linearization_level" not in chosen:  # linear relaxations of periods are weak and slow
-            given.linearization_level = 0
-        if "max_deterministic_time" not in chosen:
-            left = self.effort
-            if limits.iterations is not None:
-                left = min(left, max(1e-6, limits.iterations * 1e-6 - self.spent))
-            given.max_deterministic_time = left
-        if limits.time_limit is not None:
-            given.max_time_in_seconds = max(0.0, self.monitor.remaining - STOP)
-        return solver
+        alone = limits.iterations is not None or len(cores) < 2
+        if alone or (self.graph.duration == 0).any():
+            return Search(parameters, 1, cores)
+        return Search(parameters, 2, cores, TWO_SEARCHES)
 
 
 class CycleModel:

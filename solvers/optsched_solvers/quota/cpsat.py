@@ -11,7 +11,7 @@ from optsched.problems.quota.answer import Quotas
 from optsched.problems.quota.problem import QuotaPlan
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
-from optsched_solvers._cpsat import Call, checked_options
+from optsched_solvers._cpsat import checked_options, solve_cp
 from optsched_solvers._loading import load
 from optsched_solvers.quota.plans import NOT_LOADED, first_answer, place, supported
 
@@ -74,9 +74,10 @@ class CpSat:
         model = Model(plan)
         if monitor.solution is not None:
             model.hint(monitor.solution)
-        run = _Run(model, limits, monitor)
-        run.run()
-        if run.infeasible and monitor.solution is None:
+        answer = solve_cp(
+            model.model, limits, monitor, lambda value: _report(model, value, monitor)
+        )
+        if answer.status == "infeasible" and monitor.solution is None:
             return Result("infeasible", reason="CP-SAT proved that no placement keeps all rules")
         return Result("unknown")
 
@@ -186,16 +187,10 @@ class Model:
         return Quotas.of(len(self.rows), *used.T)
 
 
-class _Run(Call):
-    """One call of CP-SAT; solutions are placed by the heuristic, else as CP-SAT did."""
-
-    def __init__(self, built: Model, limits: Limits, monitor: Monitor) -> None:
-        self.built = built
-        super().__init__(built.model, limits, monitor)
-
-    def _solution(self, value: Callable[[Any], int]) -> None:
-        sizes, kinds = self.built.quotas(value)
-        rows, failed = place(self.built.plan, sizes, kinds)
-        if failed >= 0:
-            rows = self.built.placement(value)
-        self.monitor.incumbent(rows, self.built.plan.worth(sizes, kinds), "cpsat")
+def _report(built: Model, value: Callable[[Any], int], monitor: Monitor) -> None:
+    """Report a solution, placed by the heuristic, else as by CP-SAT."""
+    sizes, kinds = built.quotas(value)
+    rows, failed = place(built.plan, sizes, kinds)
+    if failed >= 0:
+        rows = built.placement(value)
+    monitor.incumbent(rows, built.plan.worth(sizes, kinds), "cpsat")

@@ -1,4 +1,4 @@
-"""`auto`: rules and bounds first, then tabu search beside proof search, sharing what they find."""
+"""`auto`: rules and bounds first, then a portfolio of tabu search and proof search."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from optsched.errors import InputError
 from optsched.solving.limits import available_cores
 from optsched.solving.result import Result
 from optsched_solvers import _cold_start as cold_start
-from optsched_solvers._cores import chosen_cores
 from optsched_solvers._loading import load, load_behind
-from optsched_solvers._race import Lap, Race
+from optsched_solvers._portfolio import Portfolio, PortfolioMember, chosen_cores
 from optsched_solvers.shop import hand_made
 from optsched_solvers.shop.branch_and_bound import PROOF, BranchAndBound
 from optsched_solvers.shop.cpsat import CpSat
@@ -22,7 +21,7 @@ from optsched_solvers.shop.rules import supported_graph, try_rules
 from optsched_solvers.shop.tabu import solver as tabu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from optsched.model.schedule import Problem, Schedule
     from optsched.solving.limits import Limits
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
     from optsched.solving.solver import Solver, Support
 
 STALLED = 0.3
-"""Of the time limit without a better bound: then CP-SAT joins on the prover's core."""
+"""Share of the time limit without a better bound after which CP-SAT joins on the prover's core."""
 
 STALLED_SECONDS = (1.0, 3.0)
-"""The least and the most that CP-SAT waits (loading it takes half a second); the most is what it
-waits where there is no time limit."""
+"""Least and most seconds of this (loading CP-SAT takes half a second); the most is used where there
+is no time limit."""
 
 FIRST_EFFORT = 20_000
-"""Iterations x operations that proof search has at least where nobody else finds a schedule."""
+"""Iterations x operations that proof search has at least if it must find the first schedule."""
 
 MODELLED_UP_TO = 1500
-"""Operations; above, a CP-SAT model for bounds takes long to make and moves nothing."""
+"""Operations; above, a CP-SAT model for bounds takes long to build and improves nothing."""
 
 
 class Auto:
@@ -49,8 +48,8 @@ class Auto:
     With one worker tabu search, failure-directed search and, when the bound stalls, CP-SAT share a
     core; with two, tabu search has a core for itself; further workers get CP-SAT's search for
     bounds and further tabu searches. What tabu search refuses (gangs, deadlines) CP-SAT searches.
-    With an iteration limit the parts run one after the other, each with so many of its own
-    iterations, and the result repeats exactly.
+    With an iteration limit the parts run one after the other, each with that many iterations,
+    and the result repeats exactly.
     """
 
     name = "auto"
@@ -66,7 +65,7 @@ class Auto:
         self.search, self.proof, self.model = tabu.Tabu(), BranchAndBound(), CpSat()
 
     def supports(self, problem: Problem) -> Support:
-        """Whatever CP-SAT takes: one iteration of any graph."""
+        """One iteration of any graph, as CP-SAT."""
         if getattr(problem, "chooses", False):
             from optsched_solvers.shop import recompute_choice
 
@@ -74,7 +73,7 @@ class Auto:
         return self.model.supports(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Rules first; if none met the bound, the race."""
+        """Try rules; if none meets the bound, run the portfolio."""
         if getattr(problem, "chooses", False):
             from optsched_solvers.shop import recompute_choice
             from optsched_solvers.shop.dispatch import Dispatch
@@ -86,7 +85,7 @@ class Auto:
             cold_start.offer_first(problem, limits, monitor)
             if not monitor.should_stop():
                 load_behind(
-                    *tabu.kernels(graph), *(("shop.proof.pipeline_bounds", *PROOF) if prove else ())
+                    *tabu.MODULES, *(("shop.proof.pipeline_bounds", *PROOF) if prove else ())
                 )
             try_rules(graph, limits, monitor)
             hand_made.offer(problem, monitor)
@@ -96,19 +95,19 @@ class Auto:
         prove = prove and bool(self.proof.supports(problem))
         if limits.iterations is not None:
             return self._in_turn(search, problem, limits, monitor, prove)
-        return self._race(search, problem, limits, monitor, prove)
+        return self._portfolio(search, problem, limits, monitor, prove)
 
     def _in_turn(
         self, search: Solver, problem: Problem, limits: Limits, monitor: Monitor, prove: bool
     ) -> Result:
-        """One engine after the other: the same schedule whatever the clock does.
+        """Run one engine after the other: the same schedule whatever the clock does.
 
         With a time limit besides the first gets half of the time. While there is no schedule the
-        second has enough iterations to find one in what is small: others may not know how.
+        second has enough iterations to find one in a small problem.
         """
         given = replace(limits, options={})
         half = monitor.remaining / 2
-        first = Lap(monitor, lambda: monitor.remaining < half) if prove else monitor
+        first = PortfolioMember(monitor, lambda: monitor.remaining < half) if prove else monitor
         result = search.solve(problem, given, first)
         empty = monitor.objective is None
         if result.status == "infeasible" or monitor.should_stop() or not (prove or empty):
@@ -118,61 +117,58 @@ class Auto:
             given = replace(given, iterations=max(least, limits.iterations or 0))
         return self.proof.solve(problem, given, monitor)
 
-    def _race(
+    def _portfolio(
         self, search: Solver, problem: Problem, limits: Limits, monitor: Monitor, prove: bool
     ) -> Result:
         cores = chosen_cores(limits.workers)
         alone = replace(limits, workers=1, options={})
+        portfolio = Portfolio(monitor)
 
         def core(k: int) -> tuple[int, ...]:
             return cores[k % len(cores) :][:1] if cores else ()
 
-        def searcher(given: Limits) -> Callable[[Monitor], Result]:
-            return lambda lap: search.solve(problem, given, lap)
+        def add_search(k: int) -> None:
+            given = replace(alone, seed=(limits.seed + k) % 2**31)
+            portfolio.add(lambda member: search.solve(problem, given, member), core(k))
 
-        def from_below(lap: Monitor) -> Result | None:
+        def from_below(member: Monitor) -> Result | None:
             try:
-                return self.model.solve(problem, replace(alone, options={"mode": "bound"}), lap)
-            except InputError:  # times beyond CP-SAT's range: the others go on
+                return self.model.solve(problem, replace(alone, options={"mode": "bound"}), member)
+            except InputError:  # times beyond CP-SAT's range: the others continue
                 return None
 
-        race = Race(monitor)
-        race.enter(searcher(alone), core(0))
+        add_search(0)
         joined = not prove or problem.graph().n_operations > MODELLED_UP_TO
         if prove:
-            race.enter(_prover(problem.graph(), alone), core(1))
+            portfolio.add(lambda member: _prove(problem.graph(), alone, member), core(1))
             if limits.workers >= 3 and not joined:
-                race.enter(from_below, core(2))
+                portfolio.add(from_below, core(2))
                 joined = True
         for k in range(3 if prove else 1, min(limits.workers, len(cores) or available_cores())):
-            race.enter(searcher(replace(alone, seed=(limits.seed + k) % 2**31)), core(k))
+            add_search(k)
         least, most = STALLED_SECONDS
         patience = max(least, min(most, STALLED * monitor.remaining))
         bound, since = monitor.lower_bound, monitor.elapsed
-        while race.wait(0.02):
+        while portfolio.wait(0.02):
             if monitor.lower_bound != bound:
                 bound, since = monitor.lower_bound, monitor.elapsed
             elif not joined and monitor.elapsed - since > patience:
-                race.enter(from_below, core(1))
+                portfolio.add(from_below, core(1))
                 joined = True
-        return race.finish()
+        return portfolio.finish()
 
 
-def _prover(graph: Schedule, limits: Limits) -> Callable[[Monitor], Result]:
-    """What raises the bound: overtaking in pipelines first, then failure-directed search."""
+def _prove(graph: Schedule, limits: Limits, monitor: Monitor) -> Result:
+    """Raise the bound: overtaking in pipelines first, then failure-directed search."""
+    if load(monitor, "shop.proof.pipeline_bounds"):
+        from optsched_solvers.shop.proof import pipeline_bounds
 
-    def prove(lap: Monitor) -> Result:
-        if load(lap, "shop.proof.pipeline_bounds"):
-            from optsched_solvers.shop.proof import pipeline_bounds
+        pipeline_bounds.improve(graph, monitor)
+    if not load(monitor, *PROOF):
+        return Result("unknown")
+    from optsched_solvers.shop.proof import failure_directed
 
-            pipeline_bounds.improve(graph, lap)
-        if not load(lap, *PROOF):
-            return Result("unknown")
-        from optsched_solvers.shop.proof import failure_directed
-
-        return failure_directed.search(graph, limits, lap, polish=False)
-
-    return prove
+    return failure_directed.search(graph, limits, monitor, polish=False)
 
 
 def _wants_proof(graph: Schedule, limits: Limits) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optsched.errors import CyclicOrder
 from optsched.model.schedule import Csr
 from optsched.solving.result import Result
-from optsched_solvers._cores import chosen_cores
-from optsched_solvers._cpsat import OPTIONS, Call, checked_options, run_all
+from optsched_solvers._cpsat import OPTIONS, Search, checked_options, solve_cp
 from optsched_solvers._loading import load
+from optsched_solvers._portfolio import chosen_cores
 from optsched_solvers.shop.rules import supported_graph, supported_objective, try_rules
 
 if TYPE_CHECKING:
@@ -70,85 +70,61 @@ class CpSat:
         from optsched_solvers.shop.cpsat_model import Model
 
         built = Model(graph, monitor.lower_bound or 0, monitor.solution, symmetry)
-        calls = [_Call(built, limits, monitor, search, STOP * start) for search in searches]
-        run_all(calls)
-        if monitor.objective is None and any(call.infeasible for call in calls):
+        answer = solve_cp(
+            built.model, limits, monitor, lambda value: _report(built, value, monitor),
+            searches=searches, reserve=STOP * start,
+        )  # fmt: skip
+        if monitor.objective is None and answer.status == "infeasible":
             return Result("infeasible", reason="CP-SAT proved that no schedule exists")
         return Result("unknown")
 
 
-class _Search(NamedTuple):
-    """One CP-SAT search: how many threads, on which cores, and how they work."""
+def _report(built: Model, value: Callable[[Any], int], monitor: Monitor) -> None:
+    """Report the orders of a solution, with their semi-active makespan."""
+    from optsched.kernels import longest_path
 
-    threads: int
-    cores: tuple[int, ...]
-    strong: bool  # propagate disjunctions strongly
-    from_below: bool = False  # refute one makespan after the other instead of improving schedules
-
-
-class _Call(Call):
-    """One search, which hands on the orders of its schedules."""
-
-    def __init__(
-        self, built: Model, limits: Limits, monitor: Monitor, search: _Search, reserve: float
-    ) -> None:
-        self.built, self.search = built, search
-        super().__init__(
-            built.model, limits, monitor, threads=search.threads, cores=search.cores,
-            reserve=reserve,
-        )  # fmt: skip
-
-    def _solver(self) -> Any:
-        solver = super()._solver()
-        own = {
-            "use_strong_propagation_in_disjunctive": self.search.strong,
-            "use_dynamic_precedence_in_disjunctive": self.search.strong,
-            "use_objective_lb_search": self.search.from_below,
-        }
-        self._set(solver, own | self.limits.options.get("parameters", {}))
-        return solver
-
-    def _solution(self, value: Callable[[Any], int]) -> None:
-        from optsched.kernels import longest_path
-
-        graph = self.built.graph
-        try:
-            sequences = self.built.sequences(value)
-            makespan = longest_path.evaluate(graph, sequences).makespan
-        except CyclicOrder:
-            return  # orders cannot express this instant: the bound stays valid, nothing is claimed
-        self.monitor.incumbent(sequences, makespan, "cpsat")
-
-    def _invalid(self) -> str:
-        if self.model.validate():
-            return "cpsat: times are beyond CP-SAT's integer range; scale them down"
-        return super()._invalid()
+    try:
+        sequences = built.sequences(value)
+        makespan = longest_path.evaluate(built.graph, sequences).makespan
+    except CyclicOrder:
+        return  # orders cannot express this instant: the bound stays valid, nothing is claimed
+    monitor.incumbent(sequences, makespan, "cpsat")
 
 
-def _searches(graph: Schedule, limits: Limits) -> list[_Search]:
-    """Who searches: never two threads, with which CP-SAT makes no progress on the bound.
+def _search(threads: int, cores: tuple[int, ...], strong: bool, from_below: bool = False) -> Search:
+    """A search; `strong` propagates disjunctions strongly, `from_below` refutes makespans."""
+    parameters = {
+        "use_strong_propagation_in_disjunctive": strong,
+        "use_dynamic_precedence_in_disjunctive": strong,
+        "use_objective_lb_search": from_below,
+    }
+    return Search(parameters, threads, cores)
+
+
+def _searches(graph: Schedule, limits: Limits) -> list[Search]:
+    """Choose searches, never of two threads: with two CP-SAT makes no progress on the bound.
 
     Where `_propagates_strongly` one such thread proves fastest (with iteration limits it is also
     the one that repeats); on further cores eight threads look for better schedules and other
     bounds. Elsewhere eight threads share all cores.
     """
     if limits.options.get("mode") == "bound":
-        return [_Search(1, (), _propagates_strongly(graph, BOUND_STRONG_UP_TO), True)]
+        return [_search(1, (), _propagates_strongly(graph, BOUND_STRONG_UP_TO), True)]
     strong = _propagates_strongly(graph, STRONG_PROPAGATION_UP_TO)
     cores = chosen_cores(limits.workers)
     if limits.iterations is not None or len(cores) < 2:
-        return [_Search(1, (), strong)]
+        return [_search(1, (), strong)]
     many = max(8, len(cores))
     if strong:
-        return [_Search(1, cores[:1], True), _Search(many, cores[1:], False)]
-    return [_Search(many, cores, False)]
+        return [_search(1, cores[:1], True), _search(many, cores[1:], False)]
+    return [_search(many, cores, False)]
 
 
-def _start_seconds(graph: Schedule, searches: list[_Search]) -> float:
+def _start_seconds(graph: Schedule, searches: list[Search]) -> float:
     """Seconds until all threads of all searches work, and can be stopped."""
     users = np.diff(graph.users.indptr)
     pairs = float((users * (users - 1)).sum()) / 2
-    share = max(search.threads / max(1, len(search.cores)) for search in searches)
+    share = max((s.threads or 1) / max(1, len(s.cores or ())) for s in searches)
     return START[0] * graph.n_operations + START[1] * pairs * share
 
 

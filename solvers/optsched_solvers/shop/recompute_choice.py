@@ -1,8 +1,9 @@
-"""Which jobs recompute: candidates from the trade-off of time and bytes, the best ones searched.
+"""Choose the jobs that recompute: candidates from a relaxation, then searches of the best.
 
-Recomputing costs time and saves bytes x time. A linear relaxation says which jobs it pays for if
-memory could be packed without gaps; real schedules leave gaps, so it is solved for several degrees
-of packing. Neighbours of the best candidate follow. All get a quick answer, the best a long search.
+Recomputing costs time and saves bytes x time. A linear relaxation chooses the jobs for which it
+pays if memory could be packed without gaps; real schedules leave gaps, so it is solved for several
+degrees of packing. Neighbors of the best candidate follow. All are evaluated by a quick engine, the
+best are searched.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from optsched.problems.jobarray.bounds import tradeoff
 from optsched.problems.jobarray.choice import choosing, settled, with_choice
 from optsched.problems.jobarray.problem import JobArray
 from optsched.solving.incumbent import PROBLEM
-from optsched.solving.monitor import Monitor
 from optsched.solving.result import Result
 from optsched_solvers import _cold_start as cold_start
+from optsched_solvers._portfolio import SubSearch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,34 +30,34 @@ if TYPE_CHECKING:
     from optsched.model.schedule import Problem
     from optsched.problems.jobarray.bounds import Tradeoff
     from optsched.solving.limits import Limits
-    from optsched.solving.progress import Progress
+    from optsched.solving.monitor import Monitor
     from optsched.solving.solver import Solver
 
 Choice = tuple[bool, ...]
 
 PACKING: Final = (2.0, 3.0, 1.5, 2.5, 1.25, 4.0, 1.7, 1.1, 1.35, 1.0, 1.2)
-"""Memory over the bytes x time in it; degrees that paid most often first."""
+"""Memory divided by the bytes x time in it; the most successful degrees first."""
 
 ALL_OF: Final = 4
-"""Up to so many jobs every choice is a candidate."""
+"""Number of jobs up to which every choice is a candidate."""
 
 TRIES: Final = 0.25
-"""Share of the time left for quick answers, then and whenever the search has come to an end."""
+"""Share of the remaining time for one comparison of candidates."""
 
 CHANGED: Final = 40
-"""Jobs on either side whose changes are looked at: pairs of a thousand would take seconds."""
+"""Jobs on either side whose changes are considered: pairs of a thousand would take seconds."""
 
 NEIGHBOURS: Final = 40
-"""Neighbours of the best candidate that get a quick answer at most."""
+"""Neighbors of the best candidate that are evaluated at most."""
 
 SEARCHED: Final = 2
-"""Candidates that are searched beside those in which all recompute, or nobody."""
+"""Candidates that are searched besides the two extremes (all recompute, none does)."""
 
 TRIAL: Final = 0.2
-"""Share of the time left for each of these; the best has the rest."""
+"""Share of the remaining time for each of these; the best one gets what remains then."""
 
 UNHURRIED: Final = 5.0
-"""Seconds for each of these if nothing but a target ends the search."""
+"""Seconds for each of these without a time limit."""
 
 QUICK: Final = 20
 """Steps of the quick engine per candidate."""
@@ -67,17 +68,17 @@ def solve(
 ) -> Result:
     """Choose, and search.
 
-    With an iteration limit every search has so many iterations, and the two extremes are always
-    among those that are searched; so the answer is never worse than the engine's to them.
+    With an iteration limit every search has that many iterations, and the two extremes are always
+    searched, so the answer is never worse than the engine's to them.
 
     Parameters
     ----------
     engine, quick
-        Solvers of arrays whose choice is made: for the best candidates, and to compare all.
+        Solvers of arrays without a choice: for the best candidates, and to compare all.
     problem
         A `JobArray` with ``recompute_mode="choose"``.
     limits, monitor
-        As of any solver; every solution it is offered has the choice in `recompute`.
+        As of any solver; every solution reported has the choice in `recompute`.
     """
     assert isinstance(problem, JobArray)
     _Search(engine, quick, problem, limits, monitor).run()
@@ -85,7 +86,7 @@ def solve(
 
 
 def simplest(problem: Problem) -> JobArray:
-    """The array in which nobody recomputes."""
+    """Return the array in which no job recomputes."""
     assert isinstance(problem, JobArray)
     return choosing(problem, [False] * problem.n_jobs)
 
@@ -97,29 +98,28 @@ class _Tried(NamedTuple):
 
 
 class _Search:
-    """Candidates so far, and what they are worth."""
+    """Candidates so far, and their values."""
 
     def __init__(
         self, engine: Solver, quick: Solver, array: JobArray, limits: Limits, monitor: Monitor
     ) -> None:
         self.engine, self.quick, self.array = engine, quick, array
         self.limits, self.monitor = limits, monitor
-        must, never = settled(array)
-        self.tradeoff = tradeoff(array, must, never)
-        self.extremes = tuple(must.tolist()), tuple((~never).tolist())
+        always, never = settled(array)
+        self.tradeoff = tradeoff(array, always, never)
+        self.extremes = tuple(always.tolist()), tuple((~never).tolist())
         self.tried: dict[Choice, _Tried] = {}
         self.seen: set[Choice] = set()
         self.bounds: dict[Choice, int] = {}  # of all that are feasible among them
         self.answers: dict[Choice, tuple[int, Any]] = {}  # of those that were searched
 
     def run(self) -> None:
-        """Quick answers, then searches; again with what is left if these end before their time."""
+        """Compare candidates, then search the best; again while time remains."""
         for choice in self.extremes:
             array = choosing(self.array, choice)
             if not array.infeasibility():
-                lap = _Chosen(self.monitor, choice, self.limits)
-                cold_start.offer_first(array, self.limits, lap)
-                lap.tell()
+                monitor = _Chosen(self.monitor, choice, self.limits)
+                cold_start.offer_first(array, self.limits, monitor)
         self._compare(first_candidates(self.tradeoff, self.extremes))
         if not self.tried:
             self._search_any()
@@ -135,7 +135,7 @@ class _Search:
             self.monitor.bound(min(self.bounds.values()), "recompute_choice")
 
     def _compare(self, candidates: Iterator[Choice]) -> None:
-        """A quick answer to each candidate that may be better than the best known one."""
+        """Evaluate each candidate that may be better than the best known one."""
         until = self.monitor.elapsed + TRIES * self.monitor.remaining
         for choice in candidates:
             if self._is_over() or (self.tried and self.monitor.elapsed > until):
@@ -143,18 +143,15 @@ class _Search:
             self._try(choice)
 
     def _search_any(self) -> None:
-        """Without quick answers: what the engine finds, in no time too, for an extreme or another.
-
-        So it is while kernels are compiled.
-        """
+        """Search extremes while no candidate can be evaluated: kernels are being compiled."""
         for choice in (*self.extremes, *self.bounds):
             if self.monitor.objective is None and self._is_open(choice):
                 self._run(self.engine, choice, self.limits.iterations, TRIAL)
 
     def _search_best(self) -> None:
-        """Short searches of the best candidates and the extremes, a long one of what is best then.
+        """Search the best candidates and the extremes briefly, then the best of them longer.
 
-        Searches pack memory better than quick answers do, so then other jobs should recompute.
+        Searches pack memory better than the quick engine, so then other jobs should recompute.
         """
         if not self.tried:
             return
@@ -165,9 +162,9 @@ class _Search:
             choice = rounded(self.tradeoff, self._packing())
             if choice not in self.answers:
                 self._search(choice, TRIAL)
-        left = sorted(t for t in self.tried.values() if self._is_open(t.choice))
-        if self.limits.iterations is None and left:
-            self._search(left[0].choice, 1.0)
+        possible = sorted(t for t in self.tried.values() if self._is_open(t.choice))
+        if self.limits.iterations is None and possible:
+            self._search(possible[0].choice, 1.0)
 
     def _search(self, choice: Choice, share: float) -> None:
         again = self.limits.iterations is not None and choice in self.answers
@@ -175,7 +172,7 @@ class _Search:
             self._run(self.engine, choice, self.limits.iterations, share)
 
     def _is_over(self) -> bool:
-        """Whether to stop; without any answer only the time counts."""
+        """Whether to stop; without a solution only the time counts."""
         if self.monitor.objective is None:
             return self.monitor.remaining <= 0 and bool(self.seen)
         return self.monitor.should_stop()
@@ -185,11 +182,11 @@ class _Search:
         return value is not None and self.bounds[choice] >= value
 
     def _all_seen(self) -> bool:
-        settled = self.tradeoff.must | self.tradeoff.never
-        return len(self.seen) >= int(2 ** settled.tolist().count(False))
+        is_settled = self.tradeoff.must | self.tradeoff.never
+        return len(self.seen) >= int(2 ** is_settled.tolist().count(False))
 
     def _packing(self) -> float:
-        """Memory over the bytes x time in it, in the answer that packs it best."""
+        """Memory divided by the bytes x time in it, in the best packed schedule so far."""
         packing = max(PACKING)
         for value, _, choice in self.tried.values():
             need = self.tradeoff.rows(choice)[self.tradeoff.energy].max(initial=0.0)
@@ -197,7 +194,7 @@ class _Search:
         return packing
 
     def _neighbours(self) -> Iterator[Choice]:
-        """New choices with one job changed or two exchanged, those that promise most first."""
+        """New choices with one job changed or two exchanged, by their relaxed values."""
         costs, packing = self.tradeoff, self._packing()
         promise = [
             (float(costs.rows(choice, packing).max()), choice)
@@ -208,7 +205,7 @@ class _Search:
             yield choice
 
     def _is_open(self, choice: Choice) -> bool:
-        """Whether the choice can be had, and may be better than the best known one."""
+        """Whether the choice is feasible, and may be better than the best known one."""
         if choice not in self.seen:
             self.seen.add(choice)
             if not choosing(self.array, choice).infeasibility():
@@ -233,54 +230,51 @@ class _Search:
         given = replace(
             self.limits, iterations=iterations, options={}, stop=None, time_limit=seconds
         )
-        lap = _Chosen(self.monitor, choice, given)
-        lap.bound(array.lower_bound(), PROBLEM)
+        monitor = _Chosen(self.monitor, choice, given)
+        monitor.bound(array.lower_bound(), PROBLEM)
         if engine is self.engine and choice in self.answers:
             value, answer = self.answers[choice]
-            lap.incumbent(answer, value, "recompute_choice")
-        if not lap.should_stop() or lap.objective is None:
-            with suppress(InternalError):  # of a refuted bound: the answer is none the worse
-                engine.solve(array, given, lap)
-        lap.tell()
-        if lap.contradiction:
-            self.monitor.contradicted(lap.contradiction)
-        self.monitor.advance(lap.iteration)
-        if lap.lower_bound is not None:
-            self.bounds[choice] = max(lap.lower_bound, self.bounds[choice])
-        best, found = lap.best
+            monitor.incumbent(answer, value, "recompute_choice")
+        if not monitor.should_stop() or monitor.objective is None:
+            with suppress(InternalError):  # a bound was refuted: the solutions are valid
+                engine.solve(array, given, monitor)
+        if monitor.contradiction:
+            self.monitor.contradicted(monitor.contradiction)
+        self.monitor.advance(monitor.iteration)
+        if monitor.lower_bound is not None:
+            self.bounds[choice] = max(monitor.lower_bound, self.bounds[choice])
+        best, found = monitor.best
         if engine is self.engine and best is not None and found is not None:
             self.answers[choice] = best, found
             self.tried[choice] = _Tried(best, len(self.tried), choice)
         return best
 
 
-class _Chosen(Monitor):
-    """What the engine of one choice sees: bounds stay here, answers go on with the choice added.
-
-    It listens as a user does, because laps of a race know nothing of subclasses.
-    """
+class _Chosen(SubSearch):
+    """Monitor of one choice: its bounds stay here, its solutions go to the shared monitor."""
 
     def __init__(self, shared: Monitor, choice: Choice, limits: Limits) -> None:
-        super().__init__(limits, self.tell)
+        super().__init__(limits, shared.should_stop)
         self._shared, self._choice = shared, choice
 
-    def tell(self, _: Progress | None = None) -> bool:
-        """Offer the best answer to all choices together; whether these must stop."""
-        value, answer = self.best
-        if value is not None and answer is not None:
-            self._shared.incumbent(with_choice(answer, self._choice), value, "recompute_choice")
-        return self._shared.should_stop()
+    def incumbent(self, solution: Any, objective: int, source: str = "") -> bool:
+        """Report a solution here, and with the choice added to the shared monitor."""
+        better = super().incumbent(solution, objective, source)
+        if better:
+            chosen = with_choice(solution, self._choice)
+            self._shared.incumbent(chosen, objective, "recompute_choice")
+        return better
 
 
 def first_candidates(costs: Tradeoff, extremes: tuple[Choice, Choice]) -> Iterator[Choice]:
-    """The more promising extreme, relaxations rounded, the other extreme; of few jobs all choices.
+    """Yield the extreme of the lower bound, rounded relaxations, the other extreme, all if few.
 
     Parameters
     ----------
     costs
-        What recomputing costs and saves.
+        Costs and savings of recomputing.
     extremes
-        As few jobs recompute as possible, and as many.
+        Fewest and most jobs recompute.
     """
     yield from sorted(extremes, key=costs.bound)[:1]
     for packing in PACKING:
@@ -295,7 +289,7 @@ def first_candidates(costs: Tradeoff, extremes: tuple[Choice, Choice]) -> Iterat
 
 
 def rounded(costs: Tradeoff, packing: float) -> Choice:
-    """The relaxation rounded: jobs of the largest shares recompute, as many as is best."""
+    """Round the relaxation: jobs of the largest shares recompute, in the best number."""
     shares = costs.relaxed(packing)[1]
     order = np.argsort(-shares, kind="stable")
     order = order[~(costs.must | costs.never)[order]]
@@ -309,7 +303,7 @@ def rounded(costs: Tradeoff, packing: float) -> Choice:
 
 
 def _changed(best: Choice, costs: Tradeoff) -> Iterator[Choice]:
-    """The choice with one job changed, or two exchanged, of those that the relaxation splits."""
+    """Choices with one job changed, or two exchanged, the most fractional jobs first."""
     choice = np.array(best)
     doubt = np.argsort(np.abs(costs.relaxed()[1] - 0.5), kind="stable")
     doubt = doubt[~(costs.must | costs.never)[doubt]]

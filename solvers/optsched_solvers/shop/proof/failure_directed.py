@@ -11,19 +11,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from optsched.model.schedule import NO_DEADLINE, Csr
+from optsched.model.schedule import Csr
 from optsched.solving.limits import Limits
 from optsched.solving.result import Result
 from optsched_solvers._loading import load
-from optsched_solvers._race import Aside
+from optsched_solvers._portfolio import SubSearch
 from optsched_solvers.shop.late_acceptance import improve
 from optsched_solvers.shop.proof.destructive import Climb
 from optsched_solvers.shop.proof.state import MOST_LITERALS, n_literals
 from optsched_solvers.shop.proof.tree import REFUTED, SHAVED, DisjunctiveTree
 from optsched_solvers.shop.rules import is_pipeline, order_of, supported_graph, try_rules
-from optsched_solvers.shop.tabu.solver import Tabu, kernels
+from optsched_solvers.shop.tabu.solver import MODULES, Tabu
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
@@ -32,26 +30,26 @@ if TYPE_CHECKING:
 SOURCE: Final = "failure-directed"
 
 PROOF_SHARES: Final = ((0.03, 0.95), (0.06, 0.7), (0.12, 0.5), (float("inf"), 0.15))
-"""(relative gap, share of all nodes that the proof gets up to this gap; the climb gets the rest)"""
+"""(relative gap, share of the nodes for the proof up to this gap; the others are for the climb)"""
 
 FIRST_ROUND: Final = 2000
 """Nodes of the first round of proof and climb together; rounds grow by half."""
 
 BUILD: Final = 1.2e-6
-"""Seconds a literal, to make the trees; without so much time the rules' schedule has to do."""
+"""Seconds a literal to make the trees; with less time the rules' schedule is the answer."""
 
 FIRST_POLISH: Final = 30_000
 """Moves of the first tabu walk, before the first round; each further search has twice as many."""
 POLISH_MOVES: Final = 8
-"""Moves of tabu search for every node, which takes as long as twenty to forty of them."""
+"""Moves of tabu search for every node, which takes the time of 20 to 40 moves."""
 POLISH_TIME: Final = 0.1
-"""Of the time left, for one search at most."""
+"""Largest share of the remaining time for one search."""
 POLISH_SLICE: Final = 500
 """Moves of the first slice of a walk."""
 SHORT_PIPELINE: Final = 100
-"""Operations; up to here one walk is enough to leave the rest to the proof."""
+"""Operations; up to here one walk is enough, and the proof gets the remaining time."""
 MOVES_PER_LIST: Final = 300
-"""On pipelines also job orders are searched; a list schedule takes as long as so many moves."""
+"""Moves that take the time of one list schedule, in the search on job orders of pipelines."""
 
 
 def search(graph: Schedule, limits: Limits, monitor: Monitor, *, polish: bool = True) -> Result:
@@ -62,33 +60,33 @@ def search(graph: Schedule, limits: Limits, monitor: Monitor, *, polish: bool = 
     graph
         One-shot graph: lags, setups, memory, releases, deadlines, gangs, zero durations.
     limits
-        ``iterations`` are nodes of the tree and probes of shaving; what comes of them does not
-        depend on the clock.
+        ``iterations`` are nodes of the tree and probes of shaving; the result then does not depend
+        on the clock.
     monitor
-        Gets schedules and bounds as they are found. Without an iteration limit those of other
-        engines are used as soon as they are there.
+        Receives schedules and bounds as they are found. Without an iteration limit those of other
+        engines are used at once.
     polish
-        Improve schedules by tabu search now and then, where that takes the graph. Pass False if
-        another engine looks for schedules.
+        Improve schedules by tabu search now and then, if that supports the graph. Pass False if
+        another engine searches for schedules.
 
     Returns
     -------
     Result
-        Status ``"infeasible"`` if that was proved, else ``"unknown"``: see the monitor.
+        Status ``"infeasible"`` if proved, else ``"unknown"``.
     """
     if graph.n_operations == 0:
         monitor.incumbent(Csr.of([[]] * graph.n_resources), 0, SOURCE)
         return Result("unknown")
-    left = limits.iterations
+    nodes = limits.iterations
     if monitor.solution is None and supported_graph(graph):
         tried = try_rules(graph, limits, monitor)
-        left = None if left is None else left - tried
+        nodes = None if nodes is None else nodes - tried
     literals = n_literals(graph)
-    if monitor.should_stop() or left == 0 or literals > MOST_LITERALS:
+    if monitor.should_stop() or nodes == 0 or literals > MOST_LITERALS:
         return Result("unknown")
     if monitor.remaining < BUILD * literals and monitor.objective is not None:
         return Result("unknown")
-    return _Search(graph, limits.seed, left, monitor, polish).run()
+    return _Search(graph, limits.seed, nodes, monitor, polish).run()
 
 
 class _Search:
@@ -108,11 +106,11 @@ class _Search:
         self.lower = monitor.lower_bound or 0
         self.climb: Climb | None = None
         self.alone = nodes is not None
-        self.polishes = polish and _can_polish(graph)
+        self.polishes = polish and bool(Tabu().supports(graph))
         self.polishes_done = self.moves = 0
         self.rooted = False
-        self.proving = self.upper  # what the root of the proof was last told
-        self.told = 0
+        self.proving = self.upper  # upper bound when the root of the proof was last computed
+        self.reported = 0
 
     def run(self) -> Result:
         """Work until proof or limit."""
@@ -143,10 +141,10 @@ class _Search:
         return Result("unknown")
 
     def _prove(self, nodes: int) -> bool:
-        """Some work below the best schedule; whether nothing is there."""
+        """Search below the best schedule; whether it is refuted that a better one exists."""
         tree = self.proof
         end = tree.nodes + nodes
-        if self.upper < self.proving or not self.rooted:  # shaving sees more with a lower target
+        if self.upper < self.proving or not self.rooted:  # shaving finds more with a lower target
             if self.rooted and not tree.keep_root():
                 return True
             self.rooted, self.proving = True, self.upper
@@ -165,7 +163,7 @@ class _Search:
         self._bound(self.proof.target + 1 if self.proof.possible else self.upper)
         return Result("unknown")
 
-    # what the trees report and ask
+    # callbacks of the trees
 
     def _found(self, sequences: Csr, makespan: int) -> None:
         if makespan >= self.upper:
@@ -179,8 +177,8 @@ class _Search:
         if self.sequences is not None:  # else it may be the horizon of something infeasible
             self.monitor.bound(min(self.lower, self.upper), SOURCE)
 
-    def _look_around(self) -> None:
-        """Take what other engines have found."""
+    def _import_results(self) -> None:
+        """Use schedules and bounds of other engines."""
         self._advance()
         if self.alone:
             return
@@ -194,7 +192,7 @@ class _Search:
             self.climb.upper = min(self.climb.upper, self.upper)
 
     def _stop(self) -> bool:
-        self._look_around()
+        self._import_results()
         return self._over()
 
     def _over(self) -> bool:
@@ -206,8 +204,8 @@ class _Search:
 
     def _advance(self) -> None:
         nodes = self._nodes()
-        self.monitor.advance(nodes - self.told)
-        self.told = nodes
+        self.monitor.advance(nodes - self.reported)
+        self.reported = nodes
 
     def _allowed(self, nodes: float) -> int:
         if self.most is None:
@@ -215,52 +213,47 @@ class _Search:
         return min(int(nodes), max(0, self.most - self._nodes()))
 
     def _polish(self) -> None:
-        """Tabu search from the best schedule, as soon as there were enough nodes since the last."""
+        """Tabu search from the best schedule, if there were enough nodes since the last one."""
         if not self.polishes or self.sequences is None or self._over():
             return
         if self.moves > FIRST_POLISH + POLISH_MOVES * self._nodes():
             return
-        if not load(self.monitor, *kernels(self.graph)):
+        if not load(self.monitor, *MODULES):
             return
         moves = max(FIRST_POLISH, self.moves)
         self.moves += moves
         self.polishes_done += 1
-        left = self.monitor.remaining
-        short = None if self.alone or left == float("inf") else max(0.1, POLISH_TIME * left)
+        remaining, seconds = self.monitor.remaining, None
+        if not self.alone and remaining < float("inf"):
+            seconds = max(0.1, POLISH_TIME * remaining)
         seed = (self.seed + self.polishes_done) % 2**31
-        limits = Limits(time_limit=short, iterations=moves, seed=seed)
-        aside = Aside(limits, self._over)
-        aside.incumbent(self.sequences, self.upper)
-        aside.bound(self.lower)
+        limits = Limits(time_limit=seconds, iterations=moves, seed=seed)
+        search = SubSearch(limits, self._over)
+        search.incumbent(self.sequences, self.upper)
+        search.bound(self.lower)
         if is_pipeline(self.graph) and self.graph.n_operations <= SHORT_PIPELINE:
-            self._walk(limits, aside)
+            self._walk(limits, search)
         else:
-            Tabu().solve(self.graph, limits, aside)
-        makespan, sequences = aside.best
+            Tabu().solve(self.graph, limits, search)
+        makespan, sequences = search.best
         if makespan is not None and sequences is not None:
             self._found(sequences, makespan)
-        self._look_around()
+        self._import_results()
 
-    def _walk(self, limits: Limits, aside: Monitor) -> None:
-        """One tabu walk from the best schedule, after a search on job orders on a pipeline."""
+    def _walk(self, limits: Limits, search: Monitor) -> None:
+        """One tabu walk from the best schedule, after a search on job orders."""
         from optsched_solvers.shop.tabu.walk import Walk
 
         moves = limits.iterations or 0
-        improve(self.graph, aside, seed=limits.seed, iterations=moves // MOVES_PER_LIST)
-        assert aside.solution is not None
+        improve(self.graph, search, seed=limits.seed, iterations=moves // MOVES_PER_LIST)
         walk = Walk(self.graph, limits.seed)
-        walk.load(order_of(self.graph, aside.solution))
+        walk.load(order_of(self.graph, search.solution))
         slice_ = POLISH_SLICE
-        while walk.moves < moves and not aside.should_stop():
+        while walk.moves < moves and not search.should_stop():
             before, began = walk.moves, time.perf_counter()
             status = walk.run(min(slice_, moves - before), target=self.lower)
-            if walk.best < (aside.objective or 0):
-                aside.incumbent(walk.best_sequences(), walk.best)
+            if walk.best < (search.objective or 0):
+                search.incumbent(walk.best_sequences(), walk.best)
             if status or walk.moves == before:
                 break
             slice_ = max(16, int((walk.moves - before) * 0.01 / (time.perf_counter() - began)))
-
-
-def _can_polish(graph: Schedule) -> bool:
-    single = bool((np.diff(graph.op_resources.indptr) <= 1).all())
-    return single and not bool((graph.deadline != NO_DEADLINE).any())

@@ -48,7 +48,7 @@ class Relabelling:
 
 
 class Elite(NamedTuple):
-    """A good schedule: its makespan, its topological order, and a number of its own."""
+    """A good schedule: its makespan, its topological order, and a unique number."""
 
     value: int
     order: IntArray
@@ -80,7 +80,7 @@ class Elites:
         return int(count_inversions(first, second, self._machine, self._indptr))
 
     def add(self, value: int, order: IntArray) -> bool:
-        """Take a schedule in, if it is good or different enough; whether it was.
+        """Add a schedule if it is good and different enough; whether it was added.
 
         It replaces the elites that are worse and nearer than `apart`, else the worst one.
         """
@@ -109,7 +109,7 @@ class Elites:
         return min(self.members, key=lambda elite: elite.value)
 
     def keep_apart(self, share: float) -> None:
-        """From now on keep elites apart by a share of their mean distance today."""
+        """Set the least distance of elites to a share of their mean distance now."""
         distances = [
             self.distance(a.order, b.order) for a, b in combinations(self.members, 2)
         ]  # fmt: skip
@@ -117,7 +117,7 @@ class Elites:
         self.apart = max(LEAST_APART, int(share * mean))
 
     def next_pair(self, random: np.random.Generator) -> tuple[Elite, Elite] | None:
-        """A random (start, guide) that was not given out before; None if there is none left."""
+        """Return a random (start, guide) not returned before; None if all have been."""
         pairs = [
             (a, b)
             for a in self.members
@@ -130,7 +130,7 @@ class Elites:
         self._paired.add((start.number, guide.number))
         return start, guide
 
-    def begin_anew(self, *, keep_best: bool) -> None:
+    def restart(self, *, keep_best: bool) -> None:
         """Drop all, or all but the best."""
         self.members = [self.best] if keep_best and self.members else []
         self.apart = LEAST_APART

@@ -14,7 +14,7 @@ from optsched.solving.limits import Limits
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
-from optsched_solvers._race import Aside
+from optsched_solvers._portfolio import SubSearch
 from optsched_solvers.shop.late_acceptance import improve
 from optsched_solvers.shop.rules import (
     KERNELS,
@@ -37,52 +37,49 @@ if TYPE_CHECKING:
 
 ELITES = 8
 PATIENCE = 3000
-"""Moves without improvement after which a walk ends and the next one starts elsewhere."""
+"""Moves without improvement after which a walk ends."""
 FIRST_PATIENCE = 8
-"""Walks that only fill the pool end after one part in so many of the patience: relinking improves
-on them anyway, and the sooner it begins the better."""
+"""Walks that only fill the pool have the patience divided by this: relinking improves on them, and
+the sooner it begins the better."""
 
 STUCK_COST = 100
-"""Moves that a walk costs which cannot make any, so that the search comes to its end."""
+"""Moves that a walk without any possible move costs, so that the search ends."""
 
 APART = 0.05
 """Least distance of elites, as a share of their mean distance when the pool is full."""
 
 SLICE = 0.012
-"""Seconds that a slice of moves takes, between two looks at the monitor."""
+"""Seconds of a slice of moves, between two checks of the monitor."""
 
 NOISE = 0.3
-"""How far a rule's ranks are scattered for a new start, as a share of the operations."""
+"""Noise on a rule's ranks for a new start, as a share of the operations."""
 
 JOB_ORDER_SHARE = 4
-"""The search on job orders gets one part in so many of the limit, before the moves."""
+"""The search on job orders gets the limit divided by this, before the moves."""
 JOB_ORDER_PATIENCE = 3000  # list schedules without a better one
 FRESH_JOB_ORDERS = 200  # list schedules for every further start
 
 MOST_SWAPS = 20_000
-"""Exchanges on a path: it is not cut into slices."""
+"""Most exchanges on a path, which is not cut into slices."""
 LARGE = 20_000
-"""Operations from which the pool holds two elites only, as distances take their time."""
+"""Operations from which the pool holds two elites only: distances are slow to compute."""
 
 
-def kernels(graph: Schedule) -> tuple[str, ...]:
-    """What a search on this graph loads."""
-    return (
-        *KERNELS, "shop.tabu.neighbourhoods", "shop.tabu.state", "shop.tabu.path_relinking"
-    )  # fmt: skip
+MODULES = (*KERNELS, "shop.tabu.neighbourhoods", "shop.tabu.state", "shop.tabu.path_relinking")
+"""Modules with kernels."""
 
 
 class Tabu:
     """Tabu search: the best machine orders in the neighbourhood, again and again.
 
-    One iteration is one move. Exact makespans after every move, so results are never estimates;
-    nothing is ever proved: the status comes from the bounds of others.
+    One iteration is one move. The makespan after every move is exact. Nothing is proved: the status
+    comes from the bounds of other engines.
     """
 
     name = "tabu"
     options: Mapping[str, str] = MappingProxyType(
         {
-            "elites": f"how many good schedules are kept to walk between (default {ELITES})",
+            "elites": f"number of elite schedules (default {ELITES})",
             "patience": f"moves without improvement before a walk ends (default {PATIENCE})",
         }
     )
@@ -108,7 +105,7 @@ class Tabu:
             return Result("unknown")
         if monitor.solution is None:
             try_rules(graph, limits, monitor)
-        if not monitor.should_stop() and load(monitor, *kernels(graph)):
+        if not monitor.should_stop() and load(monitor, *MODULES):
             search = _Search(graph, limits, monitor, elites, patience)
             if is_pipeline(graph):
                 search.search_job_orders()
@@ -118,7 +115,7 @@ class Tabu:
 
 
 class _Search:
-    """Walks between elites until the monitor says stop or the moves are used up."""
+    """Walks between elites until the monitor stops or the moves are used up."""
 
     def __init__(
         self, graph: Schedule, limits: Limits, monitor: Monitor, size: int, patience: int
@@ -127,29 +124,29 @@ class _Search:
         from optsched_solvers.shop.tabu.walk import Walk
 
         self.graph, self.monitor, self.patience = graph, monitor, patience
-        self.seed, self.target = limits.seed, limits.target
-        self.left = limits.iterations  # moves
+        self.limits = limits
+        self.moves_left = limits.iterations  # moves
         self.walk = Walk(graph, limits.seed)
         self.elites = Elites(graph, size if graph.n_operations < LARGE else 2)
         self.random = np.random.default_rng(limits.seed)
         self.dispatcher = Dispatcher(graph, limits.seed)
-        self.speed = 1e6 / graph.n_operations  # moves a second: a careful first guess
+        self.speed = 1e6 / graph.n_operations  # moves a second: a low first guess
         self.known: Csr | None = None
 
     def search_job_orders(self) -> None:
         """On pipelines the orders of jobs decide first; moves polish what they reach."""
-        budget = None if self.left is None else self.left // JOB_ORDER_SHARE
+        budget = None if self.moves_left is None else self.moves_left // JOB_ORDER_SHARE
         made = improve(
-            self.graph, self.monitor, seed=self.seed, iterations=budget,
+            self.graph, self.monitor, seed=self.limits.seed, iterations=budget,
             seconds=self.monitor.remaining / JOB_ORDER_SHARE, patience=JOB_ORDER_PATIENCE,
         )  # fmt: skip
-        if self.left is not None:
-            self.left -= made
+        if self.moves_left is not None:
+            self.moves_left -= made
 
     def run(self) -> None:
-        """Fill the pool, relink all pairs of it, and begin anew.
+        """Fill the pool, relink all pairs of it, and restart.
 
-        The best stays, unless the pool has not improved on it: it would lead back to where it is.
+        The best stays, unless the pool has not improved on it: it would lead back to itself.
         """
         more = self.explore(self.elites.best.order, self.patience)
         while more:
@@ -161,10 +158,10 @@ class _Search:
             self.elites.keep_apart(APART)
             while more and (pair := self.elites.next_pair(self.random)):
                 more = self.explore(self.between(*pair), self.patience)
-            self.elites.begin_anew(keep_best=self.monitor.objective != before)
+            self.elites.restart(keep_best=self.monitor.objective != before)
 
     def fresh(self) -> IntArray:
-        """A schedule to begin a new walk with."""
+        """Make a schedule to begin a new walk with."""
         if is_pipeline(self.graph):
             found = self.job_orders()
             if found is not None:
@@ -172,14 +169,14 @@ class _Search:
         return self.dispatched()
 
     def job_orders(self) -> IntArray | None:
-        """What a short search on job orders finds."""
-        aside = Aside(Limits(iterations=FRESH_JOB_ORDERS), self.monitor.should_stop)
+        """Make a schedule by a short search on job orders."""
+        short = SubSearch(Limits(iterations=FRESH_JOB_ORDERS), self.monitor.should_stop)
         seed = int(self.random.integers(2**31))
-        self.spend(improve(self.graph, aside, seed=seed, iterations=FRESH_JOB_ORDERS))
-        return None if aside.solution is None else order_of(self.graph, aside.solution)
+        self.spend(improve(self.graph, short, seed=seed, iterations=FRESH_JOB_ORDERS))
+        return None if short.solution is None else order_of(self.graph, short.solution)
 
     def dispatched(self) -> IntArray:
-        """A list schedule by a random rule with noise; if memory stops it, the best schedule."""
+        """Make a list schedule by a random rule with noise; the best schedule if it gets stuck."""
         rules = list(variants(self.graph, RULES))
         variant = rules[int(self.random.integers(len(rules)))]
         rank = self.dispatcher.priority(variant)
@@ -193,7 +190,7 @@ class _Search:
         return order_of(self.graph, found[0])
 
     def between(self, start: Elite, guide: Elite) -> IntArray:
-        """A schedule on the path from one elite to another, near neither."""
+        """Make a schedule on the path from one elite to another, near neither."""
         from optsched_solvers.shop.tabu.path_relinking import relink
 
         apart = self.elites.distance(start.order, guide.order)
@@ -201,7 +198,7 @@ class _Search:
         return relink(self.walk, start.order, guide.order, swaps)[0]
 
     def explore(self, order: IntArray, patience: int) -> bool:
-        """Walk from a schedule until patience ends; whether there is time for another walk."""
+        """Walk from a schedule until patience ends; whether time is left for another walk."""
         from optsched_solvers.shop.tabu.neighbourhoods import RUNNING
 
         walk = self.walk
@@ -211,10 +208,10 @@ class _Search:
         status = RUNNING
         while status == RUNNING and not self.is_over():
             moves = max(16, int(self.speed * SLICE))
-            if self.left is not None:
-                moves = min(moves, self.left)
+            if self.moves_left is not None:
+                moves = min(moves, self.moves_left)
             before, begin = walk.moves, time.perf_counter()
-            status = walk.run(moves, patience=patience, target=self.goal())
+            status = walk.run(moves, patience=patience, target=self.target())
             made, spent = walk.moves - before, time.perf_counter() - begin
             if made > 10 and spent > 0:
                 self.speed = made / spent
@@ -223,30 +220,30 @@ class _Search:
         if walk.moves == first:
             self.spend(STUCK_COST)
         self.elites.add(walk.best, walk.best_order)
-        if self.left is None:
+        if self.moves_left is None:
             self.take_over()
         return not self.is_over()
 
-    def goal(self) -> int:
-        """The makespan at which a walk may end: it cannot, or need not, be improved."""
-        return max(self.monitor.lower_bound or 0, self.target or 0)
+    def target(self) -> int:
+        """Return the makespan at which a walk may end: a bound, or the target."""
+        return max(self.monitor.lower_bound or 0, self.limits.target or 0)
 
     def spend(self, moves: int) -> None:
         self.monitor.advance(moves)
-        if self.left is not None:
-            self.left -= moves
+        if self.moves_left is not None:
+            self.moves_left -= moves
 
     def is_over(self) -> bool:
-        return self.monitor.should_stop() or (self.left is not None and self.left <= 0)
+        return self.monitor.should_stop() or (self.moves_left is not None and self.moves_left <= 0)
 
     def report(self) -> None:
-        """Tell the monitor of a new best schedule."""
+        """Report a new best schedule."""
         if self.monitor.objective is None or self.walk.best < self.monitor.objective:
             self.known = self.walk.best_sequences()
             self.monitor.incumbent(self.known, self.walk.best, "tabu")
 
     def take_over(self) -> bool:
-        """Take the monitor's best schedule into the pool; False if there is none at all."""
+        """Add the monitor's best schedule to the pool; False if the pool is empty."""
         value, sequences = self.monitor.best
         if sequences is not None and value is not None and sequences is not self.known:
             self.known = sequences

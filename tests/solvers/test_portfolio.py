@@ -12,7 +12,7 @@ from optsched.model.schedule import Csr
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.solving.result import Result
-from optsched_solvers._race import Race
+from optsched_solvers._portfolio import Portfolio
 
 ROWS = Csr.of([[0]])
 
@@ -21,31 +21,31 @@ def _monitor(seconds: float = 60.0) -> Monitor:
     return Monitor(Limits(time_limit=seconds))
 
 
-def _until_told(lap: Monitor) -> None:
-    while not lap.should_stop():
+def _wait(member: Monitor) -> None:
+    while not member.should_stop():
         time.sleep(0.001)
 
 
-def test_bound_of_one_and_schedule_of_another_end_the_race() -> None:
+def test_bound_of_one_and_schedule_of_another_end_the_portfolio() -> None:
     """The proof is shared: neither engine alone has it."""
     monitor = _monitor()
-    race = Race(monitor)
+    portfolio = Portfolio(monitor)
 
-    def search(lap: Monitor) -> Result:
-        lap.incumbent(ROWS, 7, "search")
-        _until_told(lap)
+    def search(member: Monitor) -> Result:
+        member.incumbent(ROWS, 7, "search")
+        _wait(member)
         return Result("unknown")
 
-    def prove(lap: Monitor) -> Result:
-        lap.bound(7, "prove")
-        _until_told(lap)
+    def prove(member: Monitor) -> Result:
+        member.bound(7, "prove")
+        _wait(member)
         return Result("unknown")
 
-    race.enter(search)
-    race.enter(prove)
-    while race.wait(0.01):
+    portfolio.add(search)
+    portfolio.add(prove)
+    while portfolio.wait(0.01):
         pass
-    assert race.finish().status == "unknown"
+    assert portfolio.finish().status == "unknown"
     assert (monitor.objective, monitor.lower_bound) == (7, 7)
     assert {event.source for event in monitor.history} == {"search", "prove"}
     assert monitor.elapsed < 50
@@ -54,35 +54,35 @@ def test_bound_of_one_and_schedule_of_another_end_the_race() -> None:
 
 def test_failure_stops_the_others_and_comes_out() -> None:
     """No thread is left behind, and the error is not lost."""
-    race = Race(_monitor(60))
+    portfolio = Portfolio(_monitor(60))
     before = threading.active_count()
 
-    def fail(lap: Monitor) -> Result:
+    def fail(member: Monitor) -> Result:
         raise ZeroDivisionError("broken engine")
 
-    race.enter(_until_told_result)
-    race.enter(fail)
-    while race.wait(0.01):
+    portfolio.add(_wait_for_result)
+    portfolio.add(fail)
+    while portfolio.wait(0.01):
         pass
     with pytest.raises(ZeroDivisionError, match="broken engine"):
-        race.finish()
+        portfolio.finish()
     assert threading.active_count() <= before
 
 
-def _until_told_result(lap: Monitor) -> Result:
-    _until_told(lap)
+def _wait_for_result(member: Monitor) -> Result:
+    _wait(member)
     return Result("unknown")
 
 
-def test_proof_of_infeasibility_ends_the_race_without_interrupting() -> None:
-    """The others stop, and nobody is said to have pressed Ctrl-C."""
+def test_proof_of_infeasibility_ends_the_portfolio_without_interrupting() -> None:
+    """The others stop, and the run does not count as interrupted."""
     monitor = _monitor(60)
-    race = Race(monitor)
-    race.enter(_until_told_result)
-    race.enter(lambda lap: Result("infeasible", reason="no room"))
-    while race.wait(0.01):
+    portfolio = Portfolio(monitor)
+    portfolio.add(_wait_for_result)
+    portfolio.add(lambda member: Result("infeasible", reason="too little memory"))
+    while portfolio.wait(0.01):
         pass
-    assert race.finish().reason == "no room"
+    assert portfolio.finish().reason == "too little memory"
     assert not monitor.interrupted
     assert monitor.elapsed < 30
 
@@ -105,30 +105,30 @@ def test_auto_without_proofs_beyond_a_number_of_jobs() -> None:
 
 
 @pytest.mark.parametrize("claim", ["bound", "infeasible"])
-def test_who_is_refuted_drops_out(claim: str) -> None:
+def test_refuted_engine_drops_out(claim: str) -> None:
     """The others go on, and what they find is not lost."""
     monitor = _monitor()
     monitor.incumbent(ROWS, 7, "search")
-    race = Race(monitor)
+    portfolio = Portfolio(monitor)
     refuted = threading.Event()
 
-    def liar(lap: Monitor) -> Result:
+    def liar(member: Monitor) -> Result:
         try:
             if claim == "bound":
-                lap.bound(8, "liar")
+                member.bound(8, "liar")
             return Result("infeasible", reason="so it says")
         finally:
             refuted.set()
 
-    def search(lap: Monitor) -> None:
+    def search(member: Monitor) -> None:
         refuted.wait()
         time.sleep(0.05)
-        assert not lap.should_stop()
-        lap.incumbent(ROWS, 6, "search")
+        assert not member.should_stop()
+        member.incumbent(ROWS, 6, "search")
 
-    race.enter(liar)
-    race.enter(search)
-    while race.wait(0.01):
+    portfolio.add(liar)
+    portfolio.add(search)
+    while portfolio.wait(0.01):
         pass
-    assert race.finish().status == ("unknown" if claim == "bound" else "infeasible")
+    assert portfolio.finish().status == ("unknown" if claim == "bound" else "infeasible")
     assert monitor.objective == 6 and bool(monitor.contradiction) == (claim == "bound")
