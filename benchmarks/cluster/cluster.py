@@ -82,12 +82,16 @@ def jobs(count: int, seed: int, sigma: float, options: tuple[tuple[str, Any], ..
     given: dict[str, Any] = {"sizes": ELASTIC, "mean_service": MEAN_SERVICE} | dict(options)
     given["mean_service"] *= given.pop("micro_factor", 1.0)  # a factor on the work of every job
     levels, templates = given.pop("priorities", None), given.pop("templates", True)
-    curves = given.pop("curves", True)
+    curves, by_quota = given.pop("curves", True), given.pop("by_quota", False)
     made = entropy_workload(count, seed, **given)
+    if by_quota:  # a pass has all samples on two GPUs, and g / 2 times as many on g GPUs
+        rate = np.rint(made.rate / np.maximum(made.size, 1)).astype(np.int64)
+        work, pass_work = -(-made.work // 2), -(-made.pass_work // 2)
+        made = made.changed(rate=rate, work=work, estimate=work, pass_work=pass_work)
     if not curves:
         none = np.full(count, np.nan)
         made = made.changed(
-            curves={}, target=none, initial=none, observed=np.zeros(0),
+            target=none, initial=none, observed=np.zeros(0),
             observed_ptr=np.zeros(count + 1, np.int64),
         )  # fmt: skip
     if not templates:

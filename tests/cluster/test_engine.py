@@ -175,9 +175,10 @@ def test_rows_in_another_order(world: Any, dice: Any) -> None:
     """Jobs of distinct submit times may be given in any order."""
     workload, nodes, how = world
     jobs = [
-        Job(name=job.name, submit=7 * i, sizes=job.sizes, work=job.work, passes=job.passes)
-        for i, job in enumerate(workload)
-    ]
+        Job(name=name, submit=7 * i, sizes=tuple(workload.sizes_of(i).tolist()),
+            work=int(workload.work[i]), passes=int(workload.passes[i]))
+        for i, name in enumerate(workload.names)
+    ]  # fmt: skip
     other = list(jobs)
     dice.shuffle(other)
     logs = [simulate_generic(Workload.of(x), Greedy(), nodes, how).log for x in (jobs, other)]

@@ -79,18 +79,12 @@ class Sorts(Greedy):
         return Decision(quota)
 
 
-def kappa(jobs: Any) -> Any:
-    """How fast curves fall."""
-    return np.array([jobs.curves[j].kappa if j in jobs.curves else 0 for j in range(len(jobs))])
-
-
 CHEATS = {
     "work": lambda jobs: jobs.work,
     "passes": lambda jobs: jobs.passes,
     "reports": lambda jobs: np.diff(jobs.observed_ptr),
     "last report": lambda jobs: np.append(jobs.observed, 0)[jobs.observed_ptr[1:] - 1],
     "estimate": lambda jobs: jobs.estimate / jobs.work,
-    "curve": kappa,
 }
 
 

@@ -115,7 +115,7 @@ def test_synthetic_elastic_jobs() -> None:
         (synthetic, {"jobs": 5, "sizes": {1: -1.0}}, "sizes"),
         (entropy_workload, {"jobs": 0}, "jobs"),
         (entropy_workload, {"c": 2.0}, "Amdahl"),
-        (entropy_workload, {"sizes": []}, "sizes: empty"),
+        (entropy_workload, {"sizes": []}, "sizes: expected ascending"),
         (entropy_workload, {"mean_service": 0}, "mean_service"),
         (entropy_workload, {"load": -1}, "load"),
     ],
@@ -124,13 +124,3 @@ def test_workloads_that_cannot_be(make: Any, options: dict[str, Any], message: s
     """One sentence with the field."""
     with pytest.raises(InputError, match=message):
         make(**options)
-
-
-def test_passes_by_quota() -> None:
-    """Formula (12): g GPUs take g times the samples, all of them on two."""
-    made = entropy_workload(50, 3, gpus=4)
-    other = entropy_workload(50, 3, gpus=4, by_quota=True)
-    for j in range(50):
-        time = made.pass_work[j] / made.rates_of(j)
-        by_quota = other.pass_work[j] / other.rates_of(j)
-        assert (by_quota / time).tolist() == pytest.approx([0.5, 1.0, 1.5, 2.0], rel=1e-5)

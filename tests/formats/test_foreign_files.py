@@ -260,24 +260,10 @@ TABLES: dict[str, str] = {
     "deletion_time,scheduled_time\np,1,1,1,1000,,LS,Succeeded,1,9,2": "Alibaba's pods",
     "JobID|Submit|Start|End|AllocTRES\n": "a log of sacct",
     "JobID,JobName,Submit,Start,End\n": "a log of sacct",
-    "job_name,inst_id,user,status,start_time,end_time\n": "Alibaba's table of jobs or instances",
-    "job_name,task_name,inst_name,worker_name,inst_id,status,start_time,end_time,machine\n":
-        "Alibaba's table of jobs or instances",
-    "job_name,task_name,worker_name,inst_id,machine,gpu_name,cpu_usage,gpu_wrk_util\n":
-        "Alibaba's table of sensors",
-    "sn,cpu_milli,memory_mib,gpu,model\nn0,1,1,2,P100\n": "a list of nodes",
-    "time,name,application,num_replicas,batch_size\n0,cifar10-0,cifar10,4,128\n": "a Pollux or Sia",
-    "time,machineId,gpu0_util,gpu1_util\n": "Philly's utilisation",
-    "id_job,id_user,time_submit,time_start,time_end,gres_used\n": "a Slurm log of MIT Supercloud",
-    "vmid,subscriptionid,vmcreated,vmdeleted,maxcpu\n": "an Azure trace",
-    "TIMESTAMP,ContextTokens,GeneratedTokens\n": "a trace of inference requests",
-    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n": "a trace of i",
     "       JobID    JobName  Partition      State \n------------ ---------- ---------- \n":
         "sacct without -P",
     "     JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)\n": "squeue",
     '{\n  "meta": {},\n  "jobs": [{"job_id": 1}]}': "sacct --json",
-    "ResNet-18 (batch size 128)\tpython3 main.py\timage\t--num_steps\t0\t9\t1\t1\t-1\t0.0\n":
-        "a Gavel trace",
     '[{"status": "Pass", "vc": "a", "jobid": "b", "attempts": [], "submitted_time": "None"}]':
         "Philly's log",
     "; Version: 2.2\n; Computer: x\n1 0 5 9 4 -1 -1 4 9 -1 1 3 1 -1 1 -1 -1 -1\n": "SWF",

@@ -172,15 +172,9 @@ def _drawn(view: ClusterView, ended: Any, growth: float, dice: np.random.Generat
     work = np.where(to_target, jobs.pass_work * passes, work)
     work = np.where(ended | (to_target & (passes == jobs.passes)), jobs.work, work)
     observed_ptr, observed = _reports(jobs, passed, passes, ended, dice)
-    curves = {
-        j: curve if ended[j] else replace(
-            curve, kappa=curve.kappa * float(factor[j]), final=curve.final * float(dice.random())
-        )
-        for j, curve in jobs.curves.items()
-    }  # fmt: skip
     return jobs.changed(
         work=work, passes=passes, pass_work=jobs.pass_work,
-        observed_ptr=observed_ptr, observed=observed, curves=curves,
+        observed_ptr=observed_ptr, observed=observed,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Columns of a workload: their types, ranges and defaults, in one table, and checks of rows."""
+"""Columns of a workload: their types, ranges and defaults in one table, and all their checks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ COLUMNS: Final = {
     "preemptible": Column(bool, default=True),
     "restart_cost": Column(int, -1, MAX_INTEGER, -1),
     "template": Column(int, -1, MAX_INTEGER, -1),
-    "speedup": Column(int, 0, MAX_INTEGER, 0),
     "cpus_per_gpu": Column(float, 0, MOST_AMOUNT, 0.0),
     "memory_per_gpu_gb": Column(float, 0, MOST_AMOUNT, 0.0),
     "target": Column(float, default=math.nan),
@@ -82,24 +81,22 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         if values is None:
             values = rule.default(found) if callable(rule.default) else np.full(n, rule.default)
         found[key] = column(key, values, names)
-    short = found["passes"] > found["work"]
-    if short.any():
-        i = int(np.argmax(short))
-        what = f"{found['passes'][i]} passes of less than one unit of work"
-        raise InputError(f"{_job(names, i)}passes: {what}")
-    for text in found["source"][[bool(CONTROL.search(t)) for t in found["source"].tolist()]]:
+    refuse_first(
+        found["passes"] > found["work"], names,
+        lambda i: f"passes: {found['passes'][i]} passes of less than one unit of work",
+    )  # fmt: skip
+    for text in set(found["source"].tolist()):
         line("source", text)
-    for key, kind in (("size_ptr", int), ("size", int), ("rate", int), ("observed_ptr", int),
-                      ("observed", float)):  # fmt: skip
+    for key in ("size_ptr", "size", "rate", "observed_ptr", "observed"):
         missing = np.zeros(n + 1 if key == "observed_ptr" else 0, np.int64)
-        found[key] = _flat(key, missing if given[key] is None else given[key], kind)
+        values = missing if given[key] is None else given[key]
+        found[key] = _flat(key, values, float if key == "observed" else int)
     _check_rows(found, n)
     found["types"] = tuple(line("types", kind, empty=False) for kind in given["types"])
     found["speeds"] = _speeds(given["speeds"], found["types"], names)
-    for key, values in (("group", "groups"), ("template", "templates"), ("speedup", "speedups")):
+    for key, values in (("group", "groups"), ("template", "templates")):
         found[values] = tuple(given[values])
-        if found[key].max() >= len(found[values]):
-            known = len(found[values])
+        if found[key].max() >= (known := len(found[values])):
             raise InputError(f"{key}: {found[key].max()} but there are {known} of them")
     _check_times(found, names)
     for g, group in enumerate(found["groups"]):
@@ -114,8 +111,11 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _job(names: Sequence[str], i: int) -> str:
-    return f"job {format_value(names[i])}: "
+def refuse_first(bad: npt.NDArray[np.bool_], names: Sequence[str], what: Any) -> None:
+    """Refuse the first job with its flag set; `what` describes it by its number."""
+    if bad.any():
+        i = int(np.argmax(bad))
+        raise InputError(f"job {format_value(names[i])}: {what(i)}")
 
 
 def _check_names(names: tuple[Any, ...]) -> None:
@@ -137,28 +137,27 @@ def _check_names(names: tuple[Any, ...]) -> None:
 
 def column(key: str, given: Any, names: Sequence[str]) -> npt.NDArray[Any]:
     """One value per job, read-only; the value of a job is refused with its name."""
-    rule, n = COLUMNS[key], len(names)
+    rule = COLUMNS[key]
 
     def value(i: int, one: Any) -> Any:
-        place = f"{_job(names, i)}{key}"
+        place = f"job {format_value(names[i])}: {key}"
         if rule.type is bool:
             return boolean(place, one)
         if rule.type is int:
             return integer(place, one, int(rule.least), int(rule.most))
         return number(place, one, rule.least, rule.most, above=rule.above)
 
-    if isinstance(given, (list, tuple)) and len(given) == n and rule.type is not str:
+    if isinstance(given, (list, tuple)) and len(given) == len(names) and rule.type is not str:
         exact = {int, float} if rule.type is float else {rule.type}
         if not set(map(type, given)) <= exact:
             given = [value(i, one) for i, one in enumerate(given)]
     array = _flat(key, given, rule.type)
-    if len(array) != n:
-        raise InputError(f"{key}: expected {n} values, one per job, got {len(array)}")
+    if len(array) != len(names):
+        raise InputError(f"{key}: expected {len(names)} values, one per job, got {len(array)}")
     if rule.least > -math.inf:
         bad = array <= rule.least if rule.above else array < rule.least
         bad |= ~(array <= rule.most) | (np.isinf(array) if rule.type is float else False)
-        if bad.any():
-            i = int(np.argmax(bad))
+        for i in np.flatnonzero(bad)[:1].tolist():
             value(i, array[i])
     return array
 
@@ -186,9 +185,8 @@ def _speeds(given: Any, types: tuple[str, ...], names: Sequence[str]) -> npt.NDA
     speeds = np.array(() if given is None else given, np.float64).reshape(-1, max(1, len(types)))
     if speeds.shape[0] != len(names) * bool(types) or len(set(types)) < len(types):
         raise InputError(f"speeds: expected {len(names)} rows for {len(types)} distinct types")
-    bad = np.argwhere(~((speeds >= 0) & (speeds <= MOST_SPEED)))
-    for i, t in bad[:1].tolist():
-        place = f"{_job(names, i)}speeds[{format_value(types[t])}]"
+    for i, t in np.argwhere(~((speeds >= 0) & (speeds <= MOST_SPEED)))[:1].tolist():
+        place = f"job {format_value(names[i])}: speeds[{format_value(types[t])}]"
         number(place, float(speeds[i, t]), 0.0, MOST_SPEED)
     speeds.flags.writeable = False
     return speeds.reshape(len(names), len(types))
@@ -197,50 +195,42 @@ def _speeds(given: Any, types: tuple[str, ...], names: Sequence[str]) -> npt.NDA
 def _check_rows(found: dict[str, Any], n: int) -> None:
     """Refuse rows in CSR form that are not aligned, or sizes that do not ascend."""
     for key, values in (("size_ptr", "size"), ("observed_ptr", "observed")):
-        ptr = found[key]
-        if len(ptr) != n + 1 or ptr[0] != 0 or (np.diff(ptr) < 0).any():
-            raise InputError(f"{key}: expected {n + 1} ascending numbers from 0")
-        if ptr[-1] != len(found[values]):
-            raise InputError(f"{key}: ends with {ptr[-1]}, there are {len(found[values])} values")
-    size, rate, first = found["size"], found["rate"], found["size_ptr"][:-1]
-    count = np.diff(found["size_ptr"])
-    if len(rate) != len(size):
-        raise InputError("rate: expected one for every size")
-    if (count == 0).any():
-        raise InputError("size: empty row; every job has a size ((0,) for a task without GPUs)")
-    rising = np.diff(size) > 0
-    rising[first[1:] - 1] = True
-    alone = np.repeat(count == 1, count)
-    if not rising.all() or (size < 0).any() or ((size == 0) & ~alone).any():
+        ptr, count = found[key], len(found[values])
+        if len(ptr) != n + 1 or ptr[0] != 0 or ptr[-1] != count or (np.diff(ptr) < 0).any():
+            raise InputError(f"{key}: expected {n + 1} ascending numbers from 0 to {count}")
+    size, rate, ptr = found["size"], found["rate"], found["size_ptr"]
+    count = np.diff(ptr)
+    if len(rate) != len(size) or (rate < 1).any() or (rate > MOST_RATE).any():
+        raise InputError("rate: expected one for every size, each 1..2^53")
+    rising = np.diff(size, prepend=-1) > 0
+    rising[ptr[:-1][count > 0]] = True
+    zero = (size == 0) & (np.repeat(count, count) > 1)
+    if (count == 0).any() or not rising.all() or (size < 0).any() or zero.any():
         raise InputError("size: expected ascending sizes in every row, 0 only alone")
-    if (rate < 1).any() or (rate > MOST_RATE).any():
-        raise InputError("rate: expected 1..2^53")
 
 
 def _check_times(found: dict[str, Any], names: tuple[str, ...]) -> None:
     """Refuse an order that is not by submit time, and amounts that could overflow in a kernel."""
-    if (np.diff(found["submit"]) < 0).any():
+    submit, size_ptr = found["submit"], found["size_ptr"]
+    if (np.diff(submit) < 0).any():
         raise InputError("submit: not ascending; a workload is sorted by submit time")
-    slowest = np.minimum.reduceat(found["rate"], found["size_ptr"][:-1])
+    slowest = np.minimum.reduceat(found["rate"], size_ptr[:-1])
     speeds = found["speeds"]
     if speeds.size:
         least = np.where(speeds > 0, speeds, 1.0).min(1, initial=1.0)
         slowest = np.maximum(slowest * least, 1).astype(np.int64)
     longest = -(-found["work"] // slowest)
-    late = found["submit"] > MAX_INTEGER - longest
-    if late.any():
-        i = int(np.argmax(late))
-        raise InputError(
-            f"{_job(names, i)}takes {longest[i]} units of time after {found['submit'][i]} "
-            "and would end beyond 2^53"
-        )
-    total = float(longest.sum(dtype=np.float64)) + float(found["submit"][-1])
+    refuse_first(
+        submit > MAX_INTEGER - longest, names,
+        lambda i: f"takes {longest[i]} units of time after {submit[i]} and would end beyond 2^53",
+    )  # fmt: skip
+    total = float(longest.sum(dtype=np.float64)) + float(submit[-1])
     if total > MAX_INTEGER:
         raise InputError(
             f"jobs: take {total:.3g} units of time one after the other, more than 2^53; "
             "use a coarser time_unit"
         )
-    widest = found["size"][found["size_ptr"][1:] - 1]
+    widest = found["size"][size_ptr[1:] - 1]
     if float((widest * longest.astype(np.float64)).sum()) > MOST_WORK:
         raise InputError("jobs: their GPUs times their times add up to more than 2^62")
 

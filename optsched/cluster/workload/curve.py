@@ -51,49 +51,43 @@ class Curve:
         for key in ("initial", "final", "noise"):
             number(f"curve.{key}", getattr(self, key))
         number("curve.kappa", self.kappa, above=True)
+        final = f"the final {format_value(self.final)}"
         if self.initial < self.final:
-            what = f"{format_value(self.initial)} is below the final {format_value(self.final)}"
-            raise InputError(f"curve.initial: {what}: uncertainty falls")
+            what = f"{format_value(self.initial)} is below {final}: uncertainty falls"
+            raise InputError(f"curve.initial: {what}")
         if self.target is not None and not self.final < number("curve.target", self.target):
-            what = f"{format_value(self.target)} is not above the final {format_value(self.final)}"
-            raise InputError(f"curve.target: {what}: never reached")
-
-    def after(self, passes: int) -> npt.NDArray[np.float64]:
-        """U without noise after 1, 2, ..., `passes` passes."""
-        p = np.arange(1, passes + 1, dtype=np.float64)
-        return self.final + (self.initial - self.final) * np.exp(-self.kappa * p)
+            what = f"{format_value(self.target)} is not above {final}: never reached"
+            raise InputError(f"curve.target: {what}")
 
     def reported(self, passes: int, seed: int, name: str) -> npt.NDArray[np.float64]:
         """U with noise after 1, 2, ..., `passes` passes; the noise depends on seed and name only.
 
         A longer row begins with the shorter one.
         """
-        values = self.after(passes)
+        p = np.arange(1, passes + 1, dtype=np.float64)
+        values = self.final + (self.initial - self.final) * np.exp(-self.kappa * p)
         if self.noise == 0:
             return values
         key = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         random = np.random.default_rng([integer("seed", seed), int.from_bytes(key, "little")])
         return np.asarray(np.maximum(values + self.noise * random.standard_normal(passes), 0.0))
 
-    def reached(self, seed: int, name: str, most: int = MOST_PASSES) -> npt.NDArray[np.float64]:
+    def reached(self, seed: int, name: str) -> npt.NDArray[np.float64]:
         """Reports up to the first at or below the target; as many as the job takes passes.
 
         Raises
         ------
         InputError
-            There is no target, or it is not reached in `most` passes.
+            There is no target, or it is not reached in `MOST_PASSES`.
         """
         if self.target is None:
             raise InputError("curve.target: missing, but the job is to end by it")
-        tried = min(64, most)
-        while True:
+        for tried in (64, 512, MOST_PASSES):
             values = self.reported(tried, seed, name)
             below = np.flatnonzero(values <= self.target)
             if len(below):
                 return values[: below[0] + 1]
-            if tried == most:
-                raise InputError(
-                    f"curve.target: {self.target} is not reached in {most} passes (the curve is at "
-                    f"{values[-1]:.6g}); raise it, or kappa"
-                )
-            tried = min(8 * tried, most)
+        raise InputError(
+            f"curve.target: {self.target} is not reached in {MOST_PASSES} passes (the curve is at "
+            f"{values[-1]:.6g}); raise it, or kappa"
+        )

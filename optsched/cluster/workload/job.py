@@ -97,21 +97,13 @@ class Job:
 
 def ascending(place: str, sizes: Any) -> tuple[int, ...]:
     """Allowed numbers of GPUs: not empty, distinct, ascending; 0 only alone."""
+    rule = "expected ascending numbers of GPUs such as (1, 2, 4), or (0,) for none"
     if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
-        raise InputError(
-            f"{place}: expected numbers of GPUs such as (1, 2, 4), got {format_value(sizes)}"
-        )
+        raise InputError(f"{place}: {rule}, got {format_value(sizes)}")
     found = tuple(integer(place, size, 0, MOST_GPUS) for size in sizes)
-    if not found:
-        raise InputError(f"{place}: empty; give at least one number of GPUs ((0,) for none)")
-    if any(b <= a for a, b in pairwise(found)):
-        raise InputError(
-            f"{place}: expected ascending numbers of GPUs, got {format_value(list(found))}"
-        )
-    if found[0] == 0 and len(found) > 1:
-        raise InputError(
-            f"{place}: 0 stands alone, for a task without GPUs, got {format_value(list(found))}"
-        )
+    zero = found[:1] == (0,) and len(found) > 1
+    if not found or zero or any(b <= a for a, b in pairwise(found)):
+        raise InputError(f"{place}: {rule}, got {format_value(list(found))}")
     return found
 
 
@@ -125,21 +117,12 @@ def line(place: str, value: Any, *, empty: bool = True) -> str:
     return text
 
 
-def rates(speedup: Speedup, sizes: tuple[int, ...], place: str = "") -> tuple[int, ...]:
+@lru_cache(maxsize=4096)
+def rates(speedup: Speedup, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Work per unit of time at every size: round(`WORK` * f(g)), `WORK` for a zero-slot task."""
     if not isinstance(speedup, Speedup) or isinstance(speedup, type):
-        raise InputError(
-            f"{place}speedup: expected Linear(), Amdahl(c) or Table(...), "
-            f"got {format_value(speedup)}"
-        )
-    try:
-        return _rates(speedup, sizes)
-    except InputError as error:
-        raise InputError(f"{place}{error.args[0]}") from None
-
-
-@lru_cache(maxsize=4096)
-def _rates(speedup: Speedup, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        what = f"expected Linear(), Amdahl(c) or Table(...), got {format_value(speedup)}"
+        raise InputError(f"speedup: {what}")
     found = []
     for size in sizes:
         speed = number(f"speedup at {size} GPUs", speedup.of(size) if size else 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from optsched.cluster.workload.job import MOST_AMOUNT, line
 from optsched.errors import InputError
-from optsched.io.values import format_value, integer, label, number, one_of
+from optsched.io.values import format_value, integer, number, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 MOST_NODES: Final = 2**20
 MOST_TOTAL: Final = 2**22
 """GPUs of all nodes together."""
-
-KINDS: Final = ("add", "drain", "remove")
 
 MOST_FAILURES: Final = 10**6
 _AT_ONCE: Final = 64
@@ -93,27 +92,25 @@ class Nodes:
             raise InputError(f"nodes: expected 1..{MOST_NODES} nodes, got {n}")
         if total > MOST_TOTAL:
             raise InputError(f"nodes: {total} GPUs in all, more than {MOST_TOTAL}")
-        named = [f"n{i}" for i in range(n)] if names is None else names
-        columns: dict[str, tuple[Any, ...]] = {
-            "names": tuple(label(f"names[{i}]", name) for i, name in enumerate(named)),
+        found: dict[str, tuple[Any, ...]] = {
+            "names": tuple(f"n{i}" for i in range(n)) if names is None else tuple(names),
             "types": ("",) * n if types is None else tuple(types),
             "cpus": (math.inf,) * n if cpus is None else tuple(cpus),
             "memory_gb": (math.inf,) * n if memory_gb is None else tuple(memory_gb),
         }
-        for key, column in columns.items():
+        for key, column in found.items():
             if len(column) != n:
                 raise InputError(f"{key}: {len(column)} {key} for {n} nodes")
-            for value in dict.fromkeys(column if key != "names" else ()):
-                if key == "types":
-                    line("types", value)
+            for value in dict.fromkeys(column):
+                if key in ("names", "types"):
+                    line(key, value)
                 elif value != math.inf:
                     number(key, value, 0.0, MOST_AMOUNT)
-        if len(set(columns["names"])) < n:
-            twice = next(x for i, x in enumerate(columns["names"]) if x in columns["names"][:i])
-            raise InputError(f"names: {format_value(twice)} is there twice")
+        if twice := [name for name, times in Counter(found["names"]).items() if times > 1]:
+            raise InputError(f"names: {format_value(twice[0])} is there twice")
         units = integer("zero_slots", zero_slots, 0, MOST_TOTAL)
         made = cls.__new__(cls)
-        made.__dict__.update(gpus=sizes, zero_slots=units, **columns)
+        made.__dict__.update(gpus=sizes, zero_slots=units, **found)
         return made
 
     @classmethod
@@ -125,17 +122,17 @@ class Nodes:
         """
         rows: list[tuple[Any, ...]] = []
         for part in text.split(","):
-            found = _GROUP.fullmatch(part.strip())
             try:
-                count, gpus = int((found and found[1]) or 1), int(found[2])  # type: ignore[index]
-                limits = [float(found[k]) if found and found[k] else math.inf for k in (4, 5)]
-            except (TypeError, ValueError):
+                count, gpus, kind, *limits = _GROUP.fullmatch(part.strip()).groups()  # type: ignore[union-attr]
+                row = (int(gpus), kind or "", *(float(x) if x else math.inf for x in limits))
+            except (AttributeError, ValueError):
                 raise InputError(
                     f"nodes: expected 16x8, 8,8,4 or 4x8:A100:96:1024,2x4:V100 (CPUs, GB), got "
                     f"{format_value(part)}"
                 ) from None
-            integer("nodes", count and count + len(rows), 1, MOST_NODES)
-            rows += [(gpus, (found and found[3]) or "", *limits)] * count
+            times = int(count or 1)
+            integer("nodes", times and times + len(rows), 1, MOST_NODES)
+            rows += [row] * times
         of, types, cpus, memory = zip(*rows, strict=True)
         return cls.of(of, types=types, cpus=cpus, memory_gb=memory)
 
@@ -165,7 +162,7 @@ class NodeChange:
     def __post_init__(self) -> None:
         integer("changes: time", self.time)
         integer("changes: node", self.node, 0, MOST_NODES)
-        one_of("changes: kind", self.kind, KINDS)
+        one_of("changes: kind", self.kind, ("add", "drain", "remove"))
 
 
 @dataclass(frozen=True)

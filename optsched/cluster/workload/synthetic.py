@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.cluster.workload.curve import Curve
 from optsched.cluster.workload.job import MOST_WORK, WORK, Job, ascending
-from optsched.cluster.workload.speedup import Amdahl, Linear, Speedup, Table
+from optsched.cluster.workload.speedup import Amdahl, Linear, Speedup
 from optsched.cluster.workload.workload import Workload
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
@@ -70,7 +70,15 @@ def synthetic(
     integer("gpus", gpus, 1, 2**24)
     integer("groups", groups, 1, 10**6)
     random = np.random.default_rng(integer("seed", seed))
-    gang = _gangs(random, jobs, gpus, PHILLY_SIZES if sizes is None else sizes)
+    shares = {
+        integer("sizes", size, 1, 2**24): number(f"sizes[{format_value(size)}]", share)
+        for size, share in (PHILLY_SIZES if sizes is None else sizes).items()
+        if size <= gpus
+    }
+    total = sum(shares.values())
+    if total <= 0:
+        raise InputError(f"sizes: no gang with a positive share has at most {gpus} GPUs")
+    gang = random.choice(list(shares), jobs, p=np.array(list(shares.values())) / total)
     median = number("duration: median", duration[0], above=True)
     sigma = number("duration: sigma", duration[1], 0.0, 10.0)
     logs = math.log(median) + sigma * random.standard_normal(jobs)
@@ -88,21 +96,6 @@ def synthetic(
             work=d * round(WORK * law.of(g)), speedup=law, passes=passes, group=f"u{owner[i]}",
         ))  # fmt: skip
     return Workload.of(made, name=f"synthetic:{jobs}", seed=seed)
-
-
-def _gangs(
-    random: np.random.Generator, jobs: int, gpus: int, shares: Mapping[int, float]
-) -> IntArray:
-    found = {
-        integer("sizes", size, 1, 2**24): number(f"sizes[{format_value(size)}]", share)
-        for size, share in shares.items()
-        if size <= gpus
-    }
-    total = sum(found.values())
-    if total <= 0:
-        raise InputError(f"sizes: no gang with a positive share has at most {gpus} GPUs")
-    chosen = random.choice(list(found), jobs, p=np.array(list(found.values())) / total)
-    return np.asarray(chosen, np.int64)
 
 
 def _poisson(random: np.random.Generator, gap: float, jobs: int) -> IntArray:
@@ -123,12 +116,6 @@ class Kind(NamedTuple):
     step_ms: int
     curve: tuple[float, float, float]
     """U_0, U_inf, and kappa times the passes: our assumption, the source gives no curves."""
-
-    def curve_of(self, factor: float) -> Curve:
-        """A curve that is at its target after about ``passes * factor`` passes."""
-        initial, final, bend = self.curve
-        target = final + (initial - final) * math.exp(-bend)
-        return Curve(initial, final, bend / (self.passes * factor), target, NOISE)
 
 
 REFERENCE: Final = (
@@ -163,7 +150,6 @@ def entropy_workload(
     sizes: Sequence[int] | None = None,
     mean_service: float = MEAN_SERVICE,
     load: float | None = None,
-    by_quota: bool = False,
 ) -> Workload:
     """The reference workload for the Entropy paper; times in seconds.
 
@@ -186,9 +172,6 @@ def entropy_workload(
         Seconds on two GPUs; 437 for Table 8.
     load
         Poisson arrivals: GPU time on two GPUs that arrives per unit of time, over `gpus`.
-    by_quota
-        Passes as printed, N = g rho samples on g GPUs (12), with all samples on two GPUs: a smaller
-        quota trains less in the same passes. False: a pass is all samples at any quota.
     """
     integer("jobs", jobs, 1, 10**6)
     integer("gpus", gpus, 1, 2**24)
@@ -207,20 +190,20 @@ def entropy_workload(
         share = number("load", load, 0.0, MOST_LOAD, above=True) * gpus
         submit = _poisson(random, GANG * mean_service / share, jobs)
     names = [f"{kind.name}-{i:0{len(str(jobs - 1))}d}" for i, kind in enumerate(kinds)]
-    curves = [kind.curve_of(times) for kind, times in zip(kinds, factor, strict=True)]
+    curves = []
+    for kind, times in zip(kinds, factor, strict=True):  # at the target after passes * times
+        begin, end, bend = kind.curve
+        target = end + (begin - end) * math.exp(-bend)
+        curves.append(Curve(begin, end, bend / (kind.passes * times), target, NOISE))
     passes = [len(curve.reached(seed, name)) for curve, name in zip(curves, names, strict=True)]
     raw = np.array([k.samples / BATCH * k.step_ms for k in kinds])  # of a pass, on one GPU
     mean = float((raw * passes).mean()) / law.of(GANG)
-    speedup: Speedup = law
-    if by_quota:  # g GPUs have g times the samples of one: (12)
-        raw /= GANG
-        speedup = Table({g: law.of(g) / g for g in {1, *allowed}})
     scale = mean_service / mean * WORK
     made = []
     for i, kind in enumerate(kinds):
         pass_work = max(1, round(min(raw[i] * scale, float(MOST_WORK))))
         made.append(Job(
-            name=names[i], submit=int(submit[i]), sizes=allowed, speedup=speedup,
+            name=names[i], submit=int(submit[i]), sizes=allowed, speedup=law,
             work=integer("mean_service: work", pass_work * passes[i], 1, MOST_WORK),
             passes=passes[i], curve=curves[i], template=kind.name,
         ))  # fmt: skip

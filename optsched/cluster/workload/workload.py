@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,10 +20,11 @@ from optsched.cluster.workload.job import (
     rates,
 )
 from optsched.errors import InputError
+from optsched.io.strict_json import placed
 from optsched.io.values import format_value, integer, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -71,8 +72,6 @@ class Workload:
     size: IntArray
     rate: IntArray
     """round(`WORK` * f(size)) beside every size; `WORK` beside size 0 (zero-slot tasks)."""
-    speedups: tuple[Speedup, ...]
-    speedup: IntArray = _LATER
     groups: tuple[Group, ...] = ()
     group: IntArray = _LATER
     estimate: IntArray = _LATER
@@ -104,8 +103,6 @@ class Workload:
     types: tuple[str, ...] = ()
     speeds: npt.NDArray[np.float64] = _LATER
     """(jobs, types): factor on the speed on every type of GPU, 0: not on that one; 1 on others."""
-    curves: Mapping[int, Curve] = field(default_factory=dict)
-    """Curve of every job that has one, by its number."""
 
     def __post_init__(self) -> None:
         self.__dict__.update(checked(self.__dict__))
@@ -145,56 +142,29 @@ class Workload:
     def __len__(self) -> int:
         return len(self.submit)
 
-    def __iter__(self) -> Iterator[Job]:
-        return (self[i] for i in range(len(self)))
-
-    @overload
-    def __getitem__(self, key: int) -> Job: ...
-    @overload
-    def __getitem__(self, key: slice) -> Workload: ...
-    def __getitem__(self, key: int | slice) -> Job | Workload:
-        """One job, or the workload of a slice of them."""
-        if isinstance(key, slice):
-            return self.take(np.arange(len(self))[key])
-        try:
-            i = range(len(self))[key]
-        except TypeError:
-            what = f"expected a number or a slice, got {format_value(key)}"
-            raise InputError(f"workload: {what}") from None
-        template, cost = int(self.template[i]), int(self.restart_cost[i])
-        copied = (*_COPIED, "work", "passes", "estimate")
-        return Job(
-            name=self.names[i],
-            sizes=tuple(self.sizes_of(i).tolist()),
-            speedup=self.speedups[int(self.speedup[i])],
-            curve=self.curves.get(i),
-            group=self.groups[int(self.group[i])].name,
-            restart_cost=None if cost < 0 else cost,
-            template="" if template < 0 else self.templates[template],
-            speeds=dict(zip(self.types, self.speeds[i].tolist(), strict=True)),
-            **{name: getattr(self, name)[i].item() for name in copied},
-        )
+    def __getitem__(self, key: slice) -> Workload:
+        """The workload of a slice of the jobs."""
+        if not isinstance(key, slice):
+            raise InputError(f"workload: expected a slice, got {format_value(key)}")
+        return self.take(np.arange(len(self))[key])
 
     def take(self, jobs: npt.ArrayLike) -> Workload:
         """The workload of these jobs (numbers, or a mask), in their present order."""
         chosen = np.asarray(jobs)
-        if chosen.size == 0:
-            raise InputError("jobs: none chosen; a workload has at least one")
         if chosen.dtype == np.bool_ and chosen.shape == (len(self),):
             chosen = np.flatnonzero(chosen)
+        if chosen.size == 0:
+            raise InputError("jobs: none chosen; a workload has at least one")
         if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
             raise InputError("jobs: expected numbers of jobs, or one truth value per job")
-        if chosen.min(initial=0) < 0 or chosen.max(initial=0) >= len(self):
+        if chosen.min() < 0 or chosen.max() >= len(self):
             raise InputError(f"jobs: expected numbers in 0..{len(self) - 1}")
         chosen = np.sort(chosen)
-        new: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        new |= {key: new[key][chosen] for key in (*COLUMNS, "speeds")}
+        new: dict[str, Any] = {key: getattr(self, key)[chosen] for key in (*COLUMNS, "speeds")}
         for key, ptr in (("size", "size_ptr"), ("rate", "size_ptr"), ("observed", "observed_ptr")):
-            new[ptr], new[key] = picked(getattr(self, ptr), new[key], chosen)
+            new[ptr], new[key] = picked(getattr(self, ptr), getattr(self, key), chosen)
         new["names"] = tuple(self.names[i] for i in chosen.tolist())
-        place = {old: k for k, old in enumerate(chosen.tolist())}
-        new["curves"] = {place[i]: c for i, c in self.curves.items() if i in place}
-        return Workload(**new)
+        return replace(self, **new)
 
     def with_estimate_error(self, sigma: float, seed: int) -> Workload:
         """Multiply every estimate by a seeded lognormal factor exp(sigma * normal).
@@ -218,17 +188,14 @@ class Workload:
 
         With `work` or `passes` the `pass_work` follows unless it is given too.
         """
-        known = {f.name for f in fields(self)}
+        known = sorted(f.name for f in fields(self))
         for key in columns:
             if key not in known:
-                raise InputError(
-                    f"workload: no column {format_value(key)} (there are "
-                    f"{', '.join(sorted(known))})"
-                )
-        new = {f.name: getattr(self, f.name) for f in fields(self)} | columns
-        if columns.keys() & {"work", "passes"} and "pass_work" not in columns:
-            new["pass_work"] = None
-        return Workload(**new)
+                what = f"no column {format_value(key)} (there are {', '.join(known)})"
+                raise InputError(f"workload: {what}")
+        if columns.keys() & {"work", "passes"}:
+            columns = {"pass_work": None} | columns
+        return replace(self, **columns)
 
     def sizes_of(self, job: int) -> IntArray:
         """Allowed sizes of a job, ascending."""
@@ -249,15 +216,11 @@ class Workload:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Workload):
             return NotImplemented
-        for f in fields(self):
-            mine, its = getattr(self, f.name), getattr(other, f.name)
-            if isinstance(mine, np.ndarray):
-                nan = mine.dtype.kind == "f"
-                if not np.array_equal(mine, its, equal_nan=nan):
-                    return False
-            elif mine != its:
-                return False
-        return True
+        return all(
+            np.array_equal(x, y, equal_nan=x.dtype.kind == "f") if isinstance(x, np.ndarray)
+            else x == y
+            for x, y in ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        )  # fmt: skip
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -278,108 +241,92 @@ def _columns_of(jobs: Iterable[Job], groups: Sequence[Group], seed: int) -> dict
     for i, job in enumerate(rows):
         if not isinstance(job, Job):
             raise InputError(f"jobs[{i}]: expected a Job, got {format_value(job)}")
-        line(f"jobs[{i}].name", job.name, empty=False)
-    submit = column("submit", [job.submit for job in rows], [job.name for job in rows])
+    submit = column("submit", [job.submit for job in rows], [str(job.name) for job in rows])
     rows = [rows[i] for i in np.argsort(submit, kind="stable").tolist()]
-    names = [job.name for job in rows]
-    places = [f"job {format_value(name)}: " for name in names]
     for key in ("group", "template"):
         for text in dict.fromkeys(getattr(job, key) for job in rows):
             line(key, text)
-    templates = tuple(sorted({job.template for job in rows} - {""}))
-    number_of = {name: k for k, name in enumerate(templates)} | {"": -1}
-    all_groups = grouped([job.group for job in rows], groups)
-    at = {group.name: k for k, group in enumerate(all_groups)}
-    curves = {i: job.curve for i, job in enumerate(rows) if job.curve is not None}
-    reports, passes, work = _passes(rows, places, seed)
-    observed_ptr, observed = csr(reports, np.float64)
+    found: dict[str, Any] = {key: [getattr(job, key) for job in rows] for key in _COPIED}
+    found["work"], found["passes"] = ([getattr(j, key) for j in rows] for key in ("work", "passes"))
+    reports: list[list[float]] = [[] for _ in rows]
     target, initial = np.full((2, len(rows)), np.nan)
-    for i, curve in curves.items():
-        initial[i], target[i] = curve.initial, np.nan if curve.target is None else curve.target
-    sizes = [ascending(f"{places[i]}sizes", job.sizes) for i, job in enumerate(rows)]
-    return {
-        **{key: [getattr(job, key) for job in rows] for key in _COPIED},
-        **sized(names, sizes, [job.speedup for job in rows]), **_typed(rows, places),
-        "names": tuple(names), "work": work, "passes": passes,
-        "estimate": [work[i] if job.estimate is None else job.estimate
-                     for i, job in enumerate(rows)],
-        "group": [at[job.group] for job in rows], "groups": all_groups,
-        "template": [number_of[job.template] for job in rows], "templates": templates,
-        "source": [job.template for job in rows],
+    sizes = []
+    for i, job in enumerate(rows):
+        with placed(f"job {format_value(job.name)}: "):
+            sizes.append(ascending("sizes", job.sizes))
+            if not isinstance(job.speeds, Mapping):
+                what = 'expected speeds by type such as {"A100": 2.0}'
+                raise InputError(f"speeds: {what}, got {format_value(job.speeds)}")
+            for kind, speed in job.speeds.items():
+                number(f"speeds[{format_value(kind)}]", speed, 0.0, MOST_SPEED)
+            if job.curve is not None:
+                reports[i], found["work"][i] = _reports(job, job.curve, seed)
+                initial[i] = job.curve.initial
+                if job.curve.target is not None:
+                    found["passes"][i], target[i] = len(reports[i]), job.curve.target
+    pairs = zip(rows, found["work"], strict=True)
+    found["estimate"] = [work if job.estimate is None else job.estimate for job, work in pairs]
+    types = tuple(dict.fromkeys(kind for job in rows for kind in job.speeds))
+    speeds = [[job.speeds.get(kind, 1.0) for kind in types] for job in rows] if types else None
+    names = [job.name for job in rows]
+    observed_ptr, observed = csr(reports, np.float64)
+    return found | {
+        **sized(names, sizes, [job.speedup for job in rows]), "names": tuple(names),
+        **numbered([job.group for job in rows], [job.template for job in rows], groups),
+        "types": types, "speeds": speeds, "source": [job.template for job in rows],
         "restart_cost": [-1 if job.restart_cost is None else job.restart_cost for job in rows],
         "observed_ptr": observed_ptr, "observed": observed, "target": target, "initial": initial,
-        "curves": curves,
     }  # fmt: skip
+
+
+def _reports(job: Job, curve: Curve, seed: int) -> tuple[list[float], int]:
+    """Reports of a job after every pass, and its true work."""
+    if not isinstance(curve, Curve):
+        raise InputError(f"curve: expected a Curve, got {format_value(curve)}")
+    integer("passes of a job with a curve", job.passes, 1, 10**6)
+    if curve.target is None:
+        return curve.reported(job.passes, seed, job.name).tolist(), job.work
+    found = curve.reached(seed, job.name).tolist()
+    if len(found) == job.passes:
+        return found, job.work
+    work = -(-integer("work", job.work, 1, MOST_WORK) // job.passes) * len(found)
+    return found, integer("work until the target", work, 1, MOST_WORK)
 
 
 def sized(
     names: Sequence[str], sizes: Sequence[Sequence[int]], speedups: Sequence[Speedup]
 ) -> dict[str, Any]:
-    """Distinct speed-ups, that of every job, and sizes with their rates in CSR form."""
-    distinct: dict[Any, int] = {}
-    known: dict[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
-    for i, (one, speedup) in enumerate(zip(sizes, speedups, strict=True)):
+    """Sizes with their rates in CSR form."""
+    known: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
+    rows = []
+    for name, one, speedup in zip(names, sizes, speedups, strict=True):
         key = id(speedup), tuple(one)
         if key not in known:
-            rate = rates(speedup, key[1], f"job {format_value(names[i])}: ")
-            known[key] = distinct.setdefault(speedup, len(distinct)), rate
-    rows = [known[id(s), tuple(one)] for one, s in zip(sizes, speedups, strict=True)]
+            with placed(f"job {format_value(name)}: "):
+                known[key] = rates(speedup, key[1])
+        rows.append(known[key])
     size_ptr, size = csr(sizes, np.int64)
-    return {
-        "speedups": tuple(distinct), "speedup": np.array([which for which, _ in rows], np.int64),
-        "size_ptr": size_ptr, "size": size, "rate": csr([row for _, row in rows], np.int64)[1],
-    }  # fmt: skip
+    return {"size_ptr": size_ptr, "size": size, "rate": csr(rows, np.int64)[1]}
 
 
-def _typed(rows: Sequence[Job], places: Sequence[str]) -> dict[str, Any]:
-    """Types of GPUs that jobs name, and the jobs' speeds there."""
-    for place, job in zip(places, rows, strict=True):
-        if not isinstance(job.speeds, Mapping):
-            what = 'expected speeds by type such as {"A100": 2.0}'
-            raise InputError(f"{place}speeds: {what}, got {format_value(job.speeds)}")
-        for kind, speed in job.speeds.items():
-            number(f"{place}speeds[{format_value(kind)}]", speed, 0.0, MOST_SPEED)
-    types = tuple(dict.fromkeys(kind for job in rows for kind in job.speeds))
-    speeds = [[job.speeds.get(kind, 1.0) for kind in types] for job in rows] if types else None
-    return {"types": types, "speeds": speeds}
-
-
-def grouped(names: Iterable[str], given: Sequence[Group]) -> tuple[Group, ...]:
-    """The groups given, then those that jobs name, in the order in which their jobs come."""
+def numbered(
+    group: Sequence[str], template: Sequence[str], given: Sequence[Group] = ()
+) -> dict[str, Any]:
+    """Groups (those given, then others in the order of their jobs) and templates by number."""
     known: dict[str, Group] = {}
-    for g, group in enumerate(given):
-        if not isinstance(group, Group):
-            raise InputError(f"groups[{g}]: expected a Group, got {format_value(group)}")
-        if group.name in known:
-            raise InputError(f"groups[{g}].name: {format_value(group.name)} is there twice")
-        known[group.name] = group
-    for name in dict.fromkeys(names):
+    for g, one in enumerate(given):
+        if not isinstance(one, Group):
+            raise InputError(f"groups[{g}]: expected a Group, got {format_value(one)}")
+        if one.name in known:
+            raise InputError(f"groups[{g}].name: {format_value(one.name)} is there twice")
+        known[one.name] = one
+    for name in group:
         known.setdefault(name, Group(name))
-    return tuple(known.values())
-
-
-def _passes(
-    rows: Sequence[Job], places: Sequence[str], seed: int
-) -> tuple[list[list[float]], list[Any], list[Any]]:
-    """Reports, true passes, and true work of every job."""
-    reports: list[list[float]] = [[] for _ in rows]
-    passes, work = [job.passes for job in rows], [job.work for job in rows]
-    for i, (job, place) in enumerate(zip(rows, places, strict=True)):
-        curve = job.curve
-        if curve is None:
-            continue
-        if not isinstance(curve, Curve):
-            raise InputError(f"{place}curve: expected a Curve, got {format_value(curve)}")
-        integer(f"{place}passes of a job with a curve", job.passes, 1, 10**6)
-        if curve.target is None:
-            reports[i] = curve.reported(job.passes, seed, job.name).tolist()
-            continue
-        try:
-            reports[i] = curve.reached(seed, job.name).tolist()
-        except InputError as error:
-            raise InputError(f"{place}{error.args[0]}") from None
-        passes[i] = len(reports[i])
-        if passes[i] != job.passes:
-            total = -(-integer(f"{place}work", job.work, 1, MOST_WORK) // job.passes) * passes[i]
-            work[i] = integer(f"{place}work until the target", total, 1, MOST_WORK)
-    return reports, passes, work
+    templates = sorted({*template} - {""})
+    at = {name: k for k, name in enumerate(known)}
+    place = {name: k for k, name in enumerate(templates)} | {"": -1}
+    return {
+        "groups": tuple(known.values()), "group": np.array([at[name] for name in group], np.int64),
+        "templates": tuple(templates),
+        "template": np.array([place[name] for name in template], np.int64),
+    }  # fmt: skip
