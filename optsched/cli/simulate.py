@@ -24,10 +24,10 @@ from optsched.cli.options import (
 from optsched.cli.output import RunOutputs
 from optsched.cli.progress import FIRST_AFTER, Bar
 from optsched.cluster.expected import expected_starts
+from optsched.cluster.policies.packing_table import PackingTable
 from optsched.cluster.workload.nodes import NodeChange, NodeFailures, Nodes
 from optsched.cluster.workload.synthetic import entropy_workload, synthetic
 from optsched.cluster.workload.trace import read_trace
-from optsched.cluster.world.packing_table import PackingTable
 from optsched.cluster.world.start import read_start
 from optsched.errors import InputError
 from optsched.io.files import read_bytes

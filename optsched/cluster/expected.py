@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
-    from optsched.cluster.world.policy import Policy
-    from optsched.cluster.world.reasons import Reason
+    from optsched.cluster.world.policy import Policy, Reason
     from optsched.model.schedule import IntArray
 
 

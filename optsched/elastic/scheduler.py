@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optsched.cluster.world.errors import PolicyError, Stalled
-from optsched.cluster.world.policy import Decision
+from optsched.cluster.world.policy import Decision, PolicyError, Stalled
 from optsched.cluster.world.settings import Settings
 from optsched.elastic import live
 from optsched.elastic.live import ENDED, FAILED, JOINING, PENDING, RUNNING, STOPPING, UNBORN

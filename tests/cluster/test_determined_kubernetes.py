@@ -19,7 +19,7 @@ from optsched.cluster.determined import (
     decide,
     kubernetes,
 )
-from optsched.cluster.world.reasons import Why
+from optsched.cluster.world.policy import Why
 
 PODS = tuple(Task(f"{job}{i}", 1, job, requested=i) for i in range(8) for job in "ab")
 """Two jobs of 8 pods, whose controllers create them at the same time."""

@@ -29,7 +29,7 @@ from optsched.cluster.determined import (
     priority,
 )
 from optsched.cluster.determined.policies import FairShare
-from optsched.cluster.world.reasons import Why
+from optsched.cluster.world.policy import Why
 from optsched_solvers.quota import proportional
 
 

@@ -18,7 +18,7 @@ from optsched.cluster import (
     Stalled,
     simulate,
 )  # fmt: skip
-from optsched.cluster.world.packing_table import PackingTable
+from optsched.cluster.policies.packing_table import PackingTable
 from optsched.errors import InputError
 
 UNIT = 10**6
@@ -70,7 +70,7 @@ ONE, TWO, ELASTIC = (1,), (2,), (1, 2, 4)
         ([ELASTIC], {0: [4]}, {"nodes": {0: {0: 4}}}, "too few free GPUs"),
         ([ELASTIC], {0: [2]}, {"nodes": {0: 3}}, "expected node -> GPUs"),
         ([ELASTIC], {0: [2]}, {"nodes": {4: {0: 2}}}, "expected a position 0..0"),
-        ([ELASTIC], {0: [2]}, {"nodes": {0: {0: 1.5}}}, "not an integer"),
+        ([ELASTIC], {0: [2]}, {"nodes": {0: {0: 1.5}}}, "expected (the|a) number of"),
         ([ELASTIC], {0: [2]}, {"nodes": [2]}, "expected a mapping"),
         ([ONE, ONE], {0: [1, 1]}, {"order": np.array([0, 2])}, "expected positions 0..1, got 2"),
         ([ONE], {0: [1]}, {"wake_at": 0}, "wake_at: expected a time after now"),

@@ -11,10 +11,10 @@ from toy_policies import Anything, Greedy
 
 import optsched
 from optsched.cluster import Decision, Group, Job, NodeChange, Nodes, Settings, Workload, simulate
+from optsched.cluster.policies.packing_table import PackingTable
 from optsched.cluster.world.build import world
 from optsched.cluster.world.engine import simulate_generic
 from optsched.cluster.world.events import MOST_IDLE
-from optsched.cluster.world.packing_table import PackingTable
 
 UNIT = 10**6
 

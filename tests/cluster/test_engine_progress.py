@@ -20,7 +20,7 @@ from optsched.cluster import (
 )
 from optsched.cluster.policies import get
 from optsched.cluster.policies.allocation import OBJECTIVES
-from optsched.cluster.world import progress
+from optsched.cluster.world import engine
 from optsched.errors import InputError
 
 UNIT = 10**6
@@ -48,7 +48,7 @@ class Turns(Greedy):
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A patience of 500 decisions."""
-    monkeypatch.setattr(progress, "MOST_VAIN", 500)
+    monkeypatch.setattr(engine, "MOST_VAIN", 500)
 
 
 @pytest.mark.parametrize("each", [1, 3, 10])

@@ -11,12 +11,12 @@ from hand_logs import run_of, runs, stay
 from hypothesis import given
 
 from optsched.cluster.policies import get
+from optsched.cluster.policies.packing_table import PackingTable
 from optsched.cluster.simulate import simulate
 from optsched.cluster.workload.job import WORK, Job
 from optsched.cluster.workload.nodes import Nodes
 from optsched.cluster.workload.synthetic import synthetic
 from optsched.cluster.world.log import HALF_A, HALF_B, WHOLE
-from optsched.cluster.world.packing_table import PackingTable
 from optsched.errors import InputError
 from optsched.model.verify import verify
 

@@ -14,7 +14,7 @@ from optsched.cluster import Curve, Group, Job, Nodes, Table, Workload, entropy_
 from optsched.cluster.policies import get
 from optsched.cluster.policies import posterior as p
 from optsched.cluster.workload.job import WORK
-from optsched.cluster.world.build import frozen
+from optsched.cluster.world.layout import frozen
 
 
 def learned(gaps, centre, sigma=0.5, first=float("nan")):

@@ -11,8 +11,7 @@ import numpy as np
 from optsched.cluster.results.run import Run
 from optsched.cluster.workload.job import MOST_WORK
 from optsched.cluster.world.engine import simulate_generic
-from optsched.cluster.world.errors import PolicyError, Stalled
-from optsched.cluster.world.policy import ClusterView, Decision
+from optsched.cluster.world.policy import ClusterView, Decision, PolicyError, Stalled
 from optsched.errors import InputError
 from optsched.model.verify import verify
 from oracles.policy_worlds import World, policy_worlds

@@ -29,7 +29,7 @@ from optsched.io.values import boolean, format_value, one_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from optsched.cluster.world.reasons import Reason
+    from optsched.cluster.world.policy import Reason
     from optsched.model.schedule import IntArray
 
 SCHEDULERS: Final = ("fair_share", "priority", "kubernetes")

@@ -43,7 +43,7 @@ class Start(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Waiting(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A waiting task: a word of `optsched.cluster.world.reasons.Why`, and a sentence."""
+    """A waiting task: a word of `optsched.cluster.world.policy.Why`, and a sentence."""
 
     task: str
     why: str

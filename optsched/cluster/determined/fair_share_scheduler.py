@@ -15,7 +15,7 @@ import numpy as np
 
 from optsched.cluster.determined.fitting import Outcome, go_sorted, placed_again
 from optsched.cluster.determined.reasons import explained, in_slots, unplaced
-from optsched.cluster.world.reasons import Reason, Why
+from optsched.cluster.world.policy import Reason, Why
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

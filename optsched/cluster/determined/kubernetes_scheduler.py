@@ -13,7 +13,7 @@ import numpy as np
 
 from optsched.cluster.determined.fitting import Outcome, place_each
 from optsched.cluster.determined.reasons import explained, unplaced
-from optsched.cluster.world.reasons import Reason, Why
+from optsched.cluster.world.policy import Reason, Why
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ from optsched.cluster.determined.fair_share_scheduler import share_slots
 from optsched.cluster.determined.fitting import Agents, Kind, Tasks, by_hash
 from optsched.cluster.determined.priority_scheduler import place_by_level
 from optsched.cluster.determined.state import FITS
-from optsched.cluster.policies.gangs import checked_gang
+from optsched.cluster.policies.rigid import checked_gang
 from optsched.cluster.world.policy import Decision
 from optsched.io.values import boolean, format_value, one_of
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from optsched.cluster.determined.reasons import Explain
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
-    from optsched.cluster.world.policy import ClusterView
-    from optsched.cluster.world.reasons import Reason
+    from optsched.cluster.world.policy import ClusterView, Reason
     from optsched.model.schedule import IntArray
 
 _UNITS = 2**40

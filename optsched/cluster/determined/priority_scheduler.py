@@ -13,7 +13,7 @@ import numpy as np
 
 from optsched.cluster.determined.fitting import go_sorted, place_each, placed_again
 from optsched.cluster.determined.reasons import explained, unplaced
-from optsched.cluster.world.reasons import Reason, Why
+from optsched.cluster.world.policy import Reason, Why
 from optsched.io.values import format_value
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
-from optsched.cluster.world.reasons import Reason, Why
+from optsched.cluster.world.policy import Reason, Why
 from optsched.io.values import format_value
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from optsched.cluster.policies.gangs import checked_gang
-from optsched.cluster.policies.rigid import Rigid, size_index
+from optsched.cluster.policies.packing_table import PackingTable
+from optsched.cluster.policies.rigid import Rigid, checked_gang, size_index
 from optsched.cluster.world.compiled import Choice
-from optsched.cluster.world.packing_table import PackingTable
 from optsched.errors import InputError
 from optsched.io.values import format_value, number
 from optsched.kernels.compile import helper

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.cluster.world.build import frozen
+from optsched.cluster.world.layout import frozen
 from optsched.kernels.compile import INT, entry, helper
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from optsched.cluster.policies.gangs import checked_gang
 from optsched.cluster.workload.job import PER_SECOND
+from optsched.cluster.workload.speedup import MOST_GPUS
 from optsched.cluster.world.compiled import Choice, RulePolicy
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer, one_of
@@ -35,6 +35,11 @@ NEVER: Final = 2**62
 _ROUND: Final = 60
 _THRESHOLD: Final = 18_000
 """Seconds."""
+
+
+def checked_gang(gang: int | None) -> int | None:
+    """The option ``gang``."""
+    return None if gang is None else integer("gang", gang, 1, MOST_GPUS)
 
 
 class Rigid(RulePolicy):

@@ -10,7 +10,7 @@ import numpy as np
 
 from optsched.cluster.results.held import absences, held, span
 from optsched.cluster.world.engine import first_view
-from optsched.cluster.world.reasons import Reason, Why, of_free_gpus
+from optsched.cluster.world.policy import Reason, Why, of_free_gpus
 from optsched.errors import InputError
 from optsched.io.values import integer
 

@@ -34,18 +34,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 import numba
 import numpy as np
 from numba import types
-from numba.core.errors import TypingError
+from numba.core.errors import NumbaError, TypingError
 from numba.extending import intrinsic, overload
 
 from optsched.cluster.world.apply import turn
-from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
-from optsched.cluster.world.enact import failed, refused
-from optsched.cluster.world.engine import simulate_generic
-from optsched.cluster.world.errors import PolicyError
-from optsched.cluster.world.layout import DECIDE, LOG_FULL, PRESENT, STALLED, TOO_LATE
+from optsched.cluster.world.build import world
+from optsched.cluster.world.enact import check_end, failed
+from optsched.cluster.world.engine import MOST_VAIN, Progress, simulate_generic
+from optsched.cluster.world.layout import DECIDE, LOG_FULL, PRESENT
+from optsched.cluster.world.log import Log, grown, log_of
 from optsched.cluster.world.pointers import at
-from optsched.cluster.world.policy import Decision
-from optsched.cluster.world.progress import MOST_VAIN, Progress
+from optsched.cluster.world.policy import Decision, PolicyError
 from optsched.cluster.world.rule_view import columns_of, viewer_of
 from optsched.errors import InputError
 from optsched.io.values import boolean, format_value
@@ -57,13 +56,12 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.layout import World
-    from optsched.cluster.world.log import Log
     from optsched.cluster.world.policy import ClusterView
     from optsched.cluster.world.settings import Settings
 
 _LONGEST: Final = 200
 """Characters of an error message of numba."""
-PAUSE: Final = -100
+_PAUSE: Final = -100
 """After `MOST_VAIN` decisions: see whether the policy makes progress, and call again."""
 _LENGTH: Final = -101
 _ORDER: Final = -102
@@ -75,9 +73,6 @@ _WRONG: Final = {
     _SHARE: "share: expected {} positions or none",
     _WAKE: "wake_at: expected a time after now, or 0",
 }
-
-
-_LEFT_OUT: Final = "give Choice all values before the last one that you give, () for no order"
 
 
 class Choice(NamedTuple):
@@ -133,19 +128,18 @@ class RulePolicy:
         if known is None or known[0] is not view.workload or known[1] is not view.settings:
             jobs = view.workload
             nodes: Any = view.nodes
-            given = self.arguments(jobs, nodes, view.settings)
             none = jobs.size[jobs.size_ptr[:-1]] == 0
-            known = view.workload, view.settings, given, none if none.any() else None
+            given = self.arguments(jobs, nodes, view.settings)
+            known = jobs, view.settings, given, none if none.any() else None
             self.__dict__["_known"] = known
         answer = self.rule(view, *known[2])
         choice = answer if isinstance(answer, Choice) else Choice(answer)
         quota = np.asarray(choice.quota)
         if known[3] is not None:
             quota = np.where(known[3][view.job], -1, quota)
-        order = np.asarray(choice.order) if len(choice.order) else None
         if len(choice.share) not in (0, len(view.job)):
-            message = _WRONG[_SHARE].format(len(view.job))
-            raise PolicyError(f"policy {format_value(self.name)} at time {view.time}: {message}")
+            raise _wrong(self.name, view.time, _SHARE, len(view.job))
+        order = np.asarray(choice.order) if len(choice.order) else None
         share = {i: int(k) for i, k in enumerate(choice.share) if k >= 0}
         return Decision(quota, order=order, wake_at=choice.wake_at or None, share=share)
 
@@ -157,32 +151,43 @@ class RulePolicy:
             np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value
             for value in self.arguments(workload, nodes, settings)
         )
-        kinds = types.BaseTuple.from_types(tuple(map(numba.typeof, arguments)))
-        columns, loop = _loop(self.rule, kinds)
-        mask = sum(1 << k for k, name in enumerate(PRESENT) if name in columns)
+        columns, loop = _loop(self.rule, numba.typeof(arguments))
+        w = world(workload, nodes, settings, getattr(self, "table", None))
+        w.state["clairvoyant"] = int(self.clairvoyant)
+        turn(w.address, sum(1 << k for k, name in enumerate(PRESENT) if name in columns))
         zero = int(bool((workload.size == 0).any()))
-
-        def simulate(w: World) -> Any:
-            if w.state["time"] < 0 or w.state["columns"] == 0:
-                w.state["clairvoyant"] = int(self.clairvoyant)
-                turn(w.address, mask)
+        progress, decisions, status = Progress(), 0, LOG_FULL
+        while status in (LOG_FULL, _PAUSE):
             try:
                 status = loop(_address(), w.address, zero, arguments)
-            except numba.core.errors.NumbaError as error:
-                raise _not_compiled(self.name, error) from error
             except Exception as error:
-                if _leaves_out(error):
-                    message = f"policy {self.name}: numba cannot compile it: {_LEFT_OUT}"
-                    raise InputError(message) from error
-                raise failed(w, self.name, error) from error
-            if status in _WRONG:
-                text = _WRONG[status].format(w.state["active"][0])
-                at = f"policy {format_value(self.name)} at time {w.state['time'][0]}"
-                raise PolicyError(f"{at}: {text}")
-            return status
+                raise self._broke(w, error) from error
+            if status == LOG_FULL:
+                w = grown(w)
+            elif status == _PAUSE:
+                decisions += MOST_VAIN
+                progress.check(w, decisions, self.name)
+            elif status in _WRONG:
+                now, n = int(w.state["time"][0]), int(w.state["active"][0])
+                raise _wrong(self.name, now, status, n)
+        check_end(w, workload, self.name, status)
+        return log_of(w)
 
-        start = world(workload, nodes, settings, getattr(self, "table", None))
-        return run(simulate, start, workload, self.name)
+    def _broke(self, w: World, error: Exception) -> InputError:
+        """The exception for a rule that raises, or that numba cannot compile."""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        if isinstance(error, AssertionError) and "numba" in place.filename:
+            about = "give Choice all values before the last one that you give, () for no order"
+            return InputError(f"policy {self.name}: numba cannot compile it: {about}")
+        if not isinstance(error, NumbaError):
+            return failed(w, self.name, error)
+        text = re.sub(r"View\((?:[^()]|\([^()]*\))*\)", "View", str(error))
+        if found := re.search(r"(quota|order|wake_at|share): expected[^\n]*", text):
+            return PolicyError(f"policy {format_value(self.name)}: {found[0]}")
+        lines = [line.strip() for line in text.splitlines()]
+        lines = [line for line in lines if line and not line.startswith("Failed in")]
+        at = next((f" ({line.rstrip(':')})" for line in lines if line.startswith("File ")), "")
+        return InputError(f"policy {self.name}: numba cannot compile it: {lines[0][:_LONGEST]}{at}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_known"}
@@ -221,46 +226,9 @@ class compiled(RulePolicy):
         return self.rule.__qualname__  # by name, as a function
 
 
-def run(loop: Callable[[World], Any], w: World, workload: Workload, name: str) -> Log:
-    """Call a compiled loop until all jobs have ended.
-
-    Raises
-    ------
-    PolicyError, Stalled, InputError
-        As the generic engine does.
-    """
-    progress, decisions, status = Progress(), 0, LOG_FULL
-    while status in (LOG_FULL, PAUSE):
-        if status == PAUSE:
-            decisions += MOST_VAIN
-            progress.check(w, decisions, name)
-        status = loop(w)
-        if status == LOG_FULL:
-            w = grown(w)
-    if status < 0:
-        raise refused(w, workload, name, -status)
-    if status == STALLED:
-        raise stalled(w, workload, name)
-    if status == TOO_LATE:
-        raise too_late(w, workload, name)
-    return log_of(w)
-
-
-def _not_compiled(name: str, error: Exception) -> InputError:
-    """The exception for a rule that numba cannot compile: reason and place, without types."""
-    text = re.sub(r"View\((?:[^()]|\([^()]*\))*\)", "View", str(error))
-    if found := re.search(r"(quota|order|wake_at|share): expected[^\n]*", text):
-        return PolicyError(f"policy {format_value(name)}: {found[0]}")
-    lines = [line.strip() for line in text.splitlines()]
-    about = [line for line in lines if line and not line.startswith("Failed in")]
-    place = next((f" ({line.rstrip(':')})" for line in about if line.startswith("File ")), "")
-    return InputError(f"policy {name}: numba cannot compile it: {about[0][:_LONGEST]}{place}")
-
-
-def _leaves_out(error: Exception) -> bool:
-    """Whether numba met a `Choice` that leaves out a value before one that it gives."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return isinstance(error, AssertionError) and "numba" in place.filename
+def _wrong(policy: str, time: int, which: int, active: int) -> PolicyError:
+    text = _WRONG[which].format(active)
+    return PolicyError(f"policy {format_value(policy)} at time {time}: {text}")
 
 
 @cache
@@ -287,63 +255,72 @@ def _call(_typing, turn, world):  # type: ignore[no-untyped-def]
     return INT(INT, INT), generate
 
 
-def _choice(answer: Any) -> Any:
-    """The answer of a rule as a `Choice`; compiled code takes the overload below."""
+def _write(w: Any, answer: Any, zero: Any) -> Any:
+    """Write the answer of a rule into the world: the next `turn` applies it (compiled only)."""
     raise NotImplementedError
 
 
-@overload(_choice)
-def _choice_of(answer):  # type: ignore[no-untyped-def]
+@overload(_write)
+def _write_of(w, answer, zero):  # type: ignore[no-untyped-def]
     # numba does not fill in defaults of named tuples: a short one has what was given
-    parts = answer.types if getattr(answer, "instance_class", None) is Choice else ()
-    values = ["answer[0]" if parts else "answer"]
-    _check_row("quota", parts[0] if parts else answer)
-    for k, name in enumerate(Choice._fields[1:], 1):
-        if len(parts) <= k or parts[k] == types.Tuple(()):
-            values.append("0" if name == "wake_at" else "empty(0, int64)")
+    parts = answer.types if getattr(answer, "instance_class", None) is Choice else (answer,)
+    lines, known = [], dict(zip(Choice._fields, _WRITERS, strict=True))
+    for k, (name, part) in enumerate(zip(Choice._fields, parts, strict=False)):
+        if name != "quota" and part == types.Tuple(()):
             continue
-        if name != "wake_at":
-            _check_row(name, parts[k])
-        elif not isinstance(parts[k], types.Integer):
-            raise TypingError(f"{name}: expected a time as an integer, or 0, got {parts[k]}")
-        values.append(f"answer[{k}]")
-    known = {"Choice": Choice, "empty": np.empty, "int64": np.int64}
-    exec(f"def choice(answer):\n    return Choice({', '.join(values)})", known)
-    return known["choice"]
-
-
-def _check_row(name: str, row: Any) -> None:
-    """Refuse what is no array of integers: a list, a tuple or floats would be read wrongly."""
-    kind = getattr(row, "dtype", None)
-    if not isinstance(row, types.Array) or row.ndim != 1 or not isinstance(kind, types.Integer):
-        raise TypingError(f"{name}: expected a row of integers, got one of {kind or row}")
+        if name == "wake_at":
+            if not isinstance(part, types.Integer):
+                raise TypingError(f"{name}: expected a time as an integer, or 0, got {part}")
+        elif getattr(part, "ndim", 0) != 1 or not isinstance(part.dtype, types.Integer):
+            kind = getattr(part, "dtype", None) or part
+            raise TypingError(f"{name}: expected a row of integers, got one of {kind}")
+        value = "answer" if part is answer else f"answer[{k}]"
+        lines.append(f"    wrong = wrong or {name}(w, {value}{', zero' * (name == 'quota')})\n")
+    exec(f"def write(w, answer, zero):\n    wrong = 0\n{''.join(lines)}    return wrong", known)
+    return known["write"]
 
 
 @helper()
-def _write(w, choice, zero):  # type: ignore[no-untyped-def]
-    """Write a choice into the world: the next `turn` applies it."""
+def _write_quota(w, quota, zero):  # type: ignore[no-untyped-def]
     s, n = w.state, w.state.active
-    if len(choice.quota) != n:
+    s.decided, s.ordered, s.sharing = 1, 0, 0
+    if len(quota) != n:
         return _LENGTH
-    if len(choice.order) > n:
-        return _ORDER
-    if len(choice.share) > 0 and len(choice.share) != n:
-        return _SHARE
-    s.sharing = 1 if len(choice.share) > 0 else 0
-    for i in range(len(choice.share)):
-        w.share[i] = choice.share[i]
     for i in range(n):
-        w.quota[i] = choice.quota[i]
+        w.quota[i] = quota[i]
         if zero == 1 and w.size[w.given[w.active[i]].first_size] == 0:
             w.quota[i] = -1
-    for k in range(len(choice.order)):
-        w.order[k] = choice.order[k]
-    if choice.wake_at != 0:
-        if choice.wake_at <= s.time:
-            return _WAKE
-        s.wake = choice.wake_at
-    s.decided, s.ordered = 1, len(choice.order)
-    return DECIDE
+    return 0
+
+
+@helper()
+def _write_order(w, order):  # type: ignore[no-untyped-def]
+    if len(order) > w.state.active:
+        return _ORDER
+    w.state.ordered = len(order)
+    for k in range(len(order)):
+        w.order[k] = order[k]
+    return 0
+
+
+@helper()
+def _write_wake(w, time):  # type: ignore[no-untyped-def]
+    if time != 0:
+        w.state.wake = time
+    return _WAKE if time != 0 and time <= w.state.time else 0
+
+
+@helper()
+def _write_share(w, share):  # type: ignore[no-untyped-def]
+    if len(share) > 0 and len(share) != w.state.active:
+        return _SHARE
+    w.state.sharing = 1 if len(share) > 0 else 0
+    for i in range(len(share)):
+        w.share[i] = share[i]
+    return 0
+
+
+_WRITERS: Final = (_write_quota, _write_order, _write_wake, _write_share)
 
 
 def _named_by_content(rule: Any) -> Any:
@@ -366,10 +343,10 @@ def _loop(rule: Any, arguments: Any) -> tuple[tuple[str, ...], Any]:
             status = _call(turn, world)  # type: ignore[call-arg,var-annotated]
             if status != DECIDE:
                 return status
-            wrong = _write(w, _choice(decide(see(w), *arguments)), zero)
-            if wrong != DECIDE:
+            wrong = _write(w, decide(see(w), *arguments), zero)
+            if wrong != 0:
                 return wrong
-        return PAUSE
+        return _PAUSE
 
     loop.__module__, loop.__name__ = rule.__module__, rule.__qualname__
     return columns, entry(INT, INT, INT, INT, arguments)(loop)

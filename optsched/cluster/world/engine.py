@@ -6,12 +6,14 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.cluster.world.apply import turn
-from optsched.cluster.world.build import grown, log_of, stalled, too_late, world
-from optsched.cluster.world.enact import failed, read, refused
-from optsched.cluster.world.layout import DECIDE, FINISHED_ALL, LOG_FULL, STALLED
-from optsched.cluster.world.progress import Progress
+from optsched.cluster.world.build import world
+from optsched.cluster.world.enact import check_end, failed, read
+from optsched.cluster.world.layout import DECIDE, LOG_FULL, RUNS
+from optsched.cluster.world.log import Log, grown, log_of
+from optsched.cluster.world.policy import Stalled
 from optsched.cluster.world.viewer import Viewer
 from optsched.errors import InputError
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,12 +21,15 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.layout import World
-    from optsched.cluster.world.log import Log
     from optsched.cluster.world.policy import ClusterView, Decision, Policy
     from optsched.cluster.world.settings import Settings
 
 _EVERY: Final = 0.05
 """Seconds between two reports of progress."""
+MOST_VAIN: Final = 100_000
+"""Decisions in a row that may start jobs of which none works, and from check to check."""
+MOST_LOST: Final = 10
+"""So many times as long all work may be lost again (``checkpoint="pass"``)."""
 
 
 class Simulated(NamedTuple):
@@ -64,19 +69,20 @@ def simulate_generic(
         Jobs are pending for ever, or only started and stopped before they work.
     """
     w = world(workload, nodes, settings, getattr(policy, "table", None))
-    viewer = Viewer(w, workload, nodes, settings)
     w.state["clairvoyant"] = int(policy.clairvoyant)
-    report = _Report(on_progress, len(workload))
-    progress = Progress()
+    viewer, progress, reported = Viewer(w, workload, nodes, settings), Progress(), time.monotonic()
+
+    def report() -> None:
+        finished = len(workload) - int(w.state["unfinished"][0])
+        if on_progress is not None:
+            on_progress(max(0, int(w.state["time"][0])), finished, len(workload))
+
     complete = False
     try:
-        while True:
-            status = turn(w.address, 0)
+        while (status := turn(w.address, 0)) in (DECIDE, LOG_FULL):
             if status == LOG_FULL:
                 viewer.world = w = grown(w)
                 continue
-            if status != DECIDE:
-                break
             view = viewer.look()
             progress.check(w, viewer.decisions, policy.name)
             try:
@@ -87,42 +93,69 @@ def simulate_generic(
                 raise failed(w, policy.name, error) from error
             if watch is not None:
                 watch(view, decision)
-            viewer.world = w = read(w, workload, policy.name, view, decision)
-            report.report(w)
-        if status < 0:
-            raise refused(w, workload, policy.name, -status)
-        if status == STALLED:
-            raise stalled(w, workload, policy.name)
-        if status != FINISHED_ALL:
-            raise too_late(w, workload, policy.name)
+            viewer.world = w = read(w, workload, policy.name, decision)
+            if on_progress is not None and time.monotonic() > reported + _EVERY:
+                reported = time.monotonic()
+                report()
+        check_end(w, workload, policy.name, status)
         complete = True
     except KeyboardInterrupt:
         pass  # what has happened so far is worth having
-    viewer.decisions += 1
-    report.report(w, last=True)
-    return Simulated(log_of(w), viewer.decisions - 1, complete)
+    decisions, viewer.decisions = viewer.decisions, -1  # views are over
+    report()
+    return Simulated(log_of(w), decisions, complete)
 
 
 def first_view(workload: Workload, nodes: Nodes, settings: Settings) -> ClusterView | None:
     """The view of the first instant at which a policy decides; None: there is no such instant."""
-    w = world(workload, nodes, settings, None)
-    viewer = Viewer(w, workload, nodes, settings)
+    w = world(workload, nodes, settings)
     w.state["clairvoyant"] = 1
     while (status := turn(w.address, 0)) == LOG_FULL:
-        viewer.world = w = grown(w)
-    return viewer.look() if status == DECIDE else None
+        w = grown(w)
+    return Viewer(w, workload, nodes, settings).look() if status == DECIDE else None
 
 
-class _Report:
-    """Tells progress now and then."""
+class Progress:
+    """Whether a policy gets anywhere, or starts and stops jobs for ever before they do any work.
 
-    def __init__(self, report: Callable[[int, int, int], None] | None, total: int) -> None:
-        self.callback, self.total = report, total
-        self.next = time.monotonic() + _EVERY
+    It holds what had happened at the last check; between two checks nothing is counted.
+    """
 
-    def report(self, w: World, last: bool = False) -> None:
-        if self.callback is None or (not last and time.monotonic() < self.next):
+    def __init__(self) -> None:
+        self.every = MOST_VAIN
+        self.time = self.since = -1
+        self.rows = self.started = self.lost = 0
+        self.events: tuple[int, ...] = ()
+
+    def check(self, w: World, decisions: int, policy: str) -> None:
+        """Raise `Stalled` if all that was started since the last check stopped before it worked.
+
+        A stay that began before the last check is progress: it works, or pays a restart cost that
+        ends one day. So is a sleep in which nothing is started: it ends, or `advance` says so.
+        """
+        if decisions % self.every:
             return
-        self.next = time.monotonic() + _EVERY
-        finished = self.total - int(w.state["unfinished"][0])
-        self.callback(max(0, int(w.state["time"][0])), finished, self.total)
+        now, rows, *events = (
+            int(w.state[name][0])
+            for name in ("time", "log_rows", "arrivals", "changes", "unfinished")
+        )
+        log, active = w.log[:rows], w.job[w.active[: w.state["active"][0]]]
+        runs = active["phase"] == RUNS
+        older = runs & (active["stay"] <= self.time)
+        recent = log["end"] > self.time
+        kept = recent & (log["work"] > 0)
+        if tuple(events) != self.events or rows == self.rows or older.any() or kept.any():
+            self.since, self.started, self.lost = now, rows, 0
+        else:
+            self.lost += 1
+            worked = recent & (log["end"] - log["start"] > log["restart"])
+            lost = bool(worked.any() or (runs & (active["since"] < now)).any())
+            if not lost or self.lost >= MOST_LOST:
+                first, before = (self.since, self.started) if lost else (self.time, self.rows)
+                without = "a pass, whose work is lost" if lost else "their restart cost"
+                raise Stalled(
+                    f"policy {format_value(policy)} makes no progress: from time {first} to {now} "
+                    f"it started jobs {rows - before} times and stopped them all before the end of "
+                    f"{without}; nothing arrived, ended or changed ({len(active)} jobs are active)"
+                )
+        self.time, self.rows, self.events = now, rows, tuple(events)

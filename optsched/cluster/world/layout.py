@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -212,3 +212,10 @@ def addressed(w: World) -> World:
         rows += [array.ctypes.data, array.nbytes // width]
     table = np.array(rows, np.int64)
     return w._replace(table=table, address=int(table.ctypes.data))
+
+
+def frozen(array: Any) -> Any:
+    """The same, C-contiguous and read-only, as kernels take it."""
+    array = np.ascontiguousarray(array)
+    array.setflags(write=False)
+    return array

@@ -1,11 +1,14 @@
-"""What a policy sees, what it answers, and what it must offer."""
+"""What a policy sees, what it answers, what it offers, and what can go wrong."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+
+from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,11 +130,9 @@ class Decision:
 class Policy(Protocol):
     """Says at every event who runs on how many GPUs.
 
-    It may offer ``compiled(workload, nodes, settings) -> Log | None``: the same decisions in
-    compiled code, for all settings of `simulate`. A policy that keeps
-    groups to their `Group.max_slots` says so by the attribute ``honours_max_slots = True``; without
-    it, `simulate` refuses groups that have one. ``notes(workload, nodes)`` gives sentences for
-    `Run.notes`.
+    It may offer ``compiled(workload, nodes, settings) -> Log``: the same decisions in compiled
+    code; ``notes(workload, nodes)``: sentences for `Run.notes`; and ``honours_max_slots = True`` if
+    it keeps groups to their `Group.max_slots`: `simulate` refuses such groups otherwise.
     """
 
     name: str
@@ -140,3 +141,45 @@ class Policy(Protocol):
     def decide(self, view: ClusterView) -> Decision:
         """Pure: the view is not changed, and nothing is remembered that the view does not hold."""
         ...
+
+
+class PolicyError(InputError):
+    """A decision that breaks a rule; the message names the job and the rule."""
+
+
+class Stalled(InputError):
+    """Jobs are pending for ever.
+
+    Nothing runs and no event is left that could change it; or those that are started are always
+    stopped before they get anywhere.
+    """
+
+
+class Why(StrEnum):
+    """Kinds of reasons for which a job or a task waits."""
+
+    NEVER = "never"  # it does not fit the cluster even if nothing else runs
+    SHARE = "share"  # what its group may have is used up, or smaller than it
+    ROOM = "room"  # too little is free
+    GANG = "gang"  # enough is free in all, but not on the nodes that one gang needs
+    RELEASE = "release"  # room is made for it: it starts when what is released has stopped
+    ORDER = "order"  # it fits, but others go first
+
+
+class Reason(NamedTuple):
+    """Why something waits: a word for programs, a sentence for people."""
+
+    why: Why
+    text: str
+
+
+def of_free_gpus(least: int, free: int, total: int, policy: str) -> Reason:
+    """Why a job whose smallest size is `least` waits, by the free GPUs and all that take work."""
+    if least == 0:
+        return Reason(Why.ROOM, "needs a zero-slot unit of a node")
+    needs = f"needs {least} GPU{'s' * (least != 1)}"
+    if least > total:
+        return Reason(Why.NEVER, f"{needs}, the nodes that take work have {total}")
+    if least > free:
+        return Reason(Why.ROOM, f"{needs}, {free} are free")
+    return Reason(Why.ORDER, f"{needs}, {free} are free, but policy {policy:.60} keeps it back")
