@@ -277,7 +277,7 @@ RAW: list[tuple[str, bytes, str]] = [
     ("deep", b'{"a":' * 100_000, "nested too deeply"),
     ("deep lists", b"[" * 1_000_000, "nested too deeply"),
     ("twice", b'{"format": "optsched.schedule/1", "format": 2}', 'key "format" appears twice'),
-    ("half", b'{"name": "\\ud800"}', "name: half a surrogate pair, U+D800, is no character"),
+    ("half", b'{"name": "\\ud800"}', "half a surrogate pair, U+D800, is no character"),
     ("raw half", b'{"name": "\xed\xa0\x80"}', ":1: not a text file in UTF-8"),
     ("two values", b"{} {}", ":1:4: not valid JSON: extra data"),
     ("comment", b'{"a": 1} // x', ":1:10: not valid JSON: extra data"),

@@ -1,1 +1,1 @@
-"""Files and values: strict JSON, atomic writes, and the checks of single values."""
+"""Strict JSON, CSV, atomic files, and checks and formatting of single values."""

@@ -1,4 +1,4 @@
-"""Rows of a CSV with the number of their line, checks of its header, and the text of one."""
+"""Reading CSV with line numbers and a checked header, and writing it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,7 @@ if TYPE_CHECKING:
 def csv_rows(
     text: str, name: str, delimiter: str = ",", strip: bool = True
 ) -> Iterator[tuple[str, list[str]]]:
-    """Every row, its cells stripped, with its place ``file:line``; blank lines too.
-
-    Only cells that are separated by commas may have quotes.
-
-    Raises
-    ------
-    InputError
-        With ``file:line``: quotes that are not closed, or whatever else is no CSV.
-    """
+    """Every row with its place ``file:line``, blank lines included; quotes only with commas."""
     quoting: Any = csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
     lines = io.StringIO(text, newline="")
     reader = csv.reader(lines, strict=True, delimiter=delimiter, quoting=quoting)
@@ -44,14 +36,9 @@ def csv_records(
     delimiter: str = ",",
     header: Sequence[str] = (),
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Every row below the header as cells by column, with its place; `check_header` tells how.
+    """Every row below the header as cells by column, with its place; see `check_header`.
 
-    A `header` that is given is not in the text.
-
-    Raises
-    ------
-    InputError
-        With ``file:line``: no header, or a row of another length.
+    With a `header` argument the text has none.
     """
     columns = list(header)
     for place, cells in csv_rows(text, name, delimiter):
@@ -61,8 +48,8 @@ def csv_records(
             check_header(cells, known, needed, place)
             columns = cells
         elif len(cells) != len(columns):
-            way = " (a | in a JobName? leave that column out)" * (delimiter == "|")
-            raise InputError(f"{place}: expected {len(columns)} columns, got {len(cells)}{way}")
+            hint = " (a | in a JobName? leave that column out)" * (delimiter == "|")
+            raise InputError(f"{place}: expected {len(columns)} columns, got {len(cells)}{hint}")
         else:
             yield place, dict(zip(columns, cells, strict=True))
     if not columns:
@@ -83,16 +70,16 @@ def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 def check_header(
     cells: Sequence[str], known: Sequence[str], needed: Sequence[str], place: str, skip: str = ""
 ) -> None:
-    """Refuse a header with columns that are not `known` (empty: any), twice, or missing.
+    """Refuse a header with unknown columns (`known` empty: any are), doubled or missing columns.
 
-    `skip` says in messages how a user has unknown columns passed over.
+    `skip` is the end of the message for unknown columns: how to ignore them.
     """
     for cell in cells:
         if cells.count(cell) > 1:
-            raise InputError(f"{place}: column {format_json(cell)} is there twice")
+            raise InputError(f"{place}: column {format_json(cell)} appears twice")
         if known and cell not in known:
-            way = skip or f"; known: {','.join(known)}"
-            raise InputError(f"{place}: unknown column {format_json(cell)}{way}")
+            hint = skip or f"; known: {','.join(known)}"
+            raise InputError(f"{place}: unknown column {format_json(cell)}{hint}")
     for key in needed:
         if key not in cells:
             raise InputError(

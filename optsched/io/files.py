@@ -1,4 +1,4 @@
-"""Reading and writing whole files without ever leaving half a file behind."""
+"""Reading and writing whole files; a failed write leaves no partial file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_BYTES = 2**30
-"""More than any document has: an endless device would otherwise fill the memory."""
+"""Limit for reading: an endless device would otherwise fill the memory."""
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -25,7 +25,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         raise InputError(f"path: expected the name of a file, got {path!r:.60}")
     try:
         with Path(path).open("rb") as stream:
-            # a file by its size, a pipe or device bit by bit
+            # files have a size; pipes and devices have none
             if (size := os.fstat(stream.fileno()).st_size) > MAX_BYTES:
                 raise InputError(f"{path}: has {size} bytes, more than {MAX_BYTES}")
             content = stream.read(MAX_BYTES + 1) if not size else stream.read()
@@ -60,11 +60,11 @@ def decode_text(data: bytes, name: str) -> str:
 
 
 def unpack_arrays(content: bytes, name: str, most: int) -> dict[str, Any]:
-    """Arrays of an ``.npz`` of so many bytes; nothing in it is ever executed."""
-    import numpy as np  # 0.1 s that other readers do not need
+    """Arrays of an ``.npz`` file (at most so many bytes), without running code from it."""
+    import numpy as np  # 0.1 s: not at import
 
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:  # its size is looked at first
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:  # sizes before contents
             if sum(entry.file_size for entry in archive.infolist()) > most:
                 raise InputError(f"{name}: has more than {most} bytes of arrays")
         with np.load(io.BytesIO(content), allow_pickle=False) as loaded:
@@ -79,14 +79,14 @@ def unpack_arrays(content: bytes, name: str, most: int) -> dict[str, Any]:
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Write a file by way of a temporary neighbour and a rename: all of it, or nothing."""
+    """Write a file atomically: to a temporary file beside it, then rename."""
     content = data.encode() if isinstance(data, str) else data
     check_writable(path)
     try:
         if _is_special(Path(path)):
             Path(path).write_bytes(content)
             return
-        target = Path(os.path.realpath(path))  # what a link points to is replaced, not the link
+        target = Path(os.path.realpath(path))  # replace the target of a link
         handle, temporary = tempfile.mkstemp(prefix=".optsched-", suffix=".tmp", dir=target.parent)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be written ({_reason(error)})") from None
@@ -103,7 +103,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse an output path before any work is spent on what goes there."""
+    """Refuse an output path that cannot be written, before any work is done."""
     if not isinstance(path, (str, os.PathLike)):
         raise InputError(f"path: expected the name of a file, got {path!r:.60}")
     try:
@@ -127,18 +127,15 @@ def check_outputs(
     outputs: Sequence[str | os.PathLike[str] | None],
     inputs: Sequence[str | os.PathLike[str] | None] = (),
 ) -> None:
-    """Refuse outputs that cannot be written, share a name, or replace a file that is read.
-
-    None stands for an output or input that is not wanted.
-    """
+    """Refuse outputs that cannot be written, share a name, or overwrite an input; skip None."""
     names: set[str] = set()
     for path in outputs:
         if path is None:
             continue
         check_writable(path)
         for given in (one for one in inputs if one is not None):
-            there = Path(path).is_file() and Path(given).exists()  # pipes and devices may be both
-            if there and os.path.samefile(path, given):
+            exist = Path(path).is_file() and Path(given).exists()  # pipes and devices may be both
+            if exist and os.path.samefile(path, given):
                 raise InputError(f"{path}: is the file that is read; choose another name")
         real = os.path.realpath(path)
         if real in names and not _is_special(Path(path)):
@@ -147,12 +144,12 @@ def check_outputs(
 
 
 def _is_special(path: Path) -> bool:
-    """A pipe or a device, such as /dev/stdout: written to, never replaced."""
+    """Whether this is a pipe or a device, such as /dev/stdout: not to be replaced."""
     return path.exists() and not path.is_file()
 
 
 def _mode(target: Path) -> int:
-    """Permissions of the file that is replaced, or those that a new file gets."""
+    """Permissions of the existing file, or those of a new file."""
     if target.exists():
         return target.stat().st_mode & 0o777
     mask = os.umask(0)

@@ -24,32 +24,24 @@ _encode = msgspec.json.encode
 MAX_INTEGER: Final = 2**53
 """Largest integer in a document: every JSON reader represents it exactly."""
 
-_WAYS_OUT: Final = {
-    "optsched.profile": "a profile is measured times, no instance and no schedule: `optsched "
-    "arraypipe problem` writes the instance of its jobs (in Python Profile.read(path).problem() "
-    "makes it), and `optsched arraypipe run` measures and solves by itself",
+_ADVICE: Final = {
+    "optsched.profile": "a profile holds measured times, it is no instance and no schedule: "
+    "`optsched arraypipe problem` writes the instance of its jobs (in Python "
+    "Profile.read(path).problem()), and `optsched arraypipe run` measures and solves by itself",
 }
-"""What to do with documents that people take for others."""
+"""Where to use documents that are easily confused with others."""
 
 _PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _HALF_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  # or a whole pair
-_HALF_IN_TEXT = re.compile("\\\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 _UNKNOWN: Final = object()
 MAX_SHOWN: Final = 60
-"""Characters of an offending value that a message repeats."""
-
-
-class _Duplicate:
-    """Stands in the parsed tree where an object had one key twice."""
-
-    def __init__(self, key: str) -> None:
-        self.key = key
+"""Characters of a value that a message repeats."""
 
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Pause the garbage collector: it would walk the growing tree again and again (3x the time)."""
+    """Pause the garbage collector: it would scan the growing tree repeatedly (3x the time)."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -60,65 +52,53 @@ def without_collector() -> Iterator[None]:
 
 
 def parse(text: str, name: str) -> Any:
-    """Parse JSON text: no duplicate keys, no NaN, Infinity or half surrogate pairs, no rest.
-
-    Parameters
-    ----------
-    text
-        The JSON text.
-    name
-        File name for messages.
+    """Parse JSON text; refuse duplicate keys, NaN, Infinity and half surrogate pairs.
 
     Raises
     ------
     InputError
-        With ``name:line:column`` for syntax, or the path of a duplicate key.
+        With ``name:line:column`` for syntax; `name` is the file.
     """
-    duplicates: list[_Duplicate] = []
 
-    def unique(pairs: list[tuple[str, Any]]) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)
-        if len(members) == len(pairs):
-            return members
-        seen: set[str] = set()
-        key = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
-        duplicates.append(_Duplicate(key))
-        return duplicates[-1]
+        if len(members) < len(pairs):
+            seen: set[str] = set()
+            key = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+            keys = shortened([format_json(k) for k in members])
+            raise InputError(f"{name}: key {format_json(key)} appears twice in an object of {keys}")
+        return members
 
     def constant(literal: str) -> NoReturn:
         raise InputError(f"{name}{_line_of(literal, text)}: {literal} is not a JSON number")
 
     def finite(literal: str) -> float:
         if math.isinf(value := float(literal)):
-            what = f"{literal[:20]}{'...' * (len(literal) > 20)}"
-            raise InputError(f"{name}{_line_of(literal, text)}: {what} is too large a number")
+            start = f"{literal[:20]}{'...' * (len(literal) > 20)}"
+            raise InputError(f"{name}{_line_of(literal, text)}: {start} is too large a number")
         return value
 
     try:
         tree = json.loads(
             text, object_pairs_hook=unique, parse_constant=constant, parse_float=finite
         )
+        if (not text.isascii() and HALF_PAIR.search(text)) or _HALF_ESCAPED.search(text):
+            json.dumps(tree, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        what = f"{error.msg[0].lower()}{error.msg[1:]}"
+        reason = f"{error.msg[0].lower()}{error.msg[1:]}"
         if error.pos >= len(text.rstrip()):
-            what = "the text ends too early (truncated?)" if text.strip() else "the file is empty"
-        raise InputError(f"{name}:{error.lineno}:{error.colno}: not valid JSON: {what}") from None
+            reason = "the text ends too early (truncated?)" if text.strip() else "the file is empty"
+        place = f"{name}:{error.lineno}:{error.colno}"
+        raise InputError(f"{place}: not valid JSON: {reason}") from None
+    except UnicodeEncodeError as error:
+        code = ord(error.object[error.start])
+        raise InputError(f"{name}: half a surrogate pair, U+{code:04X}, is no character") from None
     except RecursionError:
         raise InputError(f"{name}: nested too deeply") from None
     except ValueError as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{name}: a number has more digits than any 64-bit integer") from None
-    if duplicates:
-        path, found = _find(tree, lambda node: isinstance(node, _Duplicate))
-        raise InputError(f"{name}: {path}: key {format_json(found.key)} appears twice")
-    if _HALF_ESCAPED.search(text) if text.isascii() else _HALF_IN_TEXT.search(text):
-        path, found = _find(tree, _is_half)
-        if path:
-            raise InputError(
-                f"{name}: {path}: half a surrogate pair, "
-                f"U+{ord(HALF_PAIR.findall(found)[0]):04X}, is no character"
-            )
     return tree
 
 
@@ -134,21 +114,21 @@ def decode(tree: Any, kind: type[T], name: str) -> T:
 
 
 def decode_document(tree: Any, kind: type[T], expected: str, name: str) -> T:
-    """`decode` a whole document, which must be of the ``family/version`` expected."""
+    """`decode` a document of one known version ``family/version``."""
     check_format(tree, expected, name)
     return decode(tree, kind, name)
 
 
-def read_json(path: str | os.PathLike[str], read: Callable[..., T], *rest: Any) -> T:
-    """What ``read(tree, name, *rest)`` makes of the JSON in a file."""
+def read_json(path: str | os.PathLike[str], read: Callable[..., T], *arguments: Any) -> T:
+    """Return ``read(tree, name, *arguments)`` for the JSON in a file."""
     name = str(path)
     with without_collector():
-        return read(parse(read_text(path), name), name, *rest)
+        return read(parse(read_text(path), name), name, *arguments)
 
 
 @contextmanager
 def placed(place: str) -> Iterator[None]:
-    """Put the name of a file, or a path in it, in front of what is refused within."""
+    """Prefix refusals raised inside with the name of a file, or a path in it."""
     try:
         yield
     except InputError as error:
@@ -179,40 +159,51 @@ def nested(document: bytes) -> bytes:
     return document.rstrip().replace(b"\n", b"\n  ")
 
 
-def check_format(tree: Any, expected: str, name: str) -> None:
-    """Refuse a document that is not of the ``family/version`` expected, saying what it is."""
+def check_format(tree: Any, known: str | Sequence[str], name: str) -> str:
+    """Refuse a document that is not of a known ``family/version``; return which it is.
+
+    Parameters
+    ----------
+    tree
+        The parsed document.
+    known
+        Versions of one family that are read, the newest last.
+    name
+        File name for messages.
+    """
     if not isinstance(tree, dict):
         raise InputError(f"{name}: expected a JSON object, got {format_json(tree)}")
-    found = tree.get("format")
-    if found == expected:
-        return
+    found, known = tree.get("format"), (known,) if isinstance(known, str) else known
+    if isinstance(found, str) and found in known:
+        return found
+    newest = known[-1]
     if not isinstance(found, str):
         got = "nothing" if found is None else format_json(found)
-        raise InputError(f'{name}: format: expected "{expected}", got {got}')
+        raise InputError(f'{name}: format: expected "{newest}", got {got}')
     family, _, version = found.partition("/")
-    wanted_family, _, wanted_version = expected.partition("/")
-    if family == wanted_family and re.fullmatch(r"[0-9]{1,9}", version):
-        if int(version) > int(wanted_version):
+    if family == newest.partition("/")[0] and re.fullmatch(r"[0-9]{1,9}", version):
+        if int(version) > int(newest.partition("/")[2]):
             raise InputError(
                 f"{name}: format: {format_json(found)} is newer than this optsched reads "
-                f'("{expected}"): install a newer optsched'
+                f'("{newest}"): install a newer optsched'
             )
+        reads = " and ".join(f'"{one}"' for one in known)
         raise InputError(
-            f'{name}: format: {format_json(found)} is unknown, this optsched reads "{expected}"'
+            f"{name}: format: {format_json(found)} is unknown, this optsched reads {reads}"
         )
     check_kin(tree, name)
-    raise InputError(f'{name}: format: expected "{expected}", got {format_json(found)}')
+    raise InputError(f'{name}: format: expected "{newest}", got {format_json(found)}')
 
 
 def check_kin(tree: dict[str, Any], name: str) -> None:
-    """Refuse a document that is good for something else, saying for what."""
+    """Refuse a document of a related kind, with the command that reads it."""
     family = str(tree.get("format", "")).partition("/")[0]
-    if family in _WAYS_OUT:
-        raise InputError(f"{name}: {_WAYS_OUT[family]}")
+    if family in _ADVICE:
+        raise InputError(f"{name}: {_ADVICE[family]}")
 
 
 def format_json(value: Any) -> str:
-    """A value as a message repeats it: JSON, cut to one short line."""
+    """JSON of a value for a message, cut to one short line."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -222,55 +213,33 @@ def format_json(value: Any) -> str:
     if isinstance(value, str):
         value = value[: MAX_SHOWN + 1]
     text = json.dumps(value, ensure_ascii=False)
-    if not text.isprintable():  # nothing invisible or turned round on somebody's terminal
+    if not text.isprintable():  # no control characters on a terminal
         text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def shortened(parts: Sequence[str], limit: int = 4) -> str:
-    """A list in words that stays readable however long it is."""
+    """Join the first parts of a list with commas, and count the others."""
     if len(parts) <= limit:
         return ", ".join(parts)
     return ", ".join(parts[:limit]) + f" and {len(parts) - limit} more"
 
 
-def _is_half(node: Any) -> bool:
-    return isinstance(node, str) and not node.isascii() and bool(HALF_PAIR.search(node))
-
-
 def _line_of(literal: str, text: str) -> str:
-    """``:line`` of a literal in a text, if it is there outside of words and quotes."""
+    """``:line`` of a literal outside of names and quotes, or ``""``."""
     at = re.search(rf"(?<![\w\"]){re.escape(literal)}(?![\w\"])", text)
     return f":{text.count(chr(10), 0, at.start()) + 1}" if at else ""
 
 
-def _find(tree: Any, wanted: Callable[[Any], bool]) -> tuple[str, Any]:
-    """Path and value of a node or key that is wanted; an empty path if there is none."""
-    stack: list[tuple[str, Any]] = [("", tree)]
-    while stack:
-        path, node = stack.pop()
-        if wanted(node):
-            return path or "top level", node
-        if isinstance(node, dict):
-            for key, child in node.items():
-                if wanted(key):
-                    return path or "top level", key
-                step = key if key.isprintable() and len(key) < MAX_SHOWN else format_json(key)
-                stack.append((f"{path}.{step}" if path else step, child))
-        elif isinstance(node, list):
-            stack.extend((f"{path}[{i}]", child) for i, child in enumerate(node))
-    return "", None
-
-
 def _explain(message: str, tree: Any, kind: Any) -> str:
     """Translate one msgspec message into ``path: expected ..., got ...``."""
-    what, _, where = message.rpartition(" - at `$")  # a field's name may hold anything
+    fault, _, where = message.rpartition(" - at `$")  # the name of a field may hold anything
     if where.count("`") != 1:
-        what, where = message, ""
+        fault, where = message, ""
     steps = _PATH.findall(where.rstrip("`"))
     node, path = tree, ""
     for key, index in steps:
-        if index == "...":  # msgspec does not name the key of a mapping, so the value is unknown
+        if index == "...":  # a value of a mapping: msgspec does not give its key
             path, node = f"{path}.*", _UNKNOWN
             continue
         path += f"[{index}]" if index else (f".{key}" if path else key)
@@ -279,42 +248,35 @@ def _explain(message: str, tree: Any, kind: Any) -> str:
         except (KeyError, IndexError, TypeError):
             node = node if node is _UNKNOWN else None
     place = path or "top level"
-    if match := re.match(r"Object missing required field `(.*)`", what, re.DOTALL):
+    if match := re.match(r"Object missing required field `(.*)`", fault, re.DOTALL):
         return f'{place}: the field "{match[1]}" is missing'
-    if match := re.match(r"Object contains unknown field `(.*)`", what, re.DOTALL):
+    if match := re.match(r"Object contains unknown field `(.*)`", fault, re.DOTALL):
         return f"{place}: unknown field {format_json(match[1])}"
-    rule = _rule(what)
-    if what.startswith("Invalid enum value") and (values := _allowed(kind, steps)):
+    rule = _rule(fault)
+    if fault.startswith("Invalid enum value") and (values := _allowed(kind, steps)):
         rule = f"one of {', '.join(map(format_json, values))}"
     if node is not _UNKNOWN:
         return f"{place}: expected {rule}, got {format_json(node)}"
-    got = re.search(r", got (.*)$", what)
+    got = re.search(r", got (.*)$", fault)
     return f"{place}: expected {rule}{f', got {_rule(got[1])}' if got else ''}"
 
 
 def _allowed(kind: Any, steps: Sequence[tuple[str, str]]) -> list[Any]:
-    """Values of the enumeration at a place of a struct, none if it is not found."""
-    found = _alternatives([msgspec.inspect.type_info(kind)])
-    for key, index in steps:
-        inner: list[Any] = []
-        for one in found:
-            if isinstance(one, msgspec.inspect.StructType):
-                inner += [field.type for field in one.fields if field.encode_name == key]
-            elif hasattr(one, "item_type" if index else "value_type"):
-                inner.append(getattr(one, "item_type" if index else "value_type"))
-        found = _alternatives(inner)
-    return [value for one in found for value in getattr(one, "values", ())]
+    """Values of the enumeration at a path of a struct, [] if it is not found."""
+    types: list[Any] = [msgspec.inspect.type_info(kind)]
+    for key, index in [*steps, ("", "")]:
+        types = [part for one in types for part in getattr(one, "types", (one,))]  # of unions
+        if not (key or index):
+            break
+        members = [f for one in types for f in getattr(one, "fields", ()) if f.encode_name == key]
+        inner = "item_type" if index else "value_type"
+        types = [f.type for f in members] + [getattr(t, inner) for t in types if hasattr(t, inner)]
+    return [value for one in types for value in getattr(one, "values", ())]
 
 
-def _alternatives(types: Sequence[Any]) -> list[Any]:
-    """The types, unions taken apart."""
-    return [part for one in types for part in getattr(one, "types", (one,))]
-
-
-def _rule(what: str) -> str:
-    """The rule of a msgspec message in words: ``Expected `int` >= 0`` is ``an integer >= 0``."""
-    rule = re.sub(r"^Expected ", "", what)
-    rule = re.sub(r", got .*$", "", rule)
+def _rule(fault: str) -> str:
+    """Rule of a msgspec message in English: ``Expected `int` >= 0`` is ``an integer >= 0``."""
+    rule = re.sub(r", got .*$", "", re.sub(r"^Expected ", "", fault))
     names = {
         "int": "an integer", "str": "a string", "array": "a list", "object": "an object",
         "bool": "true or false", "float": "a number", "null": "null",

@@ -1,4 +1,4 @@
-"""Names, times, sizes and shares as people read them: one line, no control characters."""
+"""Formatting of names, times, sizes and shares for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def one_line(name: str, longest: int = 80) -> str:
-    """A name from a document, fit to be shown: one line, no control characters, not too long."""
+    """A name from a document as one line without control characters, cut if it is long."""
     text = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in name)
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
@@ -29,7 +29,7 @@ def share_text(share: float) -> str:
 
 
 class Unit(NamedTuple):
-    """A unit to show times in: ``shown = time / ticks``."""
+    """A unit for times: ``number = time / ticks``."""
 
     name: str
     ticks: float
@@ -43,20 +43,17 @@ NANOSECONDS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
 
 def readable_unit(time_unit: str, span: int) -> Unit:
-    """The largest unit, not below the schedule's own, in which the span is at least 5.
-
-    Times without a unit (``""``) are shown as they are.
-    """
+    """The largest unit, from the given one on, in which the span is at least 5; ``""`` as it is."""
     if not time_unit:
         return Unit("", 1)
-    own = NANOSECONDS[time_unit]
-    steps = [step for step in _LADDER if step[1] >= own]
-    name, size = [step for step in steps if step[1] == own or 5 * step[1] <= span * own][-1]
-    return Unit(name, size / own)
+    tick = NANOSECONDS[time_unit]
+    units = [unit for unit in _LADDER if unit[1] >= tick]
+    name, size = [unit for unit in units if unit[1] == tick or 5 * unit[1] <= span * tick][-1]
+    return Unit(name, size / tick)
 
 
 def time_text(time: int, time_unit: str) -> str:
-    """A time to be read: exact up to seven digits, else four digits of a larger unit."""
+    """A time with its unit: exact up to seven digits, else four digits of a larger unit."""
     unit = Unit(time_unit.replace("us", "µs"), 1)
     digits = 0
     if time_unit and abs(time) >= 10**7:
@@ -66,7 +63,7 @@ def time_text(time: int, time_unit: str) -> str:
 
 
 def time_in(unit: Unit, time: int) -> str:
-    """A time in a given unit, such as that of a whole column; three decimals where it divides."""
+    """A time in a given unit; three decimals unless the unit is the tick."""
     digits = 0 if unit.ticks == 1 else 3
     return f"{time / unit.ticks:,.{digits}f} {unit.name}".rstrip().replace(",", "\u202f")
 
@@ -81,7 +78,7 @@ def duration(time_ns: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Lines of columns side by side: the first ones at the left, the others at the right."""
+    """Lines of aligned columns: the first `left` of them left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""Checks of single values, each with a message that names the place, the rule and the value."""
+"""Checks of single values and arrays; each refusal names the place, the rule and the value."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from optsched.io.strict_json import HALF_PAIR, MAX_INTEGER, MAX_SHOWN, format_js
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy.typing as npt
+
 MAX_NAME: Final = 200
 """Characters of a name."""
 
@@ -23,7 +25,7 @@ _MAX_DEPTH: Final = 50
 
 
 def format_value(value: Any) -> str:
-    """A value as a message repeats it: one short line."""
+    """One short line with a value, for a message."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str) or (isinstance(value, int) and abs(value) >= 10**MAX_SHOWN):
@@ -33,31 +35,19 @@ def format_value(value: Any) -> str:
 
 
 def as_python(value: Any) -> Any:
-    """Convert a NumPy scalar, or an array or tensor without dimensions, to Python's own type."""
+    """Convert a NumPy scalar, or an array or tensor without dimensions, to a Python value."""
     if getattr(value, "ndim", None) != 0 or not callable(getattr(value, "item", None)):
         return value
     found = value.item()
     # of extended precision it is still NumPy's
     numbers = ((np.floating, float), (np.complexfloating, complex))
-    return next((kind(found) for own, kind in numbers if isinstance(found, own)), found)
+    return next((kind(found) for numpy, kind in numbers if isinstance(found, numpy)), found)
 
 
 def integer(place: str, value: Any, least: int = 0, most: int | None = MAX_INTEGER) -> int:
-    """A plain integer in ``least..most``, also of NumPy's; never a truth value.
+    """Check an integer in ``least..most`` (None: no upper limit), of Python or NumPy, no boolean.
 
-    Parameters
-    ----------
-    place
-        Field for the message.
-    value
-        What was given.
-    least, most
-        The range, both ends allowed; None: any larger one.
-
-    Raises
-    ------
-    InputError
-        Another type (3.0 is no integer), or out of range.
+    `place` is the field in the message.
     """
     value = as_python(value)
     try:
@@ -71,8 +61,31 @@ def integer(place: str, value: Any, least: int = 0, most: int | None = MAX_INTEG
 
 
 def is_integer(value: Any) -> bool:
-    """Whether this is a plain integer, also of NumPy's; a truth value is none."""
+    """Whether this is an integer of Python or NumPy, and no boolean."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def int_array(name: str, given: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """A read-only, contiguous int64 vector; a copy unless `given` is one already.
+
+    Refuses floats, booleans, text, ragged rows and integers beyond 2^53 by the name of the field.
+    """
+    try:
+        array = np.asarray(given)
+    except (ValueError, OverflowError):
+        raise InputError(f"{name}: expected a flat list of integers") from None
+    if array.size == 0 and array.dtype.kind == "f":
+        array = array.astype(np.int64)
+    if array.dtype.kind == "u" and array.size and int(array.max()) > MAX_INTEGER:
+        raise InputError(f"{name}: expected integers <= 2^53, got {array.max()}")
+    if array.dtype.kind not in "iu":
+        raise InputError(f"{name}: expected integers, got {array.dtype} values")
+    if array.ndim != 1:
+        raise InputError(f"{name}: expected a flat array, got shape {array.shape}")
+    if not (array.dtype == np.int64 and array.flags.c_contiguous and not array.flags.writeable):
+        array = np.array(array, dtype=np.int64, order="C")
+        array.flags.writeable = False
+    return array
 
 
 def number(
@@ -85,27 +98,18 @@ def number(
     infinite: bool = False,
     what: str = "",
 ) -> float:
-    """A float in ``least..most``; never a truth value, a text or NaN.
+    """Check a number in ``least..most`` and return it as a float; no boolean, text or NaN.
 
     Parameters
     ----------
     place
-        Field for the message.
-    value
-        What was given: any number, also of NumPy's.
-    least, most
-        The range.
+        Field in the message.
     above
-        Not the least itself.
+        Exclude `least` itself.
     infinite
-        Infinity is a number too.
+        Allow infinity.
     what
-        What it is, for the message: ``seconds``.
-
-    Raises
-    ------
-    InputError
-        Not such a number.
+        Unit in the message, such as ``seconds``.
     """
     value = as_python(value)
     try:
@@ -137,44 +141,30 @@ def bytes_of(memory: str | int) -> int:
 
 
 def boolean(place: str, value: Any) -> bool:
-    """A truth value, also of NumPy's, as Python's; nothing that only counts as one."""
+    """Check a boolean of Python or NumPy; 0 and 1 are none."""
     value = as_python(value)
     if type(value) is not bool:
         raise InputError(f"{place}: expected True or False, got {format_value(value)}")
     return value
 
 
-def one_of(place: str, value: Any, words: Sequence[str]) -> str:
-    """One of these words."""
-    if not isinstance(value, str) or value not in words:
-        raise InputError(f"{place}: expected one of {', '.join(words)}, got {format_value(value)}")
+def one_of(place: str, value: Any, choices: Sequence[str]) -> str:
+    """Check a string against a list of choices."""
+    if not isinstance(value, str) or value not in choices:
+        listed = ", ".join(choices)
+        raise InputError(f"{place}: expected one of {listed}, got {format_value(value)}")
     return value
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """For the end of a refusal: the nearest of the known words in brackets, if one is near."""
-    from difflib import get_close_matches  # only for those who mistype
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """`` (did you mean NAME?)`` with the nearest known name, or ``""``."""
+    from difflib import get_close_matches  # only when needed
 
-    return "".join(f" (did you mean {one}?)" for one in get_close_matches(str(word), [*known], 1))
+    return "".join(f" (did you mean {one}?)" for one in get_close_matches(str(name), [*known], 1))
 
 
 def label(place: str, given: Any, longest: int = MAX_NAME) -> str:
-    """A name: a short text that a UTF-8 file can hold.
-
-    Parameters
-    ----------
-    place
-        Field for the message.
-    given
-        The name.
-    longest
-        Most characters.
-
-    Raises
-    ------
-    InputError
-        Not a string, too long, or with half a surrogate pair (which is no character).
-    """
+    """Check a name: a string of at most so many characters that UTF-8 can encode."""
     if not isinstance(given, str):
         raise InputError(f"{place}: expected a string, got {format_value(given)}")
     if len(given) > longest:
@@ -183,35 +173,22 @@ def label(place: str, given: Any, longest: int = MAX_NAME) -> str:
 
 
 def file_label(text: str) -> str:
-    """A label made of a file name: cut, and bytes that are no UTF-8 become ``?``."""
+    """A label from a file name: cut, with ``?`` for bytes that are no UTF-8."""
     return HALF_PAIR.sub("?", text[:MAX_NAME])
 
 
 def json_value(place: str, given: Any, depth: int = _MAX_DEPTH) -> Any:
-    """A copy in plain JSON types that reads back the same.
+    """A copy in plain JSON types that a document can hold exactly.
 
-    Parameters
-    ----------
-    place
-        Field for the message.
-    given
-        Mappings with string keys, lists, tuples, strings, numbers, booleans, None; NumPy scalars.
-    depth
-        Most levels of nesting.
-
-    Raises
-    ------
-    InputError
-        Another type, nested too deeply, a number that is not finite or an integer beyond 2^53.
+    Accepts mappings with string keys, lists, tuples, strings, booleans, None, finite numbers,
+    integers up to 2^53 and NumPy scalars, nested at most `depth` levels.
     """
     if given is None or isinstance(given, (bool, np.bool_)):
         return None if given is None else bool(given)
     if isinstance(given, (int, np.integer)):
         return integer(place, given, -MAX_INTEGER)
     if isinstance(given, (float, np.floating)):
-        if not math.isfinite(given):
-            raise InputError(f"{place}: expected a finite number, got {given}")
-        return float(given)
+        return number(place, given, -math.inf)
     if isinstance(given, str):
         return _encodable(place, given)
     if isinstance(given, (Mapping, list, tuple)) and not depth:
@@ -239,6 +216,6 @@ def _encodable(place: str, text: str) -> str:
 
 
 def _power(limit: int) -> str:
-    """A limit as people write it: ``2^53``."""
+    """A limit as a power of two, if it is a large one: ``2^53``."""
     large = abs(limit) >= 2**24 and abs(limit).bit_count() == 1
     return f"{'-' * (limit < 0)}2^{abs(limit).bit_length() - 1}" if large else str(limit)
